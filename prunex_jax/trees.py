@@ -1,0 +1,54 @@
+"""Names, reads and replaces leaves of a tree by path.
+
+A path joins the keys from the root with `/`: `blocks/0/conv1/kernel`. Paths are the
+only names by which channel groups, filters and reports refer to parameters, so that any
+tree of dicts, lists, tuples and dataclasses works. It sits left of everything else.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+PyTree = Any
+
+
+def path_of(key_path: tuple[Any, ...]) -> str:
+    """Joins a jax key path into one readable path.
+
+    Args:
+      key_path: What `jax.tree_util.tree_flatten_with_path` gives for one leaf.
+    Returns:
+      The keys joined by `/`, without quotes or brackets.
+    Example:
+      >>> path_of((jax.tree_util.DictKey('blocks'), jax.tree_util.SequenceKey(0)))
+      'blocks/0'
+    """
+    return jax.tree_util.keystr(key_path, simple=True, separator="/")
+
+
+def flatten_by_path(tree: PyTree) -> dict[str, Any]:
+    """Lists the leaves of a tree by path, in flattening order.
+
+    Args:
+      tree: Any pytree.
+    Returns:
+      A dict from path to leaf.
+    Example:
+      >>> flatten_by_path({'a': {'kernel': 1}, 'b': [2, 3]})
+      {'a/kernel': 1, 'b/0': 2, 'b/1': 3}
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {path_of(key_path): leaf for key_path, leaf in leaves}
+
+
+def map_with_path(fn: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
+    """Maps `fn(path, leaf, *other_leaves)` over trees of one structure.
+
+    Example:
+      >>> map_with_path(lambda path, x: f'{path}={x}', {'a': {'b': 1}})
+      {'a': {'b': 'a/b=1'}}
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda key_path, *leaves: fn(path_of(key_path), *leaves), tree, *rest
+    )
