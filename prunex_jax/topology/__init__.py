@@ -1,0 +1,33 @@
+"""Starts the processes of a run and arranges their devices as hosts x devices.
+
+It owns the two mesh axes, the detection of launchers (Slurm, Open MPI, Kubernetes,
+flags), the start of `jax.distributed`, and the decision which devices form a host. It
+leaves what runs on the mesh to everything right of it. In the flow it comes after
+config and before data.
+
+    clusters, gpus   what launchers and the machine tell a process
+    launcher         one answer from them and from the flags: `detect_launch`
+    start            acts on it: `start_processes`
+    machines         which machine each process runs on
+    hosts            devices -> hosts, as plain records
+    mesh             the `jax.sharding.Mesh` and its table: `make_topology`
+"""
+
+from prunex_jax.topology.hosts import DeviceRecord, Host
+from prunex_jax.topology.launcher import Launch, LaunchFlags, Probes, detect_launch
+from prunex_jax.topology.mesh import DEVICE_AXIS, HOST_AXIS, Topology, make_topology
+from prunex_jax.topology.start import start_processes
+
+__all__ = [
+    "DEVICE_AXIS",
+    "HOST_AXIS",
+    "DeviceRecord",
+    "Host",
+    "Launch",
+    "LaunchFlags",
+    "Probes",
+    "Topology",
+    "detect_launch",
+    "make_topology",
+    "start_processes",
+]
