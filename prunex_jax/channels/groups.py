@@ -1,0 +1,149 @@
+"""Channel groups: which positions of which parameter axes live or die together.
+
+It owns the types. Groups are found by `channels.trace`, used by `channels.slicing`, and
+know neither models nor meshes.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+
+from prunex_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChannelSlice:
+    """The positions that the channels of one group occupy on one parameter axis.
+
+    Attributes:
+      path: Path of the leaf, as `trees.flatten_by_path` names it.
+      axis: The axis of that leaf.
+      positions: int32[size, width]; row c lists what channel c owns. Width is 1 for a
+        plain kernel axis, and 16 for the rows of a dense layer behind a flattened 4x4
+        map.
+    """
+
+    path: str
+    axis: int
+    positions: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChannelGroup:
+    """Channels that can only be removed together, wherever they occur.
+
+    Attributes:
+      name: Unique and readable; the path of the member that first makes the channels.
+      size: Number of channels.
+      members: Every place the channels occupy among the parameters, at most one entry
+        per (path, axis).
+      statistics: The same among running statistics, which are cut with the channels
+        but neither trained nor counted in scores.
+    """
+
+    name: str
+    size: int
+    members: tuple[ChannelSlice, ...]
+    statistics: tuple[ChannelSlice, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AxisLayout:
+    """How one parameter axis is divided between channel groups and the rest.
+
+    Attributes:
+      size: Length of the axis.
+      slices: (group name, int32[size_of_group, width] positions), one per group.
+      free: int32[num_free]; positions that belong to no group and always stay.
+    """
+
+    size: int
+    slices: tuple[tuple[str, np.ndarray], ...]
+    free: np.ndarray
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for axes that are divided alike, so that work on them is shared."""
+        parts = tuple((name, pos.tobytes(), pos.shape) for name, pos in self.slices)
+        return (self.size, parts)
+
+    @functools.cached_property
+    def is_in_order(self) -> bool:
+        """Whether one group owns the whole axis, channel after channel."""
+        if len(self.slices) != 1 or len(self.free):
+            return False
+        return bool(np.all(np.diff(self.slices[0][1].ravel()) > 0))
+
+    def kept_size(self, keep_counts: Mapping[str, int]) -> int:
+        """Length of the axis when each group keeps `keep_counts[name]` channels."""
+        kept = sum(keep_counts[name] * pos.shape[1] for name, pos in self.slices)
+        return kept + len(self.free)
+
+
+Layouts = Mapping[str, Mapping[int, AxisLayout]]
+
+
+def layouts_of(
+    groups: Iterable[ChannelGroup],
+    shapes: Mapping[str, tuple[int, ...]],
+    of: Literal["members", "statistics"] = "members",
+) -> dict[str, dict[int, AxisLayout]]:
+    """Turns groups inside out: who owns which position of every touched axis.
+
+    Args:
+      groups: Channel groups.
+      shapes: Shape of every leaf by path. Members whose path is absent are skipped, so
+        that one list of groups serves a whole tree and parts of it.
+      of: Which of the two trees of a group the shapes belong to.
+    Returns:
+      path -> axis -> AxisLayout, for touched axes only.
+    Raises:
+      UserError: Two groups, or two channels, claim one position, a position lies
+        outside its axis, or a member does not list positions for every channel.
+    """
+    claims: dict[tuple[str, int], list[tuple[str, np.ndarray]]] = {}
+    for group in groups:
+        for member in getattr(group, of):
+            if member.path in shapes:
+                _check_member(group, member, shapes[member.path])
+                claims.setdefault((member.path, member.axis), []).append(
+                    (group.name, np.asarray(member.positions, np.int32))
+                )
+    layouts: dict[str, dict[int, AxisLayout]] = {}
+    for (path, axis), slices in claims.items():
+        size = shapes[path][axis]
+        taken = np.concatenate([positions.ravel() for _, positions in slices])
+        if taken.min() < 0 or taken.max() >= size:
+            raise UserError(
+                f"channel groups claim positions outside axis {axis} of {path} "
+                f"(length {size}); trace the groups again for this tree"
+            )
+        if len(np.unique(taken)) != len(taken):
+            names = ", ".join(name for name, _ in slices)
+            raise UserError(
+                f"axis {axis} of {path} has a position claimed twice (groups {names}); "
+                "merge those groups"
+            )
+        free = np.setdiff1d(np.arange(size, dtype=np.int32), taken)
+        layouts.setdefault(path, {})[axis] = AxisLayout(size, tuple(slices), free)
+    return layouts
+
+
+def _check_member(
+    group: ChannelGroup, member: ChannelSlice, shape: tuple[int, ...]
+) -> None:
+    where = f"channel group {group.name} in {member.path}"
+    if not 0 <= member.axis < len(shape):
+        raise UserError(
+            f"{where}: axis {member.axis} does not exist in shape {shape}; axes count "
+            "from 0"
+        )
+    positions = np.shape(member.positions)
+    if len(positions) != 2 or positions[0] != group.size:
+        raise UserError(
+            f"{where}: positions of shape {positions} should be "
+            f"({group.size}, positions per channel)"
+        )

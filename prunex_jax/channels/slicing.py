@@ -1,0 +1,195 @@
+"""Takes channels out of trees and puts them back: the only code that indexes channels.
+
+Works on any tree whose paths the groups name: parameters, moments, duals, statistics.
+Leaves that no group touches pass through. Sizes are static, indices may be traced.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prunex_jax.channels.groups import AxisLayout, Layouts
+from prunex_jax.trees import PyTree, map_with_path
+
+KeepIndices = Mapping[str, jax.Array]
+Masks = Mapping[str, jax.Array]
+
+
+def mask_of(keep_indices: jax.Array, size: int) -> jax.Array:
+    """Turns kept positions into booleans.
+
+    Args:
+      keep_indices: int32[keep_count], each in [0, size).
+      size: Number of channels of the group.
+    Returns:
+      bool[size], True where kept.
+    Example:
+      >>> mask_of(jnp.array([0, 2]), 4).tolist()
+      [True, False, True, False]
+    """
+    return jnp.zeros(size, bool).at[keep_indices].set(True)
+
+
+def keep_indices_of(mask: jax.Array, keep_count: int) -> jax.Array:
+    """Turns booleans into sorted positions; inverse of `mask_of`.
+
+    Args:
+      mask: bool[size] with exactly `keep_count` True.
+      keep_count: Static number of kept channels.
+    Returns:
+      int32[keep_count], sorted.
+    Example:
+      >>> keep_indices_of(jnp.array([True, False, True, False]), 2).tolist()
+      [0, 2]
+    """
+    return jnp.nonzero(mask, size=keep_count)[0].astype(jnp.int32)
+
+
+def take_channels(tree: PyTree, layouts: Layouts, keep_indices: KeepIndices) -> PyTree:
+    """Keeps only the given channels of every leaf, in their old order.
+
+    Cuts along every touched axis, so keeping half of the input and half of the output
+    channels of a kernel leaves a quarter.
+
+    Args:
+      tree: Any tree; leaves are arrays of the shapes the layouts were made for.
+      layouts: From `groups.layouts_of`.
+      keep_indices: int32[keep_count] per group, sorted; may be traced.
+    Returns:
+      A tree of the same structure with smaller leaves.
+    """
+    kept = _once_per_layout(lambda layout: _kept_positions(layout, keep_indices))
+
+    def take(path: str, leaf: jax.Array) -> jax.Array:
+        for axis, layout in layouts.get(path, {}).items():
+            leaf = jnp.take(leaf, kept(layout), axis=axis, mode="clip")
+        return leaf
+
+    return map_with_path(take, tree)
+
+
+def put_channels(tree: PyTree, layouts: Layouts, keep_indices: KeepIndices) -> PyTree:
+    """Puts kept channels back where they came from, zeros elsewhere.
+
+    The inverse of `take_channels` on what was kept:
+    `put_channels(take_channels(x)) == mask_channels(x)`.
+
+    Args:
+      tree: What `take_channels` returned for the same layouts and indices.
+      layouts: From `groups.layouts_of`.
+      keep_indices: As given to `take_channels`.
+    Returns:
+      A tree of full-size leaves.
+    """
+
+    def source_of(layout: AxisLayout) -> jax.Array:
+        # Where each position comes from, or out of range: a gather through this map is
+        # faster than a scatter on CPU and GPU.
+        kept = _kept_positions(layout, keep_indices)
+        source = jnp.full(layout.size, kept.size, jnp.int32)
+        return source.at[kept].set(jnp.arange(kept.size, dtype=jnp.int32))
+
+    source = _once_per_layout(source_of)
+
+    def put(path: str, leaf: jax.Array) -> jax.Array:
+        for axis, layout in layouts.get(path, {}).items():
+            leaf = jnp.take(leaf, source(layout), axis=axis, mode="fill", fill_value=0)
+        return leaf
+
+    return map_with_path(put, tree)
+
+
+def mask_channels(tree: PyTree, layouts: Layouts, masks: Masks) -> PyTree:
+    """Sets the channels that are not kept to exact zeros.
+
+    Args:
+      tree: Any tree of floating leaves.
+      layouts: From `groups.layouts_of`.
+      masks: bool[size] per group, True where kept; may be traced.
+    Returns:
+      A tree of the same shapes. Dead entries are 0 even where they were not finite.
+    """
+    kept = _once_per_layout(lambda layout: _axis_mask(layout, masks))
+
+    def mask(path: str, leaf: jax.Array) -> jax.Array:
+        alive: jax.Array | bool = True
+        for axis, layout in layouts.get(path, {}).items():
+            shape = [1] * leaf.ndim
+            shape[axis] = layout.size
+            alive = kept(layout).reshape(shape) & alive
+        if alive is True:
+            return leaf
+        return jnp.where(alive, leaf, jnp.zeros((), leaf.dtype))
+
+    return map_with_path(mask, tree)
+
+
+def _once_per_layout(
+    compute: Callable[[AxisLayout], jax.Array],
+) -> Callable[[AxisLayout], jax.Array]:
+    """Computes once for all axes that are divided alike; there are many of them."""
+    known: dict[Hashable, jax.Array] = {}
+
+    def lookup(layout: AxisLayout) -> jax.Array:
+        if layout.key not in known:
+            known[layout.key] = compute(layout)
+        return known[layout.key]
+
+    return lookup
+
+
+def _kept_positions(layout: AxisLayout, keep_indices: KeepIndices) -> jax.Array:
+    """Sorted int32 positions of one axis that stay."""
+    parts = [
+        jnp.asarray(positions)[keep_indices[name]].ravel()
+        for name, positions in layout.slices
+    ]
+    if layout.is_in_order:
+        return parts[0]
+    return jnp.sort(jnp.concatenate([*parts, jnp.asarray(layout.free)]))
+
+
+def _axis_mask(layout: AxisLayout, masks: Masks) -> jax.Array:
+    """bool[layout.size], True at positions that stay."""
+    # Where to look up each position in all masks in a row, followed by one True.
+    row = np.full(layout.size, sum(len(pos) for _, pos in layout.slices), np.int32)
+    start = 0
+    for _, positions in layout.slices:
+        size, width = positions.shape
+        row[positions.ravel()] = np.repeat(np.arange(start, start + size), width)
+        start += size
+    stored = [masks[name] for name, _ in layout.slices]
+    if np.array_equal(row, np.arange(start)):
+        return jnp.concatenate(stored)
+    return jnp.concatenate([*stored, jnp.ones(1, bool)])[row]
+
+
+def sum_squares_by_channel(tree: PyTree, layouts: Layouts) -> dict[str, jax.Array]:
+    """Adds up, for every channel, the squares of all entries that carry it.
+
+    An entry of a kernel belongs to its output channel and to its input channel, and
+    counts in both.
+
+    Args:
+      tree: Any tree of floating leaves.
+      layouts: From `groups.layouts_of`; every group must touch at least one leaf.
+    Returns:
+      float32[size] per group.
+    """
+    totals: dict[str, jax.Array] = {}
+
+    def add(path: str, leaf: jax.Array) -> None:
+        for axis, layout in layouts.get(path, {}).items():
+            others = tuple(i for i in range(leaf.ndim) if i != axis)
+            by_position = jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=others)
+            for name, positions in layout.slices:
+                is_plain = layout.is_in_order and positions.shape[1] == 1
+                part = by_position
+                if not is_plain:
+                    part = jnp.sum(by_position[positions], axis=1)
+                totals[name] = totals[name] + part if name in totals else part
+
+    map_with_path(add, tree)
+    return totals
