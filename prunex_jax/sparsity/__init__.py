@@ -1,0 +1,52 @@
+"""Decides which channels live: scores, budgets, choice, projections, schedule.
+
+It sits between `channels`, whose layouts say where a channel's entries are, and `comm`,
+which sends what is kept. It knows no mesh: where scores are summed over hosts, the
+caller does so, on raw scores, before anything is chosen here.
+"""
+
+from prunex_jax.sparsity.budgets import global_keep_counts, uniform_keep_counts
+from prunex_jax.sparsity.checks import (
+    check_density,
+    check_excludes,
+    validate_sparsity,
+)
+from prunex_jax.sparsity.masks import (
+    all_alive,
+    choose_keep_indices,
+    masks_of,
+    narrow_alive,
+)
+from prunex_jax.sparsity.projections import project_channels
+from prunex_jax.sparsity.proximal import prox_group_l0, prox_group_l2
+from prunex_jax.sparsity.schedule import Stage, density_stairs, stage_at
+from prunex_jax.sparsity.scores import (
+    channel_scores,
+    entries_per_channel,
+    group_sizes,
+    normalise_scores,
+    shared_paths,
+)
+
+__all__ = [
+    "Stage",
+    "all_alive",
+    "channel_scores",
+    "check_density",
+    "check_excludes",
+    "choose_keep_indices",
+    "density_stairs",
+    "entries_per_channel",
+    "global_keep_counts",
+    "group_sizes",
+    "masks_of",
+    "narrow_alive",
+    "normalise_scores",
+    "project_channels",
+    "prox_group_l0",
+    "prox_group_l2",
+    "shared_paths",
+    "stage_at",
+    "uniform_keep_counts",
+    "validate_sparsity",
+]

@@ -1,0 +1,120 @@
+"""Says which density rules at which step of a run.
+
+A run passes through a few stages of constant density: dense warm-up, falling stairs,
+frozen mask. Densities become channel counts in `budgets`.
+"""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from prunex_jax.config import SparsityConfig
+from prunex_jax.errors import UserError
+from prunex_jax.sparsity.checks import validate_sparsity
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A part of the run with one density.
+
+    Attributes:
+      start_step: First step of the stage; it ends where the next one starts.
+      density: Share of the channels that is kept.
+      is_frozen: Whether the mask stays as it is from here on.
+    """
+
+    start_step: int
+    density: float
+    is_frozen: bool
+
+
+def density_stairs(
+    config: SparsityConfig, total_steps: int, sync_period: int
+) -> tuple[Stage, ...]:
+    """Lays out the stages of a run.
+
+    Dense until `start_share` of the run; then stair k of n, each lasting one n-th of
+    the time until `freeze_share`, with
+
+        density_k = 1 - sparsity * (1 - (1 - k / n)^3),   k = 1..n
+
+    so that most channels go early, while the network can still recover; then frozen.
+    The last stair has the final density already, with the mask still free, so that
+    copies settle on it before it is frozen.
+
+    Every stage starts at a multiple of `sync_period`, rounded up, so that whole rounds
+    have one density. Where that leaves no room for all stairs, later ones replace
+    earlier ones that start at the same step; the frozen stage always gets at least one
+    full round, earlier than `freeze_share` if need be.
+
+    Args:
+      config: Settings; sparsity 0 gives one dense stage, frozen from the start.
+      total_steps: Length of the run.
+      sync_period: Steps between rounds.
+    Returns:
+      Stages by strictly rising `start_step`, the first at 0, the last frozen at density
+      1 - sparsity.
+    Raises:
+      UserError: Settings that `validate_sparsity` refuses, or a run in which no round
+        happens.
+    Example:
+      >>> config = SparsityConfig(sparsity=0.5, num_stairs=2)
+      >>> for stage in density_stairs(config, total_steps=100, sync_period=4):
+      ...     print(stage.start_step, stage.density, stage.is_frozen)
+      0 1.0 False
+      12 0.5625 False
+      32 0.5 False
+      52 0.5 True
+
+    References:
+      Zhu and Gupta, To prune, or not to prune, 2017, arXiv:1710.01878 (the cubic).
+    """
+    validate_sparsity(config)
+    if sync_period < 1:
+        raise UserError(f"sync_period = {sync_period} must be at least 1")
+    if total_steps < 1:
+        raise UserError(f"a run of {total_steps} steps is empty; give it at least 1")
+    if config.sparsity == 0.0:
+        return (Stage(0, 1.0, True),)
+    if total_steps < sync_period:
+        raise UserError(
+            f"a run of {total_steps} steps has no round with sync_period = "
+            f"{sync_period}, so nothing would be pruned; train longer or lower it"
+        )
+
+    def start_of(share: float) -> int:
+        # The slack absorbs products such as 0.1 * 1000 = 100.00000000000001.
+        step = math.ceil(share * total_steps - 1e-9)
+        return math.ceil(step / sync_period) * sync_period
+
+    last_start = (total_steps // sync_period - 1) * sync_period
+    freeze_step = min(start_of(config.freeze_share), last_start)
+    densities = {0: 1.0}
+    span = config.freeze_share - config.start_share
+    for k in range(1, config.num_stairs + 1):
+        progress = k / config.num_stairs
+        start = start_of(config.start_share + span * (k - 1) / config.num_stairs)
+        density = 1.0 - config.sparsity * (1.0 - (1.0 - progress) ** 3)
+        densities[start] = density
+    stairs = [
+        Stage(s, d, False) for s, d in sorted(densities.items()) if s < freeze_step
+    ]
+    return (*stairs, Stage(freeze_step, 1.0 - config.sparsity, True))
+
+
+def stage_at(stages: Sequence[Stage], step: int) -> Stage:
+    """Finds the stage that rules a step.
+
+    Args:
+      stages: From `density_stairs`.
+      step: Counted from 0; past the end of the run the last stage rules.
+    Returns:
+      The last stage that starts at or before `step`.
+    Raises:
+      UserError: The step is before the first stage.
+    """
+    after = bisect.bisect_right(stages, step, key=lambda stage: stage.start_step)
+    if after == 0:
+        raise UserError(f"step {step} is before the first stage of the run")
+    return stages[after - 1]
