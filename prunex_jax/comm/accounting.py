@@ -1,0 +1,187 @@
+"""Lists the collectives of a traced program and converts them to bytes per axis.
+
+Nothing is estimated: the list comes from the program that runs, and the bytes are those
+of the standard ring algorithms, which are the least that any algorithm must send.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+_SUMS = frozenset({"psum", "psum_invariant", "psum2", "pmax", "pmin"})
+_GATHERS = frozenset({"all_gather", "all_gather_invariant"})
+_SCATTERS = frozenset({"reduce_scatter"})
+_OTHERS = frozenset(
+    {"all_to_all", "pgather", "ppermute", "psend", "precv", "ragged_all_to_all"}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective operation of a program, as every device issues it.
+
+    Attributes:
+      kind: sum | gather | scatter.
+      axes: Mesh axes it runs over, and their sizes.
+      axis_sizes: Sizes of those axes, in the same order.
+      num_elements: Elements each device puts in.
+      dtype: Their type.
+      count: How often one call of the program issues it.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    num_elements: int
+    dtype: str
+    count: int = 1
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes each device puts in, per call of the program."""
+        return self.count * self.num_elements * np.dtype(self.dtype).itemsize
+
+
+def ring_bytes(kind: str, payload_bytes: int, size: int) -> float:
+    """Bytes one device sends in a ring of `size` devices.
+
+    sum: 2 (size-1)/size * payload;  scatter: (size-1)/size * payload;
+    gather: (size-1) * payload, each device passing on every share but one.
+
+    Args:
+      kind: sum | scatter | gather.
+      payload_bytes: What each device puts in.
+      size: Devices on the axis; 1 sends nothing.
+    Example:
+      >>> ring_bytes('sum', 100, 4), ring_bytes('gather', 100, 4)
+      (150.0, 300.0)
+    """
+    if kind == "sum":
+        return 2 * (size - 1) * payload_bytes / size
+    if kind == "scatter":
+        return (size - 1) * payload_bytes / size
+    if kind == "gather":
+        return float((size - 1) * payload_bytes)
+    raise ValueError(f"unknown kind of collective {kind!r}")
+
+
+def list_collectives(program: core.ClosedJaxpr) -> list[Collective]:
+    """Lists what a traced program sends, in program order.
+
+    Args:
+      program: From `jax.make_jaxpr(fn)(*args)` or `jax.jit(fn).trace(*args).jaxpr`,
+        with the `shard_map` inside.
+    Returns:
+      One entry per collective; loops of known length multiply its count.
+    Raises:
+      ValueError: The program communicates in a way whose bytes cannot be known from the
+        program alone: inside a `while`, or differently in the branches of a `cond`.
+    """
+    return list(_walk(program.jaxpr, {}, 1))
+
+
+def _walk(
+    jaxpr: core.Jaxpr, sizes: Mapping[str, int], count: int
+) -> Iterator[Collective]:
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in _SUMS | _GATHERS | _SCATTERS:
+            yield from _entries(eqn, sizes, count)
+        elif name in _OTHERS:
+            raise ValueError(f"the bytes of {name} are not counted yet")
+        elif name == "shard_map":
+            inner_sizes = {**sizes, **dict(eqn.params["mesh"].shape)}
+            yield from _walk(_open(eqn.params["jaxpr"]), inner_sizes, count)
+        elif name == "cond":
+            yield from _branches(eqn, sizes, count)
+        elif name == "while":
+            for program in _programs(eqn.params.values()):
+                if any(True for _ in _walk(program, sizes, count)):
+                    raise ValueError("a while loop communicates: its length is unknown")
+        else:
+            times = eqn.params["length"] if name == "scan" else 1
+            for program in _programs(eqn.params.values()):
+                yield from _walk(program, sizes, count * times)
+
+
+def _branches(
+    eqn: core.JaxprEqn, sizes: Mapping[str, int], count: int
+) -> list[Collective]:
+    branches = [list(_walk(b.jaxpr, sizes, count)) for b in eqn.params["branches"]]
+    if any(branch != branches[0] for branch in branches):
+        raise ValueError(
+            "the branches of a cond communicate differently; trace the program with "
+            "the branch chosen beforehand (hsadmm: sync=True or sync=False)"
+        )
+    return branches[0]
+
+
+def _entries(
+    eqn: core.JaxprEqn, sizes: Mapping[str, int], count: int
+) -> Iterator[Collective]:
+    name = eqn.primitive.name
+    axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    if eqn.params.get("axis_index_groups") is not None:
+        raise ValueError("collectives over groups of an axis are not counted")
+    kind = "sum" if name in _SUMS else "gather" if name in _GATHERS else "scatter"
+    named = tuple(axis for axis in axes if isinstance(axis, str))
+    if not named:
+        return
+    by_dtype: collections.Counter[str] = collections.Counter()
+    for atom in eqn.invars:
+        aval: Any = atom.aval
+        by_dtype[str(aval.dtype)] += math.prod(aval.shape)
+    for dtype, num_elements in by_dtype.items():
+        axis_sizes = tuple(sizes[axis] for axis in named)
+        yield Collective(kind, named, axis_sizes, num_elements, dtype, count)
+
+
+def _programs(values: Iterable[Any]) -> Iterator[core.Jaxpr]:
+    for value in values:
+        if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+            yield _open(value)
+        elif isinstance(value, tuple | list):
+            yield from _programs(value)
+
+
+def _open(program: core.Jaxpr | core.ClosedJaxpr) -> core.Jaxpr:
+    return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
+
+
+def wire_bytes(
+    listed: Iterable[Collective], mesh_shape: Mapping[str, int]
+) -> dict[str, float]:
+    """Adds up what one host sends over each mesh axis in one call of a program.
+
+    Args:
+      listed: From `list_collectives`.
+      mesh_shape: Axis name -> size, slow axis first, as `mesh.shape` gives it.
+    Returns:
+      Axis name -> bytes that the devices of one host together send over it. A
+      collective over several axes at once counts as one ring in mesh order, in which
+      one device per host sends to the next host.
+    Example:
+      >>> mesh_shape = {'host': 2, 'device': 4}
+      >>> one = Collective('sum', ('host',), (2,), 100, 'float32')
+      >>> wire_bytes([one], mesh_shape)
+      {'host': 1600.0, 'device': 0.0}
+    """
+    slow, fast = mesh_shape
+    devices_per_host = mesh_shape[fast]
+    totals = {slow: 0.0, fast: 0.0}
+    for item in listed:
+        sent = ring_bytes(item.kind, item.payload_bytes, math.prod(item.axis_sizes))
+        if item.axes == (slow,):
+            totals[slow] += devices_per_host * sent
+        elif item.axes == (fast,):
+            totals[fast] += devices_per_host * sent
+        else:
+            totals[slow] += sent if mesh_shape[slow] > 1 else 0.0
+            totals[fast] += (devices_per_host - 1) * sent
+    return totals
