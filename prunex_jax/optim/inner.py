@@ -1,0 +1,67 @@
+"""The inner optimizer and its learning rate, from settings; the chain in one place."""
+
+import jax
+import optax
+
+from prunex_jax.config import OptimizerConfig
+from prunex_jax.trees import PyTree
+
+
+def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+    """Makes the learning rate as a function of the step.
+
+    Args:
+      config: Peak, warm-up and shape.
+      total_steps: Length of the run.
+    Returns:
+      A schedule: linear warm-up from 0, then the chosen decay, to 0 at the end.
+    Example:
+      >>> schedule = make_learning_rate(OptimizerConfig(schedule='linear'), 100)
+      >>> [round(float(schedule(step)), 3) for step in (0, 5, 100)]
+      [0.0, 0.1, 0.0]
+    """
+    peak = config.learning_rate
+    warmup_steps = min(round(config.warmup_share * total_steps), total_steps)
+    decay_steps = max(total_steps - warmup_steps, 1)
+    decays = {
+        "cosine": lambda: optax.cosine_decay_schedule(peak, decay_steps),
+        "linear": lambda: optax.linear_schedule(peak, 0.0, decay_steps),
+        "constant": lambda: optax.constant_schedule(peak),
+    }
+    decay = decays[config.schedule]()
+    if not warmup_steps:
+        return decay
+    warmup = optax.linear_schedule(0.0, peak, warmup_steps)
+    return optax.join_schedules([warmup, decay], [warmup_steps])
+
+
+def make_inner(
+    config: OptimizerConfig, learning_rate: optax.Schedule
+) -> optax.GradientTransformation:
+    """Makes the inner optimizer.
+
+    Order: clip the averaged gradient, decay kernels (sgd), momentum or Adam, decay
+    kernels (adamw), learning rate.
+
+    Args:
+      config: Which optimizer.
+      learning_rate: From `make_learning_rate`.
+    Returns:
+      An optax transformation for averaged gradients.
+    """
+    clip = optax.clip_by_global_norm(config.clip_norm)
+    parts = [clip] if config.clip_norm else []
+    if config.name == "sgd":
+        if config.weight_decay:
+            parts.append(optax.add_decayed_weights(config.weight_decay, mask=is_kernel))
+        parts.append(optax.sgd(learning_rate, config.momentum or None, config.nesterov))
+    else:
+        parts.append(
+            optax.adamw(learning_rate, weight_decay=config.weight_decay, mask=is_kernel)
+        )
+    return optax.chain(*parts)
+
+
+def is_kernel(params: PyTree) -> PyTree:
+    """Tells kernels, which decay, from biases and norm scales, which do not."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
