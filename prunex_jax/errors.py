@@ -1,7 +1,7 @@
-"""The one exception that means "the input was bad", and nothing else.
+"""The exceptions that end a run: the input was bad, or the training was.
 
-It leaves reporting to its callers: the command line prints the message as one line and
-exits with code 2; a notebook shows it as an ordinary exception.
+They leave reporting to their callers: the command line prints the message as one line
+and exits with code 2 or 1; a notebook shows an ordinary exception.
 """
 
 
@@ -9,4 +9,11 @@ class UserError(ValueError):
     """Raised when a value given by the user cannot be used.
 
     The message names the offending value and says what to do about it, in one line.
+    """
+
+
+class TrainingDivergedError(RuntimeError):
+    """Raised when the loss is no longer a finite number.
+
+    The message names the step and the last good checkpoint.
     """

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
+from prunex_jax.jaxprs import inner_programs
+
 _SUMS = frozenset({"psum", "psum_invariant", "psum2", "pmax", "pmin"})
 _GATHERS = frozenset({"all_gather", "all_gather_invariant"})
 _SCATTERS = frozenset({"reduce_scatter"})
@@ -96,16 +98,17 @@ def _walk(
             raise ValueError(f"the bytes of {name} are not counted yet")
         elif name == "shard_map":
             inner_sizes = {**sizes, **dict(eqn.params["mesh"].shape)}
-            yield from _walk(_open(eqn.params["jaxpr"]), inner_sizes, count)
+            for program in inner_programs(eqn):
+                yield from _walk(program, inner_sizes, count)
         elif name == "cond":
             yield from _branches(eqn, sizes, count)
         elif name == "while":
-            for program in _programs(eqn.params.values()):
+            for program in inner_programs(eqn):
                 if any(True for _ in _walk(program, sizes, count)):
                     raise ValueError("a while loop communicates: its length is unknown")
         else:
             times = eqn.params["length"] if name == "scan" else 1
-            for program in _programs(eqn.params.values()):
+            for program in inner_programs(eqn):
                 yield from _walk(program, sizes, count * times)
 
 
@@ -140,18 +143,6 @@ def _entries(
     for dtype, num_elements in by_dtype.items():
         axis_sizes = tuple(sizes[axis] for axis in named)
         yield Collective(kind, named, axis_sizes, num_elements, dtype, count)
-
-
-def _programs(values: Iterable[Any]) -> Iterator[core.Jaxpr]:
-    for value in values:
-        if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
-            yield _open(value)
-        elif isinstance(value, tuple | list):
-            yield from _programs(value)
-
-
-def _open(program: core.Jaxpr | core.ClosedJaxpr) -> core.Jaxpr:
-    return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
 
 
 def wire_bytes(

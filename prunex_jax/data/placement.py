@@ -1,0 +1,88 @@
+"""Puts host-local batches onto the mesh.
+
+Owns: which rows of a global batch a process produces, and the arrays made of them.
+Leaves to others: the mesh itself (topology).
+Flow: the last part of `data`; the step reads what it places.
+"""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from prunex_jax.data.examples import Batch
+from prunex_jax.data.order import Positions
+from prunex_jax.errors import UserError
+
+
+def batch_rows(
+    mesh: Mesh, batch_size: int, setting: str = "data.batch_size"
+) -> Positions:
+    """Returns the rows of a global batch that this process must produce.
+
+    Rows are dealt to devices in contiguous blocks, along the mesh axes in their order
+    (slow axis first), so a host's rows do not depend on how many processes it runs.
+
+    Args:
+      mesh: Mesh of any number of axes, over all processes.
+      batch_size: Rows of the global batch.
+      setting: Name of the setting that holds the size, for the message.
+    Returns:
+      int64[local], ascending.
+    Raises:
+      UserError: If the batch cannot be divided evenly over the devices.
+
+    Example:
+      >>> mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("host", "device"))
+      >>> batch_rows(mesh, 4).tolist()
+      [0, 1, 2, 3]
+    """
+    if batch_size < 1 or batch_size % mesh.size:
+        lower = batch_size // mesh.size * mesh.size
+        nearest = [str(size) for size in (lower, lower + mesh.size) if size > 0]
+        raise UserError(
+            f"{setting}={batch_size} does not divide evenly over {mesh.size} devices: "
+            f"use {' or '.join(nearest)}"
+        )
+    blocks = _batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
+    rows = np.arange(batch_size)
+    return np.sort(np.concatenate([rows[block] for block in blocks.values()]))
+
+
+def place_batch(batch: Batch, mesh: Mesh, rows: Positions) -> dict[str, jax.Array]:
+    """Makes global arrays, split over all devices along the first axis.
+
+    Each row goes from the host's memory straight to the one device that owns it. On
+    CPU the device may use the numpy memory itself, so the batch must not be written
+    to afterwards.
+
+    Args:
+      batch: Host-local arrays whose first axis is that of `rows`.
+      mesh: The mesh given to `batch_rows`.
+      rows: int64[local], the value of `batch_rows`.
+    Returns:
+      Arrays of the global batch, sharded over all mesh axes on axis 0.
+    Raises:
+      ValueError: If an array has another number of rows.
+    """
+    num_local_devices = len(mesh.local_devices)
+    batch_size = len(rows) // num_local_devices * mesh.size
+    sharding = _batch_sharding(mesh)
+
+    def place(name: str) -> jax.Array:
+        local = batch[name]
+        if len(local) != len(rows):
+            raise ValueError(f"{name!r} has {len(local)} rows instead of {len(rows)}")
+
+        def block(index: tuple[slice, ...] | None) -> np.ndarray:
+            start, stop, _ = (index or (slice(None),))[0].indices(batch_size)
+            first = int(np.searchsorted(rows, start))
+            return local[first : first + stop - start]
+
+        shape = (batch_size, *local.shape[1:])
+        return jax.make_array_from_callback(shape, sharding, block)
+
+    return {name: place(name) for name in batch}
+
+
+def _batch_sharding(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(tuple(mesh.axis_names)))

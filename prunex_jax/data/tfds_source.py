@@ -1,0 +1,224 @@
+"""Reads prepared TFDS sets in ArrayRecord format, without TensorFlow.
+
+Owns: tensorflow_datasets (imported where it is used).
+Leaves to others: preparing a set, which TFDS does and needs TensorFlow for; the pixels
+of an encoded image (images).
+Flow: sources asks for a `StoredSet`.
+"""
+
+import dataclasses
+import difflib
+import functools
+from typing import Any
+
+import numpy as np
+
+from prunex_jax.data.images import Pixels, decode_image
+from prunex_jax.data.order import Positions
+from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
+from prunex_jax.errors import UserError
+
+# Sets whose published test labels are missing: the labelled split used instead.
+_LABELLED_TEST = {"imagenet2012": "validation", "imagenet2012_subset": "validation"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsSource:
+    """One split of a prepared TFDS set.
+
+    Attributes:
+      name: TFDS name, with configuration and version where the user gave them.
+      data_dir: TFDS data directory; None for TFDS's own default.
+      split: Name of the split.
+      image_key: Feature that holds the encoded image.
+      label_key: Feature that holds the class.
+      num_channels: 1 or 3.
+      num_classes: Labels outside 0 .. num_classes - 1 are refused.
+    """
+
+    name: str
+    data_dir: str | None
+    split: str
+    image_key: str
+    label_key: str
+    num_channels: int
+    num_classes: int
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Open files do not travel to worker processes; they open their own.
+        return dataclasses.asdict(self)
+
+    def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
+        """Reads and decodes the examples at `indices`.
+
+        Raises:
+          UserError: If an example has no class.
+        """
+        wanted = indices.tolist()
+        # Reading several at once starts threads, which costs one example dearly.
+        if len(wanted) == 1:
+            records = [self._records[wanted[0]]]
+        else:
+            records = self._records.__getitems__(wanted)
+        labels = np.array([record[self.label_key] for record in records], np.int32)
+        unlabelled = indices[(labels < 0) | (labels >= self.num_classes)]
+        if len(unlabelled):
+            raise UserError(
+                f"example {unlabelled[0]} of split {self.split!r} of data set "
+                f"{self.name!r} has no label in 0..{self.num_classes - 1}: "
+                "choose a set whose test split is labelled"
+            )
+        encoded = [record[self.image_key] for record in records]
+        return [decode_image(image, self.num_channels) for image in encoded], labels
+
+    @functools.cached_property
+    def _records(self) -> Any:
+        import tensorflow_datasets as tfds
+
+        # Decoding stays here: TFDS would use another library where one is installed.
+        decoders = {self.image_key: tfds.decode.SkipDecoding()}
+        builder = _prepared_builder(self.name, self.data_dir)
+        return builder.as_data_source(split=self.split, decoders=decoders)
+
+
+def open_tfds(name: str, data_dir: str) -> StoredSet:
+    """Opens an image classification set that TFDS has prepared.
+
+    Nothing is downloaded and no example is read here.
+
+    Args:
+      name: As in TFDS, for instance cifar10, or imagenette/320px-v2.
+      data_dir: TFDS data directory; empty for TFDS's own default.
+    Returns:
+      Its train and test splits; for imagenet2012, whose test labels are not public,
+      validation takes the place of test.
+    Raises:
+      UserError: If the set is unknown, not prepared here, prepared in a format that
+        needs TensorFlow, or not a set of single-label images.
+    """
+    builder = _prepared_builder(name, data_dir or None)
+    info = builder.info
+    image_key, label_key = _feature_keys(name, info.features)
+    image, label = info.features[image_key], info.features[label_key]
+    test = _test_split(name, builder.name, sorted(info.splits))
+
+    def stored(split: str) -> StoredSplit:
+        source = functools.partial(
+            TfdsSource,
+            name=name,
+            data_dir=data_dir or None,
+            split=split,
+            image_key=image_key,
+            label_key=label_key,
+            num_channels=image.shape[-1],
+            num_classes=label.num_classes,
+        )
+        return StoredSplit(source, info.splits[split].num_examples)
+
+    return StoredSet(
+        name, stored("train"), stored(test), label.num_classes, image.shape
+    )
+
+
+def _prepared_builder(name: str, data_dir: str | None) -> Any:
+    """Returns TFDS's reader of a set, or says in one line why there is none."""
+    import tensorflow_datasets as tfds
+
+    builder = _find_builder(name, data_dir)
+    # Read here rather than asked of TFDS, which logs a warning where it is missing.
+    if not (builder.data_path / "dataset_info.json").exists():
+        if ":" not in name:
+            try:  # An older prepared version serves as well.
+                return tfds.builder(f"{name}:*.*.*", data_dir=data_dir)
+            except tfds.core.DatasetNotFoundError:
+                pass
+        raise UserError(_how_to_prepare(name, builder))
+    if not builder.info.available_file_formats() & _readable_formats():
+        raise UserError(
+            f"data set {name!r} in {builder.data_path} is stored as "
+            f"{builder.info.file_format.value}, which only TensorFlow reads: "
+            f"prepare it again with --file_format=array_record"
+        )
+    return builder
+
+
+def _find_builder(name: str, data_dir: str | None) -> Any:
+    import tensorflow_datasets as tfds
+
+    where = data_dir or tfds.core.constants.DATA_DIR
+    try:
+        return tfds.builder(name, data_dir=data_dir)
+    except tfds.core.DatasetNotFoundError:
+        known = ["digits", "synthetic"]
+        known += tfds.list_builders(with_community_datasets=False)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = (
+            f"did you mean {close[0]!r}?" if close else "check data.name and data.dir"
+        )
+        raise UserError(
+            f"data set {name!r} is unknown to TFDS and not found in {where}: {hint}"
+        ) from None
+    except ValueError:
+        raise UserError(
+            f"data.name={name!r} is not a TFDS name: write name, name/config or "
+            "name/config:version, as in cifar10"
+        ) from None
+    except ImportError as error:
+        raise UserError(
+            f"data set {name!r} cannot be opened without the module {error.name!r}: "
+            "install it, or choose an image classification set"
+        ) from None
+
+
+def _readable_formats() -> set[Any]:
+    import tensorflow_datasets as tfds
+
+    return {tfds.core.file_adapters.FileFormat.ARRAY_RECORD}
+
+
+def _how_to_prepare(name: str, builder: Any) -> str:
+    root = str(builder.data_path).split(f"/{builder.name}/")[0]
+    return (
+        f"data set {name!r} is not prepared in {builder.data_path}: set data.dir to "
+        "where it is, or prepare it once, on a machine with TensorFlow, with "
+        f"`tfds build {name} --data_dir={root} --file_format=array_record`"
+    )
+
+
+def _feature_keys(name: str, features: Any) -> tuple[str, str]:
+    """Finds the image and the class among the features of a set."""
+    import tensorflow_datasets as tfds
+
+    kinds = {"image": tfds.features.Image, "label": tfds.features.ClassLabel}
+    found = {}
+    for preferred, kind in kinds.items():
+        keys = [key for key in features if isinstance(features[key], kind)]
+        keys = [preferred] if preferred in keys else keys
+        if len(keys) != 1:
+            raise UserError(
+                f"data set {name!r} is not a set of images with one class each: "
+                f"it has the features {', '.join(sorted(features))}"
+            )
+        found[preferred] = keys[0]
+    image = features[found["image"]]
+    if image.np_dtype != np.uint8 or image.shape[-1] not in (1, 3):
+        raise UserError(
+            f"data set {name!r} has images of shape {image.shape} and type "
+            f"{np.dtype(image.np_dtype)}: only uint8 images of 1 or 3 channels are read"
+        )
+    return found["image"], found["label"]
+
+
+def _test_split(name: str, base: str, splits: list[str]) -> str:
+    wanted = _LABELLED_TEST.get(base)
+    candidates = [wanted] if wanted else ["test", "validation"]
+    for split in candidates:
+        if "train" in splits and split in splits:
+            return split
+    raise UserError(
+        f"data set {name!r} has the splits {', '.join(splits)}: training needs "
+        f"'train' and {' or '.join(repr(split) for split in candidates)}"
+    )

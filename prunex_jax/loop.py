@@ -1,0 +1,294 @@
+"""The loop: steps, exchanges, logging, evaluation, checkpoints, stopping.
+
+It owns the order in which these happen and nothing else. State that must survive a
+crash is in `TrainState` and in `extra` of the checkpoint; everything else is rebuilt.
+"""
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from prunex_jax.checkpoint import Checkpointer
+from prunex_jax.data import make_loader, place_batch
+from prunex_jax.errors import TrainingDivergedError
+from prunex_jax.evaluation import Result, evaluate_split
+from prunex_jax.experiment import Experiment
+from prunex_jax.metrics import RunFolder
+from prunex_jax.program import Program
+from prunex_jax.progress import Clock, Progress, format_progress
+from prunex_jax.rounds import Round, keep_counts_at
+from prunex_jax.screen import Screen
+from prunex_jax.signals import StopRequest
+from prunex_jax.state import NEVER, TrainState
+from prunex_jax.step import Report
+from prunex_jax.topology import HOST_AXIS
+
+# Steps started ahead of the one that is waited for. On CPU the devices share threads,
+# and collectives of several steps at once could wait for each other for ever.
+_STEPS_IN_FLIGHT = {"cpu": 0}
+_DEFAULT_STEPS_IN_FLIGHT = 2
+
+
+class Loop:
+    """One run from its newest checkpoint, or its beginning, to its end.
+
+    Args:
+      experiment: What runs.
+      folder: Where metrics go.
+      checkpointer: Where the state goes.
+      stop: Asked after every step.
+      screen: Where lines for people go.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        checkpointer: Checkpointer,
+        stop: StopRequest,
+        screen: Screen,
+    ) -> None:
+        self.experiment = experiment
+        self.folder = folder
+        self.checkpointer = checkpointer
+        self.stop = stop
+        self.screen = screen
+        self.clock = Clock()
+        self.step = 0
+        self.keep_counts = dict(experiment.sizes)
+        self.counts_density = 1.0
+        self.tickets: collections.deque[jax.Array] = collections.deque()
+
+    @property
+    def num_steps(self) -> int:
+        """Length of the run."""
+        return self.experiment.plan.total_steps
+
+    def run(self) -> tuple[TrainState, bool]:
+        """Trains until the end or until asked to stop; saves the state either way.
+
+        Returns:
+          The state, and whether the run is complete.
+        Raises:
+          TrainingDivergedError: The loss is no longer finite.
+        """
+        state = self._restore_or_start()
+        is_complete = self.step >= self.num_steps
+        if not is_complete:
+            state, is_complete = self._train(state)
+        self._save(state, wait=True)
+        return state, is_complete
+
+    def _restore_or_start(self) -> TrainState:
+        experiment = self.experiment
+        if self.checkpointer.latest_step() is None:
+            self.folder.truncate_after(-1)
+            key = jax.random.key(experiment.config.seed)
+            return experiment.programs.init(key)
+        abstract = experiment.programs.abstract_state()
+        state, extra = self.checkpointer.restore(abstract)
+        self.step = int(extra["step"])
+        self.keep_counts = dict(extra["keep_counts"])
+        self.counts_density = float(extra["counts_density"])
+        self.clock = Clock(state=extra["clock"])
+        for field, value in extra["ledger"].items():
+            setattr(experiment.ledger, field, value)
+        self.folder.truncate_after(self.step)
+        self.screen.line(f"resumed at step {self.step} of {self.num_steps}")
+        return state
+
+    def _train(self, state: TrainState) -> tuple[TrainState, bool]:
+        config, programs = self.experiment.config.run, self.experiment.programs
+        with self._batches() as batches:
+            while self.step < self.num_steps:
+                batch = next(batches)
+                self._compile(programs.local_step, state, batch)
+                self.clock.resume()
+                state, ticket = programs.local_step(state, batch)
+                self.step += 1
+                due = self.experiment.plan.round_after(self.step)
+                if due is not None:
+                    state = self._exchange(state, due)
+                self._wait_for(ticket)
+                self.clock.step_done()
+                is_last = self.step == self.num_steps
+                with self.clock.paused():
+                    if self.step % config.log_every_steps == 0 or is_last:
+                        state = self._log(state)
+                    if _is_due(self.step, config.eval_every_steps) and not is_last:
+                        self._validate(state)
+                    if _is_due(self.step, config.checkpoint_every_steps):
+                        self._save(state)
+                    if self.stop.is_due() and not is_last:
+                        return state, False
+        return state, True
+
+    @contextlib.contextmanager
+    def _batches(self) -> Iterator[Iterator[dict[str, jax.Array]]]:
+        """Batches from the current step on, on the mesh."""
+        experiment = self.experiment
+        loader = make_loader(
+            experiment.dataset.train,
+            experiment.config.data,
+            rows=experiment.rows,
+            seed=experiment.config.seed,
+        )
+        with loader.batches(self.step) as batches:
+            yield (
+                place_batch(batch, experiment.mesh, experiment.rows)
+                for batch in batches
+            )
+
+    def _wait_for(self, ticket: jax.Array) -> None:
+        """Keeps few steps in flight, so that what is timed is what happened."""
+        self.tickets.append(ticket)
+        platform = jax.default_backend()
+        ahead = _STEPS_IN_FLIGHT.get(platform, _DEFAULT_STEPS_IN_FLIGHT)
+        while len(self.tickets) > ahead:
+            jax.block_until_ready(self.tickets.popleft())
+
+    def _compile(self, program: Program, *args: Any, **static: Any) -> None:
+        """Compiles what is new outside the time of steps."""
+        if not program.is_compiled(**static):
+            with self.clock.paused():
+                program.compile(*args, **static)
+
+    def _exchange(self, state: TrainState, due: Round) -> TrainState:
+        self._choose_counts(state, due)
+        program = self.experiment.programs.exchange
+        static = {
+            "keep_counts": tuple(sorted(self.keep_counts.items())),
+            "kind": due.kind,
+        }
+        self._compile(program, state, **static)
+        return program(state, **static)
+
+    def _choose_counts(self, state: TrainState, due: Round) -> None:
+        """Sets how many channels each group keeps, where the density has changed."""
+        density = due.stage.density
+        if density == self.counts_density:
+            return
+        experiment = self.experiment
+        config = experiment.config.sparsity
+        scores = None
+        if config.budget == "global":
+            with self.clock.paused():
+                raw = experiment.programs.scores(state)
+                scores = {name: np.asarray(score) for name, score in raw.items()}
+        self.keep_counts = keep_counts_at(
+            config, experiment.sizes, density, scores, self.keep_counts
+        )
+        self.counts_density = density
+
+    def _log(self, state: TrainState) -> TrainState:
+        programs = self.experiment.programs
+        report = jax.device_get(programs.report(state))
+        self._check_finite(report)
+        row = self._row(report)
+        self.folder.append(row)
+        self.screen.line(format_progress(self._progress(row)))
+        return programs.clear(state)
+
+    def _check_finite(self, report: Report) -> None:
+        if report.first_bad_step == NEVER:
+            return
+        last_good = self.checkpointer.latest_step()
+        kept = "there is no checkpoint before it"
+        if last_good is not None:
+            kept = f"the checkpoint of step {last_good} is kept"
+        raise TrainingDivergedError(
+            f"the loss is not finite since step {int(report.first_bad_step)}; {kept}. "
+            "Lower config.optimizer.learning_rate or lengthen its warm-up, and choose "
+            "another --workdir"
+        )
+
+    def _row(self, report: Report) -> dict[str, Any]:
+        experiment = self.experiment
+        host_bytes = experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0)
+        dense_bytes = experiment.dense_host_bytes_per_step * self.step
+        return {
+            "step": self.step,
+            "loss": float(report.loss),
+            "accuracy": float(report.accuracy),
+            "learning_rate": float(experiment.learning_rate(self.step - 1)),
+            "sparsity": self.channel_sparsity(),
+            "host_wire_bytes": host_bytes,
+            "host_wire_ratio": host_bytes / dense_bytes if dense_bytes else 0.0,
+            "seconds_per_step_median": self.clock.seconds_per_step_median,
+            **{name: float(value) for name, value in report.health.items()},
+        }
+
+    def channel_sparsity(self) -> float:
+        """Share of the prunable channels that are removed now."""
+        total = sum(self.experiment.sizes.values())
+        if not self.experiment.plan.sync_period:
+            return 0.0
+        return 1.0 - sum(self.keep_counts.values()) / max(total, 1)
+
+    def _progress(self, row: dict[str, Any]) -> Progress:
+        return Progress(
+            step=self.step,
+            num_steps=self.num_steps,
+            batch_size=self.experiment.config.data.batch_size,
+            seconds_per_step=row["seconds_per_step_median"],
+            host_wire_bytes_per_step=row["host_wire_bytes"] / self.step,
+            host_wire_ratio=row["host_wire_ratio"],
+            sparsity=row["sparsity"],
+            loss=row["loss"],
+            accuracy=row["accuracy"],
+            primal_residual=row.get("primal_residual"),
+        )
+
+    def _validate(self, state: TrainState) -> None:
+        """Scores the network as it is now on the validation split."""
+        result = self.validation_result(state)
+        if result is None:
+            return
+        self.folder.append(
+            {
+                "step": self.step,
+                "validation_loss": result.loss,
+                "validation_accuracy": result.accuracy,
+            }
+        )
+        self.screen.line(
+            f"step {self.step}: validation accuracy {result.accuracy:.4f}, "
+            f"loss {result.loss:.4f}"
+        )
+
+    def validation_result(self, state: TrainState) -> Result | None:
+        """Scores on the validation split; None if it is empty or the run must stop."""
+        experiment = self.experiment
+        params, statistics = experiment.programs.network(state)
+        return evaluate_split(
+            experiment.programs.evaluate,
+            params,
+            statistics,
+            experiment.dataset.validation,
+            mesh=experiment.mesh,
+            batch_size=experiment.eval_batch_size,
+            rows=experiment.eval_rows,
+            num_workers=experiment.config.data.num_workers,
+            should_stop=self.stop.is_due,
+        )
+
+    def _save(self, state: TrainState, wait: bool = False) -> None:
+        """Saves a state that is known to be good."""
+        self._check_finite(jax.device_get(self.experiment.programs.report(state)))
+        extra = {
+            "step": self.step,
+            "keep_counts": self.keep_counts,
+            "counts_density": self.counts_density,
+            "clock": self.clock.state_dict(),
+            "ledger": dataclasses.asdict(self.experiment.ledger),
+        }
+        self.checkpointer.save(self.step, state, extra, wait=wait)
+
+
+def _is_due(step: int, period: int) -> bool:
+    return period > 0 and step % period == 0

@@ -1,0 +1,143 @@
+"""H-SADMM as a method: rounds on compact channels every `sync_period` steps."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+
+from prunex_jax.channels import layouts_of
+from prunex_jax.comm import Collective, compact_size, dense_size
+from prunex_jax.comm.formulas import device_sum, host_sum
+from prunex_jax.config import HsadmmConfig
+from prunex_jax.methods.base import Method
+from prunex_jax.methods.recipe import Recipe
+from prunex_jax.optim import Hsadmm, HsadmmParameters, HsadmmState, RoundKind, preset
+from prunex_jax.trees import PyTree
+
+
+def parameters_of(config: HsadmmConfig) -> HsadmmParameters:
+    """The preset with what the settings change of it."""
+    return preset(
+        config.preset,
+        config.sync_period,
+        rho_device=config.rho_device,
+        rho_host=config.rho_host,
+        prox_strength=config.prox_strength,
+        dual_decay=config.dual_decay,
+        outer_step=config.outer_step,
+        outer_momentum=config.outer_momentum,
+        adapt=config.adapt,
+        wire_dtype=config.wire_dtype,
+    )
+
+
+def make_hsadmm(recipe: Recipe) -> Method:
+    """Builds the H-SADMM method."""
+    config = recipe.config.hsadmm
+    core = Hsadmm(
+        recipe.inner,
+        recipe.groups,
+        recipe.keep_counts,
+        parameters_of(config),
+        config.sync_period,
+        config.device_level,
+        recipe.host_axis,
+        recipe.device_axis,
+        recipe.learning_rate,
+    )
+    copies = "per_host" if config.device_level == "gradient" else "per_device"
+
+    def update(
+        grads: PyTree, state: HsadmmState, params: PyTree, **extra: Any
+    ) -> tuple[PyTree, HsadmmState]:
+        return core.update(grads, state, params, sync=False, **extra)
+
+    def exchange(
+        params: PyTree,
+        state: HsadmmState,
+        keep_counts: Mapping[str, int],
+        kind: RoundKind,
+    ) -> tuple[PyTree, HsadmmState]:
+        return core.exchange(params, state, keep_counts=keep_counts, kind=kind)
+
+    def network(params: PyTree, state: HsadmmState) -> PyTree:
+        del params
+        return state.global_consensus
+
+    traffic = _Traffic(core, recipe)
+    return Method(
+        name="hsadmm",
+        params_placement=copies,
+        opt_placement=_placement(copies),
+        transform=optax.GradientTransformationExtraArgs(core.init, update),
+        sync_period=config.sync_period,
+        exchange=exchange,
+        network=network,
+        masks=lambda state: state.masks,
+        health=_health,
+        step_formula=traffic.step,
+        exchange_formula=traffic.exchange,
+        payload_elements=traffic.payload_elements,
+        wire_dtype=core.parameters.wire_dtype,
+    )
+
+
+def _placement(copies: str) -> Any:
+    """Placement of every part of the state, as `HsadmmState` documents it."""
+    everywhere = dict.fromkeys(HsadmmState._fields, "replicated")
+    own = dict.fromkeys(("inner_state", "device_dual", "residuals"), copies)
+    per_host = dict.fromkeys(("host_consensus", "host_dual"), "per_host")
+    placements: dict[str, Any] = {**everywhere, **own, **per_host}
+    return HsadmmState(**placements)
+
+
+def _health(state: HsadmmState) -> dict[str, jax.Array]:
+    norm = optax.tree.norm(state.global_consensus)
+    residuals = state.residuals
+    return {
+        "primal_residual": residuals.primal_device,
+        "dual_residual": residuals.dual_device,
+        "primal_residual_host": residuals.primal_host,
+        "dual_residual_host": residuals.dual_host,
+        "host_drift": residuals.primal_device / norm,
+    }
+
+
+class _Traffic:
+    """What H-SADMM must send, from sizes alone."""
+
+    def __init__(self, core: Hsadmm, recipe: Recipe) -> None:
+        self.core = core
+        self.shapes = recipe.shapes
+        self.layouts = layouts_of(recipe.groups, recipe.shapes)
+        self.num_channels = sum(group.size for group in recipe.groups)
+
+    def payload_elements(self, keep_counts: Mapping[str, int]) -> int:
+        return compact_size(self.shapes, self.layouts, keep_counts)
+
+    def step(self, mesh_shape: Mapping[str, int]) -> list[Collective]:
+        if self.core.device_level == "consensus":
+            return []
+        return device_sum(dense_size(self.shapes), mesh_shape)
+
+    def exchange(
+        self,
+        mesh_shape: Mapping[str, int],
+        keep_counts: Mapping[str, int],
+        kind: RoundKind,
+    ) -> list[Collective]:
+        form = self.core.parameters
+        sent = []
+        if self.core.device_level == "consensus":
+            num_copies = 2 if form.dual_decay else 1
+            num_elements = num_copies * dense_size(self.shapes)
+            if form.adapt == "residual":
+                sent += device_sum(4, mesh_shape)
+            sent += device_sum(num_elements, mesh_shape)
+        if form.adapt == "residual":
+            sent += host_sum(4, mesh_shape)
+        if kind != "frozen":
+            sent += host_sum(self.num_channels, mesh_shape)
+        payload = self.payload_elements(keep_counts)
+        return sent + host_sum(payload, mesh_shape, form.wire_dtype)

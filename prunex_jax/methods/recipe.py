@@ -1,0 +1,34 @@
+"""What a method is made from: the parts that the trainer has built before it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import optax
+
+from prunex_jax.channels import ChannelGroup
+from prunex_jax.config import MethodConfig
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recipe:
+    """Ingredients of a method.
+
+    Attributes:
+      config: Settings of all methods.
+      inner: The inner optimizer, for averaged gradients.
+      learning_rate: Its schedule.
+      groups: Channel groups that may be pruned.
+      keep_counts: Final kept channels of each group.
+      shapes: Shape of every parameter by path.
+      host_axis: Mesh axis of the hosts.
+      device_axis: Mesh axis of the devices of a host.
+    """
+
+    config: MethodConfig
+    inner: optax.GradientTransformation
+    learning_rate: optax.Schedule
+    groups: Sequence[ChannelGroup]
+    keep_counts: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    host_axis: str
+    device_axis: str

@@ -1,0 +1,125 @@
+"""Networks by name: the table of models, and the one function that builds them.
+
+It owns the names; `base` has the interface, `resnet` and `vgg` the architectures,
+`layers` their parts. Models know nothing of channels, methods or meshes.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+
+import jax
+
+from prunex_jax.config import ModelConfig, suggest
+from prunex_jax.errors import UserError
+from prunex_jax.models.base import Model, ModelSpec, shrunk_spec
+from prunex_jax.models.layers import Convolution
+from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
+from prunex_jax.models.vgg import VggSpec, make_vgg_spec
+
+__all__ = [
+    "MODELS",
+    "BlockSpec",
+    "Model",
+    "ModelSpec",
+    "ResNetSpec",
+    "VggSpec",
+    "make_model",
+    "shrunk_spec",
+]
+
+# Images up to this side get the small stem when the stem is chosen by size.
+_LARGEST_SMALL_SIDE = 64
+
+_cifar = functools.partial(make_resnet_spec, stage_widths=(16, 32, 64))
+_basic = functools.partial(make_resnet_spec, stage_widths=(64, 128, 256, 512))
+_bottleneck = functools.partial(_basic, expansion=4)
+
+# Builders of specifications, called with the stem and `scale`.
+MODELS: dict[str, Callable[..., ModelSpec]] = {
+    "resnet20": functools.partial(_cifar, stage_blocks=(3, 3, 3)),
+    "resnet32": functools.partial(_cifar, stage_blocks=(5, 5, 5)),
+    "resnet56": functools.partial(_cifar, stage_blocks=(9, 9, 9)),
+    "resnet110": functools.partial(_cifar, stage_blocks=(18, 18, 18)),
+    "resnet18": functools.partial(_basic, stage_blocks=(2, 2, 2, 2)),
+    "resnet34": functools.partial(_basic, stage_blocks=(3, 4, 6, 3)),
+    "resnet50": functools.partial(_bottleneck, stage_blocks=(3, 4, 6, 3)),
+    "resnet101": functools.partial(_bottleneck, stage_blocks=(3, 4, 23, 3)),
+    "resnet152": functools.partial(_bottleneck, stage_blocks=(3, 8, 36, 3)),
+    "wide_resnet50_2": functools.partial(
+        _bottleneck, stage_blocks=(3, 4, 6, 3), inner_factor=2
+    ),
+    "vgg16": functools.partial(make_vgg_spec, stage_convs=(2, 2, 3, 3, 3)),
+    "vgg19": functools.partial(make_vgg_spec, stage_convs=(2, 2, 4, 4, 4)),
+}
+
+
+def make_model(
+    config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int
+) -> Model:
+    """Builds the network that the settings name.
+
+    Asks jax for its platform when `config.convolution` is `auto`, so devices must be
+    set up before.
+
+    Args:
+      config: Name, stem, width factor, activation type. `width` multiplies every width
+        but the number of classes; results are rounded and at least one.
+      image_shape: Height, width and channels of one image.
+      num_classes: Number of logits.
+    Returns:
+      The model; no arrays are made.
+    Raises:
+      UserError: A setting is unknown or out of range, or the network cannot take
+        images of this size.
+    Example:
+      >>> make_model(ModelConfig(name='resnet18', width=0.5), (32, 32, 3), 10).spec.stem
+      'cifar'
+    """
+    _check_known("name", config.name, MODELS)
+    _check_known("stem", config.stem, ("auto", "cifar", "imagenet"))
+    _check_known("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
+    if not (config.width > 0 and math.isfinite(config.width)):
+        raise UserError(f"config.model.width={config.width} must be positive")
+    if len(image_shape) != 3 or min(*image_shape, num_classes) < 1:
+        raise UserError(
+            f"image_shape={image_shape} and num_classes={num_classes} must be "
+            "(height, width, channels) and a count, all positive"
+        )
+    spec = MODELS[config.name](_stem(config.stem, image_shape), scale=config.width)
+    if min(image_shape[:2]) < spec.smallest_side:
+        raise UserError(
+            f"config.model.name={config.name!r} takes images of at least "
+            f"{spec.smallest_side}x{spec.smallest_side} and these have "
+            f"{image_shape[0]}x{image_shape[1]}; set config.data.image_size="
+            f"{spec.smallest_side}, or choose a resnet"
+        )
+    return Model(
+        spec=spec,
+        image_shape=image_shape,
+        num_classes=num_classes,
+        compute_dtype=config.compute_dtype,
+        convolution=_convolution(config.convolution),
+    )
+
+
+def _check_known(setting: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise UserError(
+            f"config.model.{setting}={value!r} is not known{suggest(value, known)}; "
+            f"choose one of {', '.join(known)}"
+        )
+
+
+def _stem(stem: str, image_shape: tuple[int, int, int]) -> Stem:
+    if stem == "auto":
+        is_small = max(image_shape[:2]) <= _LARGEST_SMALL_SIDE
+        return "cifar" if is_small else "imagenet"
+    return "cifar" if stem == "cifar" else "imagenet"
+
+
+def _convolution(convolution: str) -> Convolution:
+    _check_known("convolution", convolution, ("auto", "direct", "chunked"))
+    if convolution == "auto":
+        return "chunked" if jax.default_backend() == "cpu" else "direct"
+    return "chunked" if convolution == "chunked" else "direct"

@@ -1,0 +1,201 @@
+"""A network as pure functions over plain trees, with every width written down.
+
+It owns `Model`, what the rest of the package knows of a network: a hashable
+specification and the functions `init`, `apply` and `apply_train` over nested dicts of
+arrays. Flax NNX builds the networks and stays behind this border, so that channels,
+methods, checkpoints and shrinking see trees only. Architectures are in `resnet` and
+`vgg`; placement on a mesh is the business of the steps to the right.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Protocol, Self, TypeVar
+
+import jax
+from flax import nnx
+
+from prunex_jax.models.layers import Convolution, Pass
+from prunex_jax.trees import PyTree
+
+
+class ModelSpec(Protocol):
+    """Every width of a network; a shrunk network is the same class with another spec.
+
+    Implementations are frozen dataclasses of numbers, strings and tuples, so that they
+    hash, compare and print.
+    """
+
+    @property
+    def smallest_side(self) -> int:
+        """Height and width that images must at least have."""
+        ...
+
+    def make_network(
+        self, image_shape: tuple[int, int, int], num_classes: int, rngs: nnx.Rngs
+    ) -> nnx.Module:
+        """Builds the module, with parameters drawn from `rngs`.
+
+        The module is called with images, float[n, h, w, c], and a `Pass`, and returns
+        logits, float32[n, num_classes].
+        """
+        ...
+
+    def with_widths_of(self, params: PyTree) -> Self:
+        """Returns the same network with the widths that the parameters have."""
+        ...
+
+
+Spec = TypeVar("Spec", bound=ModelSpec)
+
+
+def shrunk_spec(spec: Spec, params: PyTree) -> Spec:
+    """Reads the widths off parameters from which channels were cut.
+
+    Args:
+      spec: Specification of the network before the cut.
+      params: Nested dicts with the keys of `Model.init` and smaller arrays.
+    Returns:
+      A specification whose `Model.init` makes arrays of exactly these shapes.
+    """
+    return spec.with_widths_of(params)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A network: a specification, and pure functions over two trees.
+
+    Parameters and statistics are nested dicts with string keys, float32; leaves are
+    named as in `blocks/0/conv1/kernel`. Kernels are float32[kh, kw, c_in, c_out] for
+    convolutions and float32[c_in, c_out] for dense layers. Statistics are the running
+    means and variances of batch norm; `layers` states their policy across devices.
+
+    Attributes:
+      spec: Every width of the network.
+      image_shape: Height, width and channels of one image.
+      num_classes: Number of logits.
+      compute_dtype: float32 or bfloat16, for activations inside the network.
+      convolution: How convolutions are formulated in training, see `layers.Conv`.
+
+    Example:
+      >>> from prunex_jax.config import ModelConfig
+      >>> from prunex_jax.models import make_model
+      >>> model = make_model(ModelConfig(name='resnet20'), (32, 32, 3), 10)
+      >>> params, statistics = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params['blocks']['0']['conv1']['kernel'].shape
+      (3, 3, 16, 16)
+    """
+
+    spec: ModelSpec
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    compute_dtype: str = "float32"
+    convolution: Convolution = "direct"
+
+    def init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        """Draws parameters and makes fresh statistics.
+
+        Works under `jax.jit` and `jax.eval_shape`, so that parameters can be counted
+        without being made, and born where they will live.
+
+        Args:
+          key: A jax random key.
+        Returns:
+          Parameters and statistics.
+        """
+        _, params, statistics = nnx.split(self._network(key), nnx.Param, nnx.BatchStat)
+        return _to_tree(params), _to_tree(statistics)
+
+    def apply(self, params: PyTree, statistics: PyTree, images: jax.Array) -> jax.Array:
+        """Computes logits with running statistics, for evaluation and tracing.
+
+        Every image is treated alone. The trace has ordinary primitives only: the
+        convolutions with their own derivative rule belong to training.
+
+        Args:
+          params: As made by `init`, or shrunk if the spec is.
+          statistics: As made by `init`.
+          images: float[n, h, w, c], any number of images.
+        Returns:
+          Logits, float32[n, num_classes].
+        """
+        how = Pass(is_training=False, dtype=self.compute_dtype)
+        network: Any = self._merge(params, statistics)
+        return network(images, how)
+
+    def apply_train(
+        self,
+        params: PyTree,
+        statistics: PyTree,
+        images: jax.Array,
+        axis_name: str | None = None,
+    ) -> tuple[jax.Array, PyTree]:
+        """Computes logits with batch statistics, and the new running statistics.
+
+        Args:
+          params: As made by `init`, or shrunk if the spec is.
+          statistics: As made by `init`; running statistics before this batch.
+          images: float[n, h, w, c]; the images of one device inside `shard_map`.
+          axis_name: Mesh axis whose devices share batch statistics; None keeps to the
+            images at hand.
+        Returns:
+          Logits, float32[n, num_classes], and statistics after this batch.
+        Collectives:
+          None without `axis_name`. With it, one mean over that axis per batch norm of
+          float32[2, channels], and its transpose in the backward pass.
+        """
+        how = Pass(
+            is_training=True,
+            dtype=self.compute_dtype,
+            convolution=self.convolution,
+            axis_name=axis_name,
+        )
+        network: Any = self._merge(params, statistics)
+        logits = network(images, how)
+        return logits, _to_tree(nnx.state(network, nnx.BatchStat))
+
+    def with_widths_of(self, params: PyTree) -> "Model":
+        """Returns the network that shrunk parameters belong to.
+
+        Args:
+          params: Nested dicts with the keys of `init` and smaller arrays.
+        Returns:
+          A model whose `apply` takes these parameters.
+        """
+        return dataclasses.replace(self, spec=shrunk_spec(self.spec, params))
+
+    @functools.cached_property
+    def _graph(self) -> Any:
+        abstract = nnx.eval_shape(lambda: self._network(jax.random.key(0)))
+        return nnx.split(abstract, nnx.Param, nnx.BatchStat)[0]
+
+    def _network(self, key: jax.Array) -> nnx.Module:
+        rngs = nnx.Rngs(params=key)
+        return self.spec.make_network(self.image_shape, self.num_classes, rngs)
+
+    def _merge(self, params: PyTree, statistics: PyTree) -> nnx.Module:
+        return nnx.merge(
+            self._graph,
+            nnx.State(_from_tree(params)),
+            nnx.State(_from_tree(statistics)),
+        )
+
+
+def _to_tree(state: Any) -> PyTree:
+    """Turns NNX state into nested dicts; positions in lists become string keys."""
+
+    def with_string_keys(tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        return {str(key): with_string_keys(value) for key, value in tree.items()}
+
+    return with_string_keys(nnx.to_pure_dict(state))
+
+
+def _from_tree(tree: PyTree) -> PyTree:
+    """Undoes the string keys of `_to_tree`."""
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        int(key) if key.isdigit() else key: _from_tree(value)
+        for key, value in tree.items()
+    }

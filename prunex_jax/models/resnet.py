@@ -1,0 +1,235 @@
+"""Residual networks with every width explicit.
+
+It owns the CIFAR form (three stages of basic blocks) and the ImageNet form (four
+stages, basic or bottleneck), each behind a small or a large stem. Where a block changes
+the shape of the stream, its shortcut is a 1x1 convolution with batch norm, which unlike
+padding with zeros lets every stage keep its own channels. `layers` has the parts.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, Self
+
+import jax
+from flax import nnx
+
+from prunex_jax.models.layers import (
+    BatchNorm,
+    Conv,
+    Dense,
+    Pass,
+    max_pool,
+    mean_over_space,
+)
+from prunex_jax.trees import PyTree
+
+Stem = Literal["cifar", "imagenet"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSpec:
+    """Widths of one residual block.
+
+    Attributes:
+      inner: Widths inside the block: one for a basic block (two 3x3 convolutions), two
+        for a bottleneck (1x1, 3x3, 1x1).
+      out: Width of the stream behind the block.
+      stride: Stride of the first 3x3 convolution, and of the shortcut.
+      has_projection: Whether the shortcut is a 1x1 convolution with batch norm.
+    """
+
+    inner: tuple[int, ...]
+    out: int
+    stride: int = 1
+    has_projection: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetSpec:
+    """Widths of a residual network.
+
+    Attributes:
+      stem: `cifar`, one 3x3 convolution, or `imagenet`, 7x7 with stride 2 and 3x3
+        maxima with stride 2.
+      stem_width: Width of the stream behind the stem.
+      blocks: The blocks, in order.
+    """
+
+    stem: Stem
+    stem_width: int
+    blocks: tuple[BlockSpec, ...]
+
+    @property
+    def smallest_side(self) -> int:
+        """One: padding and the mean over space take maps of any size."""
+        return 1
+
+    def make_network(
+        self, image_shape: tuple[int, int, int], num_classes: int, rngs: nnx.Rngs
+    ) -> nnx.Module:
+        """Builds the module; see `base.ModelSpec`."""
+        return ResNet(self, image_shape[-1], num_classes, rngs)
+
+    def with_widths_of(self, params: PyTree) -> Self:
+        """Returns the same network with the widths that the parameters have."""
+        blocks = []
+        for index, block in enumerate(self.blocks):
+            part = params["blocks"][str(index)]
+            widths = [
+                part[f"conv{i + 1}"]["kernel"].shape[-1]
+                for i in range(len(block.inner) + 1)
+            ]
+            blocks.append(
+                dataclasses.replace(block, inner=tuple(widths[:-1]), out=widths[-1])
+            )
+        return dataclasses.replace(
+            self,
+            stem_width=params["stem"]["conv"]["kernel"].shape[-1],
+            blocks=tuple(blocks),
+        )
+
+
+def make_resnet_spec(
+    stem: Stem,
+    *,
+    stage_blocks: Sequence[int],
+    stage_widths: Sequence[int],
+    expansion: int = 1,
+    inner_factor: int = 1,
+    scale: float = 1.0,
+) -> ResNetSpec:
+    """Writes down the widths of a regular residual network.
+
+    Args:
+      stem: `cifar` or `imagenet`.
+      stage_blocks: Number of blocks per stage; stages but the first halve the map.
+      stage_widths: Base width per stage; the first is also the width of the stem.
+      expansion: Stream width over base width; 1 makes basic blocks, 4 bottlenecks.
+      inner_factor: Inner width of bottlenecks over base width; 2 for the wide form.
+      scale: Multiplies every width; see `scaled`.
+    Returns:
+      The specification.
+    Example:
+      >>> spec = make_resnet_spec('cifar', stage_blocks=(1, 1), stage_widths=(8, 16))
+      >>> spec.blocks[1]
+      BlockSpec(inner=(16,), out=16, stride=2, has_projection=True)
+    """
+    stem_width = scaled(stage_widths[0], scale)
+    blocks: list[BlockSpec] = []
+    for stage, (count, width) in enumerate(
+        zip(stage_blocks, stage_widths, strict=True)
+    ):
+        out = scaled(width * expansion, scale)
+        inner = (scaled(width * inner_factor, scale),) * (1 if expansion == 1 else 2)
+        for index in range(count):
+            stride = 2 if stage > 0 and index == 0 else 1
+            # By place and not by width, so that rounding never moves a projection.
+            projects = index == 0 and (stage > 0 or expansion > 1)
+            blocks.append(BlockSpec(inner, out, stride, projects))
+    return ResNetSpec(stem, stem_width, tuple(blocks))
+
+
+def scaled(width: int, scale: float) -> int:
+    """Multiplies a width, rounds to the nearest integer, and keeps at least one.
+
+    Example:
+      >>> scaled(64, 0.25), scaled(3, 0.1)
+      (16, 1)
+    """
+    return max(1, round(width * scale))
+
+
+class _Stem(nnx.Module):
+    """The first convolution, and for large images the first maxima."""
+
+    def __init__(self, kind: Stem, c_in: int, c_out: int, rngs: nnx.Rngs):
+        self.is_large = kind == "imagenet"
+        size, stride = (7, 2) if self.is_large else (3, 1)
+        self.conv = Conv(c_in, c_out, size, stride=stride, rngs=rngs)
+        self.norm = BatchNorm(c_out)
+
+    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
+        x = jax.nn.relu(self.norm(self.conv(x, how), how))
+        return max_pool(x, 3, 2, padding=1) if self.is_large else x
+
+
+class _Shortcut(nnx.Module):
+    """A 1x1 convolution with batch norm, where a block changes the stream."""
+
+    def __init__(self, c_in: int, spec: BlockSpec, rngs: nnx.Rngs):
+        self.conv = Conv(c_in, spec.out, 1, stride=spec.stride, rngs=rngs)
+        self.norm = BatchNorm(spec.out)
+
+    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
+        return self.norm(self.conv(x, how), how)
+
+
+class _BasicBlock(nnx.Module):
+    """Two 3x3 convolutions beside a shortcut."""
+
+    def __init__(self, c_in: int, spec: BlockSpec, rngs: nnx.Rngs):
+        (inner,) = spec.inner
+        self.conv1 = Conv(c_in, inner, 3, stride=spec.stride, rngs=rngs)
+        self.norm1 = BatchNorm(inner)
+        self.conv2 = Conv(inner, spec.out, 3, rngs=rngs)
+        self.norm2 = BatchNorm(spec.out)
+        self.shortcut = _Shortcut(c_in, spec, rngs) if spec.has_projection else None
+
+    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
+        y = jax.nn.relu(self.norm1(self.conv1(x, how), how))
+        y = self.norm2(self.conv2(y, how), how)
+        side = x if self.shortcut is None else self.shortcut(x, how)
+        return jax.nn.relu(y + side)
+
+
+class _Bottleneck(nnx.Module):
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut; the 3x3 carries the stride."""
+
+    def __init__(self, c_in: int, spec: BlockSpec, rngs: nnx.Rngs):
+        first, second = spec.inner
+        self.conv1 = Conv(c_in, first, 1, rngs=rngs)
+        self.norm1 = BatchNorm(first)
+        self.conv2 = Conv(first, second, 3, stride=spec.stride, rngs=rngs)
+        self.norm2 = BatchNorm(second)
+        self.conv3 = Conv(second, spec.out, 1, rngs=rngs)
+        self.norm3 = BatchNorm(spec.out)
+        self.shortcut = _Shortcut(c_in, spec, rngs) if spec.has_projection else None
+
+    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
+        y = jax.nn.relu(self.norm1(self.conv1(x, how), how))
+        y = jax.nn.relu(self.norm2(self.conv2(y, how), how))
+        y = self.norm3(self.conv3(y, how), how)
+        side = x if self.shortcut is None else self.shortcut(x, how)
+        return jax.nn.relu(y + side)
+
+
+class ResNet(nnx.Module):
+    """Stem, blocks, mean over space, and a dense layer.
+
+    References:
+      He et al., Deep Residual Learning for Image Recognition, 2015, arXiv:1512.03385.
+      Zagoruyko and Komodakis, Wide Residual Networks, 2016, arXiv:1605.07146.
+    Differs from:
+      The paper: bottlenecks stride in the 3x3 convolution, as is now usual, and CIFAR
+      networks project their shortcuts instead of padding them with zeros.
+    """
+
+    def __init__(self, spec: ResNetSpec, c_in: int, num_classes: int, rngs: nnx.Rngs):
+        self.stem = _Stem(spec.stem, c_in, spec.stem_width, rngs)
+        streams = (spec.stem_width, *(block.out for block in spec.blocks))
+        self.blocks = nnx.List(
+            [
+                (_BasicBlock if len(block.inner) == 1 else _Bottleneck)(
+                    stream, block, rngs
+                )
+                for stream, block in zip(streams, spec.blocks, strict=False)
+            ]
+        )
+        self.classifier = Dense(streams[-1], num_classes, gain=1 / 3, rngs=rngs)
+
+    def __call__(self, images: jax.Array, how: Pass) -> jax.Array:
+        """Maps float[n, h, w, c_in] to logits, float32[n, num_classes]."""
+        x = self.stem(images, how)
+        for block in self.blocks:
+            x = block(x, how)
+        return self.classifier(mean_over_space(x), "float32")

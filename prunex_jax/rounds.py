@@ -1,0 +1,121 @@
+"""When exchanges happen, and of what kind: the sparsity schedule, round by round.
+
+Turns the stages of `sparsity.schedule` into what the loop asks after every step. It
+knows steps and counts only; what an exchange does is the method's business.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from prunex_jax.config import SparsityConfig
+from prunex_jax.optim import RoundKind
+from prunex_jax.sparsity import (
+    Stage,
+    density_stairs,
+    global_keep_counts,
+    stage_at,
+    uniform_keep_counts,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One exchange.
+
+    Attributes:
+      stage: The stage it closes a part of.
+      kind: Whether masks move, move for the last time, or stay.
+    """
+
+    stage: Stage
+    kind: RoundKind
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundPlan:
+    """All exchanges of a run.
+
+    Attributes:
+      stages: Densities over steps.
+      sync_period: Steps per round; 0 if the method has no exchange.
+      total_steps: Length of the run. A last, shorter round ends it, so that no step is
+        missing from the consensus.
+    """
+
+    stages: tuple[Stage, ...]
+    sync_period: int
+    total_steps: int
+
+    def round_after(self, num_steps: int) -> Round | None:
+        """What happens when `num_steps` steps are done, if anything.
+
+        Example:
+          >>> stages = (Stage(0, 1.0, False), Stage(4, 0.5, False), Stage(8, 0.5, True))
+          >>> plan = RoundPlan(stages, sync_period=4, total_steps=18)
+          >>> for step in range(1, 19):
+          ...     if due := plan.round_after(step):
+          ...         print(step, due.stage.density, due.kind)
+          4 1.0 frozen
+          8 0.5 moving
+          12 0.5 freeze
+          16 0.5 frozen
+          18 0.5 frozen
+        """
+        if not self.sync_period or num_steps < 1:
+            return None
+        if num_steps % self.sync_period and num_steps != self.total_steps:
+            return None
+        stage = stage_at(self.stages, num_steps - 1)
+        # With everything kept there is nothing to choose, and no score to send.
+        is_dense = stage.density == 1.0
+        if not stage.is_frozen:
+            return Round(stage, "frozen" if is_dense else "moving")
+        is_first = num_steps - self.sync_period <= stage.start_step
+        return Round(stage, "freeze" if is_first and not is_dense else "frozen")
+
+
+def make_round_plan(
+    config: SparsityConfig, total_steps: int, sync_period: int
+) -> RoundPlan:
+    """Lays out the exchanges of a run.
+
+    Args:
+      config: What is pruned, and when.
+      total_steps: Length of the run.
+      sync_period: Steps per round; 0 if the method has no exchange.
+    Raises:
+      UserError: A schedule in which nothing would be pruned.
+    """
+    stages: tuple[Stage, ...] = (Stage(0, 1.0, True),)
+    if sync_period:
+        stages = density_stairs(config, total_steps, sync_period)
+    return RoundPlan(stages, sync_period, total_steps)
+
+
+def keep_counts_at(
+    config: SparsityConfig,
+    sizes: Mapping[str, int],
+    density: float,
+    scores: Mapping[str, Sequence[float]] | None = None,
+    previous: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """Kept channels of every group at one density.
+
+    Args:
+      config: Budget, rounding and exclusions.
+      sizes: Channels of every group.
+      density: Share that is kept.
+      scores: Squared channel norms, needed for a global budget below density 1.
+      previous: Counts of the stage before, which a global budget never exceeds.
+    Returns:
+      Group name -> static count.
+    """
+    if config.budget == "global" and scores is not None and density < 1.0:
+        return global_keep_counts(
+            scores,
+            density,
+            config.round_to,
+            config.exclude,
+            previous=previous,
+        )
+    return uniform_keep_counts(sizes, density, config.round_to, config.exclude)

@@ -1,0 +1,77 @@
+"""Runs an experiment from settings to summary; callable without the command line."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from prunex_jax.checkpoint import Checkpointer
+from prunex_jax.config import ExperimentConfig, config_to_dict, resolve_config
+from prunex_jax.experiment import make_experiment
+from prunex_jax.finish import TrainResult, finish
+from prunex_jax.loop import Loop
+from prunex_jax.metrics import RunFolder, environment
+from prunex_jax.screen import Screen, last_screen, start_screen
+from prunex_jax.signals import StopRequest
+from prunex_jax.topology import LaunchFlags, make_topology, start_processes
+
+
+def train(
+    config: ml_collections.ConfigDict | Mapping[str, Any] | ExperimentConfig,
+    workdir: str | Path,
+    *,
+    fresh: bool = False,
+    launch: LaunchFlags | None = None,
+) -> TrainResult | None:
+    """Trains, resuming if the folder holds an unfinished run of the same settings.
+
+    Args:
+      config: Settings in any form that `config.resolve_config` takes.
+      workdir: The run folder: settings, metrics, checkpoints and summary.
+      fresh: Start over, removing the run that the folder holds.
+      launch: How processes find each other; None detects it.
+    Returns:
+      The network and its summary, or None if Ctrl-C or SIGTERM stopped the run, which
+      is saved then and goes on with the next call.
+    Raises:
+      UserError: Something about the settings, the machine or the folder cannot work.
+      TrainingDivergedError: The loss became infinite or not a number.
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     result = train({'run': {'steps': 2}, 'method': {'name': 'dense'},
+      ...                     'data': {'name': 'synthetic', 'batch_size': 8,
+      ...                              'synthetic_examples': 64}}, folder)
+      2/2 ...
+      >>> result.summary['steps']
+      2
+    """
+    config = resolve_config(config)
+    started = start_processes(config.topology, launch or LaunchFlags())
+    topology = make_topology(config.topology.layout)
+    experiment = make_experiment(config, topology)
+    described = environment(topology.describe())
+    folder = RunFolder.open(
+        workdir,
+        config_to_dict(config),
+        described,
+        is_primary=topology.is_primary,
+        fresh=fresh,
+    )
+    screen = Screen(topology.is_primary)
+    screen.line(start_screen(experiment, str(workdir), described, started.reason))
+    kept = config.run.checkpoints_kept
+    with Checkpointer(folder.checkpoint_dir, kept) as checkpointer, StopRequest() as stop:
+        loop = Loop(experiment, folder, checkpointer, stop, screen)
+        state, is_complete = loop.run()
+        if not is_complete:
+            screen.line(
+                f"stopped at step {loop.step} of {loop.num_steps} and saved; the same "
+                "command goes on from here"
+            )
+            return None
+        result = finish(loop, state)
+    folder.write_summary(result.summary)
+    screen.line(last_screen(result.summary, str(workdir)))
+    return result

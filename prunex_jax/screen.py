@@ -1,0 +1,144 @@
+"""What a person sees: the start screen, the last screen, and lines in between.
+
+Only the primary process writes. The texts are functions of plain values.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import prunex_jax
+from prunex_jax.config import config_difference
+from prunex_jax.experiment import Experiment
+from prunex_jax.topology import HOST_AXIS
+
+
+class Screen:
+    """Writes lines on the primary process, and none elsewhere.
+
+    Args:
+      is_primary: Whether this process writes.
+      stream: Where to; None is the standard output of the moment.
+    """
+
+    def __init__(self, is_primary: bool, stream: TextIO | None = None) -> None:
+        self._is_primary = is_primary
+        self._stream = stream
+
+    def line(self, text: str) -> None:
+        """Writes one or more lines at once."""
+        if self._is_primary:
+            stream = self._stream or sys.stdout
+            stream.write(text + "\n")
+            stream.flush()
+
+
+def start_screen(
+    experiment: Experiment, workdir: str, environment: Mapping[str, Any], reason: str
+) -> str:
+    """Everything worth knowing before the first step, on one screen.
+
+    Args:
+      experiment: What will run.
+      workdir: The run folder.
+      environment: From `metrics.environment`.
+      reason: What start-up detected, and why.
+    """
+    config, topology = experiment.config, experiment.topology
+    versions = environment["versions"]
+    names = ("python", "jax", "jaxlib", "flax", "optax", "orbax")
+    lines = [
+        f"prunex_jax {prunex_jax.__version__}  "
+        + "  ".join(f"{name} {versions[name]}" for name in names),
+        f"start     {reason}",
+        *topology.table().splitlines(),
+        *_what_is_trained(experiment),
+        *_what_is_sent(experiment),
+    ]
+    changed = [
+        f"{key}={value!r} (default {default!r})"
+        for key, (default, value) in config_difference(config).items()
+    ]
+    lines += ["settings  " + ("all at their defaults" if not changed else changed[0])]
+    lines += [f"          {text}" for text in changed[1:]]
+    lines += [f"run       {experiment.plan.total_steps} steps into {workdir}"]
+    return "\n".join(lines)
+
+
+def _what_is_trained(experiment: Experiment) -> list[str]:
+    data, mesh = experiment.dataset, experiment.mesh
+    batch_size = experiment.config.data.batch_size
+    per_host = batch_size // mesh.shape[HOST_AXIS]
+    height, width, channels = data.image_shape
+    return [
+        f"data      {data.name}: {len(data.train)} training, {len(data.validation)} "
+        f"validation images of {height}x{width}x{channels}, {data.num_classes} classes",
+        f"batch     {batch_size} = {mesh.shape[HOST_AXIS]} hosts x {per_host} = "
+        f"{mesh.size} devices x {batch_size // mesh.size}",
+        f"model     {experiment.config.model.name}: {experiment.num_params:,} "
+        f"parameters, {len(experiment.sizes)} channel groups with "
+        f"{sum(experiment.sizes.values())} channels, "
+        f"{experiment.trace.prunable_share():.1%} of the parameters prunable",
+    ]
+
+
+def _what_is_sent(experiment: Experiment) -> list[str]:
+    method, plan = experiment.method, experiment.plan
+    dense_bytes = experiment.num_params * 4
+    if not plan.sync_period:
+        when = "every step"
+    else:
+        stages = ", ".join(
+            f"{stage.density:.3g}{' frozen' if stage.is_frozen else ''} from step "
+            f"{stage.start_step}"
+            for stage in plan.stages
+        )
+        when = f"every {plan.sync_period} steps; density {stages}"
+    payload = method.payload_elements(experiment.keep_counts) * wire_itemsize(method)
+    return [
+        f"method    {method.name}: exchanges {when}",
+        f"payload   {payload:,} bytes per exchange at the end, "
+        f"{payload / dense_bytes:.3f} of the dense {dense_bytes:,}",
+    ]
+
+
+def wire_itemsize(method: Any) -> int:
+    """Bytes of one element on the host axis."""
+    return {"float32": 4, "float16": 2}[method.wire_dtype]
+
+
+def last_screen(summary: Mapping[str, Any], workdir: str) -> str:
+    """What came out, from the values of summary.json.
+
+    Args:
+      summary: What was written.
+      workdir: The run folder.
+    """
+    return "\n".join(
+        [
+            f"done      {summary['steps']} steps in {summary['seconds_total']:.0f} s, "
+            f"{1000 * summary['seconds_per_step_median']:.1f} ms per step, "
+            f"{summary['num_compilations']} programs compiled",
+            f"network   test accuracy {summary['test_accuracy']:.4f}, test loss "
+            f"{summary['test_loss']:.4f}"
+            + (
+                f", validation accuracy {summary['validation_accuracy']:.4f}"
+                if summary["validation_accuracy"] is not None
+                else ""
+            ),
+            f"size      {summary['params_kept']:,} of {summary['params_dense']:,} "
+            f"parameters ({summary['params_kept'] / summary['params_dense']:.3f}), "
+            f"{summary['macs_kept']:,} of {summary['macs_dense']:,} "
+            f"multiply-accumulates ({summary['macs_kept'] / summary['macs_dense']:.3f})",
+            f"          {summary['channel_sparsity']:.1%} of the channels removed; "
+            "masked and shrunk network differ by at most "
+            f"{summary['shrink_max_abs_error']:.1e}",
+            f"host link {summary['host_wire_bytes']:,.0f} bytes sent per host, "
+            f"{summary['host_wire_ratio']:.4f} of the "
+            f"{summary['host_wire_bytes_dense']:,.0f} of hierarchical dense averaging",
+            f"          {summary['host_payload_bytes_steady']:,} bytes per round at the "
+            f"end, {summary['host_payload_ratio']:.3f} of the dense "
+            f"{summary['host_payload_bytes_dense']:,}; {summary['num_rounds']} rounds",
+            f"run       {workdir}",
+        ]
+    )
