@@ -1,3 +1,3 @@
-"""Trains networks across hosts joined by slow links, sending only channels that matter."""
+"""Trains networks across slow links between hosts, sending only what matters."""
 
 __version__ = "0.1.0"

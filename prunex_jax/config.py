@@ -241,6 +241,16 @@ def config_difference(config: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def settings_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """Lists the settings of a ConfigDict by dotted key.
+
+    Example:
+      >>> settings_of(default_config())['run.log_every_steps']
+      20
+    """
+    return _flatten(config.to_dict())
+
+
 def suggest(word: str, known: typing.Iterable[str]) -> str:
     """Says ", did you mean ...?" when something known resembles the word, else "".
 

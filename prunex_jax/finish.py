@@ -1,4 +1,4 @@
-"""Ends a run: shrinks the network, proves it equal, reads the test set once, sums up."""
+"""Ends a run: shrinks the network, proves it equal, tests it once, sums up."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -165,4 +165,3 @@ def _what_was_sent(loop: Loop) -> dict[str, Any]:
         "num_rounds": ledger.num_calls.get(rounds, 0),
         "num_compilations": ledger.num_compilations,
     }
-

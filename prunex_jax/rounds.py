@@ -5,7 +5,9 @@ knows steps and counts only; what an exchange does is the method's business.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+
+import numpy as np
 
 from prunex_jax.config import SparsityConfig
 from prunex_jax.optim import RoundKind
@@ -96,7 +98,7 @@ def keep_counts_at(
     config: SparsityConfig,
     sizes: Mapping[str, int],
     density: float,
-    scores: Mapping[str, Sequence[float]] | None = None,
+    scores: Mapping[str, np.ndarray] | None = None,
     previous: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Kept channels of every group at one density.

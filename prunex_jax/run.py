@@ -62,7 +62,10 @@ def train(
     screen = Screen(topology.is_primary)
     screen.line(start_screen(experiment, str(workdir), described, started.reason))
     kept = config.run.checkpoints_kept
-    with Checkpointer(folder.checkpoint_dir, kept) as checkpointer, StopRequest() as stop:
+    with (
+        Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
+        StopRequest() as stop,
+    ):
         loop = Loop(experiment, folder, checkpointer, stop, screen)
         state, is_complete = loop.run()
         if not is_complete:

@@ -114,31 +114,24 @@ def last_screen(summary: Mapping[str, Any], workdir: str) -> str:
       summary: What was written.
       workdir: The run folder.
     """
-    return "\n".join(
-        [
-            f"done      {summary['steps']} steps in {summary['seconds_total']:.0f} s, "
-            f"{1000 * summary['seconds_per_step_median']:.1f} ms per step, "
-            f"{summary['num_compilations']} programs compiled",
-            f"network   test accuracy {summary['test_accuracy']:.4f}, test loss "
-            f"{summary['test_loss']:.4f}"
-            + (
-                f", validation accuracy {summary['validation_accuracy']:.4f}"
-                if summary["validation_accuracy"] is not None
-                else ""
-            ),
-            f"size      {summary['params_kept']:,} of {summary['params_dense']:,} "
-            f"parameters ({summary['params_kept'] / summary['params_dense']:.3f}), "
-            f"{summary['macs_kept']:,} of {summary['macs_dense']:,} "
-            f"multiply-accumulates ({summary['macs_kept'] / summary['macs_dense']:.3f})",
-            f"          {summary['channel_sparsity']:.1%} of the channels removed; "
-            "masked and shrunk network differ by at most "
-            f"{summary['shrink_max_abs_error']:.1e}",
-            f"host link {summary['host_wire_bytes']:,.0f} bytes sent per host, "
-            f"{summary['host_wire_ratio']:.4f} of the "
-            f"{summary['host_wire_bytes_dense']:,.0f} of hierarchical dense averaging",
-            f"          {summary['host_payload_bytes_steady']:,} bytes per round at the "
-            f"end, {summary['host_payload_ratio']:.3f} of the dense "
-            f"{summary['host_payload_bytes_dense']:,}; {summary['num_rounds']} rounds",
-            f"run       {workdir}",
-        ]
-    )
+    value = dict(summary)
+    value["ms"] = 1000 * value["seconds_per_step_median"]
+    value["params_share"] = value["params_kept"] / value["params_dense"]
+    value["macs_share"] = value["macs_kept"] / value["macs_dense"]
+    value["workdir"] = workdir
+    return _LAST_SCREEN.format_map(value)
+
+
+_LAST_SCREEN = """\
+done      {steps} steps in {seconds_total:.0f} s, {ms:.1f} ms per step, \
+{num_compilations} programs compiled
+network   test accuracy {test_accuracy:.4f}, test loss {test_loss:.4f}
+size      {params_kept:,} of {params_dense:,} parameters ({params_share:.3f}), \
+{macs_kept:,} of {macs_dense:,} multiply-accumulates ({macs_share:.3f})
+          {channel_sparsity:.1%} of the channels removed; masked and shrunk network \
+differ by at most {shrink_max_abs_error:.1e}
+host link {host_wire_bytes:,.0f} bytes sent per host, {host_wire_ratio:.4f} of the \
+{host_wire_bytes_dense:,.0f} of hierarchical dense averaging
+          {host_payload_bytes_steady:,} bytes per round at the end, \
+{host_payload_ratio:.3f} of the dense {host_payload_bytes_dense:,}; {num_rounds} rounds
+run       {workdir}"""

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from prunex_jax.channels import (
     ChannelGroup,
@@ -85,7 +86,7 @@ def shrink_network(
     return masked, Network(network.model.with_widths_of(params), params, statistics)
 
 
-def shrink_error(masked: Network, shrunk: Network, images: jax.Array) -> float:
+def shrink_error(masked: Network, shrunk: Network, images: ArrayLike) -> float:
     """Largest absolute difference between the logits of two networks.
 
     Args:
@@ -95,7 +96,8 @@ def shrink_error(masked: Network, shrunk: Network, images: jax.Array) -> float:
     Returns:
       max |masked - shrunk| over images and classes.
     """
-    difference = jax.jit(masked.logits)(images) - jax.jit(shrunk.logits)(images)
+    given = jnp.asarray(images)
+    difference = jax.jit(masked.logits)(given) - jax.jit(shrunk.logits)(given)
     return float(jnp.max(jnp.abs(difference)))
 
 

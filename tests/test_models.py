@@ -28,13 +28,7 @@ BASIC = ResNetSpec(
     (BlockSpec((3,), 4), BlockSpec((5,), 6, 2, True), BlockSpec((7,), 6)),
 )
 BOTTLENECK = ResNetSpec(
-    "imagenet",
-    4,
-    (
-        BlockSpec((3, 5), 8, 1, True),
-        BlockSpec((6, 4), 8),
-        BlockSpec((4, 5), 6, 2, True),
-    ),
+    "imagenet", 4, (BlockSpec((3, 5), 4), BlockSpec((4, 5), 6, 2, True))
 )
 VGG = VggSpec(stages=((4,), (5, 6)), hidden=(7, 5))
 SPECS = {"basic": BASIC, "bottleneck": BOTTLENECK, "vgg": VGG}
@@ -44,28 +38,32 @@ def small_model(name: str, **settings) -> Model:
     return Model(SPECS[name], image_shape=(9, 8, 3), num_classes=5, **settings)
 
 
-def random_state(model: Model, seed: int = 0):
-    """Parameters and statistics with no zeros or ones left in them."""
-    params, statistics = model.init(jax.random.key(seed))
-    keys = iter(jax.random.split(jax.random.key(seed + 1), 1000))
+def random_state(model: Model):
+    """Parameters and statistics of the right shapes, with no zeros or ones in them."""
+    rng = np.random.default_rng(0)
 
-    def shake(path, x):
-        noise = jax.random.uniform(next(keys), x.shape, minval=0.1, maxval=0.5)
-        return x + noise if x.ndim == 1 else x
+    def draw(x):
+        if x.ndim == 1:
+            return jnp.asarray(rng.uniform(0.3, 1.5, x.shape), x.dtype)
+        size = np.prod(x.shape[:-1]) ** -0.5
+        return jnp.asarray(rng.normal(scale=1.4 * size, size=x.shape), x.dtype)
 
-    return map_with_path(shake, params), map_with_path(shake, statistics)
+    return jax.tree.map(draw, jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def images_of(model: Model, n: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(7), (n, *model.image_shape))
+    rng = np.random.default_rng(7)
+    return jnp.asarray(rng.normal(size=(n, *model.image_shape)), jnp.float32)
 
 
 def primitives_of(jaxpr) -> set[str]:
     names = set()
     for eqn in jaxpr.eqns:
         names.add(eqn.primitive.name)
-        for sub in jax.core.jaxprs_in_params(eqn.params):
-            names |= primitives_of(sub)
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                names |= primitives_of(inner)
     return names
 
 
@@ -104,8 +102,8 @@ def test_stem_follows_image_size_and_any_size_runs(shape, stem):
     assert jax.eval_shape(model.apply, params, statistics, images).shape == (3, 10)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_every_model_traces_with_both_stems(name):
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "wide_resnet50_2", "vgg16"])
+def test_every_kind_of_model_traces_with_both_stems(name):
     for stem in ("cifar", "imagenet"):
         config = ModelConfig(name=name, stem=stem, width=0.1)
         model = make_model(config, (32, 32, 3), 10)
@@ -130,19 +128,19 @@ def test_vgg_flattens_the_map():
     model = make_model(ModelConfig(name="vgg16"), (64, 64, 3), 10)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     assert params["classifier"]["kernel"].shape == (2 * 2 * 512, 10)
-    assert params["hidden"] == {}
+    assert "hidden" not in params
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_trees_are_nested_dicts_with_string_keys(name):
     model = small_model(name)
-    params, statistics = jax.jit(model.init)(jax.random.key(0))
+    params, statistics = jax.eval_shape(model.init, jax.random.key(0))
 
     def check(tree):
         assert type(tree) is dict
         for key, value in tree.items():
             assert type(key) is str
-            if not isinstance(value, jax.Array):
+            if not hasattr(value, "dtype"):
                 check(value)
             else:
                 assert value.dtype == jnp.float32
@@ -155,19 +153,20 @@ def test_trees_are_nested_dicts_with_string_keys(name):
 
 
 def test_initial_values():
-    model = make_model(ModelConfig(name="resnet20"), (32, 32, 3), 10)
-    params, statistics = jax.jit(model.init)(jax.random.key(0))
-    flat = flatten_by_path(params)
-    kernel = flat["blocks/8/conv2/kernel"]
+    spec = ResNetSpec("cifar", 64, (BlockSpec((64,), 64),))
+    model = Model(spec, image_shape=(8, 8, 3), num_classes=5)
+    init = jax.jit(model.init)
+    params, statistics = init(jax.random.key(0))
+    block = params["blocks"]["0"]
+    kernel = block["conv2"]["kernel"]
     assert kernel.std() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.03)
+    assert not np.allclose(kernel, block["conv1"]["kernel"])
     # A zero scale at the end of a branch would make the scores of its channels equal.
-    scales = [x for path, x in flat.items() if path.endswith("norm2/scale")]
-    assert len(scales) == 9
-    assert all(bool((scale == 1).all()) for scale in scales)
-    other, _ = jax.jit(model.init)(jax.random.key(1))
-    assert not np.allclose(kernel, other["blocks"]["8"]["conv2"]["kernel"])
-    variances = [x for p, x in flatten_by_path(statistics).items() if p.endswith("var")]
-    assert all(bool((x == 1).all()) for x in variances)
+    assert bool((block["norm2"]["scale"] == 1).all())
+    assert bool((block["norm2"]["bias"] == 0).all())
+    assert bool((statistics["blocks"]["0"]["norm2"]["var"] == 1).all())
+    other, _ = init(jax.random.key(1))
+    assert not np.allclose(kernel, other["blocks"]["0"]["conv2"]["kernel"])
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -231,8 +230,8 @@ def test_evaluation_treats_every_image_alone():
     model = small_model("vgg")
     params, statistics = random_state(model)
     images = images_of(model, 4)
-    together = model.apply(params, statistics, images)
-    alone = model.apply(params, statistics, images[2:3])
+    together = jax.jit(model.apply)(params, statistics, images)
+    alone = jax.jit(model.apply)(params, statistics, images[2:3])
     np.testing.assert_allclose(together[2:3], alone, rtol=1e-4, atol=1e-5)
 
 
@@ -241,22 +240,27 @@ def test_evaluation_traces_to_ordinary_primitives(name):
     model = small_model(name, convolution="chunked")
     params, statistics = random_state(model)
     images = images_of(model, 2)
-    found = primitives_of(jax.make_jaxpr(model.apply)(params, statistics, images).jaxpr)
-    assert found <= set(
-        "add broadcast_in_dim conv_general_dilated convert_element_type custom_jvp_call "
-        "div dot_general jit max mul reduce_sum reduce_window_max reshape rsqrt sub "
-        "copy_p copy neg".split()
+    jaxpr = jax.make_jaxpr(model.apply)(params, statistics, images).jaxpr
+    known = (
+        "add broadcast_in_dim conv_general_dilated convert_element_type "
+        "custom_jvp_call div dot_general jit max mul reduce_sum reduce_window_max "
+        "reshape rsqrt sub"
     )
+    found = primitives_of(jaxpr)
+    assert "conv_general_dilated" in found
+    assert found <= set(known.split())
 
 
-@pytest.mark.parametrize("name", sorted(SPECS))
-@pytest.mark.parametrize("chunk_bytes", [1, 3000])
+@pytest.mark.parametrize(
+    ("name", "chunk_bytes"), [("basic", 3000), ("bottleneck", 1), ("vgg", 1)]
+)
 def test_chunked_gradients_are_direct_gradients(name, chunk_bytes, monkeypatch):
     monkeypatch.setattr(layers, "_CHUNK_BYTES", chunk_bytes)
     direct = small_model(name, convolution="direct")
     chunked = small_model(name, convolution="chunked")
     params, statistics = random_state(direct)
-    # Ten images in eight chunks: chunks of two; 3000 bytes: uneven chunks.
+    # One byte: eight chunks at most, so five of two images. 3000 bytes: other numbers,
+    # with a smaller last chunk.
     images = images_of(direct, 10)
 
     def gradients(model, params, images):
@@ -338,8 +342,10 @@ def test_residual_network_cut_by_hand_is_the_masked_network():
         lambda x: x.shape, shapes
     )
     for apply in ("apply", "apply_train"):
-        masked = getattr(model, apply)(_masked(params, BASIC), statistics, images)
-        shrunk = getattr(small, apply)(cut, _cut(statistics, BASIC), images)
+        masked = jax.jit(getattr(model, apply))(
+            _masked(params, BASIC), statistics, images
+        )
+        shrunk = jax.jit(getattr(small, apply))(cut, _cut(statistics, BASIC), images)
         masked = masked[0] if apply == "apply_train" else masked
         shrunk = shrunk[0] if apply == "apply_train" else shrunk
         np.testing.assert_allclose(shrunk, masked, rtol=1e-4, atol=1e-5)
@@ -368,8 +374,10 @@ def test_widths_are_read_off_any_parameters(name):
     assert small_model(name).with_widths_of(params) == model
 
 
-@pytest.mark.parametrize("name", sorted(SPECS))
-@pytest.mark.parametrize("axis_name", [None, "device"])
+@pytest.mark.parametrize(
+    ("name", "axis_name"),
+    [("basic", None), ("basic", "device"), ("bottleneck", None), ("vgg", "device")],
+)
 def test_batch_statistics_on_a_mesh(name, axis_name):
     mesh = jax.sharding.Mesh(
         np.array(jax.devices()[:4]).reshape(2, 2), ("host", "device")
@@ -415,7 +423,7 @@ def test_batch_statistics_on_a_mesh(name, axis_name):
             np.testing.assert_allclose(got[device], want, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(SPECS))
+@pytest.mark.parametrize("name", ["basic", "vgg"])
 def test_bfloat16_keeps_parameters_statistics_and_logits_in_float32(name):
     model = small_model(name, compute_dtype="bfloat16", convolution="chunked")
     params, statistics = random_state(model)
@@ -434,7 +442,7 @@ def test_bfloat16_keeps_parameters_statistics_and_logits_in_float32(name):
     for line in jaxpr.splitlines():
         if "= conv_general_dilated" in line:
             assert ":bf16[" in line
-    exact, _ = small_model(name).apply_train(params, statistics, images)
+    exact, _ = jax.jit(small_model(name).apply_train)(params, statistics, images)
     assert 0 < jnp.abs(logits - exact).max() < 0.1 * jnp.abs(exact).max() + 0.05
 
 

@@ -68,7 +68,7 @@ class EvaluationExamples:
         batch: Batch = {
             "image": np.zeros((size, *recipe.image_shape), np.uint8),
             "label": np.zeros(size, np.int32),
-            "valid": is_valid.astype(np.float32),
+            "valid": np.ones(size, np.float32),
         }
         if len(labels):
             batch["image"][is_valid] = recipe.evaluation_images(images)
@@ -78,4 +78,4 @@ class EvaluationExamples:
 
 def normalized(batch: Batch, normalization: Normalization) -> Batch:
     """Returns the batch with float32 images, as the model reads them."""
-    return {**batch, "image": normalization.apply(batch["image"].view(np.uint8))}
+    return {**batch, "image": normalization.apply(np.asarray(batch["image"], np.uint8))}

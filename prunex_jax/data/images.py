@@ -35,6 +35,9 @@ def decode_image(encoded: bytes, num_channels: int) -> Pixels:
 def resize_box(image: Pixels, box: Sequence[float], size: tuple[int, int]) -> Pixels:
     """Resizes a rectangle of an image, with antialiasing (Pillow's bilinear filter).
 
+    At its edges the filter sees the pixels next to the rectangle, as if the whole image
+    had been resized and then cropped.
+
     Args:
       image: uint8[height, width, channels] with 1 or 3 channels.
       box: Left, top, right and bottom of the rectangle, in pixels.

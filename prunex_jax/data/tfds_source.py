@@ -6,9 +6,11 @@ of an encoded image (images).
 Flow: sources asks for a `StoredSet`.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
+import io
 from typing import Any
 
 import numpy as np
@@ -69,7 +71,7 @@ class TfdsSource:
             raise UserError(
                 f"example {unlabelled[0]} of split {self.split!r} of data set "
                 f"{self.name!r} has no label in 0..{self.num_classes - 1}: "
-                "choose a set whose test split is labelled"
+                "choose a set whose splits are all labelled"
             )
         encoded = [record[self.image_key] for record in records]
         return [decode_image(image, self.num_channels) for image in encoded], labels
@@ -125,16 +127,11 @@ def open_tfds(name: str, data_dir: str) -> StoredSet:
 
 def _prepared_builder(name: str, data_dir: str | None) -> Any:
     """Returns TFDS's reader of a set, or says in one line why there is none."""
-    import tensorflow_datasets as tfds
-
     builder = _find_builder(name, data_dir)
-    # Read here rather than asked of TFDS, which logs a warning where it is missing.
-    if not (builder.data_path / "dataset_info.json").exists():
-        if ":" not in name:
-            try:  # An older prepared version serves as well.
-                return tfds.builder(f"{name}:*.*.*", data_dir=data_dir)
-            except tfds.core.DatasetNotFoundError:
-                pass
+    if not _is_prepared(builder) and ":" not in name:
+        # An older prepared version serves as well as the one TFDS would make today.
+        builder = _find_builder(f"{name}:*.*.*", data_dir)
+    if not _is_prepared(builder):
         raise UserError(_how_to_prepare(name, builder))
     if not builder.info.available_file_formats() & _readable_formats():
         raise UserError(
@@ -145,12 +142,19 @@ def _prepared_builder(name: str, data_dir: str | None) -> Any:
     return builder
 
 
+def _is_prepared(builder: Any) -> bool:
+    # Looked up here, because TFDS logs a warning where the file is missing.
+    return (builder.data_path / "dataset_info.json").exists()
+
+
 def _find_builder(name: str, data_dir: str | None) -> Any:
     import tensorflow_datasets as tfds
 
     where = data_dir or tfds.core.constants.DATA_DIR
     try:
-        return tfds.builder(name, data_dir=data_dir)
+        # TFDS prints a banner about TensorFlow; the message below says it in a line.
+        with contextlib.redirect_stdout(io.StringIO()):
+            return tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
         known = ["digits", "synthetic"]
         known += tfds.list_builders(with_community_datasets=False)
@@ -168,8 +172,8 @@ def _find_builder(name: str, data_dir: str | None) -> Any:
         ) from None
     except ImportError as error:
         raise UserError(
-            f"data set {name!r} cannot be opened without the module {error.name!r}: "
-            "install it, or choose an image classification set"
+            f"data set {name!r} needs a package that is not installed "
+            f"({str(error).splitlines()[-1]}): install it, or choose another set"
         ) from None
 
 

@@ -102,7 +102,8 @@ class Model:
         Returns:
           Parameters and statistics.
         """
-        _, params, statistics = nnx.split(self._network(key), nnx.Param, nnx.BatchStat)
+        parts: Any = nnx.split(self._network(key), nnx.Param, nnx.BatchStat)
+        _, params, statistics = parts
         return _to_tree(params), _to_tree(statistics)
 
     def apply(self, params: PyTree, statistics: PyTree, images: jax.Array) -> jax.Array:

@@ -113,9 +113,9 @@ class Vgg(nnx.Module):
         height, width, channels = image_shape
         widths = [width for stage in spec.stages for width in stage]
         self.ends = tuple(
-            index == len(stage) - 1
+            is_last
             for stage in spec.stages
-            for index in range(len(stage))
+            for is_last in (*(False,) * (len(stage) - 1), True)
         )
         self.features = nnx.List(
             [

@@ -1,0 +1,29 @@
+r"""ResNet-20 on handwritten digits with H-SADMM, 2 simulated hosts x 2 devices.
+
+The demo: data come with scikit-learn, nothing is downloaded, virtual CPU devices.
+
+    python -m prunex_jax.train --config=configs/digits_resnet20_hsadmm.py \
+        --workdir=runs/demo
+"""
+
+import ml_collections
+
+from prunex_jax.config import default_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config()
+    config.topology.layout = "2"
+    config.topology.cpu_devices = 4
+    config.data.name = "digits"
+    config.data.batch_size = 64
+    config.data.augment = "shift"
+    config.model.name = "resnet20"
+    config.optimizer.learning_rate = 0.1
+    config.sparsity.sparsity = 0.5
+    config.sparsity.num_stairs = 3
+    config.method.name = "hsadmm"
+    config.method.hsadmm.sync_period = 4
+    config.run.epochs = 30.0
+    config.run.eval_every_steps = 200
+    return config
