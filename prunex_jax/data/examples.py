@@ -68,7 +68,7 @@ class EvaluationExamples:
         batch: Batch = {
             "image": np.zeros((size, *recipe.image_shape), np.uint8),
             "label": np.zeros(size, np.int32),
-            "valid": np.ones(size, np.float32),
+            "valid": is_valid.astype(np.float32),
         }
         if len(labels):
             batch["image"][is_valid] = recipe.evaluation_images(images)
