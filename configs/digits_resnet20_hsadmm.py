@@ -1,9 +1,12 @@
-r"""ResNet-20 on handwritten digits with H-SADMM, 2 simulated hosts x 2 devices.
+"""ResNet-20 on handwritten digits with H-SADMM, 2 simulated hosts x 2 devices.
 
-The demo: data come with scikit-learn, nothing is downloaded, virtual CPU devices.
+The demo: the images come with scikit-learn, nothing is downloaded, and virtual CPU
+devices stand in for the hosts.
 
-    python -m prunex_jax.train --config=configs/digits_resnet20_hsadmm.py \
-        --workdir=runs/demo
+    python -m prunex_jax.train --workdir=runs/demo \\
+        --config=configs/digits_resnet20_hsadmm.py
+
+Hardware: two CPU cores. Result: see README, "What to expect".
 """
 
 import ml_collections

@@ -75,6 +75,8 @@ def load_config(file: str) -> ml_collections.ConfigDict:
     if spec is None or spec.loader is None:
         raise UserError(f"--config={path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    # Config files build on their neighbours, as in `import cifar10_resnet20_hsadmm`.
+    sys.path.insert(0, str(Path(path).parent))
     try:
         spec.loader.exec_module(module)
         return module.get_config(*([argument] if argument else []))
@@ -85,6 +87,8 @@ def load_config(file: str) -> ml_collections.ConfigDict:
         raise UserError(
             f"--config={file} cannot be loaded: {type(error).__name__}: {what}"
         ) from error
+    finally:
+        sys.path.remove(str(Path(path).parent))
 
 
 def override_config(

@@ -423,6 +423,25 @@ def test_batch_statistics_on_a_mesh(name, axis_name):
             np.testing.assert_allclose(got[device], want, rtol=1e-3, atol=1e-5)
 
 
+def test_chunks_do_not_multiply_collectives(monkeypatch):
+    monkeypatch.setattr(layers, "_CHUNK_BYTES", 1)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("device",))
+
+    def num_sums(convolution):
+        model = small_model("basic", convolution=convolution)
+        params, statistics = random_state(model)
+        gradient = jax.shard_map(
+            jax.grad(lambda p, x: model.apply_train(p, statistics, x)[0].sum()),
+            mesh=mesh,
+            in_specs=(P(), P("device")),
+            out_specs=P(),
+        )
+        jaxpr = jax.make_jaxpr(gradient)(params, images_of(model, 8))
+        return str(jaxpr).count("= psum")
+
+    assert num_sums("chunked") == num_sums("direct") > 0
+
+
 @pytest.mark.parametrize("name", ["basic", "vgg"])
 def test_bfloat16_keeps_parameters_statistics_and_logits_in_float32(name):
     model = small_model(name, compute_dtype="bfloat16", convolution="chunked")

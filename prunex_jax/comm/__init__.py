@@ -16,6 +16,7 @@ from prunex_jax.comm.averaging import (
 )
 from prunex_jax.comm.collectives import (
     axis_size,
+    check_local,
     vary,
 )
 from prunex_jax.comm.compaction import (
@@ -26,6 +27,7 @@ from prunex_jax.comm.compaction import (
 __all__ = [
     "Collective",
     "axis_size",
+    "check_local",
     "compact_size",
     "dense_size",
     "list_collectives",

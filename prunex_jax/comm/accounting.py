@@ -18,8 +18,9 @@ from prunex_jax.jaxprs import inner_programs
 _SUMS = frozenset({"psum", "psum_invariant", "psum2", "pmax", "pmin"})
 _GATHERS = frozenset({"all_gather", "all_gather_invariant"})
 _SCATTERS = frozenset({"reduce_scatter"})
-_OTHERS = frozenset(
-    {"all_to_all", "pgather", "ppermute", "psend", "precv", "ragged_all_to_all"}
+# Name mesh axes but move nothing.
+_FREE = frozenset(
+    {"axis_index", "preduced", "pvary", "vary_unreduced_cast", "vary_unreduced_cast_p"}
 )
 
 
@@ -79,10 +80,12 @@ def list_collectives(program: core.ClosedJaxpr) -> list[Collective]:
       program: From `jax.make_jaxpr(fn)(*args)` or `jax.jit(fn).trace(*args).jaxpr`,
         with the `shard_map` inside.
     Returns:
-      One entry per collective; loops of known length multiply its count.
+      One entry per collective and type; loops of known length multiply its count.
+      What the compiler adds outside `shard_map` is not in the program, so not listed.
     Raises:
       ValueError: The program communicates in a way whose bytes cannot be known from the
-        program alone: inside a `while`, or differently in the branches of a `cond`.
+        program alone (inside a `while`, or differently in the branches of a `cond`), or
+        by a primitive that is not counted here.
     """
     return list(_walk(program.jaxpr, {}, 1))
 
@@ -92,10 +95,8 @@ def _walk(
 ) -> Iterator[Collective]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if name in _SUMS | _GATHERS | _SCATTERS:
+        if _named_axes(eqn) and name not in _FREE:
             yield from _entries(eqn, sizes, count)
-        elif name in _OTHERS:
-            raise ValueError(f"the bytes of {name} are not counted yet")
         elif name == "shard_map":
             inner_sizes = {**sizes, **dict(eqn.params["mesh"].shape)}
             for program in inner_programs(eqn):
@@ -127,22 +128,27 @@ def _branches(
 def _entries(
     eqn: core.JaxprEqn, sizes: Mapping[str, int], count: int
 ) -> Iterator[Collective]:
-    name = eqn.primitive.name
-    axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
-    axes = axes if isinstance(axes, tuple) else (axes,)
+    name, axes = eqn.primitive.name, _named_axes(eqn)
+    kinds = {"sum": _SUMS, "gather": _GATHERS, "scatter": _SCATTERS}
+    kind = next((kind for kind, names in kinds.items() if name in names), None)
+    if kind is None:
+        raise ValueError(f"the bytes of {name} over {axes} are not counted yet")
     if eqn.params.get("axis_index_groups") is not None:
-        raise ValueError("collectives over groups of an axis are not counted")
-    kind = "sum" if name in _SUMS else "gather" if name in _GATHERS else "scatter"
-    named = tuple(axis for axis in axes if isinstance(axis, str))
-    if not named:
-        return
+        raise ValueError(f"{name} over groups of positions of {axes} is not counted")
     by_dtype: collections.Counter[str] = collections.Counter()
     for atom in eqn.invars:
         aval: Any = atom.aval
         by_dtype[str(aval.dtype)] += math.prod(aval.shape)
     for dtype, num_elements in by_dtype.items():
-        axis_sizes = tuple(sizes[axis] for axis in named)
-        yield Collective(kind, named, axis_sizes, num_elements, dtype, count)
+        axis_sizes = tuple(sizes[axis] for axis in axes)
+        yield Collective(kind, axes, axis_sizes, num_elements, dtype, count)
+
+
+def _named_axes(eqn: core.JaxprEqn) -> tuple[str, ...]:
+    """Mesh axes that an equation names; array axes are numbers."""
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    return tuple(axis for axis in axes if isinstance(axis, str))
 
 
 def wire_bytes(
@@ -152,11 +158,12 @@ def wire_bytes(
 
     Args:
       listed: From `list_collectives`.
-      mesh_shape: Axis name -> size, slow axis first, as `mesh.shape` gives it.
+      mesh_shape: Axis name -> size of the two axes, slow axis first, as `mesh.shape`
+        gives it.
     Returns:
       Axis name -> bytes that the devices of one host together send over it. A
-      collective over several axes at once counts as one ring in mesh order, in which
-      one device per host sends to the next host.
+      collective over both axes at once counts as one ring in mesh order, in which one
+      device per host sends to the next host.
     Example:
       >>> mesh_shape = {'host': 2, 'device': 4}
       >>> one = Collective('sum', ('host',), (2,), 100, 'float32')
@@ -173,6 +180,7 @@ def wire_bytes(
         elif item.axes == (fast,):
             totals[fast] += devices_per_host * sent
         else:
-            totals[slow] += sent if mesh_shape[slow] > 1 else 0.0
-            totals[fast] += (devices_per_host - 1) * sent
+            leaving = 1 if mesh_shape[slow] > 1 else 0
+            totals[slow] += leaving * sent
+            totals[fast] += (devices_per_host - leaving) * sent
     return totals

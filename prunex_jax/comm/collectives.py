@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.errors import UserError
 from prunex_jax.trees import PyTree
 
 
@@ -38,11 +39,41 @@ def vary(tree: PyTree, axes: Sequence[str | None]) -> PyTree:
     """
 
     def cast(leaf: jax.Array) -> jax.Array:
-        varying = jax.typeof(leaf).manual_axis_type.varying
-        missing = tuple(axis for axis in axes if axis and axis not in varying)
+        missing = tuple(axis for axis in axes if axis and not _varies(leaf, axis))
         return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(cast, tree)
+
+
+def check_local(grads: PyTree, axes: Sequence[str | None]) -> None:
+    """Refuses gradients that `jax.grad` has already summed over a mesh axis.
+
+    That happens when the parameters it differentiates do not vary over the axis; another
+    mean on top would make every gradient as many times too large as the axis is long,
+    and send it twice. Where `shard_map` does not track types (`check_vma=False`),
+    gradients are local and nothing is checked.
+
+    Args:
+      grads: Gradients inside `shard_map`.
+      axes: Mesh axes over which they must be local; None is skipped.
+    Raises:
+      UserError: No leaf varies over one of the axes.
+    """
+    leaves = jax.tree.leaves(grads)
+    for axis in axes:
+        if axis is None or not leaves or not _varies(position(axis), axis):
+            continue
+        if not any(_varies(leaf, axis) for leaf in leaves):
+            raise UserError(
+                f"gradients do not vary over mesh axis {axis!r}: jax.grad has summed "
+                "them over it already; differentiate comm.vary(params, "
+                f"[{axis!r}]) instead of params"
+            )
+
+
+def _varies(leaf: jax.Array | int, axis: str) -> bool:
+    """Whether `shard_map` knows a value as differing along an axis."""
+    return axis in jax.typeof(leaf).manual_axis_type.varying
 
 
 def sum_over_devices(buffer: jax.Array, device_axis: str | None) -> jax.Array:
@@ -77,12 +108,16 @@ def sum_over_hosts(
       [n], replicated.
     Collectives:
       With P devices per host and m = ceil(n / P): a sum over `host_axis` of m elements,
-      then a gather over `device_axis` of m elements from each device.
+      then a gather over `device_axis` of m elements from each device. With one host,
+      nothing that moves.
     """
     if host_axis is None:
         return buffer
     num_devices = axis_size(device_axis)
-    if device_axis is None or num_devices == 1:
+    is_single = axis_size(host_axis) == 1 and not (
+        device_axis and _varies(buffer, device_axis)
+    )
+    if device_axis is None or num_devices == 1 or is_single:
         total = jax.lax.psum(vary(buffer, (host_axis,)), host_axis)
         return total if device_axis is None else _settle(total, device_axis)
     padded = _pad_to_multiple(buffer, num_devices)
@@ -129,9 +164,7 @@ def _gather(share: jax.Array, device_axis: str) -> jax.Array:
 
 def _settle(value: jax.Array, device_axis: str) -> jax.Array:
     """Types a value as equal along an axis of size one, where it trivially is."""
-    if device_axis in jax.typeof(value).manual_axis_type.varying:
-        return jax.lax.psum(value, device_axis)
-    return value
+    return jax.lax.psum(value, device_axis) if _varies(value, device_axis) else value
 
 
 def _pad_to_multiple(buffer: jax.Array, multiple: int) -> jax.Array:

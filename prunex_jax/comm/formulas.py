@@ -1,6 +1,6 @@
 """Closed formulas for what the means of `comm.averaging` send, written independently.
 
-They are built from sizes alone. Tests hold them against the traced program; reports use
+They are built from sizes alone; an axis of size one counts as a collective of no bytes. Tests hold them against the traced program; reports use
 them where there is no program, as for the dense baseline of a sparse run.
 """
 
@@ -23,11 +23,8 @@ def host_sum(
     num_elements: int, mesh_shape: MeshShape, dtype: str = "float32"
 ) -> list[Collective]:
     """What `averaging.mean_over_hosts` sends: each device carries one share."""
-    (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
-    share = -(-num_elements // num_devices)
-    over_hosts = Collective("sum", (host_axis,), (num_hosts,), share, dtype)
-    gather = Collective("gather", (device_axis,), (num_devices,), share, dtype)
-    return [over_hosts] if num_devices == 1 else [over_hosts, gather]
+    (_, num_hosts), _ = mesh_shape.items()
+    return _shared_sum(num_elements, mesh_shape, dtype) if num_hosts > 1 else []
 
 
 def mesh_sum(
@@ -36,8 +33,17 @@ def mesh_sum(
     """What `averaging.mean_over_mesh` sends: scatter, sum over hosts, gather."""
     _, (device_axis, num_devices) = mesh_shape.items()
     share = -(-num_elements // num_devices)
-    if num_devices == 1:
-        return host_sum(num_elements, mesh_shape, dtype)
     padded = share * num_devices
     scatter = Collective("scatter", (device_axis,), (num_devices,), padded, dtype)
-    return [scatter, *host_sum(num_elements, mesh_shape, dtype)]
+    return [scatter, *_shared_sum(num_elements, mesh_shape, dtype)]
+
+
+def _shared_sum(
+    num_elements: int, mesh_shape: MeshShape, dtype: str
+) -> list[Collective]:
+    """A sum over hosts of one share per device, and the gather of the shares."""
+    (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    share = -(-num_elements // num_devices)
+    over_hosts = Collective("sum", (host_axis,), (num_hosts,), share, dtype)
+    gather = Collective("gather", (device_axis,), (num_devices,), share, dtype)
+    return [over_hosts, gather]

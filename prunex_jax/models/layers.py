@@ -211,8 +211,8 @@ _chunked_conv.defvjp(_chunked_forward, _chunked_backward)
 def _alike(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Marks both as varying over the mesh axes that either varies over.
 
-    A custom derivative must return the types of its arguments. Casting outside of it
-    leaves the sum over the mesh, where one is due, to the derivative of the cast.
+    Where the kernel is the same on all devices, its gradient contains a sum over the
+    mesh. Casting it outside of the custom derivative sums once, and not per chunk.
     """
     axes = [jax.typeof(a).manual_axis_type.varying for a in (x, kernel)]
     missing = [tuple(sorted((axes[0] | axes[1]) - own)) for own in axes]
@@ -232,8 +232,6 @@ def _moments(x: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]
 
 
 def _running(old: jax.Array, new: jax.Array) -> jax.Array:
-    # Statistics carry no gradient, so that losses may return them freely.
-    new = lax.stop_gradient(new)
     return STATISTICS_DECAY * old + (1.0 - STATISTICS_DECAY) * new
 
 

@@ -1,0 +1,18 @@
+"""ResNet-20 on handwritten digits, dense: the baseline of the demo.
+
+Gradients are averaged over all devices in every step, nothing is pruned.
+
+    python -m prunex_jax.train --workdir=runs/demo_dense \\
+        --config=configs/digits_resnet20_dense.py
+
+Hardware: two CPU cores. Result: see README, "What to expect".
+"""
+
+import digits_resnet20_hsadmm
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = digits_resnet20_hsadmm.get_config()
+    config.method.name = "dense"
+    return config
