@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from prunex_jax.checkpoint import Checkpointer
@@ -22,8 +23,9 @@ from prunex_jax.run import train
 from prunex_jax.topology import make_topology
 
 ROOT = Path(__file__).parent.parent
-# Two processes add float32 numbers in another order than one.
-ROUNDING = 2e-5
+# Two processes split their matrix products otherwise than one: distance of the results
+# over the distance that training went. Anything but rounding makes it nearly 1.
+ROUNDING = 1e-3
 
 SETTINGS = {
     "topology": {"layout": "2"},
@@ -193,6 +195,9 @@ def test_two_processes_equal_two_simulated_hosts(method, tmp_path):
         method={"name": method},
         run={"steps": 8, "checkpoint_every_steps": 0},
         topology={"cpu_devices": 4},
+        # Large steps and few images per norm would blow rounding up.
+        optimizer={"learning_rate": 0.01},
+        data={"batch_size": 64},
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -226,9 +231,14 @@ def test_two_processes_equal_two_simulated_hosts(method, tmp_path):
         with Checkpointer(tmp_path / name / "checkpoints", keep=2) as checkpointer:
             state, _ = checkpointer.restore(experiment.programs.abstract_state())
         states.append(experiment.programs.network(state))
-    for single, double in zip(*map(jax.tree.leaves, states), strict=True):
-        scale = max(1.0, float(np.abs(single).max()))
-        np.testing.assert_allclose(single, double, atol=ROUNDING * scale)
+    born = experiment.programs.init(jax.random.key(config.seed))
+    start_of_both, _ = experiment.programs.network(born)
+    (single, _), (double, _) = states
+    moved = optax.tree.norm(optax.tree.sub(single, start_of_both))
+    apart = optax.tree.norm(optax.tree.sub(single, double))
+    assert float(apart) < ROUNDING * float(moved)
+    for one_leaf, two_leaf in zip(*map(jax.tree.leaves, (single, double)), strict=True):
+        np.testing.assert_array_equal(one_leaf == 0, two_leaf == 0, "other channels")
 
 
 def test_divergence_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
