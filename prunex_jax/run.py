@@ -8,13 +8,18 @@ import ml_collections
 
 from prunex_jax.checkpoint import Checkpointer
 from prunex_jax.config import ExperimentConfig, config_to_dict, resolve_config
-from prunex_jax.experiment import make_experiment
+from prunex_jax.experiment import Experiment, make_experiment
 from prunex_jax.finish import TrainResult, finish
 from prunex_jax.loop import Loop
 from prunex_jax.metrics import RunFolder, environment
 from prunex_jax.screen import Screen, last_screen, start_screen
 from prunex_jax.signals import StopRequest
-from prunex_jax.topology import LaunchFlags, make_topology, start_processes
+from prunex_jax.topology import (
+    LaunchFlags,
+    make_topology,
+    run_together,
+    start_processes,
+)
 
 
 def train(
@@ -39,26 +44,31 @@ def train(
       TrainingDivergedError: The loss became infinite or not a number.
     Example:
       >>> import tempfile
-      >>> with tempfile.TemporaryDirectory() as folder:
-      ...     result = train({'run': {'steps': 2}, 'method': {'name': 'dense'},
-      ...                     'data': {'name': 'synthetic', 'batch_size': 8,
-      ...                              'synthetic_examples': 64}}, folder)
-      2/2 ...
+      >>> settings = {'run': {'steps': 2}, 'model': {'width': 0.25},
+      ...             'data': {'name': 'synthetic', 'synthetic_examples': 64}}
+      >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
+      ...     result = train(settings, folder)
+      prunex_jax ...
       >>> result.summary['steps']
       2
     """
     config = resolve_config(config)
     started = start_processes(config.topology, launch or LaunchFlags())
     topology = make_topology(config.topology.layout)
-    experiment = make_experiment(config, topology)
     described = environment(topology.describe())
-    folder = RunFolder.open(
-        workdir,
-        config_to_dict(config),
-        described,
-        is_primary=topology.is_primary,
-        fresh=fresh,
-    )
+
+    def prepare() -> tuple[Experiment, RunFolder]:
+        experiment = make_experiment(config, topology)
+        folder = RunFolder.open(
+            workdir,
+            config_to_dict(config),
+            described,
+            is_primary=topology.is_primary,
+            fresh=fresh,
+        )
+        return experiment, folder
+
+    experiment, folder = run_together(prepare)
     screen = Screen(topology.is_primary)
     screen.line(start_screen(experiment, str(workdir), described, started.reason))
     kept = config.run.checkpoints_kept
