@@ -29,12 +29,16 @@ def count_params(params: PyTree) -> int:
 def count_macs(apply: Callable[..., Any], *args: Any) -> int:
     """Counts multiply-accumulates of one call.
 
+    What padding multiplies by zero counts, what the dilation of an image (a transposed
+    convolution) does not. Of branches the most expensive counts; a loop whose length is
+    not part of the program counts as one turn.
+
     Args:
       apply: Any traceable function.
       *args: Its arguments, or their shapes; one example if the result is to be "for
         one example".
     Returns:
-      The number, padding included.
+      The number.
     Example:
       >>> import jax.numpy as jnp
       >>> count_macs(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 5)))
@@ -50,6 +54,8 @@ def _macs(jaxpr: core.Jaxpr) -> Iterator[int]:
             yield _dot_macs(eqn)
         elif name == "conv_general_dilated":
             yield _conv_macs(eqn)
+        elif name == "cond":
+            yield max(sum(_macs(branch)) for branch in inner_programs(eqn))
         else:
             times = eqn.params["length"] if name == "scan" else 1
             for inner in inner_programs(eqn):
@@ -69,5 +75,6 @@ def _dot_macs(eqn: core.JaxprEqn) -> int:
 def _conv_macs(eqn: core.JaxprEqn) -> int:
     out_axis = eqn.params["dimension_numbers"].rhs_spec[0]
     kernel = _shape(eqn.invars[1])
-    per_output = math.prod(kernel) // kernel[out_axis]
-    return math.prod(_shape(eqn.outvars[0])) * per_output
+    per_output = math.prod(kernel[:out_axis] + kernel[out_axis + 1 :])
+    total = math.prod(_shape(eqn.outvars[0])) * per_output
+    return total // math.prod(eqn.params["lhs_dilation"])

@@ -19,6 +19,7 @@ from prunex_jax.channels import (
     mask_channels,
     take_channels,
 )
+from prunex_jax.errors import UserError
 from prunex_jax.models import Model
 from prunex_jax.trees import PyTree, flatten_by_path
 
@@ -55,35 +56,47 @@ def shrink_network(
       masks: bool[size] per group, True where kept; groups without one stay whole.
     Returns:
       The masked network of full widths, and the shrunk one; they compute the same.
+    Raises:
+      UserError: A mask fits no group, or keeps no channel of its group.
     Example:
       >>> from prunex_jax.channels import trace_channels
-      >>> from prunex_jax.config import ModelConfig
-      >>> from prunex_jax.models import make_model
-      >>> model = make_model(ModelConfig(name='resnet20'), (8, 8, 1), 10)
+      >>> from prunex_jax.models import VggSpec
+      >>> model = Model(VggSpec(stages=((8,),), hidden=()), (4, 4, 1), 10)
       >>> params, statistics = jax.jit(model.init)(jax.random.key(0))
-      >>> images = jnp.ones((1, 8, 8, 1))
+      >>> images = jnp.ones((1, 4, 4, 1))
       >>> groups = trace_channels(model.apply, params, images,
       ...                         statistics=statistics).groups
       >>> masks = {groups[0].name: np.arange(groups[0].size) % 2 == 0}
       >>> masked, small = shrink_network(Network(model, params, statistics), groups,
       ...                                masks)
-      >>> small.params['stem']['conv']['kernel'].shape
-      (3, 3, 1, 8)
+      >>> small.params['features']['0']['conv']['kernel'].shape
+      (3, 3, 1, 4)
       >>> shrink_error(masked, small, images) < 1e-5
       True
     """
-    full = {
-        g.name: jnp.asarray(masks.get(g.name, np.ones(g.size, bool))) for g in groups
+    _check_masks(groups, masks)
+    known = {
+        g.name: np.asarray(masks.get(g.name, np.ones(g.size, bool))) for g in groups
     }
-    keep = {name: jnp.asarray(np.flatnonzero(mask)) for name, mask in full.items()}
+    full = {name: jnp.asarray(mask) for name, mask in known.items()}
+    keep = {name: jnp.asarray(np.flatnonzero(mask)) for name, mask in known.items()}
     params_layouts = layouts_of(groups, _shapes(network.params))
     statistics_layouts = layouts_of(groups, _shapes(network.statistics), "statistics")
-    masked = dataclasses.replace(
-        network, params=mask_channels(network.params, params_layouts, full)
+
+    @jax.jit  # one program instead of one per shape
+    def cut(params: PyTree, statistics: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        return (
+            mask_channels(params, params_layouts, full),
+            take_channels(params, params_layouts, keep),
+            take_channels(statistics, statistics_layouts, keep),
+        )
+
+    masked, params, statistics = cut(network.params, network.statistics)
+    model = network.model.with_widths_of(params)
+    return (
+        dataclasses.replace(network, params=masked),
+        Network(model, params, statistics),
     )
-    params = take_channels(network.params, params_layouts, keep)
-    statistics = take_channels(network.statistics, statistics_layouts, keep)
-    return masked, Network(network.model.with_widths_of(params), params, statistics)
 
 
 def shrink_error(masked: Network, shrunk: Network, images: ArrayLike) -> float:
@@ -99,6 +112,26 @@ def shrink_error(masked: Network, shrunk: Network, images: ArrayLike) -> float:
     given = jnp.asarray(images)
     difference = jax.jit(masked.logits)(given) - jax.jit(shrunk.logits)(given)
     return float(jnp.max(jnp.abs(difference)))
+
+
+def _check_masks(groups: Sequence[ChannelGroup], masks: Mapping[str, Any]) -> None:
+    sizes = {group.name: group.size for group in groups}
+    for name, mask in masks.items():
+        if name not in sizes:
+            raise UserError(
+                f"there is a mask for channel group {name!r} and no such group; use "
+                "the groups that the masks were made for"
+            )
+        if np.shape(mask) != (sizes[name],):
+            raise UserError(
+                f"the mask of channel group {name} has shape {np.shape(mask)} and "
+                f"should have ({sizes[name]},); use the masks of this network"
+            )
+        if not np.any(mask):
+            raise UserError(
+                f"the mask of channel group {name} keeps no channel, which leaves no "
+                "network; keep at least one"
+            )
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:

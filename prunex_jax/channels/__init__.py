@@ -1,5 +1,6 @@
 """Channels of any JAX function: found by tracing, named as groups, cut by position."""
 
+from prunex_jax.channels.components import FrozenChannels
 from prunex_jax.channels.groups import (
     AxisLayout,
     ChannelGroup,
@@ -7,6 +8,8 @@ from prunex_jax.channels.groups import (
     Layouts,
     layouts_of,
 )
+from prunex_jax.channels.labels import Context, Reason, Rule, Traced, freeze_all
+from prunex_jax.channels.rules import RULES
 from prunex_jax.channels.slicing import (
     KeepIndices,
     Masks,
@@ -23,13 +26,20 @@ from prunex_jax.channels.trace import (
 )
 
 __all__ = [
+    "RULES",
     "AxisLayout",
     "ChannelGroup",
     "ChannelSlice",
     "ChannelTrace",
+    "Context",
+    "FrozenChannels",
     "KeepIndices",
     "Layouts",
     "Masks",
+    "Reason",
+    "Rule",
+    "Traced",
+    "freeze_all",
     "keep_indices_of",
     "layouts_of",
     "mask_channels",

@@ -5,169 +5,78 @@ and says what is known of the results. A primitive without a rule freezes everyt
 touches, by name: it is never taken to be harmless. `channels.trace` walks the program.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jax.extend import core
 
+from prunex_jax.channels.elementwise import (
+    ELEMENTWISE,
+    convert,
+    elementwise,
+    integer_pow,
+    select,
+    value_of,
+)
 from prunex_jax.channels.labels import (
     FROZEN,
     UNIFORM,
-    LabelTable,
-    Reason,
+    Context,
+    Rule,
     Traced,
+    freeze_all,
     frozen_value,
-    source_of,
+    has_channels,
+    same_value,
     uniform_value,
 )
 
-
-@dataclasses.dataclass(frozen=True)
-class Context:
-    """What a rule may use: the equation and the table of labels."""
-
-    eqn: core.JaxprEqn
-    table: LabelTable
-
-    def reason(self, text: str) -> Reason:
-        """A reason that names this equation."""
-        return Reason(self.eqn.primitive.name, text, source_of(self.eqn))
-
-    def freeze(self, labels: np.ndarray, text: str) -> None:
-        """Freezes labels because of this equation."""
-        if (labels > FROZEN).any():
-            self.table.freeze(labels, self.reason(text))
-
-    def join(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Joins two axes because of this equation."""
-        return self.table.join(
-            left, right, self.reason("combines it with an axis of fixed size")
-        )
-
-    def out_shape(self, index: int = 0) -> tuple[int, ...]:
-        """Shape of a result of this equation."""
-        aval: Any = self.eqn.outvars[index].aval
-        return tuple(aval.shape)
-
-
-Rule = Callable[..., Sequence[Traced]]
-
-
-def freeze_all(ctx: Context, *operands: Traced) -> Sequence[Traced]:
-    """The rule of everything unknown: what it touches stays."""
-    for operand in operands:
-        for labels in operand.labels:
-            ctx.freeze(labels, "not known to keep channels apart")
-    return [frozen_value(ctx.out_shape(i)) for i in range(len(ctx.eqn.outvars))]
-
-
-def _elementwise(
-    combine_zero: Callable[[Sequence[bool]], bool],
-) -> Rule:
-    """Rule of operations that treat every position alike.
-
-    Args:
-      combine_zero: From "operand is zero there" to "result is zero there".
-    """
-
-    def rule(ctx: Context, *operands: Traced) -> Sequence[Traced]:
-        shape = ctx.out_shape()
-        labels, is_zero = [], []
-        for axis, size in enumerate(shape):
-            joined = np.full(size, UNIFORM, np.int64)
-            zeros = []
-            for operand in operands:
-                if not operand.labels:  # a scalar is zero everywhere or nowhere
-                    zeros.append(all(operand.is_zero) and _is_zero_scalar(operand))
-                    continue
-                own = operand.labels[axis]
-                if len(own) != size:  # broadcast: ties nothing, zero at no channel
-                    zeros.append(False)
-                    continue
-                joined = ctx.join(joined, own)
-                zeros.append(operand.is_zero[axis])
-            labels.append(joined)
-            is_zero.append(combine_zero(zeros))
-        return [Traced(tuple(labels), tuple(is_zero))] * len(ctx.eqn.outvars)
-
-    return rule
-
-
-def _is_zero_scalar(operand: Traced) -> bool:
-    return isinstance(operand, Scalar) and operand.value == 0
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Scalar(Traced):
-    """A rank-0 value; known where it is a literal of the program."""
-
-    value: float | None = None
-
-
-def scalar(value: float | None) -> Scalar:
-    """Describes a rank-0 value."""
-    return Scalar((), (), None, value)
-
-
-# Zero where every operand is zero: f(0, ..., 0) = 0.
-_joint = _elementwise(all)
-# Zero where any operand is zero: products.
-_product = _elementwise(any)
-# Zero where the first operand is zero: quotients and integer powers.
-_first = _elementwise(lambda zeros: zeros[0])
-# f(0) is not 0.
-_nonzero = _elementwise(lambda zeros: False)
-
-
-def _select(ctx: Context, which: Traced, *cases: Traced) -> Sequence[Traced]:
-    (joined,) = _joint(ctx, *cases)
-    if not which.labels:
-        return [joined]
-    (tied,) = _nonzero(ctx, which, *cases)
-    return [Traced(tied.labels, joined.is_zero)]
-
-
-def _clamp(ctx: Context, low: Traced, x: Traced, high: Traced) -> Sequence[Traced]:
-    # clamp(l, 0, h) is 0 only where the bounds allow 0, which is not looked up.
-    return _nonzero(ctx, x, low, high)
+_NOT_ZERO = "reads removed channels that may not be exactly zero"
+_NOT_FINITE = "reads removed channels that may not be finite"
 
 
 def _passthrough(ctx: Context, *operands: Traced) -> Sequence[Traced]:
-    return [Traced(x.labels, x.is_zero) for x in operands]
+    return [Traced(x.labels, x.dead, x.number) for x in operands]
 
 
-def _broadcast_in_dim(ctx: Context, x: Traced, *dynamic: Traced) -> Sequence[Traced]:
+def _axes_of(x: Traced, axes: Sequence[int]) -> Traced:
+    """The value with the given axes only."""
+    return Traced(tuple(x.labels[a] for a in axes), tuple(x.dead[a] for a in axes))
+
+
+def _sum_of(value: float | None) -> float | None:
+    """What is known of a sum of numbers of which this is known."""
+    if value is None or value == 0:
+        return value
+    return None if math.isfinite(value) else math.nan
+
+
+def _broadcast_in_dim(ctx: Context, x: Traced, *sizes: Traced) -> Sequence[Traced]:
     shape = ctx.out_shape()
-    if isinstance(x, Scalar):
-        return [uniform_value(shape, _is_zero_scalar(x))]
-    labels = [np.full(size, UNIFORM, np.int64) for size in shape]
-    # Broadcast axes carry no channel: nothing dies there, so claim nothing.
-    is_zero = [False] * len(shape)
+    if not x.labels:
+        return [uniform_value(shape, x.number)]
+    out = uniform_value(shape)
+    labels, dead = list(out.labels), list(out.dead)
     for source, target in enumerate(ctx.eqn.params["broadcast_dimensions"]):
         if len(x.labels[source]) == shape[target]:
             labels[target] = x.labels[source]
-            is_zero[target] = x.is_zero[source]
-    return [Traced(tuple(labels), tuple(is_zero))]
+            dead[target] = x.dead[source]
+    return [Traced(tuple(labels), tuple(dead))]
 
 
 def _transpose(ctx: Context, x: Traced) -> Sequence[Traced]:
-    order = ctx.eqn.params["permutation"]
-    return [
-        Traced(
-            tuple(x.labels[axis] for axis in order),
-            tuple(x.is_zero[axis] for axis in order),
-        )
-    ]
+    return [_axes_of(x, ctx.eqn.params["permutation"])]
 
 
 def _squeeze(ctx: Context, x: Traced) -> Sequence[Traced]:
     gone = ctx.eqn.params["dimensions"]
-    kept = [axis for axis in range(len(x.labels)) if axis not in gone]
-    if not kept:
-        return [scalar(None)]
-    return [Traced(tuple(x.labels[a] for a in kept), tuple(x.is_zero[a] for a in kept))]
+    return [_axes_of(x, [axis for axis in range(len(x.labels)) if axis not in gone])]
+
+
+def _rev(ctx: Context, x: Traced) -> Sequence[Traced]:
+    turned = ctx.eqn.params["dimensions"]
+    labels = [own[::-1] if i in turned else own for i, own in enumerate(x.labels)]
+    return [Traced(tuple(labels), x.dead)]
 
 
 def _reshape_blocks(
@@ -191,8 +100,6 @@ def _reshape_blocks(
                 j += 1
             else:
                 break
-        if not from_axes and not to_axes:  # only axes of length 1 are left over
-            break
         blocks.append((from_axes, to_axes))
     return blocks
 
@@ -201,17 +108,20 @@ def _outer_labels(ctx: Context, axes: Sequence[np.ndarray]) -> np.ndarray:
     """Labels of the positions of several axes taken together, flattened.
 
     A position made of one channel and otherwise frozen or uniform positions belongs to
-    that channel; one made of two channels cannot be given to either and is frozen.
+    that channel. One made of two channels belongs to that of the axis with more of
+    them, such as the features of a kernel, and the other axis stays.
     """
-    flat = axes[0] if axes else np.array([UNIFORM], np.int64)
+    flat = axes[0]
     for axis in axes[1:]:
         rows = np.repeat(flat, len(axis))
         columns = np.tile(axis, len(flat))
         clash = (rows > FROZEN) & (columns > FROZEN)
-        for labels in (rows[clash], columns[clash]):
-            ctx.freeze(np.unique(labels), "merges two channel axes into one")
-        merged = np.maximum(rows, columns)
-        flat = np.where(clash, FROZEN, merged)
+        of_rows, of_columns = np.unique(rows[clash]), np.unique(columns[clash])
+        rows_win = len(of_rows) > len(of_columns)
+        loser = of_columns if rows_win else of_rows
+        ctx.freeze(loser, "merges it with another channel axis into one")
+        winner = rows if rows_win else columns
+        flat = np.where(clash, winner, np.maximum(rows, columns))
     return flat
 
 
@@ -222,85 +132,87 @@ def _split_labels(
 
     Works where channels vary along one of the new axes only; otherwise freezes them.
     """
-    frozen = [np.full(size, FROZEN, np.int64) for size in shape]
-    if not (flat > FROZEN).any():
-        only = np.where((flat == UNIFORM).all(), UNIFORM, FROZEN)
-        return [np.full(size, only, np.int64) for size in shape]
+    if (flat == UNIFORM).all():
+        return [np.full(size, UNIFORM, np.int64) for size in shape]
+    split = [np.full(size, FROZEN, np.int64) for size in shape]
+    if not has_channels(flat):
+        return split
     block = flat.reshape(shape)
     for axis, size in enumerate(shape):
         rows = np.moveaxis(block, axis, 0).reshape(size, -1)
         if (rows == rows[:, :1]).all():
-            frozen[axis] = rows[:, 0].copy()
-            return frozen
+            split[axis] = rows[:, 0].copy()
+            return split
     ctx.freeze(np.unique(flat), "splits a channel axis")
-    return frozen
+    return split
 
 
-def _reshape(ctx: Context, x: Traced, *dynamic: Traced) -> Sequence[Traced]:
+def _reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
     shape = ctx.out_shape()
-    if ctx.eqn.params.get("dimensions") is not None:
+    if ctx.eqn.params.get("dimensions") is not None or 0 in shape:
         return freeze_all(ctx, x)
-    if not shape:
-        return [scalar(None)]
-    labels = [np.full(size, UNIFORM, np.int64) for size in shape]
-    is_zero = [False] * len(shape)
+    labels = [np.full(size, FROZEN, np.int64) for size in shape]
+    dead: list[float | None] = [None] * len(shape)
     for from_axes, to_axes in _reshape_blocks(x.shape, shape):
-        sources = [x.labels[axis] for axis in from_axes]
-        with_channels = [a for a in from_axes if (x.labels[a] > FROZEN).any()]
-        zero = all(x.is_zero[axis] for axis in with_channels or from_axes)
         wide = [axis for axis in to_axes if shape[axis] != 1]
-        if len(wide) == 1:
-            labels[wide[0]] = _outer_labels(ctx, sources)
-        elif len(wide) > 1:
-            flat = _outer_labels(ctx, sources)
-            split = _split_labels(ctx, flat, [shape[axis] for axis in wide])
-            for axis, part in zip(wide, split, strict=True):
-                labels[axis] = part
-        for axis in wide:
-            is_zero[axis] = zero
-    return [Traced(tuple(labels), tuple(is_zero))]
+        sources = [axis for axis in from_axes if len(x.labels[axis]) != 1]
+        if not wide:  # axes of length 1, which carry no channel
+            continue
+        carriers = [a for a in sources if has_channels(x.labels[a])] or sources
+        flat = _outer_labels(ctx, [x.labels[axis] for axis in sources])
+        split = _split_labels(ctx, flat, [shape[axis] for axis in wide])
+        for axis, part in zip(wide, split, strict=True):
+            labels[axis] = part
+            dead[axis] = same_value([x.dead[a] for a in carriers])
+    return [Traced(tuple(labels), tuple(dead))]
 
 
-def _integer_pow(ctx: Context, x: Traced) -> Sequence[Traced]:
-    return (_first if ctx.eqn.params["y"] > 0 else _nonzero)(ctx, x)
-
-
-def _reduce(exact_on_zeros: bool) -> Rule:
-    """Rule of reductions; summing skips dead channels only where they are zero."""
-
-    def rule(ctx: Context, x: Traced, *rest: Traced) -> Sequence[Traced]:
-        gone = ctx.eqn.params["axes"]
-        for axis in gone:
-            if not (exact_on_zeros and x.is_zero[axis]):
-                ctx.freeze(
-                    x.labels[axis], "reads removed channels that are not exactly zero"
-                )
-        kept = [axis for axis in range(len(x.labels)) if axis not in gone]
-        out = Traced(
-            tuple(x.labels[axis] for axis in kept),
-            tuple(x.is_zero[axis] for axis in kept),
-        )
-        return [out if kept else scalar(None)] * len(ctx.eqn.outvars)
-
-    return rule
+def _reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """Sums skip dead channels where they are zero; nothing else does."""
+    gone = ctx.eqn.params["axes"]
+    is_sum = ctx.name == "reduce_sum"
+    for axis in gone:
+        if not (is_sum and x.dead[axis] == 0):
+            ctx.freeze(x.labels[axis], _NOT_ZERO)
+    out = _axes_of(x, [axis for axis in range(len(x.labels)) if axis not in gone])
+    if ctx.name in ("reduce_sum", "reduce_prod"):
+        return [Traced(out.labels, tuple(_sum_of(value) for value in out.dead))]
+    return [out]
 
 
 def _reduce_window(ctx: Context, x: Traced, *rest: Traced) -> Sequence[Traced]:
     params, shape = ctx.eqn.params, ctx.out_shape()
-    window = params["window_dimensions"]
+    if len(ctx.eqn.outvars) != 1:
+        return freeze_all(ctx, x, *rest)
     labels = list(x.labels)
-    for axis, size in enumerate(window):
-        is_untouched = size == 1 and len(x.labels[axis]) == shape[axis]
-        if not is_untouched:
+    for axis, size in enumerate(params["window_dimensions"]):
+        is_moved = tuple(params["padding"][axis]) != (0, 0)
+        if size != 1 or is_moved or len(x.labels[axis]) != shape[axis]:
             ctx.freeze(x.labels[axis], "slides a window along it")
             labels[axis] = np.full(shape[axis], FROZEN, np.int64)
-    return [Traced(tuple(labels), x.is_zero)] * len(ctx.eqn.outvars)
+    is_choice = ctx.name in ("reduce_window_max", "reduce_window_min")
+    dead = x.dead if is_choice else tuple(_sum_of(value) for value in x.dead)
+    if ctx.name == "reduce_window":  # combines values in a way that is not looked up
+        dead = tuple(None if value == 0 else value for value in dead)
+    return [Traced(tuple(labels), dead)]
+
+
+def _contract(
+    ctx: Context, left: Traced, left_axis: int, right: Traced, right_axis: int
+) -> None:
+    """Joins two axes that are multiplied and summed; exact if dead products are 0."""
+    joined = ctx.join(left.labels[left_axis], right.labels[right_axis])
+    product = value_of("mul", [left.dead[left_axis], right.dead[right_axis]])
+    if product != 0:
+        is_finite = product is None or math.isfinite(product)
+        ctx.freeze(joined, _NOT_ZERO if is_finite else _NOT_FINITE)
 
 
 def _conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
     params, shape = ctx.eqn.params, ctx.out_shape()
     if params["feature_group_count"] != 1 or params["batch_group_count"] != 1:
-        return freeze_all(ctx, x, kernel)
+        text = "convolves channels or images in groups"
+        return freeze_all(ctx, x, kernel, text=text)
     numbers = params["dimension_numbers"]
     x_batch, x_in, *x_space = numbers.lhs_spec
     k_out, k_in, *k_space = numbers.rhs_spec
@@ -310,22 +222,11 @@ def _conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
         for axis in axes:
             ctx.freeze(operand.labels[axis], "convolves along it")
     labels = [np.full(size, FROZEN, np.int64) for size in shape]
-    is_zero = [False] * len(shape)
-    labels[out_batch], is_zero[out_batch] = x.labels[x_batch], x.is_zero[x_batch]
+    dead: list[float | None] = [None] * len(shape)
+    labels[out_batch], dead[out_batch] = x.labels[x_batch], _sum_of(x.dead[x_batch])
     labels[out_feature] = kernel.labels[k_out]
-    is_zero[out_feature] = kernel.is_zero[k_out]
-    return [Traced(tuple(labels), tuple(is_zero))]
-
-
-def _contract(
-    ctx: Context, left: Traced, left_axis: int, right: Traced, right_axis: int
-) -> None:
-    """Joins two contracted axes; exact only if one side is zero where dead."""
-    a, b = left.labels[left_axis], right.labels[right_axis]
-    joined = ctx.join(a, b)
-    # Summing over an axis that one side repeats is a plain sum over the other.
-    if not (left.is_zero[left_axis] or right.is_zero[right_axis]):
-        ctx.freeze(joined, "reads removed channels that are not exactly zero")
+    dead[out_feature] = _sum_of(kernel.dead[k_out])
+    return [Traced(tuple(labels), tuple(dead))]
 
 
 def _dot_general(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
@@ -334,10 +235,11 @@ def _dot_general(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
     ]
     for i, j in zip(left_sum, right_sum, strict=True):
         _contract(ctx, left, i, right, j)
-    labels, is_zero = [], []
+    labels: list[np.ndarray] = []
+    dead: list[float | None] = []
     for i, j in zip(left_batch, right_batch, strict=True):
         labels.append(ctx.join(left.labels[i], right.labels[j]))
-        is_zero.append(left.is_zero[i] or right.is_zero[j])
+        dead.append(_sum_of(value_of("mul", [left.dead[i], right.dead[j]])))
     for operand, used in (
         (left, (*left_sum, *left_batch)),
         (right, (*right_sum, *right_batch)),
@@ -345,15 +247,19 @@ def _dot_general(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
         for axis, own in enumerate(operand.labels):
             if axis not in used:
                 labels.append(own)
-                is_zero.append(operand.is_zero[axis])
-    if not labels:
-        return [scalar(None)]
-    return [Traced(tuple(labels), tuple(is_zero))]
+                dead.append(_sum_of(operand.dead[axis]))
+    return [Traced(tuple(labels), tuple(dead))]
 
 
 def _concatenate(ctx: Context, *parts: Traced) -> Sequence[Traced]:
-    dimension = ctx.eqn.params["dimension"]
-    labels, is_zero = [], []
+    return _concatenate_along(ctx, parts, ctx.eqn.params["dimension"])
+
+
+def _concatenate_along(
+    ctx: Context, parts: Sequence[Traced], dimension: int | None
+) -> Sequence[Traced]:
+    labels: list[np.ndarray] = []
+    dead: list[float | None] = []
     for axis in range(len(parts[0].labels)):
         own = [part.labels[axis] for part in parts]
         if axis == dimension:
@@ -363,8 +269,32 @@ def _concatenate(ctx: Context, *parts: Traced) -> Sequence[Traced]:
             for other in own[1:]:
                 joined = ctx.join(joined, other)
             labels.append(joined)
-        is_zero.append(all(part.is_zero[axis] for part in parts))
-    return [Traced(tuple(labels), tuple(is_zero))]
+        # A part that is frozen along this axis has nothing that dies.
+        mortal = [part for part in parts if (part.labels[axis] != FROZEN).any()]
+        dead.append(same_value([part.dead[axis] for part in mortal]))
+    return [Traced(tuple(labels), tuple(dead))]
+
+
+def _stack(ctx: Context, *parts: Traced) -> Sequence[Traced]:
+    new = ctx.eqn.params["axis"]
+    (joined,) = _concatenate_along(ctx, parts, dimension=None)
+    labels, dead = list(joined.labels), list(joined.dead)
+    labels.insert(new, np.full(len(parts), FROZEN, np.int64))
+    dead.insert(new, None)
+    return [Traced(tuple(labels), tuple(dead))]
+
+
+def _unstack(ctx: Context, x: Traced) -> Sequence[Traced]:
+    gone = ctx.eqn.params["axis"]
+    ctx.freeze(x.labels[gone], "takes single channels out")
+    kept = _axes_of(x, [axis for axis in range(len(x.labels)) if axis != gone])
+    return [kept] * len(ctx.eqn.outvars)
+
+
+def _tile(ctx: Context, x: Traced) -> Sequence[Traced]:
+    reps = ctx.eqn.params["reps"]
+    labels = [np.tile(own, times) for own, times in zip(x.labels, reps, strict=True)]
+    return [Traced(tuple(labels), x.dead)]
 
 
 def _slice(ctx: Context, x: Traced) -> Sequence[Traced]:
@@ -377,69 +307,71 @@ def _slice(ctx: Context, x: Traced) -> Sequence[Traced]:
             x.labels, starts, limits, strides, strict=True
         )
     )
-    return [Traced(labels, x.is_zero)]
+    return [Traced(labels, x.dead)]
+
+
+def _split(ctx: Context, x: Traced) -> Sequence[Traced]:
+    axis, sizes = ctx.eqn.params["axis"], ctx.eqn.params["sizes"]
+    pieces = np.split(x.labels[axis], np.cumsum(sizes)[:-1])
+    return [
+        Traced((*x.labels[:axis], piece, *x.labels[axis + 1 :]), x.dead)
+        for piece in pieces
+    ]
 
 
 def _pad(ctx: Context, x: Traced, value: Traced) -> Sequence[Traced]:
-    shape = ctx.out_shape()
-    labels = []
-    for axis, (low, high, interior) in enumerate(ctx.eqn.params["padding_config"]):
-        if (low, high, interior) == (0, 0, 0):
-            labels.append(x.labels[axis])
-        elif min(low, high) < 0 or interior:
-            ctx.freeze(x.labels[axis], "pads between or cuts off positions")
-            labels.append(np.full(shape[axis], FROZEN, np.int64))
+    labels: list[np.ndarray] = []
+    for own, (low, high, interior) in zip(
+        x.labels, ctx.eqn.params["padding_config"], strict=True
+    ):
+        if min(low, high) < 0 or interior:
+            ctx.freeze(own, "pads between or cuts off positions")
+            size = ctx.out_shape()[len(labels)]
+            labels.append(np.full(size, FROZEN, np.int64))
         else:
             # Padding of a spatial axis stays; of a channel axis, it is nobody's.
-            edge = UNIFORM if (x.labels[axis] > FROZEN).any() else FROZEN
-            labels.append(np.pad(x.labels[axis], (low, high), constant_values=edge))
-    is_zero = tuple(zero and _is_zero_scalar(value) for zero in x.is_zero)
-    return [Traced(tuple(labels), is_zero)]
+            edge = FROZEN if (own == FROZEN).all() else UNIFORM
+            labels.append(np.pad(own, (low, high), constant_values=edge))
+    # Dead channels have padding too, and padding of a channel axis may join any.
+    dead = tuple(same_value([before, value.number]) for before in x.dead)
+    return [Traced(tuple(labels), dead)]
 
 
-def _iota(ctx: Context) -> Sequence[Traced]:
-    return [frozen_value(ctx.out_shape())]
+def _iota(ctx: Context, *sizes: Traced) -> Sequence[Traced]:
+    return [frozen_value(ctx.out_shape(), "a counter")]
 
-
-_JOINT = (
-    "abs add add_any asin asinh atan atanh cbrt ceil conj copy erf expm1 floor imag "
-    "log1p max min neg real reduce_precision round sign sin sinh sqrt square sub tan "
-    "tanh convert_element_type pcast pvary"
-).split()
-_PRODUCT = ["mul", "and"]
-_FIRST = ["div", "rem"]
-_NONZERO = (
-    "acos acosh atan2 cos cosh digamma eq erf_inv erfc exp exp2 ge gt is_finite le "
-    "lgamma log logistic lt ne nextafter not or pow rsqrt xor"
-).split()
 
 RULES: Mapping[str, Rule] = {
-    **{name: _joint for name in _JOINT},
-    **{name: _product for name in _PRODUCT},
-    **{name: _first for name in _FIRST},
-    **{name: _nonzero for name in _NONZERO},
+    **{name: elementwise for name in ELEMENTWISE},
     "broadcast_in_dim": _broadcast_in_dim,
-    "clamp": _clamp,
     "concatenate": _concatenate,
     "conv_general_dilated": _conv,
+    "convert_element_type": convert,
     "dot_general": _dot_general,
-    "integer_pow": _integer_pow,
+    "integer_pow": integer_pow,
     "iota": _iota,
     "optimization_barrier": _passthrough,
     "pad": _pad,
-    "reduce_and": _reduce(False),
-    "reduce_max": _reduce(False),
-    "reduce_min": _reduce(False),
-    "reduce_or": _reduce(False),
-    "reduce_prod": _reduce(False),
-    "reduce_sum": _reduce(True),
+    "pcast": _passthrough,
+    "pvary": _passthrough,
+    "reduce_and": _reduce,
+    "reduce_max": _reduce,
+    "reduce_min": _reduce,
+    "reduce_or": _reduce,
+    "reduce_prod": _reduce,
+    "reduce_sum": _reduce,
     "reduce_window": _reduce_window,
     "reduce_window_max": _reduce_window,
     "reduce_window_min": _reduce_window,
     "reduce_window_sum": _reduce_window,
     "reshape": _reshape,
-    "select_n": _select,
+    "rev": _rev,
+    "select_n": select,
     "slice": _slice,
+    "split": _split,
     "squeeze": _squeeze,
+    "stack": _stack,
+    "tile": _tile,
     "transpose": _transpose,
+    "unstack": _unstack,
 }

@@ -95,7 +95,12 @@ def put_channels(tree: PyTree, layouts: Layouts, keep_indices: KeepIndices) -> P
 
     def put(path: str, leaf: jax.Array) -> jax.Array:
         for axis, layout in layouts.get(path, {}).items():
-            leaf = jnp.take(leaf, source(layout), axis=axis, mode="fill", fill_value=0)
+            if leaf.shape[axis] == 0:  # nothing was kept, and nothing can be taken
+                shape = (*leaf.shape[:axis], layout.size, *leaf.shape[axis + 1 :])
+                leaf = jnp.zeros(shape, leaf.dtype)
+            else:
+                at = source(layout)
+                leaf = jnp.take(leaf, at, axis=axis, mode="fill", fill_value=0)
         return leaf
 
     return map_with_path(put, tree)

@@ -1,12 +1,12 @@
 """Finds the channel groups of any JAX function by walking its traced program.
 
-It owns the walk and the grouping; `channels.rules` says what each primitive does and
-`channels.labels` keeps the books. It knows no framework: the function is `apply(params,
-*inputs)`, whoever wrote it.
+It owns the walk and what is said about it; `channels.rules` says what each primitive
+does, `channels.labels` keeps the books and `channels.components` gathers groups. It
+knows no framework: the function is `apply(params, *inputs)`, whoever wrote it.
 """
 
-import collections
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,21 +14,32 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from prunex_jax.channels.components import (
+    FrozenChannels,
+    Place,
+    collect_groups,
+)
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
 from prunex_jax.channels.labels import (
+    FROZEN,
+    Context,
     LabelTable,
     Reason,
+    Rule,
     Traced,
+    freeze_all,
     frozen_value,
+    is_of_jax,
 )
-from prunex_jax.channels.rules import RULES, Context, Rule, freeze_all, scalar
+from prunex_jax.channels.rules import RULES
 from prunex_jax.errors import UserError
 from prunex_jax.trees import PyTree, flatten_by_path
 
-# Where primitives that call a program keep it.
+# Where primitives that call a program once keep it.
 _INNER_PROGRAM = {
     "checkpoint": "jaxpr",
     "closed_call": "call_jaxpr",
+    "composite": "jaxpr",
     "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
@@ -36,6 +47,7 @@ _INNER_PROGRAM = {
     "pjit": "jaxpr",
     "remat2": "jaxpr",
 }
+_MAX_NAMED = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,53 +56,97 @@ class ChannelTrace:
 
     Attributes:
       groups: Channels that can be removed, in the order in which they are made.
-      frozen: (path, axis) -> why some or all positions of that axis must stay.
+      frozen: Positions that must stay, with the reason.
       shapes: Shape of every parameter by path.
     """
 
     groups: tuple[ChannelGroup, ...]
-    frozen: Mapping[tuple[str, int], Reason]
+    frozen: tuple[FrozenChannels, ...]
     shapes: Mapping[str, tuple[int, ...]]
 
-    def explain(self, path: str) -> str:
+    def explain(self, path: str | None = None) -> str:
         """Says for every axis of a parameter which group it is in, or why it stays.
 
+        An axis of several owners has a line for each, with their positions. What stays
+        names the operation that ties it, the line it comes from, and the parameters
+        that are tied by it.
+
         Args:
-          path: Path of the parameter.
+          path: Path of the parameter; None for all.
         Returns:
-          One line per axis and owner.
+          Lines in the order of axes and positions.
         Raises:
           UserError: There is no such parameter.
         """
+        if path is None:
+            return "\n".join(self.explain(each) for each in self.shapes)
         if path not in self.shapes:
             raise UserError(
                 f"no parameter {path!r}; there are {', '.join(self.shapes)}"
             )
-        lines = []
-        for axis, size in enumerate(self.shapes[path]):
-            for group in self.groups:
-                for member in group.members:
-                    if (member.path, member.axis) == (path, axis):
-                        lines.append(
-                            f"{path} axis {axis} ({size}): group {group.name}, "
-                            f"{group.size} channels of {member.positions.shape[1]}"
-                        )
-            if (path, axis) in self.frozen:
-                reason = self.frozen[path, axis]
-                lines.append(f"{path} axis {axis} ({size}): stays; {reason}")
-        return "\n".join(lines)
+        shape = self.shapes[path]
+        lines = [
+            f"{path} axis {axis} ({size}){where}: {what}"
+            for axis, size in enumerate(shape)
+            for _, where, what in sorted(self._owners(path, axis, size))
+        ]
+        return "\n".join(lines) or f"{path}: stays; is a single number"
+
+    def _owners(self, path: str, axis: int, size: int) -> list[tuple[int, str, str]]:
+        """(first position, which positions, who has them or why they stay)."""
+        found = [] if size else [(0, "", "is empty")]
+
+        def add(member: ChannelSlice, what: str) -> None:
+            if (member.path, member.axis) == (path, axis):
+                positions = np.sort(member.positions, axis=None)
+                where = "" if len(positions) == size else f", {_ranges(positions)}"
+                found.append((int(positions[0]), where, what))
+
+        for group in self.groups:
+            for member in group.members:
+                width = member.positions.shape[1]
+                of = f" of {width} positions" if width > 1 else ""
+                add(member, f"group {group.name}, {group.size} channels{of}")
+        for staying in self.frozen:
+            for member in staying.members:
+                also = _together_with(staying, path, axis)
+                add(member, f"stays; {staying.reason}{also}")
+        return found
 
     def prunable_share(self) -> float:
         """Share of the parameters that lie in some prunable group."""
-        touched: dict[str, np.ndarray] = {
-            path: np.zeros(shape, bool) for path, shape in self.shapes.items()
-        }
+        free = {path: list(shape) for path, shape in self.shapes.items()}
         for group in self.groups:
             for member in group.members:
-                view = np.moveaxis(touched[member.path], member.axis, 0)
-                view[member.positions.ravel()] = True
-        total = sum(mask.size for mask in touched.values())
-        return sum(int(mask.sum()) for mask in touched.values()) / max(total, 1)
+                free[member.path][member.axis] -= member.positions.size
+        total = sum(math.prod(shape) for shape in self.shapes.values())
+        return 1 - sum(math.prod(sizes) for sizes in free.values()) / max(total, 1)
+
+
+def _ranges(positions: np.ndarray) -> str:
+    """Names sorted positions: `positions 0-7 and 16-23`."""
+    ends = np.flatnonzero(np.diff(positions) > 1)
+    starts = positions[np.concatenate([[0], ends + 1])]
+    stops = positions[np.concatenate([ends, [len(positions) - 1]])]
+    if len(starts) > _MAX_NAMED:
+        return f"{len(positions)} positions from {starts[0]} to {stops[-1]}"
+    pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+    return "positions " + " and ".join(
+        f"{a}-{b}" if a < b else f"{a}" for a, b in pairs
+    )
+
+
+def _together_with(owner: FrozenChannels, path: str, axis: int) -> str:
+    others = [
+        f"{member.path} axis {member.axis}"
+        for member in owner.members
+        if (member.path, member.axis) != (path, axis)
+    ]
+    if not others:
+        return ""
+    more = len(others) - _MAX_NAMED
+    rest = f" and {more} more" if more > 0 else ""
+    return f"; together with {', '.join(others[:_MAX_NAMED])}{rest}"
 
 
 def trace_channels(
@@ -117,6 +173,9 @@ def trace_channels(
       rules: More rules, or other ones, by primitive name; see `channels.rules`.
     Returns:
       The groups and the reasons for what stays.
+    Raises:
+      UserError: Two leaves have one path, or a rule returned other shapes than its
+        primitive.
     Example:
       >>> import jax.numpy as jnp
       >>> def apply(params, x):
@@ -127,168 +186,154 @@ def trace_channels(
       ...  for g in trace.groups]
       [('in', 8, [('in', 1), ('out', 0)])]
       >>> print(trace.explain('out').split(' at ')[0])
-      out axis 0 (8): group in, 8 channels of 1
+      out axis 0 (8): group in, 8 channels
       out axis 1 (2): stays; is an output of the function
     """
-    if statistics is None:
-        closed = jax.make_jaxpr(apply)(params, *inputs)
-    else:
-        closed = jax.make_jaxpr(apply)(params, statistics, *inputs)
-    walk = _Walk(LabelTable(), {**RULES, **(rules or {})})
-    weights = {
-        path: walk.parameter(path, leaf.shape, is_masked=True)
-        for path, leaf in flatten_by_path(params).items()
-    }
-    running = {
-        path: walk.parameter(path, leaf.shape, is_masked=False)
-        for path, leaf in flatten_by_path(statistics).items()
-    }
-    arguments = [*weights.values(), *running.values()]
-    for var in closed.jaxpr.invars[len(arguments) :]:
-        arguments.append(_fixed(tuple(var.aval.shape)))
-    outputs = walk.run(closed.jaxpr, closed.consts, arguments)
+    trees = (params,) if statistics is None else (params, statistics)
+    closed = jax.make_jaxpr(apply)(*trees, *inputs)
+    walk = _Walk({**RULES, **(rules or {})})
+    weights = walk.parameters(params, is_masked=True)
+    running = walk.parameters(statistics, is_masked=False)
+    given = [
+        _fixed(np.shape(leaf), f"input {path}")
+        for path, leaf in flatten_by_path(inputs).items()
+    ]
+    outputs = walk.run(
+        closed.jaxpr,
+        closed.consts,
+        [*weights.values(), *running.values(), *given],
+    )
     for output in outputs:
         for labels in output.labels:
-            walk.table.freeze(labels, Reason("", "is an output of the function", ""))
+            walk.table.freeze(labels, Reason("", "is an output of the function"))
     for value in [*weights.values(), *running.values()]:
-        if id(value) not in walk.first_use:
+        if value not in walk.first_use:
             for labels in value.labels:
-                walk.table.freeze(labels, Reason("", "is not used", ""))
-    return _collect(walk, weights, running)
+                walk.table.freeze(labels, Reason("", "is not used"))
+    groups, frozen = collect_groups(
+        walk.table, walk.places(weights), walk.places(running)
+    )
+    shapes = {path: value.shape for path, value in weights.items()}
+    return ChannelTrace(groups, frozen, shapes)
 
 
-def _fixed(shape: tuple[int, ...]) -> Traced:
-    return frozen_value(shape) if shape else scalar(None)
+def _fixed(shape: tuple[int, ...], origin: str) -> Traced:
+    return dataclasses.replace(frozen_value(shape, origin), is_given=True)
 
 
 class _Walk:
     """One walk over one program."""
 
-    def __init__(self, table: LabelTable, rules: Mapping[str, Rule]) -> None:
-        self.table = table
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
+        self.table = LabelTable()
         self.rules = rules
-        self.first_use: dict[int, int] = {}
+        # Values that some equation reads, with how many came before it.
+        self.first_use: dict[Traced, int] = {}
         self.num_equations = 0
 
-    def parameter(self, path: str, shape: tuple[int, ...], is_masked: bool) -> Traced:
+    def parameters(self, tree: PyTree, is_masked: bool) -> dict[str, Traced]:
+        """Gives every position of every leaf a label of its own."""
+        shapes = {path: np.shape(x) for path, x in flatten_by_path(tree).items()}
+        if len(shapes) != len(jax.tree.leaves(tree)):
+            raise UserError(
+                "two leaves of the parameters have the same path, keys joined by '/'; "
+                "rename one of them"
+            )
+        return {path: self._parameter(s, is_masked) for path, s in shapes.items()}
+
+    def _parameter(self, shape: tuple[int, ...], is_masked: bool) -> Traced:
         labels = []
         for size in shape:
             own = self.table.fresh(size)
             if size == 1:
-                self.table.freeze(own, Reason("", "has length 1", ""))
+                self.table.freeze(own, Reason("", "has length 1"))
             labels.append(own)
-        return Traced(tuple(labels), (is_masked,) * len(shape), path)
+        dead = (0.0 if is_masked else None,) * len(shape)
+        return Traced(tuple(labels), dead, is_given=not is_masked)
 
     def run(
         self,
         jaxpr: core.Jaxpr,
         consts: Sequence[Any],
         arguments: Sequence[Traced],
+        site: core.JaxprEqn | None = None,
     ) -> list[Traced]:
+        """Walks a program; `site` is the equation to blame in its stead."""
         known: dict[core.Var, Traced] = {}
         known.update(zip(jaxpr.invars, arguments, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
-            known[var] = self._constant(value)
+            known[var] = _constant(value)
 
         def read(atom: Any) -> Traced:
             if isinstance(atom, core.Literal):
-                return self._constant(atom.val)
+                return _constant(atom.val)
             return known[atom]
 
         for eqn in jaxpr.eqns:
             operands = [read(atom) for atom in eqn.invars]
-            results = self._equation(eqn, operands)
+            results = self._equation(eqn, operands, site or eqn)
             known.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, eqn: core.JaxprEqn, operands: list[Traced]) -> Sequence[Traced]:
+    def _equation(
+        self, eqn: core.JaxprEqn, operands: list[Traced], site: core.JaxprEqn
+    ) -> Sequence[Traced]:
         name = eqn.primitive.name
         if name in _INNER_PROGRAM and name not in self.rules:
             inner = eqn.params[_INNER_PROGRAM[name]]
-            if isinstance(inner, core.ClosedJaxpr):
-                return self.run(inner.jaxpr, inner.consts, operands)
-            return self.run(inner, (), operands)
+            is_closed = isinstance(inner, core.ClosedJaxpr)
+            jaxpr, consts = (inner.jaxpr, inner.consts) if is_closed else (inner, ())
+            return self.run(jaxpr, consts, operands, site if is_of_jax(jaxpr) else None)
         for operand in operands:
-            self.first_use.setdefault(id(operand), self.num_equations)
+            self.first_use.setdefault(operand, self.num_equations)
         self.num_equations += 1
-        rule = self.rules.get(name, freeze_all)
-        return rule(Context(eqn, self.table), *operands)
-
-    def _constant(self, value: Any) -> Traced:
-        array = np.asarray(value)
-        if array.ndim:
-            return frozen_value(array.shape)
-        is_number = np.issubdtype(array.dtype, np.number)
-        return scalar(float(array) if is_number else None)
-
-
-def _collect(
-    walk: _Walk, weights: Mapping[str, Traced], running: Mapping[str, Traced]
-) -> ChannelTrace:
-    """Gathers labels into groups: channels that occur in the same places are one."""
-    component, reasons = walk.table.components()
-    places = _places(walk, weights) + _places(walk, running)
-    occurrences: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
-    frozen: dict[tuple[str, int], Reason] = {}
-    for place, (path, axis, labels) in enumerate(places):
-        for position, item in enumerate(component[labels].tolist()):
-            if item in reasons:
-                frozen.setdefault((path, axis), reasons[item])
-            else:
-                occurrences[item].append((place, position))
-    by_signature: dict[tuple[int, ...], list[list[tuple[int, int]]]]
-    by_signature = collections.defaultdict(list)
-    for channel in occurrences.values():
-        by_signature[tuple(place for place, _ in channel)].append(channel)
-    names: collections.Counter[str] = collections.Counter()
-    groups = []
-    num_weight_places = sum(len(value.labels) for value in weights.values())
-    for signature, channels in sorted(by_signature.items()):
-        slices = _slices(places, signature, channels)
-        members = tuple(s for place, s in slices if place < num_weight_places)
-        if not members:
-            continue
-        base = members[0].path.removesuffix("/kernel")
-        names[base] += 1
-        groups.append(
-            ChannelGroup(
-                name=base if names[base] == 1 else f"{base}#{names[base]}",
-                size=len(channels),
-                members=members,
-                statistics=tuple(s for p, s in slices if p >= num_weight_places),
+        context = Context(eqn, self.table, tuple(operands), site)
+        results = self.rules.get(name, freeze_all)(context, *operands)
+        shapes = [result.shape for result in results]
+        expected = [context.out_shape(i) for i in range(len(eqn.outvars))]
+        if shapes != expected:
+            raise UserError(
+                f"the rule for {name} returned shapes {shapes} instead of {expected}; "
+                "correct the rule"
             )
+        return [_finished(context, result) for result in results]
+
+    def places(self, values: Mapping[str, Traced]) -> list[Place]:
+        """Every axis of every parameter, earliest use first: made before read."""
+        order = sorted(
+            values.items(),
+            key=lambda item: self.first_use.get(item[1], self.num_equations),
         )
-    shapes = {path: value.shape for path, value in weights.items()}
-    return ChannelTrace(tuple(groups), frozen, shapes)
+        return [
+            Place(path, axis, labels)
+            for path, value in order
+            for axis, labels in enumerate(value.labels)
+        ]
 
 
-def _places(
-    walk: _Walk, values: Mapping[str, Traced]
-) -> list[tuple[str, int, np.ndarray]]:
-    """(path, axis, labels) of every axis; made before read, earliest use first."""
-    order = sorted(
-        values.items(),
-        key=lambda item: walk.first_use.get(id(item[1]), walk.num_equations),
+def _constant(value: Any) -> Traced:
+    shape = np.shape(value)
+    if shape:
+        return _fixed(shape, "a constant")
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    is_number = any(
+        jax.dtypes.issubdtype(dtype, kind)
+        for kind in (np.floating, np.integer, np.bool_)
     )
-    return [
-        (path, axis, labels)
-        for path, value in order
-        for axis, labels in enumerate(value.labels)
-    ]
+    return Traced((), (), float(value) if is_number else None, is_given=True)
 
 
-def _slices(
-    places: Sequence[tuple[str, int, np.ndarray]],
-    signature: tuple[int, ...],
-    channels: Sequence[Sequence[tuple[int, int]]],
-) -> list[tuple[int, ChannelSlice]]:
-    """Positions of all channels of one group, place by place."""
-    result = []
-    for place in sorted(set(signature)):
-        path, axis, _ = places[place]
-        positions = np.array(
-            [[pos for p, pos in channel if p == place] for channel in channels],
-            np.int32,
-        )
-        result.append((place, ChannelSlice(path, axis, positions)))
-    return result
+def _finished(ctx: Context, result: Traced) -> Traced:
+    """Adds what follows from the operands, whatever the rule."""
+    labels = []
+    for own in result.labels:
+        if len(own) == 1:
+            ctx.freeze(own, "leaves one channel alone on its axis")
+            own = np.array([FROZEN], np.int64)
+        labels.append(own)
+    return dataclasses.replace(
+        result,
+        labels=tuple(labels),
+        is_given=all(operand.is_given for operand in ctx.operands),
+        origin=result.origin or ctx.origin,
+    )

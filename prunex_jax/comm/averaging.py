@@ -129,9 +129,7 @@ def sum_over_hosts(
     Collectives:
       As `collectives.sum_over_hosts` for the number of elements of the tree.
     """
-    return _fused(
-        tree, lambda x: collectives.sum_over_hosts(x, host_axis, device_axis)
-    )
+    return _fused(tree, lambda x: collectives.sum_over_hosts(x, host_axis, device_axis))
 
 
 def sum_over_mesh(

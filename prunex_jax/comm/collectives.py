@@ -1,8 +1,9 @@
 """The only module that calls jax collectives: sums of flat buffers over the mesh.
 
-Everything here runs inside `shard_map` (or with axis None, on one device) and works on
-one flat buffer, so that every exchange is one message per stage. Trees are fused and
-split by `comm.averaging`. Bytes are stated per device; `comm.accounting` counts them.
+Everything here runs inside `shard_map` (or with axis None on one device, or inside
+`vmap` with axis names, which simulates hosts without a mesh) and works on one flat
+buffer, so that every exchange is one message per stage. Trees are fused and split by
+`comm.averaging`. Bytes are stated per device; `comm.accounting` counts them.
 """
 
 from collections.abc import Sequence
@@ -32,14 +33,16 @@ def vary(tree: PyTree, axes: Sequence[str | None]) -> PyTree:
     and every sum is one that the package asked for.
 
     Args:
-      tree: Values inside `shard_map`; leaves that vary already pass through.
+      tree: Any values; leaves that vary already pass through, as does everything where
+        `shard_map` does not track types (`check_vma=False`) or there is none.
       axes: Mesh axes; None is skipped.
     Returns:
       The same values, typed as varying over the axes.
     """
+    tracked = [axis for axis in axes if axis and _is_tracked(axis)]
 
     def cast(leaf: jax.Array) -> jax.Array:
-        missing = tuple(axis for axis in axes if axis and not _varies(leaf, axis))
+        missing = tuple(axis for axis in tracked if not _varies(leaf, axis))
         return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(cast, tree)
@@ -48,10 +51,11 @@ def vary(tree: PyTree, axes: Sequence[str | None]) -> PyTree:
 def check_local(grads: PyTree, axes: Sequence[str | None]) -> None:
     """Refuses gradients that `jax.grad` has already summed over a mesh axis.
 
-    That happens when the parameters it differentiates do not vary over the axis; another
-    mean on top would make every gradient as many times too large as the axis is long,
-    and send it twice. Where `shard_map` does not track types (`check_vma=False`),
-    gradients are local and nothing is checked.
+    That happens when the parameters it differentiates do not vary over the axis. A
+    mean on top would leave the sum as it is, so every gradient would be as many times
+    too large as the axis is long, and would cross the axis twice. Where `shard_map`
+    does not track types (`check_vma=False`), gradients are local and nothing is
+    checked.
 
     Args:
       grads: Gradients inside `shard_map`.
@@ -61,7 +65,7 @@ def check_local(grads: PyTree, axes: Sequence[str | None]) -> None:
     """
     leaves = jax.tree.leaves(grads)
     for axis in axes:
-        if axis is None or not leaves or not _varies(position(axis), axis):
+        if axis is None or not leaves or not _is_tracked(axis):
             continue
         if not any(_varies(leaf, axis) for leaf in leaves):
             raise UserError(
@@ -71,9 +75,17 @@ def check_local(grads: PyTree, axes: Sequence[str | None]) -> None:
             )
 
 
-def _varies(leaf: jax.Array | int, axis: str) -> bool:
+def _varies(leaf: jax.Array, axis: str) -> bool:
     """Whether `shard_map` knows a value as differing along an axis."""
     return axis in jax.typeof(leaf).manual_axis_type.varying
+
+
+def _is_tracked(axis: str) -> bool:
+    """Whether this runs inside a `shard_map` that tracks what varies over an axis."""
+    try:
+        return _varies(jax.lax.axis_index(axis), axis)
+    except NameError:  # no such axis here
+        return False
 
 
 def sum_over_devices(buffer: jax.Array, device_axis: str | None) -> jax.Array:
@@ -159,7 +171,8 @@ def sum_over_mesh(
 
 
 def _gather(share: jax.Array, device_axis: str) -> jax.Array:
-    return jax.lax.all_gather(share, device_axis, tiled=True, to="invarying")
+    to = "invarying" if _is_tracked(device_axis) else "varying"
+    return jax.lax.all_gather(share, device_axis, tiled=True, to=to)
 
 
 def _settle(value: jax.Array, device_axis: str) -> jax.Array:

@@ -1,7 +1,7 @@
 """Closed formulas for what the means of `comm.averaging` send, written independently.
 
-They are built from sizes alone; an axis of size one counts as a collective of no bytes. Tests hold them against the traced program; reports use
-them where there is no program, as for the dense baseline of a sparse run.
+They are built from sizes alone. Tests hold their bytes against the traced program;
+reports use them where there is no program, as for the dense baseline of a sparse run.
 """
 
 from collections.abc import Mapping

@@ -6,7 +6,7 @@ The fair baseline: hierarchical, so that every byte crosses the host link once.
 import jax
 import optax
 
-from prunex_jax.comm import dense_size, mean_over_mesh
+from prunex_jax.comm import check_local, dense_size, mean_over_mesh
 from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.recipe import Recipe
@@ -21,12 +21,20 @@ def average_gradients(
     Args:
       host_axis: Mesh axis of the hosts, or None.
       device_axis: Mesh axis of the devices of a host, or None.
+    Returns:
+      A transformation for gradients of local losses.
+    Raises:
+      UserError: `update` got sums over the mesh; see `comm.check_local`.
     Collectives:
       As `comm.mean_over_mesh` for all gradients in one buffer.
     """
-    return optax.stateless(
-        lambda grads, params: mean_over_mesh(grads, host_axis, device_axis)
-    )
+
+    def average(grads: PyTree, params: PyTree | None) -> PyTree:
+        del params
+        check_local(grads, (host_axis, device_axis))
+        return mean_over_mesh(grads, host_axis, device_axis)
+
+    return optax.stateless(average)
 
 
 def make_dense(recipe: Recipe) -> Method:

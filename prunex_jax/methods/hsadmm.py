@@ -12,7 +12,14 @@ from prunex_jax.comm.formulas import device_sum, host_sum
 from prunex_jax.config import HsadmmConfig
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.optim import Hsadmm, HsadmmParameters, HsadmmState, RoundKind, preset
+from prunex_jax.optim import (
+    Hsadmm,
+    HsadmmParameters,
+    HsadmmState,
+    RoundKind,
+    preset,
+    state_placements,
+)
 from prunex_jax.trees import PyTree
 
 
@@ -46,7 +53,7 @@ def make_hsadmm(recipe: Recipe) -> Method:
         recipe.device_axis,
         recipe.learning_rate,
     )
-    copies = "per_host" if config.device_level == "gradient" else "per_device"
+    placements = state_placements(config.device_level)
 
     def update(
         grads: PyTree, state: HsadmmState, params: PyTree, **extra: Any
@@ -68,8 +75,8 @@ def make_hsadmm(recipe: Recipe) -> Method:
     traffic = _Traffic(core, recipe)
     return Method(
         name="hsadmm",
-        params_placement=copies,
-        opt_placement=_placement(copies),
+        params_placement=placements.inner_state,
+        opt_placement=placements,
         transform=optax.GradientTransformationExtraArgs(core.init, update),
         sync_period=config.sync_period,
         exchange=exchange,
@@ -81,15 +88,6 @@ def make_hsadmm(recipe: Recipe) -> Method:
         payload_elements=traffic.payload_elements,
         wire_dtype=core.parameters.wire_dtype,
     )
-
-
-def _placement(copies: str) -> Any:
-    """Placement of every part of the state, as `HsadmmState` documents it."""
-    everywhere = dict.fromkeys(HsadmmState._fields, "replicated")
-    own = dict.fromkeys(("inner_state", "device_dual", "residuals"), copies)
-    per_host = dict.fromkeys(("host_consensus", "host_dual"), "per_host")
-    placements: dict[str, Any] = {**everywhere, **own, **per_host}
-    return HsadmmState(**placements)
 
 
 def _health(state: HsadmmState) -> dict[str, jax.Array]:

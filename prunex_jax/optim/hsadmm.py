@@ -5,13 +5,12 @@ The algorithm itself is `optim.admm`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import optax
 
 from prunex_jax.channels import ChannelGroup
-from prunex_jax.errors import UserError
 from prunex_jax.optim.admm import Hsadmm
+from prunex_jax.optim.copies import DeviceLevel
 from prunex_jax.optim.presets import HsadmmParameters, preset
 
 
@@ -22,19 +21,22 @@ def hsadmm(
     *,
     sync_period: int = 4,
     parameters: HsadmmParameters | str = "recommended",
-    device_level: Literal["gradient", "consensus"] = "gradient",
+    device_level: DeviceLevel = "gradient",
     host_axis: str | None = None,
     device_axis: str | None = None,
-    learning_rate: optax.ScalarOrSchedule = 1.0,
+    learning_rate: optax.ScalarOrSchedule | None = None,
     freeze_round: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes H-SADMM an optax transformation around any inner optimizer.
 
     Every update is a local step; every `sync_period`-th is followed by a round in which
-    hosts agree on channels and average the kept ones. `init` and `update` run inside
-    the caller's `shard_map` if axis names are given. Parameters and state differ
-    between hosts there (`HsadmmState` says which part does), so the caller gives them
-    a leading host axis outside.
+    hosts agree on channels and average the kept ones.
+
+    With axis names, `update` runs inside the caller's `shard_map` (or `vmap` with axis
+    names, which simulates hosts on one device). Parameters and state differ between
+    hosts there, so outside they have leading axes; `state_placements` says which, and
+    `state.specs_of`, `enter` and `leave` do the rest. `jax.grad` must not sum over the
+    mesh: differentiate `comm.vary(params, axes)`.
 
     Args:
       inner: The local optimizer, learning rate included.
@@ -46,8 +48,8 @@ def hsadmm(
         step; "consensus" gives every device its own copy and dual.
       host_axis: Mesh axis of the hosts; None is a single host.
       device_axis: Mesh axis of the devices of a host; None is a single device.
-      learning_rate: Scales the pull of `rho_device`; a number or a schedule of the
-        step count. Forms without rho_device do not use it.
+      learning_rate: That of the inner optimizer, a number or a schedule of the step
+        count: scales the pull of `rho_device`. Forms without rho_device do not use it.
       freeze_round: Round in which the masks are chosen for the last time; None never
         freezes. `update` also takes the kind of a round as an argument.
     Returns:
@@ -91,13 +93,6 @@ def hsadmm(
     """
     if isinstance(parameters, str):
         parameters = preset(parameters, sync_period)
-    sizes = {group.name: group.size for group in groups}
-    if set(sizes) != set(keep_counts):
-        differing = sorted(set(sizes) ^ set(keep_counts))
-        raise UserError(
-            f"keep_counts and groups differ in {', '.join(differing)}: give one count "
-            "per channel group"
-        )
     core = Hsadmm(
         inner,
         tuple(groups),

@@ -14,7 +14,8 @@ def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Sched
       config: Peak, warm-up and shape.
       total_steps: Length of the run.
     Returns:
-      A schedule: linear warm-up from 0, then the chosen decay, to 0 at the end.
+      A schedule: linear warm-up from 0, then the chosen decay: to 0 at the end, unless
+      constant.
     Example:
       >>> schedule = make_learning_rate(OptimizerConfig(schedule='linear'), 100)
       >>> [round(float(schedule(step)), 3) for step in (0, 5, 100)]
@@ -47,7 +48,7 @@ def make_inner(
       config: Which optimizer.
       learning_rate: From `make_learning_rate`.
     Returns:
-      An optax transformation for averaged gradients.
+      An optax transformation for averaged gradients. Momentum settings are for sgd.
     """
     clip = optax.clip_by_global_norm(config.clip_norm)
     parts = [clip] if config.clip_norm else []

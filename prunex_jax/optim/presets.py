@@ -4,8 +4,11 @@ One core (`optim.hsadmm`) runs them all; a form is nothing but these numbers.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
+
+import jax.numpy as jnp
 
 from prunex_jax.config import suggest
 from prunex_jax.errors import UserError
@@ -17,17 +20,17 @@ class HsadmmParameters:
 
     Attributes:
       prox_strength: kappa in [0, 1], the pull of every round towards the consensus; 1
-        sets every copy to it.
+        without a dual sets every copy to it.
       dual_decay: gamma in [0, 1], what remains of the device dual after a round; 0
         means that there is no device dual.
       rho_device: Penalty of every local step; the pull is rho_device * learning rate,
-        applied outside the inner optimizer's momentum. 0 means no pull.
+        at most 1, applied outside the inner optimizer's momentum. 0 means no pull.
       rho_host: Penalty between host and global consensus; 0 collapses the two levels,
         z_i = z, and there is no host dual.
-      outer_step: alpha, the step of z along the mean difference.
-      outer_momentum: beta, Nesterov momentum of that step.
+      outer_step: alpha > 0, the step of z along the mean difference.
+      outer_momentum: beta in [0, 1), Nesterov momentum of that step.
       adapt: "residual" balances the penalties by their residuals.
-      wire_dtype: Type of the compact array on the host axis.
+      wire_dtype: Floating type of the compact array on the host axis.
     """
 
     prox_strength: float = 1.0
@@ -40,7 +43,19 @@ class HsadmmParameters:
     wire_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Rejects combinations that mean nothing."""
+        """Rejects numbers outside their range, and what means nothing together."""
+        for name, is_good, wanted in (
+            ("prox_strength", 0 <= self.prox_strength <= 1, "in [0, 1]"),
+            ("dual_decay", 0 <= self.dual_decay <= 1, "in [0, 1]"),
+            ("rho_device", 0 <= self.rho_device < math.inf, "finite and not negative"),
+            ("rho_host", 0 <= self.rho_host < math.inf, "finite and not negative"),
+            ("outer_step", 0 < self.outer_step < math.inf, "finite and positive"),
+            ("outer_momentum", 0 <= self.outer_momentum < 1, "in [0, 1)"),
+            ("adapt", self.adapt in ("none", "residual"), "none or residual"),
+            ("wire_dtype", _is_floating(self.wire_dtype), "a floating type"),
+        ):
+            if not is_good:
+                raise UserError(f"{name}={getattr(self, name)!r} must be {wanted}")
         if self.rho_host and not self.rho_device:
             raise UserError(
                 f"rho_host={self.rho_host} needs rho_device > 0: two-level consensus "
@@ -51,11 +66,18 @@ class HsadmmParameters:
                 "adapt='residual' balances rho_device, which is 0 in this form; take "
                 "the paper preset or set rho_device"
             )
-        if self.adapt == "residual" and self.wire_dtype != "float32":
-            raise UserError(
-                f"adapt='residual' sends residuals beside the channels and needs "
-                f"wire_dtype float32, not {self.wire_dtype}"
-            )
+
+    @property
+    def resets_copies(self) -> bool:
+        """Whether every round sets every copy to the consensus exactly."""
+        return self.prox_strength == 1 and not self.dual_decay
+
+
+def _is_floating(dtype: str) -> bool:
+    try:
+        return bool(jnp.issubdtype(jnp.dtype(dtype), jnp.floating))
+    except TypeError:
+        return False
 
 
 def _recommended(sync_period: int) -> HsadmmParameters:
@@ -72,8 +94,9 @@ def _recommended(sync_period: int) -> HsadmmParameters:
 #   recommended: copies start every round from the consensus, which takes a Nesterov
 #     step along their mean movement (structured local SGD with an outer optimizer).
 #   reset: the same without the outer momentum.
-#   leaky: half-way proximal pull and a leaky dual, for data that differs per host.
-#   paper: the two-level form of PruneX with both duals.
+#   leaky: half-way proximal pull and a leaky dual, which remembers how data that
+#     differs per host pulls each copy away.
+#   paper: the two-level form of PruneX with both duals; its pull is in every step.
 PRESETS: Mapping[str, Callable[[int], HsadmmParameters]] = {
     "recommended": _recommended,
     "reset": lambda sync_period: HsadmmParameters(),
@@ -91,6 +114,8 @@ def preset(name: str, sync_period: int, **overrides: Any) -> HsadmmParameters:
       name: A key of `PRESETS`.
       sync_period: Local steps per round.
       **overrides: Fields of `HsadmmParameters`; None keeps the preset's value.
+    Returns:
+      The parameters.
     Raises:
       UserError: No such preset, or a combination that means nothing.
     Example:

@@ -1,0 +1,130 @@
+"""Gathers joined labels into channel groups, and into what stays, with reasons.
+
+Channels that occur in the same places form one group. It reads what `channels.trace`
+left in the table of labels; the types of groups are in `channels.groups`.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
+from prunex_jax.channels.labels import LabelTable, Reason
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Place:
+    """One axis of one parameter, with the labels of its positions, int64[size]."""
+
+    path: str
+    axis: int
+    labels: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrozenChannels:
+    """Channels that occur together and must stay, for one reason.
+
+    Attributes:
+      reason: Why they stay.
+      members: Where they occur among the parameters.
+    """
+
+    reason: Reason
+    members: tuple[ChannelSlice, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Bundle:
+    """Channels that occur in the same places.
+
+    Attributes:
+      places: Index of a place per occurrence of a channel, ascending.
+      positions: int32[num_channels, len(places)] position in each of them.
+      reason: Index of the reason why they stay, or -1.
+    """
+
+    places: tuple[int, ...]
+    positions: np.ndarray
+    reason: int
+
+    def slices(
+        self, places: Sequence[Place], first: int, last: int
+    ) -> tuple[ChannelSlice, ...]:
+        """What lies in places `first` to `last`, the latter excluded."""
+        owner = np.array(self.places)
+        return tuple(
+            ChannelSlice(
+                places[index].path,
+                places[index].axis,
+                self.positions[:, owner == index],
+            )
+            for index in np.unique(owner).tolist()
+            if first <= index < last
+        )
+
+
+def collect_groups(
+    table: LabelTable, weights: Sequence[Place], running: Sequence[Place]
+) -> tuple[tuple[ChannelGroup, ...], tuple[FrozenChannels, ...]]:
+    """Gathers channels into groups.
+
+    Args:
+      table: What is joined, and what is frozen.
+      weights: Every axis of every parameter, in the order in which members are listed.
+      running: Every axis of every running statistic.
+    Returns:
+      Groups in order of their first places, and what stays.
+    """
+    component, first_reason, reasons = table.components()
+    places = [*weights, *running]
+    groups: list[ChannelGroup] = []
+    frozen: list[FrozenChannels] = []
+    taken: collections.Counter[str] = collections.Counter()
+    for bundle in _bundles(places, component, first_reason):
+        members = bundle.slices(places, 0, len(weights))
+        if not members:  # running statistics that no parameter is tied to
+            continue
+        if bundle.reason >= 0:
+            frozen.append(FrozenChannels(reasons[bundle.reason], members))
+            continue
+        base = members[0].path.removesuffix("/kernel")
+        taken[base] += 1
+        groups.append(
+            ChannelGroup(
+                name=base if taken[base] == 1 else f"{base}#{taken[base]}",
+                size=len(bundle.positions),
+                members=members,
+                statistics=bundle.slices(places, len(weights), len(places)),
+            )
+        )
+    return tuple(groups), tuple(frozen)
+
+
+def _bundles(
+    places: Sequence[Place], component: np.ndarray, first_reason: np.ndarray
+) -> list[_Bundle]:
+    """Finds the channels that occur in the same places, in order of their places."""
+    sizes = [len(place.labels) for place in places]
+    if not sum(sizes):
+        return []
+    channel = component[np.concatenate([place.labels for place in places])]
+    place = np.repeat(np.arange(len(places)), sizes)
+    position = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    order = np.argsort(channel, kind="stable")  # channel by channel, place by place
+    starts = np.flatnonzero(np.diff(channel[order], prepend=-1))
+    counts = np.diff(starts, append=len(order))
+    bundles = []
+    for count in np.unique(counts).tolist():
+        # Channels with this many occurrences: one row each.
+        rows = order[starts[counts == count][:, None] + np.arange(count)]
+        reason = first_reason[channel[rows[:, :1]]]
+        keys = np.concatenate([place[rows], reason], axis=1)
+        unique, which = np.unique(keys, axis=0, return_inverse=True)
+        for index, (*where, why) in enumerate(unique.tolist()):
+            positions = position[rows[which.ravel() == index]]
+            positions = positions[np.argsort(positions[:, 0], kind="stable")]
+            bundles.append(_Bundle(tuple(where), positions, why))
+    return sorted(bundles, key=lambda bundle: (bundle.places, bundle.reason))

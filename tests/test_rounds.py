@@ -1,0 +1,49 @@
+"""Every step belongs to a round, and the rounds of a run make sense together."""
+
+import pytest
+
+from prunex_jax.config import SparsityConfig
+from prunex_jax.rounds import keep_counts_at, make_round_plan
+
+CASES = [
+    (SparsityConfig(), 607, 4),
+    (SparsityConfig(num_stairs=1), 100, 8),
+    (SparsityConfig(start_share=0.0, freeze_share=0.0), 50, 4),
+    (SparsityConfig(start_share=0.5, freeze_share=1.0), 33, 4),
+    (SparsityConfig(sparsity=0.0), 20, 4),
+    (SparsityConfig(), 40, 1),
+]
+
+
+@pytest.mark.parametrize(("config", "num_steps", "period"), CASES)
+def test_rounds_of_a_run(config, num_steps, period):
+    plan = make_round_plan(config, num_steps, period)
+    rounds = {s: plan.round_after(s) for s in range(1, num_steps + 1)}
+    due = {step: found for step, found in rounds.items() if found is not None}
+    whole = set(range(period, num_steps + 1, period))
+    assert set(due) == whole | {num_steps}, "a round every period, and one at the end"
+    kinds = [found.kind for found in due.values()]
+    densities = [found.stage.density for found in due.values()]
+    assert densities == sorted(densities, reverse=True), "density never rises"
+    assert densities[-1] == 1 - config.sparsity
+    if config.sparsity:
+        assert kinds.count("freeze") == 1, "masks are chosen for the last time once"
+        after = kinds[kinds.index("freeze") + 1 :]
+        assert set(after) <= {"frozen"}
+        for kind, density in zip(kinds, densities, strict=True):
+            if density == 1.0:
+                assert kind == "frozen", "dense rounds have nothing to choose"
+    else:
+        assert set(kinds) == {"frozen"}
+
+
+def test_no_exchange_no_rounds():
+    plan = make_round_plan(SparsityConfig(), 10, 0)
+    assert all(plan.round_after(step) is None for step in range(11))
+
+
+def test_counts_follow_the_density():
+    sizes = {"a": 64, "b": 16}
+    config = SparsityConfig()
+    assert keep_counts_at(config, sizes, 1.0) == sizes
+    assert keep_counts_at(config, sizes, 0.5) == {"a": 32, "b": 8}
