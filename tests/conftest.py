@@ -1,8 +1,19 @@
 """Eight virtual CPU devices and strict ranks for every test; set before jax is used."""
 
-import jax
-import numpy as np
-import pytest
+import os
+from pathlib import Path
+
+# Nearly all the time of the tests is compilation. Programs are compiled with little
+# optimisation, and kept between tests, processes and runs of the suite; processes that
+# tests start inherit both, so that results can be compared bit for bit.
+_CACHE = Path(__file__).parent.parent / ".pytest_cache" / "compiled"
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

@@ -337,6 +337,46 @@ def test_values_of_dead_channels(f, may_be_summed, may_be_weighted):
     assert (len(summed), len(weighted)) == (may_be_summed, may_be_weighted)
 
 
+def window(h, size, reducer=lax.add, start=0.0):
+    return lax.reduce_window(h, start, reducer, size, (1,) * h.ndim, "SAME")
+
+
+@pytest.mark.parametrize(
+    ("f", "may_be_summed"),
+    [
+        (lambda h: jnp.pad(h, ((0, 1), (0, 0))), True),
+        (lambda h: jnp.pad(h, ((0, 1), (0, 0)), constant_values=1.0), False),
+        (lambda h: jnp.concatenate([h, jnp.sin(h)], axis=0), True),
+        (lambda h: jnp.concatenate([h, jnp.cos(h)], axis=0), False),
+        (lambda h: jnp.concatenate([h, jnp.sin(h)], axis=1), True),
+        (lambda h: jnp.concatenate([h, jnp.cos(h)], axis=1), False),
+        (lambda h: jnp.stack([h, jnp.cos(h)]), False),
+        (lambda h: h.reshape(2, 2, 8), True),
+        (lambda h: jnp.cos(h).reshape(2, 2, 8), False),
+        (lambda h: jnp.where(h > 0, 1 + h, h), True),
+        (lambda h: jnp.where(h > 0, h, 1 + h), False),
+        (lambda h: window(h, (2, 1)), True),
+        (lambda h: window(jnp.cos(h), (2, 1)), False),
+        (lambda h: window(h, (1, 3)), False),
+        (lambda h: window(h, (2, 1), lax.max, -jnp.inf), True),
+        (lambda h: jnp.cos(window(h, (2, 1), lax.max, -jnp.inf)), False),
+        (lambda h: jnp.einsum("nh,mk->nhmk", h, X), True),
+        (lambda h: jnp.einsum("nh,nk->hk", h, X), True),
+        (lambda h: jnp.einsum("nh,nk->hk", jnp.cos(h), X), False),
+        (lambda h: jnp.einsum("nh,mh->hnm", jnp.cos(h), h), True),
+        (lambda h: h.prod(0), True),
+        (lambda h: h.max(0), True),
+        (lambda h: jnp.cos(h).max(0), False),
+        (lambda h: (h + 0.5).astype(jnp.int32), True),
+        (lambda h: (h + 0.5).astype(bool), False),
+    ],
+)
+def test_values_of_dead_channels_behind_other_operations(f, may_be_summed):
+    params = {"a": jnp.ones((3, 8))}
+    trace = trace_channels(lambda p, x: f(x @ p["a"]).sum(), params, X)
+    assert len(trace.groups) == may_be_summed, trace.explain("a")
+
+
 @pytest.mark.parametrize(
     "f",
     [

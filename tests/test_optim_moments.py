@@ -52,15 +52,21 @@ def test_moments_are_zero_exactly_where_channels_are_dead(name):
     assert num_moments >= 2, "no moments were tested"
 
 
-def test_factored_moments_stay_and_do_not_stop_training():
-    inner = optax.adafactor(0.1, min_dim_size_to_factor=2)
+@pytest.mark.parametrize("name", ["factored moments", "noise", "flat moments"])
+def test_dead_entries_stay_zero_whatever_the_inner_optimizer_does(name):
+    """Even where its memory cannot be cleared, or zero gradients give updates."""
+    inner = {
+        "factored moments": optax.adafactor(0.1, min_dim_size_to_factor=2),
+        "noise": optax.chain(optax.add_noise(1.0, 0.5, key=0), optax.sgd(0.1)),
+        "flat moments": optax.flatten(optax.sgd(0.1, 0.9)),
+    }[name]
     core = make_core("reset", on_mesh=False, inner=inner)
     update = jax.jit(core.update, static_argnames="sync", compiler_options=QUICK)
-    grads = jax.tree.map(jnp.ones_like, START)
-    updates, state = update(grads, core.init(START), START, sync=True)
-    params = optax.apply_updates(START, updates)
-    updates, state = update(grads, state, params, sync=False)
-    params = optax.apply_updates(params, updates)
+    params, state = START, core.init(START)
+    for sync in (True, False):
+        grads = jax.tree.map(jnp.ones_like, params)
+        updates, state = update(grads, state, params, sync=sync)
+        params = optax.apply_updates(params, updates)
     alive = entry_masks(state.masks)
     for leaf, mask in zip(jax.tree.leaves(params), jax.tree.leaves(alive), strict=True):
         assert not np.any(np.asarray(leaf) * (1 - mask)), "a dead entry moved"

@@ -61,12 +61,7 @@ def start(folder: Path, values: dict, workdir: Path, *flags: str) -> subprocess.
     """Starts the command line in another process."""
     command = [sys.executable, "-W", "error", "-m", "prunex_jax.train"]
     command += [f"--config={write_config(folder, values)}", f"--workdir={workdir}"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [*command, *flags],
         env=environment,
