@@ -10,6 +10,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKDIR ?= runs/demo
+# Two test processes; files are not split, so that their runs are shared.
+WORKERS ?= -n 2 --dist loadfile
 
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
@@ -26,10 +28,10 @@ demo: $(BASE)
 	    --config=configs/digits_resnet20_hsadmm.py --workdir='$(WORKDIR)'
 
 test: $(TEST)
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS)
 
 test-slow: $(TEST)
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow $(WORKERS)
 
 check: $(TEST)
 	$(BIN)/ruff check .

@@ -1,0 +1,166 @@
+"""Every setting, with its meaning and default: the reference for config files.
+
+Frozen dataclasses and nothing else; `config` reads and checks them.
+"""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class TopologyConfig:
+    """Which devices form a host, and how simulated devices are made."""
+
+    # auto | host | process | slice, or the number of hosts, as in "2".
+    layout: str = "auto"
+    # Virtual CPU devices of this process; 0 uses the devices the machine has.
+    cpu_devices: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """What is read, and how it becomes batches."""
+
+    # digits | synthetic, or any image classification set that TFDS has prepared.
+    name: str = "digits"
+    # TFDS data directory; empty means TFDS's own default.
+    dir: str = ""
+    # Examples per step over the whole mesh.
+    batch_size: int = 64
+    # Share of the training split held out for validation.
+    validation_share: float = 0.1
+    # none | shift (1 pixel) | crop_flip (pad 4, CIFAR) | random_resized_crop (ImageNet)
+    augment: str = "none"
+    # Side of the image after decoding and resizing; 0 keeps the size of the set.
+    image_size: int = 0
+    # auto | memory (whole set in memory) | grain (read and decoded while training).
+    loader: str = "auto"
+    # Grain worker processes per jax process; 0 decodes in threads.
+    num_workers: int = 0
+    # Evaluation batch over the whole mesh; 0 means `batch_size`.
+    eval_batch_size: int = 0
+    # Size and shape of the synthetic set.
+    synthetic_examples: int = 1024
+    synthetic_classes: int = 10
+    # Decides which training images are held out for validation.
+    shuffle_seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Which network is trained."""
+
+    # resnet20 | resnet32 | resnet56 | resnet110 | resnet18 | resnet34 | resnet50 |
+    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19
+    name: str = "resnet20"
+    # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size).
+    stem: str = "auto"
+    # Multiplies every width.
+    width: float = 1.0
+    # Batch statistics over the images of one device, or of all devices of a host.
+    norm_scope: Literal["device", "host"] = "device"
+    # float32 | bfloat16 for activations; parameters are float32.
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    # chunked (kernel gradients in chunks of the batch, faster on CPUs) | direct | auto
+    # (chunked on CPUs, direct elsewhere).
+    convolution: Literal["auto", "direct", "chunked"] = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """The inner optimizer and its learning rate."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = True
+    # Decoupled for adamw, part of the gradient for sgd; kernels only.
+    weight_decay: float = 5e-4
+    # Share of the run for the linear warm-up.
+    warmup_share: float = 0.05
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    label_smoothing: float = 0.0
+    # Largest gradient norm, measured after averaging; 0 means no clipping.
+    clip_norm: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SparsityConfig:
+    """How many channels are kept, of which groups, and when."""
+
+    # Share of the channels removed at the end, in [0, 1).
+    sparsity: float = 0.5
+    # uniform (the same share of every group) | global (ranked over all groups).
+    budget: Literal["uniform", "global"] = "uniform"
+    # Share of the run at which pruning starts, and at which the mask freezes.
+    start_share: float = 0.1
+    freeze_share: float = 0.5
+    # Number of densities between dense and final; each recompiles the exchange.
+    num_stairs: int = 8
+    # Kept counts are multiples of this where a group is wide enough.
+    round_to: int = 8
+    # Groups whose name contains one of these are left dense.
+    exclude: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class HsadmmConfig:
+    """Parameters of hierarchical structured ADMM; None takes the preset's value."""
+
+    # recommended | reset | leaky | paper: see optim.presets.PRESETS.
+    preset: str = "recommended"
+    # Steps between exchanges over the host axis.
+    sync_period: int = 4
+    # gradient (one copy per host) | consensus (one copy per device).
+    device_level: Literal["gradient", "consensus"] = "gradient"
+    # Pull of every local step towards the consensus, times the learning rate.
+    rho_device: float | None = None
+    # Penalty between host and global consensus; 0 makes them one.
+    rho_host: float | None = None
+    # Pull of every round towards the consensus, in [0, 1].
+    prox_strength: float | None = None
+    # What remains of the device dual after a round; 0 means no device dual.
+    dual_decay: float | None = None
+    outer_step: float | None = None
+    outer_momentum: float | None = None
+    # none | residual: residual balancing of the penalties (paper preset).
+    adapt: Literal["none", "residual"] = "none"
+    # float32 | float16: type of the compact array on the host axis.
+    wire_dtype: Literal["float32", "float16"] = "float32"
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodConfig:
+    """Which method exchanges what over the host axis."""
+
+    name: str = "hsadmm"
+    hsadmm: HsadmmConfig = HsadmmConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Length of the run, and how often it reports, evaluates and saves."""
+
+    # Exactly one of the two is positive.
+    steps: int = 0
+    epochs: float = 0.0
+    log_every_steps: int = 20
+    # 0 evaluates at the end only.
+    eval_every_steps: int = 0
+    # 0 saves at the end, and on a signal, only.
+    checkpoint_every_steps: int = 200
+    checkpoints_kept: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """Everything that defines a run."""
+
+    seed: int = 0
+    topology: TopologyConfig = TopologyConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    sparsity: SparsityConfig = SparsityConfig()
+    method: MethodConfig = MethodConfig()
+    run: RunConfig = RunConfig()
