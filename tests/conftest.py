@@ -20,6 +20,15 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+# Files whose tests train in other processes: started first, or they end last, alone.
+_LONG_FILES = ["test_run.py", "test_cli.py", "test_notebooks.py", "test_readme.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts long files first, which keeps two test processes busy to the end."""
+    items.sort(key=lambda item: item.path.name not in _LONG_FILES)
+
+
 @pytest.fixture(params=[(1, 4), (2, 2), (4, 1)], ids=lambda s: f"{s[0]}x{s[1]}")
 def mesh(request: pytest.FixtureRequest) -> jax.sharding.Mesh:
     """Meshes of four devices, from one host to four."""
