@@ -249,6 +249,66 @@ def test_processes_refuse_together(tmp_path):
     assert not any("Traceback" in output for output in outputs)
 
 
+VARIANTS = {
+    "global budget": {"sparsity": {"budget": "global"}},
+    "norms over a host": {"model": {"norm_scope": "host"}},
+    "paper, copy per device": {
+        "method": {
+            "hsadmm": {
+                "preset": "paper",
+                "device_level": "consensus",
+                "adapt": "residual",
+            }
+        }
+    },
+    "leaky, adamw, float16 wire": {
+        "method": {"hsadmm": {"preset": "leaky", "wire_dtype": "float16"}},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3, "clip_norm": 1.0},
+    },
+    "bfloat16, one host": {
+        "model": {"compute_dtype": "bfloat16"},
+        "topology": {"layout": "1"},
+    },
+    "dense, eight hosts": {"method": {"name": "dense"}, "topology": {"layout": "8"}},
+    "vgg": {
+        "model": {"name": "vgg16", "width": 0.125},
+        "data": {"name": "synthetic", "image_size": 32},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_train_to_the_end(variant, tmp_path):
+    values = settings(**VARIANTS[variant])
+    result = train(values, tmp_path / "run")
+    summary = result.summary
+    assert np.isfinite(summary["test_loss"])
+    assert summary["shrink_max_abs_error"] < 0.05, "bfloat16 rounds to 3 digits"
+    if summary["method"] == "dense":
+        assert summary["params_kept"] == summary["params_dense"]
+    else:
+        assert summary["params_kept"] / summary["params_dense"] < 0.4
+    if summary["hosts"] == 1:
+        assert summary["host_wire_bytes"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_to_one_process_stops_all(number, tmp_path):
+    values = settings(
+        topology={"cpu_devices": 2, "layout": "process"},
+        run={"steps": 5000, "checkpoint_every_steps": 0},
+    )
+    processes = start_two(tmp_path, values, tmp_path / "run")
+    wait_for_rows(processes[0], tmp_path / "run", 2)
+    processes[1].send_signal(number)
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "stopped at step" in outputs[0]
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
+
+
 def test_divergence_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
     values = settings(
         optimizer={"learning_rate": 1e30, "warmup_share": 0.5},
