@@ -193,9 +193,9 @@ def _checked_type(value: Any, hint: Any, where: str) -> Any:
 
 
 def _check(config: ExperimentConfig) -> None:
-    """Rejects what cannot run on any machine."""
+    """Rejects what cannot run on any machine; `sparsity` checks its own settings."""
     run, data, optimizer = config.run, config.data, config.optimizer
-    hsadmm, sparsity = config.method.hsadmm, config.sparsity
+    hsadmm = config.method.hsadmm
     if (run.steps > 0) == (run.epochs > 0):
         raise UserError(
             f"config.run.steps={run.steps} and config.run.epochs={run.epochs}: give "
@@ -207,8 +207,6 @@ def _check(config: ExperimentConfig) -> None:
         "model.width": config.model.width,
         "run.log_every_steps": run.log_every_steps,
         "run.checkpoints_kept": run.checkpoints_kept,
-        "sparsity.num_stairs": sparsity.num_stairs,
-        "sparsity.round_to": sparsity.round_to,
         "method.hsadmm.sync_period": hsadmm.sync_period,
     }
     for key, value in positive.items():
@@ -244,16 +242,6 @@ def _check(config: ExperimentConfig) -> None:
     for key, (value, largest) in shares.items():
         if not 0.0 <= value <= largest:
             raise UserError(f"config.{key}={value} must lie in [0, {largest:g}]")
-    if not 0.0 <= sparsity.sparsity < 1.0:
-        raise UserError(
-            f"config.sparsity.sparsity={sparsity.sparsity} must lie in [0, 1): the "
-            "density, 1 - sparsity, has to stay in (0, 1]"
-        )
-    if not 0.0 <= sparsity.start_share <= sparsity.freeze_share <= 1.0:
-        raise UserError(
-            f"config.sparsity.start_share={sparsity.start_share} and freeze_share="
-            f"{sparsity.freeze_share} must satisfy 0 <= start <= freeze <= 1"
-        )
 
 
 def total_steps(config: ExperimentConfig, num_examples: int) -> int:
