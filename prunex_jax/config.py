@@ -84,8 +84,8 @@ def config_difference(config: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
       >>> config_difference(resolve_config({'seed': 3, 'run': {'steps': 9}}))
       {'seed': (0, 3), 'run.steps': (0, 9)}
     """
-    default = _flatten(dataclasses.asdict(ExperimentConfig()))
-    values = _flatten(dataclasses.asdict(config))
+    default = dotted_keys(dataclasses.asdict(ExperimentConfig()))
+    values = dotted_keys(dataclasses.asdict(config))
     return {
         key: (default[key], value)
         for key, value in values.items()
@@ -93,14 +93,20 @@ def config_difference(config: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def settings_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Lists the settings of a ConfigDict by dotted key.
+def dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Lists nested settings by dotted key.
 
     Example:
-      >>> settings_of(default_config())['run.log_every_steps']
-      20
+      >>> dotted_keys({'seed': 0, 'run': {'steps': 9}})
+      {'seed': 0, 'run.steps': 9}
     """
-    return _flatten(config.to_dict())
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= dotted_keys(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
 
 
 def suggest(word: str, known: typing.Iterable[str]) -> str:
@@ -112,16 +118,6 @@ def suggest(word: str, known: typing.Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1)
     return f", did you mean {close[0]!r}?" if close else ""
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _config_dict_of(value: Any) -> ml_collections.ConfigDict:
@@ -273,8 +269,8 @@ __all__ = [
     "config_difference",
     "config_to_dict",
     "default_config",
+    "dotted_keys",
     "resolve_config",
-    "settings_of",
     "suggest",
     "total_steps",
 ]

@@ -32,6 +32,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from prunex_jax.config import dotted_keys
 from prunex_jax.errors import UserError
 
 CONFIG = "config.json"
@@ -322,7 +323,8 @@ def _check_same_run(
     environment: Mapping[str, Any],
 ) -> None:
     """Refuses to continue a run with other settings or another mesh."""
-    before, now = _flatten(_read_json(path / CONFIG)), _flatten(config)
+    before = dotted_keys(_read_json(path / CONFIG))
+    now = dotted_keys(config)
     for source, tree in ((held, before), (environment, now)):
         mesh = source.get("topology") or {}
         tree.update({f"topology.{key}": mesh.get(key) for key in _MESH_KEYS})
@@ -342,16 +344,6 @@ def _earlier(
     earlier = held.pop("earlier", [])
     same = all(held.get(k) == v for k, v in environment.items() if k != "command")
     return earlier if same else [*earlier, held]
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _plain(value: Any, where: str) -> Any:

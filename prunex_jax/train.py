@@ -18,7 +18,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from prunex_jax.config import settings_of, suggest
+from prunex_jax.config import dotted_keys, suggest
 from prunex_jax.errors import TrainingDivergedError, UserError
 from prunex_jax.run import train
 from prunex_jax.topology import LaunchFlags
@@ -104,7 +104,7 @@ def override_config(
     Raises:
       UserError: Unknown key, with the nearest known one, or a value of another type.
     """
-    known = settings_of(config)
+    known = dotted_keys(config.to_dict())
     for override in overrides:
         name = override.lstrip("-").partition("=")[0].removeprefix("no")
         key = name.removeprefix("config.")
