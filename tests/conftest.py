@@ -1,12 +1,16 @@
 """Eight virtual CPU devices and strict ranks for every test; set before jax is used."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
 
 # Nearly all the time of the tests is compilation. Programs are compiled with little
 # optimisation, and kept between tests, processes and runs of the suite; processes that
 # tests start inherit both, so that results can be compared bit for bit.
-_CACHE = Path(__file__).parent.parent / ".pytest_cache" / "compiled"
+_CACHE = ROOT / ".pytest_cache" / "compiled"
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
@@ -40,3 +44,17 @@ def make_mesh(num_hosts: int, devices_per_host: int) -> jax.sharding.Mesh:
     count = num_hosts * devices_per_host
     devices = np.array(jax.devices()[:count]).reshape(num_hosts, devices_per_host)
     return jax.sharding.Mesh(devices, ("host", "device"))
+
+
+def run_script(script: Path, **environment: str) -> str:
+    """Runs a script as a stranger would, warnings as errors; returns its output."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        cwd=script.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout

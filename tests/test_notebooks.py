@@ -1,14 +1,11 @@
 """Every notebook runs from top to bottom, with fewer steps."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, run_script
 
-ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -19,22 +16,8 @@ def test_notebook_runs(notebook: Path, tmp_path: Path) -> None:
     assert code, "a notebook without code shows nothing"
     script = tmp_path / "cells.py"
     script.write_text("\n\n".join(code))
-    environment = {
-        **os.environ,
-        "NOTEBOOK_EPOCHS": "1",
-        "PYTHONPATH": str(ROOT),
-        "TMPDIR": str(tmp_path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "done " in done.stdout
+    output = run_script(script, NOTEBOOK_EPOCHS="1", TMPDIR=str(tmp_path))
+    assert "done " in output
 
 
 def test_notebooks_are_stored_without_outputs() -> None:

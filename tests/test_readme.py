@@ -1,12 +1,10 @@
 """What the README shows works: its Python runs, its targets and files exist."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from conftest import ROOT, run_script
+
 README = (ROOT / "README.md").read_text()
 
 
@@ -20,22 +18,8 @@ def test_python_examples_run(tmp_path: Path) -> None:
         "assert kept\n"
     )
     script.write_text("\n\n".join([*blocks, checks]))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "4",
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "group hidden" in done.stdout
+    output = run_script(script, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="4")
+    assert "group hidden" in output
 
 
 def test_make_targets_exist() -> None:
