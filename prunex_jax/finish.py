@@ -12,7 +12,6 @@ from prunex_jax.data import evaluation_batches
 from prunex_jax.evaluation import Result, evaluate_split
 from prunex_jax.experiment import Experiment
 from prunex_jax.loop import Loop
-from prunex_jax.screen import wire_itemsize
 from prunex_jax.shrink import Network, shrink_error, shrink_network
 from prunex_jax.state import TrainState
 from prunex_jax.step import make_programs
@@ -152,7 +151,7 @@ def _what_was_sent(loop: Loop) -> dict[str, Any]:
     ledger, method = experiment.ledger, experiment.method
     host_bytes = ledger.wire_bytes.get(HOST_AXIS, 0.0)
     dense_bytes = experiment.dense_host_bytes_per_step * loop.num_steps
-    payload = method.payload_elements(loop.keep_counts) * wire_itemsize(method)
+    payload = method.payload_bytes(loop.keep_counts)
     dense_payload = experiment.num_params * 4
     rounds = "exchange" if method.sync_period else "local_step"
     return {

@@ -94,17 +94,12 @@ def _what_is_sent(experiment: Experiment) -> list[str]:
             for stage in plan.stages
         )
         when = f"every {plan.sync_period} steps; density {stages}"
-    payload = method.payload_elements(experiment.keep_counts) * wire_itemsize(method)
+    payload = method.payload_bytes(experiment.keep_counts)
     return [
         f"method    {method.name}: exchanges {when}",
         f"payload   {payload:,} bytes per exchange at the end, "
         f"{payload / dense_bytes:.3f} of the dense {dense_bytes:,}",
     ]
-
-
-def wire_itemsize(method: Any) -> int:
-    """Bytes of one element on the host axis."""
-    return {"float32": 4, "float16": 2}[method.wire_dtype]
 
 
 def last_screen(summary: Mapping[str, Any], workdir: str) -> str:

@@ -21,7 +21,7 @@ from prunex_jax.channels import (
 )
 from prunex_jax.errors import UserError
 from prunex_jax.models import Model
-from prunex_jax.trees import PyTree, flatten_by_path
+from prunex_jax.trees import PyTree, shapes_by_path
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,8 +80,10 @@ def shrink_network(
     }
     full = {name: jnp.asarray(mask) for name, mask in known.items()}
     keep = {name: jnp.asarray(np.flatnonzero(mask)) for name, mask in known.items()}
-    params_layouts = layouts_of(groups, _shapes(network.params))
-    statistics_layouts = layouts_of(groups, _shapes(network.statistics), "statistics")
+    params_layouts = layouts_of(groups, shapes_by_path(network.params))
+    statistics_layouts = layouts_of(
+        groups, shapes_by_path(network.statistics), "statistics"
+    )
 
     @jax.jit  # one program instead of one per shape
     def cut(params: PyTree, statistics: PyTree) -> tuple[PyTree, PyTree, PyTree]:
@@ -132,7 +134,3 @@ def _check_masks(groups: Sequence[ChannelGroup], masks: Mapping[str, Any]) -> No
                 f"the mask of channel group {name} keeps no channel, which leaves no "
                 "network; keep at least one"
             )
-
-
-def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
-    return {path: leaf.shape for path, leaf in flatten_by_path(tree).items()}

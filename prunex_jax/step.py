@@ -314,8 +314,9 @@ class _Builder:
 
 def _settle(placements: PyTree, tree: PyTree) -> PyTree:
     """Marks freshly made values as varying where their placement says so."""
-    axes = {"replicated": (), "per_host": (HOST_AXIS,), "per_device": _MESH_AXES}
-    return jax.tree.map(lambda p, part: vary(part, axes[p]), placements, tree)
+    return jax.tree.map(
+        lambda p, part: vary(part, tuple(specs_of(p))), placements, tree
+    )
 
 
 def _add_to(

@@ -42,6 +42,21 @@ def flatten_by_path(tree: PyTree) -> dict[str, Any]:
     return {path_of(key_path): leaf for key_path, leaf in leaves}
 
 
+def shapes_by_path(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    """Lists the shapes of the leaves of a tree by path, in flattening order.
+
+    Args:
+      tree: Leaves are arrays, or anything with a shape.
+    Returns:
+      A dict from path to shape.
+    Example:
+      >>> import numpy as np
+      >>> shapes_by_path({'a': {'kernel': np.ones((2, 3))}})
+      {'a/kernel': (2, 3)}
+    """
+    return {path: leaf.shape for path, leaf in flatten_by_path(tree).items()}
+
+
 def map_with_path(fn: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
     """Maps `fn(path, leaf, *other_leaves)` over trees of one structure.
 

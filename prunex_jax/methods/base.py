@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from prunex_jax.comm import Collective
@@ -38,6 +39,7 @@ class Method:
       exchange_formula: (mesh shape, keep_counts, kind) -> what one exchange must send.
       payload_elements: keep_counts -> elements of the array that an exchange (or step)
         averages over hosts.
+      wire_dtype: Type of those elements on the host axis.
     """
 
     name: str
@@ -55,3 +57,7 @@ class Method:
     ]
     payload_elements: Callable[[Mapping[str, int]], int]
     wire_dtype: str = "float32"
+
+    def payload_bytes(self, keep_counts: Mapping[str, int]) -> int:
+        """Bytes of the array that an exchange (or step) averages over hosts."""
+        return self.payload_elements(keep_counts) * jnp.dtype(self.wire_dtype).itemsize

@@ -27,7 +27,7 @@ from prunex_jax.optim.moments import mask_moments
 from prunex_jax.optim.presets import HsadmmParameters
 from prunex_jax.optim.residuals import zero_residuals
 from prunex_jax.sparsity import narrow_alive
-from prunex_jax.trees import PyTree, flatten_by_path
+from prunex_jax.trees import PyTree, shapes_by_path
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -275,8 +275,7 @@ class Hsadmm:
         return rate(count) if callable(rate) else rate
 
     def _layouts(self, params: PyTree) -> Layouts:
-        shapes = {path: x.shape for path, x in flatten_by_path(params).items()}
-        return layouts_of(self.groups, shapes)
+        return layouts_of(self.groups, shapes_by_path(params))
 
 
 def _check_counts(

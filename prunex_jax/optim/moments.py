@@ -8,7 +8,7 @@ every optimizer that keeps its moments in trees like the parameters.
 import jax
 
 from prunex_jax.channels import Layouts, Masks, mask_channels
-from prunex_jax.trees import PyTree, flatten_by_path, map_with_path
+from prunex_jax.trees import PyTree, map_with_path, shapes_by_path
 
 
 def mask_moments(
@@ -41,7 +41,7 @@ def mask_moments(
       >>> mask_moments(state, params, layouts, masks).trace['a'].tolist()
       [1.0, 0.0, 1.0]
     """
-    shapes = {path: leaf.shape for path, leaf in flatten_by_path(params).items()}
+    shapes = shapes_by_path(params)
     longest_first = sorted(shapes, key=len, reverse=True)
 
     def mask(path: str, leaf: jax.Array) -> jax.Array:
