@@ -1,6 +1,7 @@
 """Channels of any JAX function: found by tracing, named as groups, cut by position."""
 
 from prunex_jax.channels.components import FrozenChannels
+from prunex_jax.channels.context import Context, Rule, freeze_all
 from prunex_jax.channels.groups import (
     AxisLayout,
     ChannelGroup,
@@ -8,7 +9,8 @@ from prunex_jax.channels.groups import (
     Layouts,
     layouts_of,
 )
-from prunex_jax.channels.labels import Context, Reason, Rule, Traced, freeze_all
+from prunex_jax.channels.labelling import TraceOptions
+from prunex_jax.channels.labels import Reason, Traced
 from prunex_jax.channels.rules import RULES
 from prunex_jax.channels.slicing import (
     KeepIndices,
@@ -38,6 +40,7 @@ __all__ = [
     "Masks",
     "Reason",
     "Rule",
+    "TraceOptions",
     "Traced",
     "freeze_all",
     "keep_indices_of",

@@ -1,7 +1,8 @@
 """Gathers joined labels into channel groups, and into what stays, with reasons.
 
 Channels that occur in the same places form one group. It reads what `channels.trace`
-left in the table of labels; the types of groups are in `channels.groups`.
+left in the table of labels and `channels.resolve` concluded; the types of groups are in
+`channels.groups`.
 """
 
 import collections
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
-from prunex_jax.channels.labels import LabelTable, Reason
+from prunex_jax.channels.labels import Reason
+from prunex_jax.channels.resolve import Resolution
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,18 +69,19 @@ class _Bundle:
 
 
 def collect_groups(
-    table: LabelTable, weights: Sequence[Place], running: Sequence[Place]
+    resolution: Resolution, weights: Sequence[Place], running: Sequence[Place]
 ) -> tuple[tuple[ChannelGroup, ...], tuple[FrozenChannels, ...]]:
     """Gathers channels into groups.
 
     Args:
-      table: What is joined, and what is frozen.
+      resolution: What is one channel, and what is frozen.
       weights: Every axis of every parameter, in the order in which members are listed.
       running: Every axis of every running statistic.
     Returns:
       Groups in order of their first places, and what stays.
     """
-    component, first_reason, reasons = table.components()
+    component, first_reason = resolution.component, resolution.first_reason
+    reasons = resolution.reasons
     places = [*weights, *running]
     groups: list[ChannelGroup] = []
     frozen: list[FrozenChannels] = []

@@ -5,6 +5,7 @@ to be finite, or summed up, which needs it to be zero. So the number that a dead
 has is carried through the program: weights are 0, exp(0) is 1, 0 / 0 is none.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,10 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from prunex_jax.channels.context import Context, freeze_all
 from prunex_jax.channels.labels import (
     FROZEN,
-    UNIFORM,
-    Context,
     Traced,
     has_channels,
     same_value,
@@ -46,6 +46,8 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "atanh": np.arctanh,
     "cbrt": np.cbrt,
     "ceil": np.ceil,
+    "clz": None,
+    "complex": None,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "conj": np.positive,
     "copy": np.positive,
@@ -56,6 +58,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "eq": np.equal,
     "erf": _of(math.erf),
     "erfc": _of(math.erfc),
+    "erf_inv": lambda x: 0.0 if x == 0 else None,
     "exp": np.exp,
     "exp2": np.exp2,
     "expm1": np.expm1,
@@ -78,12 +81,16 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "nextafter": None,
     "not": None,
     "or": None,
+    "population_count": None,
     "pow": np.power,
     "real": np.positive,
     "reduce_precision": np.positive,
     "rem": np.fmod,
     "round": _round,
     "rsqrt": lambda x: 1 / np.sqrt(x),
+    "shift_left": None,
+    "shift_right_arithmetic": None,
+    "shift_right_logical": None,
     "sign": np.sign,
     "sin": np.sin,
     "sinh": np.sinh,
@@ -162,7 +169,21 @@ def _value_of_unknown(
 
 def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     """Joins the axes of all operands; the rule of everything in `ELEMENTWISE`."""
+    if ctx.name in ("div", "mul") and any(x.summed for x in operands):
+        _note_mean(ctx, operands)
     return [_joined(ctx, operands, lambda *args: value_of(ctx.name, *args))]
+
+
+def _note_mean(ctx: Context, operands: Sequence[Traced]) -> None:
+    """A sum over channels, divided by their number, is their mean."""
+    for index, (x, other) in enumerate([operands, operands[::-1]]):
+        if x.summed is None or other.number is None:
+            continue
+        factor = x.summed.total if ctx.name == "div" else 1 / x.summed.total
+        is_divisor = index == 0 or ctx.name == "mul"
+        if is_divisor and math.isclose(other.number, factor, rel_tol=1e-6):
+            ctx.table.means.append(x.summed)
+            ctx.notes["mean_of"] = (index, x.summed)
 
 
 def integer_pow(ctx: Context, x: Traced) -> Sequence[Traced]:
@@ -191,7 +212,7 @@ def convert(ctx: Context, x: Traced) -> Sequence[Traced]:
             return float(value != 0)
         return float(int(value)) if jax.dtypes.issubdtype(dtype, np.integer) else value
 
-    return [_joined(ctx, (x,), compute)]
+    return [dataclasses.replace(_joined(ctx, (x,), compute), summed=x.summed)]
 
 
 def select(ctx: Context, which: Traced, *cases: Traced) -> Sequence[Traced]:
@@ -204,6 +225,13 @@ def select(ctx: Context, which: Traced, *cases: Traced) -> Sequence[Traced]:
         return same_value(others)
 
     return [_joined(ctx, (which, *cases), compute)]
+
+
+def bitcast(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """The rule of reading the same bits as another type."""
+    if ctx.out_shape() != x.shape:
+        return freeze_all(ctx, x)
+    return [_joined(ctx, (x,), lambda values, _: None)]
 
 
 def _joined(
@@ -219,18 +247,19 @@ def _joined(
     labels: list[np.ndarray] = []
     dead: list[float | None] = []
     for axis, size in enumerate(shape):
-        joined = np.full(size, UNIFORM, np.int64)
-        values, is_risky = [], []
-        for operand in operands:
-            if operand.labels and len(operand.labels[axis]) == size:
-                own = operand.labels[axis]
-                joined = ctx.join(joined, own)
+        has_axis = [bool(x.labels) and len(x.labels[axis]) == size for x in operands]
+        joined = ctx.join_axes(*((i, axis) for i, has in enumerate(has_axis) if has))
+        values: list[float | None] = []
+        is_risky = []
+        for operand, has in zip(operands, has_axis, strict=True):
+            if has:
                 values.append(operand.dead[axis])
+                own = operand.labels[axis]
                 is_risky.append(not operand.is_given and has_channels(own))
             else:  # without this axis, or with length 1: the same for all channels
                 values.append(operand.number)
                 is_risky.append(False)
-        is_fixed = bool((joined == FROZEN).all())
         labels.append(joined)
+        is_fixed = bool((joined == FROZEN).all())
         dead.append(None if is_fixed else compute(values, is_risky))
     return Traced(tuple(labels), tuple(dead))

@@ -7,12 +7,10 @@ knows no framework: the function is `apply(params, *inputs)`, whoever wrote it.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
-from jax.extend import core
 
 from prunex_jax.channels.components import (
     FrozenChannels,
@@ -20,33 +18,12 @@ from prunex_jax.channels.components import (
     collect_groups,
 )
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
-from prunex_jax.channels.labels import (
-    FROZEN,
-    Context,
-    LabelTable,
-    Reason,
-    Rule,
-    Traced,
-    freeze_all,
-    frozen_value,
-    is_of_jax,
-)
-from prunex_jax.channels.rules import RULES
+from prunex_jax.channels.labelling import Labelled, TraceOptions, label_function
+from prunex_jax.channels.labels import Traced
+from prunex_jax.channels.resolve import resolve
 from prunex_jax.errors import UserError
-from prunex_jax.trees import PyTree, flatten_by_path
+from prunex_jax.trees import PyTree
 
-# Where primitives that call a program once keep it.
-_INNER_PROGRAM = {
-    "checkpoint": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "composite": "jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "remat2": "jaxpr",
-}
 _MAX_NAMED = 4
 
 
@@ -58,11 +35,13 @@ class ChannelTrace:
       groups: Channels that can be removed, in the order in which they are made.
       frozen: Positions that must stay, with the reason.
       shapes: Shape of every parameter by path.
+      options: How the function was traced.
     """
 
     groups: tuple[ChannelGroup, ...]
     frozen: tuple[FrozenChannels, ...]
     shapes: Mapping[str, tuple[int, ...]]
+    options: TraceOptions
 
     def explain(self, path: str | None = None) -> str:
         """Says for every axis of a parameter which group it is in, or why it stays.
@@ -154,7 +133,7 @@ def trace_channels(
     params: PyTree,
     *inputs: Any,
     statistics: PyTree | None = None,
-    rules: Mapping[str, Rule] | None = None,
+    **options: Any,
 ) -> ChannelTrace:
     """Finds which channels of which parameters can only be removed together.
 
@@ -163,6 +142,9 @@ def trace_channels(
     them out give the same outputs. What a primitive without a rule touches stays, as do
     the axes of inputs and outputs.
 
+    Where an axis is split, such as into heads and their features, one of the parts is
+    cut: one that is tied to what was cut elsewhere, or else the finest.
+
     Args:
       apply: `apply(params, *inputs)`, or `apply(params, statistics, *inputs)` where
         `statistics` is given.
@@ -170,12 +152,15 @@ def trace_channels(
       *inputs: Example inputs, or their shapes.
       statistics: Running statistics shaped like channels but not trained or masked,
         such as those of batch norm.
-      rules: More rules, or other ones, by primitive name; see `channels.rules`.
+      **options: Fields of `TraceOptions`. With `renormalise=True`, sums over channels
+        that are divided by their number become means over the kept ones, so that the
+        channels of a layer norm can be removed; the smaller function is then another
+        one, and `shrink.certify` says by how much.
     Returns:
       The groups and the reasons for what stays.
     Raises:
-      UserError: Two leaves have one path, or a rule returned other shapes than its
-        primitive.
+      UserError: Two leaves have one path, a rule returned other shapes than its
+        primitive, or `freeze` or `merge` name what is not there.
     Example:
       >>> import jax.numpy as jnp
       >>> def apply(params, x):
@@ -189,151 +174,24 @@ def trace_channels(
       out axis 0 (8): group in, 8 channels
       out axis 1 (2): stays; is an output of the function
     """
-    trees = (params,) if statistics is None else (params, statistics)
-    closed = jax.make_jaxpr(apply)(*trees, *inputs)
-    walk = _Walk({**RULES, **(rules or {})})
-    weights = walk.parameters(params, is_masked=True)
-    running = walk.parameters(statistics, is_masked=False)
-    given = [
-        _fixed(np.shape(leaf), f"input {path}")
-        for path, leaf in flatten_by_path(inputs).items()
-    ]
-    outputs = walk.run(
-        closed.jaxpr,
-        closed.consts,
-        [*weights.values(), *running.values(), *given],
-    )
-    for output in outputs:
-        for labels in output.labels:
-            walk.table.freeze(labels, Reason("", "is an output of the function"))
-    for value in [*weights.values(), *running.values()]:
-        if value not in walk.first_use:
-            for labels in value.labels:
-                walk.table.freeze(labels, Reason("", "is not used"))
+    chosen = TraceOptions(**options)
+    found = label_function(apply, params, inputs, statistics, chosen)
+    resolution = resolve(found.table)
     groups, frozen = collect_groups(
-        walk.table, walk.places(weights), walk.places(running)
+        resolution,
+        _places(found, found.weights),
+        _places(found, found.running),
     )
-    shapes = {path: value.shape for path, value in weights.items()}
-    return ChannelTrace(groups, frozen, shapes)
+    shapes = {path: value.shape for path, value in found.weights.items()}
+    return ChannelTrace(groups, frozen, shapes, chosen)
 
 
-def _fixed(shape: tuple[int, ...], origin: str) -> Traced:
-    return dataclasses.replace(frozen_value(shape, origin), is_given=True)
-
-
-class _Walk:
-    """One walk over one program."""
-
-    def __init__(self, rules: Mapping[str, Rule]) -> None:
-        self.table = LabelTable()
-        self.rules = rules
-        # Values that some equation reads, with how many came before it.
-        self.first_use: dict[Traced, int] = {}
-        self.num_equations = 0
-
-    def parameters(self, tree: PyTree, is_masked: bool) -> dict[str, Traced]:
-        """Gives every position of every leaf a label of its own."""
-        shapes = {path: np.shape(x) for path, x in flatten_by_path(tree).items()}
-        if len(shapes) != len(jax.tree.leaves(tree)):
-            raise UserError(
-                "two leaves of the parameters have the same path, keys joined by '/'; "
-                "rename one of them"
-            )
-        return {path: self._parameter(s, is_masked) for path, s in shapes.items()}
-
-    def _parameter(self, shape: tuple[int, ...], is_masked: bool) -> Traced:
-        labels = []
-        for size in shape:
-            own = self.table.fresh(size)
-            if size == 1:
-                self.table.freeze(own, Reason("", "has length 1"))
-            labels.append(own)
-        dead = (0.0 if is_masked else None,) * len(shape)
-        return Traced(tuple(labels), dead, is_given=not is_masked)
-
-    def run(
-        self,
-        jaxpr: core.Jaxpr,
-        consts: Sequence[Any],
-        arguments: Sequence[Traced],
-        site: core.JaxprEqn | None = None,
-    ) -> list[Traced]:
-        """Walks a program; `site` is the equation to blame in its stead."""
-        known: dict[core.Var, Traced] = {}
-        known.update(zip(jaxpr.invars, arguments, strict=True))
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            known[var] = _constant(value)
-
-        def read(atom: Any) -> Traced:
-            if isinstance(atom, core.Literal):
-                return _constant(atom.val)
-            return known[atom]
-
-        for eqn in jaxpr.eqns:
-            operands = [read(atom) for atom in eqn.invars]
-            results = self._equation(eqn, operands, site or eqn)
-            known.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
-
-    def _equation(
-        self, eqn: core.JaxprEqn, operands: list[Traced], site: core.JaxprEqn
-    ) -> Sequence[Traced]:
-        name = eqn.primitive.name
-        if name in _INNER_PROGRAM and name not in self.rules:
-            inner = eqn.params[_INNER_PROGRAM[name]]
-            is_closed = isinstance(inner, core.ClosedJaxpr)
-            jaxpr, consts = (inner.jaxpr, inner.consts) if is_closed else (inner, ())
-            return self.run(jaxpr, consts, operands, site if is_of_jax(jaxpr) else None)
-        for operand in operands:
-            self.first_use.setdefault(operand, self.num_equations)
-        self.num_equations += 1
-        context = Context(eqn, self.table, tuple(operands), site)
-        results = self.rules.get(name, freeze_all)(context, *operands)
-        shapes = [result.shape for result in results]
-        expected = [context.out_shape(i) for i in range(len(eqn.outvars))]
-        if shapes != expected:
-            raise UserError(
-                f"the rule for {name} returned shapes {shapes} instead of {expected}; "
-                "correct the rule"
-            )
-        return [_finished(context, result) for result in results]
-
-    def places(self, values: Mapping[str, Traced]) -> list[Place]:
-        """Every axis of every parameter, earliest use first: made before read."""
-        order = sorted(
-            values.items(),
-            key=lambda item: self.first_use.get(item[1], self.num_equations),
-        )
-        return [
-            Place(path, axis, labels)
-            for path, value in order
-            for axis, labels in enumerate(value.labels)
-        ]
-
-
-def _constant(value: Any) -> Traced:
-    shape = np.shape(value)
-    if shape:
-        return _fixed(shape, "a constant")
-    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-    is_number = any(
-        jax.dtypes.issubdtype(dtype, kind)
-        for kind in (np.floating, np.integer, np.bool_)
-    )
-    return Traced((), (), float(value) if is_number else None, is_given=True)
-
-
-def _finished(ctx: Context, result: Traced) -> Traced:
-    """Adds what follows from the operands, whatever the rule."""
-    labels = []
-    for own in result.labels:
-        if len(own) == 1:
-            ctx.freeze(own, "leaves one channel alone on its axis")
-            own = np.array([FROZEN], np.int64)
-        labels.append(own)
-    return dataclasses.replace(
-        result,
-        labels=tuple(labels),
-        is_given=all(operand.is_given for operand in ctx.operands),
-        origin=result.origin or ctx.origin,
-    )
+def _places(found: Labelled, values: Mapping[str, Traced]) -> list[Place]:
+    """Every axis of every parameter, earliest use first: made before read."""
+    never = len(found.first_use)
+    order = sorted(values.items(), key=lambda item: found.first_use.get(item[1], never))
+    return [
+        Place(path, axis, labels)
+        for path, value in order
+        for axis, labels in enumerate(value.labels)
+    ]

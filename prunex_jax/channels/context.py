@@ -1,0 +1,190 @@
+"""What a rule is given: one equation, its operands and the table of labels."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+from prunex_jax.channels.labelled import LabelledProgram
+from prunex_jax.channels.labels import (
+    FROZEN,
+    UNIFORM,
+    LabelTable,
+    Product,
+    Reason,
+    Traced,
+    frozen_value,
+    has_channels,
+)
+from prunex_jax.channels.source import source_of
+
+# (program, constants, arguments) -> the program with labels
+Walk = Callable[[Any, Sequence[Traced]], LabelledProgram]
+
+
+class Context:
+    """What a rule may use.
+
+    Args:
+      eqn: The equation.
+      table: The table of labels.
+      operands: What is known of the operands.
+      site: The equation that stands in the caller's code; another one than `eqn` inside
+        jax's own functions.
+      walk: Walks a program that the equation calls.
+      renormalise: Whether sums over channels that are not zero may be cut.
+
+    Attributes:
+      fits: (operand, axis) -> int64[size] labels that the operand is cut to before the
+        operation is done on less.
+      inner: Programs that the equation calls, walked.
+      notes: What the rule tells those who do the operation on less.
+    """
+
+    def __init__(
+        self,
+        eqn: core.JaxprEqn,
+        table: LabelTable,
+        operands: Sequence[Traced],
+        site: core.JaxprEqn,
+        walk: Walk,
+        renormalise: bool = False,
+    ) -> None:
+        self.eqn = eqn
+        self.table = table
+        self.operands = tuple(operands)
+        self.site = site
+        self.walk = walk
+        self.renormalise = renormalise
+        self.fits: dict[tuple[int, int], np.ndarray] = {}
+        self.inner: tuple[LabelledProgram, ...] = ()
+        self.notes: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """Name of the primitive."""
+        return self.eqn.primitive.name
+
+    @property
+    def origin(self) -> str:
+        """Where frozen axes of the operands come from; inputs are the last guess."""
+        origins = [operand.origin for operand in self.operands if operand.origin]
+        return min(origins, key=lambda origin: origin.startswith("input"), default="")
+
+    def out_shape(self, index: int = 0) -> tuple[int, ...]:
+        """Shape of a result of this equation."""
+        aval: Any = self.eqn.outvars[index].aval
+        return tuple(aval.shape)
+
+    def reason(self, text: str) -> Reason:
+        """A reason that names this equation."""
+        return Reason(self.name, text, source_of(self.site))
+
+    def freeze(self, labels: np.ndarray, text: str) -> None:
+        """Freezes labels because of this equation."""
+        if has_channels(labels):
+            self.table.freeze(labels, self.reason(text))
+
+    def join(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Joins two axes because of this equation; what meets FROZEN freezes."""
+        joined = self.table.join(left, right)
+        meets = np.concatenate([left[right == FROZEN], right[left == FROZEN]])
+        if has_channels(meets):
+            of = f" (of {self.origin})" if self.origin else ""
+            self.freeze(meets, f"ties it to an axis of fixed size{of}")
+        return joined
+
+    def join_axes(self, *axes: tuple[int, int]) -> np.ndarray:
+        """Joins axes of operands, which are cut alike when channels are removed.
+
+        Args:
+          *axes: (operand, axis) pairs, all of one length.
+        Returns:
+          int64[size] labels of the joined axis.
+        """
+        joined = self.operands[axes[0][0]].labels[axes[0][1]]
+        for operand, axis in axes[1:]:
+            joined = self.join(joined, self.operands[operand].labels[axis])
+        for each in axes:
+            self.fits[each] = joined
+        return joined
+
+    def multiply(self, flat: np.ndarray, factors: Sequence[np.ndarray]) -> None:
+        """Declares a flat axis to consist of several; see `Product`.
+
+        Args:
+          flat: int64[*sizes] labels of the flat axis.
+          factors: int64[size] labels per factor.
+        """
+        self.table.products.append(
+            Product(flat, tuple(factors), self.name, source_of(self.site))
+        )
+
+    def merge(self, axes: Sequence[np.ndarray]) -> np.ndarray:
+        """Labels of the positions of several axes taken together, flattened.
+
+        Args:
+          axes: int64[size] labels per axis.
+        Returns:
+          int64[product of sizes].
+        """
+        with_channels = sum(has_channels(labels) for labels in axes)
+        sizes = [len(labels) for labels in axes]
+        if with_channels > 1:
+            flat = self.table.fresh(int(np.prod(sizes)))
+            self.multiply(flat.reshape(sizes), axes)
+            return flat
+        flat = axes[0]
+        for labels in axes[1:]:
+            # A position of one channel and frozen or uniform ones is that channel's.
+            rows, columns = np.repeat(flat, len(labels)), np.tile(labels, len(flat))
+            flat = np.maximum(rows, columns)
+        return flat
+
+    def split(self, flat: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        """Labels of the axes that a flat axis is taken apart into.
+
+        Args:
+          flat: int64[product of sizes] labels.
+          sizes: Lengths of the axes, each above 1.
+        Returns:
+          int64[size] labels per axis.
+        """
+        if (flat == UNIFORM).all():
+            return [np.full(size, UNIFORM, np.int64) for size in sizes]
+        split = [np.full(size, FROZEN, np.int64) for size in sizes]
+        if not has_channels(flat):
+            return split
+        block = flat.reshape(sizes)
+        for axis, size in enumerate(sizes):
+            rows = np.moveaxis(block, axis, 0).reshape(size, -1)
+            if (rows == rows[:, :1]).all():
+                split[axis] = rows[:, 0].copy()
+                return split
+        factors = [self.table.fresh(size) for size in sizes]
+        self.multiply(block, factors)
+        return factors
+
+
+Rule = Callable[..., Sequence[Traced]]
+
+
+def freeze_all(
+    ctx: Context, *operands: Traced, text: str = "not known to keep channels apart"
+) -> Sequence[Traced]:
+    """The rule of everything unknown: what it touches stays.
+
+    Args:
+      ctx: The equation and the table.
+      *operands: Its operands.
+      text: What to tell people about it.
+    Returns:
+      Results that are frozen everywhere.
+    """
+    for index, operand in enumerate(operands):
+        for axis, labels in enumerate(operand.labels):
+            ctx.freeze(labels, text)
+            ctx.fits[index, axis] = labels
+    origin = f"a result of {ctx.name}"
+    return [frozen_value(ctx.out_shape(i), origin) for i in range(len(ctx.eqn.outvars))]

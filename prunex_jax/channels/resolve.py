@@ -1,0 +1,202 @@
+"""Concludes which labels are one channel, and which channels must stay.
+
+It reads a table of labels: first everything joined is put together, then axes that
+consist of several are settled, one after the other, in the order of the program.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+from scipy.sparse import coo_array, csgraph
+
+from prunex_jax.channels.labels import FROZEN, LabelTable, Product, Reason, has_channels
+
+# What is known beforehand of a channel.
+UNKNOWN, ALIVE, DEAD = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resolution:
+    """What a table of labels comes to.
+
+    Attributes:
+      component: int64[num_labels]; labels of one component are one channel.
+      first_reason: int64[num_components], -1 where the channel can be removed.
+      reasons: What `first_reason` counts.
+      status: int8[num_components], UNKNOWN, ALIVE, DEAD or both bits.
+    """
+
+    component: np.ndarray
+    first_reason: np.ndarray
+    reasons: tuple[Reason, ...]
+    status: np.ndarray
+
+    def conflict(self) -> Reason | None:
+        """Why what is known beforehand cannot be; None if it can."""
+        is_dead = (self.status & DEAD) > 0
+        for index in np.flatnonzero(is_dead & (self.first_reason >= 0)):
+            return self.reasons[self.first_reason[index]]
+        if (is_dead & ((self.status & ALIVE) > 0)).any():
+            return Reason("", "is tied to a channel that is kept")
+        return None
+
+    def is_alive(self) -> np.ndarray:
+        """bool[num_labels + 1]; the last is that of UNIFORM, which is label -1."""
+        alive = (self.status & DEAD) == 0
+        return np.append(alive[self.component], True)
+
+
+def resolve(table: LabelTable, status: np.ndarray | None = None) -> Resolution:
+    """Finds what is joined and what is frozen.
+
+    Args:
+      table: The table.
+      status: int8[num_labels], what is known of labels beforehand.
+    Returns:
+      The resolution.
+    """
+    size = table.num_labels
+    left = np.concatenate([*(a for a, _ in table.edges), np.zeros(0, np.int64)])
+    right = np.concatenate([*(b for _, b in table.edges), np.zeros(0, np.int64)])
+    graph = coo_array((np.ones(len(left), np.int8), (left, right)), (size, size))
+    num_components, component = csgraph.connected_components(graph, directed=False)
+    first_reason = np.full(num_components, -1, np.int64)
+    for index in reversed(range(len(table.frozen))):
+        first_reason[component[table.frozen[index][0]]] = index
+    known = np.zeros(num_components, np.int8)
+    if status is not None:
+        np.bitwise_or.at(known, component[: len(status)], status)
+    reasons = [reason for _, reason in table.frozen]
+    if not table.products:
+        component = component.astype(np.int64)
+        return Resolution(component, first_reason, tuple(reasons), known)
+    unions = _Unions(first_reason, known, reasons)
+    for product in table.products:
+        _settle(product, component, unions)
+    roots = np.array([unions.root(i) for i in range(num_components)], np.int64)
+    return Resolution(
+        roots[component],
+        np.array(unions.reason, np.int64)[roots],
+        tuple(unions.reasons),
+        np.array(unions.status, np.int8)[roots],
+    )
+
+
+class _Unions:
+    """Components that are put together further, one pair at a time."""
+
+    def __init__(
+        self, first_reason: np.ndarray, status: np.ndarray, reasons: list[Reason]
+    ) -> None:
+        self.parent = list(range(len(first_reason)))
+        self.reason: list[int] = first_reason.tolist()
+        self.status: list[int] = status.tolist()
+        self.reasons = reasons
+        self.chosen: set[int] = set()
+
+    def root(self, index: int) -> int:
+        parent = self.parent
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    def join(self, one: int, other: int) -> None:
+        a, b = self.root(one), self.root(other)
+        if a == b:
+            return
+        self.parent[b] = a
+        self.status[a] |= self.status[b]
+        if self.reason[a] < 0:
+            self.reason[a] = self.reason[b]
+        if b in self.chosen:
+            self.chosen.add(a)
+
+    def freeze(self, indices: Iterable[int], reason: Reason) -> None:
+        number = -1
+        for index in indices:
+            root = self.root(index)
+            if self.reason[root] < 0:
+                if number < 0:
+                    number = len(self.reasons)
+                    self.reasons.append(reason)
+                self.reason[root] = number
+
+    def roots_of(self, labels: np.ndarray, component: np.ndarray) -> list[int]:
+        """Distinct channels among labels."""
+        own = np.unique(component[labels[labels > FROZEN]])
+        return list(dict.fromkeys(self.root(i) for i in own.tolist()))
+
+
+def _settle(product: Product, component: np.ndarray, unions: _Unions) -> None:
+    """Ties a flat axis to one of its factors and freezes the others."""
+    roots = [unions.roots_of(labels, component) for labels in product.factors]
+    best = _choose(product, roots, component, unions)
+    sizes = " x ".join(str(len(labels)) for labels in product.factors)
+    if best is None:
+        text = f"consists of axes of {sizes}, none of which can be cut"
+        reason = Reason(product.primitive, text, product.source)
+        everything = [unions.roots_of(product.flat, component), *roots]
+        for some in everything:
+            unions.freeze(some, reason)
+        return
+    text = (
+        f"belongs to an axis of {sizes}, of which the axis of "
+        f"{len(product.factors[best])} is the one that is cut"
+    )
+    reason = Reason(product.primitive, text, product.source)
+    for index, others in enumerate(roots):
+        if index != best:
+            unions.freeze(others, reason)
+    _tie(product, best, component, unions)
+    unions.chosen.update(unions.root(index) for index in roots[best])
+
+
+def _tie(product: Product, best: int, component: np.ndarray, unions: _Unions) -> None:
+    labels = product.factors[best]
+    rows = np.moveaxis(product.flat, best, 0).reshape(len(labels), -1)
+    text = "ties it to an axis of fixed size"
+    reason = Reason(product.primitive, text, product.source)
+    for label, row in zip(labels.tolist(), rows, strict=True):
+        members = unions.roots_of(row, component)
+        if label > FROZEN:
+            members.append(int(component[label]))
+        for other in members[1:]:
+            unions.join(members[0], other)
+        if label == FROZEN or (row == FROZEN).any():
+            unions.freeze(members, reason)
+
+
+def _choose(
+    product: Product,
+    roots: list[list[int]],
+    component: np.ndarray,
+    unions: _Unions,
+) -> int | None:
+    """The factor to cut: one that was chosen before, or else the finest."""
+    candidates = []
+    for index, own in enumerate(roots):
+        free = [i for i in own if unions.reason[i] < 0]
+        others = [i for k, some in enumerate(roots) if k != index for i in some]
+        is_dead = any(unions.status[i] & DEAD for i in others)
+        if free and not is_dead and _agrees(product, index, component, unions):
+            was_chosen = any(i in unions.chosen for i in free)
+            candidates.append((not was_chosen, -len(free), index))
+    return min(candidates)[2] if candidates else None
+
+
+def _agrees(
+    product: Product, index: int, component: np.ndarray, unions: _Unions
+) -> bool:
+    """Whether no position of the factor is known to be both dead and alive."""
+    if not any(unions.status):
+        return True
+    labels = product.factors[index]
+    rows = np.moveaxis(product.flat, index, 0).reshape(len(labels), -1)
+    for row in rows:
+        if has_channels(row):
+            known = [unions.status[i] for i in unions.roots_of(row, component)]
+            if np.bitwise_or.reduce(known) == ALIVE | DEAD:
+                return False
+    return True

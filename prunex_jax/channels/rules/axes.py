@@ -1,0 +1,219 @@
+"""Rules of operations that move, make, cut or join axes."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from prunex_jax.channels.context import Context, freeze_all
+from prunex_jax.channels.labels import (
+    FROZEN,
+    UNIFORM,
+    Traced,
+    has_channels,
+    same_value,
+    uniform_value,
+)
+
+
+def passthrough(ctx: Context, *operands: Traced) -> Sequence[Traced]:
+    """Results are the operands."""
+    return [Traced(x.labels, x.dead, x.number) for x in operands]
+
+
+def axes_of(x: Traced, axes: Sequence[int]) -> Traced:
+    """The value with the given axes only."""
+    return Traced(tuple(x.labels[a] for a in axes), tuple(x.dead[a] for a in axes))
+
+
+def broadcast_in_dim(ctx: Context, x: Traced, *sizes: Traced) -> Sequence[Traced]:
+    """New axes belong to nobody."""
+    shape = ctx.out_shape()
+    if not x.labels:
+        return [uniform_value(shape, x.number)]
+    out = uniform_value(shape)
+    labels, dead = list(out.labels), list(out.dead)
+    for source, target in enumerate(ctx.eqn.params["broadcast_dimensions"]):
+        if len(x.labels[source]) == shape[target]:
+            labels[target] = x.labels[source]
+            dead[target] = x.dead[source]
+    return [Traced(tuple(labels), tuple(dead), summed=x.summed)]
+
+
+def transpose(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """Axes change places."""
+    return [axes_of(x, ctx.eqn.params["permutation"])]
+
+
+def squeeze(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """Axes of length 1 go."""
+    gone = ctx.eqn.params["dimensions"]
+    return [axes_of(x, [axis for axis in range(len(x.labels)) if axis not in gone])]
+
+
+def rev(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """Positions are reversed."""
+    turned = ctx.eqn.params["dimensions"]
+    labels = [own[::-1] if i in turned else own for i, own in enumerate(x.labels)]
+    return [Traced(tuple(labels), x.dead)]
+
+
+def _reshape_blocks(
+    old: Sequence[int], new: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Splits a reshape into the smallest runs of axes with equal products."""
+    blocks = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        from_axes: list[int] = []
+        to_axes: list[int] = []
+        left = right = 1
+        while True:
+            if left <= right and i < len(old) and (left < right or not from_axes):
+                left *= old[i]
+                from_axes.append(i)
+                i += 1
+            elif j < len(new) and (right < left or not to_axes):
+                right *= new[j]
+                to_axes.append(j)
+                j += 1
+            else:
+                break
+        blocks.append((from_axes, to_axes))
+    return blocks
+
+
+def reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """Merges and splits axes, block by block."""
+    shape = ctx.out_shape()
+    if ctx.eqn.params.get("dimensions") is not None or 0 in shape:
+        return freeze_all(ctx, x)
+    labels = [np.full(size, FROZEN, np.int64) for size in shape]
+    dead: list[float | None] = [None] * len(shape)
+    for from_axes, to_axes in _reshape_blocks(x.shape, shape):
+        wide = [axis for axis in to_axes if shape[axis] != 1]
+        sources = [axis for axis in from_axes if len(x.labels[axis]) != 1]
+        if not wide:  # axes of length 1, which carry no channel
+            continue
+        carriers = _finite_carriers(ctx, x, sources) or sources
+        flat = ctx.merge([x.labels[axis] for axis in sources])
+        split = ctx.split(flat, [shape[axis] for axis in wide])
+        for axis, part in zip(wide, split, strict=True):
+            labels[axis] = part
+            dead[axis] = same_value([x.dead[a] for a in carriers])
+    return [Traced(tuple(labels), tuple(dead), summed=x.summed)]
+
+
+def _finite_carriers(ctx: Context, x: Traced, axes: Sequence[int]) -> list[int]:
+    """Axes with channels; of several, only those that are finite where they are dead.
+
+    Of axes that become one, only one can be cut, and not one that breaks something.
+    """
+    carriers = [axis for axis in axes if has_channels(x.labels[axis])]
+    finite = [axis for axis in carriers if not _is_nan(x.dead[axis])]
+    if len(carriers) > 1 and finite:
+        for axis in carriers:
+            if axis not in finite:
+                ctx.freeze(x.labels[axis], "may not be finite where channels are dead")
+        return finite
+    return carriers
+
+
+def _is_nan(value: float | None) -> bool:
+    return value is not None and math.isnan(value)
+
+
+def concatenate(ctx: Context, *parts: Traced) -> Sequence[Traced]:
+    """Axes other than the one along which parts are laid out are joined."""
+    return _laid_out(ctx, parts, ctx.eqn.params["dimension"])
+
+
+def _laid_out(
+    ctx: Context, parts: Sequence[Traced], dimension: int | None
+) -> Sequence[Traced]:
+    labels: list[np.ndarray] = []
+    dead: list[float | None] = []
+    for axis in range(len(parts[0].labels)):
+        if axis == dimension:
+            labels.append(np.concatenate([part.labels[axis] for part in parts]))
+        else:
+            labels.append(ctx.join_axes(*((i, axis) for i in range(len(parts)))))
+        # A part that is frozen along this axis has nothing that dies.
+        mortal = [part for part in parts if (part.labels[axis] != FROZEN).any()]
+        dead.append(same_value([part.dead[axis] for part in mortal]))
+    return [Traced(tuple(labels), tuple(dead))]
+
+
+def stack(ctx: Context, *parts: Traced) -> Sequence[Traced]:
+    """A concatenation along a new axis."""
+    new = ctx.eqn.params["axis"]
+    (joined,) = _laid_out(ctx, parts, dimension=None)
+    labels, dead = list(joined.labels), list(joined.dead)
+    labels.insert(new, np.full(len(parts), FROZEN, np.int64))
+    dead.insert(new, None)
+    return [Traced(tuple(labels), tuple(dead))]
+
+
+def unstack(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """Single positions of an axis."""
+    gone = ctx.eqn.params["axis"]
+    ctx.freeze(x.labels[gone], "takes single channels out")
+    kept = axes_of(x, [axis for axis in range(len(x.labels)) if axis != gone])
+    return [kept] * len(ctx.eqn.outvars)
+
+
+def tile(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """The same positions again and again."""
+    reps = ctx.eqn.params["reps"]
+    labels = [np.tile(own, times) for own, times in zip(x.labels, reps, strict=True)]
+    return [Traced(tuple(labels), x.dead)]
+
+
+def slice_(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """Positions at equal distances."""
+    params = ctx.eqn.params
+    starts, limits = params["start_indices"], params["limit_indices"]
+    strides = params["strides"] or (1,) * len(starts)
+    labels = tuple(
+        axis[start:limit:stride]
+        for axis, start, limit, stride in zip(
+            x.labels, starts, limits, strides, strict=True
+        )
+    )
+    return [Traced(labels, x.dead)]
+
+
+def split(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """Several slices that lie side by side."""
+    axis, sizes = ctx.eqn.params["axis"], ctx.eqn.params["sizes"]
+    pieces = np.split(x.labels[axis], np.cumsum(sizes)[:-1])
+    return [
+        Traced((*x.labels[:axis], piece, *x.labels[axis + 1 :]), x.dead)
+        for piece in pieces
+    ]
+
+
+def pad(ctx: Context, x: Traced, value: Traced) -> Sequence[Traced]:
+    """Padding of a spatial axis stays; of a channel axis, it is nobody's."""
+    labels: list[np.ndarray] = []
+    for axis, (own, (low, high, interior)) in enumerate(
+        zip(x.labels, ctx.eqn.params["padding_config"], strict=True)
+    ):
+        if min(low, high) < 0 or interior:
+            ctx.freeze(own, "pads between or cuts off positions")
+            size = ctx.out_shape()[axis]
+            labels.append(np.full(size, FROZEN, np.int64))
+        else:
+            edge = FROZEN if (own == FROZEN).all() else UNIFORM
+            labels.append(np.pad(own, (low, high), constant_values=edge))
+    # Dead channels have padding too, and padding of a channel axis may join any.
+    dead = tuple(same_value([before, value.number]) for before in x.dead)
+    return [Traced(tuple(labels), dead)]
+
+
+def made(ctx: Context, *operands: Traced) -> Sequence[Traced]:
+    """Counters and random numbers: drawn in full, then cut to fit.
+
+    So what is left of them is what a network with dead channels would have drawn.
+    """
+    return [uniform_value(ctx.out_shape(i)) for i in range(len(ctx.eqn.outvars))]

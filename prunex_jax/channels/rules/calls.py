@@ -1,0 +1,148 @@
+"""Rules of loops and branches: programs that are run again, or not at all."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from prunex_jax.channels.context import Context
+from prunex_jax.channels.labelled import LabelledProgram
+from prunex_jax.channels.labels import (
+    FROZEN,
+    UNIFORM,
+    Traced,
+    frozen_value,
+    has_channels,
+    same_value,
+)
+
+# What is known of a carry only ever shrinks: labels, then values, then nothing.
+_MAX_TURNS = 8
+
+
+def scan(ctx: Context, *operands: Traced) -> Sequence[Traced]:
+    """What is carried is joined with itself a turn later; what is scanned stays."""
+    params = ctx.eqn.params
+    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    consts = operands[:num_consts]
+    carry = operands[num_consts : num_consts + num_carry]
+    rows = []
+    for index, x in enumerate(operands[num_consts + num_carry :]):
+        ctx.freeze(x.labels[0], "loops over it")
+        ctx.fits[num_consts + num_carry + index, 0] = x.labels[0]
+        rows.append(_one_turn(x))
+    carried, body = _loop(ctx, params["jaxpr"], consts, carry, rows)
+    ctx.inner = (body,)
+    _fit_carry(ctx, num_consts, carried)
+    stacked = [_all_turns(y, params["length"]) for y in body.results[num_carry:]]
+    return [*carried, *stacked]
+
+
+def _one_turn(x: Traced) -> Traced:
+    return Traced(x.labels[1:], x.dead[1:], is_given=x.is_given, origin=x.origin)
+
+
+def _all_turns(y: Traced, length: int) -> Traced:
+    turns = np.full(length, FROZEN, np.int64)
+    return Traced((turns, *y.labels), (None, *y.dead), origin=y.origin)
+
+
+def while_loop(ctx: Context, *operands: Traced) -> Sequence[Traced]:
+    """What is carried is joined with itself a turn later."""
+    params = ctx.eqn.params
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts = operands[:num_cond]
+    body_consts = operands[num_cond : num_cond + num_body]
+    carry = operands[num_cond + num_body :]
+    carried, body = _loop(ctx, params["body_jaxpr"], body_consts, carry, ())
+    test = ctx.walk(params["cond_jaxpr"], [*cond_consts, *carried])
+    ctx.inner = (test, body)
+    _fit_carry(ctx, num_cond + num_body, carried)
+    return carried
+
+
+def _fit_carry(ctx: Context, first: int, carried: Sequence[Traced]) -> None:
+    for index, value in enumerate(carried):
+        for axis, labels in enumerate(value.labels):
+            ctx.fits[first + index, axis] = labels
+
+
+def _loop(
+    ctx: Context,
+    program: Any,
+    consts: Sequence[Traced],
+    start: Sequence[Traced],
+    rows: Sequence[Traced],
+) -> tuple[list[Traced], LabelledProgram]:
+    """Walks a body until a turn tells nothing new of what is carried."""
+    carried = [_not_constant(value) for value in start]
+    for _ in range(_MAX_TURNS):
+        body = ctx.walk(program, [*consts, *carried, *rows])
+        after = [
+            _after_a_turn(ctx, before, result)
+            for before, result in zip(carried, body.results, strict=False)
+        ]
+        is_stable = all(_is_same(a, b) for a, b in zip(carried, after, strict=True))
+        carried = after
+        if is_stable:
+            return carried, body
+    for value in carried:  # not known to happen; nothing is claimed then
+        for labels in value.labels:
+            ctx.freeze(labels, "is carried through a loop that does not settle")
+    carried = [frozen_value(value.shape, "a loop") for value in carried]
+    return carried, ctx.walk(program, [*consts, *carried, *rows])
+
+
+def _not_constant(value: Traced) -> Traced:
+    return dataclasses.replace(value, constant=None, number=None, summed=None)
+
+
+def _after_a_turn(ctx: Context, before: Traced, result: Traced) -> Traced:
+    """Joins what is carried with what comes back."""
+    labels = []
+    for own, new in zip(before.labels, result.labels, strict=True):
+        needs_own = (own == UNIFORM) & (new != UNIFORM)
+        if needs_own.any():
+            fresh = ctx.table.fresh(len(own))
+            own = np.where(needs_own, np.where(new == FROZEN, FROZEN, fresh), own)
+        ctx.join(own, new)
+        if has_channels(own[new == FROZEN]):
+            own = np.where(new == FROZEN, FROZEN, own)
+        labels.append(own)
+    dead = [same_value([a, b]) for a, b in zip(before.dead, result.dead, strict=True)]
+    return dataclasses.replace(
+        before,
+        labels=tuple(labels),
+        dead=tuple(dead),
+        is_given=before.is_given and result.is_given,
+    )
+
+
+def _is_same(a: Traced, b: Traced) -> bool:
+    same_labels = all(
+        np.array_equal(x, y) for x, y in zip(a.labels, b.labels, strict=True)
+    )
+    # repr, since nan is not equal to itself
+    same_dead = repr(a.dead) == repr(b.dead)
+    return same_labels and same_dead and a.is_given == b.is_given
+
+
+def cond(ctx: Context, which: Traced, *operands: Traced) -> Sequence[Traced]:
+    """Results of all branches are joined."""
+    operands = tuple(_not_constant(x) for x in operands)
+    ctx.inner = tuple(
+        ctx.walk(branch, operands) for branch in ctx.eqn.params["branches"]
+    )
+    return [
+        _either(ctx, values)
+        for values in zip(*(branch.results for branch in ctx.inner), strict=True)
+    ]
+
+
+def _either(ctx: Context, values: Sequence[Traced]) -> Traced:
+    labels = list(values[0].labels)
+    for other in values[1:]:
+        labels = [ctx.join(a, b) for a, b in zip(labels, other.labels, strict=True)]
+    dead = [same_value(some) for some in zip(*(x.dead for x in values), strict=True)]
+    return Traced(tuple(labels), tuple(dead))

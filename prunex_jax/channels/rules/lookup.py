@@ -1,0 +1,151 @@
+"""Rules of reading and writing at positions that are given as numbers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from prunex_jax.channels.context import Context
+from prunex_jax.channels.labels import FROZEN, Traced, has_channels, same_value
+
+_BY_NUMBER = "looks positions up by number"
+
+
+def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
+    """Axes that are read in full stay; others must be read at known positions."""
+    params, shape = ctx.eqn.params, ctx.out_shape()
+    numbers = params["dimension_numbers"]
+    sizes = params["slice_sizes"]
+    labels = [np.full(size, FROZEN, np.int64) for size in shape]
+    dead: list[float | None] = [None] * len(shape)
+    batch_axes = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
+    if x.is_given:
+        for axis, own in zip(batch_axes, indices.labels[:-1], strict=True):
+            labels[axis] = own
+    offsets = iter(numbers.offset_dims)
+    skipped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    for axis, own in enumerate(x.labels):
+        target = None if axis in skipped else next(offsets)
+        if axis not in numbers.start_index_map and axis not in skipped:
+            labels[target], dead[target] = own, x.dead[axis]
+        elif has_channels(own):
+            found = _known_positions(ctx, axis, indices)
+            if found is None:
+                ctx.freeze(own, _BY_NUMBER)
+            else:
+                ctx.notes["positions"] = (axis, found)
+                parts = _spread(ctx, own[found])
+                for axis_out, part in zip(batch_axes, parts, strict=True):
+                    labels[axis_out], dead[axis_out] = part, x.dead[axis]
+        elif target is not None and sizes[axis] == len(own):
+            labels[target], dead[target] = own, x.dead[axis]
+    ctx.notes["full"] = tuple(
+        size == len(own) for size, own in zip(sizes, x.labels, strict=True)
+    )
+    return [Traced(tuple(labels), tuple(dead))]
+
+
+def _known_positions(ctx: Context, axis: int, indices: Traced) -> np.ndarray | None:
+    """What is read along one axis, if it is the only one and known beforehand."""
+    numbers = ctx.eqn.params["dimension_numbers"]
+    is_plain = numbers.start_index_map == (axis,) == numbers.collapsed_slice_dims
+    if not is_plain or numbers.operand_batching_dims or indices.constant is None:
+        return None
+    found = np.asarray(indices.constant.value)[..., 0]
+    size = len(ctx.operands[0].labels[axis])
+    is_inside = found.size and found.min() >= 0 and found.max() < size
+    return found if is_inside else None
+
+
+def _spread(ctx: Context, labels: np.ndarray) -> list[np.ndarray]:
+    """Labels of the axes of a block of labels."""
+    wide = [size for size in labels.shape if size != 1]
+    parts = iter(ctx.split(labels.ravel(), wide) if wide else [])
+    if not wide:
+        ctx.freeze(labels.ravel(), "takes a single channel out")
+    return [
+        next(parts) if size != 1 else np.array([FROZEN], np.int64)
+        for size in labels.shape
+    ]
+
+
+def dynamic_slice(ctx: Context, x: Traced, *starts: Traced) -> Sequence[Traced]:
+    """Axes that are read in full stay, whatever the start."""
+    labels = list(x.labels)
+    sizes = ctx.eqn.params["slice_sizes"]
+    begins: list[int | None] = []
+    for axis, (own, size, start) in enumerate(
+        zip(x.labels, sizes, starts[: len(sizes)], strict=True)
+    ):
+        begin: int | None = None
+        if size == len(own):
+            begin = 0
+        elif start.constant is not None:
+            begin = int(np.clip(int(start.constant.value), 0, len(own) - size))
+            labels[axis] = own[begin : begin + size]
+        elif x.is_given and not has_channels(own):
+            labels[axis] = own[:size]
+        else:
+            ctx.freeze(own, _BY_NUMBER)
+            labels[axis] = np.full(size, FROZEN, np.int64)
+        begins.append(begin)
+    ctx.notes["begins"] = tuple(begins)
+    return [Traced(tuple(labels), x.dead)]
+
+
+def dynamic_update_slice(
+    ctx: Context, x: Traced, update: Traced, *starts: Traced
+) -> Sequence[Traced]:
+    """Axes that are written in full are joined; along others positions stay."""
+    labels: list[np.ndarray] = []
+    dead: list[float | None] = []
+    for axis, (own, new) in enumerate(zip(x.labels, update.labels, strict=True)):
+        if len(own) == len(new):
+            labels.append(ctx.join_axes((0, axis), (1, axis)))
+            dead.append(same_value([x.dead[axis], update.dead[axis]]))
+        else:
+            ctx.freeze(own, "writes at positions by number")
+            ctx.freeze(new, "is written at positions by number")
+            labels.append(np.full(len(own), FROZEN, np.int64))
+            dead.append(None)
+    return [Traced(tuple(labels), tuple(dead))]
+
+
+def scatter(
+    ctx: Context, x: Traced, indices: Traced, updates: Traced
+) -> Sequence[Traced]:
+    """Axes that are written in full are joined; along others positions stay."""
+    numbers = ctx.eqn.params["dimension_numbers"]
+    skipped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    windows = iter(numbers.update_window_dims)
+    labels: list[np.ndarray] = []
+    dead: list[float | None] = []
+    for axis, own in enumerate(x.labels):
+        window = None if axis in skipped else next(windows)
+        is_full = window is not None and len(updates.labels[window]) == len(own)
+        if is_full and axis not in numbers.scatter_dims_to_operand_dims:
+            labels.append(ctx.join_axes((0, axis), (2, window)))
+            both = same_value([x.dead[axis], updates.dead[window]])
+            dead.append(both if ctx.name == "scatter" or both in (0, None) else None)
+        else:
+            ctx.freeze(own, "writes at positions by number")
+            if window is not None:
+                ctx.freeze(updates.labels[window], "is written at positions by number")
+            labels.append(np.full(len(own), FROZEN, np.int64))
+            dead.append(None)
+    for axis, own in enumerate(updates.labels):
+        if axis not in numbers.update_window_dims:
+            ctx.freeze(own, "is written at positions by number")
+    return [Traced(tuple(labels), tuple(dead))]
+
+
+def compare(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
+    """Of inputs with a counter: a lookup by number in other words (one-hot)."""
+    from prunex_jax.channels.elementwise import elementwise
+
+    (out,) = elementwise(ctx, left, right)
+    is_known = left.constant is not None and right.constant is not None
+    if left.is_given and right.is_given and not is_known and out.labels:
+        if any((own == FROZEN).any() for own in out.labels):
+            labels = tuple(np.full(len(own), FROZEN, np.int64) for own in out.labels)
+            return [Traced(labels, (None,) * len(labels), origin="a comparison")]
+    return [out]

@@ -1,0 +1,210 @@
+"""Rules of sums, products of matrices, convolutions, windows and orderings."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from prunex_jax.channels.context import Context, freeze_all
+from prunex_jax.channels.elementwise import value_of
+from prunex_jax.channels.labels import (
+    FROZEN,
+    Sum,
+    Traced,
+    frozen_value,
+    has_channels,
+)
+from prunex_jax.channels.rules.axes import axes_of
+
+_NOT_ZERO = "reads removed channels that may not be exactly zero"
+_NOT_FINITE = "reads removed channels that may not be finite"
+
+
+def sum_of(value: float | None, count: int | None = None) -> float | None:
+    """What is known of a sum of numbers of which this is known."""
+    if value is None or value == 0:
+        return value
+    if not math.isfinite(value):
+        return math.nan
+    return None if count is None else float(np.float32(value) * count)
+
+
+def reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """Sums skip dead channels where they are zero; nothing else does."""
+    gone = ctx.eqn.params["axes"]
+    is_sum = ctx.name == "reduce_sum"
+    with_channels = [axis for axis in gone if has_channels(x.labels[axis])]
+    summed = None
+    for axis in with_channels:
+        is_exact = is_sum and x.dead[axis] == 0
+        is_finite = x.dead[axis] is None or math.isfinite(x.dead[axis] or 0.0)
+        if ctx.renormalise and is_sum and is_finite and len(with_channels) == 1:
+            total = math.prod(x.shape[each] for each in gone)
+            reason = None if is_exact else ctx.reason(_NOT_ZERO)
+            summed = Sum(x.labels[axis], total, reason)
+            ctx.table.sums.append(summed)
+        elif not is_exact:
+            ctx.freeze(x.labels[axis], _NOT_ZERO)
+    out = axes_of(x, [axis for axis in range(len(x.labels)) if axis not in gone])
+    dead = out.dead
+    if ctx.name in ("reduce_sum", "reduce_prod"):
+        count = math.prod(x.shape[axis] for axis in gone) if is_sum else None
+        dead = tuple(sum_of(value, count) for value in dead)
+    return [Traced(out.labels, dead, summed=summed)]
+
+
+def reduce_window(ctx: Context, x: Traced, *rest: Traced) -> Sequence[Traced]:
+    """Axes with a window of one position stay what they are."""
+    params, shape = ctx.eqn.params, ctx.out_shape()
+    if len(ctx.eqn.outvars) != 1:
+        return freeze_all(ctx, x, *rest)
+    labels = list(x.labels)
+    for axis, size in enumerate(params["window_dimensions"]):
+        is_moved = tuple(params["padding"][axis]) != (0, 0)
+        if size != 1 or is_moved or len(x.labels[axis]) != shape[axis]:
+            ctx.freeze(x.labels[axis], "slides a window along it")
+            labels[axis] = np.full(shape[axis], FROZEN, np.int64)
+    is_choice = ctx.name in ("reduce_window_max", "reduce_window_min")
+    dead = x.dead if is_choice else tuple(sum_of(value) for value in x.dead)
+    if ctx.name == "reduce_window":  # combines values in a way that is not looked up
+        dead = tuple(None if value == 0 else value for value in dead)
+    return [Traced(tuple(labels), dead)]
+
+
+def _check_products(
+    ctx: Context, labels: np.ndarray, left: float | None, right: float | None
+) -> None:
+    """Products of what is dead are summed up: exact if they are zero."""
+    product = value_of("mul", [left, right])
+    if product != 0:
+        is_finite = product is None or math.isfinite(product)
+        ctx.freeze(labels, _NOT_ZERO if is_finite else _NOT_FINITE)
+
+
+def dot_general(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
+    """Contracted axes are joined, and so are batch axes."""
+    (left_sum, right_sum), (left_batch, right_batch) = ctx.eqn.params[
+        "dimension_numbers"
+    ]
+    for i, j in zip(left_sum, right_sum, strict=True):
+        joined = ctx.join_axes((0, i), (1, j))
+        _check_products(ctx, joined, left.dead[i], right.dead[j])
+    labels: list[np.ndarray] = []
+    dead: list[float | None] = []
+    for i, j in zip(left_batch, right_batch, strict=True):
+        labels.append(ctx.join_axes((0, i), (1, j)))
+        dead.append(sum_of(value_of("mul", [left.dead[i], right.dead[j]])))
+    for operand, used in (
+        (left, (*left_sum, *left_batch)),
+        (right, (*right_sum, *right_batch)),
+    ):
+        for axis, own in enumerate(operand.labels):
+            if axis not in used:
+                labels.append(own)
+                dead.append(sum_of(operand.dead[axis]))
+    return [Traced(tuple(labels), tuple(dead))]
+
+
+def conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
+    """Spatial axes stay; channels in are joined, channels out are the kernel's."""
+    params, shape = ctx.eqn.params, ctx.out_shape()
+    if params["batch_group_count"] != 1:
+        return freeze_all(ctx, x, kernel, text="convolves images in groups")
+    numbers = params["dimension_numbers"]
+    x_batch, x_in, *x_space = numbers.lhs_spec
+    k_out, k_in, *k_space = numbers.rhs_spec
+    out_batch, out_feature, *_ = numbers.out_spec
+    for operand, axes in ((x, x_space), (kernel, k_space)):
+        for axis in axes:
+            ctx.freeze(operand.labels[axis], "convolves along it")
+    labels = [np.full(size, FROZEN, np.int64) for size in shape]
+    dead: list[float | None] = [None] * len(shape)
+    labels[out_batch], dead[out_batch] = x.labels[x_batch], sum_of(x.dead[x_batch])
+    labels[out_feature] = kernel.labels[k_out]
+    dead[out_feature] = sum_of(kernel.dead[k_out])
+    groups = params["feature_group_count"]
+    if groups == 1:
+        joined = ctx.join_axes((0, x_in), (1, k_in))
+        _check_products(ctx, joined, x.dead[x_in], kernel.dead[k_in])
+    else:
+        labels[out_feature] = _grouped(ctx, groups, (x, x_in), (kernel, k_in, k_out))
+        both = [x.dead[x_in], kernel.dead[k_out]]
+        dead[out_feature] = sum_of(value_of("mul", both))
+    return [Traced(tuple(labels), tuple(dead))]
+
+
+def _grouped(
+    ctx: Context,
+    groups: int,
+    image: tuple[Traced, int],
+    filters: tuple[Traced, int, int],
+) -> np.ndarray:
+    """Ties the channels of a convolution in groups; returns those that come out.
+
+    Either whole groups can be removed, or the same channels of every group.
+    """
+    (x, x_in), (kernel, k_in, k_out) = image, filters
+    num_in, num_out = len(kernel.labels[k_in]), len(kernel.labels[k_out]) // groups
+    if num_in == num_out == 1:
+        return ctx.join_axes((0, x_in), (1, k_out))
+    which = x.labels[x_in]
+    if num_in > 1:
+        which = ctx.table.fresh(groups)
+        block = x.labels[x_in].reshape(groups, num_in)
+        ctx.multiply(block, [which, kernel.labels[k_in]])
+        dead = x.dead[x_in], kernel.dead[k_in]
+        _check_products(ctx, kernel.labels[k_in], *dead)
+    if num_out == 1:
+        labels = ctx.join(which, kernel.labels[k_out])
+        ctx.fits[1, k_out] = labels
+        return labels
+    block = kernel.labels[k_out].reshape(groups, num_out)
+    ctx.multiply(block, [which, ctx.table.fresh(num_out)])
+    return kernel.labels[k_out]
+
+
+def cumulative(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """A running sum passes over zeros; other running results do not."""
+    along = ctx.eqn.params["axis"]
+    labels, dead = list(x.labels), [sum_of(value) for value in x.dead]
+    if ctx.name == "cumsum" and x.dead[along] == 0:
+        dead[along] = None
+    else:
+        ctx.freeze(labels[along], "runs along it")
+        labels[along] = np.full(len(labels[along]), FROZEN, np.int64)
+    return [Traced(tuple(labels), tuple(dead))]
+
+
+def arg_reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """The position of an extreme counts positions."""
+    gone = ctx.eqn.params["axes"]
+    for axis in gone:
+        ctx.freeze(x.labels[axis], "counts positions along it")
+    out = axes_of(x, [axis for axis in range(len(x.labels)) if axis not in gone])
+    return [Traced(out.labels, (None,) * len(out.dead))]
+
+
+def sort(ctx: Context, *operands: Traced) -> Sequence[Traced]:
+    """Everything is ordered along one axis by values of one operand."""
+    along = ctx.eqn.params["dimension"]
+    labels = []
+    for axis, own in enumerate(operands[0].labels):
+        joined = ctx.join_axes(*((i, axis) for i in range(len(operands))))
+        if axis == along:
+            ctx.freeze(joined, "orders positions along it")
+            joined = np.full(len(own), FROZEN, np.int64)
+        labels.append(joined)
+    return [Traced(tuple(labels), x.dead) for x in operands]
+
+
+def top_k(ctx: Context, x: Traced) -> Sequence[Traced]:
+    """The largest along the last axis, and where they are."""
+    along = ctx.eqn.params.get("axis", len(x.labels) - 1) % len(x.labels)
+    ctx.freeze(x.labels[along], "orders positions along it")
+    results = []
+    for index in range(len(ctx.eqn.outvars)):
+        out = frozen_value(ctx.out_shape(index), f"a result of {ctx.name}")
+        labels, dead = list(x.labels), list(x.dead)
+        labels[along], dead[along] = out.labels[along], None
+        results.append(Traced(tuple(labels), tuple(dead), origin=out.origin))
+    return results

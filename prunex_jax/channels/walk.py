@@ -1,0 +1,218 @@
+"""Walks a traced program and keeps what is known of every value in it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from prunex_jax.channels.context import Context, Rule, freeze_all
+from prunex_jax.channels.labelled import LabelledEquation, LabelledProgram
+from prunex_jax.channels.labels import (
+    FROZEN,
+    Constant,
+    LabelTable,
+    Traced,
+    has_channels,
+    uniform_value,
+)
+from prunex_jax.channels.source import is_of_jax
+from prunex_jax.errors import UserError
+
+# Where primitives that call a program once keep it.
+_INNER_PROGRAM = {
+    "checkpoint": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "composite": "jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "remat2": "jaxpr",
+}
+
+
+class Walk:
+    """One walk over one program, and the programs in it.
+
+    Args:
+      rules: Rule of every known primitive.
+      table: Where labels are joined and frozen.
+      renormalise: Whether sums over channels may become means over fewer.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[str, Rule],
+        table: LabelTable,
+        renormalise: bool = False,
+    ) -> None:
+        self.table = table
+        self.rules = rules
+        self.renormalise = renormalise
+        # Values that some equation reads, with how many came before it.
+        self.first_use: dict[Traced, int] = {}
+        self.num_equations = 0
+
+    def run(
+        self,
+        program: Any,
+        arguments: Sequence[Traced],
+        site: core.JaxprEqn | None = None,
+    ) -> LabelledProgram:
+        """Walks a program.
+
+        Args:
+          program: A jaxpr, closed or not.
+          arguments: What is known of its arguments.
+          site: The equation to blame in the stead of those inside.
+        Returns:
+          The program with what is known of everything in it.
+        """
+        is_closed = isinstance(program, core.ClosedJaxpr)
+        jaxpr = program.jaxpr if is_closed else program
+        consts = program.consts if is_closed else getattr(program, "consts", ())
+        known: dict[core.Var, Traced] = {}
+        known.update(zip(jaxpr.invars, arguments, strict=True))
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            known[var] = constant_value(value)
+
+        def read(atom: Any) -> Traced:
+            if isinstance(atom, core.Literal):
+                return constant_value(atom.val)
+            return known[atom]
+
+        equations = []
+        for eqn in jaxpr.eqns:
+            operands = [read(atom) for atom in eqn.invars]
+            done = self._equation(eqn, operands, site or eqn)
+            known.update(zip(eqn.outvars, done.results, strict=True))
+            equations.append(done)
+        results = [read(atom) for atom in jaxpr.outvars]
+        return LabelledProgram(jaxpr, consts, arguments, equations, results)
+
+    def _equation(
+        self, eqn: core.JaxprEqn, operands: list[Traced], site: core.JaxprEqn
+    ) -> LabelledEquation:
+        name = eqn.primitive.name
+        if name in _INNER_PROGRAM and name not in self.rules:
+            inner = self._inside(eqn.params[_INNER_PROGRAM[name]], operands, site)
+            return LabelledEquation(eqn, operands, inner.results, {}, (inner,), {})
+        for operand in operands:
+            self.first_use.setdefault(operand, self.num_equations)
+        self.num_equations += 1
+        context = Context(
+            eqn,
+            self.table,
+            operands,
+            site,
+            lambda program, arguments: self._inside(program, arguments, site),
+            self.renormalise,
+        )
+        results = self.rules.get(name, freeze_all)(context, *operands)
+        shapes = [result.shape for result in results]
+        expected = [context.out_shape(i) for i in range(len(eqn.outvars))]
+        if shapes != expected:
+            raise UserError(
+                f"the rule for {name} returned shapes {shapes} instead of {expected}; "
+                "correct the rule"
+            )
+        constants = _constants(eqn, operands)
+        finished = [
+            _finished(context, result, constant)
+            for result, constant in zip(results, constants, strict=True)
+        ]
+        return LabelledEquation(
+            eqn, operands, finished, context.fits, context.inner, context.notes
+        )
+
+    def _inside(
+        self, program: Any, arguments: Sequence[Traced], site: core.JaxprEqn
+    ) -> LabelledProgram:
+        jaxpr = program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
+        return self.run(program, arguments, site if is_of_jax(jaxpr) else None)
+
+
+def constant_value(value: Any) -> Traced:
+    """What is known of a constant: nobody owns its positions, and it can be cut."""
+    constant = Constant(lambda: value)
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    is_number = any(
+        jax.dtypes.issubdtype(dtype, kind)
+        for kind in (np.floating, np.integer, np.bool_)
+    )
+    is_known = is_number and not isinstance(value, jax.core.Tracer)
+    number = _number_of(value) if is_known else None
+    shape = np.shape(value)
+    traced = uniform_value(shape, number)
+    if isinstance(value, jax.core.Tracer):  # of a function around this one
+        return dataclasses.replace(traced, is_given=True)
+    return dataclasses.replace(traced, is_given=True, constant=constant)
+
+
+def _number_of(value: Any) -> float | None:
+    """The number that an array is everywhere; nan if it is not finite everywhere."""
+    if np.ndim(value) == 0:
+        return float(value)
+    array = np.asarray(value)
+    if not array.size:
+        return None
+    first = float(array.flat[0])
+    if (array == array.flat[0]).all():
+        return first
+    return None if np.isfinite(np.asarray(array, np.float32)).all() else float("nan")
+
+
+def _constants(
+    eqn: core.JaxprEqn, operands: Sequence[Traced]
+) -> Sequence[Constant | None]:
+    """What an equation makes of constants, computed when somebody asks."""
+    count = len(eqn.outvars)
+    if eqn.effects or not all(operand.constant for operand in operands):
+        return [None] * count
+
+    def compute() -> list[Any]:
+        values = [operand.constant.value for operand in operands if operand.constant]
+        with jax.ensure_compile_time_eval():
+            return evaluate(eqn, values)
+
+    results = Constant(compute)
+    return [Constant(lambda i=i: results.value[i]) for i in range(count)]  # type: ignore[misc]
+
+
+def evaluate(eqn: core.JaxprEqn, values: Sequence[Any], **params: Any) -> list[Any]:
+    """Does what an equation does, with other values and perhaps other parameters.
+
+    Args:
+      eqn: The equation.
+      values: Its operands.
+      **params: Parameters that differ from those of the equation.
+    Returns:
+      A list of its results.
+    """
+    primitive: Any = eqn.primitive
+    bound = primitive.get_bind_params({**eqn.params, **params})
+    result = primitive.bind(*values, **bound)
+    return list(result) if primitive.multiple_results else [result]
+
+
+def _finished(ctx: Context, result: Traced, constant: Constant | None) -> Traced:
+    """Adds what follows from the operands, whatever the rule."""
+    labels = result.labels
+    if any(len(own) == 1 for own in labels):
+        labels = tuple(
+            np.array([FROZEN], np.int64) if len(own) == 1 else own for own in labels
+        )
+        for own in result.labels:
+            if len(own) == 1 and has_channels(own):
+                ctx.freeze(own, "leaves one channel alone on its axis")
+    return dataclasses.replace(
+        result,
+        labels=labels,
+        is_given=all(operand.is_given for operand in ctx.operands),
+        constant=constant,
+        origin=result.origin or ctx.origin,
+    )
