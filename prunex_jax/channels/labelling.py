@@ -167,7 +167,7 @@ def _apply_wishes(
     table: LabelTable, weights: Mapping[str, Traced], options: TraceOptions
 ) -> None:
     for wish in options.freeze:
-        pattern, axes = (wish, None) if isinstance(wish, str) else (wish[0], wish[1])
+        pattern, only = (wish, None) if isinstance(wish, str) else wish
         paths = fnmatch.filter(weights, pattern)
         if not paths:
             raise UserError(
@@ -175,17 +175,17 @@ def _apply_wishes(
                 f"{', '.join(weights)}"
             )
         for path in paths:
-            labels = weights[path].labels
-            for axis in range(len(labels)) if axes is None else [axes]:
+            every = range(len(weights[path].labels))
+            for axis in every if only is None else [only]:
                 own = _labels_of(weights, (path, axis), "freeze")
                 table.freeze(own, Reason("", "is frozen by request"))
-    for axes in options.merge:
-        parts = [_labels_of(weights, name, "merge") for name in axes]
-        for name, part in zip(axes, parts, strict=True):
+    for together in options.merge:
+        parts = [_labels_of(weights, name, "merge") for name in together]
+        for name, part in zip(together, parts, strict=True):
             if len(part) != len(parts[0]):
                 raise UserError(
                     f"merge names axes of {len(parts[0])} and {len(part)} positions, "
-                    f"{axes[0]} and {name}; only axes of one length can be merged"
+                    f"{together[0]} and {name}; only axes of one length can be merged"
                 )
             table.join(parts[0], part)
 

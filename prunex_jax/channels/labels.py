@@ -177,6 +177,17 @@ class LabelTable:
         if len(labels):
             self.frozen.append((labels, reason))
 
+    def mark(self) -> tuple[int, ...]:
+        """Where the table stands; see `forget`."""
+        kept = (self.edges, self.frozen, self.products, self.sums, self.means)
+        return tuple(len(some) for some in kept)
+
+    def forget(self, mark: tuple[int, ...]) -> None:
+        """Forgets everything since a mark but the labels that were handed out."""
+        kept = (self.edges, self.frozen, self.products, self.sums, self.means)
+        for some, count in zip(kept, mark, strict=True):
+            del some[count:]
+
     def freeze_inexact_sums(self) -> None:
         """Freezes what is summed inexactly and did not become a mean."""
         for summed in self.sums:

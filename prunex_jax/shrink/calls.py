@@ -208,12 +208,14 @@ def _is_covered(
 
 def _put_back(evaluator: Evaluator, x: Any, value: Traced) -> Any:
     """A value of full size, with what dead channels are where they are known."""
+    if jax.dtypes.result_type(x) == jax.dtypes.float0:  # tangent of integers
+        return np.zeros(value.shape, jax.dtypes.float0)
     for axis, labels in enumerate(value.labels):
         kept = evaluator.kept(labels)
         if not kept.all():
             dead = value.dead[axis]
-            is_known = dead is not None and np.isfinite(dead)
-            x = put_positions(x, kept, axis, dead if is_known else 0.0)
+            fill = 0.0 if dead is None or not np.isfinite(dead) else dead
+            x = put_positions(x, kept, axis, fill)
     return x
 
 

@@ -34,8 +34,8 @@ def shrink_function(
 ) -> Callable[..., Any]:
     """Makes the function that a masked network computes, of parameters that are cut.
 
-    It can be jitted, differentiated, vmapped and given any batch size: like a function
-    under `jax.jit`, it is traced again for inputs of other shapes.
+    It can be differentiated, vmapped and given any batch size, and should be jitted:
+    every call traces `apply` again, for the shapes it is given.
 
     Args:
       apply: `apply(params, *inputs)`, or `apply(params, statistics, *inputs)`.
@@ -53,39 +53,22 @@ def shrink_function(
     options = options or TraceOptions()
     sizes = _Sizes.of(groups, masks, shapes, "members")
     running = _Sizes.of(groups, masks, statistics_shapes or {}, "statistics")
-    known: dict[Any, tuple[Labelled, Resolution]] = {}
+    rebuilds = {**REBUILDS, **(options.rebuilds or {})}
 
     def small(params: PyTree, *rest: Any) -> Any:
-        statistics, inputs = None, rest
-        if statistics_shapes is not None:
-            statistics, *inputs = rest
+        has_statistics = statistics_shapes is not None
+        statistics = rest[0] if has_statistics else None
+        inputs = rest[1:] if has_statistics else rest
         full = sizes.full(params, "parameter")
         full_statistics = running.full(statistics, "statistic")
-        given = jax.tree.map(jax.typeof, tuple(inputs))
-        leaves, structure = jax.tree.flatten((full, full_statistics, given))
-        key = structure, tuple(leaves)
-        if key not in known:
-            found = label_function(apply, full, given, full_statistics, options)
-            resolution = _resolve(found, sizes, running)
-            if any(isinstance(x, jax.core.Tracer) for x in found.program.consts):
-                return _evaluate(found, resolution, options, params, rest)
-            known[key] = found, resolution
-        return _evaluate(*known[key], options, params, rest)
+        given = jax.tree.map(jax.typeof, inputs)
+        found = label_function(apply, full, given, full_statistics, options)
+        resolution = _resolve(found, sizes, running)
+        evaluator = Evaluator(resolution, options, rebuilds)
+        values = jax.tree.leaves((params, *rest))
+        return jax.tree.unflatten(found.outputs, evaluator.run(found.program, values))
 
     return small
-
-
-def _evaluate(
-    found: Labelled,
-    resolution: Resolution,
-    options: TraceOptions,
-    params: PyTree,
-    rest: tuple[Any, ...],
-) -> Any:
-    rebuilds = {**REBUILDS, **(options.rebuilds or {})}
-    evaluator = Evaluator(resolution, options, rebuilds)
-    values = jax.tree.leaves((params, *rest))
-    return jax.tree.unflatten(found.outputs, evaluator.run(found.program, values))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

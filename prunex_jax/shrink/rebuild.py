@@ -98,7 +98,8 @@ def _new_positions(
     left = [np.flatnonzero(evaluator.kept(result.labels[a])) for a in batch_axes]
     rank = np.cumsum(evaluator.kept(equation.operands[0].labels[axis])) - 1
     now = rank[positions[np.ix_(*left)]]
-    return jnp.asarray(now[..., None], equation.eqn.invars[1].aval.dtype)
+    aval: Any = equation.eqn.invars[1].aval
+    return jnp.asarray(now[..., None], aval.dtype)
 
 
 def _dynamic_slice(

@@ -96,12 +96,25 @@ def reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
         if not wide:  # axes of length 1, which carry no channel
             continue
         carriers = _finite_carriers(ctx, x, sources) or sources
-        flat = ctx.merge([x.labels[axis] for axis in sources])
+        flat = ctx.merge([_owned(ctx, axis) for axis in sources])
         split = ctx.split(flat, [shape[axis] for axis in wide])
         for axis, part in zip(wide, split, strict=True):
             labels[axis] = part
             dead[axis] = same_value([x.dead[a] for a in carriers])
     return [Traced(tuple(labels), tuple(dead), summed=x.summed)]
+
+
+def _owned(ctx: Context, axis: int) -> np.ndarray:
+    """Labels of an axis, of its own where nobody owns a part of an axis of channels.
+
+    Such a part is cut, before the reshape, like what it becomes a row of.
+    """
+    labels = ctx.operands[0].labels[axis]
+    if not has_channels(labels) or (labels != UNIFORM).all():
+        return labels
+    own = np.where(labels == UNIFORM, ctx.table.fresh(len(labels)), labels)
+    ctx.fits[0, axis] = own
+    return own
 
 
 def _finite_carriers(ctx: Context, x: Traced, axes: Sequence[int]) -> list[int]:

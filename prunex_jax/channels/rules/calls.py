@@ -76,8 +76,10 @@ def _loop(
     rows: Sequence[Traced],
 ) -> tuple[list[Traced], LabelledProgram]:
     """Walks a body until a turn tells nothing new of what is carried."""
+    mark = ctx.table.mark()
     carried = [_not_constant(value) for value in start]
     for _ in range(_MAX_TURNS):
+        ctx.table.forget(mark)
         body = ctx.walk(program, [*consts, *carried, *rows])
         after = [
             _after_a_turn(ctx, before, result)
@@ -86,12 +88,18 @@ def _loop(
         is_stable = all(_is_same(a, b) for a, b in zip(carried, after, strict=True))
         carried = after
         if is_stable:
-            return carried, body
-    for value in carried:  # not known to happen; nothing is claimed then
-        for labels in value.labels:
-            ctx.freeze(labels, "is carried through a loop that does not settle")
-    carried = [frozen_value(value.shape, "a loop") for value in carried]
-    return carried, ctx.walk(program, [*consts, *carried, *rows])
+            break
+    else:  # not known to happen; nothing is claimed then
+        ctx.table.forget(mark)
+        carried = [frozen_value(value.shape, "a loop") for value in start]
+        body = ctx.walk(program, [*consts, *carried, *rows])
+        for result in body.results[: len(carried)]:
+            for labels in result.labels:
+                ctx.freeze(labels, "is carried through a loop that does not settle")
+    for before, value in zip(start, carried, strict=True):
+        for own, labels in zip(before.labels, value.labels, strict=True):
+            ctx.join(own, labels)
+    return carried, body
 
 
 def _not_constant(value: Traced) -> Traced:

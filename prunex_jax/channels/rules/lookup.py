@@ -121,8 +121,12 @@ def scatter(
     dead: list[float | None] = []
     for axis, own in enumerate(x.labels):
         window = None if axis in skipped else next(windows)
-        is_full = window is not None and len(updates.labels[window]) == len(own)
-        if is_full and axis not in numbers.scatter_dims_to_operand_dims:
+        is_written = axis in numbers.scatter_dims_to_operand_dims
+        if (
+            window is not None
+            and not is_written
+            and len(updates.labels[window]) == len(own)
+        ):
             labels.append(ctx.join_axes((0, axis), (2, window)))
             both = same_value([x.dead[axis], updates.dead[window]])
             dead.append(both if ctx.name == "scatter" or both in (0, None) else None)
