@@ -110,11 +110,23 @@ class Context:
             self.fits[each] = joined
         return joined
 
+    def own(self, operand: int, axis: int) -> np.ndarray:
+        """Labels of an axis, with new ones where nobody owns a position.
+
+        So such a position is cut, before the operation, like what it becomes part of.
+        """
+        labels = self.operands[operand].labels[axis]
+        if (labels != UNIFORM).all():
+            return labels
+        own = np.where(labels == UNIFORM, self.table.fresh(len(labels)), labels)
+        self.fits[operand, axis] = own
+        return own
+
     def multiply(self, flat: np.ndarray, factors: Sequence[np.ndarray]) -> None:
         """Declares a flat axis to consist of several; see `Product`.
 
         Args:
-          flat: int64[*sizes] labels of the flat axis.
+          flat: int64[*sizes] labels of the flat axis, none of them UNIFORM.
           factors: int64[size] labels per factor.
         """
         self.table.products.append(

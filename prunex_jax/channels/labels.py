@@ -3,13 +3,12 @@
 Every position of every axis of every intermediate value carries an integer label. Equal
 or joined labels are one channel. It owns the bookkeeping (join, freeze, split and merge
 axes); what each primitive does to labels is decided in `channels.rules`, what values
-dead channels have in `channels.elementwise`, and what follows from it all in
+dead channels have in `channels.numbers`, and what follows from it all in
 `channels.resolve`.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,16 +101,6 @@ def has_channels(labels: np.ndarray) -> bool:
     return bool((labels > FROZEN).any())
 
 
-def same_value(values: Sequence[float | None]) -> float | None:
-    """What is known of a value that is one of several; see `Traced.dead`."""
-    if not values:
-        return None
-    if all(value is not None and value == values[0] for value in values):
-        return values[0]
-    is_finite = all(value is None or math.isfinite(value) for value in values)
-    return None if is_finite else math.nan
-
-
 @dataclasses.dataclass(frozen=True)
 class Reason:
     """Why a channel cannot be removed.
@@ -179,14 +168,15 @@ class LabelTable:
 
     def mark(self) -> tuple[int, ...]:
         """Where the table stands; see `forget`."""
-        kept = (self.edges, self.frozen, self.products, self.sums, self.means)
-        return tuple(len(some) for some in kept)
+        return tuple(len(some) for some in self._books())
 
     def forget(self, mark: tuple[int, ...]) -> None:
         """Forgets everything since a mark but the labels that were handed out."""
-        kept = (self.edges, self.frozen, self.products, self.sums, self.means)
-        for some, count in zip(kept, mark, strict=True):
+        for some, count in zip(self._books(), mark, strict=True):
             del some[count:]
+
+    def _books(self) -> tuple[list[Any], ...]:
+        return self.edges, self.frozen, self.products, self.sums, self.means
 
     def freeze_inexact_sums(self) -> None:
         """Freezes what is summed inexactly and did not become a mean."""

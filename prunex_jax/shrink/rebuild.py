@@ -61,9 +61,13 @@ def _conv(
 ) -> Sequence[Any]:
     params = equation.eqn.params
     groups = params["feature_group_count"]
+    numbers = params["dimension_numbers"]
+    x, kernel = operands
+    if 0 in (*x.shape, *kernel.shape):  # nothing is left to convolve
+        (result,) = equation.eqn.outvars
+        aval: Any = result.aval
+        return [jnp.zeros(evaluator.sizes(equation.results[0]), aval.dtype)]
     if groups > 1:
-        numbers = params["dimension_numbers"]
-        x, kernel = operands
         groups = x.shape[numbers.lhs_spec[1]] // kernel.shape[numbers.rhs_spec[1]]
     return evaluate(equation.eqn, operands, feature_group_count=groups)
 

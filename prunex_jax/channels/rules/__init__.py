@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 from prunex_jax.channels.context import Rule
 from prunex_jax.channels.elementwise import (
-    ELEMENTWISE,
     bitcast,
     convert,
     elementwise,
     integer_pow,
     select,
 )
+from prunex_jax.channels.numbers import ELEMENTWISE
 from prunex_jax.channels.rules import axes, calls, lookup, sums
 
 RULES: Mapping[str, Rule] = {
@@ -47,7 +47,6 @@ RULES: Mapping[str, Rule] = {
     "pcast": axes.passthrough,
     "pvary": axes.passthrough,
     "random_bits": axes.made,
-    "random_gamma": axes.made,
     "reduce_and": sums.reduce,
     "reduce_max": sums.reduce,
     "reduce_min": sums.reduce,

@@ -1,6 +1,5 @@
 """Rules of operations that move, make, cut or join axes."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,9 +10,9 @@ from prunex_jax.channels.labels import (
     UNIFORM,
     Traced,
     has_channels,
-    same_value,
     uniform_value,
 )
+from prunex_jax.channels.numbers import is_nan, same_value
 
 
 def passthrough(ctx: Context, *operands: Traced) -> Sequence[Traced]:
@@ -96,25 +95,17 @@ def reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
         if not wide:  # axes of length 1, which carry no channel
             continue
         carriers = _finite_carriers(ctx, x, sources) or sources
-        flat = ctx.merge([_owned(ctx, axis) for axis in sources])
+        flat = ctx.merge(
+            [
+                ctx.own(0, axis) if has_channels(x.labels[axis]) else x.labels[axis]
+                for axis in sources
+            ]
+        )
         split = ctx.split(flat, [shape[axis] for axis in wide])
         for axis, part in zip(wide, split, strict=True):
             labels[axis] = part
             dead[axis] = same_value([x.dead[a] for a in carriers])
     return [Traced(tuple(labels), tuple(dead), summed=x.summed)]
-
-
-def _owned(ctx: Context, axis: int) -> np.ndarray:
-    """Labels of an axis, of its own where nobody owns a part of an axis of channels.
-
-    Such a part is cut, before the reshape, like what it becomes a row of.
-    """
-    labels = ctx.operands[0].labels[axis]
-    if not has_channels(labels) or (labels != UNIFORM).all():
-        return labels
-    own = np.where(labels == UNIFORM, ctx.table.fresh(len(labels)), labels)
-    ctx.fits[0, axis] = own
-    return own
 
 
 def _finite_carriers(ctx: Context, x: Traced, axes: Sequence[int]) -> list[int]:
@@ -123,17 +114,13 @@ def _finite_carriers(ctx: Context, x: Traced, axes: Sequence[int]) -> list[int]:
     Of axes that become one, only one can be cut, and not one that breaks something.
     """
     carriers = [axis for axis in axes if has_channels(x.labels[axis])]
-    finite = [axis for axis in carriers if not _is_nan(x.dead[axis])]
+    finite = [axis for axis in carriers if not is_nan(x.dead[axis])]
     if len(carriers) > 1 and finite:
         for axis in carriers:
             if axis not in finite:
                 ctx.freeze(x.labels[axis], "may not be finite where channels are dead")
         return finite
     return carriers
-
-
-def _is_nan(value: float | None) -> bool:
-    return value is not None and math.isnan(value)
 
 
 def concatenate(ctx: Context, *parts: Traced) -> Sequence[Traced]:

@@ -14,8 +14,8 @@ from prunex_jax.channels.labels import (
     Traced,
     frozen_value,
     has_channels,
-    same_value,
 )
+from prunex_jax.channels.numbers import same_value
 
 # What is known of a carry only ever shrinks: labels, then values, then nothing.
 _MAX_TURNS = 8

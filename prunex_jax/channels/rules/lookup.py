@@ -1,11 +1,13 @@
 """Rules of reading and writing at positions that are given as numbers."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from prunex_jax.channels.context import Context
-from prunex_jax.channels.labels import FROZEN, Traced, has_channels, same_value
+from prunex_jax.channels.labels import FROZEN, UNIFORM, Traced, has_channels
+from prunex_jax.channels.numbers import Value, is_nan, same_value
 
 _BY_NUMBER = "looks positions up by number"
 
@@ -16,17 +18,22 @@ def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
     numbers = params["dimension_numbers"]
     sizes = params["slice_sizes"]
     labels = [np.full(size, FROZEN, np.int64) for size in shape]
-    dead: list[float | None] = [None] * len(shape)
+    dead: list[Value] = [None] * len(shape)
     batch_axes = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
-    if x.is_given:
-        for axis, own in zip(batch_axes, indices.labels[:-1], strict=True):
-            labels[axis] = own
+    for axis, own, number in zip(
+        batch_axes, indices.labels[:-1], indices.dead[:-1], strict=True
+    ):
+        # What is looked up by a channel is a channel, since nothing else is cut off.
+        labels[axis] = own if x.is_given else np.where(own == UNIFORM, FROZEN, own)
+        dead[axis] = _found_by_dead(ctx, number) if has_channels(own) else None
+    ctx.freeze(indices.labels[-1], _BY_NUMBER)
     offsets = iter(numbers.offset_dims)
     skipped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     for axis, own in enumerate(x.labels):
         target = None if axis in skipped else next(offsets)
-        if axis not in numbers.start_index_map and axis not in skipped:
-            labels[target], dead[target] = own, x.dead[axis]
+        if target is not None and axis not in numbers.start_index_map:
+            labels[target] = own
+            dead[target] = _or_fill(ctx, x.dead[axis])
         elif has_channels(own):
             found = _known_positions(ctx, axis, indices)
             if found is None:
@@ -42,6 +49,32 @@ def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
         size == len(own) for size, own in zip(sizes, x.labels, strict=True)
     )
     return [Traced(tuple(labels), tuple(dead))]
+
+
+def _is_filled(ctx: Context) -> bool:
+    return "FILL" in str(ctx.eqn.params["mode"])
+
+
+def _or_fill(ctx: Context, value: Value) -> Value:
+    """A value that is another one where what is looked up does not exist.
+
+    Where that is the default, nan for floats, it was as much of an error before.
+    """
+    fill = ctx.eqn.params["fill_value"]
+    if not _is_filled(ctx) or fill is None:
+        return value
+    return same_value([value, float(fill)])
+
+
+def _found_by_dead(ctx: Context, number: Value) -> Value:
+    """What is found at the position that a dead channel gives."""
+    sizes = [ctx.operands[0].shape[a] for a in _looked_up(ctx)]
+    is_inside = number is not None and all(0 <= number < size for size in sizes)
+    return None if is_inside or not _is_filled(ctx) else math.nan
+
+
+def _looked_up(ctx: Context) -> Sequence[int]:
+    return ctx.eqn.params["dimension_numbers"].start_index_map
 
 
 def _known_positions(ctx: Context, axis: int, indices: Traced) -> np.ndarray | None:
@@ -97,7 +130,7 @@ def dynamic_update_slice(
 ) -> Sequence[Traced]:
     """Axes that are written in full are joined; along others positions stay."""
     labels: list[np.ndarray] = []
-    dead: list[float | None] = []
+    dead: list[Value] = []
     for axis, (own, new) in enumerate(zip(x.labels, update.labels, strict=True)):
         if len(own) == len(new):
             labels.append(ctx.join_axes((0, axis), (1, axis)))
@@ -118,7 +151,7 @@ def scatter(
     skipped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     windows = iter(numbers.update_window_dims)
     labels: list[np.ndarray] = []
-    dead: list[float | None] = []
+    dead: list[Value] = []
     for axis, own in enumerate(x.labels):
         window = None if axis in skipped else next(windows)
         is_written = axis in numbers.scatter_dims_to_operand_dims
@@ -129,13 +162,16 @@ def scatter(
         ):
             labels.append(ctx.join_axes((0, axis), (2, window)))
             both = same_value([x.dead[axis], updates.dead[window]])
-            dead.append(both if ctx.name == "scatter" or both in (0, None) else None)
+            is_kept = ctx.name == "scatter" or both == 0 or is_nan(both)
+            dead.append(both if is_kept else None)
         else:
             ctx.freeze(own, "writes at positions by number")
             if window is not None:
                 ctx.freeze(updates.labels[window], "is written at positions by number")
             labels.append(np.full(len(own), FROZEN, np.int64))
             dead.append(None)
+    for own in indices.labels:
+        ctx.freeze(own, "writes at positions by number")
     for axis, own in enumerate(updates.labels):
         if axis not in numbers.update_window_dims:
             ctx.freeze(own, "is written at positions by number")

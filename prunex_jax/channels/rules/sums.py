@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from prunex_jax.channels.context import Context, freeze_all
-from prunex_jax.channels.elementwise import value_of
 from prunex_jax.channels.labels import (
     FROZEN,
     Sum,
@@ -14,19 +13,11 @@ from prunex_jax.channels.labels import (
     frozen_value,
     has_channels,
 )
+from prunex_jax.channels.numbers import is_nan, sum_of, value_of
 from prunex_jax.channels.rules.axes import axes_of
 
 _NOT_ZERO = "reads removed channels that may not be exactly zero"
-_NOT_FINITE = "reads removed channels that may not be finite"
-
-
-def sum_of(value: float | None, count: int | None = None) -> float | None:
-    """What is known of a sum of numbers of which this is known."""
-    if value is None or value == 0:
-        return value
-    if not math.isfinite(value):
-        return math.nan
-    return None if count is None else float(np.float32(value) * count)
+_NOT_FINITE = "reads removed channels that may not be finite, or not have a derivative"
 
 
 def reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
@@ -144,29 +135,34 @@ def _grouped(
     Either whole groups can be removed, or the same channels of every group.
     """
     (x, x_in), (kernel, k_in, k_out) = image, filters
+    axes = [x.labels[x_in], kernel.labels[k_in], kernel.labels[k_out]]
+    if not any(has_channels(labels) for labels in axes):
+        return kernel.labels[k_out]
     num_in, num_out = len(kernel.labels[k_in]), len(kernel.labels[k_out]) // groups
     if num_in == num_out == 1:
         return ctx.join_axes((0, x_in), (1, k_out))
-    which = x.labels[x_in]
+    which = ctx.own(0, x_in)
     if num_in > 1:
+        inside = ctx.own(1, k_in)
+        block = which.reshape(groups, num_in)
         which = ctx.table.fresh(groups)
-        block = x.labels[x_in].reshape(groups, num_in)
-        ctx.multiply(block, [which, kernel.labels[k_in]])
-        dead = x.dead[x_in], kernel.dead[k_in]
-        _check_products(ctx, kernel.labels[k_in], *dead)
+        ctx.multiply(block, [which, inside])
+        _check_products(ctx, inside, x.dead[x_in], kernel.dead[k_in])
+    outside = ctx.own(1, k_out)
     if num_out == 1:
-        labels = ctx.join(which, kernel.labels[k_out])
-        ctx.fits[1, k_out] = labels
-        return labels
-    block = kernel.labels[k_out].reshape(groups, num_out)
+        ctx.fits[1, k_out] = ctx.join(which, outside)
+        return ctx.fits[1, k_out]
+    block = outside.reshape(groups, num_out)
     ctx.multiply(block, [which, ctx.table.fresh(num_out)])
-    return kernel.labels[k_out]
+    return outside
 
 
 def cumulative(ctx: Context, x: Traced) -> Sequence[Traced]:
     """A running sum passes over zeros; other running results do not."""
     along = ctx.eqn.params["axis"]
     labels, dead = list(x.labels), [sum_of(value) for value in x.dead]
+    if ctx.name == "cumlogsumexp":  # of zeros, it is not zero
+        dead = [math.nan if is_nan(value) else None for value in x.dead]
     if ctx.name == "cumsum" and x.dead[along] == 0:
         dead[along] = None
     else:
@@ -204,7 +200,8 @@ def top_k(ctx: Context, x: Traced) -> Sequence[Traced]:
     results = []
     for index in range(len(ctx.eqn.outvars)):
         out = frozen_value(ctx.out_shape(index), f"a result of {ctx.name}")
-        labels, dead = list(x.labels), list(x.dead)
-        labels[along], dead[along] = out.labels[along], None
-        results.append(Traced(tuple(labels), tuple(dead), origin=out.origin))
+        labels = list(x.labels)
+        labels[along] = out.labels[along]
+        dead = x.dead if index == 0 else (None,) * len(labels)
+        results.append(Traced(tuple(labels), dead, origin=out.origin))
     return results

@@ -1,0 +1,356 @@
+"""What values dead channels have, as far as it can be known.
+
+A dead channel may be removed where it is read with weight zero, which needs its value
+to be finite, or summed up, which needs it to be zero. So the number that a dead channel
+has is carried through the program: weights are 0, exp(0) is 1, 0 / 0 is none.
+
+A value is a number, None for some finite number, or nan for perhaps none: not finite,
+or without a finite derivative, which would make every gradient of the network nan.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Value = float | None
+
+# Nearer than this, relative to the operands, two rounded numbers may be equal.
+_NEAR = 1e-3
+
+
+class Rounded(float):
+    """A number that is known up to rounding: another program may round otherwise."""
+
+
+def _erf_inv(x: float) -> float:
+    if abs(x) >= 1:
+        return math.inf if abs(x) == 1 else math.nan
+    return 0.0 if x == 0 else math.copysign(1.0, x)  # the size is not needed
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + np.exp(-x))
+
+
+def _max(*xs: float) -> float:
+    return max(xs)
+
+
+# Operations that treat every position alike, with what they compute; None where only
+# "some finite number" is said.
+ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
+    "abs": np.abs,
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "add": np.add,
+    "add_any": np.add,
+    "and": None,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "atanh": np.arctanh,
+    "cbrt": np.cbrt,
+    "ceil": np.ceil,
+    "clamp": lambda low, x, high: min(max(x, low), high),
+    "clz": None,
+    "complex": None,
+    "conj": np.positive,
+    "copy": np.positive,
+    "copy_p": np.positive,
+    "cos": np.cos,
+    "cosh": np.cosh,
+    "digamma": None,
+    "div": np.divide,
+    "eq": np.equal,
+    "erf": math.erf,
+    "erf_inv": _erf_inv,
+    "erfc": math.erfc,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "floor": np.floor,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "imag": lambda x: 0.0,
+    "is_finite": np.isfinite,
+    "le": np.less_equal,
+    "lgamma": None,
+    "log": np.log,
+    "log1p": np.log1p,
+    "log2": np.log2,
+    "logistic": _sigmoid,
+    "lt": np.less,
+    "max": max,
+    "min": min,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "nextafter": None,
+    "not": None,
+    "or": None,
+    "population_count": None,
+    "pow": np.power,
+    "real": np.positive,
+    "reduce_precision": np.positive,
+    "rem": np.fmod,
+    "round": np.round,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "shift_left": None,
+    "shift_right_arithmetic": None,
+    "shift_right_logical": None,
+    "sign": np.sign,
+    "sin": np.sin,
+    "sinh": np.sinh,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "stop_gradient": np.positive,
+    "sub": np.subtract,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "xor": None,
+}
+
+# Operations that are not finite for some finite operands, and the operands in question.
+_SINGULAR: Mapping[str, tuple[int, ...]] = {
+    "acos": (0,),
+    "acosh": (0,),
+    "asin": (0,),
+    "atan2": (0, 1),
+    "atanh": (0,),
+    "cbrt": (0,),
+    "digamma": (0,),
+    "div": (1,),
+    "erf_inv": (0,),
+    "lgamma": (0,),
+    "log": (0,),
+    "log1p": (0,),
+    "log2": (0,),
+    "pow": (0,),
+    "rem": (1,),
+    "rsqrt": (0,),
+    "sqrt": (0,),
+    "tan": (0,),
+}
+
+# Operations whose result is exact if it can be written down in the type of the result.
+_ARITHMETIC = {
+    *("abs", "add", "add_any", "ceil", "clamp", "conj", "copy", "copy_p", "div"),
+    *("floor", "imag", "is_finite", "max", "min", "mul", "neg", "real"),
+    *("reduce_precision", "rem", "sign", "square", "stop_gradient", "sub"),
+    *("eq", "ge", "gt", "le", "lt", "ne"),
+}
+_COMPARISONS = {"eq", "ge", "gt", "le", "lt", "ne"}
+# Operations that a rounding error can throw from one number to another.
+_JUMPS = {"ceil", "floor", "nextafter", "rem", "round"}
+# Numbers that functions such as exp, cos and tanh take and give without rounding.
+_PLAIN = {-1.0, 0.0, 0.5, 1.0}
+_EXACT_FUNCTIONS = set(ELEMENTWISE) - _ARITHMETIC - {"cosh"}
+
+
+def is_nan(value: Value) -> bool:
+    """Whether a value is perhaps none."""
+    return value is not None and math.isnan(value)
+
+
+def value_of(
+    name: str,
+    values: Sequence[Value],
+    is_risky: Sequence[bool] = (),
+    dtypes: Sequence[Any] = (),
+) -> Value:
+    """Computes what an operation makes of values, as far as that is known.
+
+    Args:
+      name: A key of `ELEMENTWISE`.
+      values: One per operand.
+      is_risky: For each operand, whether it is made of parameters, so that nobody
+        vouches that the operation is finite and has a derivative there.
+      dtypes: Type of every operand; float32 if not given.
+    Returns:
+      The value of the result.
+    Example:
+      >>> value_of('mul', [0.0, None]), value_of('div', [0.0, 0.0])
+      (0.0, nan)
+    """
+    if any(is_nan(value) for value in values):
+        return math.nan
+    risky = list(is_risky) or [False] * len(values)
+    if _has_no_derivative(name, values, risky):
+        return math.nan
+    compute = ELEMENTWISE[name]
+    if compute is None or None in values:
+        return _value_of_unknown(name, values, risky)
+    if any(_is_whole(dtype) for dtype in dtypes):
+        return _value_of_integers(name, [float(v or 0) for v in values], dtypes)
+    known = [value for value in values if value is not None]
+    if any(isinstance(value, Rounded) for value in known):
+        return _value_of_rounded(name, compute, known)
+    return _value_of_exact(name, compute, known, dtypes[0] if dtypes else np.float32)
+
+
+def _is_whole(dtype: Any) -> bool:
+    return jax.dtypes.issubdtype(dtype, np.integer)
+
+
+def _compute(compute: Callable[..., Any], values: Sequence[float]) -> float:
+    with np.errstate(all="ignore"):
+        try:
+            return float(compute(*(np.float64(value) for value in values)))
+        except (OverflowError, ZeroDivisionError, ValueError):
+            return math.nan
+
+
+def _value_of_exact(
+    name: str, compute: Callable[..., Any], values: Sequence[float], dtype: Any
+) -> Value:
+    result = _compute(compute, values)
+    if not math.isfinite(result):
+        return result
+    if name in _ARITHMETIC:
+        is_exact = _fits(result, dtype)
+        if name == "div":
+            is_exact = is_exact and result * values[1] == values[0]
+        if name == "atan2":
+            is_exact = False
+        return result if is_exact else Rounded(result)
+    is_plain = {*values, result} <= _PLAIN or not all(map(math.isfinite, values))
+    is_plain = is_plain or (name == "round" and _fits(result, dtype))
+    return result if is_plain and name in _EXACT_FUNCTIONS else Rounded(result)
+
+
+def _fits(number: float, dtype: Any) -> bool:
+    """Whether a number can be written down in a type as it is."""
+    if not jax.dtypes.issubdtype(dtype, np.floating):
+        return number == int(number)
+    return float(np.asarray(number).astype(dtype)) == number
+
+
+def _value_of_integers(
+    name: str, values: Sequence[float], dtypes: Sequence[Any]
+) -> Value:
+    """Whole numbers wrap around, and are divided without a remainder."""
+    if name not in _ARITHMETIC:
+        return None
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    if name in ("div", "rem"):
+        if values[1] == 0:
+            return math.nan
+        quotient = math.trunc(values[0] / values[1])
+        return float(quotient if name == "div" else math.fmod(*values))
+    result = _compute(ELEMENTWISE[name] or _max, values)
+    if name in _COMPARISONS:
+        return result
+    bits = np.iinfo(dtypes[-1])
+    return result if bits.min <= result <= bits.max else None
+
+
+def _value_of_rounded(
+    name: str, compute: Callable[..., Any], values: Sequence[float]
+) -> Value:
+    size = max(abs(value) for value in values)
+    if name in _JUMPS:
+        return None
+    if name in ("max", "min", "clamp", *_COMPARISONS):
+        ordered = sorted(values)
+        is_clear = all(b - a > _NEAR * size for a, b in itertools.pairwise(ordered))
+        if name in _COMPARISONS:
+            return _compute(compute, values) if is_clear else None
+        chosen = compute(*values)
+        return chosen if is_clear else Rounded(chosen)
+    result = _compute(compute, values)
+    if not math.isfinite(result):
+        return math.nan
+    if name in ("sign", "is_finite") or (name == "mul" and 0.0 in values):
+        return result
+    if name in ("add", "add_any", "sub") and abs(result) <= _NEAR * size:
+        return None
+    return None if result == 0 else Rounded(result)
+
+
+def _value_of_unknown(
+    name: str, values: Sequence[Value], is_risky: Sequence[bool]
+) -> Value:
+    if not all(value is None or math.isfinite(value) for value in values):
+        return math.nan
+    for operand in _SINGULAR.get(name, ()):
+        if values[operand] is None and is_risky[operand]:
+            return math.nan
+    if name in ("div", "rem"):
+        if values[1] == 0:
+            return math.nan
+        return 0.0 if values[0] == 0 else None
+    if name == "pow" and values[0] is not None and values[0] <= 0:
+        return math.nan
+    return 0.0 if name in ("and", "mul") and 0.0 in values else None
+
+
+def _has_no_derivative(
+    name: str, values: Sequence[Value], is_risky: Sequence[bool]
+) -> bool:
+    """Whether the slope is infinite where a parameter can move the operand."""
+    if not any(is_risky):
+        return False
+    first = values[0]
+    if name in ("cbrt", "sqrt"):
+        return first == 0
+    if name in ("acos", "asin"):
+        return first in (-1.0, 1.0)
+    if name == "acosh":
+        return first == 1
+    if name == "atan2":
+        return first == 0 and values[1] == 0
+    if name == "pow":
+        return first == 0 and not (values[1] == 0 or (values[1] or 0.0) >= 1)
+    return False
+
+
+def same_value(values: Sequence[Value]) -> Value:
+    """What is known of a value that is one of several."""
+    if not values:
+        return None
+    if all(value is not None and value == values[0] for value in values):
+        rounded = [value for value in values if isinstance(value, Rounded)]
+        return rounded[0] if rounded else values[0]
+    is_finite = all(value is None or math.isfinite(value) for value in values)
+    return None if is_finite else math.nan
+
+
+def sum_of(value: Value, count: int | None = None) -> Value:
+    """What is known of a sum of numbers of which this is known.
+
+    Args:
+      value: What every term is.
+      count: How many there are, if that is known.
+    Returns:
+      The value of the sum.
+    """
+    if value is None or value == 0:
+        return value
+    if not math.isfinite(value):
+        return math.nan
+    return None if count is None else Rounded(value * count)
+
+
+def converted(value: Value, dtype: Any) -> Value:
+    """What is known of a value after a change of type."""
+    if value is None or math.isnan(value):
+        return value
+    if dtype == np.bool_:
+        return float(value != 0)
+    if not math.isfinite(value):
+        return value if jax.dtypes.issubdtype(dtype, np.floating) else None
+    if jax.dtypes.issubdtype(dtype, np.integer):
+        whole = math.trunc(value)
+        bits = np.iinfo(dtype)
+        is_inside = bits.min <= whole <= bits.max
+        return float(whole) if is_inside and not isinstance(value, Rounded) else None
+    if not jax.dtypes.issubdtype(dtype, np.floating) or _fits(value, dtype):
+        return value
+    rounded = float(np.asarray(float(value)).astype(dtype))
+    return Rounded(rounded) if math.isfinite(rounded) else math.nan
