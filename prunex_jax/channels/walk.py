@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend import core
 
 from prunex_jax.channels.context import Context, Rule, freeze_all
+from prunex_jax.channels.derivatives import label_jvp, label_vjp
 from prunex_jax.channels.labelled import LabelledEquation, LabelledProgram
 from prunex_jax.channels.labels import (
     FROZEN,
@@ -33,6 +34,8 @@ _INNER_PROGRAM = {
     "pjit": "jaxpr",
     "remat2": "jaxpr",
 }
+# How often a function with a derivative of its own is expected to be differentiated.
+_MAX_DEPTH = 2
 
 
 class Walk:
@@ -56,6 +59,7 @@ class Walk:
         # Values that some equation reads, with how many came before it.
         self.first_use: dict[Traced, int] = {}
         self.num_equations = 0
+        self.depth = 0
 
     def run(
         self,
@@ -100,7 +104,8 @@ class Walk:
         name = eqn.primitive.name
         if name in _INNER_PROGRAM and name not in self.rules:
             inner = self._inside(eqn.params[_INNER_PROGRAM[name]], operands, site)
-            return LabelledEquation(eqn, operands, inner.results, {}, (inner,), {})
+            notes = self._derivative(eqn, operands, inner.results, site)
+            return LabelledEquation(eqn, operands, inner.results, {}, (inner,), notes)
         for operand in operands:
             self.first_use.setdefault(operand, self.num_equations)
         self.num_equations += 1
@@ -128,6 +133,29 @@ class Walk:
         return LabelledEquation(
             eqn, operands, finished, context.fits, context.inner, context.notes
         )
+
+    def _derivative(
+        self,
+        eqn: core.JaxprEqn,
+        operands: Sequence[Traced],
+        results: Sequence[Traced],
+        site: core.JaxprEqn,
+    ) -> dict[str, LabelledProgram]:
+        """Walks the derivative that somebody wrote, and its derivative, no further."""
+        name = eqn.primitive.name
+        if not name.startswith("custom_") or self.depth == _MAX_DEPTH:
+            return {}
+
+        def walk(program: Any, arguments: Sequence[Traced]) -> LabelledProgram:
+            return self._inside(program, arguments, site)
+
+        self.depth += 1
+        if name == "custom_jvp_call":
+            found = label_jvp(eqn, operands, results, self.table, walk)
+        else:
+            found = label_vjp(eqn, operands, results, self.table, walk, evaluate)
+        self.depth -= 1
+        return {"derivative": found}
 
     def _inside(
         self, program: Any, arguments: Sequence[Traced], site: core.JaxprEqn

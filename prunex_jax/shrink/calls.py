@@ -7,14 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import core
 
+from prunex_jax.channels.derivatives import has_tangent, tangents_of
 from prunex_jax.channels.labelled import LabelledEquation, LabelledProgram
-from prunex_jax.channels.labels import FROZEN, LabelTable, Traced
-from prunex_jax.channels.resolve import ALIVE, DEAD, resolve
-from prunex_jax.channels.rules import RULES
-from prunex_jax.channels.walk import Walk, evaluate
-from prunex_jax.shrink.evaluator import Evaluator, Rebuild, put_positions
+from prunex_jax.channels.labels import Traced
+from prunex_jax.shrink.evaluator import Evaluator, Rebuild
 
 
 def _call(
@@ -110,6 +107,12 @@ def _custom_jvp(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
     """Keeps the derivative that somebody wrote."""
+    program = equation.notes.get("derivative")
+    if program is None:  # of a derivative of a derivative of ...
+        return evaluator.run(equation.inner[0], operands)
+    eqn, results = equation.eqn, equation.results
+    first = eqn.params["num_consts"]
+    moving = [i for i in range(first, len(operands)) if has_tangent(eqn.invars[i])]
 
     @jax.custom_jvp
     def function(*values: Any) -> list[Any]:
@@ -117,144 +120,37 @@ def _custom_jvp(
 
     @function.defjvp
     def derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
-        found = _label_derivative(evaluator, equation)
-        if found is None:
-            return _derivative_at_full_size(evaluator, equation, primals, tangents)
-        inner, program = found
-        results = inner.run(program, [*primals, *tangents])
-        want = [*equation.results, *equation.results]
-        fitted = [
-            _cut_to(evaluator, inner, value, before, after)
-            for value, before, after in zip(results, program.results, want, strict=True)
-        ]
-        count = len(equation.results)
-        return fitted[:count], fitted[count:]
+        moved = [tangents[index] for index in moving]
+        values = evaluator.run(program, [*primals[first:], *moved])
+        outs = _fit_all(evaluator, values, program.results, results)
+        out_tangents = [_zero_tangent(out) for out in outs]
+        indices = tangents_of(eqn)
+        rest = zip(
+            indices, values[len(outs) :], program.results[len(outs) :], strict=True
+        )
+        for index, value, have in rest:
+            out_tangents[index] = evaluator.fit(value, have, results[index])
+        return outs, out_tangents
 
     return function(*operands)
 
 
-def _cut_to(
-    outer: Evaluator, inner: Evaluator, x: Any, have: Traced, want: Traced
-) -> Any:
-    """`fit` where the two values carry labels of different tables."""
-    for axis, (own, other) in enumerate(zip(have.labels, want.labels, strict=True)):
-        left, needed = inner.kept(own), outer.kept(other)
-        if not (left == needed).all():
-            x = jnp.take(x, np.flatnonzero(needed[left]), axis=axis)
-    return x
-
-
-def _label_derivative(
-    evaluator: Evaluator, equation: LabelledEquation
-) -> tuple[Evaluator, LabelledProgram] | None:
-    """Walks the program of a derivative; None if it ties what is dead to what is kept.
-
-    Its arguments carry the channels of the operands, whose fate is known.
-    """
-    params = equation.eqn.params
-    if params["num_consts"] or params["symbolic_zeros"]:
-        return None
-    if any(not _has_tangent(atom) for atom in equation.eqn.invars):
-        return None
-    jvp = params["jvp_jaxpr_fun"]
-    jaxpr, consts, is_zero = jvp.call_wrapped(*[False] * len(equation.operands))
-    if any(is_zero):
-        return None
-    component = evaluator.resolution.component
-    status = np.append(0, np.where(evaluator.resolution.status & DEAD, DEAD, ALIVE))
-    table = LabelTable(len(status))
-    primals = [_as_components(value, component) for value in equation.operands]
-    tangents = [Traced(value.labels, (None,) * len(value.labels)) for value in primals]
-    rules = {**RULES, **(evaluator.options.rules or {})}
-    program = Walk(rules, table, evaluator.options.renormalise).run(
-        core.ClosedJaxpr(jaxpr, consts), [*primals, *tangents]
-    )
-    resolution = resolve(table, status.astype(np.int8))
-    inner = Evaluator(resolution, evaluator.options, evaluator.rebuilds)
-    if resolution.conflict() is not None or not _is_covered(
-        evaluator, inner, program, equation
-    ):
-        return None
-    return inner, program
-
-
-def _has_tangent(atom: Any) -> bool:
-    return jax.dtypes.issubdtype(atom.aval.dtype, np.inexact)
-
-
-def _as_components(value: Traced, component: np.ndarray) -> Traced:
-    """The value with components, counted from 1, in place of labels."""
-    labels = tuple(
-        np.where(own > FROZEN, component[np.maximum(own, 0)] + 1, own)
-        for own in value.labels
-    )
-    return Traced(labels, value.dead, value.number, value.is_given)
-
-
-def _is_covered(
-    outer: Evaluator,
-    inner: Evaluator,
-    program: LabelledProgram,
-    equation: LabelledEquation,
-) -> bool:
-    """Whether nothing that is needed of the results was cut out."""
-    wants = [*equation.results, *equation.results]
-    return all(
-        not (outer.kept(b) & ~inner.kept(a)).any()
-        for have, want in zip(program.results, wants, strict=True)
-        for a, b in zip(have.labels, want.labels, strict=True)
-    )
-
-
-def _put_back(evaluator: Evaluator, x: Any, value: Traced) -> Any:
-    """A value of full size, with what dead channels are where they are known."""
-    if jax.dtypes.result_type(x) == jax.dtypes.float0:  # tangent of integers
-        return np.zeros(value.shape, jax.dtypes.float0)
-    for axis, labels in enumerate(value.labels):
-        kept = evaluator.kept(labels)
-        if not kept.all():
-            dead = value.dead[axis]
-            fill = 0.0 if dead is None or not np.isfinite(dead) else dead
-            x = put_positions(x, kept, axis, fill)
-    return x
-
-
-def _put_all(
-    evaluator: Evaluator, xs: Sequence[Any], values: Sequence[Traced]
-) -> list[Any]:
-    return [_put_back(evaluator, x, v) for x, v in zip(xs, values, strict=True)]
-
-
-def _take_all(
-    evaluator: Evaluator, xs: Sequence[Any], values: Sequence[Traced]
-) -> list[Any]:
-    for index, value in enumerate(values):
-        for axis, labels in enumerate(value.labels):
-            kept = evaluator.kept(labels)
-            if not kept.all():
-                taken = jnp.take(xs[index], np.flatnonzero(kept), axis=axis)
-                xs = [*xs[:index], taken, *xs[index + 1 :]]
-    return list(xs)
-
-
-def _derivative_at_full_size(
-    evaluator: Evaluator, equation: LabelledEquation, primals: Any, tangents: Any
-) -> tuple[Any, Any]:
-    full, tangents = jax.jvp(
-        lambda *values: evaluate(equation.eqn, values),
-        tuple(_put_all(evaluator, primals, equation.operands)),
-        tuple(_put_all(evaluator, tangents, equation.operands)),
-    )
-    return (
-        _take_all(evaluator, full, equation.results),
-        _take_all(evaluator, tangents, equation.results),
-    )
+def _zero_tangent(x: Any) -> Any:
+    if jax.dtypes.issubdtype(jnp.result_type(x), np.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(np.shape(x), jax.dtypes.float0)
 
 
 def _custom_vjp(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
-    """Forward on less; backward at full size, since nobody can look into it."""
+    """Keeps the derivative that somebody wrote; it does the forward part again."""
+    program = equation.notes.get("derivative")
+    if program is None:
+        return evaluator.run(equation.inner[0], operands)
+    eqn = equation.eqn
+    moving = [i for i, atom in enumerate(eqn.invars) if has_tangent(atom)]
+    given = [i for i, atom in enumerate(eqn.outvars) if has_tangent(atom)]
 
     @jax.custom_vjp
     def function(*values: Any) -> list[Any]:
@@ -264,12 +160,12 @@ def _custom_vjp(
         return function(*values), values
 
     def backward(values: Any, cotangents: Any) -> Any:
-        _, pull = jax.vjp(
-            lambda *full: evaluate(equation.eqn, full),
-            *_put_all(evaluator, values, equation.operands),
-        )
-        full = pull(_put_all(evaluator, cotangents, equation.results))
-        return tuple(_take_all(evaluator, full, equation.operands))
+        moved = [cotangents[index] for index in given]
+        pulled = evaluator.run(program, [*values, *moved])
+        back = [_zero_tangent(value) for value in values]
+        for index, value, have in zip(moving, pulled, program.results, strict=True):
+            back[index] = evaluator.fit(value, have, equation.operands[index])
+        return tuple(back)
 
     function.defvjp(forward, backward)
     return function(*operands)

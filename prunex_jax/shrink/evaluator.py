@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -134,18 +133,3 @@ def take_positions(x: Any, positions: np.ndarray, axis: int) -> Any:
         first, last = int(positions[0]), int(positions[-1])
         return lax.slice_in_dim(x, first, last + 1, step, axis)
     return jnp.take(x, jnp.asarray(positions), axis=axis, mode="clip")
-
-
-def put_positions(x: Any, kept: np.ndarray, axis: int, fill: float) -> jax.Array:
-    """Puts what is left of an axis back to where it was.
-
-    Args:
-      x: An array.
-      kept: bool[size], which positions are left.
-      axis: The axis.
-      fill: What the others are.
-    Returns:
-      The array with `size` positions on that axis.
-    """
-    source = np.where(kept, np.cumsum(kept) - 1, x.shape[axis])
-    return jnp.take(x, jnp.asarray(source), axis=axis, mode="fill", fill_value=fill)

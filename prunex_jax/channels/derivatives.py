@@ -1,0 +1,128 @@
+"""Labels the derivatives that people wrote for their functions.
+
+A gradient may mix channels that the function itself keeps apart, so it is walked too,
+and what it ties is tied.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from prunex_jax.channels.labelled import LabelledProgram
+from prunex_jax.channels.labels import LabelTable, Traced
+
+# (program, arguments) -> the program with labels
+_Walk = Callable[[Any, Sequence[Traced]], LabelledProgram]
+
+
+def has_tangent(atom: Any) -> bool:
+    """Whether a value can be differentiated."""
+    return jax.dtypes.issubdtype(atom.aval.dtype, np.inexact)
+
+
+def label_jvp(
+    eqn: core.JaxprEqn,
+    operands: Sequence[Traced],
+    results: Sequence[Traced],
+    table: LabelTable,
+    walk: _Walk,
+) -> LabelledProgram:
+    """Labels the forward derivative of a `custom_jvp_call`.
+
+    Args:
+      eqn: The equation.
+      operands: What is known of its operands.
+      results: What is known of its results.
+      table: Where labels are joined.
+      walk: Walks a program.
+    Returns:
+      A program of the operands that are no constants, and of the tangents of those that
+      have some. It gives the results and their tangents; see `tangents_of`.
+    """
+    params: Any = eqn.params
+    count = params["num_consts"]
+    is_zero = [not has_tangent(atom) for atom in eqn.invars[count:]]
+    jaxpr, consts, _ = params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
+    moved = [
+        _moved(value)
+        for value, zero in zip(operands[count:], is_zero, strict=True)
+        if not zero
+    ]
+    closed = core.ClosedJaxpr(jaxpr, consts)
+    program = walk(closed, [*operands[count:], *moved])
+    for wanted, value in zip(results, program.results, strict=False):
+        _tie(table, value, wanted)
+    tangents = program.results[len(results) :]
+    for index, value in zip(tangents_of(eqn), tangents, strict=True):
+        _tie(table, value, results[index])
+    return program
+
+
+def tangents_of(eqn: core.JaxprEqn) -> list[int]:
+    """Results of a `custom_jvp_call` that have tangents which are not zero."""
+    params: Any = eqn.params
+    invars = eqn.invars[params["num_consts"] :]
+    is_zero = [not has_tangent(atom) for atom in invars]
+    *_, out_is_zero = params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
+    return [index for index, zero in enumerate(out_is_zero) if not zero]
+
+
+def label_vjp(
+    eqn: core.JaxprEqn,
+    operands: Sequence[Traced],
+    results: Sequence[Traced],
+    table: LabelTable,
+    walk: _Walk,
+    evaluate: Callable[..., list[Any]],
+) -> LabelledProgram:
+    """Labels the backward derivative of a `custom_vjp_call`.
+
+    Args:
+      eqn: The equation.
+      operands: What is known of its operands.
+      results: What is known of its results.
+      table: Where labels are joined.
+      walk: Walks a program.
+      evaluate: Does an equation.
+    Returns:
+      A program of the operands and of the cotangents of those results that have some.
+      It gives the cotangents of the operands that have some.
+    """
+    inputs: list[Any] = list(eqn.invars)
+    outputs: list[Any] = list(eqn.outvars)
+    moving = [i for i, atom in enumerate(inputs) if has_tangent(atom)]
+    given = [i for i, atom in enumerate(outputs) if has_tangent(atom)]
+
+    def pull(values: list[Any], cotangents: list[Any]) -> Any:
+        def function(*some: Any) -> list[Any]:
+            full = list(values)
+            for index, value in zip(moving, some, strict=True):
+                full[index] = value
+            outs = evaluate(eqn, full)
+            return [outs[index] for index in given]
+
+        _, back = jax.vjp(function, *(values[index] for index in moving))
+        return back(cotangents)
+
+    closed = jax.make_jaxpr(pull)(
+        [atom.aval for atom in inputs], [outputs[index].aval for index in given]
+    )
+    cotangents = [_moved(results[index]) for index in given]
+    program = walk(closed, [*operands, *cotangents])
+    for index, value in zip(moving, program.results, strict=True):
+        _tie(table, value, operands[index])
+    return program
+
+
+def _moved(value: Traced) -> Traced:
+    """A tangent or cotangent of a value: its channels, with any finite numbers."""
+    return Traced(value.labels, (None,) * len(value.labels), origin=value.origin)
+
+
+def _tie(table: LabelTable, value: Traced, wanted: Traced) -> None:
+    """Makes sure that nothing wanted is missing; what stays in full can be cut."""
+    for own, other in zip(value.labels, wanted.labels, strict=True):
+        table.join(own, other)
