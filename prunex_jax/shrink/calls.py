@@ -37,7 +37,7 @@ def _scan(
 ) -> Sequence[Any]:
     params = equation.eqn.params
     (body,) = equation.inner
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = equation.notes["counts"]
     consts = operands[:num_consts]
     start = operands[num_consts : num_consts + num_carry]
     rows = operands[num_consts + num_carry :]
