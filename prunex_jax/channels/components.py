@@ -125,9 +125,12 @@ def _bundles(
         rows = order[starts[counts == count][:, None] + np.arange(count)]
         reason = first_reason[channel[rows[:, :1]]]
         keys = np.concatenate([place[rows], reason], axis=1)
-        unique, which = np.unique(keys, axis=0, return_inverse=True)
+        # Neighbours mostly occur in the same places: rows are compared run by run.
+        is_first = np.append(True, np.any(keys[1:] != keys[:-1], axis=1))
+        unique, of_run = np.unique(keys[is_first], axis=0, return_inverse=True)
+        which = of_run.ravel()[np.cumsum(is_first) - 1]
         for index, (*where, why) in enumerate(unique.tolist()):
-            positions = position[rows[which.ravel() == index]]
+            positions = position[rows[which == index]]
             positions = positions[np.argsort(positions[:, 0], kind="stable")]
             bundles.append(_Bundle(tuple(where), positions, why))
     return sorted(bundles, key=lambda bundle: (bundle.places, bundle.reason))

@@ -14,8 +14,11 @@ from prunex_jax.channels.labels import (
     Product,
     Reason,
     Traced,
+    frozen_axis,
     frozen_value,
     has_channels,
+    is_plain,
+    uniform_axis,
 )
 from prunex_jax.channels.source import source_of
 
@@ -88,7 +91,11 @@ class Context:
 
     def join(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Joins two axes because of this equation; what meets FROZEN freezes."""
+        if left is right:
+            return left
         joined = self.table.join(left, right)
+        if (is_plain(left) and is_plain(right)) or joined is left or joined is right:
+            return joined  # no channel meets a frozen one
         meets = np.concatenate([left[right == FROZEN], right[left == FROZEN]])
         if has_channels(meets):
             of = f" (of {self.origin})" if self.origin else ""
@@ -106,8 +113,9 @@ class Context:
         joined = self.operands[axes[0][0]].labels[axes[0][1]]
         for operand, axis in axes[1:]:
             joined = self.join(joined, self.operands[operand].labels[axis])
-        for each in axes:
-            self.fits[each] = joined
+        for operand, axis in axes:
+            if self.operands[operand].labels[axis] is not joined:
+                self.fits[operand, axis] = joined
         return joined
 
     def own(self, operand: int, axis: int) -> np.ndarray:
@@ -164,8 +172,8 @@ class Context:
           int64[size] labels per axis.
         """
         if (flat == UNIFORM).all():
-            return [np.full(size, UNIFORM, np.int64) for size in sizes]
-        split = [np.full(size, FROZEN, np.int64) for size in sizes]
+            return [uniform_axis(size) for size in sizes]
+        split = [frozen_axis(size) for size in sizes]
         if not has_channels(flat):
             return split
         block = flat.reshape(sizes)

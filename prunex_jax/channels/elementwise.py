@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from prunex_jax.channels.context import Context, freeze_all
-from prunex_jax.channels.labels import FROZEN, Traced, has_channels
+from prunex_jax.channels.labels import FROZEN, Traced, frozen_axis, has_channels
 from prunex_jax.channels.numbers import Value, converted, same_value, value_of
 
 # (value of every operand, whether it is made of parameters) -> value of the result
@@ -92,6 +92,11 @@ def _joined(
     labels: list[np.ndarray] = []
     dead: list[Value] = []
     for axis, size in enumerate(shape):
+        frozen = frozen_axis(size)
+        if all(not x.labels or x.labels[axis] is frozen for x in operands):
+            labels.append(frozen)
+            dead.append(None)
+            continue
         has_axis = [bool(x.labels) and len(x.labels[axis]) == size for x in operands]
         joined = ctx.join_axes(*((i, axis) for i, has in enumerate(has_axis) if has))
         values: list[Value] = []
@@ -105,6 +110,6 @@ def _joined(
                 values.append(operand.number)
                 is_risky.append(False)
         labels.append(joined)
-        is_fixed = bool((joined == FROZEN).all())
+        is_fixed = joined is frozen or bool((joined == FROZEN).all())
         dead.append(None if is_fixed else compute(values, is_risky))
     return Traced(tuple(labels), tuple(dead))

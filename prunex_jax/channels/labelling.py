@@ -74,6 +74,7 @@ def label_function(
     inputs: Sequence[Any],
     statistics: PyTree | None = None,
     options: TraceOptions | None = None,
+    with_jax_derivatives: bool = False,
 ) -> Labelled:
     """Traces a function and walks its program.
 
@@ -83,6 +84,7 @@ def label_function(
       inputs: Inputs or their shapes.
       statistics: As for `trace_channels`.
       options: How to trace.
+      with_jax_derivatives: See `walk.Walk`.
     Returns:
       The program with labels, before it is concluded what they come to.
     Raises:
@@ -92,7 +94,12 @@ def label_function(
     trees = (params,) if statistics is None else (params, statistics)
     closed, outputs = jax.make_jaxpr(apply, return_shape=True)(*trees, *inputs)
     table = LabelTable()
-    walk = Walk({**RULES, **(options.rules or {})}, table, options.renormalise)
+    walk = Walk(
+        {**RULES, **(options.rules or {})},
+        table,
+        options.renormalise,
+        with_jax_derivatives,
+    )
     weights = _parameters(table, params, is_masked=True)
     running = _parameters(table, statistics, is_masked=False)
     given = [

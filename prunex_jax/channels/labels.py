@@ -86,19 +86,42 @@ class Sum:
 
 def frozen_value(shape: Sequence[int], origin: str = "") -> Traced:
     """A value none of whose positions can be removed."""
-    labels = tuple(np.full(size, FROZEN, np.int64) for size in shape)
+    labels = tuple(frozen_axis(size) for size in shape)
     return Traced(labels, (None,) * len(labels), origin=origin)
 
 
 def uniform_value(shape: Sequence[int], number: float | None = None) -> Traced:
     """A value whose positions no parameter owns; `number` if it is one everywhere."""
-    labels = tuple(np.full(size, UNIFORM, np.int64) for size in shape)
+    labels = tuple(uniform_axis(size) for size in shape)
     return Traced(labels, (number,) * len(labels), None if shape else number)
+
+
+@functools.lru_cache(maxsize=4096)
+def _axis(size: int, label: int) -> np.ndarray:
+    labels = np.full(size, label, np.int64)
+    labels.flags.writeable = False
+    return labels
+
+
+def frozen_axis(size: int) -> np.ndarray:
+    """int64[size] FROZEN, the same array every time, so that `is` finds it."""
+    return _axis(size, FROZEN)
+
+
+def uniform_axis(size: int) -> np.ndarray:
+    """int64[size] UNIFORM, the same array every time, so that `is` finds it."""
+    return _axis(size, UNIFORM)
+
+
+def is_plain(labels: np.ndarray) -> bool:
+    """Whether this is what `frozen_axis` or `uniform_axis` gave, without looking."""
+    size = len(labels)
+    return labels is _axis(size, FROZEN) or labels is _axis(size, UNIFORM)
 
 
 def has_channels(labels: np.ndarray) -> bool:
     """Whether some position carries a label of its own."""
-    return bool((labels > FROZEN).any())
+    return not is_plain(labels) and bool((labels > FROZEN).any())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +217,14 @@ class LabelTable:
         Returns:
           int64[size] labels of the joined axis.
         """
+        if left is right:
+            return left
+        if is_plain(left) and is_plain(right):
+            return frozen_axis(len(left))
+        if right is uniform_axis(len(right)):
+            return left
+        if left is uniform_axis(len(left)):
+            return right
         both = (left > FROZEN) & (right > FROZEN) & (left != right)
         if both.any():
             self.edges.append((left[both], right[both]))

@@ -45,6 +45,9 @@ class Walk:
       rules: Rule of every known primitive.
       table: Where labels are joined and frozen.
       renormalise: Whether sums over channels may become means over fewer.
+      with_jax_derivatives: Whether the derivatives of jax's own functions are walked.
+        They mix no channels that the functions keep apart, so it can be left out where
+        nothing is differentiated.
     """
 
     def __init__(
@@ -52,10 +55,12 @@ class Walk:
         rules: Mapping[str, Rule],
         table: LabelTable,
         renormalise: bool = False,
+        with_jax_derivatives: bool = False,
     ) -> None:
         self.table = table
         self.rules = rules
         self.renormalise = renormalise
+        self.with_jax_derivatives = with_jax_derivatives
         # Values that some equation reads, with how many came before it.
         self.first_use: dict[Traced, int] = {}
         self.num_equations = 0
@@ -77,7 +82,7 @@ class Walk:
           The program with what is known of everything in it.
         """
         is_closed = isinstance(program, core.ClosedJaxpr)
-        jaxpr = program.jaxpr if is_closed else program
+        jaxpr = _open(program)
         consts = program.consts if is_closed else getattr(program, "consts", ())
         known: dict[core.Var, Traced] = {}
         known.update(zip(jaxpr.invars, arguments, strict=True))
@@ -145,6 +150,8 @@ class Walk:
         name = eqn.primitive.name
         if not name.startswith("custom_") or self.depth == _MAX_DEPTH:
             return {}
+        if not self.with_jax_derivatives and is_of_jax(_jaxpr_of(eqn)):
+            return {}
 
         def walk(program: Any, arguments: Sequence[Traced]) -> LabelledProgram:
             return self._inside(program, arguments, site)
@@ -160,8 +167,17 @@ class Walk:
     def _inside(
         self, program: Any, arguments: Sequence[Traced], site: core.JaxprEqn
     ) -> LabelledProgram:
-        jaxpr = program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
-        return self.run(program, arguments, site if is_of_jax(jaxpr) else None)
+        is_of_caller = not is_of_jax(_open(program))
+        return self.run(program, arguments, None if is_of_caller else site)
+
+
+def _open(program: Any) -> core.Jaxpr:
+    return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
+
+
+def _jaxpr_of(eqn: core.JaxprEqn) -> core.Jaxpr:
+    """The program that an equation calls."""
+    return _open(eqn.params[_INNER_PROGRAM[eqn.primitive.name]])
 
 
 def constant_value(value: Any) -> Traced:
@@ -199,7 +215,7 @@ def _constants(
 ) -> Sequence[Constant | None]:
     """What an equation makes of constants, computed when somebody asks."""
     count = len(eqn.outvars)
-    if eqn.effects or not all(operand.constant for operand in operands):
+    if not all(operand.constant for operand in operands) or eqn.effects:
         return [None] * count
 
     def compute() -> list[Any]:
@@ -237,10 +253,12 @@ def _finished(ctx: Context, result: Traced, constant: Constant | None) -> Traced
         for own in result.labels:
             if len(own) == 1 and has_channels(own):
                 ctx.freeze(own, "leaves one channel alone on its axis")
-    return dataclasses.replace(
-        result,
-        labels=labels,
-        is_given=all(operand.is_given for operand in ctx.operands),
-        constant=constant,
-        origin=result.origin or ctx.origin,
+    return Traced(
+        labels,
+        result.dead,
+        result.number,
+        all(operand.is_given for operand in ctx.operands),
+        result.origin or ctx.origin,
+        constant,
+        result.summed,
     )

@@ -1,5 +1,23 @@
 """Smaller networks: cut out what masks call dead, and prove that nothing changed."""
 
-from prunex_jax.shrink.network import Network, shrink_error, shrink_network
+from prunex_jax.shrink.certificate import Certificate, certify
+from prunex_jax.shrink.cut import Cut, make_cut
+from prunex_jax.shrink.function import shrink_function
+from prunex_jax.shrink.network import (
+    Network,
+    certify_networks,
+    shrink_error,
+    shrink_network,
+)
 
-__all__ = ["Network", "shrink_error", "shrink_network"]
+__all__ = [
+    "Certificate",
+    "Cut",
+    "Network",
+    "certify",
+    "certify_networks",
+    "make_cut",
+    "shrink_error",
+    "shrink_function",
+    "shrink_network",
+]

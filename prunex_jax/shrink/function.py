@@ -62,7 +62,14 @@ def shrink_function(
         full = sizes.full(params, "parameter")
         full_statistics = running.full(statistics, "statistic")
         given = jax.tree.map(jax.typeof, inputs)
-        found = label_function(apply, full, given, full_statistics, options)
+        found = label_function(
+            apply,
+            full,
+            given,
+            full_statistics,
+            options,
+            with_jax_derivatives=True,
+        )
         resolution = _resolve(found, sizes, running)
         evaluator = Evaluator(resolution, options, rebuilds)
         values = jax.tree.leaves((params, *rest))

@@ -5,7 +5,7 @@ again with the widths that are left, and its outputs are compared with the maske
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from prunex_jax.channels import (
 )
 from prunex_jax.errors import UserError
 from prunex_jax.models import Model
+from prunex_jax.shrink.certificate import Certificate, certify
 from prunex_jax.trees import PyTree, shapes_by_path
 
 
@@ -114,6 +115,49 @@ def shrink_error(masked: Network, shrunk: Network, images: ArrayLike) -> float:
     given = jnp.asarray(images)
     difference = jax.jit(masked.logits)(given) - jax.jit(shrunk.logits)(given)
     return float(jnp.max(jnp.abs(difference)))
+
+
+def certify_networks(
+    masked: Network,
+    shrunk: Network,
+    groups: Sequence[ChannelGroup],
+    masks: Mapping[str, Any],
+    images: Any,
+) -> Certificate:
+    """Compares two networks of this package, from `shrink_network`.
+
+    Activations are computed in float32 also where the network uses bfloat16: what is to
+    be proven is that the cut is exact, and bfloat16 would round that away.
+
+    Args:
+      masked: Full widths with dead channels.
+      shrunk: Cut widths.
+      groups: Channel groups of the full network.
+      masks: bool[size] per group; groups without one stay whole.
+      images: float[n, h, w, c].
+    Returns:
+      The errors of logits and of gradients.
+    """
+    layouts = layouts_of(groups, shapes_by_path(masked.params))
+    kept = {
+        group.name: jnp.asarray(
+            np.flatnonzero(masks.get(group.name, np.ones(group.size, bool)))
+        )
+        for group in groups
+    }
+
+    def function_of(network: Network) -> Callable[..., jax.Array]:
+        model = dataclasses.replace(network.model, compute_dtype="float32")
+        return lambda params, images: model.apply(params, network.statistics, images)
+
+    return certify(
+        function_of(masked),
+        function_of(shrunk),
+        masked.params,
+        shrunk.params,
+        [images],
+        lambda tree: take_channels(tree, layouts, kept),
+    )
 
 
 def _check_masks(groups: Sequence[ChannelGroup], masks: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from prunex_jax.channels.labels import (
     FROZEN,
     UNIFORM,
     Traced,
+    frozen_axis,
     has_channels,
     uniform_value,
 )
@@ -87,7 +88,7 @@ def reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
     shape = ctx.out_shape()
     if ctx.eqn.params.get("dimensions") is not None or 0 in shape:
         return freeze_all(ctx, x)
-    labels = [np.full(size, FROZEN, np.int64) for size in shape]
+    labels = [frozen_axis(size) for size in shape]
     dead: list[float | None] = [None] * len(shape)
     for from_axes, to_axes in _reshape_blocks(x.shape, shape):
         wide = [axis for axis in to_axes if shape[axis] != 1]
@@ -149,7 +150,7 @@ def stack(ctx: Context, *parts: Traced) -> Sequence[Traced]:
     new = ctx.eqn.params["axis"]
     (joined,) = _laid_out(ctx, parts, dimension=None)
     labels, dead = list(joined.labels), list(joined.dead)
-    labels.insert(new, np.full(len(parts), FROZEN, np.int64))
+    labels.insert(new, frozen_axis(len(parts)))
     dead.insert(new, None)
     return [Traced(tuple(labels), tuple(dead))]
 
@@ -202,7 +203,7 @@ def pad(ctx: Context, x: Traced, value: Traced) -> Sequence[Traced]:
         if min(low, high) < 0 or interior:
             ctx.freeze(own, "pads between or cuts off positions")
             size = ctx.out_shape()[axis]
-            labels.append(np.full(size, FROZEN, np.int64))
+            labels.append(frozen_axis(size))
         else:
             edge = FROZEN if (own == FROZEN).all() else UNIFORM
             labels.append(np.pad(own, (low, high), constant_values=edge))

@@ -13,6 +13,7 @@ from prunex_jax.channels.labels import (
     FROZEN,
     UNIFORM,
     Traced,
+    frozen_axis,
     frozen_value,
     has_channels,
 )
@@ -63,7 +64,7 @@ def _one_turn(x: Traced) -> Traced:
 
 
 def _all_turns(y: Traced, length: int) -> Traced:
-    turns = np.full(length, FROZEN, np.int64)
+    turns = frozen_axis(length)
     return Traced((turns, *y.labels), (None, *y.dead), origin=y.origin)
 
 

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from prunex_jax.channels.context import Context
-from prunex_jax.channels.labels import FROZEN, UNIFORM, Traced, has_channels
+from prunex_jax.channels.labels import (
+    FROZEN,
+    UNIFORM,
+    Traced,
+    frozen_axis,
+    has_channels,
+)
 from prunex_jax.channels.numbers import Value, is_nan, same_value
 
 _BY_NUMBER = "looks positions up by number"
@@ -17,7 +23,7 @@ def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
     params, shape = ctx.eqn.params, ctx.out_shape()
     numbers = params["dimension_numbers"]
     sizes = params["slice_sizes"]
-    labels = [np.full(size, FROZEN, np.int64) for size in shape]
+    labels = [frozen_axis(size) for size in shape]
     dead: list[Value] = [None] * len(shape)
     batch_axes = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
     for axis, own, number in zip(
@@ -119,7 +125,7 @@ def dynamic_slice(ctx: Context, x: Traced, *starts: Traced) -> Sequence[Traced]:
             labels[axis] = own[:size]
         else:
             ctx.freeze(own, _BY_NUMBER)
-            labels[axis] = np.full(size, FROZEN, np.int64)
+            labels[axis] = frozen_axis(size)
         begins.append(begin)
     ctx.notes["begins"] = tuple(begins)
     return [Traced(tuple(labels), x.dead)]
@@ -138,7 +144,7 @@ def dynamic_update_slice(
         else:
             ctx.freeze(own, "writes at positions by number")
             ctx.freeze(new, "is written at positions by number")
-            labels.append(np.full(len(own), FROZEN, np.int64))
+            labels.append(frozen_axis(len(own)))
             dead.append(None)
     return [Traced(tuple(labels), tuple(dead))]
 
@@ -168,7 +174,7 @@ def scatter(
             ctx.freeze(own, "writes at positions by number")
             if window is not None:
                 ctx.freeze(updates.labels[window], "is written at positions by number")
-            labels.append(np.full(len(own), FROZEN, np.int64))
+            labels.append(frozen_axis(len(own)))
             dead.append(None)
     for own in indices.labels:
         ctx.freeze(own, "writes at positions by number")
@@ -186,6 +192,6 @@ def compare(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
     is_known = left.constant is not None and right.constant is not None
     if left.is_given and right.is_given and not is_known and out.labels:
         if any((own == FROZEN).any() for own in out.labels):
-            labels = tuple(np.full(len(own), FROZEN, np.int64) for own in out.labels)
+            labels = tuple(frozen_axis(len(own)) for own in out.labels)
             return [Traced(labels, (None,) * len(labels), origin="a comparison")]
     return [out]

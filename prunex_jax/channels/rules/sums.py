@@ -7,9 +7,9 @@ import numpy as np
 
 from prunex_jax.channels.context import Context, freeze_all
 from prunex_jax.channels.labels import (
-    FROZEN,
     Sum,
     Traced,
+    frozen_axis,
     frozen_value,
     has_channels,
 )
@@ -54,7 +54,7 @@ def reduce_window(ctx: Context, x: Traced, *rest: Traced) -> Sequence[Traced]:
         is_moved = tuple(params["padding"][axis]) != (0, 0)
         if size != 1 or is_moved or len(x.labels[axis]) != shape[axis]:
             ctx.freeze(x.labels[axis], "slides a window along it")
-            labels[axis] = np.full(shape[axis], FROZEN, np.int64)
+            labels[axis] = frozen_axis(shape[axis])
     is_choice = ctx.name in ("reduce_window_max", "reduce_window_min")
     dead = x.dead if is_choice else tuple(sum_of(value) for value in x.dead)
     if ctx.name == "reduce_window":  # combines values in a way that is not looked up
@@ -108,7 +108,7 @@ def conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
     for operand, axes in ((x, x_space), (kernel, k_space)):
         for axis in axes:
             ctx.freeze(operand.labels[axis], "convolves along it")
-    labels = [np.full(size, FROZEN, np.int64) for size in shape]
+    labels = [frozen_axis(size) for size in shape]
     dead: list[float | None] = [None] * len(shape)
     labels[out_batch], dead[out_batch] = x.labels[x_batch], sum_of(x.dead[x_batch])
     labels[out_feature] = kernel.labels[k_out]
@@ -167,7 +167,7 @@ def cumulative(ctx: Context, x: Traced) -> Sequence[Traced]:
         dead[along] = None
     else:
         ctx.freeze(labels[along], "runs along it")
-        labels[along] = np.full(len(labels[along]), FROZEN, np.int64)
+        labels[along] = frozen_axis(len(labels[along]))
     return [Traced(tuple(labels), tuple(dead))]
 
 
@@ -188,7 +188,7 @@ def sort(ctx: Context, *operands: Traced) -> Sequence[Traced]:
         joined = ctx.join_axes(*((i, axis) for i in range(len(operands))))
         if axis == along:
             ctx.freeze(joined, "orders positions along it")
-            joined = np.full(len(own), FROZEN, np.int64)
+            joined = frozen_axis(len(own))
         labels.append(joined)
     return [Traced(tuple(labels), x.dead) for x in operands]
 

@@ -1,0 +1,355 @@
+"""Measures how far a shrunk function is from the masked one, forward and backward.
+
+It owns the comparison and what counts as equal. What is compared are two callables, so
+that any function of any framework can be certified; `network.certify_networks` does it
+for networks of this package. In the flow it follows the cut and precedes the export,
+which refuses what `Certificate.check` refuses.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prunex_jax.errors import UserError
+from prunex_jax.trees import PyTree, flatten_by_path
+
+# Sums over other numbers of terms round differently; nothing else may differ.
+FORWARD_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-4
+# A gradient is compared with its own size, or with this share of the largest one. Some
+# gradients are zero but for rounding: a bias in front of a normalisation, that of the
+# keys of attention. What is left of them was up to 1e-6 of the largest gradient in
+# float32, ten times less than what the share times the tolerance allows.
+_SMALLEST_SHARE = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """How far a shrunk function is from the masked one, on given inputs.
+
+    It measures; `check` refuses. A shrink that is meant to be inexact, as one that
+    renormalises over the kept channels, has a certificate that says by how much.
+
+    Attributes:
+      forward_error: max |a - b| / max |a| of the output for which it is worst, where a
+        is masked and b shrunk; over floating outputs.
+      gradient_error: The same of the gradient of a random projection of the outputs,
+        for the parameter for which it is worst, on kept positions. A parameter whose
+        gradient is below a tenth of the largest one is measured against that tenth.
+        None if gradients were not compared.
+      max_abs_error: max |a - b| over all floating outputs.
+      num_values: Output values that were compared.
+      num_gradients: Gradient values that were compared.
+      worst_output: Path of the output that `forward_error` is of.
+      worst_gradient: Path of the parameter that `gradient_error` is of.
+      problems: What cannot be told as an error: values that are not finite, integers
+        that differ, nothing but zeros.
+      forward_tolerance: Largest `forward_error` that `check` accepts.
+      gradient_tolerance: Largest `gradient_error` that `check` accepts.
+    """
+
+    forward_error: float
+    gradient_error: float | None
+    max_abs_error: float
+    num_values: int
+    num_gradients: int = 0
+    worst_output: str = ""
+    worst_gradient: str = ""
+    problems: tuple[str, ...] = ()
+    forward_tolerance: float = FORWARD_TOLERANCE
+    gradient_tolerance: float = GRADIENT_TOLERANCE
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether `check` accepts."""
+        return not self._complaints()
+
+    def check(self) -> None:
+        """Refuses a shrunk function that is another function than the masked one.
+
+        Raises:
+          UserError: An error is above its tolerance, or there are problems.
+        Example:
+          >>> Certificate(3e-7, None, 1e-6, num_values=64).check()
+          >>> Certificate(0.2, None, 1.5, 64).check()  # doctest: +ELLIPSIS
+          Traceback (most recent call last):
+          ...
+          prunex_jax.errors.UserError: masked and shrunk ... above the allowed 1e-05...
+        """
+        complaints = self._complaints()
+        if complaints:
+            raise UserError(
+                f"masked and shrunk function differ: {'; '.join(complaints)}; use the "
+                "masks and the cut that the shrunk parameters came from and inputs as "
+                "in training, or raise forward_tolerance and gradient_tolerance of "
+                "certify if the difference is meant, as when a norm is renormalised"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Gives all figures as JSON can hold them, null for those not finite.
+
+        Example:
+          >>> Certificate(3e-7, None, 1e-6, num_values=64).as_dict()['is_equal']
+          True
+        """
+        figures = dataclasses.asdict(self)
+        for name, value in figures.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                figures[name] = None
+        return {
+            "is_equal": self.is_equal,
+            **figures,
+            "problems": list(self.problems),
+        }
+
+    def _complaints(self) -> list[str]:
+        complaints = list(self.problems)
+        # Negated, so that an error that is not a number is not accepted.
+        if not self.forward_error <= self.forward_tolerance:
+            complaints.append(
+                f"{_named('output', self.worst_output)} by {self.forward_error:.2g} "
+                f"of its largest value, above the allowed {self.forward_tolerance:g}"
+            )
+        error = self.gradient_error
+        if error is not None and not error <= self.gradient_tolerance:
+            complaints.append(
+                f"{_named('gradient', self.worst_gradient)} by {error:.2g} of its "
+                f"largest value, above the allowed {self.gradient_tolerance:g}"
+            )
+        return complaints
+
+
+def certify(
+    full: Callable[..., PyTree],
+    small: Callable[..., PyTree],
+    masked_params: PyTree,
+    small_params: PyTree,
+    inputs: Sequence[Any],
+    take: Callable[[PyTree], PyTree],
+    *,
+    gradients: bool = True,
+    seed: int = 0,
+    forward_tolerance: float = FORWARD_TOLERANCE,
+    gradient_tolerance: float = GRADIENT_TOLERANCE,
+) -> Certificate:
+    """Compares a masked function with its shrunk form.
+
+    Both are compiled and run once, with matrix products in full precision also where
+    the device would use less.
+
+    Args:
+      full: (params, *inputs) -> any tree of arrays; traceable.
+      small: The same for shrunk parameters; outputs of the same paths and shapes.
+      masked_params: Full shapes, dead channels zero.
+      small_params: Shrunk.
+      inputs: What both are given; a batch as in training. All zeros prove nothing.
+      take: Cuts a tree shaped like `masked_params` to the shapes of `small_params`.
+      gradients: Compare gradients with respect to all floating parameters.
+      seed: Of the projection whose gradient is taken: every floating output, relative
+        to its largest value, times normal weights.
+      forward_tolerance: What `Certificate.check` will accept.
+      gradient_tolerance: The same for gradients.
+    Returns:
+      The errors. Integer outputs have to be equal.
+    Raises:
+      UserError: Outputs of the two differ in paths, shapes or types, or `take` does not
+        lead to `small_params`.
+    Example:
+      >>> def apply(params, x):
+      ...     return jnp.tanh(x @ params['hidden']) @ params['out']
+      >>> kept = np.array([0, 2])
+      >>> params = {'hidden': jnp.eye(3), 'out': jnp.ones((3, 1))}
+      >>> mask = jnp.array([[1.0, 0.0, 1.0]])
+      >>> masked = {'hidden': params['hidden'] * mask,
+      ...           'out': params['out'] * mask.T}
+      >>> take = lambda t: {'hidden': t['hidden'][:, kept], 'out': t['out'][kept]}
+      >>> certify(apply, apply, masked, take(masked), [jnp.ones((4, 3))], take).is_equal
+      True
+    """
+    shapes = jax.eval_shape(full, masked_params, *inputs)
+    _check_alike(shapes, jax.eval_shape(small, small_params, *inputs))
+    weights = _projection(shapes, seed) if gradients else {}
+    with jax.default_matmul_precision("highest"):
+        a, a_grads = _run(full, masked_params, inputs, weights)
+        b, b_grads = _run(small, small_params, inputs, weights)
+    outputs = _compare(a, b, "output", smallest_share=0.0)
+    problems = outputs.problems
+    gradient_error, grads = None, _Comparison()
+    if a_grads is not None and b_grads is not None:
+        taken = _taken(take, a_grads, small_params)
+        given = flatten_by_path(b_grads)
+        grads = _compare(taken, given, "gradient", smallest_share=_SMALLEST_SHARE)
+        gradient_error, problems = grads.error, problems + grads.problems
+    return Certificate(
+        forward_error=outputs.error,
+        gradient_error=gradient_error,
+        max_abs_error=outputs.max_abs_error,
+        num_values=outputs.num_values,
+        num_gradients=grads.num_values,
+        worst_output=outputs.worst,
+        worst_gradient=grads.worst,
+        problems=tuple(problems),
+        forward_tolerance=forward_tolerance,
+        gradient_tolerance=gradient_tolerance,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+    """What one comparison of arrays by path has found."""
+
+    error: float = 0.0
+    worst: str = ""
+    max_abs_error: float = 0.0
+    num_values: int = 0
+    problems: tuple[str, ...] = ()
+
+
+def _run(
+    fn: Callable[..., PyTree],
+    params: PyTree,
+    inputs: Sequence[Any],
+    weights: Mapping[str, np.ndarray],
+) -> tuple[dict[str, np.ndarray], PyTree | None]:
+    """Outputs by path, and the gradient of their projection as a tree like params.
+
+    Leaves that are not floating have a gradient of zeros. There is no gradient without
+    floating outputs.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    is_float = [_is_floating(leaf) for leaf in leaves]
+
+    def project(
+        floating: list[Any], rest: list[Any], inputs: Sequence[Any], weights: Any
+    ) -> tuple[jax.Array, PyTree]:
+        sources = iter(floating), iter(rest)
+        merged = [next(sources[0] if is_one else sources[1]) for is_one in is_float]
+        outputs = fn(jax.tree.unflatten(structure, merged), *inputs)
+        flat = flatten_by_path(outputs)
+        terms = [_projected(flat[path], weights[path]) for path in weights]
+        return sum(terms, start=jnp.zeros(())), _plain_outputs(flat)
+
+    floating = [x for x, is_one in zip(leaves, is_float, strict=True) if is_one]
+    rest = [x for x, is_one in zip(leaves, is_float, strict=True) if not is_one]
+    if not weights or not floating:
+        _, outputs = jax.jit(project)(floating, rest, inputs, {})
+        return jax.device_get(outputs), None
+    run = jax.jit(jax.value_and_grad(project, has_aux=True))
+    (_, outputs), gradient = run(floating, rest, inputs, weights)
+    given = iter(gradient)
+    grads = [
+        next(given) if is_one else np.zeros(np.shape(leaf), np.float32)
+        for leaf, is_one in zip(leaves, is_float, strict=True)
+    ]
+    return jax.device_get(outputs), jax.tree.unflatten(structure, grads)
+
+
+def _projected(output: jax.Array, weight: jax.Array) -> jax.Array:
+    """The output relative to its largest value, times the weights."""
+    wide = output.astype(jnp.promote_types(output.dtype, jnp.float32))
+    size = jax.lax.stop_gradient(jnp.max(jnp.abs(wide)))
+    return jnp.sum(jnp.real(wide * weight)) / jnp.where(size > 0, size, 1)
+
+
+def _projection(shapes: PyTree, seed: int) -> dict[str, np.ndarray]:
+    """Weights for every floating output that has values."""
+    rng = np.random.default_rng(seed)
+    return {
+        path: rng.normal(size=leaf.shape) / math.sqrt(leaf.size)
+        for path, leaf in flatten_by_path(shapes).items()
+        if _is_floating(leaf) and leaf.size
+    }
+
+
+def _plain_outputs(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Random keys as the integers that they are made of."""
+    is_key = jax.dtypes.prng_key
+    return {
+        path: jax.random.key_data(x) if jnp.issubdtype(x.dtype, is_key) else x
+        for path, x in flat.items()
+    }
+
+
+def _compare(
+    a: Mapping[str, Any], b: Mapping[str, Any], what: str, smallest_share: float
+) -> _Comparison:
+    """Compares arrays of the same paths and shapes, in double precision."""
+    sizes = {path: _largest(x) for path, x in a.items()}
+    floor = smallest_share * max(sizes.values(), default=0.0)
+    error, worst, largest, num_values = 0.0, "", 0.0, 0
+    problems: list[str] = []
+    for path, x in a.items():
+        y = np.asarray(b[path])
+        num_values += y.size
+        if not _is_floating(x):
+            if num := int(np.sum(np.asarray(x) != y)):
+                problems.append(f"{_named(what, path)} in {num} of {y.size} integers")
+            continue
+        if num := int(np.sum(~np.isfinite(x) | ~np.isfinite(y))):
+            problems.append(f"{_named(what, path)} has {num} values not finite")
+            continue
+        difference = _largest(_wide(x) - _wide(y))
+        scale = max(sizes[path], floor)
+        relative = difference / scale if scale else math.inf if difference else 0.0
+        largest = max(largest, difference)
+        if relative > error or not worst:
+            error, worst = relative, path
+    if any(map(_is_floating, a.values())) and not any(sizes.values()):
+        problems.append(f"every {what} is zero, which proves nothing")
+    return _Comparison(error, worst, largest, num_values, tuple(problems))
+
+
+def _named(what: str, path: str) -> str:
+    return f"{what} {path!r}" if path else what
+
+
+def _largest(x: Any) -> float:
+    """Largest finite magnitude."""
+    sizes = np.abs(_wide(x))
+    return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
+
+
+def _wide(x: Any) -> np.ndarray:
+    """The values in a type whose rounding does not matter."""
+    array = np.asarray(x)
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def _is_floating(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+
+
+def _check_alike(full: PyTree, small: PyTree) -> None:
+    a, b = flatten_by_path(full), flatten_by_path(small)
+    for path in (*a, *b):
+        there, here = (
+            f"{tree[path].dtype}{list(tree[path].shape)}" if path in tree else "absent"
+            for tree in (a, b)
+        )
+        if there != here:
+            raise UserError(
+                f"{_named('output', path)} is {there} of the full function and {here} "
+                "of the small one; a shrunk function returns what the full one returns"
+            )
+
+
+def _taken(
+    take: Callable[[PyTree], PyTree], grads: PyTree, small_params: PyTree
+) -> dict[str, Any]:
+    """Cuts gradients to the small shapes."""
+    taken = flatten_by_path(take(grads))
+    got = {path: np.shape(leaf) for path, leaf in taken.items()}
+    wanted = {path: np.shape(x) for path, x in flatten_by_path(small_params).items()}
+    for path in (*wanted, *got):
+        if got.get(path) != wanted.get(path):
+            raise UserError(
+                f"take gives {path!r} the shape {got.get(path, 'absent')} and the "
+                f"shrunk parameters have {wanted.get(path, 'absent')}; give the take "
+                "of the cut that made them"
+            )
+    return taken
