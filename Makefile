@@ -3,22 +3,30 @@
 #   make demo                 train the demo into runs/demo (WORKDIR=... to choose)
 #   make test                 all tests but the slow ones
 #   make test-slow            the slow ones
+#   make test-zoo             networks of other packages, which it installs
 #   make check                lint, formatting, types, import directions
 #   make benchmark            what H-SADMM costs per local step
+#   make benchmark-shrunk-step   what half of the channels saves per training step
+#   make benchmark-trace      finding groups against Torch-Pruning (TORCH_PYTHON=...)
 #   PYTHON=python3.13         the interpreter the environment is made with
 
 PYTHON ?= python3
 VENV ?= .venv
 WORKDIR ?= runs/demo
+# An environment of its own, because torch and jax want other packages.
+TORCH_VENV ?= .venvs/torch
+TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
 # Two test processes; files are not split, so that their runs are shared.
 WORKERS ?= -n 2 --dist loadfile
 
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 TEST := $(VENV)/.installed-test
+ZOO := $(VENV)/.installed-zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format benchmark clean
+.PHONY: help demo test test-slow test-zoo check format benchmark benchmark-shrunk-step \
+    benchmark-trace clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -28,10 +36,13 @@ demo: $(BASE)
 	    --config=configs/digits_resnet20_hsadmm.py --workdir='$(WORKDIR)'
 
 test: $(TEST)
-	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS)
+	$(BIN)/python -m pytest -q -m "not slow and not zoo" $(WORKERS)
 
 test-slow: $(TEST)
 	$(BIN)/python -m pytest -q -m slow $(WORKERS)
+
+test-zoo: $(ZOO)
+	$(BIN)/python -m pytest -q -m zoo -n 2 tests/test_zoo.py
 
 check: $(TEST)
 	$(BIN)/ruff check .
@@ -46,8 +57,19 @@ format: $(TEST)
 benchmark: $(BASE)
 	$(BIN)/python -m tests.benchmark_local_step
 
+benchmark-shrunk-step: $(BASE)
+	$(BIN)/python -m tests.benchmark_shrunk_step
+
+benchmark-trace: $(BASE) $(TORCH_PYTHON)
+	$(BIN)/python -m tests.benchmark_trace --torch-python='$(TORCH_PYTHON)'
+
+$(TORCH_VENV)/bin/python:
+	$(PYTHON) -m venv '$(TORCH_VENV)'
+	$@ -m pip install --quiet --disable-pip-version-check 'torch>=2.13' \
+	    torch-pruning==1.6.1
+
 clean:
-	rm -rf '$(VENV)' build *.egg-info
+	rm -rf '$(VENV)' '$(TORCH_VENV)' build *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -61,4 +83,8 @@ $(BASE): $(BIN)/python pyproject.toml
 
 $(TEST): $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+$(ZOO): $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,zoo]'
 	@touch $@

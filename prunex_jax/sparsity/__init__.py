@@ -11,6 +11,11 @@ from prunex_jax.sparsity.checks import (
     check_excludes,
     validate_sparsity,
 )
+from prunex_jax.sparsity.families import (
+    CountFamily,
+    ranked_family,
+    uniform_family,
+)
 from prunex_jax.sparsity.masks import (
     all_alive,
     choose_keep_indices,
@@ -19,7 +24,12 @@ from prunex_jax.sparsity.masks import (
 )
 from prunex_jax.sparsity.projections import project_channels
 from prunex_jax.sparsity.proximal import prox_group_l0, prox_group_l2
-from prunex_jax.sparsity.schedule import Stage, density_stairs, stage_at
+from prunex_jax.sparsity.schedule import (
+    Stage,
+    density_stairs,
+    stage_at,
+    step_of_share,
+)
 from prunex_jax.sparsity.scores import (
     channel_scores,
     entries_per_channel,
@@ -29,6 +39,7 @@ from prunex_jax.sparsity.scores import (
 )
 
 __all__ = [
+    "CountFamily",
     "Stage",
     "all_alive",
     "channel_scores",
@@ -45,8 +56,11 @@ __all__ = [
     "project_channels",
     "prox_group_l0",
     "prox_group_l2",
+    "ranked_family",
     "shared_paths",
     "stage_at",
+    "step_of_share",
+    "uniform_family",
     "uniform_keep_counts",
     "validate_sparsity",
 ]

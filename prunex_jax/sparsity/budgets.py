@@ -134,7 +134,7 @@ def global_keep_counts(
     if not 0.0 < floor_share <= 1.0:
         raise UserError(f"floor_share {floor_share:g} is outside (0, 1]")
     sizes = {name: len(score) for name, score in scores.items()}
-    ceilings = _ceilings(sizes, previous)
+    ceilings = ceilings_of(sizes, previous)
     ranked = [name for name in sizes if not is_excluded(name, exclude)]
     if density == 1.0 or not ranked:
         return {n: ceilings[n] if n in ranked else sizes[n] for n in sizes}
@@ -142,7 +142,7 @@ def global_keep_counts(
     options = [
         _admissible(sizes[n], ceilings[n], floor_density, round_to) for n in ranked
     ]
-    finite = _finite(scores)
+    finite = finite_scores(scores)
     values = [
         _kept_values(finite[n], counts)
         for n, counts in zip(ranked, options, strict=True)
@@ -152,10 +152,14 @@ def global_keep_counts(
     return {name: chosen.get(name, size) for name, size in sizes.items()}
 
 
-def _ceilings(
+def ceilings_of(
     sizes: Mapping[str, int], previous: Mapping[str, int] | None
 ) -> dict[str, int]:
-    """The most that each group may keep."""
+    """The most that each group may keep: what it kept before, or all.
+
+    Raises:
+      UserError: A group is missing from `previous`.
+    """
     if previous is None:
         return dict(sizes)
     missing = sorted(set(sizes) - set(previous))
@@ -185,7 +189,7 @@ def _kept_values(score: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return sums - 1e-9 * max(1.0, float(score.mean())) * counts**2 / len(score)
 
 
-def _finite(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def finite_scores(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Puts NaN last and infinity beside the best, without spoiling sums."""
     wide = {name: np.asarray(score, np.float64) for name, score in scores.items()}
     best = max(np.max(s, initial=1.0, where=np.isfinite(s)) for s in wide.values())

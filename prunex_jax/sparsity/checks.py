@@ -48,15 +48,15 @@ def validate_sparsity(config: SparsityConfig) -> None:
       config: The settings of a run.
     Raises:
       UserError: sparsity outside [0, 1); a share outside [0, 1]; a start after the
-        freeze; fewer than one stair; a rounding below 1; an unknown budget; an empty
-        exclude pattern.
+        freeze, or a freeze after the shrinking; fewer than one stair; a rounding below
+        1; an unknown budget; an empty exclude pattern.
     """
     if not 0.0 <= config.sparsity < 1.0:
         raise UserError(
             f"sparsity.sparsity = {config.sparsity:g} leaves a density of "
             f"{1.0 - config.sparsity:g}, outside (0, 1]; choose a sparsity in [0, 1)"
         )
-    for name in ("start_share", "freeze_share"):
+    for name in ("start_share", "freeze_share", "shrink_share"):
         share = getattr(config, name)
         if not 0.0 <= share <= 1.0:
             raise UserError(
@@ -67,6 +67,12 @@ def validate_sparsity(config: SparsityConfig) -> None:
         raise UserError(
             f"sparsity.start_share = {config.start_share:g} is after "
             f"sparsity.freeze_share = {config.freeze_share:g}; prune first, then freeze"
+        )
+    if config.freeze_share > config.shrink_share:
+        raise UserError(
+            f"sparsity.shrink_share = {config.shrink_share:g} is before "
+            f"sparsity.freeze_share = {config.freeze_share:g}; channels can be cut out "
+            "when it is settled which ones, so raise it"
         )
     if config.num_stairs < 1:
         raise UserError(

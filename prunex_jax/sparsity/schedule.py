@@ -84,9 +84,7 @@ def density_stairs(
         )
 
     def start_of(share: float) -> int:
-        # The slack absorbs products such as 0.1 * 1000 = 100.00000000000001.
-        step = math.ceil(share * total_steps - 1e-9)
-        return math.ceil(step / sync_period) * sync_period
+        return step_of_share(share, total_steps, sync_period)
 
     last_start = (total_steps // sync_period - 1) * sync_period
     freeze_step = min(start_of(config.freeze_share), last_start)
@@ -101,6 +99,24 @@ def density_stairs(
         Stage(s, d, False) for s, d in sorted(densities.items()) if s < freeze_step
     ]
     return (*stairs, Stage(freeze_step, 1.0 - config.sparsity, True))
+
+
+def step_of_share(share: float, total_steps: int, sync_period: int) -> int:
+    """Turns a share of a run into a step between two rounds, rounded up.
+
+    Args:
+      share: In [0, 1].
+      total_steps: Length of the run.
+      sync_period: Steps between rounds.
+    Returns:
+      A multiple of `sync_period`, beyond the end of the run if need be.
+    Example:
+      >>> step_of_share(0.1, 1000, 4), step_of_share(0.5, 26, 4)
+      (100, 16)
+    """
+    # The slack absorbs products such as 0.1 * 1000 = 100.00000000000001.
+    step = math.ceil(share * total_steps - 1e-9)
+    return math.ceil(step / sync_period) * sync_period
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> Stage:

@@ -1,0 +1,75 @@
+"""Times calls so that the times can be compared: in turn, after warm-up, until done.
+
+It owns the stop watch of everything that is compared in one table. Times of steps in a
+run are `progress`'s business. It imports nothing of the package.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds of one call, measured several times.
+
+    Attributes:
+      seconds: In the order in which they were measured; at least two.
+
+    Example:
+      >>> timing = Timing((0.3, 0.1, 0.2, 0.2, 9.0))
+      >>> timing.median, len(timing.seconds)
+      (0.2, 5)
+      >>> timing.quartiles
+      (0.2, 0.3)
+    """
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Half of the calls took at most this."""
+        return statistics.median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """A quarter of the calls took at most the first, three quarters the second."""
+        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return first, third
+
+
+def time_in_turn(
+    calls: Mapping[str, Callable[[], Any]],
+    num_calls: int = 20,
+    warm_up: int = 2,
+    now: Callable[[], float] = time.perf_counter,
+) -> dict[str, Timing]:
+    """Times several calls in turn, so that a machine whose speed drifts slows all.
+
+    Args:
+      calls: What to call, by name; what they return is waited for.
+      num_calls: Times each is measured, at least two.
+      warm_up: Calls of each before, which compile and fill caches.
+      now: Seconds from any origin; a test passes its own.
+    Returns:
+      The times, by name; the i-th of all were measured one after the other.
+    Example:
+      >>> seconds = iter([0.0, 1.0, 1.0, 4.0, 4.0, 5.0, 5.0, 8.0])
+      >>> timings = time_in_turn({'a': list, 'b': dict}, 2, now=lambda: next(seconds))
+      >>> timings['a'].seconds, timings['b'].seconds
+      ((1.0, 1.0), (3.0, 3.0))
+    """
+    for _ in range(warm_up):
+        for call in calls.values():
+            jax.block_until_ready(call())
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(max(2, num_calls)):
+        for name, call in calls.items():
+            start = now()
+            jax.block_until_ready(call())
+            seconds[name].append(now() - start)
+    return {name: Timing(tuple(times)) for name, times in seconds.items()}
