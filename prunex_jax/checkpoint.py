@@ -26,11 +26,10 @@ warnings and take the same time (120 leaves: 0.05 s blocking, 0.2 s in all).
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +38,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from prunex_jax.digests import digests_of, find_damage
 from prunex_jax.errors import UserError
 from prunex_jax.trees import PyTree, flatten_by_path
 
@@ -64,6 +64,8 @@ class Checkpointer:
     Args:
       directory: Folder of the checkpoints; made where it is missing.
       keep: Number of checkpoints that are kept, the newest ones.
+      read_only: Leave the folder as it is, also where a run is writing to it; `save`
+        does not work then.
     Raises:
       UserError: The folder cannot be used, or `keep` is not positive.
     Example:
@@ -77,7 +79,7 @@ class Checkpointer:
       ([0.0, 1.0, 2.0], {'epoch': 1})
     """
 
-    def __init__(self, directory: Path, keep: int):
+    def __init__(self, directory: Path, keep: int = 1, *, read_only: bool = False):
         if keep < 1:
             raise UserError(
                 f"config.run.checkpoints_kept={keep} must be at least 1, or the run "
@@ -90,7 +92,7 @@ class Checkpointer:
         self._mute = _MuteOrbax()
         logging.getLogger("absl").addFilter(self._mute)
         try:
-            self._manager = self._open(keep)
+            self._manager = self._open(keep, read_only)
             steps = self._manager.all_steps()
             sealed = _all_hold([self._is_sealed(step) for step in steps])
         except BaseException:
@@ -167,7 +169,9 @@ class Checkpointer:
             self.wait()
 
     def restore(
-        self, abstract_state: PyTree, step: int | None = None
+        self,
+        abstract_state: PyTree | Callable[[Mapping[str, Any]], PyTree],
+        step: int | None = None,
     ) -> tuple[PyTree, dict[str, Any]]:
         """Reads a checkpoint into the given shardings, bit for bit.
 
@@ -177,7 +181,8 @@ class Checkpointer:
         Args:
           abstract_state: Tree of jax.ShapeDtypeStruct with sharding (or of arrays) with
             the paths, shapes and types of the saved state. Shardings may differ from
-            those at saving.
+            those at saving. Or a function that makes the tree from the `extra` of the
+            checkpoint being read, where shapes change in the course of a run.
           step: The checkpoint to read, without falling back.
         Returns:
           The state, and the `extra` saved with it.
@@ -230,7 +235,12 @@ class Checkpointer:
                 self._manager.close()
             logging.getLogger("absl").removeFilter(self._mute)
 
-    def _open(self, keep: int) -> ocp.CheckpointManager:
+    def _open(self, keep: int, read_only: bool) -> ocp.CheckpointManager:
+        if read_only:
+            options = ocp.CheckpointManagerOptions(
+                read_only=True, create=False, save_interval_steps=0
+            )
+            return ocp.CheckpointManager(self._directory, options=options)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.LatestN(keep),
             cleanup_tmp_directories=True,
@@ -264,7 +274,7 @@ class Checkpointer:
         folder = self._directory / str(step)
         if not folder.exists():  # Its temporary name, as of Orbax 0.12.8.
             folder = next(self._directory.glob(f"{step}.*"))
-        manifest["files"] = _digests(folder / _STATE)
+        manifest["files"] = digests_of(folder / _STATE)
         unfinished = folder / f".{_MANIFEST}.tmp"
         with open(unfinished, "w") as file:
             json.dump(manifest, file, indent=1)
@@ -273,20 +283,26 @@ class Checkpointer:
         os.replace(unfinished, folder / _MANIFEST)
 
     def _try_restore(
-        self, step: int, abstract_state: PyTree
+        self,
+        step: int,
+        abstract_state: PyTree | Callable[[Mapping[str, Any]], PyTree],
     ) -> tuple[PyTree, dict[str, Any]] | None:
         """Restores one checkpoint; None, on every process, if one finds it damaged."""
         folder = self._directory / str(step)
         manifest: dict[str, Any] = {}
         try:
             manifest = json.loads((folder / _MANIFEST).read_text())
-            damage = _find_damage(folder / _STATE, manifest["files"])
+            damage = ""
+            if jax.process_index() == 0:  # Only this process reads the files.
+                damage = find_damage(manifest["files"], digests_of(folder / _STATE))
         except (OSError, ValueError, KeyError, TypeError) as error:
             damage = f"{_MANIFEST}: {error}"
         if not _all_hold([not damage])[0]:
             if damage:  # One warning: process 0 has read the files.
                 _logger.warning("checkpoint %s is damaged: %s", folder, damage)
             return None
+        if callable(abstract_state):
+            abstract_state = abstract_state(manifest["extra"])
         _check_same_leaves(manifest, abstract_state, folder)
         return self._read_state(step, abstract_state), manifest["extra"]
 
@@ -297,29 +313,6 @@ class Checkpointer:
         arrays = self._manager.restore(step, args=args)["state"]
         leaves = [_as_wanted(arrays.get(path), x) for path, x in abstract.items()]
         return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder."""
-    digests = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        digests[str(path.relative_to(folder))] = digest
-    return digests
-
-
-def _find_damage(folder: Path, files: Mapping[str, str]) -> str:
-    """Names the first damaged file, else empty; only process 0 reads them."""
-    if jax.process_index() != 0:
-        return ""
-    found = _digests(folder)
-    for name, digest in files.items():
-        if found.get(name, digest) != digest:
-            return f"{name} is not as it was written"
-        if name not in found:
-            return f"{name} is missing"
-    return ""
 
 
 def _describe_leaves(state: PyTree) -> dict[str, str]:
@@ -395,5 +388,7 @@ class _MuteOrbax(logging.Filter):
     """Drops 40 lines of Orbax for each save, and tracebacks of what `wait` raises."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        is_asked_for = str(record.msg).startswith("Given directory is read only")
         is_noise = record.levelno < logging.WARNING or bool(record.exc_info)
+        is_noise = is_noise or is_asked_for
         return not (is_noise and "orbax" in Path(record.pathname).parts)

@@ -246,7 +246,7 @@ def environment(topology: Mapping[str, Any]) -> dict[str, Any]:
     """
     kinds = Counter(device.device_kind for device in jax.devices())
     return {
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": versions(),
         "platform": jax.default_backend(),
         "device_kinds": dict(sorted(kinds.items())),
         "num_processes": jax.process_count(),
@@ -284,14 +284,19 @@ def source_revision(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
+def versions() -> dict[str, str | None]:
+    """Lists the versions of python and of the packages that decide a result.
+
+    Returns:
+      Name -> version; None for a package that is not installed.
+    """
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for name, distribution in _DISTRIBUTIONS.items():
         try:
-            versions[name] = importlib.metadata.version(distribution)
+            found[name] = importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
-            versions[name] = None  # Run from its source, without installation.
-    return versions
+            found[name] = None  # Run from its source, without installation.
+    return found
 
 
 def _holds_run(path: Path) -> bool:

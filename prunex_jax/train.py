@@ -18,13 +18,34 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
+from prunex_jax.cli import Command, Flag, Values, run_command
 from prunex_jax.config import dotted_keys, suggest
-from prunex_jax.errors import TrainingDivergedError, UserError
+from prunex_jax.errors import UserError
 from prunex_jax.run import train
 from prunex_jax.topology import LaunchFlags
 
-EXIT_DIVERGED = 1
-EXIT_BAD_INPUT = 2
+COMMAND = Command(
+    name="prunex_jax.train",
+    text=str(__doc__),
+    flags=(
+        Flag(
+            "config",
+            "",
+            "Config file, and after a colon its argument.",
+            is_required=True,
+        ),
+        Flag("workdir", "", "Run folder.", is_required=True),
+        Flag("fresh", False, "Start over, removing the run that the folder holds."),
+        Flag("coordinator", "", "Address and port of process 0."),
+        Flag("num_processes", 0, "Processes of the run."),
+        Flag("process_id", -1, "Number of this process."),
+        Flag("launcher", "auto", "auto, none, slurm, openmpi or kubernetes."),
+    ),
+    passes_on=lambda argument: argument.lstrip("-").startswith(
+        ("config.", "noconfig.")
+    ),
+    hint="write --config.key=value with an equals sign",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,29 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code.
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if "--help" in arguments or "-h" in arguments:
-        sys.stdout.write(f"{__doc__}\n")
-        return 0
-    try:
-        values, overrides = _parse_flags(arguments)
-        config = override_config(load_config(values.config), overrides)
-        train(
-            config,
-            values.workdir,
-            fresh=values.fresh,
-            launch=LaunchFlags(
-                coordinator=values.coordinator,
-                num_processes=values.num_processes,
-                process_id=values.process_id,
-                launcher=values.launcher,
-            ),
-        )
-    except TrainingDivergedError as error:
-        return _fail(error, EXIT_DIVERGED)
-    except (UserError, flags.Error) as error:
-        return _fail(error, EXIT_BAD_INPUT)
-    return 0
+    return run_command(COMMAND, _train, arguments)
 
 
 def load_config(file: str) -> ml_collections.ConfigDict:
@@ -119,43 +118,19 @@ def override_config(
     return values.config
 
 
-def _parse_flags(arguments: Sequence[str]) -> tuple[flags.FlagValues, list[str]]:
-    """Splits the command line into our flags and overrides of settings."""
-    overrides: list[str] = []
-    own: list[str] = []
-    for argument in arguments:
-        is_override = argument.lstrip("-").startswith(("config.", "noconfig."))
-        (overrides if is_override else own).append(argument)
-    values = flags.FlagValues()
-    _define_flags(values)
-    rest = values(["prunex_jax.train", *own])[1:]
-    if rest:
-        raise UserError(
-            f"argument {rest[0]!r} is not understood; write --config.key=value with an "
-            "equals sign"
-        )
-    for name in ("config", "workdir"):
-        if not values[name].value:
-            raise UserError(f"--{name} is required; --help shows the command line")
-    return values, overrides
-
-
-def _define_flags(values: flags.FlagValues) -> None:
-    def string(name: str, default: str, text: str) -> None:
-        flags.DEFINE_string(name, default, text, flag_values=values)
-
-    string("config", "", "Config file, and after a colon its argument.")
-    string("workdir", "", "Run folder.")
-    string("coordinator", "", "Address and port of process 0.")
-    string("launcher", "auto", "auto | none | slurm | openmpi | kubernetes")
-    flags.DEFINE_integer("num_processes", 0, "Processes.", flag_values=values)
-    flags.DEFINE_integer("process_id", -1, "Of this process.", flag_values=values)
-    flags.DEFINE_bool("fresh", False, "Start over.", flag_values=values)
-
-
-def _fail(error: Exception, code: int) -> int:
-    sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-    return code
+def _train(values: Values, overrides: list[str]) -> None:
+    config = override_config(load_config(values.config), overrides)
+    train(
+        config,
+        values.workdir,
+        fresh=values.fresh,
+        launch=LaunchFlags(
+            coordinator=values.coordinator,
+            num_processes=values.num_processes,
+            process_id=values.process_id,
+            launcher=values.launcher,
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -17,13 +17,14 @@ MAX_BODY_LINES = 60
 
 # Outside dependency -> the only modules that may import it.
 OWNERS = {
-    "absl": {"train.py", "data/loader.py"},
+    "absl": {"cli.py", "train.py", "data/loader.py"},
     "ml_collections": {"config.py", "run.py", "train.py"},
     "orbax": {"checkpoint.py"},
     "tensorflow_datasets": {"data/tfds_source.py"},
     "grain": {"data/loader.py"},
     "sklearn": {"data/embedded.py"},
     "PIL": {"data/images.py"},
+    "safetensors": {"export/folder.py"},
     "flax": {"models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"},
 }
 # jax functions that communicate -> the only modules that may call them.

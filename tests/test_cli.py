@@ -32,6 +32,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
         ("sparsity.sparsity=1.0", "sparsity.sparsity = 1 leaves a density of 0"),
         ("sparsity.sparsity=-0.5", "density of 1.5, outside (0, 1]"),
         ("sparsity.start_share=0.9", "start_share = 0.9 is after"),
+        ("sparsity.shrink_share=0.4", "shrink_share = 0.4 is before"),
+        ("sparsity.shrink_share=0.999", "leaves the small network no step"),
         ("topology.layout=3", "layout=3 cannot be cut from 8 devices"),
         ("data.name=cifar1", "did you mean 'cifar10'"),
         ("method.name=hsadm", "did you mean 'hsadmm'"),

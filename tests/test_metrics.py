@@ -419,6 +419,20 @@ def test_percentile_is_a_time_that_95_percent_do_not_exceed():
     assert clock.seconds_per_step_p95 == 95.0
 
 
+def test_clock_forgets_steps_of_another_kind():
+    now = Time()
+    clock = Clock(now)
+    clock.resume()
+    for seconds in (9.0, 9.0, 2.0):
+        if seconds == 2.0:
+            clock.forget_steps()
+            assert math.isnan(clock.seconds_per_step_median)
+        now.pass_(seconds)
+        clock.step_done()
+    assert clock.seconds_per_step_median == 2.0
+    assert (clock.num_steps, clock.seconds_in_steps) == (3, 20.0), "totals stay"
+
+
 def test_clock_goes_on_after_a_restart():
     now = Time()
     clock = Clock(now, capacity=4)

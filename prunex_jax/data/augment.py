@@ -87,6 +87,11 @@ class Recipe:
         """True where a random crop needs the whole image, not its resized view."""
         return self.augment == "random_resized_crop"
 
+    @property
+    def evaluation_share(self) -> float:
+        """Side of the evaluation crop relative to the largest centred one."""
+        return _EVALUATION_SHARE if self.keeps_original_size else 1.0
+
     def stored(self, image: Pixels) -> Pixels:
         """Returns the deterministic part of the work on one image."""
         if self.keeps_original_size:

@@ -48,6 +48,7 @@ def open_digits() -> StoredSet:
         test=_stored(ArraySource(images[is_test], labels[is_test])),
         num_classes=10,
         image_shape=(8, 8, 1),
+        class_names=tuple(map(str, range(10))),
     )
 
 

@@ -75,6 +75,7 @@ def open_dataset(config: DataConfig, seed: int) -> Dataset:
             in_memory=_fits_memory(config, stored, recipe, stored.test.num_examples),
         ),
         normalization=normalization,
+        class_names=stored.class_names,
     )
 
 

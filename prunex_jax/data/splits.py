@@ -80,6 +80,7 @@ class StoredSet:
       test: Test split.
       num_classes: Labels are 0 .. num_classes - 1.
       image_shape: Height, width, channels; None where images differ in size.
+      class_names: Name of every label; empty where they have none.
     """
 
     name: str
@@ -87,6 +88,7 @@ class StoredSet:
     test: StoredSplit
     num_classes: int
     image_shape: tuple[int | None, int | None, int]
+    class_names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,6 +178,7 @@ class Dataset:
       validation: Held out of the stored training split; empty for share 0.
       test: The stored test split, not opened before it is read.
       normalization: Mean and standard deviation per channel, shared by the splits.
+      class_names: Name of every label; empty where they have none.
     """
 
     name: str
@@ -185,3 +188,4 @@ class Dataset:
     validation: Split
     test: Split
     normalization: Normalization
+    class_names: tuple[str, ...] = ()

@@ -121,7 +121,12 @@ def open_tfds(name: str, data_dir: str) -> StoredSet:
         return StoredSplit(source, info.splits[split].num_examples)
 
     return StoredSet(
-        name, stored("train"), stored(test), label.num_classes, image.shape
+        name,
+        stored("train"),
+        stored(test),
+        label.num_classes,
+        image.shape,
+        tuple(label.names),
     )
 
 

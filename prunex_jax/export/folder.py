@@ -1,0 +1,331 @@
+"""Writes an exported function as a folder, and reads it back.
+
+It owns safetensors and the files:
+
+    model.safetensors    parameters by path, float32 unless they were something else
+    program.stablehlo    serialized `jax.export.Exported` of (arrays, *inputs)
+    manifest.json        see `manifest`
+
+No file holds code of Python, and none is a pickle: arrays are plain bytes behind a JSON
+header, the program is a flatbuffer. The folder appears at once, under its name, when
+everything in it has been written and read back.
+"""
+
+import dataclasses
+import functools
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from prunex_jax.channels import ChannelGroup
+from prunex_jax.digests import digests_of, find_damage
+from prunex_jax.errors import UserError
+from prunex_jax.export.batching import fixed_batch_error, one_more
+from prunex_jax.export.manifest import (
+    MANIFEST,
+    check_about,
+    kept_channels,
+    make_manifest,
+    read_manifest,
+    write_manifest,
+)
+from prunex_jax.export.program import (
+    PLATFORMS,
+    flat_arrays,
+    load_program,
+    make_program,
+    plain_tree,
+    runs_here,
+)
+from prunex_jax.shrink import Certificate, certify
+from prunex_jax.trees import PyTree
+
+ARRAYS = "model.safetensors"
+PROGRAM = "program.stablehlo"
+# What safetensors can give back as numpy arrays.
+_STORABLE = (
+    *("float32", "bfloat16", "float16", "float64", "complex64", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+# The program and the function run the same operations. Compilers may order them
+# otherwise, in low precision on some devices; parameters in wrong places give one.
+_READBACK_TOLERANCE = 0.05
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExportedModel:
+    """A function read from a folder; call it with its inputs.
+
+    Attributes:
+      manifest: What the folder says of itself.
+      arrays: Path -> parameter.
+      program: (arrays, *inputs) -> outputs.
+    """
+
+    manifest: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+    program: Callable[..., Any]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Computes the outputs; compiled once per batch size."""
+        return self._run(self._placed, *map(plain_tree, inputs))
+
+    @functools.cached_property
+    def _run(self) -> Callable[..., Any]:
+        return jax.jit(self.program)
+
+    @functools.cached_property
+    def _placed(self) -> Any:
+        return jax.device_put(dict(self.arrays))
+
+
+def export_model(
+    folder: str | os.PathLike[str],
+    apply: Callable[..., PyTree],
+    params: PyTree,
+    inputs: Sequence[PyTree],
+    *,
+    certificate: Certificate | None,
+    groups: Sequence[ChannelGroup] = (),
+    masks: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
+    fixed_batch: bool = False,
+    platforms: Sequence[str] = PLATFORMS,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Writes a function and its parameters as a folder that runs without this package.
+
+    Args:
+      folder: Made, with its parents; must not exist, or be empty.
+      apply: (params, *inputs) -> any tree of arrays: the small function.
+      params: The small parameters.
+      inputs: Examples or their shapes. First axes are the batch and become symbolic, so
+        that the program takes any number of examples; `make_program` has the details.
+        Given arrays, the written program is run and compared with `apply`.
+      certificate: From `certify`, for what was cut; None if nothing was.
+      groups: Channel groups of the full function, for the manifest.
+      masks: bool[size] per group, True where kept, for the manifest.
+      about: Further sections of the manifest, JSON-able.
+      fixed_batch: Export for the shapes of the inputs only.
+      platforms: Lower for these, where that is possible.
+      overwrite: Replace an earlier export. Nothing else is ever replaced.
+    Returns:
+      The manifest.
+    Raises:
+      UserError: The certificate is missing or does not hold, the folder exists or
+        cannot be written, or the function cannot be exported.
+    Example:
+      >>> import tempfile
+      >>> apply = lambda params, x: x @ params['kernel']
+      >>> with tempfile.TemporaryDirectory() as parent:
+      ...     manifest = export_model(f'{parent}/model', apply,
+      ...                             {'kernel': np.ones((2, 3), np.float32)},
+      ...                             [np.ones((1, 2), np.float32)], certificate=None)
+      ...     model = read_model(f'{parent}/model')
+      >>> manifest['program']['inputs']
+      ['float32[batch,2]']
+      >>> model(np.ones((4, 2), np.float32)).shape
+      (4, 3)
+    """
+    path = check_target(folder, overwrite)
+    masks, about = masks or {}, about or {}
+    _check_proven(certificate, masks)
+    check_about(about)
+    channels = kept_channels(groups, masks)
+    arrays = flat_arrays(params)
+    _check_storable(arrays)
+    program = make_program(
+        apply, params, inputs, fixed_batch=fixed_batch, platforms=platforms
+    )
+
+    def fill(unfinished: Path) -> dict[str, Any]:
+        (unfinished / PROGRAM).write_bytes(program.content)
+        save_file(arrays, unfinished / ARRAYS)
+        # It lets nobody but the owner read, whatever the user's umask.
+        shutil.copymode(unfinished / PROGRAM, unfinished / ARRAYS)
+        manifest = make_manifest(
+            files=digests_of(unfinished),
+            program={"file": PROGRAM, **program.description},
+            arrays=arrays,
+            channels=channels,
+            certificate=certificate,
+            about=about,
+        )
+        write_manifest(unfinished, manifest)
+        _check_readback(unfinished, apply, params, inputs, fixed_batch)
+        return manifest
+
+    return _written_whole(path, fill)
+
+
+def read_model(folder: str | os.PathLike[str]) -> ExportedModel:
+    """Reads an exported function, after checking that its files are as written.
+
+    Args:
+      folder: Made by `export_model`.
+    Raises:
+      UserError: It is no export, was damaged, or this jax cannot read it.
+    """
+    path = Path(folder).expanduser()
+    model, exported = _read(path)
+    if not runs_here(exported):
+        raise UserError(
+            f"the program in {path} was made for {', '.join(exported.platforms)} and "
+            "not for the device of this process; set JAX_PLATFORMS="
+            f"{exported.platforms[0]}, or export it for this device"
+        )
+    return model
+
+
+def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    """Refuses to replace anything but an export, and that only if asked to.
+
+    Args:
+      folder: Where an export is to go.
+      overwrite: Whether an earlier export may be replaced.
+    Returns:
+      The folder, absolute.
+    Raises:
+      UserError: Something else is there, or an export that must not be replaced.
+    """
+    path = Path(folder).expanduser().resolve()
+    if not path.exists():
+        return path
+    if not path.is_dir():
+        raise UserError(f"{path} is a file; choose another folder")
+    names = {entry.name for entry in path.iterdir()}
+    foreign = sorted(names - {ARRAYS, PROGRAM, MANIFEST})
+    if foreign:
+        raise UserError(
+            f"{path} holds {foreign[0]}, which is not of an export; choose another "
+            "folder"
+        )
+    if names and not overwrite:
+        raise UserError(
+            f"{path} holds an export already; choose another folder, or overwrite it "
+            "(--overwrite)"
+        )
+    return path
+
+
+def _read(path: Path) -> tuple[ExportedModel, Any]:
+    """The function, and the program as jax knows it."""
+    manifest = read_manifest(path)
+    wanted = {name: manifest["files"].get(name, "") for name in (ARRAYS, PROGRAM)}
+    try:
+        damage = find_damage(wanted, digests_of(path))
+        if damage:
+            raise UserError(f"{path} is damaged: {damage}; copy or export it again")
+        arrays = load_file(path / ARRAYS)
+        content = (path / PROGRAM).read_bytes()
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}); copy or export it again"
+        ) from error
+    exported = load_program(content, manifest["versions"].get("jax"))
+    return ExportedModel(manifest, arrays, exported.call), exported
+
+
+def _check_proven(certificate: Certificate | None, masks: Mapping[str, Any]) -> None:
+    if certificate is not None:
+        certificate.check()
+    elif not all(np.all(mask) for mask in masks.values()):
+        raise UserError(
+            "masks say that channels were cut and there is no certificate; give what "
+            "prunex_jax.shrink.certify returns"
+        )
+
+
+def _check_storable(arrays: Mapping[str, np.ndarray]) -> None:
+    for path, array in arrays.items():
+        if array.dtype.name not in _STORABLE:
+            raise UserError(
+                f"parameter {path!r} is {array.dtype.name}, which safetensors does not "
+                f"store; convert it to one of {', '.join(_STORABLE)}"
+            )
+
+
+def _written_whole(
+    path: Path, fill: Callable[[Path], dict[str, Any]]
+) -> dict[str, Any]:
+    """Fills a folder beside the wanted one, then renames it."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
+    try:
+        unfinished.mkdir(parents=True)
+        manifest = fill(unfinished)
+        for written in (*unfinished.iterdir(), unfinished):
+            _flush(written)
+        if path.exists():
+            path.rename(replaced)
+        unfinished.rename(path)
+        _flush(path.parent)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"cannot write {path} ({error}); choose a folder that can be written"
+        ) from error
+    finally:
+        if replaced.exists() and not path.exists():
+            replaced.rename(path)
+        for leftover in (unfinished, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return manifest
+
+
+def _flush(path: Path) -> None:
+    """Makes sure that a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_readback(
+    folder: Path,
+    apply: Callable[..., PyTree],
+    params: PyTree,
+    inputs: Sequence[PyTree],
+    fixed_batch: bool,
+) -> None:
+    """Runs what was written, on one example more than it was traced for.
+
+    Where there are only shapes, it is compiled and not run.
+    """
+    model, exported = _read(folder)
+    given = list(inputs) if fixed_batch else one_more(inputs)
+    if given is None or not runs_here(exported):
+        return
+    leaves = jax.tree.leaves(given)
+    try:
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            run = jax.jit(model.program)
+            run.lower(dict(model.arrays), *map(plain_tree, given)).compile()
+            return
+        same = certify(
+            apply,
+            lambda arrays, *given: model.program(arrays, *map(plain_tree, given)),
+            params,
+            dict(model.arrays),
+            given,
+            take=lambda tree: tree,
+            gradients=False,
+            forward_tolerance=_READBACK_TOLERANCE,
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        raise fixed_batch_error(error) from error
+    if not same.forward_error <= same.forward_tolerance:
+        raise UserError(
+            f"the written program and the function differ by {same.forward_error:.2g} "
+            "of the largest output; the function must compute the same whenever it is "
+            "traced"
+        )
