@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend import core
 
 from prunex_jax.channels.labelled import LabelledProgram
-from prunex_jax.channels.labels import LabelTable, Traced
+from prunex_jax.channels.labels import FROZEN, LabelTable, Reason, Traced
 
 # (program, arguments) -> the program with labels
 _Walk = Callable[[Any, Sequence[Traced]], LabelledProgram]
@@ -70,6 +70,12 @@ def tangents_of(eqn: core.JaxprEqn) -> list[int]:
     return [index for index, zero in enumerate(out_is_zero) if not zero]
 
 
+def moving_operands(eqn: core.JaxprEqn) -> list[int]:
+    """Operands of a call with its own derivative that can be differentiated."""
+    first = eqn.params["num_consts"]
+    return [i for i in range(first, len(eqn.invars)) if has_tangent(eqn.invars[i])]
+
+
 def label_vjp(
     eqn: core.JaxprEqn,
     operands: Sequence[Traced],
@@ -93,7 +99,7 @@ def label_vjp(
     """
     inputs: list[Any] = list(eqn.invars)
     outputs: list[Any] = list(eqn.outvars)
-    moving = [i for i, atom in enumerate(inputs) if has_tangent(atom)]
+    moving = moving_operands(eqn)
     given = [i for i, atom in enumerate(outputs) if has_tangent(atom)]
 
     def pull(values: list[Any], cotangents: list[Any]) -> Any:
@@ -124,5 +130,7 @@ def _moved(value: Traced) -> Traced:
 
 def _tie(table: LabelTable, value: Traced, wanted: Traced) -> None:
     """Makes sure that nothing wanted is missing; what stays in full can be cut."""
+    reason = Reason("", "is tied by a derivative to an axis of fixed size")
     for own, other in zip(value.labels, wanted.labels, strict=True):
         table.join(own, other)
+        table.freeze(own[other <= FROZEN], reason)

@@ -8,7 +8,7 @@ import numpy as np
 
 from prunex_jax.channels.context import Context, freeze_all
 from prunex_jax.channels.labels import FROZEN, Traced, frozen_axis, has_channels
-from prunex_jax.channels.numbers import Value, converted, same_value, value_of
+from prunex_jax.channels.numbers import Value, converted, is_nan, same_value, value_of
 
 # (value of every operand, whether it is made of parameters) -> value of the result
 _Compute = Callable[[Sequence[Value], Sequence[bool]], Value]
@@ -63,8 +63,13 @@ def convert(ctx: Context, x: Traced) -> Sequence[Traced]:
 def select(ctx: Context, which: Traced, *cases: Traced) -> Sequence[Traced]:
     """The rule of choices between cases, position by position."""
 
-    def compute(values: Sequence[Value], _: Sequence[bool]) -> Value:
+    def compute(values: Sequence[Value], is_risky: Sequence[bool]) -> Value:
         chosen, *others = values
+        # The slope of what is not chosen is 0 times what is perhaps none.
+        if any(
+            is_nan(x) and risky for x, risky in zip(others, is_risky[1:], strict=True)
+        ):
+            return math.nan
         if chosen is not None and math.isfinite(chosen):
             return others[int(chosen)]
         return same_value(others)

@@ -110,10 +110,6 @@ def label_function(
     ]
     program = walk.run(closed, [*weights.values(), *running.values(), *given])
     _freeze_outputs(table, program.results, running, options.returns_statistics)
-    for value in [*weights.values(), *running.values()]:
-        if value not in walk.first_use:
-            for labels in value.labels:
-                table.freeze(labels, Reason("", "is not used"))
     _apply_wishes(table, weights, options)
     table.freeze_inexact_sums()
     return Labelled(

@@ -26,18 +26,27 @@ class Rounded(float):
     """A number that is known up to rounding: another program may round otherwise."""
 
 
-def _erf_inv(x: float) -> float:
+def _round(x: float) -> float | None:
+    is_half = abs(x - math.trunc(x)) == 0.5  # goes up, away or to even, as asked for
+    return None if is_half else round(x)
+
+
+def _erf_inv(x: float) -> float | None:
     if abs(x) >= 1:
-        return math.inf if abs(x) == 1 else math.nan
-    return 0.0 if x == 0 else math.copysign(1.0, x)  # the size is not needed
+        return math.inf
+    return 0.0 if x == 0 else None
+
+
+def _reduce_precision(x: float) -> float | None:
+    return x if x in _PLAIN else None  # depends on how few bits are asked for
+
+
+def _atan2(y: float, x: float) -> float | None:
+    return None if y == 0 and x < 0 else math.atan2(y, x)  # the sign of 0 decides
 
 
 def _sigmoid(x: float) -> float:
     return 1 / (1 + np.exp(-x))
-
-
-def _max(*xs: float) -> float:
-    return max(xs)
 
 
 # Operations that treat every position alike, with what they compute; None where only
@@ -52,7 +61,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "asin": np.arcsin,
     "asinh": np.arcsinh,
     "atan": np.arctan,
-    "atan2": np.arctan2,
+    "atan2": _atan2,
     "atanh": np.arctanh,
     "cbrt": np.cbrt,
     "ceil": np.ceil,
@@ -96,9 +105,9 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "population_count": None,
     "pow": np.power,
     "real": np.positive,
-    "reduce_precision": np.positive,
+    "reduce_precision": _reduce_precision,
     "rem": np.fmod,
-    "round": np.round,
+    "round": _round,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "shift_left": None,
     "shift_right_arithmetic": None,
@@ -141,7 +150,7 @@ _SINGULAR: Mapping[str, tuple[int, ...]] = {
 _ARITHMETIC = {
     *("abs", "add", "add_any", "ceil", "clamp", "conj", "copy", "copy_p", "div"),
     *("floor", "imag", "is_finite", "max", "min", "mul", "neg", "real"),
-    *("reduce_precision", "rem", "sign", "square", "stop_gradient", "sub"),
+    *("rem", "round", "sign", "square", "stop_gradient", "sub"),
     *("eq", "ge", "gt", "le", "lt", "ne"),
 }
 _COMPARISONS = {"eq", "ge", "gt", "le", "lt", "ne"}
@@ -180,58 +189,78 @@ def value_of(
     if any(is_nan(value) for value in values):
         return math.nan
     risky = list(is_risky) or [False] * len(values)
-    if _has_no_derivative(name, values, risky):
+    result = _computed(name, values, risky, dtypes)
+    # Of infinity, even where it becomes a number again, the slope is none.
+    is_lost = result is not None and math.isinf(result) and any(risky)
+    return math.nan if is_lost else result
+
+
+def _computed(
+    name: str, values: Sequence[Value], is_risky: Sequence[bool], dtypes: Sequence[Any]
+) -> Value:
+    if _has_no_derivative(name, values, is_risky):
         return math.nan
     compute = ELEMENTWISE[name]
     if compute is None or None in values:
-        return _value_of_unknown(name, values, risky)
-    if any(_is_whole(dtype) for dtype in dtypes):
-        return _value_of_integers(name, [float(v or 0) for v in values], dtypes)
+        return _value_of_unknown(name, values, is_risky)
     known = [value for value in values if value is not None]
+    if any(_is_whole(dtype) for dtype in dtypes):
+        return _value_of_integers(name, compute, known, dtypes)
+    dtype = dtypes[0] if dtypes else np.float32
     if any(isinstance(value, Rounded) for value in known):
-        return _value_of_rounded(name, compute, known)
-    return _value_of_exact(name, compute, known, dtypes[0] if dtypes else np.float32)
+        result = _value_of_rounded(name, compute, known)
+    else:
+        result = _value_of_exact(name, compute, known, dtype)
+    return _in_range(result, dtype)
+
+
+def _in_range(value: Value, dtype: Any) -> Value:
+    """The value, or infinity where it is too large for its type."""
+    if value is None or not jax.dtypes.issubdtype(dtype, np.floating):
+        return value
+    is_large = abs(value) > float(jax.numpy.finfo(dtype).max)
+    return math.copysign(math.inf, value) if is_large else value
 
 
 def _is_whole(dtype: Any) -> bool:
     return jax.dtypes.issubdtype(dtype, np.integer)
 
 
-def _compute(compute: Callable[..., Any], values: Sequence[float]) -> float:
+def _compute(compute: Callable[..., Any], values: Sequence[float]) -> Value:
     with np.errstate(all="ignore"):
         try:
-            return float(compute(*(np.float64(value) for value in values)))
+            result = compute(*(np.float64(value) for value in values))
         except (OverflowError, ZeroDivisionError, ValueError):
             return math.nan
+    return None if result is None else float(result)
 
 
 def _value_of_exact(
     name: str, compute: Callable[..., Any], values: Sequence[float], dtype: Any
 ) -> Value:
     result = _compute(compute, values)
-    if not math.isfinite(result):
+    if result is None or not math.isfinite(result):
         return result
     if name in _ARITHMETIC:
         is_exact = _fits(result, dtype)
         if name == "div":
             is_exact = is_exact and result * values[1] == values[0]
-        if name == "atan2":
-            is_exact = False
-        return result if is_exact else Rounded(result)
-    is_plain = {*values, result} <= _PLAIN or not all(map(math.isfinite, values))
-    is_plain = is_plain or (name == "round" and _fits(result, dtype))
-    return result if is_plain and name in _EXACT_FUNCTIONS else Rounded(result)
+    else:
+        is_exact = {*values, result} <= _PLAIN or not all(map(math.isfinite, values))
+        is_exact = is_exact and name in _EXACT_FUNCTIONS
+    return result if is_exact else Rounded(result)
 
 
 def _fits(number: float, dtype: Any) -> bool:
     """Whether a number can be written down in a type as it is."""
     if not jax.dtypes.issubdtype(dtype, np.floating):
         return number == int(number)
-    return float(np.asarray(number).astype(dtype)) == number
+    with np.errstate(all="ignore"):
+        return float(np.asarray(number).astype(dtype)) == number
 
 
 def _value_of_integers(
-    name: str, values: Sequence[float], dtypes: Sequence[Any]
+    name: str, compute: Callable[..., Any], values: Sequence[float], dtypes: Any
 ) -> Value:
     """Whole numbers wrap around, and are divided without a remainder."""
     if name not in _ARITHMETIC:
@@ -243,8 +272,8 @@ def _value_of_integers(
             return math.nan
         quotient = math.trunc(values[0] / values[1])
         return float(quotient if name == "div" else math.fmod(*values))
-    result = _compute(ELEMENTWISE[name] or _max, values)
-    if name in _COMPARISONS:
+    result = _compute(compute, values)
+    if result is None or name in _COMPARISONS:
         return result
     bits = np.iinfo(dtypes[-1])
     return result if bits.min <= result <= bits.max else None
@@ -264,8 +293,8 @@ def _value_of_rounded(
         chosen = compute(*values)
         return chosen if is_clear else Rounded(chosen)
     result = _compute(compute, values)
-    if not math.isfinite(result):
-        return math.nan
+    if result is None or not math.isfinite(result):
+        return None if result is None else math.nan
     if name in ("sign", "is_finite") or (name == "mul" and 0.0 in values):
         return result
     if name in ("add", "add_any", "sub") and abs(result) <= _NEAR * size:
@@ -278,8 +307,9 @@ def _value_of_unknown(
 ) -> Value:
     if not all(value is None or math.isfinite(value) for value in values):
         return math.nan
+    is_hidden = ELEMENTWISE[name] is None
     for operand in _SINGULAR.get(name, ()):
-        if values[operand] is None and is_risky[operand]:
+        if (values[operand] is None or is_hidden) and is_risky[operand]:
             return math.nan
     if name in ("div", "rem"):
         if values[1] == 0:
@@ -352,5 +382,6 @@ def converted(value: Value, dtype: Any) -> Value:
         return float(whole) if is_inside and not isinstance(value, Rounded) else None
     if not jax.dtypes.issubdtype(dtype, np.floating) or _fits(value, dtype):
         return value
-    rounded = float(np.asarray(float(value)).astype(dtype))
+    with np.errstate(all="ignore"):
+        rounded = float(np.asarray(float(value)).astype(dtype))
     return Rounded(rounded) if math.isfinite(rounded) else math.nan

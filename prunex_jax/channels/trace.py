@@ -19,7 +19,7 @@ from prunex_jax.channels.components import (
 )
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
 from prunex_jax.channels.labelling import Labelled, TraceOptions, label_function
-from prunex_jax.channels.labels import Traced
+from prunex_jax.channels.labels import Reason, Traced
 from prunex_jax.channels.resolve import resolve
 from prunex_jax.errors import UserError
 from prunex_jax.trees import PyTree
@@ -176,6 +176,10 @@ def trace_channels(
     """
     chosen = TraceOptions(**options)
     found = label_function(apply, params, inputs, statistics, chosen)
+    for value in [*found.weights.values(), *found.running.values()]:
+        if value not in found.first_use:
+            for labels in value.labels:
+                found.table.freeze(labels, Reason("", "is not used"))
     resolution = resolve(found.table)
     groups, frozen = collect_groups(
         resolution,

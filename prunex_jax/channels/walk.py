@@ -154,7 +154,7 @@ class Walk:
             return {}
 
         def walk(program: Any, arguments: Sequence[Traced]) -> LabelledProgram:
-            return self._inside(program, arguments, site)
+            return self.run(program, arguments, site)
 
         self.depth += 1
         if name == "custom_jvp_call":

@@ -8,7 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from prunex_jax.channels.derivatives import has_tangent, tangents_of
+from prunex_jax.channels.derivatives import (
+    has_tangent,
+    moving_operands,
+    tangents_of,
+)
 from prunex_jax.channels.labelled import LabelledEquation, LabelledProgram
 from prunex_jax.channels.labels import Traced
 from prunex_jax.shrink.evaluator import Evaluator, Rebuild
@@ -112,7 +116,7 @@ def _custom_jvp(
         return evaluator.run(equation.inner[0], operands)
     eqn, results = equation.eqn, equation.results
     first = eqn.params["num_consts"]
-    moving = [i for i in range(first, len(operands)) if has_tangent(eqn.invars[i])]
+    moving = moving_operands(eqn)
 
     @jax.custom_jvp
     def function(*values: Any) -> list[Any]:
@@ -149,26 +153,29 @@ def _custom_vjp(
     if program is None:
         return evaluator.run(equation.inner[0], operands)
     eqn = equation.eqn
-    moving = [i for i, atom in enumerate(eqn.invars) if has_tangent(atom)]
+    first = eqn.params["num_consts"]
+    consts = operands[:first]  # which jax does not let anybody differentiate
     given = [i for i, atom in enumerate(eqn.outvars) if has_tangent(atom)]
 
     @jax.custom_vjp
     def function(*values: Any) -> list[Any]:
-        return evaluator.run(equation.inner[0], values)
+        return evaluator.run(equation.inner[0], [*consts, *values])
 
     def forward(*values: Any) -> tuple[Any, Any]:
         return function(*values), values
 
     def backward(values: Any, cotangents: Any) -> Any:
         moved = [cotangents[index] for index in given]
-        pulled = evaluator.run(program, [*values, *moved])
+        pulled = evaluator.run(program, [*consts, *values, *moved])
         back = [_zero_tangent(value) for value in values]
-        for index, value, have in zip(moving, pulled, program.results, strict=True):
-            back[index] = evaluator.fit(value, have, equation.operands[index])
+        pairs = zip(moving_operands(eqn), pulled, program.results, strict=True)
+        for index, value, have in pairs:
+            want = equation.operands[index]
+            back[index - first] = evaluator.fit(value, have, want)
         return tuple(back)
 
     function.defvjp(forward, backward)
-    return function(*operands)
+    return function(*operands[first:])
 
 
 REBUILDS: Mapping[str, Rebuild] = {

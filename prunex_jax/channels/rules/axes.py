@@ -11,6 +11,7 @@ from prunex_jax.channels.labels import (
     Traced,
     frozen_axis,
     has_channels,
+    uniform_axis,
     uniform_value,
 )
 from prunex_jax.channels.numbers import is_nan, same_value
@@ -86,8 +87,10 @@ def _reshape_blocks(
 def reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
     """Merges and splits axes, block by block."""
     shape = ctx.out_shape()
-    if ctx.eqn.params.get("dimensions") is not None or 0 in shape:
+    if 0 in shape:
         return freeze_all(ctx, x)
+    order = ctx.eqn.params.get("dimensions") or range(len(x.labels))
+    before, x = x, axes_of(x, order)
     labels = [frozen_axis(size) for size in shape]
     dead: list[float | None] = [None] * len(shape)
     for from_axes, to_axes in _reshape_blocks(x.shape, shape):
@@ -98,15 +101,15 @@ def reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
         carriers = _finite_carriers(ctx, x, sources) or sources
         flat = ctx.merge(
             [
-                ctx.own(0, axis) if has_channels(x.labels[axis]) else x.labels[axis]
-                for axis in sources
+                ctx.own(0, order[a]) if has_channels(x.labels[a]) else x.labels[a]
+                for a in sources
             ]
         )
         split = ctx.split(flat, [shape[axis] for axis in wide])
         for axis, part in zip(wide, split, strict=True):
             labels[axis] = part
             dead[axis] = same_value([x.dead[a] for a in carriers])
-    return [Traced(tuple(labels), tuple(dead), summed=x.summed)]
+    return [Traced(tuple(labels), tuple(dead), summed=before.summed)]
 
 
 def _finite_carriers(ctx: Context, x: Traced, axes: Sequence[int]) -> list[int]:
@@ -136,13 +139,20 @@ def _laid_out(
     dead: list[float | None] = []
     for axis in range(len(parts[0].labels)):
         if axis == dimension:
-            labels.append(np.concatenate([part.labels[axis] for part in parts]))
+            labels.append(np.concatenate([_placed(part, axis) for part in parts]))
         else:
             labels.append(ctx.join_axes(*((i, axis) for i in range(len(parts)))))
         # A part that is frozen along this axis has nothing that dies.
-        mortal = [part for part in parts if (part.labels[axis] != FROZEN).any()]
+        mortal = [part for part in parts if (_placed(part, axis) != FROZEN).any()]
         dead.append(same_value([part.dead[axis] for part in mortal]))
     return [Traced(tuple(labels), tuple(dead))]
+
+
+def _placed(part: Traced, axis: int) -> np.ndarray:
+    """Labels of a part where it is laid out; a single constant can be cut off."""
+    if part.constant is not None and part.shape[axis] == 1:
+        return uniform_axis(1)
+    return part.labels[axis]
 
 
 def stack(ctx: Context, *parts: Traced) -> Sequence[Traced]:

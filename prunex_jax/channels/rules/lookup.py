@@ -67,7 +67,7 @@ def _or_fill(ctx: Context, value: Value) -> Value:
     Where that is the default, nan for floats, it was as much of an error before.
     """
     fill = ctx.eqn.params["fill_value"]
-    if not _is_filled(ctx) or fill is None:
+    if not _is_filled(ctx) or fill is None or math.isnan(fill):
         return value
     return same_value([value, float(fill)])
 
