@@ -38,7 +38,8 @@ def _erf_inv(x: float) -> float | None:
 
 
 def _reduce_precision(x: float) -> float | None:
-    return x if x in _PLAIN else None  # depends on how few bits are asked for
+    is_kept = x in _PLAIN or not math.isfinite(x)
+    return x if is_kept else None  # depends on how few bits are asked for
 
 
 def _atan2(y: float, x: float) -> float | None:
@@ -309,7 +310,10 @@ def _value_of_unknown(
         return math.nan
     is_hidden = ELEMENTWISE[name] is None
     for operand in _SINGULAR.get(name, ()):
-        if (values[operand] is None or is_hidden) and is_risky[operand]:
+        value = values[operand]
+        if value is None and is_risky[operand]:
+            return math.nan
+        if value is not None and is_hidden and value <= 0:  # a pole, perhaps
             return math.nan
     if name in ("div", "rem"):
         if values[1] == 0:

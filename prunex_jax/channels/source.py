@@ -36,10 +36,10 @@ def source_of(eqn: core.JaxprEqn) -> str:
     return installed
 
 
-def is_of_jax(jaxpr: core.Jaxpr) -> bool:
-    """Whether a program inside the program was written by jax, not by its caller.
+def is_of_jax(program: Any) -> bool:
+    """Whether a program or function inside was written by jax, not by its caller.
 
     Such programs are cached, with the lines of whoever called them first.
     """
-    info = getattr(jaxpr, "debug_info", None)
+    info = getattr(program, "debug_info", None)
     return _JAX_FOLDER in str(getattr(info, "func_src_info", ""))

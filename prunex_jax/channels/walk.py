@@ -150,7 +150,7 @@ class Walk:
         name = eqn.primitive.name
         if not name.startswith("custom_") or self.depth == _MAX_DEPTH:
             return {}
-        if not self.with_jax_derivatives and is_of_jax(_jaxpr_of(eqn)):
+        if not self.with_jax_derivatives and _is_derivative_of_jax(eqn):
             return {}
 
         def walk(program: Any, arguments: Sequence[Traced]) -> LabelledProgram:
@@ -175,9 +175,11 @@ def _open(program: Any) -> core.Jaxpr:
     return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
 
 
-def _jaxpr_of(eqn: core.JaxprEqn) -> core.Jaxpr:
-    """The program that an equation calls."""
-    return _open(eqn.params[_INNER_PROGRAM[eqn.primitive.name]])
+def _is_derivative_of_jax(eqn: core.JaxprEqn) -> bool:
+    """Whether jax wrote both a function and its derivative."""
+    params: Any = eqn.params
+    derivative = params.get("jvp_jaxpr_fun", params.get("bwd"))
+    return is_of_jax(_open(params["call_jaxpr"])) and is_of_jax(derivative)
 
 
 def constant_value(value: Any) -> Traced:
