@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 PyTree = Any
 
@@ -46,7 +47,7 @@ def shapes_by_path(tree: PyTree) -> dict[str, tuple[int, ...]]:
     """Lists the shapes of the leaves of a tree by path, in flattening order.
 
     Args:
-      tree: Leaves are arrays, or anything with a shape.
+      tree: Leaves are arrays, numbers, or anything with a shape.
     Returns:
       A dict from path to shape.
     Example:
@@ -54,7 +55,7 @@ def shapes_by_path(tree: PyTree) -> dict[str, tuple[int, ...]]:
       >>> shapes_by_path({'a': {'kernel': np.ones((2, 3))}})
       {'a/kernel': (2, 3)}
     """
-    return {path: leaf.shape for path, leaf in flatten_by_path(tree).items()}
+    return {path: np.shape(leaf) for path, leaf in flatten_by_path(tree).items()}
 
 
 def map_with_path(fn: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:

@@ -17,6 +17,7 @@ from prunex_jax.channels.labels import (
     LabelTable,
     Traced,
     has_channels,
+    uniform_axis,
     uniform_value,
 )
 from prunex_jax.channels.source import is_of_jax
@@ -248,6 +249,8 @@ def evaluate(eqn: core.JaxprEqn, values: Sequence[Any], **params: Any) -> list[A
 def _finished(ctx: Context, result: Traced, constant: Constant | None) -> Traced:
     """Adds what follows from the operands, whatever the rule."""
     labels = result.labels
+    if constant is not None:  # computed in full before anything is cut
+        labels = tuple(uniform_axis(len(own)) for own in labels)
     if any(len(own) == 1 for own in labels):
         labels = tuple(
             np.array([FROZEN], np.int64) if len(own) == 1 else own for own in labels

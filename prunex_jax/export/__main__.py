@@ -1,13 +1,14 @@
 """Command line of the export.
 
     python -m prunex_jax.export --workdir=FOLDER --out=FOLDER [--step=N]
-        [--data_dir=FOLDER] [--overwrite] [--quiet]
+        [--data_dir=FOLDER] [--overwrite] [--compare=1,8,64] [--quiet]
 
 Makes a folder of what a run has learned: its network without the dead channels, as
 safetensors, a StableHLO program and a JSON manifest, for use without this package. The
 run may have ended, been stopped, or still be training. Masked and shrunk network are
-compared first, forward and gradients, and nothing is written if they differ. Exit code
-0: written; 2: bad input.
+compared first, forward and gradients, and nothing is written if they differ.
+--compare also measures both on this device and prints a table. Exit code 0: written;
+2: bad input.
 """
 
 import sys
@@ -15,7 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunex_jax.cli import Command, Flag, Values, run_command
-from prunex_jax.export.trained import export_run, num_devices_of_run
+from prunex_jax.errors import UserError
+from prunex_jax.export.folder import check_target
+from prunex_jax.export.trained import (
+    export_trained,
+    load_trained,
+    num_devices_of_run,
+)
 from prunex_jax.settings import TopologyConfig
 from prunex_jax.topology import LaunchFlags, start_processes
 
@@ -28,6 +35,7 @@ COMMAND = Command(
         Flag("step", -1, "Checkpoint to export; -1 takes the newest."),
         Flag("data_dir", "", "Where the data set lies, if not where the run found it."),
         Flag("overwrite", False, "Replace an earlier export in --out."),
+        Flag("compare", "", "Batch sizes, as in 1,8,64, for which both are measured."),
         Flag("quiet", False, "Print nothing but errors."),
     ),
 )
@@ -49,15 +57,26 @@ def _export(values: Values, rest: list[str]) -> None:
     # As many devices as the run had, whatever this machine has.
     count = num_devices_of_run(values.workdir)
     start_processes(TopologyConfig(cpu_devices=count), LaunchFlags(launcher="none"))
-    manifest = export_run(
-        values.workdir,
-        values.out,
-        step=None if values.step < 0 else values.step,
-        data_dir=values.data_dir,
-        overwrite=values.overwrite,
+    batch_sizes = _batch_sizes(values.compare)
+    check_target(values.out, values.overwrite)  # Before all that takes time.
+    step = None if values.step < 0 else values.step
+    trained = load_trained(values.workdir, step=step, data_dir=values.data_dir)
+    manifest = export_trained(
+        trained, values.workdir, values.out, overwrite=values.overwrite
     )
     if not values.quiet:
         sys.stdout.write(describe_export(manifest, values.out))
+    if batch_sizes:
+        sys.stdout.write("\n" + trained.compare(batch_sizes).format() + "\n")
+
+
+def _batch_sizes(text: str) -> list[int]:
+    numbers = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(number.isdecimal() and int(number) for number in numbers):
+        raise UserError(
+            f"--compare={text} is no list of batch sizes; write them as in 1,8,64"
+        )
+    return [int(number) for number in numbers]
 
 
 def describe_export(manifest: Mapping[str, Any], folder: str) -> str:

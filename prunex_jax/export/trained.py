@@ -9,7 +9,7 @@ is rebuilt on as many devices as it had, which the command line simulates on the
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from prunex_jax.channels import layouts_of, put_channels
 from prunex_jax.checkpoint import Checkpointer
+from prunex_jax.compare import Comparison, compare_networks
 from prunex_jax.config import config_to_dict, resolve_config
 from prunex_jax.data import Dataset
 from prunex_jax.errors import UserError
@@ -64,6 +65,13 @@ class TrainedNetwork:
             comparison_images(self.experiment.dataset),
         )
 
+    def compare(self, batch_sizes: Sequence[int]) -> Comparison:
+        """Measures full and small network on this device."""
+        images = comparison_images(self.experiment.dataset)
+        return compare_networks(
+            self.masked, self.shrunk, images, batch_sizes=batch_sizes
+        )
+
 
 def num_devices_of_run(workdir: str | Path) -> int:
     """Devices on which a run was trained, over all its hosts.
@@ -98,8 +106,30 @@ def export_run(
         devices than the run had, the cut is not exact, or the export cannot be written.
     """
     check_target(folder, overwrite)  # Before all that takes time.
+    trained = load_trained(workdir, step=step, data_dir=data_dir)
+    return export_trained(trained, workdir, folder, overwrite=overwrite)
+
+
+def export_trained(
+    trained: TrainedNetwork,
+    workdir: str | Path,
+    folder: str | Path,
+    *,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Exports a network that was loaded from a run.
+
+    Args:
+      trained: From `load_trained`.
+      workdir: The run folder, for its settings and metrics.
+      folder: Where the export goes.
+      overwrite: Replace an earlier export.
+    Returns:
+      The manifest.
+    Raises:
+      UserError: The cut is not exact, or the export cannot be written.
+    """
     path = Path(workdir).expanduser()
-    trained = load_trained(path, step=step, data_dir=data_dir)
     experiment, shrunk = trained.experiment, trained.shrunk
     model = shrunk.model
 

@@ -174,9 +174,12 @@ def unstack(ctx: Context, x: Traced) -> Sequence[Traced]:
 
 
 def tile(ctx: Context, x: Traced) -> Sequence[Traced]:
-    """The same positions again and again."""
+    """The same positions again and again; of a single one, it is a broadcast."""
     reps = ctx.eqn.params["reps"]
-    labels = [np.tile(own, times) for own, times in zip(x.labels, reps, strict=True)]
+    labels = [
+        uniform_axis(times) if len(own) == 1 else np.tile(own, times)
+        for own, times in zip(x.labels, reps, strict=True)
+    ]
     return [Traced(tuple(labels), x.dead)]
 
 
