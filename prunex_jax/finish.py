@@ -8,17 +8,15 @@ import jax
 import numpy as np
 
 from prunex_jax.cost import count_macs, count_params
-from prunex_jax.data import evaluation_batches
 from prunex_jax.evaluation import Result, evaluate_split
 from prunex_jax.experiment import Experiment
+from prunex_jax.handover import cut_out, network_of
 from prunex_jax.loop import Loop
-from prunex_jax.shrink import Network, shrink_error, shrink_network
+from prunex_jax.models import Model
+from prunex_jax.shrink import Network
 from prunex_jax.state import TrainState
 from prunex_jax.step import make_programs
 from prunex_jax.topology import HOST_AXIS
-
-# Images on which masked and shrunk networks are compared.
-_NUM_COMPARED = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,49 +45,38 @@ def finish(loop: Loop, state: TrainState) -> TrainResult:
     Collectives:
       Those of evaluating two splits.
     """
-    experiment = loop.experiment
-    params, statistics = jax.device_get(experiment.programs.network(state))
-    full = Network(experiment.model, params, statistics)
-    masks = _masks(experiment, state)
-    masked, shrunk = shrink_network(full, experiment.trace.groups, masks)
-    error = shrink_error(masked, shrunk, _comparison_images(experiment))
-    shrunk = dataclasses.replace(
-        shrunk,
-        params=jax.device_get(shrunk.params),
-        statistics=jax.device_get(shrunk.statistics),
-    )
+    experiment, handover = loop.experiment, loop.handover
+    if handover is None:
+        shrunk, masks, error = cut_out(experiment, state)
+    else:
+        shrunk = network_of(experiment, state)
+        masks, error = handover.masks(experiment.sizes), handover.max_abs_error
     scores = _evaluate(experiment, shrunk)
     summary = {
         **_what_ran(loop),
         **_what_it_is_worth(scores),
-        **_what_is_left(full, shrunk, masks),
+        **_what_is_left(experiment.model, shrunk, masks),
         "shrink_max_abs_error": error,
+        "shrink_step": handover and handover.step,
         **_what_was_sent(loop),
         "seconds_total": loop.clock.seconds_total,
         "seconds_per_step_median": loop.clock.seconds_per_step_median,
+        "seconds_per_step_median_masked": handover and handover.seconds_per_step_median,
     }
     return TrainResult(summary, shrunk, masks)
 
 
-def _masks(experiment: Experiment, state: TrainState) -> dict[str, np.ndarray]:
-    masks = experiment.method.masks(state.opt_state)
-    return {name: np.asarray(mask) for name, mask in masks.items()}
-
-
-def _comparison_images(experiment: Experiment) -> np.ndarray:
-    """Images that no test number depends on: from validation, or else training."""
-    dataset = experiment.dataset
-    split = dataset.validation if len(dataset.validation) else dataset.train
-    rows = np.arange(min(_NUM_COMPARED, len(split)))
-    with evaluation_batches(split, len(rows), rows) as batches:
-        return next(batches)["image"]
-
-
 def _evaluate(experiment: Experiment, network: Network) -> dict[str, Result | None]:
     """Scores the final network on validation and, this once, on test."""
-    programs = make_programs(
-        network.model, experiment.method, experiment.mesh, experiment.ledger, layouts={}
-    )
+    programs = experiment.programs
+    if network.model != experiment.trained:
+        programs = make_programs(
+            network.model,
+            experiment.method,
+            experiment.mesh,
+            experiment.ledger,
+            layouts={},
+        )
     sharding = jax.sharding.NamedSharding(experiment.mesh, jax.P())
     params, statistics = jax.device_put((network.params, network.statistics), sharding)
     dataset = experiment.dataset
@@ -128,8 +115,9 @@ def _what_it_is_worth(scores: Mapping[str, Result | None]) -> dict[str, Any]:
 
 
 def _what_is_left(
-    full: Network, shrunk: Network, masks: Mapping[str, np.ndarray]
+    model: Model, shrunk: Network, masks: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
+    full = Network(model, *jax.eval_shape(model.init, jax.random.key(0)))
     num_channels = sum(mask.size for mask in masks.values())
     num_kept = sum(int(mask.sum()) for mask in masks.values())
     return {

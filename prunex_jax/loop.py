@@ -7,7 +7,7 @@ crash is in `TrainState` and in `extra` of the checkpoint; everything else is re
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,10 +18,17 @@ from prunex_jax.data import make_loader, place_batch
 from prunex_jax.errors import TrainingDivergedError
 from prunex_jax.evaluation import Result, evaluate_split
 from prunex_jax.experiment import Experiment
+from prunex_jax.handover import (
+    Handover,
+    describe,
+    experiment_after,
+    hand_over,
+    saved_handover,
+)
 from prunex_jax.metrics import RunFolder
 from prunex_jax.program import Program
 from prunex_jax.progress import Clock, Progress, format_progress
-from prunex_jax.rounds import Round, keep_counts_at
+from prunex_jax.rounds import Round
 from prunex_jax.screen import Screen
 from prunex_jax.signals import StopRequest
 from prunex_jax.state import NEVER, TrainState
@@ -62,6 +69,7 @@ class Loop:
         self.step = 0
         self.keep_counts = dict(experiment.sizes)
         self.counts_density = 1.0
+        self.handover: Handover | None = None
         self.tickets: collections.deque[jax.Array] = collections.deque()
 
     @property
@@ -90,8 +98,11 @@ class Loop:
             self.folder.truncate_after(-1)
             key = jax.random.key(experiment.config.seed)
             return experiment.programs.init(key)
-        abstract = experiment.programs.abstract_state()
-        state, extra = self.checkpointer.restore(abstract)
+        state, extra = self.checkpointer.restore(
+            lambda extra: self._at(extra).programs.abstract_state()
+        )
+        self.experiment = self._at(extra)
+        self.handover = saved_handover(extra)
         self.step = int(extra["step"])
         self.keep_counts = dict(extra["keep_counts"])
         self.counts_density = float(extra["counts_density"])
@@ -102,16 +113,20 @@ class Loop:
         self.screen.line(f"resumed at step {self.step} of {self.num_steps}")
         return state
 
+    def _at(self, extra: Mapping[str, Any]) -> Experiment:
+        """The experiment as it was when a checkpoint was saved."""
+        return experiment_after(self.experiment, saved_handover(extra))
+
     def _train(self, state: TrainState) -> tuple[TrainState, bool]:
-        config, programs = self.experiment.config.run, self.experiment.programs
+        config, plan = self.experiment.config.run, self.experiment.plan
         with self._batches() as batches:
             while self.step < self.num_steps:
-                batch = next(batches)
+                batch, programs = next(batches), self.experiment.programs
                 self._compile(programs.local_step, state, batch)
                 self.clock.resume()
                 state, ticket = programs.local_step(state, batch)
                 self.step += 1
-                due = self.experiment.plan.round_after(self.step)
+                due = plan.round_after(self.step)
                 if due is not None:
                     state = self._exchange(state, due)
                 self._wait_for(ticket)
@@ -122,6 +137,8 @@ class Loop:
                         state = self._log(state)
                     if _is_due(self.step, config.eval_every_steps) and not is_last:
                         self._validate(state)
+                    if self.step == plan.shrink_step:
+                        state = self._shrink(state)
                     if _is_due(self.step, config.checkpoint_every_steps):
                         self._save(state)
                     if self.stop.is_due() and not is_last:
@@ -161,8 +178,9 @@ class Loop:
     def _exchange(self, state: TrainState, due: Round) -> TrainState:
         self._choose_counts(state, due)
         program = self.experiment.programs.exchange
+        names = sorted(group.name for group in self.experiment.groups)
         static = {
-            "keep_counts": tuple(sorted(self.keep_counts.items())),
+            "keep_counts": tuple((name, self.keep_counts[name]) for name in names),
             "kind": due.kind,
         }
         self._compile(program, state, **static)
@@ -174,16 +192,26 @@ class Loop:
         if density == self.counts_density:
             return
         experiment = self.experiment
-        config = experiment.config.sparsity
-        scores = None
-        if config.budget == "global":
-            with self.clock.paused():
+        with self.clock.paused():
+            scores = None
+            if experiment.config.sparsity.budget == "global":
                 raw = experiment.programs.scores(state)
                 scores = {name: np.asarray(score) for name, score in raw.items()}
-        self.keep_counts = keep_counts_at(
-            config, experiment.sizes, density, scores, self.keep_counts
-        )
+            self.keep_counts = experiment.budget.keep_counts_at(
+                density, scores, self.keep_counts
+            )
         self.counts_density = density
+
+    def _shrink(self, state: TrainState) -> TrainState:
+        """Goes on with the small network; steps are timed anew."""
+        self.experiment, state, self.handover = hand_over(
+            self.experiment, state, self.step, self.clock.seconds_per_step_median
+        )
+        self.clock.forget_steps()
+        self.screen.line(
+            f"step {self.step}: {describe(self.experiment, self.handover)}"
+        )
+        return state
 
     def _log(self, state: TrainState) -> TrainState:
         programs = self.experiment.programs
@@ -284,6 +312,7 @@ class Loop:
             "step": self.step,
             "keep_counts": self.keep_counts,
             "counts_density": self.counts_density,
+            "handover": self.handover and dataclasses.asdict(self.handover),
             "clock": self.clock.state_dict(),
             "ledger": dataclasses.asdict(self.experiment.ledger),
         }

@@ -95,6 +95,10 @@ class Clock:
         repeats = min(num_steps, self._intervals.maxlen or num_steps)
         self._intervals.extend([seconds / num_steps] * repeats)
 
+    def forget_steps(self) -> None:
+        """Starts median and percentile anew, where steps become others; totals stay."""
+        self._intervals.clear()
+
     @property
     def seconds_total(self) -> float:
         """Wall-clock seconds since the first start, without the time between starts."""

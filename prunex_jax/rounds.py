@@ -10,12 +10,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from prunex_jax.config import SparsityConfig
+from prunex_jax.errors import UserError
 from prunex_jax.optim import RoundKind
 from prunex_jax.sparsity import (
     Stage,
     density_stairs,
     global_keep_counts,
     stage_at,
+    step_of_share,
     uniform_keep_counts,
 )
 
@@ -42,11 +44,15 @@ class RoundPlan:
       sync_period: Steps per round; 0 if the method has no exchange.
       total_steps: Length of the run. A last, shorter round ends it, so that no step is
         missing from the consensus.
+      shrink_step: Steps after which dead channels are cut out and the small network
+        trains on: those of the freezing round or of a later one. None if they are cut
+        out at the end only.
     """
 
     stages: tuple[Stage, ...]
     sync_period: int
     total_steps: int
+    shrink_step: int | None = None
 
     def round_after(self, num_steps: int) -> Round | None:
         """What happens when `num_steps` steps are done, if anything.
@@ -86,12 +92,35 @@ def make_round_plan(
       total_steps: Length of the run.
       sync_period: Steps per round; 0 if the method has no exchange.
     Raises:
-      UserError: A schedule in which nothing would be pruned.
+      UserError: A schedule in which nothing would be pruned, or none is left to train
+        the small network.
     """
-    stages: tuple[Stage, ...] = (Stage(0, 1.0, True),)
-    if sync_period:
-        stages = density_stairs(config, total_steps, sync_period)
-    return RoundPlan(stages, sync_period, total_steps)
+    if not sync_period:
+        return RoundPlan((Stage(0, 1.0, True),), sync_period, total_steps)
+    stages = density_stairs(config, total_steps, sync_period)
+    shrink_step = _shrink_step(config, stages[-1], total_steps, sync_period)
+    return RoundPlan(stages, sync_period, total_steps, shrink_step)
+
+
+def _shrink_step(
+    config: SparsityConfig, frozen: Stage, total_steps: int, sync_period: int
+) -> int | None:
+    """When the small network takes over, if it does before the end."""
+    if config.shrink_share == 1.0 or frozen.density == 1.0:
+        return None
+    # The first round of the frozen stage settles the masks.
+    step = max(
+        step_of_share(config.shrink_share, total_steps, sync_period),
+        frozen.start_step + sync_period,
+    )
+    if step >= total_steps:
+        raise UserError(
+            f"sparsity.shrink_share = {config.shrink_share:g} leaves the small network "
+            f"no step: dead channels would be cut out after step {step} of "
+            f"{total_steps}; lower it and sparsity.freeze_share, train longer, or set "
+            "it to 1 to cut them out at the end"
+        )
+    return step
 
 
 def keep_counts_at(
@@ -107,7 +136,7 @@ def keep_counts_at(
       config: Budget, rounding and exclusions.
       sizes: Channels of every group.
       density: Share that is kept.
-      scores: Squared channel norms, needed for a global budget below density 1.
+      scores: Comparable between groups; needed for a global budget below density 1.
       previous: Counts of the stage before, which a global budget never exceeds.
     Returns:
       Group name -> static count.

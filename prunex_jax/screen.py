@@ -93,7 +93,12 @@ def _what_is_sent(experiment: Experiment) -> list[str]:
             f"{stage.start_step}"
             for stage in plan.stages
         )
-        when = f"every {plan.sync_period} steps; density {stages}"
+        share = "density"
+        if experiment.config.sparsity.unit != "channels":
+            share = f"share of {experiment.config.sparsity.unit}"
+        when = f"every {plan.sync_period} steps; {share} {stages}"
+        if plan.shrink_step:
+            when += f"; the small network trains on from step {plan.shrink_step}"
     payload = method.payload_bytes(experiment.keep_counts)
     return [
         f"method    {method.name}: exchanges {when}",

@@ -88,13 +88,19 @@ class OptimizerConfig:
 class SparsityConfig:
     """How many channels are kept, of which groups, and when."""
 
-    # Share of the channels removed at the end, in [0, 1).
+    # Share removed at the end, in [0, 1): of the channels, or of what `unit` counts.
     sparsity: float = 0.5
+    # channels | params | macs | bytes (of one exchange). In the last three, as few
+    # channels are removed as reach the share, at every density on the way.
+    unit: Literal["channels", "params", "macs", "bytes"] = "channels"
     # uniform (the same share of every group) | global (ranked over all groups).
     budget: Literal["uniform", "global"] = "uniform"
     # Share of the run at which pruning starts, and at which the mask freezes.
     start_share: float = 0.1
     freeze_share: float = 0.5
+    # Share of the run at which dead channels are cut out and the small network trains
+    # on; not before the mask freezes. 1 cuts them out at the end only.
+    shrink_share: float = 1.0
     # Number of densities between dense and final; each recompiles the exchange.
     num_stairs: int = 8
     # Kept counts are multiples of this where a group is wide enough.

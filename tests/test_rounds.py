@@ -3,6 +3,7 @@
 import pytest
 
 from prunex_jax.config import SparsityConfig
+from prunex_jax.errors import UserError
 from prunex_jax.rounds import keep_counts_at, make_round_plan
 
 CASES = [
@@ -47,3 +48,34 @@ def test_counts_follow_the_density():
     config = SparsityConfig()
     assert keep_counts_at(config, sizes, 1.0) == sizes
     assert keep_counts_at(config, sizes, 0.5) == {"a": 32, "b": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "num_steps", "period", "expected"),
+    [
+        (SparsityConfig(), 100, 4, None),
+        (SparsityConfig(shrink_share=0.5), 100, 4, 56),  # the freezing round: 52 to 56
+        (SparsityConfig(shrink_share=0.61), 100, 4, 64),  # rounded up to a round
+        (SparsityConfig(freeze_share=0.0, start_share=0.0, shrink_share=0.0), 9, 4, 4),
+        (SparsityConfig(shrink_share=0.5), 100, 0, None),  # no rounds, no masks
+        (SparsityConfig(shrink_share=0.5, sparsity=0.0), 100, 4, None),
+    ],
+)
+def test_the_small_network_takes_over_after_a_round(
+    config, num_steps, period, expected
+):
+    plan = make_round_plan(config, num_steps, period)
+    assert plan.shrink_step == expected
+    if expected is not None:
+        kinds = [
+            found.kind
+            for step in range(1, num_steps + 1)
+            if (found := plan.round_after(step)) and step <= expected
+        ]
+        assert plan.round_after(expected) is not None, "between two rounds"
+        assert kinds.count("freeze") == 1, "masks are settled"
+
+
+def test_a_cut_that_leaves_no_step_is_refused():
+    with pytest.raises(UserError, match=r"cut out after step 100 of 100"):
+        make_round_plan(SparsityConfig(shrink_share=0.99), 100, 4)

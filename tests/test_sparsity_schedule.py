@@ -127,6 +127,8 @@ def test_impossible_runs_are_refused(total_steps, sync_period, text):
         ({"start_share": -0.1}, r"start_share = -0.1 is outside \[0, 1\]"),
         ({"freeze_share": 500}, r"freeze_share = 500 is outside .* not a number of"),
         ({"start_share": 0.6}, r"start_share = 0.6 is after .*freeze_share = 0.5"),
+        ({"shrink_share": 1.5}, r"shrink_share = 1.5 is outside \[0, 1\]"),
+        ({"shrink_share": 0.4}, r"shrink_share = 0.4 is before .*freeze_share = 0.5"),
         ({"num_stairs": 0}, r"num_stairs = 0 must be at least 1"),
         ({"round_to": 0}, r"round_to = 0 must be at least 1"),
         ({"budget": "even"}, r"budget = 'even' is unknown; use uniform or global"),

@@ -15,6 +15,10 @@ from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
 from prunex_jax.channels.labels import Reason
 from prunex_jax.channels.resolve import Resolution
 
+_SINGLE = Reason(
+    "", "is one channel together with all it is tied to, and one must stay"
+)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
@@ -92,6 +96,9 @@ def collect_groups(
             continue
         if bundle.reason >= 0:
             frozen.append(FrozenChannels(reasons[bundle.reason], members))
+            continue
+        if len(bundle.positions) == 1:
+            frozen.append(FrozenChannels(_SINGLE, members))
             continue
         base = members[0].path.removesuffix("/kernel")
         taken[base] += 1

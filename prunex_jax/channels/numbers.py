@@ -216,10 +216,13 @@ def _computed(
 
 
 def _in_range(value: Value, dtype: Any) -> Value:
-    """The value, or infinity where it is too large for its type."""
+    """The value, as far as it can be one of its type: neither too large nor small."""
     if value is None or not jax.dtypes.issubdtype(dtype, np.floating):
         return value
-    is_large = abs(value) > float(jax.numpy.finfo(dtype).max)
+    limits = jax.numpy.finfo(dtype)
+    if 0 < abs(value) < float(limits.tiny):
+        return None
+    is_large = abs(value) > float(limits.max)
     return math.copysign(math.inf, value) if is_large else value
 
 
@@ -249,6 +252,7 @@ def _value_of_exact(
     else:
         is_exact = {*values, result} <= _PLAIN or not all(map(math.isfinite, values))
         is_exact = is_exact and name in _EXACT_FUNCTIONS
+        is_exact = is_exact or (name == "pow" and values[0] in (0.0, 1.0))
     return result if is_exact else Rounded(result)
 
 

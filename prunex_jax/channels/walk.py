@@ -15,25 +15,19 @@ from prunex_jax.channels.labels import (
     FROZEN,
     Constant,
     LabelTable,
+    Reason,
     Traced,
     has_channels,
     uniform_axis,
     uniform_value,
 )
-from prunex_jax.channels.source import is_of_jax
+from prunex_jax.channels.source import is_of_jax, source_of
 from prunex_jax.errors import UserError
 
-# Where primitives that call a program once keep it.
-_INNER_PROGRAM = {
-    "checkpoint": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "composite": "jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "remat2": "jaxpr",
+# Primitives that call a program once.
+_CALLS = {
+    *("checkpoint", "closed_call", "composite", "core_call", "custom_jvp_call"),
+    *("custom_vjp_call", "jit", "pjit", "remat2"),
 }
 # How often a function with a derivative of its own is expected to be differentiated.
 _MAX_DEPTH = 2
@@ -108,8 +102,8 @@ class Walk:
         self, eqn: core.JaxprEqn, operands: list[Traced], site: core.JaxprEqn
     ) -> LabelledEquation:
         name = eqn.primitive.name
-        if name in _INNER_PROGRAM and name not in self.rules:
-            inner = self._inside(eqn.params[_INNER_PROGRAM[name]], operands, site)
+        if name in _CALLS and name not in self.rules:
+            inner = self._inside(_called(eqn), operands, site)
             notes = self._derivative(eqn, operands, inner.results, site)
             return LabelledEquation(eqn, operands, inner.results, {}, (inner,), notes)
         for operand in operands:
@@ -158,12 +152,26 @@ class Walk:
             return self.run(program, arguments, site)
 
         self.depth += 1
-        if name == "custom_jvp_call":
-            found = label_jvp(eqn, operands, results, self.table, walk)
-        else:
-            found = label_vjp(eqn, operands, results, self.table, walk, evaluate)
-        self.depth -= 1
+        try:
+            if name == "custom_jvp_call":
+                found = label_jvp(eqn, operands, results, self.table, walk)
+            else:
+                found = label_vjp(eqn, operands, results, self.table, walk, evaluate)
+        except Exception:  # somebody else's code, which may fail in any way
+            self._freeze_underived(name, operands, site)
+            return {}
+        finally:
+            self.depth -= 1
         return {"derivative": found}
+
+    def _freeze_underived(
+        self, name: str, operands: Sequence[Traced], site: core.JaxprEqn
+    ) -> None:
+        text = "has a derivative that cannot be traced"
+        for operand in operands:
+            for labels in operand.labels:
+                if self.depth == 1 and has_channels(labels):
+                    self.table.freeze(labels, Reason(name, text, source_of(site)))
 
     def _inside(
         self, program: Any, arguments: Sequence[Traced], site: core.JaxprEqn
@@ -174,6 +182,12 @@ class Walk:
 
 def _open(program: Any) -> core.Jaxpr:
     return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
+
+
+def _called(eqn: core.JaxprEqn) -> Any:
+    """The program that an equation calls; where it is kept depends on jax."""
+    params: Any = eqn.params
+    return params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
 
 
 def _is_derivative_of_jax(eqn: core.JaxprEqn) -> bool:

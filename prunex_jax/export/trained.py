@@ -26,10 +26,10 @@ from prunex_jax.errors import UserError
 from prunex_jax.experiment import Experiment, make_experiment
 from prunex_jax.export.folder import check_target, export_model
 from prunex_jax.handover import (
-    Handover,
     comparison_images,
     experiment_after,
     network_of,
+    saved_handover,
 )
 from prunex_jax.metrics import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, SUMMARY
 from prunex_jax.shrink import Certificate, Network, certify_networks, shrink_network
@@ -179,7 +179,7 @@ def load_trained(
         state, extra = checkpointer.restore(
             lambda extra: _at(full, extra).programs.abstract_state(), step
         )
-    handover, experiment = _handover(extra), _at(full, extra)
+    handover, experiment = saved_handover(extra), _at(full, extra)
     network = network_of(experiment, state)
     if handover is None:
         found = jax.device_get(experiment.method.masks(state.opt_state))
@@ -250,14 +250,9 @@ def _mesh_of_run(path: Path) -> tuple[int, int]:
         ) from None
 
 
-def _handover(extra: Mapping[str, Any]) -> Handover | None:
-    saved = extra.get("handover")
-    return None if saved is None else Handover(**saved)
-
-
 def _at(full: Experiment, extra: Mapping[str, Any]) -> Experiment:
     """The run as it was when a checkpoint was saved."""
-    return experiment_after(full, _handover(extra))
+    return experiment_after(full, saved_handover(extra))
 
 
 def _widened(

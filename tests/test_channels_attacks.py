@@ -1,0 +1,29 @@
+"""Networks made to mislead: shrunk exactly, or explained; none comes out wrong."""
+
+import attacks_derivatives
+import attacks_layouts
+import attacks_loops
+import attacks_numbers
+import attacks_sequences
+import attacks_vision
+import pytest
+from attacks import ATTACKS, check
+
+MODULES = (
+    attacks_derivatives,
+    attacks_layouts,
+    attacks_loops,
+    attacks_numbers,
+    attacks_sequences,
+    attacks_vision,
+)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_masked_equals_shrunk_or_all_stays(name):
+    check(name)
+
+
+def test_every_module_has_attacks():
+    owners = {case.apply.__module__ for case in ATTACKS.values()}
+    assert owners == {module.__name__ for module in MODULES}
