@@ -40,7 +40,7 @@ class Walk:
       rules: Rule of every known primitive.
       table: Where labels are joined and frozen.
       renormalise: Whether sums over channels may become means over fewer.
-      with_jax_derivatives: Whether the derivatives of jax's own functions are walked.
+      with_jax_derivatives: Whether forward derivatives of jax's own are walked.
         They mix no channels that the functions keep apart, so it can be left out where
         nothing is differentiated.
     """
@@ -191,10 +191,11 @@ def _called(eqn: core.JaxprEqn) -> Any:
 
 
 def _is_derivative_of_jax(eqn: core.JaxprEqn) -> bool:
-    """Whether jax wrote both a function and its derivative."""
+    """Whether jax wrote both a function and its forward derivative."""
     params: Any = eqn.params
-    derivative = params.get("jvp_jaxpr_fun", params.get("bwd"))
-    return is_of_jax(_open(params["call_jaxpr"])) and is_of_jax(derivative)
+    derivative = params.get("jvp_jaxpr_fun")
+    is_function_of_jax = is_of_jax(_open(params["call_jaxpr"]))
+    return derivative is not None and is_function_of_jax and is_of_jax(derivative)
 
 
 def constant_value(value: Any) -> Traced:

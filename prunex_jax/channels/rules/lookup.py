@@ -38,8 +38,11 @@ def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
     for axis, own in enumerate(x.labels):
         target = None if axis in skipped else next(offsets)
         if target is not None and axis not in numbers.start_index_map:
-            labels[target] = own[: sizes[axis]]
             dead[target] = _or_fill(ctx, x.dead[axis])
+            if sizes[axis] == len(own):
+                labels[target] = own
+            else:
+                ctx.freeze(own, "reads a part of it")
         elif has_channels(own):
             found = _known_positions(ctx, axis, indices)
             if found is None:

@@ -1,7 +1,8 @@
 """Rules of sums, products of matrices, convolutions, windows and orderings."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from prunex_jax.channels.labels import (
     frozen_value,
     has_channels,
 )
-from prunex_jax.channels.numbers import is_nan, sum_of, value_of
+from prunex_jax.channels.numbers import is_nan, same_value, sum_of, value_of
 from prunex_jax.channels.rules.axes import axes_of
 
 _NOT_ZERO = "reads removed channels that may not be exactly zero"
@@ -57,9 +58,18 @@ def reduce_window(ctx: Context, x: Traced, *rest: Traced) -> Sequence[Traced]:
             labels[axis] = frozen_axis(shape[axis])
     is_choice = ctx.name in ("reduce_window_max", "reduce_window_min")
     dead = x.dead if is_choice else tuple(sum_of(value) for value in x.dead)
+    if is_choice and _sees_only_padding(params):  # which is infinite
+        dead = tuple(same_value([value, math.inf]) for value in dead)
     if ctx.name == "reduce_window":  # combines values in a way that is not looked up
         dead = tuple(None if value == 0 else value for value in dead)
     return [Traced(tuple(labels), dead)]
+
+
+def _sees_only_padding(params: Mapping[str, Any]) -> bool:
+    """Whether a window may hold nothing but padding, or gaps between positions."""
+    gaps = params.get("base_dilation") or (1,) * len(params["padding"])
+    axes = zip(params["window_dimensions"], params["padding"], gaps, strict=True)
+    return any(max(*ends) >= size or gap > size for size, ends, gap in axes)
 
 
 def _check_products(
