@@ -154,8 +154,7 @@ def recurrence(p, x):
 @case(
     {"a": (3, 7), "b": (7, 2)},
     {
-        "a": (3, [("a", 1, 2), ("b", 0, 2)]),
-        "a#2": (1, [("a", 1, 1), ("b", 0, 1)]),
+        "a": (3, [("a", 1, 2), ("b", 0, 2)]),  # the one in the middle stays
     },
 )
 def mirrored(p, x):

@@ -102,6 +102,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "neg": np.negative,
     "nextafter": None,
     "not": None,
+    "one_minus_square": lambda x: 1 - x * x,
     "or": None,
     "population_count": None,
     "pow": np.power,
@@ -150,8 +151,8 @@ _SINGULAR: Mapping[str, tuple[int, ...]] = {
 # Operations whose result is exact if it can be written down in the type of the result.
 _ARITHMETIC = {
     *("abs", "add", "add_any", "ceil", "clamp", "conj", "copy", "copy_p", "div"),
-    *("floor", "imag", "is_finite", "max", "min", "mul", "neg", "real"),
-    *("rem", "round", "sign", "square", "stop_gradient", "sub"),
+    *("floor", "imag", "is_finite", "max", "min", "mul", "neg", "one_minus_square"),
+    *("real", "rem", "round", "sign", "square", "stop_gradient", "sub"),
     *("eq", "ge", "gt", "le", "lt", "ne"),
 }
 _COMPARISONS = {"eq", "ge", "gt", "le", "lt", "ne"}

@@ -176,7 +176,8 @@ def trace_channels(
     """
     chosen = TraceOptions(**options)
     found = label_function(apply, params, inputs, statistics, chosen)
-    for value in [*found.weights.values(), *found.running.values()]:
+    unread = () if chosen.returns_statistics else found.running.values()
+    for value in [*found.weights.values(), *unread]:
         if value not in found.first_use:
             for labels in value.labels:
                 found.table.freeze(labels, Reason("", "is not used"))

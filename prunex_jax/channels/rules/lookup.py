@@ -37,12 +37,11 @@ def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
     skipped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     for axis, own in enumerate(x.labels):
         target = None if axis in skipped else next(offsets)
-        if target is not None and axis not in numbers.start_index_map:
+        if target is not None and sizes[axis] == len(own):
+            labels[target] = own
             dead[target] = _or_fill(ctx, x.dead[axis])
-            if sizes[axis] == len(own):
-                labels[target] = own
-            else:
-                ctx.freeze(own, "reads a part of it")
+        elif target is not None and axis not in numbers.start_index_map:
+            ctx.freeze(own, "reads a part of it")
         elif has_channels(own):
             found = _known_positions(ctx, axis, indices)
             if found is None:
@@ -52,8 +51,6 @@ def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
                 parts = _spread(ctx, own[found])
                 for axis_out, part in zip(batch_axes, parts, strict=True):
                     labels[axis_out], dead[axis_out] = part, x.dead[axis]
-        elif target is not None and sizes[axis] == len(own):
-            labels[target], dead[target] = own, x.dead[axis]
     ctx.notes["full"] = tuple(
         size == len(own) for size, own in zip(sizes, x.labels, strict=True)
     )

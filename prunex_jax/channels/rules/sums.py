@@ -45,6 +45,22 @@ def reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
     return [Traced(out.labels, dead, summed=summed)]
 
 
+def over_mesh(ctx: Context, *operands: Traced) -> Sequence[Traced]:
+    """Sums over a mesh; over axes of a vmap they have become axes of the array."""
+    axes = [axis for axis in ctx.eqn.params["axes"] if isinstance(axis, int)]
+    results = []
+    for x in operands:
+        for axis in axes:
+            if not (ctx.name.startswith("psum") and x.dead[axis] == 0):
+                ctx.freeze(x.labels[axis], _NOT_ZERO)
+        left = axes_of(x, [axis for axis in range(len(x.labels)) if axis not in axes])
+        dead = left.dead
+        if ctx.name.startswith("psum"):
+            dead = tuple(sum_of(value) for value in dead)
+        results.append(Traced(left.labels, dead))
+    return results
+
+
 def reduce_window(ctx: Context, x: Traced, *rest: Traced) -> Sequence[Traced]:
     """Axes with a window of one position stay what they are."""
     params, shape = ctx.eqn.params, ctx.out_shape()
