@@ -218,7 +218,8 @@ def mean_over_a_vmapped_axis(h):
 @pair()
 def range_over_a_vmapped_axis(h):
     def one(row):
-        return lax.pmax(row, "batch") - lax.pmin(row, "batch") + row
+        fixed = lax.stop_gradient(row)
+        return lax.pmax(fixed, "batch") - lax.pmin(fixed, "batch") + row
 
     return jax.vmap(one, axis_name="batch")(h)
 
