@@ -88,7 +88,7 @@ def halves_normed(p, x):
     h = x @ p["a"]
 
     def n(v):
-        return v / jnp.sqrt((v * v).sum(-1, keepdims=True))
+        return v / jnp.sqrt((v * v).sum(-1, keepdims=True) + 1e-6)
 
     a, b = (h[:, :4], h[:, 4:])
     w = p["w"]

@@ -41,7 +41,6 @@ FUNCTIONS = {
     "erf": (lambda h: lax.erf(h), BOTH),
     "lgamma": (lambda h: lax.lgamma(h * h + 1), DEEP),
     "digamma": (lambda h: lax.digamma(h * h + 1), DEEP),
-    "atanh_cos": (lambda h: jnp.arctanh(jnp.cos(h)), NEITHER),
     "hypot": (lambda h: jnp.hypot(h, h + 1), NEITHER),
     "hypot0": (lambda h: jnp.hypot(h, 2 * h), NEITHER),
     "log_abs": (lambda h: jnp.log(jnp.abs(h) + 1e-6), DEEP),
