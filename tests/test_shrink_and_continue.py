@@ -111,7 +111,11 @@ FORMS = {
 }
 
 
-SLOW_FORMS = ("a leaky dual, adamw", "channels where they matter")
+SLOW_FORMS = (
+    "a leaky dual, adamw",
+    "a copy and dual per device, two levels",
+    "channels where they matter",
+)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +180,7 @@ def complete_steps(workdir: Path) -> list[int]:
     return [int(p.parent.name) for p in manifests if p.parent.name.isdigit()]
 
 
+@pytest.mark.slow
 def test_killed_before_and_after_the_event_it_ends_with_the_same_bits(
     whole_run, tmp_path
 ):
@@ -211,6 +216,7 @@ def test_killed_before_and_after_the_event_it_ends_with_the_same_bits(
             assert value == reference.summary[key], key
 
 
+@pytest.mark.slow
 def test_a_checkpoint_before_the_event_holds_the_full_network(whole_run):
     result, workdir = whole_run
     for step, size in ((EVENT - 4, "params_dense"), (EVENT, "params_kept")):
@@ -219,6 +225,7 @@ def test_a_checkpoint_before_the_event_holds_the_full_network(whole_run):
         assert sizes_of(params) == result.summary[size]
 
 
+@pytest.mark.slow
 def test_summary_and_curves_are_of_one_run(whole_run):
     result, workdir = whole_run
     summary, rows = result.summary, rows_of(workdir)
@@ -246,6 +253,7 @@ def test_summary_and_curves_are_of_one_run(whole_run):
         assert dense == pytest.approx(4 * summary["params_dense"] * row["step"], 1e-3)
 
 
+@pytest.mark.slow
 def test_same_command_again_changes_nothing(whole_run):
     result, workdir = whole_run
     again = train(shrinking(), workdir)
@@ -254,6 +262,7 @@ def test_same_command_again_changes_nothing(whole_run):
         assert again.summary[key] == result.summary[key]
 
 
+@pytest.mark.slow
 def test_steps_and_exchanges_are_those_of_the_small_network(whole_run):
     _, workdir = whole_run
     full = experiment_of(shrinking())

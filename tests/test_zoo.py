@@ -30,11 +30,17 @@ def params_of(sparsities: tuple[float, ...]) -> list:
             network,
             *((sparsity,) if sparsity else ()),
             id=f"{network.name}-{sparsity}" if sparsity else network.name,
-            marks=[] if network.is_quick and sparsity in (0, 0.5) else pytest.mark.zoo,
+            marks=_mark_of(network, sparsity),
         )
         for network in NETWORKS
         for sparsity in sparsities
     ]
+
+
+def _mark_of(network: Network, sparsity: float) -> list:
+    if not network.is_quick or sparsity not in (0, 0.5):
+        return [pytest.mark.zoo]
+    return [pytest.mark.slow] if sparsity else []
 
 
 @functools.lru_cache(maxsize=1)
