@@ -508,11 +508,10 @@ def test_masked_equals_shrunk(seed):
 
 def test_random_networks_are_various_and_most_of_their_channels_can_be_removed():
     shares, primitives = [], set()
-    for seed in SEEDS[:60]:
+    for seed in range(60):
         apply, shapes, _ = random_network(seed)
         params = draw(shapes)
         shares.append(trace_channels(apply, params, IMAGES).prunable_share())
         primitives |= primitives_of(jax.make_jaxpr(apply)(params, IMAGES))
     assert np.mean(shares) > 0.5, "too much is frozen for the comparison to mean much"
-    if len(shares) == 60:
-        assert {"scan", "custom_jvp_call"} <= primitives
+    assert {"scan", "gather", "sort", "custom_jvp_call"} <= primitives
