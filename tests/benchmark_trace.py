@@ -2,7 +2,8 @@
 
 Ours is `trace_channels` from a function and shapes to groups, tracing included. Theirs
 is `DependencyGraph().build_dependency` for the same network; listing its groups comes
-on top and is printed beside it. The two take turns, in two processes. Prints medians.
+on top and is printed beside it. The two take turns, in two processes, garbage being
+collected before every turn and in none, as `timeit` has it. Prints medians.
 It needs a quiet machine: torch shares its work over cores and waits for the slowest, so
 that other work slows theirs many times more than ours.
 
@@ -10,6 +11,7 @@ that other work slows theirs many times more than ours.
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -40,6 +42,7 @@ def main() -> None:
     # Ours sees shapes only; theirs computes on an example of this size.
     parser.add_argument("--side", type=int, default=224)
     arguments = parser.parse_args()
+    gc.disable()
     load = os.getloadavg()[0]
     shape = (arguments.side, arguments.side, 3)
     model = make_model(ModelConfig(name="resnet152", stem="imagenet"), shape, 1000)
@@ -47,6 +50,7 @@ def main() -> None:
     image = jax.ShapeDtypeStruct((1, *shape), np.float32)
 
     def trace() -> float:
+        gc.collect()
         start = time.perf_counter()
         # A function that jax has not seen, so that no trace of it is remembered.
         found = trace_channels(

@@ -5,6 +5,7 @@ the seconds that took. The network is torchvision's, written out here because it
 package needs a build that fits torch.
 """
 
+import gc
 import json
 import sys
 import time
@@ -75,7 +76,9 @@ def main() -> None:
         versions=f"torch {version('torch')}, torch-pruning {version('torch-pruning')}, "
         f"{torch.get_num_threads()} threads",
     )
+    gc.disable()
     for _ in sys.stdin:
+        gc.collect()
         start = time.perf_counter()
         graph = torch_pruning.DependencyGraph()
         graph.build_dependency(model, example_inputs=example)

@@ -24,6 +24,9 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+# A script for another Python, with torch and without jax.
+collect_ignore = ["benchmark_trace_torch.py"]
+
 # Files whose tests train in other processes: started first, or they end last, alone.
 _LONG_FILES = ["test_run.py", "test_cli.py", "test_notebooks.py", "test_readme.py"]
 

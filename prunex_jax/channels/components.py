@@ -124,10 +124,10 @@ def _bundles(
     place = np.repeat(np.arange(len(places)), sizes)
     position = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
     order = np.argsort(channel, kind="stable")  # channel by channel, place by place
-    starts = np.flatnonzero(np.diff(channel[order], prepend=-1))
-    counts = np.diff(starts, append=len(order))
+    counts = np.bincount(channel)
+    starts = np.cumsum(counts) - counts
     bundles = []
-    for count in np.unique(counts).tolist():
+    for count in np.unique(counts[counts > 0]).tolist():
         # Channels with this many occurrences: one row each.
         rows = order[starts[counts == count][:, None] + np.arange(count)]
         reason = first_reason[channel[rows[:, :1]]]
@@ -136,8 +136,10 @@ def _bundles(
         is_first = np.append(True, np.any(keys[1:] != keys[:-1], axis=1))
         unique, of_run = np.unique(keys[is_first], axis=0, return_inverse=True)
         which = of_run.ravel()[np.cumsum(is_first) - 1]
-        for index, (*where, why) in enumerate(unique.tolist()):
-            positions = position[rows[which == index]]
-            positions = positions[np.argsort(positions[:, 0], kind="stable")]
-            bundles.append(_Bundle(tuple(where), positions, why))
+        positions = position[rows]
+        order_in = np.lexsort((positions[:, 0], which))
+        ends = np.cumsum(np.bincount(which))[:-1]
+        parts = np.split(positions[order_in], ends)
+        for (*where, why), part in zip(unique.tolist(), parts, strict=True):
+            bundles.append(_Bundle(tuple(where), part, why))
     return sorted(bundles, key=lambda bundle: (bundle.places, bundle.reason))

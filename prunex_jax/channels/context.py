@@ -126,7 +126,9 @@ class Context:
         labels = self.operands[operand].labels[axis]
         if (labels != UNIFORM).all():
             return labels
-        own = np.where(labels == UNIFORM, self.table.fresh(len(labels)), labels)
+        own = self.table.fresh(len(labels))
+        if labels is not uniform_axis(len(labels)):
+            own = np.where(labels == UNIFORM, own, labels)
         self.fits[operand, axis] = own
         return own
 

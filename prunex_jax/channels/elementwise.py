@@ -102,19 +102,20 @@ def _joined(
             labels.append(frozen)
             dead.append(None)
             continue
-        has_axis = [bool(x.labels) and len(x.labels[axis]) == size for x in operands]
-        joined = ctx.join_axes(*((i, axis) for i, has in enumerate(has_axis) if has))
         values: list[Value] = []
         is_risky = []
-        for operand, has in zip(operands, has_axis, strict=True):
-            if has:
+        with_axis = []
+        for index, operand in enumerate(operands):
+            own = operand.labels[axis] if operand.labels else None
+            if own is not None and len(own) == size:
+                with_axis.append((index, axis))
                 values.append(operand.dead[axis])
-                own = operand.labels[axis]
                 is_risky.append(not operand.is_given and has_channels(own))
             else:  # without this axis, or with length 1: the same for all channels
                 values.append(operand.number)
                 is_risky.append(False)
+        joined = ctx.join_axes(*with_axis)
+        is_fixed = joined is frozen or not (joined != FROZEN).any()
         labels.append(joined)
-        is_fixed = joined is frozen or bool((joined == FROZEN).all())
         dead.append(None if is_fixed else compute(values, is_risky))
     return Traced(tuple(labels), tuple(dead))

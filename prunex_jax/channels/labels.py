@@ -168,8 +168,12 @@ class Product:
 class LabelTable:
     """Hands out labels and records what is joined, frozen, split and merged."""
 
-    def __init__(self, num_labels: int = 1) -> None:
-        self.num_labels = num_labels  # the first is FROZEN
+    def __init__(self) -> None:
+        self.num_labels = 1  # the first is FROZEN
+        # Axes with labels of their own, which are blocks of successive labels, by the
+        # identity of their arrays; and where each block starts.
+        self.blocks: dict[int, tuple[int, np.ndarray]] = {}
+        self.starts = [FROZEN]
         self.products: list[Product] = []
         self.edges: list[tuple[np.ndarray, np.ndarray]] = []
         self.frozen: list[tuple[np.ndarray, Reason]] = []
@@ -178,10 +182,19 @@ class LabelTable:
         self.means: list[Sum] = []
 
     def fresh(self, size: int) -> np.ndarray:
-        """Makes int64[size] labels that nothing carries yet."""
+        """Makes int64[size] labels that nothing carries yet; not to be written to."""
         labels = np.arange(self.num_labels, self.num_labels + size, dtype=np.int64)
-        self.num_labels += size
+        labels.flags.writeable = False
+        if size:
+            self.blocks[id(labels)] = (len(self.starts), labels)
+            self.starts.append(self.num_labels)
+            self.num_labels += size
         return labels
+
+    def block_of(self, labels: np.ndarray) -> int | None:
+        """Index among `starts` of an array that `fresh` gave; None for other arrays."""
+        found = self.blocks.get(id(labels))
+        return None if found is None else found[0]
 
     def freeze(self, labels: np.ndarray, reason: Reason) -> None:
         """Declares that these channels can never be removed."""
@@ -225,6 +238,10 @@ class LabelTable:
             return left
         if left is uniform_axis(len(left)):
             return right
+        one, other = self.block_of(left), self.block_of(right)
+        if one is not None and other is not None:
+            self.edges.append((left, right))
+            return left if one > other else right
         both = (left > FROZEN) & (right > FROZEN) & (left != right)
         if both.any():
             self.edges.append((left[both], right[both]))

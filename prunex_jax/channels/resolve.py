@@ -56,11 +56,7 @@ def resolve(table: LabelTable, status: np.ndarray | None = None) -> Resolution:
     Returns:
       The resolution.
     """
-    size = table.num_labels
-    left = np.concatenate([*(a for a, _ in table.edges), np.zeros(0, np.int64)])
-    right = np.concatenate([*(b for _, b in table.edges), np.zeros(0, np.int64)])
-    graph = coo_array((np.ones(len(left), np.int8), (left, right)), (size, size))
-    num_components, component = csgraph.connected_components(graph, directed=False)
+    num_components, component = _components(table)
     first_reason = np.full(num_components, -1, np.int64)
     for index in reversed(range(len(table.frozen))):
         first_reason[component[table.frozen[index][0]]] = index
@@ -69,7 +65,6 @@ def resolve(table: LabelTable, status: np.ndarray | None = None) -> Resolution:
         np.bitwise_or.at(known, component[: len(status)], status)
     reasons = [reason for _, reason in table.frozen]
     if not table.products:
-        component = component.astype(np.int64)
         return Resolution(component, first_reason, tuple(reasons), known)
     unions = _Unions(first_reason, known, reasons)
     for product in table.products:
@@ -81,6 +76,41 @@ def resolve(table: LabelTable, status: np.ndarray | None = None) -> Resolution:
         tuple(unions.reasons),
         np.array(unions.status, np.int8)[roots],
     )
+
+
+def _components(table: LabelTable) -> tuple[int, np.ndarray]:
+    """Puts joined labels together: their number and int64[num_labels] which is whose.
+
+    Most axes are joined as wholes, block with block, and few labels one by one.
+    """
+    blocks, singles = [], []
+    for left, right in table.edges:
+        pair = table.block_of(left), table.block_of(right)
+        if None in pair:
+            singles.append((left, right))
+        else:
+            blocks.append(pair)
+    starts = np.array(table.starts)
+    sizes = np.diff(starts, append=table.num_labels)
+    _, which = _connected(np.array(blocks).reshape(-1, 2).T, len(starts))
+    _, first = np.unique(which, return_index=True)
+    shift = starts[first][which] - starts
+    representative = np.arange(table.num_labels) + np.repeat(shift, sizes)
+    is_one = np.repeat(shift == 0, sizes)
+    component = (np.cumsum(is_one) - 1)[representative]
+    count = int(is_one.sum())
+    if not singles:
+        return count, component
+    pairs = np.stack([np.concatenate(side) for side in zip(*singles, strict=True)])
+    count, further = _connected(component[pairs], count)
+    return count, further[component]
+
+
+def _connected(pairs: np.ndarray, size: int) -> tuple[int, np.ndarray]:
+    """Connected components of a graph of edges int64[2, n]: how many, and whose."""
+    graph = coo_array((np.ones(pairs.shape[1], np.int8), tuple(pairs)), (size, size))
+    count, component = csgraph.connected_components(graph, directed=False)
+    return count, component.astype(np.int64)
 
 
 class _Unions:

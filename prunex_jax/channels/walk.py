@@ -12,11 +12,11 @@ from prunex_jax.channels.context import Context, Rule, freeze_all
 from prunex_jax.channels.derivatives import label_jvp, label_vjp
 from prunex_jax.channels.labelled import LabelledEquation, LabelledProgram
 from prunex_jax.channels.labels import (
-    FROZEN,
     Constant,
     LabelTable,
     Reason,
     Traced,
+    frozen_axis,
     has_channels,
     uniform_axis,
     uniform_value,
@@ -266,13 +266,12 @@ def _finished(ctx: Context, result: Traced, constant: Constant | None) -> Traced
     labels = result.labels
     if constant is not None:  # computed in full before anything is cut
         labels = tuple(uniform_axis(len(own)) for own in labels)
-    if any(len(own) == 1 for own in labels):
-        labels = tuple(
-            np.array([FROZEN], np.int64) if len(own) == 1 else own for own in labels
-        )
+    alone = frozen_axis(1)
+    if any(len(own) == 1 and own is not alone for own in labels):
         for own in result.labels:
-            if len(own) == 1 and has_channels(own):
+            if len(own) == 1:
                 ctx.freeze(own, "leaves one channel alone on its axis")
+        labels = tuple(alone if len(own) == 1 else own for own in labels)
     return Traced(
         labels,
         result.dead,

@@ -127,9 +127,7 @@ class BatchNorm(nnx.Module):
             self.var[...] = _running(self.var[...], var)
         else:
             mean, var = self.mean[...], self.var[...]
-        scale = self.scale[...] * lax.rsqrt(var + _EPSILON)
-        shift = self.bias[...] - mean * scale
-        y = x * _per_channel(scale, x) + _per_channel(shift, x)
+        y = _normalised(x, mean, var, self.scale[...], self.bias[...])
         return y.astype(how.dtype)
 
 
@@ -149,6 +147,12 @@ class Dense(nnx.Module):
         """Maps float[n, c_in] to `dtype`[n, c_out]."""
         y = x.astype(dtype) @ self.kernel[...].astype(dtype)
         return y + _per_channel(self.bias[...].astype(dtype), y)
+
+
+@functools.partial(jax.jit, inline=True)
+def relu(x: jax.Array) -> jax.Array:
+    """`jax.nn.relu`, traced once per shape and not once per call."""
+    return jax.nn.relu(x)
 
 
 def max_pool(x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
@@ -229,6 +233,15 @@ def _moments(x: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]
         # Equal batches on every device: the mean of means is the mean.
         mean, mean_square = lax.pmean(jnp.stack([mean, mean_square]), axis_name)
     return mean, jnp.maximum(mean_square - mean * mean, 0.0)
+
+
+# Traced once per shape and not once per layer; the program is the same.
+@functools.partial(jax.jit, inline=True)
+def _normalised(
+    x: jax.Array, mean: jax.Array, var: jax.Array, scale: jax.Array, bias: jax.Array
+) -> jax.Array:
+    factor = scale * lax.rsqrt(var + _EPSILON)
+    return x * _per_channel(factor, x) + _per_channel(bias - mean * factor, x)
 
 
 def _running(old: jax.Array, new: jax.Array) -> jax.Array:

@@ -20,6 +20,7 @@ from prunex_jax.models.layers import (
     Pass,
     max_pool,
     mean_over_space,
+    relu,
 )
 from prunex_jax.trees import PyTree
 
@@ -149,7 +150,7 @@ class _Stem(nnx.Module):
         self.norm = BatchNorm(c_out)
 
     def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        x = jax.nn.relu(self.norm(self.conv(x, how), how))
+        x = relu(self.norm(self.conv(x, how), how))
         return max_pool(x, 3, 2, padding=1) if self.is_large else x
 
 
@@ -176,10 +177,10 @@ class _BasicBlock(nnx.Module):
         self.shortcut = _Shortcut(c_in, spec, rngs) if spec.has_projection else None
 
     def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        y = jax.nn.relu(self.norm1(self.conv1(x, how), how))
+        y = relu(self.norm1(self.conv1(x, how), how))
         y = self.norm2(self.conv2(y, how), how)
         side = x if self.shortcut is None else self.shortcut(x, how)
-        return jax.nn.relu(y + side)
+        return relu(y + side)
 
 
 class _Bottleneck(nnx.Module):
@@ -196,11 +197,11 @@ class _Bottleneck(nnx.Module):
         self.shortcut = _Shortcut(c_in, spec, rngs) if spec.has_projection else None
 
     def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        y = jax.nn.relu(self.norm1(self.conv1(x, how), how))
-        y = jax.nn.relu(self.norm2(self.conv2(y, how), how))
+        y = relu(self.norm1(self.conv1(x, how), how))
+        y = relu(self.norm2(self.conv2(y, how), how))
         y = self.norm3(self.conv3(y, how), how)
         side = x if self.shortcut is None else self.shortcut(x, how)
-        return jax.nn.relu(y + side)
+        return relu(y + side)
 
 
 class ResNet(nnx.Module):

@@ -10,7 +10,7 @@ from typing import Self
 import jax
 from flax import nnx
 
-from prunex_jax.models.layers import BatchNorm, Conv, Dense, Pass, max_pool
+from prunex_jax.models.layers import BatchNorm, Conv, Dense, Pass, max_pool, relu
 from prunex_jax.models.resnet import Stem, scaled
 from prunex_jax.trees import PyTree
 
@@ -89,7 +89,7 @@ class _Layer(nnx.Module):
         self.norm = BatchNorm(c_out)
 
     def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        return jax.nn.relu(self.norm(self.conv(x, how), how))
+        return relu(self.norm(self.conv(x, how), how))
 
 
 class Vgg(nnx.Module):
@@ -143,5 +143,5 @@ class Vgg(nnx.Module):
                 x = max_pool(x, 2, 2)
         x = x.reshape(x.shape[0], -1)
         for dense in self.hidden:
-            x = jax.nn.relu(dense(x, how.dtype))
+            x = relu(dense(x, how.dtype))
         return self.classifier(x, "float32")
