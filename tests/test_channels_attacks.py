@@ -19,7 +19,14 @@ MODULES = (
 )
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+# Every other one in the quick tests.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if index % 2 else [])
+        for index, name in enumerate(ATTACKS)
+    ],
+)
 def test_masked_equals_shrunk_or_all_stays(name):
     check(name)
 

@@ -177,6 +177,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_runs_of_all_kinds_are_exported(kind, tmp_path):
     result = train(settings(**RUNS[kind]), tmp_path / "run")

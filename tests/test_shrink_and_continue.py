@@ -112,6 +112,7 @@ FORMS = {
 
 
 SLOW_FORMS = (
+    "sgd with momentum",
     "a leaky dual, adamw",
     "a copy and dual per device, two levels",
     "channels where they matter",
