@@ -142,6 +142,36 @@ def test_axes_types_and_kinds_are_read():
     assert [c.payload_bytes for c in listed(fn)] == [20, 22, 44, 48]
 
 
+def test_exchanges_and_shifts_are_read():
+    def fn(x):
+        rows = x[:8].astype(jnp.int8)
+        e = jax.lax.all_to_all(rows, "device", 0, 0, tiled=True)
+        b = jax.lax.all_to_all(rows, AXES, 0, 0, tiled=True)
+        s = jax.lax.ppermute(x, "host", [(0, 1), (1, 0)])
+        return sum(vary(jnp.sum(y).astype(float), AXES) for y in (e, b, s))
+
+    assert listed(fn) == [
+        Collective("exchange", ("device",), (4,), 8, "int8"),
+        Collective("exchange", AXES, (2, 4), 8, "int8"),
+        Collective("shift", ("host",), (2,), 11, "float32"),
+    ]
+
+
+def test_an_exchange_sends_each_part_to_its_place():
+    """Counted one by one: 8 devices, 3 bytes from each to each."""
+    mesh_shape = {"host": 2, "device": 4}
+    hosts = [position // 4 for position in range(8)]
+    pairs = [(i, j) for i in range(4) for j in range(8) if i != j]
+    leaving = sum(3 for i, j in pairs if hosts[i] != hosts[j])
+    staying = sum(3 for i, j in pairs if hosts[i] == hosts[j])
+    both = Collective("exchange", AXES, (2, 4), 24, "int8")
+    assert wire_bytes([both], mesh_shape) == {"host": leaving, "device": staying}
+    one = Collective("exchange", ("device",), (4,), 12, "int8")
+    assert wire_bytes([one], mesh_shape) == {"host": 0, "device": staying}
+    hop = Collective("shift", ("host",), (2,), 5, "float32")
+    assert wire_bytes([hop], mesh_shape) == {"host": 4 * 20, "device": 0}
+
+
 def test_reductions_over_array_axes_and_types_are_free():
     def fn(x):
         return jnp.sum(x) + jax.lax.axis_index("host") + jnp.max(x)
@@ -161,17 +191,12 @@ def test_what_cannot_be_counted_is_refused():
             jnp.sum(x) > 0, lambda x: vary(total(x), AXES), lambda x: x, x
         )
 
-    def permuted(x):
-        return jax.lax.ppermute(x, "host", [(0, 1), (1, 0)])
-
     def grouped(x):
         return jax.lax.psum(x, "device", axis_index_groups=[[0, 1], [2, 3]])
 
     for fn, check_vma, match in (
         (loop, True, "while loop communicates"),
         (branches, True, "sync=True"),
-        (permuted, True, "ppermute"),
-        (lambda x: jax.lax.all_to_all(x[:8], "device", 0, 0), True, "all_to_all"),
         (grouped, False, "groups of positions"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -201,7 +226,7 @@ def test_joint_axes_are_one_ring(shape, wanted):
 
 
 def test_rings_of_one_send_nothing_and_a_sum_is_scatter_and_gather():
-    for kind in ("sum", "scatter", "gather"):
+    for kind in ("sum", "scatter", "gather", "exchange", "shift"):
         assert ring_bytes(kind, 100, 1) == 0
     for size in (2, 3, 8):
         parts = ring_bytes("scatter", 120, size) + ring_bytes(

@@ -18,6 +18,8 @@ from prunex_jax.jaxprs import inner_programs
 _SUMS = frozenset({"psum", "psum_invariant", "psum2", "pmax", "pmin"})
 _GATHERS = frozenset({"all_gather", "all_gather_invariant"})
 _SCATTERS = frozenset({"reduce_scatter"})
+_EXCHANGES = frozenset({"all_to_all"})
+_SHIFTS = frozenset({"ppermute"})
 # Name mesh axes but move nothing.
 _FREE = frozenset(
     {"axis_index", "preduced", "pvary", "vary_unreduced_cast", "vary_unreduced_cast_p"}
@@ -29,7 +31,8 @@ class Collective:
     """One collective operation of a program, as every device issues it.
 
     Attributes:
-      kind: sum | gather | scatter.
+      kind: sum | gather | scatter | exchange (each device sends every other its part)
+        | shift (each device sends all it has to one other).
       axes: Mesh axes it runs over, and their sizes.
       axis_sizes: Sizes of those axes, in the same order.
       num_elements: Elements each device puts in.
@@ -54,10 +57,11 @@ def ring_bytes(kind: str, payload_bytes: int, size: int) -> float:
     """Bytes one device sends in a ring of `size` devices.
 
     sum: 2 (size-1)/size * payload;  scatter: (size-1)/size * payload;
-    gather: (size-1) * payload, each device passing on every share but one.
+    gather: (size-1) * payload, each device passing on every share but one;
+    exchange: (size-1)/size * payload;  shift: payload.
 
     Args:
-      kind: sum | scatter | gather.
+      kind: As `Collective.kind`.
       payload_bytes: What each device puts in.
       size: Devices on the axis; 1 sends nothing.
     Example:
@@ -66,8 +70,10 @@ def ring_bytes(kind: str, payload_bytes: int, size: int) -> float:
     """
     if kind == "sum":
         return 2 * (size - 1) * payload_bytes / size
-    if kind == "scatter":
+    if kind in ("scatter", "exchange"):
         return (size - 1) * payload_bytes / size
+    if kind == "shift":
+        return float(payload_bytes if size > 1 else 0)
     if kind == "gather":
         return float((size - 1) * payload_bytes)
     raise ValueError(f"unknown kind of collective {kind!r}")
@@ -129,7 +135,13 @@ def _entries(
     eqn: core.JaxprEqn, sizes: Mapping[str, int], count: int
 ) -> Iterator[Collective]:
     name, axes = eqn.primitive.name, _named_axes(eqn)
-    kinds = {"sum": _SUMS, "gather": _GATHERS, "scatter": _SCATTERS}
+    kinds = {
+        "sum": _SUMS,
+        "gather": _GATHERS,
+        "scatter": _SCATTERS,
+        "exchange": _EXCHANGES,
+        "shift": _SHIFTS,
+    }
     kind = next((kind for kind, names in kinds.items() if name in names), None)
     if kind is None:
         raise ValueError(f"the bytes of {name} over {axes} are not counted yet")
@@ -163,7 +175,8 @@ def wire_bytes(
     Returns:
       Axis name -> bytes that the devices of one host together send over it. A
       collective over both axes at once counts as one ring in mesh order, in which one
-      device per host sends to the next host.
+      device per host sends to the next host; an exchange goes to its destinations
+      directly.
     Example:
       >>> mesh_shape = {'host': 2, 'device': 4}
       >>> one = Collective('sum', ('host',), (2,), 100, 'float32')
@@ -179,6 +192,11 @@ def wire_bytes(
             totals[slow] += devices_per_host * sent
         elif item.axes == (fast,):
             totals[fast] += devices_per_host * sent
+        elif item.kind == "exchange":
+            part = item.payload_bytes / math.prod(item.axis_sizes)
+            to_each_host = devices_per_host * devices_per_host * part
+            totals[slow] += (mesh_shape[slow] - 1) * to_each_host
+            totals[fast] += to_each_host - devices_per_host * part
         else:
             leaving = 1 if mesh_shape[slow] > 1 else 0
             totals[slow] += leaving * sent

@@ -14,13 +14,16 @@ import jax.numpy as jnp
 from prunex_jax.errors import UserError
 from prunex_jax.trees import PyTree
 
+# A mesh axis, or several that are taken as one, slow axis first.
+MeshAxes = str | tuple[str, ...]
 
-def axis_size(axis: str | None) -> int:
+
+def axis_size(axis: MeshAxes | None) -> int:
     """Number of positions along a mesh axis; 1 for None."""
     return 1 if axis is None else jax.lax.axis_size(axis)
 
 
-def position(axis: str | None) -> jax.Array | int:
+def position(axis: MeshAxes | None) -> jax.Array | int:
     """Position of this device along a mesh axis; 0 for None."""
     return 0 if axis is None else jax.lax.axis_index(axis)
 
@@ -140,6 +143,38 @@ def sum_over_hosts(
     return _gather(total, device_axis)[: buffer.size]
 
 
+def gather_over_hosts(
+    buffer: jax.Array, host_axis: str | None, device_axis: str | None
+) -> jax.Array:
+    """Collects the buffers of all hosts; each device carries an equal slice of them.
+
+    Args:
+      buffer: [n] of any type, per_host: the same on every device of a host.
+      host_axis: Axis of the hosts, or None.
+      device_axis: Axis of the devices, or None.
+    Returns:
+      [hosts, n], replicated, in the order of the hosts.
+    Collectives:
+      With P devices per host, M hosts and m = ceil(n / P): a gather over `host_axis` of
+      m elements, then one over `device_axis` of M * m elements from each device. With
+      one host, nothing over `host_axis`.
+    """
+    if host_axis is None:
+        return buffer[None]
+    num_hosts, num_devices = axis_size(host_axis), axis_size(device_axis)
+    is_single = num_hosts == 1 and not (device_axis and _varies(buffer, device_axis))
+    if device_axis is None or num_devices == 1 or is_single:
+        rows = _gather(vary(buffer, (host_axis,))[None], host_axis)
+        return rows if device_axis is None else _settle(rows, device_axis)
+    padded = vary(_pad_to_multiple(buffer, num_devices), (device_axis,))
+    share = padded.size // num_devices
+    start = jax.lax.axis_index(device_axis) * share
+    own = jax.lax.dynamic_slice_in_dim(padded, start, share)
+    rows = _gather(vary(own, (host_axis,))[None], host_axis)
+    whole = _gather(rows[None], device_axis)  # [devices, hosts, share]
+    return jnp.moveaxis(whole, 0, 1).reshape(num_hosts, -1)[:, : buffer.size]
+
+
 def sum_over_mesh(
     buffer: jax.Array, host_axis: str | None, device_axis: str | None
 ) -> jax.Array:
@@ -163,16 +198,121 @@ def sum_over_mesh(
     if device_axis is None or num_devices == 1:
         summed = sum_over_devices(buffer, device_axis)
         return sum_over_hosts(summed, host_axis, None)
-    padded = vary(_pad_to_multiple(buffer, num_devices), (device_axis,))
-    own = jax.lax.psum_scatter(padded, device_axis, tiled=True)
+    own = scatter_sum(_pad_to_multiple(buffer, num_devices), device_axis)
     if host_axis is not None:
         own = jax.lax.psum(vary(own, (host_axis,)), host_axis)
     return _gather(own, device_axis)[: buffer.size]
 
 
-def _gather(share: jax.Array, device_axis: str) -> jax.Array:
-    to = "invarying" if _is_tracked(device_axis) else "varying"
-    return jax.lax.all_gather(share, device_axis, tiled=True, to=to)
+def sum_at_once(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
+    """Sums a buffer over all axes in one operation, whatever their links.
+
+    Collectives:
+      One sum over `axes` of the whole buffer.
+    """
+    return jax.lax.psum(vary(buffer, _as_tuple(axes)), axes)
+
+
+def scatter_sum(buffer: jax.Array, device_axis: str | None) -> jax.Array:
+    """Sums a buffer over the devices of a host; each keeps its share of the sum.
+
+    Args:
+      buffer: [P * m] with P devices per host, per_device.
+      device_axis: Axis of the devices, or None.
+    Returns:
+      [m], the share of this device; `join_shares` puts shares together.
+    Collectives:
+      A scattered sum over `device_axis` of P * m elements; with one device, nothing
+      that moves.
+    """
+    if device_axis is None or axis_size(device_axis) == 1:
+        return sum_over_devices(buffer, device_axis)
+    return jax.lax.psum_scatter(vary(buffer, (device_axis,)), device_axis, tiled=True)
+
+
+def exchange(rows: jax.Array, axis: MeshAxes) -> jax.Array:
+    """Sends every position its part of the rows, and takes the parts for this one.
+
+    Args:
+      rows: [size * n, ...] of any type: part i is for position i.
+      axis: Axis, or several as one, of `size` positions.
+    Returns:
+      [size * n, ...]: part i is from position i.
+    Collectives:
+      One exchange over `axis` of all rows.
+    """
+    varying = vary(rows, _as_tuple(axis))
+    return jax.lax.all_to_all(varying, axis, 0, 0, tiled=True)
+
+
+def collect(rows: jax.Array, axis: MeshAxes) -> jax.Array:
+    """Puts the rows of all positions one after the other.
+
+    Args:
+      rows: [n, ...] of any type.
+      axis: Axis, or several as one, of `size` positions.
+    Returns:
+      [size * n, ...], the same along the axis.
+    Collectives:
+      One gather over `axis` of n rows from each position.
+    """
+    return _gather(vary(rows, _as_tuple(axis)), axis)
+
+
+def shift(buffer: jax.Array, axis: str) -> jax.Array:
+    """Sends a buffer to the next position along an axis, and takes the previous one's.
+
+    Args:
+      buffer: Any shape and type.
+      axis: A mesh axis.
+    Returns:
+      What the position before sent; the first gets it from the last.
+    Collectives:
+      One shift over `axis` of the whole buffer.
+    """
+    size = axis_size(axis)
+    ring = [(i, (i + 1) % size) for i in range(size)]
+    return jax.lax.ppermute(vary(buffer, (axis,)), axis, ring)
+
+
+def share_of(buffer: jax.Array, device_axis: str | None) -> jax.Array:
+    """Takes the slice of a host's buffer that this device carries; moves nothing.
+
+    Args:
+      buffer: [n], per_host.
+      device_axis: Axis of the devices, or None.
+    Returns:
+      [ceil(n / P)] with P devices per host, padded with zeros.
+    """
+    num_devices = axis_size(device_axis)
+    if device_axis is None or num_devices == 1:
+        return buffer
+    padded = _pad_to_multiple(buffer, num_devices)
+    share = padded.size // num_devices
+    start = jax.lax.axis_index(device_axis) * share
+    return jax.lax.dynamic_slice_in_dim(vary(padded, (device_axis,)), start, share)
+
+
+def join_shares(share: jax.Array, device_axis: str | None) -> jax.Array:
+    """Puts the shares of all devices of a host together; inverse of `share_of`.
+
+    Collectives:
+      A gather over `device_axis`; with one device, nothing that moves.
+    """
+    if device_axis is None:
+        return share
+    if axis_size(device_axis) == 1:
+        return _settle(share, device_axis)
+    return _gather(share, device_axis)
+
+
+def _as_tuple(axes: MeshAxes) -> tuple[str, ...]:
+    return axes if isinstance(axes, tuple) else (axes,)
+
+
+def _gather(share: jax.Array, axis: MeshAxes) -> jax.Array:
+    to = "invarying" if _is_tracked(_as_tuple(axis)[0]) else "varying"
+    return jax.lax.all_gather(share, axis, tiled=True, to=to)
 
 
 def _settle(value: jax.Array, device_axis: str) -> jax.Array:

@@ -1,0 +1,169 @@
+"""A ring of hosts in which every hop can be seen: neighbour sends to neighbour.
+
+The all-reduce of a backend may take any form. This one is written out as shifts over
+the host axis, so that what each hop carries is in the program, can be listed, and can
+be seen at the network interface. The shift itself is `comm.collectives`' business, what
+numbers look like on the way that of `comm.wires`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters import mlir
+
+from prunex_jax.comm import collectives, wires
+
+
+@dataclasses.dataclass(frozen=True)
+class Hop:
+    """What one device sends to its counterpart on the next host.
+
+    Attributes:
+      phase: reduce (a partial sum) | gather (a finished one).
+      index: Number of the hop, from 0, over both phases.
+      num_elements: Values in the message.
+      num_bytes: Its size.
+    """
+
+    phase: str
+    index: int
+    num_elements: int
+    num_bytes: int
+
+
+def ring_hops(
+    num_elements: int,
+    num_hosts: int,
+    devices_per_host: int,
+    wire_dtype: str = "float32",
+) -> list[Hop]:
+    """Lists the hops of `ring_mean_over_hosts`, as each device of a host makes them.
+
+    Args:
+      num_elements: Elements of the buffer.
+      num_hosts: Hosts in the ring; a single one makes no hop.
+      devices_per_host: Devices that share the buffer of a host.
+      wire_dtype: Format in which values travel.
+    Returns:
+      2 (num_hosts - 1) hops. The pieces of all devices and hosts make up the buffer; in
+      narrow formats they are whole blocks of `wires.BLOCK` values.
+    Example:
+      >>> for hop in ring_hops(100, 3, 1):
+      ...     print(hop.phase, hop.index, hop.num_elements, hop.num_bytes)
+      reduce 0 34 136
+      reduce 1 34 136
+      gather 2 34 136
+      gather 3 34 136
+    """
+    unit = wires.BLOCK if wires.is_narrow(wire_dtype) else 1
+    piece = -(-num_elements // (unit * num_hosts * devices_per_host)) * unit
+    num_bytes = piece * wires.bytes_per_block(wire_dtype) // wires.BLOCK
+    half = num_hosts - 1
+    phases = ["reduce"] * half + ["gather"] * half
+    return [Hop(phase, i, piece, num_bytes) for i, phase in enumerate(phases)]
+
+
+def ring_mean_over_hosts(
+    buffer: jax.Array,
+    host_axis: str | None,
+    device_axis: str | None,
+    wire_dtype: str = "float32",
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """Averages a buffer over hosts, neighbour to neighbour.
+
+    Every device carries an equal share of the buffer of its host, cut into as many
+    pieces as there are hosts. In the first half of the hops each piece goes round and
+    collects what every host has of it; in the second half the finished piece goes
+    round once more. All hosts end with the same bits.
+
+    Args:
+      buffer: float32[n], per_host: the same on every device of a host.
+      host_axis: Axis of the hosts, or None.
+      device_axis: Axis of the devices, or None.
+      wire_dtype: As in `mean_over_hosts`; partial sums are rounded in every hop.
+      key: As there.
+    Returns:
+      [n], replicated.
+    Raises:
+      UserError: No such format.
+    Collectives:
+      With P devices per host and M hosts: 2 (M - 1) shifts over `host_axis` of
+      ceil(n / (P M)) elements, see `ring_hops`; then a gather over `device_axis` of as
+      many from each device for every host. With one host, nothing that moves.
+    """
+    wires.check_wire_dtype(wire_dtype)
+    num_hosts = collectives.axis_size(host_axis)
+    if host_axis is None or num_hosts == 1:
+        return collectives.sum_over_hosts(buffer, host_axis, device_axis)
+    unit = wires.BLOCK if wires.is_narrow(wire_dtype) else 1
+    parts = num_hosts * collectives.axis_size(device_axis) * unit
+    padded = jnp.pad(buffer / num_hosts, (0, -buffer.size % parts))
+    own = collectives.share_of(padded, device_axis)
+    if key is not None:
+        key = jax.random.fold_in(key, collectives.position(device_axis))
+        key = jax.random.fold_in(key, collectives.position(host_axis))
+    total = _ring_sum(own, host_axis, _Message(wire_dtype, key))
+    return collectives.join_shares(total, device_axis)[: buffer.size]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Message:
+    """How pieces look on the way."""
+
+    dtype: str
+    key: jax.Array | None
+
+    def write(self, values: jax.Array, hop: int) -> jax.Array:
+        if not wires.is_narrow(self.dtype):
+            return values
+        blocks, noise = values.reshape(-1, wires.BLOCK), None
+        if self.key is not None:
+            noise = jax.random.uniform(jax.random.fold_in(self.key, hop), blocks.shape)
+        return wires.encode(blocks, self.dtype, noise)
+
+    def read(self, message: jax.Array) -> jax.Array:
+        if not wires.is_narrow(self.dtype):
+            return message
+        return wires.decode(message, self.dtype).ravel()
+
+
+def _ring_sum(own: jax.Array, axis: str, message: _Message) -> jax.Array:
+    """The two halves of the ring, on the share of one device."""
+    size, here = collectives.axis_size(axis), collectives.position(axis)
+    pieces = collectives.vary(own, (axis,)).reshape(size, -1)
+    partial = pieces[here]
+    for hop in range(size - 1):
+        arrived = collectives.shift(message.write(partial, hop), axis)
+        partial = message.read(arrived) + pieces[(here - 1 - hop) % size]
+    # The host that finished a piece reads what the others will get.
+    done = message.write(partial, size - 1)
+    whole = jnp.zeros_like(pieces).at[(here + 1) % size].set(message.read(done))
+    for hop in range(size - 1):
+        done = collectives.shift(done, axis)
+        whole = whole.at[(here - hop) % size].set(message.read(done))
+    return _agreed(whole.ravel(), axis)
+
+
+# `shard_map` cannot know that what went round a ring is the same everywhere, and has no
+# cast that says so. This operation says it, and does nothing else.
+_agreed_p = core.Primitive("agreed")
+
+
+def _agreed(value: jax.Array, axis: str) -> jax.Array:
+    """Types a value as equal along an axis, which the caller knows it to be."""
+    if axis not in jax.typeof(value).manual_axis_type.varying:
+        return value
+    return _agreed_p.bind(value, along=axis)
+
+
+@_agreed_p.def_abstract_eval
+def _(value: jax.core.ShapedArray, *, along: str) -> jax.core.ShapedArray:
+    kind = value.manual_axis_type
+    return value.update(manual_axis_type=type(kind)(varying=kind.varying - {along}))
+
+
+_agreed_p.def_impl(lambda value, *, along: value)
+mlir.register_lowering(_agreed_p, lambda context, value, *, along: [value])

@@ -1,0 +1,219 @@
+"""Formats in which numbers cross hosts, and the mean over hosts in the narrow ones.
+
+A sum that a backend takes in a narrow type rounds at every hop, overflows, and on CPUs
+widens bfloat16. Here numbers are narrow on the wire only: every host sends each other
+host its part of the buffer, adds up in float32 what arrives for its own part, and sends
+the result to all. That is two roundings, and the bytes of a ring.
+
+Sits on `comm.collectives`; `comm.averaging` cuts trees into shares for it.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from prunex_jax.comm import collectives
+from prunex_jax.comm.collectives import MeshAxes
+from prunex_jax.errors import UserError
+
+# Numbers that are encoded together: they share a scale where the format has one. Blocks
+# are counted from the start of a tree, so what becomes of a number depends neither on
+# the devices of a host nor on buckets.
+BLOCK = 128
+# Smallest scale and spacing, a normal float32: backends flush smaller ones to zero.
+_TINY = 2.0**-126
+
+
+@dataclasses.dataclass(frozen=True)
+class _Format:
+    """A narrow format.
+
+    Attributes:
+      carrier: Type that is given to the collectives. Integers of the same width stand
+        for floats, which some backends would widen.
+      width: Carriers of one block: its numbers, and its scale as bfloat16.
+    """
+
+    carrier: str
+    width: int
+
+
+_NARROW = {
+    "float16": _Format("uint16", BLOCK + 1),
+    "bfloat16": _Format("uint16", BLOCK),
+    "int8": _Format("int8", BLOCK + 2),
+}
+# What may be asked for. float32 is summed by the backend, as it is.
+WIRE_DTYPES = ("float32", *_NARROW)
+
+
+def check_wire_dtype(wire_dtype: str) -> None:
+    """Raises UserError if there is no such format."""
+    if wire_dtype not in WIRE_DTYPES:
+        raise UserError(
+            f"wire_dtype={wire_dtype!r} must be one of {', '.join(WIRE_DTYPES)}"
+        )
+
+
+def is_narrow(wire_dtype: str) -> bool:
+    """Whether numbers are encoded, in blocks."""
+    return wire_dtype in _NARROW
+
+
+def bytes_per_block(wire_dtype: str) -> int:
+    """Bytes of the message for `BLOCK` numbers, scale included.
+
+    Example:
+      >>> [bytes_per_block(name) for name in WIRE_DTYPES]
+      [512, 258, 256, 130]
+    """
+    if not is_narrow(wire_dtype):
+        return BLOCK * jnp.dtype(wire_dtype).itemsize
+    narrow = _NARROW[wire_dtype]
+    return narrow.width * jnp.dtype(narrow.carrier).itemsize
+
+
+def encode(
+    values: jax.Array, wire_dtype: str, noise: jax.Array | None = None
+) -> jax.Array:
+    """Turns blocks of numbers into what is sent of them.
+
+    - bfloat16: eight significant bits each, no scale.
+    - float16: eleven significant bits each, after division by a power of two that puts
+      the largest of the block just below 2^15. So nothing overflows, and what may be
+      rounded to zero is below 2^-38 of the largest.
+    - int8: multiples of the largest magnitude over 126, -127 to 127. The scale travels
+      as bfloat16, which may be smaller by 1/256.
+
+    A value that is not finite makes itself (bfloat16) or its block not finite.
+
+    Args:
+      values: float32[n, BLOCK].
+      wire_dtype: A narrow format.
+      noise: float32[n, BLOCK] in (0, 1): a number is rounded up if the share that it
+        has of the way there is larger. None rounds to nearest.
+    Returns:
+      [n, width] of the carrier type.
+    """
+    if wire_dtype == "bfloat16":
+        rounded = _round_significant(values, 8, 2.0**-119, noise)
+        return _bits(rounded.astype(jnp.bfloat16), jnp.uint16)
+    largest = jnp.max(jnp.abs(values), axis=1, keepdims=True)
+    if wire_dtype == "float16":
+        scale = jnp.maximum(_power_of_two(largest) * 2.0**-14, _TINY)
+        codes = _round_significant(values / scale, 11, 2.0**-14, noise)
+        sent, carrier = codes.astype(jnp.float16), jnp.uint16
+    else:
+        scale = jnp.maximum(largest / 126, _TINY).astype(jnp.bfloat16)
+        codes = _round(values / scale.astype(jnp.float32), noise)
+        sent, carrier = codes.astype(jnp.int8), jnp.int8
+    scale_bits = _bits(scale.astype(jnp.bfloat16), carrier)
+    scale_bits = scale_bits.reshape(len(values), -1)
+    return jnp.concatenate([_bits(sent, carrier), scale_bits], axis=1)
+
+
+def decode(message: jax.Array, wire_dtype: str) -> jax.Array:
+    """Numbers that a message stands for; inverse of `encode` up to its rounding.
+
+    Args:
+      message: [n, width], from `encode`.
+      wire_dtype: As it was encoded.
+    Returns:
+      float32[n, BLOCK].
+    Example:
+      >>> values = jnp.arange(2 * BLOCK, dtype=jnp.float32).reshape(2, BLOCK)
+      >>> back = decode(encode(values, 'int8'), 'int8')
+      >>> bool(jnp.max(jnp.abs(back - values)) <= 0.51 * 255 / 126)
+      True
+    """
+    if wire_dtype == "bfloat16":
+        return _bits(message, jnp.bfloat16).astype(jnp.float32)
+    codes, scale_bits = message[:, :BLOCK], message[:, BLOCK:]
+    if wire_dtype == "float16":
+        codes = _bits(codes, jnp.float16)
+    else:
+        scale_bits = scale_bits[:, None]  # two carriers make one scale
+    scale = _bits(scale_bits, jnp.bfloat16).astype(jnp.float32)
+    return codes.astype(jnp.float32) * scale
+
+
+def mean_of_shares(
+    share: jax.Array,
+    axis: MeshAxes,
+    first_block: jax.Array | int,
+    wire_dtype: str,
+    key: jax.Array | None,
+) -> jax.Array:
+    """Averages the shares of one device per host in a narrow format.
+
+    Args:
+      share: float32[size * blocks * BLOCK], with as many positions along the axis as
+        `size` says.
+      axis: The axis of the hosts, or several that are taken as one.
+      first_block: Number of the first block of the share in the whole.
+      wire_dtype: A narrow format.
+      key: Random key, the same everywhere: rounding is stochastic, the mean unbiased.
+        The draws of different hosts are independent. None rounds to nearest.
+    Returns:
+      [size * blocks, width]: the mean, still encoded, the same along the axis.
+    Collectives:
+      An exchange over `axis` of size * blocks * width carriers, and a gather of
+      blocks * width from each position.
+    """
+    size, here = collectives.axis_size(axis), collectives.position(axis)
+    blocks = share.reshape(-1, BLOCK)
+    noise = _noise(key, here + 1, first_block, len(blocks))
+    arrived = collectives.exchange(encode(blocks, wire_dtype, noise), axis)
+    each = decode(arrived, wire_dtype).reshape(size, -1, BLOCK)
+    mean = jnp.sum(each / size, axis=0)  # divided first: the sum might overflow
+    noise = _noise(key, 0, first_block + here * len(mean), len(mean))
+    return collectives.collect(encode(mean, wire_dtype, noise), axis)
+
+
+def _noise(
+    key: jax.Array | None,
+    stream: jax.Array | int,
+    first_block: jax.Array | int,
+    num_blocks: int,
+) -> jax.Array | None:
+    """Uniform numbers in (0, 1) that belong to the blocks, whoever draws them."""
+    if key is None:
+        return None
+    own = jax.random.fold_in(key, stream)
+
+    def of_block(index: jax.Array) -> jax.Array:
+        # 16 bits decide a rounding finely enough: two draws from every random word.
+        words = jax.random.bits(jax.random.fold_in(own, index), (BLOCK // 2,))
+        return _bits(words, jnp.uint16).reshape(BLOCK)
+
+    bits = jax.vmap(of_block)(first_block + jnp.arange(num_blocks))
+    return (bits.astype(jnp.float32) + 0.5) * 2.0**-16
+
+
+def _round(values: jax.Array, noise: jax.Array | None) -> jax.Array:
+    """Rounds to whole numbers: to nearest, or up with the probability of the rest."""
+    if noise is None:
+        return jnp.round(values)
+    below = jnp.floor(values)
+    return below + (noise < values - below)
+
+
+def _round_significant(
+    values: jax.Array, num_bits: int, smallest: float, noise: jax.Array | None
+) -> jax.Array:
+    """Rounds to significant bits; below `smallest`, to its spacing."""
+    power = jnp.maximum(_power_of_two(jnp.abs(values)), smallest)
+    spacing = power * 2.0 ** (1 - num_bits)
+    return _round(values / spacing, noise) * spacing
+
+
+def _power_of_two(magnitudes: jax.Array) -> jax.Array:
+    """Largest power of two that is not larger; infinite for what is not finite."""
+    exponents = _bits(magnitudes, jnp.uint32) & jnp.uint32(0x7F800000)
+    return _bits(exponents, jnp.float32)
+
+
+def _bits(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """The same bits, read as another type."""
+    return jax.lax.bitcast_convert_type(values, dtype)
