@@ -157,7 +157,7 @@ def move_consensus(
     """Projects a_i, averages its kept differences to z over hosts, moves z and v.
 
     Differences are sent rather than values: they have the same mean, and lose less in a
-    narrow wire type.
+    narrow format, which rounds stochastically: no error is fed back.
 
     Collectives:
       The kept channels in `wire_dtype`, as `Copies.mean_over_hosts`.
@@ -170,7 +170,8 @@ def move_consensus(
     z, host_dual = masked(state.global_consensus), masked(state.host_dual)
     difference = optax.tree.sub(add(projected, host_dual), z)
     sent = take_channels(difference, layouts, keep_indices)
-    mean = copies.mean_over_hosts(sent, form.wire_dtype)
+    key = jax.random.fold_in(jax.random.key(0), state.num_rounds)
+    mean = copies.mean_over_hosts(sent, form.wire_dtype, key, form.bucket_bytes)
     moved = put_channels(mean, layouts, keep_indices)
     z, trace = outer_step(z, moved, masked(state.outer_trace), form)
     if host_dual is not None:

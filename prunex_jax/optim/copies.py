@@ -7,6 +7,8 @@ host" and does not care whether a host holds one copy or one per device.
 import dataclasses
 from typing import Literal
 
+import jax
+
 from prunex_jax.comm import (
     axis_size,
     check_local,
@@ -73,9 +75,17 @@ class Copies:
             return tree
         return mean_over_devices(tree, self.device_axis)
 
-    def mean_over_hosts(self, tree: PyTree, wire_dtype: str = "float32") -> PyTree:
+    def mean_over_hosts(
+        self,
+        tree: PyTree,
+        wire_dtype: str = "float32",
+        key: jax.Array | None = None,
+        bucket_bytes: int = 0,
+    ) -> PyTree:
         """Mean over hosts of what is per_host; see `comm.mean_over_hosts`."""
-        return mean_over_hosts(tree, self.host_axis, self.device_axis, wire_dtype)
+        return mean_over_hosts(
+            tree, self.host_axis, self.device_axis, wire_dtype, key, bucket_bytes
+        )
 
     def sum_over_hosts(self, tree: PyTree) -> PyTree:
         """Sum over hosts of what is per_host; see `comm.sum_over_hosts`."""

@@ -5,21 +5,46 @@
 every optimizer that keeps its moments in trees like the parameters.
 """
 
+from collections.abc import Callable
+
 import jax
 
 from prunex_jax.channels import Layouts, Masks, mask_channels
 from prunex_jax.trees import PyTree, map_with_path, shapes_by_path
 
 
-def mask_moments(
-    inner_state: PyTree, params: PyTree, layouts: Layouts, masks: Masks
+def map_moments(
+    fn: Callable[[str, jax.Array], jax.Array], inner_state: PyTree, params: PyTree
 ) -> PyTree:
-    """Zeroes the dead entries of every moment.
+    """Maps `fn(path of the parameter, moment)` over the moments of an inner optimizer.
 
     A leaf of the state is a moment of a parameter if its path ends in the parameter's
     and their shapes agree; of several such parameters the one with the longest path.
-    What has another shape, such as factored moments, has no entries to call dead and
-    stays.
+    What has another shape, such as factored moments, stays.
+
+    Args:
+      fn: Gives the new moment.
+      inner_state: State of any optax transformation.
+      params: The parameters it was made for, or their shapes.
+    Returns:
+      A state like `inner_state`.
+    """
+    shapes = shapes_by_path(params)
+    longest_first = sorted(shapes, key=len, reverse=True)
+
+    def of_leaf(path: str, leaf: jax.Array) -> jax.Array:
+        for name in longest_first:
+            if path.endswith(name) and path.removesuffix(name)[-1:] in ("", "/"):
+                return fn(name, leaf) if leaf.shape == shapes[name] else leaf
+        return leaf
+
+    return map_with_path(of_leaf, inner_state)
+
+
+def mask_moments(
+    inner_state: PyTree, params: PyTree, layouts: Layouts, masks: Masks
+) -> PyTree:
+    """Zeroes the dead entries of every moment; see `map_moments` for which they are.
 
     Args:
       inner_state: State of any optax transformation.
@@ -41,16 +66,8 @@ def mask_moments(
       >>> mask_moments(state, params, layouts, masks).trace['a'].tolist()
       [1.0, 0.0, 1.0]
     """
-    shapes = shapes_by_path(params)
-    longest_first = sorted(shapes, key=len, reverse=True)
 
-    def mask(path: str, leaf: jax.Array) -> jax.Array:
-        for name in longest_first:
-            if path.endswith(name) and path.removesuffix(name)[-1:] in ("", "/"):
-                if name not in layouts or leaf.shape != shapes[name]:
-                    return leaf
-                one = {name: layouts[name]}
-                return mask_channels({name: leaf}, one, masks)[name]
-        return leaf
+    def mask(name: str, leaf: jax.Array) -> jax.Array:
+        return mask_channels({name: leaf}, layouts, masks)[name]
 
-    return map_with_path(mask, inner_state)
+    return map_moments(mask, inner_state, params)

@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import jax.numpy as jnp
-
+from prunex_jax.comm import check_wire_dtype
 from prunex_jax.config import suggest
 from prunex_jax.errors import UserError
 
@@ -30,7 +29,8 @@ class HsadmmParameters:
       outer_step: alpha > 0, the step of z along the mean difference.
       outer_momentum: beta in [0, 1), Nesterov momentum of that step.
       adapt: "residual" balances the penalties by their residuals.
-      wire_dtype: Floating type of the compact array on the host axis.
+      wire_dtype: Format of the compact array on the host axis; see `comm.wires`.
+      bucket_bytes: Largest message that stands for it; 0 sends it in one.
     """
 
     prox_strength: float = 1.0
@@ -41,6 +41,7 @@ class HsadmmParameters:
     outer_momentum: float = 0.0
     adapt: Literal["none", "residual"] = "none"
     wire_dtype: str = "float32"
+    bucket_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and what means nothing together."""
@@ -52,10 +53,11 @@ class HsadmmParameters:
             ("outer_step", 0 < self.outer_step < math.inf, "finite and positive"),
             ("outer_momentum", 0 <= self.outer_momentum < 1, "in [0, 1)"),
             ("adapt", self.adapt in ("none", "residual"), "none or residual"),
-            ("wire_dtype", _is_floating(self.wire_dtype), "a floating type"),
+            ("bucket_bytes", self.bucket_bytes >= 0, "zero or more"),
         ):
             if not is_good:
                 raise UserError(f"{name}={getattr(self, name)!r} must be {wanted}")
+        check_wire_dtype(self.wire_dtype)
         if self.rho_host and not self.rho_device:
             raise UserError(
                 f"rho_host={self.rho_host} needs rho_device > 0: two-level consensus "
@@ -71,13 +73,6 @@ class HsadmmParameters:
     def resets_copies(self) -> bool:
         """Whether every round sets every copy to the consensus exactly."""
         return self.prox_strength == 1 and not self.dual_decay
-
-
-def _is_floating(dtype: str) -> bool:
-    try:
-        return bool(jnp.issubdtype(jnp.dtype(dtype), jnp.floating))
-    except TypeError:
-        return False
 
 
 def _recommended(sync_period: int) -> HsadmmParameters:

@@ -37,6 +37,7 @@ from prunex_jax.sparsity.scores import (
     normalise_scores,
     shared_paths,
 )
+from prunex_jax.sparsity.selection import entry_count, largest_entries
 
 __all__ = [
     "CountFamily",
@@ -48,8 +49,10 @@ __all__ = [
     "choose_keep_indices",
     "density_stairs",
     "entries_per_channel",
+    "entry_count",
     "global_keep_counts",
     "group_sizes",
+    "largest_entries",
     "masks_of",
     "narrow_alive",
     "normalise_scores",
