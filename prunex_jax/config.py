@@ -18,13 +18,20 @@ import ml_collections
 from prunex_jax.errors import UserError
 from prunex_jax.settings import (
     DataConfig,
+    DenseConfig,
+    DgcConfig,
     ExperimentConfig,
     HsadmmConfig,
+    ImportanceConfig,
+    LocalSgdConfig,
     MethodConfig,
     ModelConfig,
     OptimizerConfig,
+    PactrainConfig,
+    PowersgdConfig,
     RunConfig,
     SparsityConfig,
+    TopkConfig,
     TopologyConfig,
 )
 
@@ -200,10 +207,14 @@ def _check(config: ExperimentConfig) -> None:
     positive = {
         "data.batch_size": data.batch_size,
         "optimizer.learning_rate": optimizer.learning_rate,
+        "optimizer.micro_batches": optimizer.micro_batches,
         "model.width": config.model.width,
         "run.log_every_steps": run.log_every_steps,
         "run.checkpoints_kept": run.checkpoints_kept,
         "method.hsadmm.sync_period": hsadmm.sync_period,
+        "method.topk.density": config.method.topk.density,
+        "method.dgc.density": config.method.dgc.density,
+        "method.powersgd.rank": config.method.powersgd.rank,
     }
     for key, value in positive.items():
         if not value > 0:
@@ -219,9 +230,11 @@ def _check(config: ExperimentConfig) -> None:
         "data.image_size": data.image_size,
         "optimizer.weight_decay": optimizer.weight_decay,
         "optimizer.clip_norm": optimizer.clip_norm,
+        "method.bucket_bytes": config.method.bucket_bytes,
         "method.hsadmm.rho_device": hsadmm.rho_device or 0.0,
         "method.hsadmm.rho_host": hsadmm.rho_host or 0.0,
         "method.hsadmm.outer_step": hsadmm.outer_step or 0.0,
+        "method.powersgd.min_gain": config.method.powersgd.min_gain,
     }
     for key, value in not_negative.items():
         if value < 0:
@@ -234,10 +247,34 @@ def _check(config: ExperimentConfig) -> None:
         "method.hsadmm.prox_strength": (hsadmm.prox_strength or 0.0, 1.0),
         "method.hsadmm.dual_decay": (hsadmm.dual_decay or 0.0, 1.0),
         "method.hsadmm.outer_momentum": (hsadmm.outer_momentum or 0.0, 0.9999),
+        "method.topk.density": (config.method.topk.density, 1.0),
+        "method.dgc.density": (config.method.dgc.density, 1.0),
+        "method.dgc.warmup_share": (config.method.dgc.warmup_share, 1.0),
     }
     for key, (value, largest) in shares.items():
         if not 0.0 <= value <= largest:
             raise UserError(f"config.{key}={value} must lie in [0, {largest:g}]")
+    _check_shared_positions(config.method)
+
+
+def _check_shared_positions(method: MethodConfig) -> None:
+    """The ranges of methods in which all hosts send the same entries."""
+    importance, pactrain = method.importance, method.pactrain
+    for key, density in (
+        ("importance.density", importance.density),
+        ("pactrain.density", pactrain.density),
+    ):
+        if not 0.0 < density <= 1.0:
+            raise UserError(f"config.method.{key}={density} must lie in (0, 1]")
+    for key, value, smallest in (
+        ("importance.num_choosers", importance.num_choosers, 1),
+        ("importance.refresh_period", importance.refresh_period, 1),
+        ("importance.damping", importance.damping, 0),
+        ("pactrain.score_batches", pactrain.score_batches, 1),
+        ("pactrain.stable_steps", pactrain.stable_steps, 0),
+    ):
+        if value < smallest:
+            raise UserError(f"config.method.{key}={value} must be at least {smallest}")
 
 
 def total_steps(config: ExperimentConfig, num_examples: int) -> int:
@@ -258,13 +295,20 @@ def total_steps(config: ExperimentConfig, num_examples: int) -> int:
 
 __all__ = [
     "DataConfig",
+    "DenseConfig",
+    "DgcConfig",
     "ExperimentConfig",
     "HsadmmConfig",
+    "ImportanceConfig",
+    "LocalSgdConfig",
     "MethodConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "PactrainConfig",
+    "PowersgdConfig",
     "RunConfig",
     "SparsityConfig",
+    "TopkConfig",
     "TopologyConfig",
     "config_difference",
     "config_to_dict",

@@ -82,6 +82,9 @@ class OptimizerConfig:
     label_smoothing: float = 0.0
     # Largest gradient norm, measured after averaging; 0 means no clipping.
     clip_norm: float = 0.0
+    # Parts in which a device's share of the batch goes through the network, one after
+    # the other, to save memory: gradients are averaged, and exchanged once.
+    micro_batches: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +113,15 @@ class SparsityConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DenseConfig:
+    """Gradients as they are."""
+
+    # hierarchical (inside every host, then over hosts, each byte once) | flat (all
+    # devices at once).
+    levels: Literal["hierarchical", "flat"] = "hierarchical"
+
+
+@dataclasses.dataclass(frozen=True)
 class HsadmmConfig:
     """Parameters of hierarchical structured ADMM; None takes the preset's value."""
 
@@ -131,8 +143,85 @@ class HsadmmConfig:
     outer_momentum: float | None = None
     # none | residual: residual balancing of the penalties (paper preset).
     adapt: Literal["none", "residual"] = "none"
-    # float32 | float16: type of the compact array on the host axis.
-    wire_dtype: Literal["float32", "float16"] = "float32"
+
+
+@dataclasses.dataclass(frozen=True)
+class TopkConfig:
+    """Largest entries with error feedback."""
+
+    # Share of the entries that every host sends in every step.
+    density: float = 0.01
+    # False misses one in twenty of the largest, for a faster choice.
+    is_exact: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class DgcConfig:
+    """Deep gradient compression."""
+
+    # Share of the entries that every host sends, after the warm-up.
+    density: float = 0.001
+    # Share of the run in which the density falls to that, from a quarter on.
+    warmup_share: float = 0.05
+    # False misses one in twenty of the largest, for a faster choice.
+    is_exact: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class PowersgdConfig:
+    """Low-rank gradients."""
+
+    rank: int = 2
+    # Matrices are sent whole where low rank would not make them this much smaller.
+    min_gain: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PactrainConfig:
+    """Pruning before training, and gradients that share its pattern."""
+
+    # grasp (gradient flow, on real batches) | magnitude.
+    score: Literal["grasp", "magnitude"] = "grasp"
+    # Batches of the run that gradient flow is scored on.
+    score_batches: int = 4
+    # channels (whole channels, as `sparsity` says) | weights (single ones).
+    structure: Literal["channels", "weights"] = "channels"
+    # Share of the entries of kernels that structure "weights" keeps.
+    density: float = 0.5
+    # Steps for which masks must have been the same on all hosts before gradients are
+    # packed; 0 packs from the first.
+    stable_steps: int = 1
+    # Packed values as -1, 0 or 1 times a shared scale, one byte each.
+    is_ternary: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportanceConfig:
+    """Importance-weighted pruning on a ring."""
+
+    # Share of the entries of every layer that one host chooses.
+    density: float = 0.01
+    # Hosts that choose in one step.
+    num_choosers: int = 1
+    # Steps for which a choice is used.
+    refresh_period: int = 1
+    # Weights below this share of the rms of their layer count as no smaller; 0 ranks by
+    # gradient over weight, large values by the gradient alone.
+    damping: float = 1.0
+    # native (the all-reduce of the backend) | ring (neighbour to neighbour).
+    all_reduce: Literal["native", "ring"] = "native"
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSgdConfig:
+    """Local steps, and an outer step of the mean."""
+
+    # Steps between exchanges over the host axis.
+    sync_period: int = 8
+    # Outer step and Nesterov momentum; None takes those of the method: 1 and 0 for
+    # local_sgd, 0.7 and 0.9 for diloco.
+    outer_step: float | None = None
+    outer_momentum: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +230,22 @@ class MethodConfig:
 
     name: str = "hsadmm"
     hsadmm: HsadmmConfig = HsadmmConfig()
+    dense: DenseConfig = DenseConfig()
+    topk: TopkConfig = TopkConfig()
+    dgc: DgcConfig = DgcConfig()
+    powersgd: PowersgdConfig = PowersgdConfig()
+    pactrain: PactrainConfig = PactrainConfig()
+    importance: ImportanceConfig = ImportanceConfig()
+    # Of local_sgd and diloco.
+    local_sgd: LocalSgdConfig = LocalSgdConfig()
+    # float32 | float16 | bfloat16 | int8: format of what crosses the host axis.
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    # Largest message over the host axis that stands for a buffer; 0 sends gradients, or
+    # what a round exchanges, in one. Several let a large model send what it has.
+    bucket_bytes: int = 0
+    # Methods one after the other, in the stead of `name`: ("dense", "hsadmm @ 0.1",
+    # "diloco @ accuracy > 0.9"). See `phases`.
+    schedule: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

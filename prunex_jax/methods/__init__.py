@@ -5,13 +5,29 @@ from collections.abc import Callable, Mapping
 from prunex_jax.config import suggest
 from prunex_jax.errors import UserError
 from prunex_jax.methods.base import Method
-from prunex_jax.methods.dense import average_gradients, make_dense
+from prunex_jax.methods.dense import make_dense
+from prunex_jax.methods.dgc import make_dgc
 from prunex_jax.methods.hsadmm import make_hsadmm, parameters_of
+from prunex_jax.methods.importance import make_importance
+from prunex_jax.methods.local_sgd import make_diloco, make_local_sgd
+from prunex_jax.methods.none import make_none
+from prunex_jax.methods.pactrain import make_pactrain
+from prunex_jax.methods.powersgd import make_powersgd
 from prunex_jax.methods.recipe import Recipe
+from prunex_jax.methods.topk import make_topk
+from prunex_jax.optim import average_gradients
 
 METHODS: Mapping[str, Callable[[Recipe], Method]] = {
     "dense": make_dense,
     "hsadmm": make_hsadmm,
+    "local_sgd": make_local_sgd,
+    "diloco": make_diloco,
+    "none": make_none,
+    "topk": make_topk,
+    "dgc": make_dgc,
+    "powersgd": make_powersgd,
+    "importance": make_importance,
+    "pactrain": make_pactrain,
 }
 
 

@@ -1,14 +1,14 @@
 """The one interface through which the trainer meets every method."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from prunex_jax.comm import Collective
+from prunex_jax.comm.formulas import payload_bytes
 from prunex_jax.optim import RoundKind
 from prunex_jax.trees import PyTree
 
@@ -16,6 +16,20 @@ from prunex_jax.trees import PyTree
 Exchange = Callable[
     [PyTree, PyTree, Mapping[str, int], RoundKind], tuple[PyTree, PyTree]
 ]
+
+# (loss_fn, params, opt_state, parts of batches) -> (params, opt_state), where
+# loss_fn(params, part, temperature) is the mean loss of the images of one device, with
+# logits divided by the temperature.
+Prepare = Callable[
+    [Callable[[PyTree, Any, float], jax.Array], PyTree, PyTree, Sequence[Any]],
+    tuple[PyTree, PyTree],
+]
+
+
+def no_options(step: int) -> dict[str, Any]:
+    """The `step_options` of a method whose steps are all the same program."""
+    del step
+    return {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,11 +49,25 @@ class Method:
         replicated: what is evaluated, shrunk and kept.
       masks: opt_state -> channel masks, replicated; {} if the method prunes nothing.
       health: opt_state -> named scalars for the log, placed as params.
-      step_formula: mesh shape -> what one step must send.
+      step_formula: (mesh shape, and what `step_options` gave) -> what one step must
+        send; without options, in the steady state.
       exchange_formula: (mesh shape, keep_counts, kind) -> what one exchange must send.
       payload_elements: keep_counts -> elements of the array that an exchange (or step)
         averages over hosts.
-      wire_dtype: Type of those elements on the host axis.
+      inner_state: opt_state -> the state of the inner optimizer, placed as params.
+      with_inner: (opt_state, such a state) -> opt_state with it.
+      wire_dtype: Format of those elements on the host axis; see `comm.wires`.
+      position_bytes: Bytes that say where those elements belong, if they are few of
+        many.
+      prunes: Whether the densities of the sparsity schedule are for its exchanges.
+      step_options: Number of a step, from 0 -> static, hashable keyword arguments of
+        the transform's update in that step. Every new combination compiles the step
+        anew, so there should be few. Without them, update is in its steady state.
+      prepare: Run once before the first step of the method, or None.
+      prepare_batches: Batches of the mesh that it looks at.
+      is_ready: opt_state of the whole mesh -> bool[]: whether steps may be as
+        `step_options` says; None if always. Once ready, it stays so.
+      unready_options: What takes the place of `step_options` before.
     """
 
     name: str
@@ -51,13 +79,23 @@ class Method:
     network: Callable[[PyTree, PyTree], PyTree]
     masks: Callable[[PyTree], dict[str, jax.Array]]
     health: Callable[[PyTree], dict[str, jax.Array]]
-    step_formula: Callable[[Mapping[str, int]], list[Collective]]
+    step_formula: Callable[..., list[Collective]]
     exchange_formula: Callable[
         [Mapping[str, int], Mapping[str, int], RoundKind], list[Collective]
     ]
     payload_elements: Callable[[Mapping[str, int]], int]
+    inner_state: Callable[[PyTree], PyTree]
+    with_inner: Callable[[PyTree, PyTree], PyTree]
     wire_dtype: str = "float32"
+    position_bytes: int = 0
+    prunes: bool = False
+    step_options: Callable[[int], dict[str, Any]] = no_options
+    prepare: Prepare | None = None
+    prepare_batches: int = 1
+    is_ready: Callable[[PyTree], jax.Array] | None = None
+    unready_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def payload_bytes(self, keep_counts: Mapping[str, int]) -> int:
-        """Bytes of the array that an exchange (or step) averages over hosts."""
-        return self.payload_elements(keep_counts) * jnp.dtype(self.wire_dtype).itemsize
+        """Bytes of what an exchange (or step) averages over hosts, with positions."""
+        values = payload_bytes(self.payload_elements(keep_counts), self.wire_dtype)
+        return values + self.position_bytes

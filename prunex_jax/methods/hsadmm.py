@@ -9,7 +9,7 @@ import optax
 from prunex_jax.channels import layouts_of
 from prunex_jax.comm import Collective, compact_size, dense_size
 from prunex_jax.comm.formulas import device_sum, host_sum
-from prunex_jax.config import HsadmmConfig
+from prunex_jax.config import MethodConfig
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.recipe import Recipe
 from prunex_jax.optim import (
@@ -23,8 +23,9 @@ from prunex_jax.optim import (
 from prunex_jax.trees import PyTree
 
 
-def parameters_of(config: HsadmmConfig) -> HsadmmParameters:
+def parameters_of(method: MethodConfig) -> HsadmmParameters:
     """The preset with what the settings change of it."""
+    config = method.hsadmm
     return preset(
         config.preset,
         config.sync_period,
@@ -35,7 +36,8 @@ def parameters_of(config: HsadmmConfig) -> HsadmmParameters:
         outer_step=config.outer_step,
         outer_momentum=config.outer_momentum,
         adapt=config.adapt,
-        wire_dtype=config.wire_dtype,
+        wire_dtype=method.wire_dtype,
+        bucket_bytes=method.bucket_bytes,
     )
 
 
@@ -46,14 +48,28 @@ def make_hsadmm(recipe: Recipe) -> Method:
         recipe.inner,
         recipe.groups,
         recipe.keep_counts,
-        parameters_of(config),
+        parameters_of(recipe.config),
         config.sync_period,
         config.device_level,
         recipe.host_axis,
         recipe.device_axis,
         recipe.learning_rate,
     )
-    placements = state_placements(config.device_level)
+    return consensus_method("hsadmm", core, recipe, prunes=True)
+
+
+def consensus_method(name: str, core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
+    """What all methods share whose copies meet in a consensus every so many steps.
+
+    Args:
+      name: Key in `methods.METHODS`.
+      core: What a step and a round do.
+      recipe: What the trainer has built.
+      prunes: Whether the densities of the schedule are for it.
+    Returns:
+      The method.
+    """
+    placements = state_placements(core.device_level)
 
     def update(
         grads: PyTree, state: HsadmmState, params: PyTree, **extra: Any
@@ -66,7 +82,8 @@ def make_hsadmm(recipe: Recipe) -> Method:
         keep_counts: Mapping[str, int],
         kind: RoundKind,
     ) -> tuple[PyTree, HsadmmState]:
-        return core.exchange(params, state, keep_counts=keep_counts, kind=kind)
+        own = {group.name: keep_counts[group.name] for group in core.groups}
+        return core.exchange(params, state, keep_counts=own, kind=kind)
 
     def network(params: PyTree, state: HsadmmState) -> PyTree:
         del params
@@ -74,11 +91,11 @@ def make_hsadmm(recipe: Recipe) -> Method:
 
     traffic = _Traffic(core, recipe)
     return Method(
-        name="hsadmm",
+        name=name,
         params_placement=placements.inner_state,
         opt_placement=placements,
         transform=optax.GradientTransformationExtraArgs(core.init, update),
-        sync_period=config.sync_period,
+        sync_period=core.sync_period,
         exchange=exchange,
         network=network,
         masks=lambda state: state.masks,
@@ -86,7 +103,10 @@ def make_hsadmm(recipe: Recipe) -> Method:
         step_formula=traffic.step,
         exchange_formula=traffic.exchange,
         payload_elements=traffic.payload_elements,
+        inner_state=lambda state: state.inner_state,
+        with_inner=lambda state, inner: state._replace(inner_state=inner),
         wire_dtype=core.parameters.wire_dtype,
+        prunes=prunes,
     )
 
 
@@ -108,8 +128,8 @@ class _Traffic:
     def __init__(self, core: Hsadmm, recipe: Recipe) -> None:
         self.core = core
         self.shapes = recipe.shapes
-        self.layouts = layouts_of(recipe.groups, recipe.shapes)
-        self.num_channels = sum(group.size for group in recipe.groups)
+        self.layouts = layouts_of(core.groups, recipe.shapes)
+        self.num_channels = sum(group.size for group in core.groups)
 
     def payload_elements(self, keep_counts: Mapping[str, int]) -> int:
         return compact_size(self.shapes, self.layouts, keep_counts)
@@ -138,4 +158,4 @@ class _Traffic:
         if kind != "frozen":
             sent += host_sum(self.num_channels, mesh_shape)
         payload = self.payload_elements(keep_counts)
-        return sent + host_sum(payload, mesh_shape, form.wire_dtype)
+        return sent + host_sum(payload, mesh_shape, form.wire_dtype, form.bucket_bytes)

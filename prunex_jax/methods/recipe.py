@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import optax
 
 from prunex_jax.channels import ChannelGroup
-from prunex_jax.config import MethodConfig
+from prunex_jax.config import MethodConfig, OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,6 +22,8 @@ class Recipe:
       shapes: Shape of every parameter by path.
       host_axis: Mesh axis of the hosts.
       device_axis: Mesh axis of the devices of a host.
+      total_steps: Length of the run.
+      optimizer: Settings of the inner optimizer, for methods that do part of its work.
     """
 
     config: MethodConfig
@@ -32,3 +34,5 @@ class Recipe:
     shapes: Mapping[str, tuple[int, ...]]
     host_axis: str
     device_axis: str
+    total_steps: int = 0
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

@@ -1,0 +1,68 @@
+"""Deep gradient compression as a method: sparse momentum, in every step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prunex_jax.comm import Collective, dense_size
+from prunex_jax.comm.formulas import device_sum, entry_gather
+from prunex_jax.errors import UserError
+from prunex_jax.methods.base import Method
+from prunex_jax.methods.gradients import gradient_method
+from prunex_jax.methods.recipe import Recipe
+from prunex_jax.optim.dgc import DGC_PLACEMENTS, dgc, warmup_density
+from prunex_jax.optim.inner import after_momentum
+from prunex_jax.sparsity import entry_count
+
+
+def make_dgc(recipe: Recipe) -> Method:
+    """Builds the DGC method.
+
+    It takes over clipping and momentum of the inner optimizer, which keeps its weight
+    decay and learning rate.
+
+    Raises:
+      UserError: The inner optimizer is not SGD.
+    """
+    config, wire_dtype = recipe.config.dgc, recipe.config.wire_dtype
+    optimizer = recipe.optimizer
+    if optimizer.name != "sgd":
+        raise UserError(
+            f"method dgc has no form of optimizer.name={optimizer.name!r}: it applies "
+            "the momentum of SGD before it sends; choose sgd, or method topk"
+        )
+    num_elements = dense_size(recipe.shapes)
+    warmup_steps = round(config.warmup_share * recipe.total_steps)
+    count = entry_count(config.density, num_elements)
+
+    def formula(
+        mesh_shape: Mapping[str, int], density: float = config.density
+    ) -> list[Collective]:
+        inside = device_sum(num_elements, mesh_shape)
+        sent = entry_count(density, num_elements)
+        return inside + entry_gather(sent, mesh_shape, wire_dtype)
+
+    def step_options(step: int) -> dict[str, Any]:
+        density = warmup_density(step, warmup_steps, config.density)
+        return {} if density == config.density else {"density": density}
+
+    return gradient_method(
+        "dgc",
+        recipe,
+        dgc(
+            config.density,
+            momentum=optimizer.momentum,
+            nesterov=optimizer.nesterov,
+            clip_norm=optimizer.clip_norm,
+            is_exact=config.is_exact,
+            wire_dtype=wire_dtype,
+            host_axis=recipe.host_axis,
+            device_axis=recipe.device_axis,
+        ),
+        placement=DGC_PLACEMENTS,
+        formula=formula,
+        payload_elements=count,
+        wire_dtype=wire_dtype,
+        position_bytes=4 * count,
+        inner=after_momentum(recipe.inner, recipe.learning_rate),
+        step_options=step_options,
+    )

@@ -1,0 +1,46 @@
+"""No exchange over hosts at all: an upper bound on speed, not a way to train.
+
+Every host trains a network of its own. What is evaluated is the network of the first
+host, which has seen its own share of the data only.
+"""
+
+from collections.abc import Mapping
+
+import optax
+
+from prunex_jax.comm import Collective, dense_size, take_from_host
+from prunex_jax.comm.formulas import mesh_sum
+from prunex_jax.methods.base import Method
+from prunex_jax.methods.recipe import Recipe
+from prunex_jax.optim import average_gradients
+from prunex_jax.trees import PyTree
+
+
+def make_none(recipe: Recipe) -> Method:
+    """Builds the method that sends nothing over the host axis while training."""
+    average = average_gradients(None, recipe.device_axis)
+    num_elements = dense_size(recipe.shapes)
+
+    def network(params: PyTree, opt_state: PyTree) -> PyTree:
+        del opt_state
+        return take_from_host(0, params, recipe.host_axis, recipe.device_axis)
+
+    def formula(mesh_shape: Mapping[str, int]) -> list[Collective]:
+        return mesh_sum(num_elements, {**mesh_shape, recipe.host_axis: 1})
+
+    return Method(
+        name="none",
+        params_placement="per_host",
+        opt_placement="per_host",
+        transform=optax.with_extra_args_support(optax.chain(average, recipe.inner)),
+        sync_period=0,
+        exchange=None,
+        network=network,
+        masks=lambda opt_state: {},
+        health=lambda opt_state: {},
+        step_formula=formula,
+        exchange_formula=lambda mesh_shape, keep_counts, kind: [],
+        payload_elements=lambda keep_counts: 0,
+        inner_state=lambda opt_state: opt_state[1],
+        with_inner=lambda opt_state, inner_state: (opt_state[0], inner_state),
+    )

@@ -1,0 +1,45 @@
+"""PowerSGD as a method: low-rank gradients in every step."""
+
+import math
+from collections.abc import Mapping
+
+from prunex_jax.comm import Collective, dense_size
+from prunex_jax.comm.formulas import device_sum, host_sum
+from prunex_jax.methods.base import Method
+from prunex_jax.methods.gradients import gradient_method
+from prunex_jax.methods.recipe import Recipe
+from prunex_jax.optim.low_rank import make_plan
+from prunex_jax.optim.powersgd import POWERSGD_PLACEMENTS, powersgd
+
+
+def make_powersgd(recipe: Recipe) -> Method:
+    """Builds the PowerSGD method."""
+    config, wire_dtype = recipe.config.powersgd, recipe.config.wire_dtype
+    bucket_bytes = recipe.config.bucket_bytes
+    shapes = list(recipe.shapes.values())
+    plan = make_plan(shapes, config.rank, config.min_gain)
+    num_whole = sum(math.prod(shapes[i]) for i in plan.whole)
+    messages = (plan.num_short + num_whole, plan.num_long)
+
+    def formula(mesh_shape: Mapping[str, int]) -> list[Collective]:
+        sent = device_sum(dense_size(recipe.shapes), mesh_shape)
+        for num_elements in messages:
+            sent += host_sum(num_elements, mesh_shape, wire_dtype, bucket_bytes)
+        return sent
+
+    return gradient_method(
+        "powersgd",
+        recipe,
+        powersgd(
+            config.rank,
+            min_gain=config.min_gain,
+            wire_dtype=wire_dtype,
+            bucket_bytes=bucket_bytes,
+            host_axis=recipe.host_axis,
+            device_axis=recipe.device_axis,
+        ),
+        placement=POWERSGD_PLACEMENTS,
+        formula=formula,
+        payload_elements=max(messages),
+        wire_dtype=wire_dtype,
+    )
