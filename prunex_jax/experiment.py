@@ -24,9 +24,10 @@ from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.config import ExperimentConfig, total_steps
 from prunex_jax.data import Dataset, batch_rows, open_dataset
 from prunex_jax.errors import UserError
-from prunex_jax.methods import Method, Recipe, check_method, make_method
+from prunex_jax.methods import Method, Recipe, make_method
 from prunex_jax.models import Model, make_model
 from prunex_jax.optim.inner import make_inner, make_learning_rate
+from prunex_jax.phases import Phase, parse_phases
 from prunex_jax.program import Ledger
 from prunex_jax.rounds import RoundPlan, make_round_plan
 from prunex_jax.sparsity import check_excludes, validate_sparsity
@@ -52,7 +53,8 @@ class Experiment:
       trained: The network that is trained: `model`, or what is left of it once its dead
         channels were cut out.
       groups: Channel groups of `trained` that are to be pruned; none once they were.
-      method: What is exchanged.
+      phases: Methods of the run, one after the other.
+      method: What is exchanged now.
       plan: When.
       programs: What is compiled.
       ledger: What was sent, called and compiled so far.
@@ -71,6 +73,7 @@ class Experiment:
     keep_counts: Mapping[str, int]
     trained: Model
     groups: tuple[ChannelGroup, ...]
+    phases: tuple[Phase, ...]
     method: Method
     plan: RoundPlan
     programs: Programs
@@ -112,10 +115,10 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     Raises:
       UserError: Something cannot work, named with its value and the remedy.
     """
-    check_method(config.method.name)
     validate_sparsity(config.sparsity)
     mesh = topology.mesh
     rows = batch_rows(mesh, config.data.batch_size)
+    _check_micro_batches(config, mesh)
     eval_batch_size = config.data.eval_batch_size or config.data.batch_size
     eval_rows = batch_rows(mesh, eval_batch_size, "data.eval_batch_size")
     dataset = open_dataset(config.data, config.seed)
@@ -129,9 +132,17 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     num_steps = total_steps(config, len(dataset.train))
     learning_rate = make_learning_rate(config.optimizer, num_steps)
     groups, shapes = trace.groups, trace.shapes
-    method = _make_method(config, learning_rate, groups, shapes, keep_counts)
-    plan = make_round_plan(config.sparsity, num_steps, method.sync_period)
-    _check_can_shrink(config, plan)
+    phases = parse_phases(config.method, num_steps)
+    made = []
+    for phase in phases:
+        method = _make_method(
+            config, phase.method, learning_rate, num_steps, groups, shapes, keep_counts
+        )
+        made.append((method, _make_plan(config, num_steps, method)))
+    _check_phases(phases, made)
+    _check_can_shrink(config, made)
+    _check_budget(config, made)
+    method, plan = made[0]
     ledger = Ledger()
     layouts = layouts_of(groups, shapes)
     return Experiment(
@@ -145,6 +156,7 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
         keep_counts=keep_counts,
         trained=model,
         groups=groups,
+        phases=phases,
         method=method,
         plan=plan,
         programs=_make_programs(config, mesh, ledger, model, method, layouts),
@@ -171,7 +183,9 @@ def with_small_network(experiment: Experiment, small: Model) -> Experiment:
     config, ledger = experiment.config, experiment.ledger
     params, _ = jax.eval_shape(small.init, jax.random.key(0))
     shapes = shapes_by_path(params)
-    method = _make_method(config, experiment.learning_rate, (), shapes, {})
+    num_steps = experiment.plan.total_steps
+    name, learning_rate = experiment.method.name, experiment.learning_rate
+    method = _make_method(config, name, learning_rate, num_steps, (), shapes, {})
     return dataclasses.replace(
         experiment,
         trained=small,
@@ -181,16 +195,61 @@ def with_small_network(experiment: Experiment, small: Model) -> Experiment:
     )
 
 
+def with_method(experiment: Experiment, name: str) -> Experiment:
+    """Builds the same run again with another method, for the network that is trained.
+
+    Args:
+      experiment: The run.
+      name: Key in `methods.METHODS`.
+    Returns:
+      The run with other programs and rounds; nothing is compiled.
+    """
+    config = experiment.config
+    params, _ = jax.eval_shape(experiment.trained.init, jax.random.key(0))
+    shapes, groups = shapes_by_path(params), experiment.groups
+    num_steps = experiment.plan.total_steps
+    method = _make_method(
+        config,
+        name,
+        experiment.learning_rate,
+        num_steps,
+        groups,
+        shapes,
+        experiment.keep_counts if groups else {},
+    )
+    layouts = layouts_of(groups, shapes)
+    return dataclasses.replace(
+        experiment,
+        method=method,
+        plan=_make_plan(config, num_steps, method),
+        programs=_make_programs(
+            config,
+            experiment.mesh,
+            experiment.ledger,
+            experiment.trained,
+            method,
+            layouts,
+        ),
+    )
+
+
+def _make_plan(config: ExperimentConfig, num_steps: int, method: Method) -> RoundPlan:
+    period = method.sync_period
+    return make_round_plan(config.sparsity, num_steps, period, method.prunes)
+
+
 def _make_method(
     config: ExperimentConfig,
+    name: str,
     learning_rate: optax.Schedule,
+    num_steps: int,
     groups: Sequence[ChannelGroup],
     shapes: Mapping[str, tuple[int, ...]],
     keep_counts: Mapping[str, int],
 ) -> Method:
     return make_method(
         Recipe(
-            config=config.method,
+            config=dataclasses.replace(config.method, name=name),
             inner=make_inner(config.optimizer, learning_rate),
             learning_rate=learning_rate,
             groups=groups,
@@ -198,6 +257,8 @@ def _make_method(
             shapes=shapes,
             host_axis=HOST_AXIS,
             device_axis=DEVICE_AXIS,
+            total_steps=num_steps,
+            optimizer=config.optimizer,
         )
     )
 
@@ -218,6 +279,7 @@ def _make_programs(
         layouts=layouts,
         label_smoothing=config.optimizer.label_smoothing,
         norm_scope=config.model.norm_scope,
+        micro_batches=config.optimizer.micro_batches,
     )
 
 
@@ -228,6 +290,17 @@ def trace_model(model: Model) -> ChannelTrace:
     return trace_channels(model.apply, params, image, statistics=statistics)
 
 
+def _check_micro_batches(config: ExperimentConfig, mesh: jax.sharding.Mesh) -> None:
+    images = config.data.batch_size // mesh.size
+    count = config.optimizer.micro_batches
+    if images % count:
+        fitting = [str(n) for n in range(1, images + 1) if images % n == 0]
+        raise UserError(
+            f"config.optimizer.micro_batches={count} does not divide the {images} "
+            f"images that a device has of a batch; use one of {', '.join(fitting)}"
+        )
+
+
 def _check_can_train(config: ExperimentConfig, dataset: Dataset) -> None:
     if len(dataset.train) < config.data.batch_size:
         raise UserError(
@@ -236,11 +309,53 @@ def _check_can_train(config: ExperimentConfig, dataset: Dataset) -> None:
         )
 
 
-def _check_can_shrink(config: ExperimentConfig, plan: RoundPlan) -> None:
+def _check_phases(
+    phases: Sequence[Phase], made: Sequence[tuple[Method, RoundPlan]]
+) -> None:
+    """Refuses schedules in which methods would undo or contradict each other."""
+    pruning = [
+        (phase, plan)
+        for phase, (method, plan) in zip(phases, made, strict=True)
+        if method.prunes
+    ]
+    if len(pruning) > 1:
+        raise UserError(
+            f"config.method.schedule prunes twice, in {pruning[0][0].method} and "
+            f"{pruning[1][0].method}; what the first has pruned is cut out when it "
+            "ends, so let one of them prune"
+        )
+    for phase, plan in pruning:
+        start, sparse = phase.trigger.step, [s for s in plan.stages if s.density < 1.0]
+        if start and sparse and sparse[0].start_step < start:
+            raise UserError(
+                f"sparsity.start_share removes the first channels after step "
+                f"{sparse[0].start_step}, but {phase.method}, which does it, starts at "
+                f"step {start}; raise sparsity.start_share or start it earlier"
+            )
+
+
+def _check_budget(
+    config: ExperimentConfig, made: Sequence[tuple[Method, RoundPlan]]
+) -> None:
+    """Pruning before the first step needs counts before there are scores."""
+    early = [method.name for method, _ in made if method.prepare is not None]
+    if early and config.sparsity.budget == "global":
+        raise UserError(
+            f"sparsity.budget='global' is not known to method {early[0]}, which prunes "
+            "before its first step; set it to 'uniform'"
+        )
+
+
+def _check_can_shrink(
+    config: ExperimentConfig, made: Sequence[tuple[Method, RoundPlan]]
+) -> None:
     share = config.sparsity.shrink_share
-    if share < 1.0 and plan.shrink_step is None:
-        reason = f"method {config.method.name} prunes none"
-        if plan.sync_period:
+    if share < 1.0 and all(plan.shrink_step is None for _, plan in made):
+        names = ", ".join(dict.fromkeys(method.name for method, _ in made))
+        reason = f"method {names} prunes none"
+        if any(method.prepare is not None for method, _ in made):
+            reason = f"method {names} prunes before its first step, and cuts at the end"
+        if any(method.prunes for method, _ in made):
             reason = f"sparsity.sparsity = {config.sparsity.sparsity:g} prunes none"
         raise UserError(
             f"sparsity.shrink_share = {share:g} asks for dead channels to be cut out "

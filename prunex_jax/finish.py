@@ -98,7 +98,7 @@ def _evaluate(experiment: Experiment, network: Network) -> dict[str, Result | No
 def _what_ran(loop: Loop) -> dict[str, Any]:
     experiment = loop.experiment
     return {
-        "method": experiment.method.name,
+        "method": " -> ".join(phase.method for phase in experiment.phases),
         "steps": loop.num_steps,
         "seed": experiment.config.seed,
         "hosts": experiment.topology.num_hosts,
@@ -141,7 +141,6 @@ def _what_was_sent(loop: Loop) -> dict[str, Any]:
     dense_bytes = experiment.dense_host_bytes_per_step * loop.num_steps
     payload = method.payload_bytes(loop.keep_counts)
     dense_payload = experiment.num_params * 4
-    rounds = "exchange" if method.sync_period else "local_step"
     return {
         "host_wire_bytes": host_bytes,
         "host_wire_bytes_dense": dense_bytes,
@@ -149,6 +148,6 @@ def _what_was_sent(loop: Loop) -> dict[str, Any]:
         "host_payload_bytes_steady": payload,
         "host_payload_bytes_dense": dense_payload,
         "host_payload_ratio": payload / dense_payload,
-        "num_rounds": ledger.num_calls.get(rounds, 0),
+        "num_rounds": loop.num_rounds,
         "num_compilations": ledger.num_compilations,
     }

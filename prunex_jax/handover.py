@@ -1,11 +1,13 @@
-"""Hands a run over from its masked network to the small one, in mid-run.
+"""Hands a run over in mid-run: to the small network, or to the next method.
 
 Once the masks are frozen, dead channels are zero in everything that training reads, so
 they can be cut out of parameters, moments, consensus, duals and running statistics at
 once, and the run goes on as that of an ordinary smaller network: small local steps, and
-exchanges without choosing or gathering. It owns this event and what a checkpoint must
-say of it. `loop` says when it happens; `experiment` builds the programs of the small
-network, `shrink` proves it equal.
+exchanges without choosing or gathering. The next method starts from the network that
+the last one stands for, with the inner optimizer's state where both have the same.
+
+It owns these events and what a checkpoint must say of them. `loop` says when they
+happen; `experiment` builds the programs that follow, `shrink` proves networks equal.
 """
 
 import dataclasses
@@ -13,17 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
+from prunex_jax.comm import axis_size, sum_over_mesh, vary
 from prunex_jax.cost import count_params
 from prunex_jax.data import Dataset, evaluation_batches
 from prunex_jax.errors import UserError
-from prunex_jax.experiment import Experiment, with_small_network
+from prunex_jax.experiment import Experiment, with_method, with_small_network
 from prunex_jax.program import Program
 from prunex_jax.shrink import Cut, Network, make_cut, shrink_error, shrink_network
 from prunex_jax.state import TrainState, enter, leave, specs_of
-from prunex_jax.step import placements_of
-from prunex_jax.trees import flatten_by_path
+from prunex_jax.step import placements_of, settle
+from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS
+from prunex_jax.trees import PyTree, flatten_by_path
 
 # Images on which masked and shrunk networks are compared.
 _NUM_COMPARED = 64
@@ -130,6 +136,49 @@ def experiment_after(experiment: Experiment, handover: Handover | None) -> Exper
     return with_small_network(experiment, experiment.model.with_widths_of(small))
 
 
+def experiment_at(experiment: Experiment, extra: Mapping[str, Any]) -> Experiment:
+    """Builds the run as it was when a checkpoint of `loop` was saved.
+
+    Args:
+      experiment: The run as it starts.
+      extra: What the checkpoint says beside the state.
+    Returns:
+      The run with the method and the network of then.
+    """
+    phase = experiment.phases[extra["phase"]]
+    if phase.method != experiment.method.name:
+        experiment = with_method(experiment, phase.method)
+    return experiment_after(experiment, saved_handover(extra))
+
+
+def change_method(
+    experiment: Experiment, state: TrainState, name: str
+) -> tuple[Experiment, TrainState]:
+    """Goes on with another method, from the network that the last one stands for.
+
+    Running statistics and the step stay. The inner optimizer's state stays too, as the
+    mean of the copies, where both methods have the same one; a method that keeps
+    momentum elsewhere starts it from zero.
+
+    Args:
+      experiment: The run, after an exchange where its method has some.
+      state: Its state.
+      name: The next method.
+    Returns:
+      The run and its state with the next method.
+    Collectives:
+      Those of `step.Programs.network`, and a sum over the mesh of the inner state.
+    """
+    after = with_method(experiment, name)
+    program = Program(
+        "change_method",
+        lambda: _changer(experiment, after),
+        dict(experiment.mesh.shape),
+        experiment.ledger,
+    )
+    return after, program(state)
+
+
 def network_of(experiment: Experiment, state: TrainState) -> Network:
     """The network that a state stands for, host arrays.
 
@@ -211,6 +260,50 @@ def _cutter(
     run = jax.shard_map(cut_copy, mesh=before.mesh, in_specs=(specs,), out_specs=specs)
     wanted = after.programs.abstract_state()
     return lambda state: _fitted(run(state), wanted)
+
+
+def _changer(
+    before: Experiment, after: Experiment
+) -> Callable[[TrainState], TrainState]:
+    """The program that makes the state of the next method."""
+    placements, next_placements = (placements_of(e.method) for e in (before, after))
+
+    def change(state: TrainState) -> TrainState:
+        state = enter(placements, state)
+        params = before.method.network(state.params, state.opt_state)
+        opt_state = after.method.transform.init(params)
+        inner = _inner_state(
+            before.method.inner_state(state.opt_state),
+            after.method.inner_state(opt_state),
+            state.step,
+        )
+        changed = state._replace(
+            params=params, opt_state=after.method.with_inner(opt_state, inner)
+        )
+        return settle(next_placements, leave(next_placements, changed))
+
+    return jax.shard_map(
+        change,
+        mesh=before.mesh,
+        in_specs=(specs_of(placements),),
+        out_specs=specs_of(next_placements),
+    )
+
+
+def _inner_state(old: PyTree, fresh: PyTree, step: jax.Array) -> PyTree:
+    """The old state, as the mean of its copies, if it fits; else a fresh one."""
+
+    def forms(tree: PyTree) -> Any:
+        return jax.tree.structure(tree), [
+            (x.shape, x.dtype) for x in map(jnp.asarray, jax.tree.leaves(tree))
+        ]
+
+    if forms(old) != forms(fresh):
+        # Schedules count steps, and go on.
+        return optax.tree.set(fresh, count=step)
+    count = axis_size(HOST_AXIS) * axis_size(DEVICE_AXIS)
+    total = sum_over_mesh(vary(old, (HOST_AXIS, DEVICE_AXIS)), HOST_AXIS, DEVICE_AXIS)
+    return jax.tree.map(lambda x, like: (x / count).astype(like.dtype), total, old)
 
 
 def _fitted(state: TrainState, wanted: TrainState) -> TrainState:

@@ -7,7 +7,8 @@ crash is in `TrainState` and in `extra` of the checkpoint; everything else is re
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,11 +21,13 @@ from prunex_jax.evaluation import Result, evaluate_split
 from prunex_jax.experiment import Experiment
 from prunex_jax.handover import (
     Handover,
+    change_method,
     describe,
-    experiment_after,
+    experiment_at,
     hand_over,
     saved_handover,
 )
+from prunex_jax.methods import Method
 from prunex_jax.metrics import RunFolder
 from prunex_jax.program import Program
 from prunex_jax.progress import Clock, Progress, format_progress
@@ -70,6 +73,14 @@ class Loop:
         self.keep_counts = dict(experiment.sizes)
         self.counts_density = 1.0
         self.handover: Handover | None = None
+        self.phase = 0
+        # The phase whose method has done what it does before its first step.
+        self.prepared_phase = -1
+        # The method that has said that its steps may be the usual ones.
+        self.ready_method: Method | None = None
+        self.num_rounds = 0
+        # Metrics that became known after the last step.
+        self.news: dict[str, float] = {}
         self.tickets: collections.deque[jax.Array] = collections.deque()
 
     @property
@@ -99,10 +110,13 @@ class Loop:
             key = jax.random.key(experiment.config.seed)
             return experiment.programs.init(key)
         state, extra = self.checkpointer.restore(
-            lambda extra: self._at(extra).programs.abstract_state()
+            lambda extra: experiment_at(experiment, extra).programs.abstract_state()
         )
-        self.experiment = self._at(extra)
+        self.experiment = experiment_at(experiment, extra)
         self.handover = saved_handover(extra)
+        self.phase = int(extra["phase"])
+        self.prepared_phase = int(extra["prepared_phase"])
+        self.num_rounds = int(extra["num_rounds"])
         self.step = int(extra["step"])
         self.keep_counts = dict(extra["keep_counts"])
         self.counts_density = float(extra["counts_density"])
@@ -113,37 +127,59 @@ class Loop:
         self.screen.line(f"resumed at step {self.step} of {self.num_steps}")
         return state
 
-    def _at(self, extra: Mapping[str, Any]) -> Experiment:
-        """The experiment as it was when a checkpoint was saved."""
-        return experiment_after(self.experiment, saved_handover(extra))
-
     def _train(self, state: TrainState) -> tuple[TrainState, bool]:
-        config, plan = self.experiment.config.run, self.experiment.plan
+        config = self.experiment.config.run
         with self._batches() as batches:
             while self.step < self.num_steps:
+                state = self._prepare_if_new(state)
                 batch, programs = next(batches), self.experiment.programs
-                self._compile(programs.local_step, state, batch)
+                options = self._step_options(state)
+                self._compile(programs.local_step, state, batch, **options)
                 self.clock.resume()
-                state, ticket = programs.local_step(state, batch)
+                state, ticket = programs.local_step(state, batch, **options)
                 self.step += 1
-                due = plan.round_after(self.step)
-                if due is not None:
-                    state = self._exchange(state, due)
+                state = self._exchange_if_due(state)
                 self._wait_for(ticket)
                 self.clock.step_done()
                 is_last = self.step == self.num_steps
                 with self.clock.paused():
+                    self.news = {}
                     if self.step % config.log_every_steps == 0 or is_last:
                         state = self._log(state)
                     if _is_due(self.step, config.eval_every_steps) and not is_last:
                         self._validate(state)
-                    if self.step == plan.shrink_step:
+                    if self.step == self.experiment.plan.shrink_step:
                         state = self._shrink(state)
+                    if self._is_next_phase_due() and not is_last:
+                        state = self._change_method(state)
                     if _is_due(self.step, config.checkpoint_every_steps):
                         self._save(state)
                     if self.stop.is_due() and not is_last:
                         return state, False
         return state, True
+
+    def _prepare_if_new(self, state: TrainState) -> TrainState:
+        """Does what a method does before its first step, on the batches to come."""
+        experiment, method = self.experiment, self.experiment.method
+        is_new = self.prepared_phase != self.phase
+        self.prepared_phase = self.phase
+        if not is_new or method.prepare is None:
+            return state
+        with self.clock.paused(), self._batches() as batches:
+            coming = tuple(itertools.islice(batches, method.prepare_batches))
+            state = experiment.programs.prepare(state, coming)
+        if method.masks(state.opt_state):
+            self.keep_counts = dict(experiment.keep_counts)
+        return state
+
+    def _step_options(self, state: TrainState) -> dict[str, Any]:
+        """Static arguments of the next step."""
+        method = self.experiment.method
+        if self.ready_method is not method and method.is_ready is not None:
+            if not np.asarray(method.is_ready(state.opt_state)):
+                return dict(method.unready_options)
+        self.ready_method = method
+        return method.step_options(self.step)
 
     @contextlib.contextmanager
     def _batches(self) -> Iterator[Iterator[dict[str, jax.Array]]]:
@@ -175,7 +211,17 @@ class Loop:
             with self.clock.paused():
                 program.compile(*args, **static)
 
+    def _exchange_if_due(self, state: TrainState) -> TrainState:
+        method, plan = self.experiment.method, self.experiment.plan
+        due = plan.round_after(self.step)
+        if due is not None:
+            return self._exchange(state, due)
+        if not method.sync_period and method.payload_elements(self.keep_counts):
+            self.num_rounds += 1  # every step is one
+        return state
+
     def _exchange(self, state: TrainState, due: Round) -> TrainState:
+        self.num_rounds += 1
         self._choose_counts(state, due)
         program = self.experiment.programs.exchange
         names = sorted(group.name for group in self.experiment.groups)
@@ -189,7 +235,7 @@ class Loop:
     def _choose_counts(self, state: TrainState, due: Round) -> None:
         """Sets how many channels each group keeps, where the density has changed."""
         density = due.stage.density
-        if density == self.counts_density:
+        if density == self.counts_density or not self.experiment.method.prunes:
             return
         experiment = self.experiment
         with self.clock.paused():
@@ -213,12 +259,33 @@ class Loop:
         )
         return state
 
+    def _is_next_phase_due(self) -> bool:
+        phases = self.experiment.phases
+        if self.phase + 1 == len(phases):
+            return False
+        return phases[self.phase + 1].trigger.is_due(self.step, self.news)
+
+    def _change_method(self, state: TrainState) -> TrainState:
+        """Ends a phase: its last exchange, what it has pruned, and the next method."""
+        experiment, plan = self.experiment, self.experiment.plan
+        if plan.sync_period and plan.round_after(self.step) is None:
+            state = self._exchange(state, plan.round_at(self.step))
+        if self.handover is None and self.channel_sparsity() > 0:
+            state = self._shrink(state)
+        self.phase += 1
+        name = experiment.phases[self.phase].method
+        self.experiment, state = change_method(self.experiment, state, name)
+        self.clock.forget_steps()
+        self.screen.line(f"step {self.step}: goes on with method {name}")
+        return state
+
     def _log(self, state: TrainState) -> TrainState:
         programs = self.experiment.programs
         report = jax.device_get(programs.report(state))
         self._check_finite(report)
         row = self._row(report)
         self.folder.append(row)
+        self.news |= {"loss": row["loss"], "accuracy": row["accuracy"]}
         self.screen.line(format_progress(self._progress(row)))
         return programs.clear(state)
 
@@ -254,8 +321,6 @@ class Loop:
     def channel_sparsity(self) -> float:
         """Share of the prunable channels that are removed now."""
         total = sum(self.experiment.sizes.values())
-        if not self.experiment.plan.sync_period:
-            return 0.0
         return 1.0 - sum(self.keep_counts.values()) / max(total, 1)
 
     def _progress(self, row: dict[str, Any]) -> Progress:
@@ -277,13 +342,12 @@ class Loop:
         result = self.validation_result(state)
         if result is None:
             return
-        self.folder.append(
-            {
-                "step": self.step,
-                "validation_loss": result.loss,
-                "validation_accuracy": result.accuracy,
-            }
-        )
+        found = {
+            "validation_loss": result.loss,
+            "validation_accuracy": result.accuracy,
+        }
+        self.folder.append({"step": self.step, **found})
+        self.news |= found
         self.screen.line(
             f"step {self.step}: validation accuracy {result.accuracy:.4f}, "
             f"loss {result.loss:.4f}"
@@ -312,6 +376,9 @@ class Loop:
             "step": self.step,
             "keep_counts": self.keep_counts,
             "counts_density": self.counts_density,
+            "phase": self.phase,
+            "prepared_phase": self.prepared_phase,
+            "num_rounds": self.num_rounds,
             "handover": self.handover and dataclasses.asdict(self.handover),
             "clock": self.clock.state_dict(),
             "ledger": dataclasses.asdict(self.experiment.ledger),

@@ -73,6 +73,10 @@ class RoundPlan:
             return None
         if num_steps % self.sync_period and num_steps != self.total_steps:
             return None
+        return self.round_at(num_steps)
+
+    def round_at(self, num_steps: int) -> Round:
+        """The round after so many steps, whether or not one is due."""
         stage = stage_at(self.stages, num_steps - 1)
         # With everything kept there is nothing to choose, and no score to send.
         is_dense = stage.density == 1.0
@@ -83,7 +87,7 @@ class RoundPlan:
 
 
 def make_round_plan(
-    config: SparsityConfig, total_steps: int, sync_period: int
+    config: SparsityConfig, total_steps: int, sync_period: int, prunes: bool = True
 ) -> RoundPlan:
     """Lays out the exchanges of a run.
 
@@ -91,11 +95,12 @@ def make_round_plan(
       config: What is pruned, and when.
       total_steps: Length of the run.
       sync_period: Steps per round; 0 if the method has no exchange.
+      prunes: Whether the method prunes; its exchanges are dense if not.
     Raises:
       UserError: A schedule in which nothing would be pruned, or none is left to train
         the small network.
     """
-    if not sync_period:
+    if not (sync_period and prunes):
         return RoundPlan((Stage(0, 1.0, True),), sync_period, total_steps)
     stages = density_stairs(config, total_steps, sync_period)
     shrink_step = _shrink_step(config, stages[-1], total_steps, sync_period)

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import prunex_jax
 from prunex_jax.config import config_difference
-from prunex_jax.experiment import Experiment
+from prunex_jax.experiment import Experiment, with_method
 from prunex_jax.topology import HOST_AXIS
 
 
@@ -83,10 +83,27 @@ def _what_is_trained(experiment: Experiment) -> list[str]:
 
 
 def _what_is_sent(experiment: Experiment) -> list[str]:
+    if len(experiment.phases) == 1:
+        return _what_its_method_sends(experiment)
+    lines = []
+    for phase in experiment.phases:
+        lines.append(f"phase     {phase.trigger}")
+        lines += _what_its_method_sends(with_method(experiment, phase.method))
+    return lines
+
+
+def _what_its_method_sends(experiment: Experiment) -> list[str]:
     method, plan = experiment.method, experiment.plan
     dense_bytes = experiment.num_params * 4
+    if not method.payload_elements(experiment.keep_counts):
+        return [
+            f"method    {method.name}: hosts exchange nothing and train networks of "
+            "their own; this shows the speed without exchanges, not a way to train"
+        ]
     if not plan.sync_period:
         when = "every step"
+    elif not method.prunes:
+        when = f"every {plan.sync_period} steps"
     else:
         stages = ", ".join(
             f"{stage.density:.3g}{' frozen' if stage.is_frozen else ''} from step "

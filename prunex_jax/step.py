@@ -7,7 +7,7 @@ only the exchange. The one place where parameters are marked as varying is here.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,7 @@ from prunex_jax.comm import (
 from prunex_jax.methods import Method
 from prunex_jax.models import Model
 from prunex_jax.optim import RoundKind
+from prunex_jax.optim.accumulation import accumulated_grads
 from prunex_jax.program import Ledger, Program
 from prunex_jax.state import (
     NEVER,
@@ -42,6 +43,7 @@ _MESH_AXES = (HOST_AXIS, DEVICE_AXIS)
 _BATCH = jax.P(_MESH_AXES)
 # Static keep counts as a hashable value.
 Counts = tuple[tuple[str, int], ...]
+Batch = Mapping[str, jax.Array]
 
 
 class Report(NamedTuple):
@@ -67,8 +69,10 @@ class Programs:
 
     Attributes:
       init: key -> TrainState, born where it will live.
-      local_step: (state, batch) -> (state, ticket); donates the state. The ticket is
-        the step number, ready when the step is done, and outlives the state.
+      prepare: (state, batches) -> state, as `Method.prepare` says; donates the state.
+      local_step: (state, batch; what `Method.step_options` gave) -> (state, ticket);
+        donates the state. The ticket is the step number, ready when the step is done,
+        and outlives the state.
       exchange: (state; keep_counts, kind) -> state; donates the state.
       report: state -> Report.
       clear: state -> state with empty totals; donates the state.
@@ -79,6 +83,7 @@ class Programs:
     """
 
     init: Program
+    prepare: Program
     local_step: Program
     exchange: Program
     report: Program
@@ -110,6 +115,7 @@ def make_programs(
     layouts: Layouts,
     label_smoothing: float = 0.0,
     norm_scope: str = "device",
+    micro_batches: int = 1,
 ) -> Programs:
     """Builds the programs of a run; nothing is compiled before it is called.
 
@@ -121,10 +127,16 @@ def make_programs(
       layouts: Where the parameters' channels are, for `scores`.
       label_smoothing: Of the training loss.
       norm_scope: "device" or "host": over whose images batch statistics are taken.
+      micro_batches: Parts in which the batch of a device goes through the network, one
+        after the other: activations need that much less memory. Batch statistics are
+        those of a part. A step is still one update of the mean gradient, and sends what
+        it sends without.
     Returns:
       The programs.
     """
-    builder = _Builder(model, method, mesh, label_smoothing, norm_scope, layouts)
+    builder = _Builder(
+        model, method, mesh, label_smoothing, norm_scope, layouts, micro_batches
+    )
     shape = dict(mesh.shape)
 
     def program(name: str, build: Callable[..., Any], donates: bool) -> Program:
@@ -132,6 +144,7 @@ def make_programs(
 
     return Programs(
         init=program("init", builder.init, False),
+        prepare=program("prepare", builder.prepare, True),
         local_step=program("local_step", builder.local_step, True),
         exchange=program("exchange", builder.exchange, True),
         report=program("report", builder.report, False),
@@ -153,6 +166,7 @@ class _Builder:
     label_smoothing: float
     norm_scope: str
     layouts: Layouts
+    micro_batches: int
 
     def _shard(self, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
         return jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
@@ -175,7 +189,7 @@ class _Builder:
                 opt_state=self.method.transform.init(params),
                 totals=zero_totals(),
             )
-            return _settle(self._placements, leave(self._placements, state))
+            return settle(self._placements, leave(self._placements, state))
 
         return self._shard(fn, jax.P(), self._specs)
 
@@ -191,19 +205,34 @@ class _Builder:
 
         return jax.tree.map(shard, self._specs, shapes)
 
-    def local_step(self) -> Callable[..., tuple[TrainState, jax.Array]]:
+    def prepare(self) -> Callable[..., TrainState]:
+        run = self.method.prepare
+        assert run is not None, f"{self.method.name} needs no preparation"
+
+        def fn(state: TrainState, batches: Sequence[Batch]) -> TrainState:
+            state = enter(self._placements, state)
+
+            def loss_fn(params: PyTree, part: Batch, temperature: float) -> jax.Array:
+                return self._loss(params, state.statistics, part, temperature)[0]
+
+            parts = [part for batch in batches for part in _halves(batch)]
+            params, opt_state = run(loss_fn, state.params, state.opt_state, parts)
+            after = state._replace(params=params, opt_state=opt_state)
+            return leave(self._placements, after)
+
+        return self._shard(fn, (self._specs, _BATCH), self._specs)
+
+    def local_step(self, **options: Any) -> Callable[..., tuple[TrainState, jax.Array]]:
         def fn(
             state: TrainState, batch: Mapping[str, jax.Array]
         ) -> tuple[TrainState, jax.Array]:
             state = enter(self._placements, state)
             # Varying, so that gradients stay local: see comm.vary.
             own = vary(state.params, _MESH_AXES)
-            (loss, seen), grads = jax.value_and_grad(self._loss, has_aux=True)(
-                own, state.statistics, batch
-            )
-            statistics, correct = seen
+            grads_of = accumulated_grads(self._loss, self.micro_batches, _MESH_AXES)
+            grads, loss, statistics, correct = grads_of(own, state.statistics, batch)
             updates, opt_state = self.method.transform.update(
-                grads, state.opt_state, state.params
+                grads, state.opt_state, state.params, **options
             )
             count = batch["label"].shape[0]
             after = TrainState(
@@ -218,14 +247,18 @@ class _Builder:
         return self._shard(fn, (self._specs, _BATCH), (self._specs, jax.P()))
 
     def _loss(
-        self, params: PyTree, statistics: PyTree, batch: Mapping[str, jax.Array]
+        self,
+        params: PyTree,
+        statistics: PyTree,
+        batch: Mapping[str, jax.Array],
+        temperature: float = 1.0,
     ) -> tuple[jax.Array, tuple[PyTree, jax.Array]]:
         """Mean loss over the images of this device, and what was seen on the way."""
         axis = DEVICE_AXIS if self.norm_scope == "host" else None
         logits, statistics = self.model.apply_train(
             params, statistics, batch["image"], axis_name=axis
         )
-        labels = batch["label"]
+        logits, labels = logits / temperature, batch["label"]
         targets = jax.nn.one_hot(labels, logits.shape[-1])
         targets = optax.smooth_labels(targets, self.label_smoothing)
         loss = jnp.mean(optax.softmax_cross_entropy(logits, targets))
@@ -312,11 +345,27 @@ class _Builder:
         return self._shard(fn, (self._specs,), jax.P())
 
 
-def _settle(placements: PyTree, tree: PyTree) -> PyTree:
-    """Marks freshly made values as varying where their placement says so."""
+def settle(placements: PyTree, tree: PyTree) -> PyTree:
+    """Marks freshly made values as varying where their placement says so.
+
+    Args:
+      placements: Placement of `tree`, or of whole parts of it.
+      tree: Values with placement axes, inside `shard_map`.
+    Returns:
+      The same values, typed as their placement asks.
+    """
     return jax.tree.map(
         lambda p, part: vary(part, tuple(specs_of(p))), placements, tree
     )
+
+
+def _halves(batch: Batch) -> list[Batch]:
+    """Both halves of the images of a device; one image has none."""
+    count = len(batch["label"]) // 2
+    if not count:
+        return [batch]
+    cuts = (slice(None, count), slice(count, 2 * count))
+    return [jax.tree.map(lambda x, cut=cut: x[cut], dict(batch)) for cut in cuts]
 
 
 def _add_to(

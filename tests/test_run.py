@@ -262,14 +262,18 @@ VARIANTS = {
         }
     },
     "leaky, adamw, float16 wire": {
-        "method": {"hsadmm": {"preset": "leaky", "wire_dtype": "float16"}},
+        "method": {"hsadmm": {"preset": "leaky"}, "wire_dtype": "float16"},
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "clip_norm": 1.0},
     },
+    "int8 wire in buckets": {"method": {"wire_dtype": "int8", "bucket_bytes": 4000}},
     "bfloat16, one host": {
         "model": {"compute_dtype": "bfloat16"},
         "topology": {"layout": "1"},
     },
     "dense, eight hosts": {"method": {"name": "dense"}, "topology": {"layout": "8"}},
+    "dense, flat int8": {
+        "method": {"name": "dense", "dense": {"levels": "flat"}, "wire_dtype": "int8"}
+    },
     "vgg": {
         "model": {"name": "vgg16", "width": 0.125},
         "data": {"name": "synthetic", "image_size": 32},

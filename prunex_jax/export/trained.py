@@ -27,7 +27,7 @@ from prunex_jax.experiment import Experiment, make_experiment
 from prunex_jax.export.folder import check_target, export_model
 from prunex_jax.handover import (
     comparison_images,
-    experiment_after,
+    experiment_at,
     network_of,
     saved_handover,
 )
@@ -177,9 +177,9 @@ def load_trained(
     full = _experiment(path, data_dir)
     with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
         state, extra = checkpointer.restore(
-            lambda extra: _at(full, extra).programs.abstract_state(), step
+            lambda extra: experiment_at(full, extra).programs.abstract_state(), step
         )
-    handover, experiment = saved_handover(extra), _at(full, extra)
+    handover, experiment = saved_handover(extra), experiment_at(full, extra)
     network = network_of(experiment, state)
     if handover is None:
         found = jax.device_get(experiment.method.masks(state.opt_state))
@@ -248,11 +248,6 @@ def _mesh_of_run(path: Path) -> tuple[int, int]:
             f"{path / ENVIRONMENT} does not say on how many hosts and devices the run "
             "was trained; give the --workdir of a run"
         ) from None
-
-
-def _at(full: Experiment, extra: Mapping[str, Any]) -> Experiment:
-    """The run as it was when a checkpoint was saved."""
-    return experiment_after(full, saved_handover(extra))
 
 
 def _widened(
