@@ -7,12 +7,15 @@
 #   make check                lint, formatting, types, import directions
 #   make benchmark            what H-SADMM costs per local step
 #   make benchmark-shrunk-step   what half of the channels saves per training step
+#   make benchmark-compression   what each method computes per exchange
+#   make bench-digits         every method on digits: accuracy, bytes, time
 #   make benchmark-trace      finding groups against Torch-Pruning (TORCH_PYTHON=...)
 #   PYTHON=python3.13         the interpreter the environment is made with
 
 PYTHON ?= python3
 VENV ?= .venv
 WORKDIR ?= runs/demo
+DIGITS_WORKDIR ?= runs/digits
 # An environment of its own, because torch and jax want other packages.
 TORCH_VENV ?= .venvs/torch
 TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
@@ -26,7 +29,7 @@ ZOO := $(VENV)/.installed-zoo
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-zoo check format benchmark benchmark-shrunk-step \
-    benchmark-trace clean
+    benchmark-trace benchmark-compression bench-digits clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -59,6 +62,12 @@ benchmark: $(BASE)
 
 benchmark-shrunk-step: $(BASE)
 	$(BIN)/python -m tests.benchmark_shrunk_step
+
+benchmark-compression: $(BASE)
+	$(BIN)/python -m tests.benchmark_compression
+
+bench-digits: $(BASE)
+	$(BIN)/python -m tests.benchmark_digits --workdir='$(DIGITS_WORKDIR)'
 
 benchmark-trace: $(BASE) $(TORCH_PYTHON)
 	$(BIN)/python -m tests.benchmark_trace --torch-python='$(TORCH_PYTHON)'

@@ -1,0 +1,21 @@
+"""ResNet-20 on CIFAR-10, DiLoCo.
+
+Hosts train alone for 8 steps; a Nesterov step follows their mean movement.
+
+    python -m prunex_jax.train --workdir=runs/cifar10_resnet20_diloco \\
+        --config=configs/cifar10_resnet20_diloco.py
+
+    ...:4x2     simulates 4 hosts x 2 devices on the CPU
+
+Hardware: any number of hosts whose devices divide the batch of 128. Result: not
+measured yet.
+"""
+
+import cifar10_resnet20_hsadmm
+import ml_collections
+
+
+def get_config(simulated: str = "") -> ml_collections.ConfigDict:
+    config = cifar10_resnet20_hsadmm.get_config(simulated)
+    config.method.name = "diloco"
+    return config

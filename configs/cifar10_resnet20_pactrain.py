@@ -1,0 +1,19 @@
+"""ResNet-20 on CIFAR-10 with PacTrain, half of the channels pruned at birth.
+
+    python -m prunex_jax.train --workdir=runs/cifar10_resnet20_pactrain \\
+        --config=configs/cifar10_resnet20_pactrain.py
+
+    ...:4x2     simulates 4 hosts x 2 devices on the CPU
+
+Hardware: any number of hosts whose devices divide the batch of 128. Result: not
+measured yet.
+"""
+
+import cifar10_resnet20_hsadmm
+import ml_collections
+
+
+def get_config(simulated: str = "") -> ml_collections.ConfigDict:
+    config = cifar10_resnet20_hsadmm.get_config(simulated)
+    config.method.name = "pactrain"
+    return config
