@@ -316,7 +316,7 @@ def _check_phases(
     pruning = [
         (phase, plan)
         for phase, (method, plan) in zip(phases, made, strict=True)
-        if method.prunes
+        if method.prunes or method.prepare is not None
     ]
     if len(pruning) > 1:
         raise UserError(

@@ -101,6 +101,8 @@ def refusal(values):
 def test_schedules_that_contradict_themselves_are_refused():
     twice = refusal(scheduled("hsadmm", "dense @ 0.3", "hsadmm @ 0.6"))
     assert "prunes twice" in twice
+    early = refusal(scheduled("pactrain", "hsadmm @ 0.3"))
+    assert "prunes twice, in pactrain and hsadmm" in early
     late = refusal(scheduled("dense", "hsadmm @ 0.9"))
     assert "starts at step 22; raise sparsity.start_share" in late
     never = refusal(scheduled("dense", "none @ 0.5", sparsity={"shrink_share": 0.7}))
