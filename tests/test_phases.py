@@ -164,6 +164,18 @@ def test_a_run_goes_on_from_any_of_its_phases(three, tmp_path):
             assert summary[key] == result.summary[key], (step, key)
 
 
+@pytest.mark.slow
+def test_what_is_pruned_at_birth_is_cut_out_when_its_method_ends(tmp_path):
+    """Then the small network goes on, and moments and statistics with it."""
+    schedule = ("pactrain", f"diloco @ step {CHANGE}")
+    summary = train(scheduled(*schedule), tmp_path / "run").summary
+    assert summary["shrink_step"] == CHANGE
+    assert summary["shrink_max_abs_error"] < 1e-4
+    assert summary["params_kept"] < 0.35 * summary["params_dense"]
+    rows = [row for row in rows_of(tmp_path / "run") if "loss" in row]
+    assert {row["sparsity"] for row in rows} == {0.5}
+
+
 def test_a_metric_starts_a_phase(tmp_path):
     """At the first logged step: every loss is below a hundred."""
     schedule = ("dense", "local_sgd @ loss < 100")

@@ -66,6 +66,9 @@ ROWS: Mapping[str, MethodConfig] = {
     "`importance`, 1 %, one choice in 4 steps": MethodConfig(
         "importance", importance=ImportanceConfig(density=0.01, refresh_period=4)
     ),
+    "`importance`, 1 %, bfloat16": MethodConfig(
+        "importance", importance=ImportanceConfig(density=0.01), wire_dtype="bfloat16"
+    ),
     "`local_sgd`, `diloco`": MethodConfig("local_sgd", local_sgd=LocalSgdConfig()),
     "`none`": MethodConfig("none"),
 }
