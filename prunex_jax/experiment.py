@@ -7,6 +7,7 @@ Whatever cannot work is refused here, in this order, with the value and the reme
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -132,6 +133,7 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     num_steps = total_steps(config, len(dataset.train))
     learning_rate = make_learning_rate(config.optimizer, num_steps)
     groups, shapes = trace.groups, trace.shapes
+    _check_names(config.method.send_whole, shapes)
     phases = parse_phases(config.method, num_steps)
     made = []
     for phase in phases:
@@ -331,6 +333,15 @@ def _check_phases(
                 f"sparsity.start_share removes the first channels after step "
                 f"{sparse[0].start_step}, but {phase.method}, which does it, starts at "
                 f"step {start}; raise sparsity.start_share or start it earlier"
+            )
+
+
+def _check_names(names: Sequence[str], shapes: Mapping[str, Any]) -> None:
+    for name in names:
+        if not any(name in path for path in shapes):
+            raise UserError(
+                f"config.method.send_whole has {name!r}, which is part of no path of a "
+                f"parameter; the first are {', '.join(list(shapes)[:3])}"
             )
 
 

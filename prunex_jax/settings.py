@@ -243,6 +243,9 @@ class MethodConfig:
     # Largest message over the host axis that stands for a buffer; 0 sends gradients, or
     # what a round exchanges, in one. Several let a large model send what it has.
     bucket_bytes: int = 0
+    # Parameters whose path contains one of these are averaged whole by topk, dgc,
+    # powersgd and importance, such as ("bias", "norm").
+    send_whole: tuple[str, ...] = ()
     # Methods one after the other, in the stead of `name`: ("dense", "hsadmm @ 0.1",
     # "diloco @ accuracy > 0.9"). See `phases`.
     schedule: tuple[str, ...] = ()

@@ -90,6 +90,21 @@ ROWS |= {
         "dgc", dgc=DgcConfig(density=0.5), wire_dtype="bfloat16"
     ),
 }
+# Of one kernel a part is sent, of the other everything.
+ROWS |= {
+    "topk one kernel whole": MethodConfig(
+        "topk", topk=TopkConfig(density=0.5), send_whole=("b/",)
+    ),
+    "dgc one kernel whole": MethodConfig(
+        "dgc", dgc=DgcConfig(density=0.5), send_whole=("b/",)
+    ),
+    "powersgd one kernel whole": MethodConfig(
+        "powersgd", powersgd=PowersgdConfig(rank=1, min_gain=0.0), send_whole=("b/",)
+    ),
+    "importance one kernel whole": MethodConfig(
+        "importance", importance=ImportanceConfig(density=0.6), send_whole=("b/",)
+    ),
+}
 ROWS |= {
     "importance": MethodConfig(
         "importance", importance=ImportanceConfig(density=0.6, refresh_period=3)
@@ -116,6 +131,12 @@ ROWS |= {
 }
 # Settings under which a method must do what `dense` does, with plain SGD inside.
 LIMITS = {
+    f"{name}, all of it whole": MethodConfig(
+        name, topk=TopkConfig(0.01), dgc=DgcConfig(0.01), send_whole=("kernel", "free")
+    )
+    for name in ("topk", "dgc", "powersgd", "importance")
+}
+LIMITS |= {
     "topk": MethodConfig("topk", topk=TopkConfig(density=1.0)),
     "dgc": MethodConfig("dgc", dgc=DgcConfig(density=1.0)),
     "importance": MethodConfig(

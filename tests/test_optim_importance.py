@@ -300,7 +300,7 @@ def test_without_refresh_no_positions_travel():
 def test_positions_take_the_shorter_way(num_choosers, kind):
     found = listed((8, 1), (True,), num_choosers=num_choosers)
     (sent,) = {c for c in found if c.axes == ("host",) and c.dtype == "int32"}
-    count = sum(chosen_counts(SHAPES.values(), DENSITY, num_choosers))
+    count = sum(chosen_counts(SHAPES, DENSITY, num_choosers))
     assert sent.kind == kind
     assert sent.num_elements == count * (num_choosers if kind == "sum" else 1)
 

@@ -62,6 +62,7 @@ def step_bytes(workdir):
     return np.diff(sent)
 
 
+@pytest.mark.slow
 def test_network_is_small_at_the_end(whole_run):
     summary = whole_run[0].summary
     assert summary["channel_sparsity"] == 0.5
@@ -72,6 +73,7 @@ def test_network_is_small_at_the_end(whole_run):
     assert {row["sparsity"] for row in rows_of(whole_run[1])} == {0.5}
 
 
+@pytest.mark.slow
 def test_first_step_is_dense_and_the_others_are_packed(whole_run):
     result, workdir = whole_run
     dense, packed = (4 * result.summary[key] for key in ("params_dense", "params_kept"))
@@ -102,6 +104,7 @@ def test_a_resumed_run_is_not_pruned_again(whole_run, tmp_path):
         assert resumed.summary[key] == result.summary[key], key
 
 
+@pytest.mark.slow
 def test_hosts_that_disagree_go_on_densely(monkeypatch, tmp_path):
     module = importlib.import_module("prunex_jax.optim.pactrain")
     monkeypatch.setattr(module, "hosts_agree", lambda *args: jnp.zeros((), bool))
@@ -112,6 +115,7 @@ def test_hosts_that_disagree_go_on_densely(monkeypatch, tmp_path):
     assert result.summary["channel_sparsity"] == 0.5
 
 
+@pytest.mark.slow
 def test_tracker_waits_as_long_as_it_is_told(tmp_path):
     values = pactrain(run={"steps": 5}, method={"pactrain": {"stable_steps": 3}})
     result = train(values, tmp_path / "run")
@@ -120,7 +124,9 @@ def test_tracker_waits_as_long_as_it_is_told(tmp_path):
     assert is_dense.tolist() == [True, True, False, False]
 
 
-@pytest.mark.parametrize("score", ["grasp", "magnitude"])
+@pytest.mark.parametrize(
+    "score", [pytest.param("grasp", marks=pytest.mark.slow), "magnitude"]
+)
 def test_single_weights_stay_dead(score, tmp_path):
     method = {"pactrain": {"structure": "weights", "density": 0.25, "score": score}}
     values = pactrain(run={"steps": 3}, method=method)
@@ -156,6 +162,7 @@ def test_shrinking_in_mid_run_is_refused_with_the_reason():
         make_experiment(config, make_topology(config.topology.layout))
 
 
+@pytest.mark.slow
 def test_summary_is_complete(whole_run):
     saved = json.loads((whole_run[1] / "summary.json").read_text())
     assert saved["method"] == "pactrain"

@@ -109,6 +109,12 @@ def test_schedules_that_contradict_themselves_are_refused():
     assert "method dense, none prunes none" in never
 
 
+def test_parameters_that_are_not_there_are_refused():
+    values = scheduled("topk")
+    values["method"]["send_whole"] = ("bias", "nrom")
+    assert "has 'nrom', which is part of no path" in refusal(values)
+
+
 def test_changing_to_the_same_method_changes_nothing(tmp_path):
     plain = train(scheduled("dense"), tmp_path / "plain")
     changed = train(scheduled("dense", f"dense @ step {CHANGE}"), tmp_path / "changed")
@@ -176,6 +182,7 @@ def test_what_is_pruned_at_birth_is_cut_out_when_its_method_ends(tmp_path):
     assert {row["sparsity"] for row in rows} == {0.5}
 
 
+@pytest.mark.slow
 def test_a_metric_starts_a_phase(tmp_path):
     """At the first logged step: every loss is below a hundred."""
     schedule = ("dense", "local_sgd @ loss < 100")

@@ -98,7 +98,8 @@ def test_other_shapes_are_an_error_not_a_second_program():
         program(jnp.ones(8))
 
 
-def test_unknown_traffic_is_refused_before_anything_is_compiled():
+def test_unknown_traffic_is_refused_before_anything_is_compiled(monkeypatch):
+    monkeypatch.setattr("prunex_jax.comm.accounting._SHIFTS", frozenset())
     ledger = Ledger()
 
     def build():

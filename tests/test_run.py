@@ -195,9 +195,8 @@ def wait_for_rows(process: subprocess.Popen, workdir: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    "method", ["hsadmm", pytest.param("dense", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["hsadmm", "dense"])
 def test_two_processes_equal_two_simulated_hosts(method, tmp_path):
     """Real processes joined by gloo give the parameters of one process."""
     values = settings(

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from prunex_jax.comm import Collective, dense_size
-from prunex_jax.comm.formulas import device_sum, entry_gather
+from prunex_jax.comm import Collective
 from prunex_jax.errors import UserError
 from prunex_jax.methods.base import Method
+from prunex_jax.methods.entries import EntryTraffic
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.recipe import Recipe
 from prunex_jax.optim.dgc import DGC_PLACEMENTS, dgc, warmup_density
 from prunex_jax.optim.inner import after_momentum
-from prunex_jax.sparsity import entry_count
 
 
 def make_dgc(recipe: Recipe) -> Method:
@@ -30,16 +29,13 @@ def make_dgc(recipe: Recipe) -> Method:
             f"method dgc has no form of optimizer.name={optimizer.name!r}: it applies "
             "the momentum of SGD before it sends; choose sgd, or method topk"
         )
-    num_elements = dense_size(recipe.shapes)
+    traffic = EntryTraffic(recipe)
     warmup_steps = round(config.warmup_share * recipe.total_steps)
-    count = entry_count(config.density, num_elements)
 
     def formula(
         mesh_shape: Mapping[str, int], density: float = config.density
     ) -> list[Collective]:
-        inside = device_sum(num_elements, mesh_shape)
-        sent = entry_count(density, num_elements)
-        return inside + entry_gather(sent, mesh_shape, wire_dtype)
+        return traffic.step(mesh_shape, density)
 
     def step_options(step: int) -> dict[str, Any]:
         density = warmup_density(step, warmup_steps, config.density)
@@ -55,14 +51,15 @@ def make_dgc(recipe: Recipe) -> Method:
             clip_norm=optimizer.clip_norm,
             is_exact=config.is_exact,
             wire_dtype=wire_dtype,
+            send_whole=recipe.config.send_whole,
             host_axis=recipe.host_axis,
             device_axis=recipe.device_axis,
         ),
         placement=DGC_PLACEMENTS,
         formula=formula,
-        payload_elements=count,
+        payload_elements=max(traffic.count(config.density), traffic.num_whole),
         wire_dtype=wire_dtype,
-        position_bytes=4 * count,
+        position_bytes=4 * traffic.count(config.density),
         inner=after_momentum(recipe.inner, recipe.learning_rate),
         step_options=step_options,
     )

@@ -39,6 +39,8 @@ def make_importance(recipe: Recipe) -> Method:
         damping=config.damping,
         all_reduce=config.all_reduce,
         wire_dtype=wire_dtype,
+        bucket_bytes=recipe.config.bucket_bytes,
+        send_whole=recipe.config.send_whole,
         host_axis=recipe.host_axis,
         device_axis=recipe.device_axis,
     )
@@ -71,7 +73,9 @@ class _Traffic:
         self.wire_dtype = recipe.config.wire_dtype
         self.bucket_bytes = recipe.config.bucket_bytes
         shapes = recipe.shapes
-        counts = chosen_counts(shapes.values(), config.density, config.num_choosers)
+        counts = chosen_counts(
+            shapes, config.density, config.num_choosers, recipe.config.send_whole
+        )
         pairs = zip(shapes.items(), counts, strict=True)
         whole = {path: shape for (path, shape), count in pairs if not count}
         self.num_elements = dense_size(shapes)

@@ -9,6 +9,7 @@ from prunex_jax.methods.base import Method
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.recipe import Recipe
 from prunex_jax.optim.low_rank import make_plan
+from prunex_jax.optim.positions import is_named
 from prunex_jax.optim.powersgd import POWERSGD_PLACEMENTS, powersgd
 
 
@@ -17,7 +18,9 @@ def make_powersgd(recipe: Recipe) -> Method:
     config, wire_dtype = recipe.config.powersgd, recipe.config.wire_dtype
     bucket_bytes = recipe.config.bucket_bytes
     shapes = list(recipe.shapes.values())
-    plan = make_plan(shapes, config.rank, config.min_gain)
+    send_whole = recipe.config.send_whole
+    is_whole = is_named(recipe.shapes, send_whole)
+    plan = make_plan(shapes, config.rank, config.min_gain, is_whole)
     num_whole = sum(math.prod(shapes[i]) for i in plan.whole)
     messages = (plan.num_short + num_whole, plan.num_long)
 
@@ -35,6 +38,7 @@ def make_powersgd(recipe: Recipe) -> Method:
             min_gain=config.min_gain,
             wire_dtype=wire_dtype,
             bucket_bytes=bucket_bytes,
+            send_whole=send_whole,
             host_axis=recipe.host_axis,
             device_axis=recipe.device_axis,
         ),

@@ -5,6 +5,7 @@ momentum; `optim.inner.after_momentum` makes one of an optimizer that has it.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +37,7 @@ def dgc(
     clip_norm: float = 0.0,
     is_exact: bool = True,
     wire_dtype: str = "float32",
+    send_whole: Sequence[str] = (),
     host_axis: str | None = None,
     device_axis: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -64,6 +66,8 @@ def dgc(
         were independent; 0 means no clipping.
       is_exact: As in `optim.topk`.
       wire_dtype: Format of the values on the host axis; positions are int32.
+      send_whole: Leaves whose path contains one of these do not compete: they are sent
+        whole, in float32, and nothing of them is held back.
       host_axis: Mesh axis of the hosts; None is a single host.
       device_axis: Mesh axis of the devices of a host; None is a single device.
     Returns:
@@ -98,7 +102,9 @@ def dgc(
             f"dgc got momentum={momentum} and clip_norm={clip_norm}: the momentum must "
             "lie in [0, 1) and the norm must not be negative"
         )
-    sparsifier = Sparsifier(density, is_exact, wire_dtype, host_axis, device_axis)
+    sparsifier = Sparsifier(
+        density, is_exact, wire_dtype, tuple(send_whole), host_axis, device_axis
+    )
 
     def init(params: PyTree) -> DgcState:
         return DgcState(sparsifier.zeros(params), sparsifier.zeros(params))
@@ -112,14 +118,15 @@ def dgc(
         **extra: Any,
     ) -> tuple[PyTree, DgcState]:
         del params, extra
-        local, split = sparsifier.local_mean(grads)
+        layout, local = sparsifier.layout_of(grads), sparsifier.local_mean(grads)
         local = _clip(local, clip_norm * math.sqrt(axis_size(host_axis)))
         velocity = momentum * state.velocity + local
         step = local + momentum * velocity if nesterov else velocity
-        sent = sparsifier.send(state.residual + step, density)
+        sent = sparsifier.send(state.residual + step, layout.num_open, density)
         if sent.positions is not None:
             velocity = velocity.at[sent.positions].set(0.0, unique_indices=True)
-        return split(sent.mean), DgcState(velocity, sent.held_back)
+        after = DgcState(velocity, sent.held_back)
+        return layout.split(sent.mean, grads), after
 
     return optax.GradientTransformationExtraArgs(init, update)
 

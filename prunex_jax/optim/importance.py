@@ -9,6 +9,7 @@ explicit ring of `comm.ring`.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ from prunex_jax.optim.positions import (
     without_twins,
 )
 from prunex_jax.sparsity import largest_entries
-from prunex_jax.trees import PyTree
+from prunex_jax.trees import PyTree, shapes_by_path
 
 AllReduce = Literal["native", "ring"]
 # Keeps scores finite where a whole layer is zero; far below any weight.
@@ -76,6 +77,7 @@ def importance(
     all_reduce: AllReduce = "native",
     wire_dtype: str = "float32",
     bucket_bytes: int = 0,
+    send_whole: Sequence[str] = (),
     host_axis: str | None = None,
     device_axis: str | None = None,
     seed: int = 0,
@@ -112,6 +114,7 @@ def importance(
       wire_dtype: Type of the values on the host axis. Positions are int32.
       bucket_bytes: Largest message of the native all-reduce, as in
         `comm.mean_over_hosts`.
+      send_whole: Leaves whose path contains one of these are sent whole, too.
       host_axis: Mesh axis of the hosts; None is a single host, where the update is that
         of ordinary momentum and nothing is held back.
       device_axis: Mesh axis of the devices of a host; None is a single device.
@@ -156,7 +159,7 @@ def importance(
     check_wire_dtype(wire_dtype)
     core = _Importance(
         density, num_choosers, momentum, nesterov, clip_norm, damping, all_reduce,
-        wire_dtype, bucket_bytes, host_axis, device_axis, seed,
+        wire_dtype, bucket_bytes, tuple(send_whole), host_axis, device_axis, seed,
     )  # fmt: skip
     return optax.GradientTransformationExtraArgs(core.init, core.update)
 
@@ -192,14 +195,15 @@ class _Importance:
     all_reduce: AllReduce
     wire_dtype: str
     bucket_bytes: int
+    send_whole: tuple[str, ...]
     host_axis: str | None
     device_axis: str | None
     seed: int
 
     def layout_of(self, tree: PyTree) -> Layout:
-        shapes = tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(tree))
-        counts = chosen_counts(shapes, self.density, self.num_choosers)
-        return Layout(shapes, tuple(counts))
+        shapes = shapes_by_path(tree)
+        counts = chosen_counts(shapes, self.density, self.num_choosers, self.send_whole)
+        return Layout(tuple(shapes.values()), tuple(counts))
 
     def init(self, params: PyTree) -> ImportanceState:
         layout = self.layout_of(params)

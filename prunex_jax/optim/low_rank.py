@@ -104,13 +104,19 @@ class Plan:
         return sum(len(at) * view.long * view.rank for view, at in self.batches)
 
 
-def make_plan(shapes: Sequence[Sequence[int]], rank: int, min_gain: float) -> Plan:
+def make_plan(
+    shapes: Sequence[Sequence[int]],
+    rank: int,
+    min_gain: float,
+    is_whole: Sequence[bool] | None = None,
+) -> Plan:
     """Decides which leaves low rank pays for.
 
     Args:
       shapes: Of all leaves, in order.
       rank: Largest rank of a matrix.
       min_gain: Matrices whose factors are not this much smaller are sent whole.
+      is_whole: Which leaves are sent whole in any case; None is none of them.
     Returns:
       The plan.
     Example:
@@ -121,7 +127,8 @@ def make_plan(shapes: Sequence[Sequence[int]], rank: int, min_gain: float) -> Pl
     whole = []
     for position, shape in enumerate(shapes):
         view = view_of(shape, rank)
-        if view is None or view.gain < min_gain:
+        is_excepted = is_whole is not None and is_whole[position]
+        if view is None or is_excepted or view.gain < min_gain:
             whole.append(position)
         else:
             batches.setdefault(view, []).append(position)

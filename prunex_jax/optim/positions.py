@@ -1,11 +1,12 @@
-"""Which positions of a tree are shared by hosts, and whose turn it is to choose them.
+"""Which positions of a tree are sent, and whose turn it is to choose them.
 
-What `optim.importance` needs to know of shapes and turns, without any gradient.
+What `optim.importance`, and in part the other methods that send few entries, need to
+know of shapes and turns, without any gradient.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,24 +15,40 @@ from prunex_jax.sparsity import entry_count
 from prunex_jax.trees import PyTree
 
 
+def is_named(paths: Iterable[str], names: Sequence[str]) -> list[bool]:
+    """Whether each path contains one of the names.
+
+    Example:
+      >>> is_named(['stem/kernel', 'stem/bias', 'head/bias'], ['stem/k', 'head'])
+      [True, False, True]
+    """
+    return [any(name in path for name in names) for path in paths]
+
+
 def chosen_counts(
-    shapes: Iterable[Sequence[int]], density: float, num_choosers: int
+    shapes: Mapping[str, Sequence[int]],
+    density: float,
+    num_choosers: int,
+    send_whole: Sequence[str] = (),
 ) -> list[int]:
     """Entries that one host chooses of every leaf; 0 where it is sent whole.
 
     Args:
-      shapes: Of the leaves.
+      shapes: Of the leaves, by path.
       density: See `importance`.
       num_choosers: See `importance`.
+      send_whole: See `importance`.
     Example:
-      >>> chosen_counts([(3, 100), (100,), (2, 2)], 0.01, 4)
+      >>> shapes = {'kernel': (3, 100), 'bias': (100,), 'tiny': (2, 2)}
+      >>> chosen_counts(shapes, 0.01, 4)
       [3, 0, 0]
     """
     counts = []
-    for shape in shapes:
+    named = is_named(shapes, send_whole)
+    for shape, is_sent_whole in zip(shapes.values(), named, strict=True):
         size = math.prod(shape)
         count = entry_count(density, size)
-        is_whole = len(shape) < 2 or num_choosers * count >= size
+        is_whole = is_sent_whole or len(shape) < 2 or num_choosers * count >= size
         counts.append(0 if is_whole else count)
     return counts
 
@@ -86,7 +103,8 @@ class Layout:
 
     Attributes:
       shapes: Of the leaves, in the order of the tree.
-      counts: What one host chooses of each; 0 for all of it.
+      counts: What one host chooses of each, or 1 where all leaves compete; 0 for all
+        of it.
     """
 
     shapes: tuple[tuple[int, ...], ...]

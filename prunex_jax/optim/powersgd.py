@@ -21,7 +21,8 @@ from prunex_jax.comm import (
 )
 from prunex_jax.errors import UserError
 from prunex_jax.optim import low_rank
-from prunex_jax.trees import PyTree
+from prunex_jax.optim.positions import is_named
+from prunex_jax.trees import PyTree, shapes_by_path
 
 # Factors of all matrices, by view: float32[matrices of that view, length, rank].
 Factors = dict[str, jax.Array]
@@ -45,6 +46,7 @@ def powersgd(
     min_gain: float = 2.0,
     wire_dtype: str = "float32",
     bucket_bytes: int = 0,
+    send_whole: Sequence[str] = (),
     host_axis: str | None = None,
     device_axis: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -71,6 +73,7 @@ def powersgd(
       wire_dtype: Format in which both messages cross the host axis. Narrow ones round
         stochastically: what rounding adds is zero on average, and not held back.
       bucket_bytes: Largest message that stands for a buffer; 0 sends each in one.
+      send_whole: Leaves whose path contains one of these are sent whole.
       host_axis: Mesh axis of the hosts; None is a single host.
       device_axis: Mesh axis of the devices of a host; None is a single device.
     Returns:
@@ -117,7 +120,10 @@ def powersgd(
             "least 1 and the gain must not be negative"
         )
     check_wire_dtype(wire_dtype)
-    core = _Powersgd(rank, min_gain, wire_dtype, bucket_bytes, host_axis, device_axis)
+    core = _Powersgd(
+        rank, min_gain, wire_dtype, bucket_bytes, tuple(send_whole), host_axis,
+        device_axis,
+    )  # fmt: skip
     return optax.GradientTransformationExtraArgs(core.init, core.update)
 
 
@@ -127,16 +133,19 @@ class _Powersgd:
     min_gain: float
     wire_dtype: str
     bucket_bytes: int
+    send_whole: tuple[str, ...]
     host_axis: str | None
     device_axis: str | None
 
-    def plan(self, leaves: Sequence[jax.Array]) -> low_rank.Plan:
-        shapes = [leaf.shape for leaf in leaves]
-        return low_rank.make_plan(shapes, self.rank, self.min_gain)
+    def plan(self, tree: PyTree) -> low_rank.Plan:
+        shapes = shapes_by_path(tree)
+        is_whole = is_named(shapes, self.send_whole)
+        sizes = list(shapes.values())
+        return low_rank.make_plan(sizes, self.rank, self.min_gain, is_whole)
 
     def init(self, params: PyTree) -> PowersgdState:
         queries = {}
-        plan = self.plan(jax.tree.leaves(params))
+        plan = self.plan(params)
         for index, (view, at) in enumerate(plan.batches):
             key = jax.random.fold_in(jax.random.key(0), index)
             drawn = jax.random.normal(key, (len(at), view.long, view.rank))
@@ -165,7 +174,7 @@ class _Powersgd:
             means, sent = self._mean(leaves, state.num_steps, 0), leaves
         else:
             means, sent, queries = self._factored(
-                leaves, state.queries, state.num_steps
+                self.plan(grads), leaves, state.queries, state.num_steps
             )
         held_back = [x - s for x, s in zip(leaves, sent, strict=True)]
         after = PowersgdState(
@@ -177,10 +186,13 @@ class _Powersgd:
         return jax.tree.map(lambda d, g: d.astype(g.dtype), direction, grads), after
 
     def _factored(
-        self, leaves: list[jax.Array], queries: Factors, step: jax.Array
+        self,
+        plan: low_rank.Plan,
+        leaves: list[jax.Array],
+        queries: Factors,
+        step: jax.Array,
     ) -> tuple[list[jax.Array], list[jax.Array], Factors]:
         """Means of all leaves, what this host sent of its own, and the next queries."""
-        plan = self.plan(leaves)
         views = {view.name: (view, at) for view, at in plan.batches}
         matrices = {
             name: low_rank.stack(view, [leaves[i] for i in at])

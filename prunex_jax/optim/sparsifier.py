@@ -6,12 +6,10 @@ buffer is.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from prunex_jax.comm import (
     axis_size,
@@ -23,6 +21,7 @@ from prunex_jax.comm import (
     mean_over_hosts,
 )
 from prunex_jax.errors import UserError
+from prunex_jax.optim.positions import Layout, is_named
 from prunex_jax.sparsity import entry_count, largest_entries
 from prunex_jax.trees import PyTree, shapes_by_path
 
@@ -32,7 +31,8 @@ class Sent(NamedTuple):
 
     mean: jax.Array  # float32[n], replicated: of what all hosts have sent
     held_back: jax.Array  # float32[n], per_host: the buffer less what this host sent
-    positions: jax.Array | None  # int32[k], per_host; None if all of it was sent
+    positions: jax.Array | None  # int32[k], per_host: among those that compete; None
+    # if all of the buffer was sent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Sparsifier:
       is_exact: Whether they are the largest, or 95 % of them: see
         `sparsity.largest_entries`.
       wire_dtype: Format of their values on the host axis.
+      send_whole: Leaves whose path contains one of these do not compete: they are
+        averaged whole, in float32.
       host_axis: Mesh axis of the hosts; None is a single host.
       device_axis: Mesh axis of the devices of a host; None is a single device.
     """
@@ -51,6 +53,7 @@ class Sparsifier:
     density: float
     is_exact: bool = True
     wire_dtype: str = "float32"
+    send_whole: tuple[str, ...] = ()
     host_axis: str | None = None
     device_axis: str | None = None
 
@@ -63,10 +66,14 @@ class Sparsifier:
         """A buffer for the tree, float32[n]: nothing is held back yet."""
         return jnp.zeros(dense_size(shapes_by_path(params)), jnp.float32)
 
-    def local_mean(
-        self, grads: PyTree
-    ) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
-        """Mean gradient of the host as a buffer, and the way back.
+    def layout_of(self, tree: PyTree) -> Layout:
+        """How a tree lies in the buffer: what competes, then what is sent whole."""
+        shapes = shapes_by_path(tree)
+        is_whole = is_named(shapes, self.send_whole)
+        return Layout(tuple(shapes.values()), tuple(int(not each) for each in is_whole))
+
+    def local_mean(self, grads: PyTree) -> jax.Array:
+        """Mean gradient of the host as a buffer.
 
         Raises:
           UserError: They are summed already; see `comm.check_local`.
@@ -74,39 +81,40 @@ class Sparsifier:
           As `comm.mean_over_devices`.
         """
         check_local(grads, (self.host_axis, self.device_axis))
-        buffer, split = ravel_pytree(grads)
-        dtype = buffer.dtype
-        local = mean_over_devices(buffer.astype(jnp.float32), self.device_axis)
-        return local, lambda mean: split(mean.astype(dtype))
+        return mean_over_devices(self.layout_of(grads).join(grads), self.device_axis)
 
-    def send(self, buffer: jax.Array, density: float | None = None) -> Sent:
+    def send(
+        self, buffer: jax.Array, num_open: int, density: float | None = None
+    ) -> Sent:
         """Averages the largest entries over hosts.
 
         Args:
           buffer: float32[n], per_host.
+          num_open: How many of them compete; those that follow are sent whole.
           density: In the stead of the usual one.
         Collectives:
-          As `comm.mean_of_entries`. With one host nothing is sent, and nothing held
-          back: the mean is the buffer.
+          As `comm.mean_of_entries`, and as `comm.mean_over_hosts` for what is sent
+          whole. With one host nothing is sent, and nothing held back: the mean is the
+          buffer.
         """
         if density is not None:
             check_entry_density(density)
-        if axis_size(self.host_axis) == 1:
-            mean = mean_over_hosts(buffer, self.host_axis, self.device_axis)
+        axes = self.host_axis, self.device_axis
+        if axis_size(self.host_axis) == 1 or not num_open:
+            mean = mean_over_hosts(buffer, *axes)
             return Sent(mean, jnp.zeros_like(buffer), None)
-        count = entry_count(self.density if density is None else density, buffer.size)
-        positions = largest_entries(buffer, count, is_exact=self.is_exact)
-        values = buffer[positions]
+        competing, whole = buffer[:num_open], buffer[num_open:]
+        count = entry_count(self.density if density is None else density, num_open)
+        positions = largest_entries(competing, count, is_exact=self.is_exact)
+        values = competing[positions]
         mean, sent = mean_of_entries(
-            positions,
-            values,
-            buffer.size,
-            self.host_axis,
-            self.device_axis,
-            self.wire_dtype,
+            positions, values, num_open, *axes, self.wire_dtype
         )
-        held_back = buffer.at[positions].set(values - sent, unique_indices=True)
-        return Sent(mean, held_back, positions if count < buffer.size else None)
+        held_back = competing.at[positions].set(values - sent, unique_indices=True)
+        if whole.size:
+            mean = jnp.concatenate([mean, mean_over_hosts(whole, *axes)])
+            held_back = jnp.concatenate([held_back, jnp.zeros_like(whole)])
+        return Sent(mean, held_back, positions if count < num_open else None)
 
 
 def check_entry_density(density: float) -> None:

@@ -3,6 +3,7 @@
 An optax transformation for local gradients, to be put in front of any optimizer.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +28,7 @@ def topk(
     *,
     is_exact: bool = True,
     wire_dtype: str = "float32",
+    send_whole: Sequence[str] = (),
     host_axis: str | None = None,
     device_axis: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -50,6 +52,8 @@ def topk(
       is_exact: False may miss some of the largest for a faster choice; what is missed
         is held back. See `sparsity.largest_entries`.
       wire_dtype: Format of the values on the host axis; positions are int32.
+      send_whole: Leaves whose path contains one of these do not compete: they are sent
+        whole, in float32, and nothing of them is held back.
       host_axis: Mesh axis of the hosts; None is a single host.
       device_axis: Mesh axis of the devices of a host; None is a single device.
     Returns:
@@ -84,7 +88,9 @@ def topk(
       by layer or globally. Dense inside a host, sparse between hosts only. What is held
       back is in the scale of gradients, not of updates, so that any optimizer follows.
     """
-    sparsifier = Sparsifier(density, is_exact, wire_dtype, host_axis, device_axis)
+    sparsifier = Sparsifier(
+        density, is_exact, wire_dtype, tuple(send_whole), host_axis, device_axis
+    )
 
     def init(params: PyTree) -> TopkState:
         return TopkState(sparsifier.zeros(params))
@@ -98,8 +104,8 @@ def topk(
         **extra: Any,
     ) -> tuple[PyTree, TopkState]:
         del params, extra
-        local, split = sparsifier.local_mean(grads)
-        sent = sparsifier.send(local + state.residual, density)
-        return split(sent.mean), TopkState(sent.held_back)
+        layout, local = sparsifier.layout_of(grads), sparsifier.local_mean(grads)
+        sent = sparsifier.send(local + state.residual, layout.num_open, density)
+        return layout.split(sent.mean, grads), TopkState(sent.held_back)
 
     return optax.GradientTransformationExtraArgs(init, update)
