@@ -7,8 +7,7 @@ end.
     python -m prunex_jax.train --workdir=runs/demo_pactrain \\
         --config=configs/digits_resnet20_pactrain.py
 
-Hardware: two CPU cores. Result: test accuracy 0.992 (n=1 seed), 0.254 of the dense
-bytes between hosts.
+Hardware: two CPU cores. Result: see the table of methods in the README.
 """
 
 import digits_resnet20_hsadmm

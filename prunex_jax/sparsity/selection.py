@@ -4,16 +4,16 @@ JAX has `lax.top_k`, which on CPUs and GPUs looks at or sorts the whole buffer, 
 `lax.approx_max_k`, which is fast on TPUs and the same sort elsewhere. Both are used
 here on little of the buffer only. Counts are static, so shapes are.
 
-Which of them runs, and how long 0.1 % and 1 % of 11.2 M entries take on two busy CPU
-cores (`tests/benchmark_compression.py`, where the ways not taken are rows, too):
+Which of them runs, and how long 0.1 % and 1 % of 11.2 M entries take on two CPU cores
+(`make benchmark-compression`, where the ways not taken are rows, too; n=15):
 
-- exact, few entries: `by_blocks`, 20 and 140 to 230 ms; top_k 80 to 105 and 235 ms.
-- exact, many entries: `by_threshold`, 0.5 to 1.2 s for any number of them; the others
-  take 5 s for a quarter of all entries.
+- exact, few entries: `by_blocks`, 16 and 137 ms; top_k takes 75 and 216 ms.
+- exact, many entries: `by_threshold`, 0.3 s for any number of them; the others take
+  several seconds for a quarter of all entries.
 - approximate, on TPUs: `lax.approx_max_k`; elsewhere that is top_k.
-- approximate, elsewhere: `by_buckets`, 15 and 75 to 170 ms.
+- approximate, elsewhere: `by_buckets`, 12 and 73 ms.
 
-A threshold that is guessed from a sample, as DGC has it, is not faster, 210 to 340 ms:
+A threshold that is guessed from a sample, as DGC has it, is not faster, 128 and 130 ms:
 what it leaves must be counted off in order.
 
 All but the TPU's are plain array programs, and exact ones give the same entries, but
