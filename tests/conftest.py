@@ -1,8 +1,10 @@
 """Eight virtual CPU devices and strict ranks for every test; set before jax is used."""
 
+import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +24,19 @@ import pytest  # noqa: E402
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+# What imports leave behind is never garbage, and programs of one file are of no use to
+# the next: without both, most of the time goes into looking for garbage among them.
+gc.freeze()
+gc.set_threshold(100_000, 50, 100)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs() -> Iterator[None]:
+    """Lets go of what was traced and compiled for a file."""
+    yield
+    jax.clear_caches()
 
 
 # A script for another Python, with torch and without jax.

@@ -107,6 +107,7 @@ def test_help(capsys):
     assert "--workdir" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_command_line_trains_resumes_and_starts_over(tmp_path, capsys):
     workdir = tmp_path / "run"
     arguments = [

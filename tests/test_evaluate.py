@@ -23,6 +23,9 @@ from prunex_jax.models import Model, make_resnet_spec
 from prunex_jax.run import train
 from prunex_jax.trees import map_with_path
 
+# They train networks of several kinds first.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 # Rounds of four steps: half of the channels are dead from step 12 on.
 STEPS = 20
@@ -177,7 +180,6 @@ RUNS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_runs_of_all_kinds_are_exported(kind, tmp_path):
     result = train(settings(**RUNS[kind]), tmp_path / "run")
@@ -216,7 +218,6 @@ def test_a_cut_that_is_not_exact_is_not_exported(run, tmp_path, monkeypatch, cap
     assert not (tmp_path / "m").exists()
 
 
-@pytest.mark.slow
 def test_commands_run_as_others_run_them(tmp_path):
     """In processes of their own, the export with devices that it simulates."""
 

@@ -9,6 +9,7 @@ from conftest import ROOT, run_script
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(notebook: Path, tmp_path: Path) -> None:
     cells = json.loads(notebook.read_text())["cells"]

@@ -110,6 +110,7 @@ def scores_by_the_book(temperature=2.0):
     return split(jnp.asarray(np.where(is_kernel, -flat * bend, 0), jnp.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_weights_of_highest_grasp_score_are_removed(shape):
     scores = scores_by_the_book()

@@ -165,6 +165,7 @@ def reference(grads, rank, queries):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 2])
 def test_is_the_listing_of_the_paper(grads, rank):
     """Over four steps and hosts, with queries that the listing does not scale."""
@@ -281,6 +282,7 @@ def test_bases_are_orthonormal_each_alone(rank, size):
         np.testing.assert_allclose(basis @ (basis.T @ scaled), scaled, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 2), (2, 4), (2, 1)], ids=str)
 def test_devices_of_a_host_change_nothing(shape):
     """Two hosts with the same gradients, spread over one, two or four devices."""
@@ -329,6 +331,7 @@ def test_a_query_that_sees_nothing_recovers():
     assert np.abs(residual).max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16", "int8"])
 def test_narrow_wires_hold_back_the_same_and_lose_nothing_on_average(wire_dtype):
     """Gradient + residual before = what a host meant to send + after, at every step.

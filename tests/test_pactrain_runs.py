@@ -124,6 +124,7 @@ def test_tracker_waits_as_long_as_it_is_told(tmp_path):
     assert is_dense.tolist() == [True, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "score", [pytest.param("grasp", marks=pytest.mark.slow), "magnitude"]
 )

@@ -115,6 +115,7 @@ def test_parameters_that_are_not_there_are_refused():
     assert "has 'nrom', which is part of no path" in refusal(values)
 
 
+@pytest.mark.slow
 def test_changing_to_the_same_method_changes_nothing(tmp_path):
     plain = train(scheduled("dense"), tmp_path / "plain")
     changed = train(scheduled("dense", f"dense @ step {CHANGE}"), tmp_path / "changed")

@@ -153,6 +153,7 @@ def test_same_command_again_changes_nothing(whole_run):
     assert again.summary["num_rounds"] == result.summary["num_rounds"]
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_one_never_stopped(whole_run, tmp_path):
     """Asked to stop, then killed, then finished: the same bits as in one go."""
     _, reference_dir = whole_run
