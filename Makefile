@@ -3,6 +3,7 @@
 #   make demo                 train the demo into runs/demo (WORKDIR=... to choose)
 #   make test                 all tests but the slow ones
 #   make test-slow            the slow ones
+#   make test-exhaustive      further forms of the slow ones
 #   make test-zoo             networks of other packages, which it installs
 #   make check                lint, formatting, types, import directions
 #   make benchmark            what H-SADMM costs per local step
@@ -28,7 +29,7 @@ TEST := $(VENV)/.installed-test
 ZOO := $(VENV)/.installed-zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-zoo check format benchmark benchmark-shrunk-step \
+.PHONY: help demo test test-slow test-exhaustive test-zoo check format benchmark benchmark-shrunk-step \
     benchmark-trace benchmark-compression bench-digits clean
 
 help:
@@ -39,10 +40,13 @@ demo: $(BASE)
 	    --config=configs/digits_resnet20_hsadmm.py --workdir='$(WORKDIR)'
 
 test: $(TEST)
-	$(BIN)/python -m pytest -q -m "not slow and not zoo" $(WORKERS)
+	$(BIN)/python -m pytest -q -m "not (slow or exhaustive or zoo)" $(WORKERS)
 
 test-slow: $(TEST)
 	$(BIN)/python -m pytest -q -m slow $(WORKERS)
+
+test-exhaustive: $(TEST)
+	$(BIN)/python -m pytest -q -m exhaustive $(WORKERS)
 
 test-zoo: $(ZOO)
 	$(BIN)/python -m pytest -q -m zoo -n 2 tests/test_zoo.py

@@ -196,8 +196,13 @@ def wait_for_rows(process: subprocess.Popen, workdir: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["hsadmm", "dense"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("hsadmm", marks=pytest.mark.slow),
+        pytest.param("dense", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_two_processes_equal_two_simulated_hosts(method, tmp_path):
     """Real processes joined by gloo give the parameters of one process."""
     values = settings(
@@ -281,8 +286,19 @@ VARIANTS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
+QUICKER = ("int8 wire in buckets", "dense, eight hosts", "vgg")
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.slow if name in QUICKER else pytest.mark.exhaustive,
+        )
+        for name in VARIANTS
+    ],
+)
 def test_variants_train_to_the_end(variant, tmp_path):
     values = settings(**VARIANTS[variant])
     result = train(values, tmp_path / "run")

@@ -111,8 +111,7 @@ FORMS = {
 }
 
 
-SLOW_FORMS = (
-    "sgd with momentum",
+EXHAUSTIVE_FORMS = (
     "a leaky dual, adamw",
     "a copy and dual per device, two levels",
     "channels where they matter",
@@ -122,7 +121,12 @@ SLOW_FORMS = (
 @pytest.mark.parametrize(
     "form",
     [
-        pytest.param(form, marks=[pytest.mark.slow] if form in SLOW_FORMS else [])
+        pytest.param(
+            form,
+            marks=pytest.mark.exhaustive
+            if form in EXHAUSTIVE_FORMS
+            else pytest.mark.slow,
+        )
         for form in FORMS
     ],
 )
