@@ -182,19 +182,8 @@ def with_small_network(experiment: Experiment, small: Model) -> Experiment:
     Returns:
       The run with other programs; nothing is compiled.
     """
-    config, ledger = experiment.config, experiment.ledger
-    params, _ = jax.eval_shape(small.init, jax.random.key(0))
-    shapes = shapes_by_path(params)
-    num_steps = experiment.plan.total_steps
-    name, learning_rate = experiment.method.name, experiment.learning_rate
-    method = _make_method(config, name, learning_rate, num_steps, (), shapes, {})
-    return dataclasses.replace(
-        experiment,
-        trained=small,
-        groups=(),
-        method=method,
-        programs=_make_programs(config, experiment.mesh, ledger, small, method, {}),
-    )
+    without_groups = dataclasses.replace(experiment, trained=small, groups=())
+    return with_method(without_groups, experiment.method.name)
 
 
 def with_method(experiment: Experiment, name: str) -> Experiment:

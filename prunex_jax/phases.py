@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from prunex_jax.config import MethodConfig, suggest
 from prunex_jax.errors import UserError
-from prunex_jax.methods import METHODS
+from prunex_jax.methods import check_method
 
 # Of training since the last logged step, and of the last validation.
 METRICS = ("loss", "accuracy", "validation_loss", "validation_accuracy")
@@ -95,7 +95,10 @@ def parse_phases(config: MethodConfig, total_steps: int) -> tuple[Phase, ...]:
       >>> [(p.method, p.trigger.step) for p in parse_phases(config, 100)]
       [('dense', 0), ('hsadmm', 10), ('diloco', 80)]
     """
-    entries = config.schedule or (config.name,)
+    if not config.schedule:
+        check_method(config.name)
+        return (Phase(config.name, Trigger(0)),)
+    entries = config.schedule
     phases = [_parse(entry, index, total_steps) for index, entry in enumerate(entries)]
     _check_order(phases, entries, total_steps)
     return tuple(phases)
@@ -108,11 +111,7 @@ def _parse(entry: str, index: int, total_steps: int) -> Phase:
             f"config.method.schedule has {entry!r}; write method or method @ trigger"
         )
     name, trigger = found.groups()
-    if name not in METHODS:
-        raise UserError(
-            f"{name!r} of config.method.schedule is not a method"
-            f"{suggest(name, METHODS)} (known: {', '.join(METHODS)})"
-        )
+    check_method(name, "config.method.schedule")
     if (trigger is None) != (index == 0):
         wanted = "starts the run, so it takes no trigger" if index == 0 else (
             "needs a trigger, such as `@ 0.3` or `@ accuracy > 0.9`"

@@ -90,9 +90,14 @@ def _milliseconds(call: Call) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-def make_recipe(model_name: str, wire_dtype: str) -> Recipe:
+def make_recipe(
+    model_name: str,
+    wire_dtype: str = "float32",
+    image_shape: tuple[int, int, int] = IMAGE_SHAPE,
+    num_classes: int = NUM_CLASSES,
+) -> Recipe:
     """The recipe that the trainer would make, without an inner optimizer."""
-    model = make_model(ModelConfig(name=model_name), IMAGE_SHAPE, NUM_CLASSES)
+    model = make_model(ModelConfig(name=model_name), image_shape, num_classes)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     trace = trace_model(model)
     sizes = {group.name: group.size for group in trace.groups}

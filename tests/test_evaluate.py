@@ -11,6 +11,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_runs import merged, tiny_networks
 
 from prunex_jax import evaluate as evaluation
 from prunex_jax.checkpoint import Checkpointer
@@ -19,7 +20,6 @@ from prunex_jax.errors import UserError
 from prunex_jax.export import export_model, read_model, trained
 from prunex_jax.export.__main__ import main as export_main
 from prunex_jax.export.trained import load_trained
-from prunex_jax.models import Model, make_resnet_spec
 from prunex_jax.run import train
 from prunex_jax.trees import map_with_path
 
@@ -45,22 +45,12 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def tiny():
-    """Makes every network a residual one of two blocks, which compiles quickly."""
-
-    def make_tiny(config, image_shape, num_classes):
-        spec = make_resnet_spec("cifar", stage_blocks=(1, 1), stage_widths=(8, 16))
-        return Model(spec, image_shape, num_classes, config.compute_dtype)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prunex_jax.experiment.make_model", make_tiny)
+    with tiny_networks():
         yield
 
 
 def settings(**changes):
-    merged = {section: dict(values) for section, values in SETTINGS.items()}
-    for section, values in changes.items():
-        merged[section] = {**merged.get(section, {}), **values}
-    return merged
+    return merged(SETTINGS, changes)
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_run import rows_of, settings
+from tiny_runs import merged, tiny_networks
 
 from prunex_jax.config import resolve_config
 from prunex_jax.errors import UserError
 from prunex_jax.experiment import make_experiment
-from prunex_jax.models import Model, make_resnet_spec
 from prunex_jax.run import train
 from prunex_jax.topology import make_topology
 
@@ -32,21 +32,12 @@ def pactrain(**changes):
         },
     )
     values["method"] = {"name": "pactrain"}
-    for section, new in changes.items():
-        values[section] = {**values.get(section, {}), **new}
-    return values
+    return merged(values, changes)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _tiny():
-    """Makes every network a residual one of two blocks, which compiles quickly."""
-
-    def make_tiny(config, image_shape, num_classes):
-        spec = make_resnet_spec("cifar", stage_blocks=(1, 1), stage_widths=(8, 16))
-        return Model(spec, image_shape, num_classes)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prunex_jax.experiment.make_model", make_tiny)
+    with tiny_networks():
         yield
 
 

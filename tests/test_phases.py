@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 from test_run import rows_of, settings
+from tiny_runs import merged, tiny_networks
 
 from prunex_jax.config import MethodConfig, resolve_config
 from prunex_jax.errors import UserError
 from prunex_jax.experiment import make_experiment
 from prunex_jax.handover import change_method
-from prunex_jax.models import Model, make_resnet_spec
 from prunex_jax.phases import Trigger, parse_phases
 from prunex_jax.run import train
 from prunex_jax.topology import make_topology
@@ -34,21 +34,12 @@ def scheduled(*schedule, **changes):
         },
     )
     values["method"] = {"schedule": schedule, "local_sgd": {"sync_period": 4}}
-    for section, new in changes.items():
-        values[section] = {**values.get(section, {}), **new}
-    return values
+    return merged(values, changes)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _tiny():
-    """Makes every network a residual one of two blocks, which compiles quickly."""
-
-    def make_tiny(config, image_shape, num_classes):
-        spec = make_resnet_spec("cifar", stage_blocks=(1, 1), stage_widths=(8, 16))
-        return Model(spec, image_shape, num_classes)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prunex_jax.experiment.make_model", make_tiny)
+    with tiny_networks():
         yield
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from tiny_runs import merged
 
 from prunex_jax.checkpoint import Checkpointer
 from prunex_jax.config import resolve_config
@@ -38,10 +39,7 @@ SETTINGS = {
 
 def settings(**changes):
     """The small experiment, with some sections changed."""
-    merged = {section: dict(values) for section, values in SETTINGS.items()}
-    for section, values in changes.items():
-        merged[section] = {**merged.get(section, {}), **values}
-    return merged
+    return merged(SETTINGS, changes)
 
 
 def write_config(folder: Path, values: dict) -> Path:

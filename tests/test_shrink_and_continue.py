@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from test_run import ROUNDING, rows_of, settings, start, start_two
+from tiny_runs import merged, tiny_networks
 
 from prunex_jax.checkpoint import Checkpointer
 from prunex_jax.comm import list_collectives
@@ -20,7 +21,6 @@ from prunex_jax.cost import count_macs
 from prunex_jax.errors import UserError
 from prunex_jax.experiment import make_experiment
 from prunex_jax.handover import experiment_after, hand_over, saved_handover
-from prunex_jax.models import Model, make_resnet_spec
 from prunex_jax.run import train
 from prunex_jax.topology import make_topology
 from prunex_jax.trees import flatten_by_path
@@ -44,20 +44,13 @@ def shrinking(share=0.5, **changes):
         # Larger steps blow rounding up.
         optimizer={"learning_rate": 0.001},
     )
-    for section, new in changes.items():
-        values[section] = {**values.get(section, {}), **new}
-    return values
+    return merged(values, changes)
 
 
 @pytest.fixture
-def tiny(monkeypatch):
-    """Makes every network a residual one of two blocks, which compiles quickly."""
-
-    def make_tiny(config, image_shape, num_classes):
-        spec = make_resnet_spec("cifar", stage_blocks=(1, 1), stage_widths=(8, 16))
-        return Model(spec, image_shape, num_classes)
-
-    monkeypatch.setattr("prunex_jax.experiment.make_model", make_tiny)
+def tiny():
+    with tiny_networks():
+        yield
 
 
 def experiment_of(values):

@@ -23,24 +23,18 @@ from prunex_jax.config import (
     ImportanceConfig,
     LocalSgdConfig,
     MethodConfig,
-    ModelConfig,
     PactrainConfig,
     PowersgdConfig,
-    SparsityConfig,
     TopkConfig,
 )
-from prunex_jax.experiment import trace_model
 from prunex_jax.methods import Method, Recipe, make_method
-from prunex_jax.models import make_model
-from prunex_jax.rounds import keep_counts_at
 from prunex_jax.state import enter, leave, specs_of
 from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS
-from prunex_jax.trees import PyTree, shapes_by_path
+from prunex_jax.trees import PyTree
+from tests.benchmark_compression import TOTAL_STEPS, make_recipe
 
 HOSTS = (2, 4, 8)
 DEVICES_PER_HOST = 2
-TOTAL_STEPS = 1000
-DENSITY = 0.5
 
 ROWS: Mapping[str, MethodConfig] = {
     "`dense`": MethodConfig("dense"),
@@ -81,34 +75,16 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument("--classes", type=int, default=10)
     arguments = parser.parse_args()
-    recipe = make_recipe(arguments.model, arguments.image_size, arguments.classes)
+    image_shape = (arguments.image_size, arguments.image_size, 3)
+    recipe = make_recipe(
+        arguments.model, image_shape=image_shape, num_classes=arguments.classes
+    )
     write(f"| method | {' | '.join(f'{n} hosts' for n in HOSTS)} |")
     write(f"| --- |{' --- |' * len(HOSTS)}")
     for label, config in ROWS.items():
         method = make_method(dataclasses.replace(recipe, config=config))
         ratios = [ratio_of(method, recipe, hosts) for hosts in HOSTS]
         write(f"| {label} | {' | '.join(f'{ratio:.4f}' for ratio in ratios)} |")
-
-
-def make_recipe(name: str, image_size: int, num_classes: int) -> Recipe:
-    """What the trainer would give to a method."""
-    image_shape = (image_size, image_size, 3)
-    model = make_model(ModelConfig(name=name), image_shape, num_classes)
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    trace = trace_model(model)
-    sizes = {group.name: group.size for group in trace.groups}
-    rate = optax.constant_schedule(0.1)
-    return Recipe(
-        config=MethodConfig(),
-        inner=optax.sgd(rate, 0.9),
-        learning_rate=rate,
-        groups=trace.groups,
-        keep_counts=keep_counts_at(SparsityConfig(), sizes, DENSITY),
-        shapes=shapes_by_path(params),
-        host_axis=HOST_AXIS,
-        device_axis=DEVICE_AXIS,
-        total_steps=TOTAL_STEPS,
-    )
 
 
 def ratio_of(method: Method, recipe: Recipe, num_hosts: int) -> float:

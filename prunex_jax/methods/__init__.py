@@ -31,11 +31,11 @@ METHODS: Mapping[str, Callable[[Recipe], Method]] = {
 }
 
 
-def check_method(name: str) -> None:
-    """Raises UserError if there is no method of that name."""
+def check_method(name: str, setting: str = "config.method.name") -> None:
+    """Raises UserError if there is no method of that name, which a setting gives."""
     if name not in METHODS:
         raise UserError(
-            f"config.method.name={name!r} is not a method{suggest(name, METHODS)} "
+            f"{setting}={name!r} is not a method{suggest(name, METHODS)} "
             f"(known: {', '.join(METHODS)})"
         )
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from prunex_jax.comm import Collective
-from prunex_jax.errors import UserError
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.entries import EntryTraffic
-from prunex_jax.methods.gradients import gradient_method
+from prunex_jax.methods.gradients import gradient_method, momentum_of
 from prunex_jax.methods.recipe import Recipe
 from prunex_jax.optim.dgc import DGC_PLACEMENTS, dgc, warmup_density
 from prunex_jax.optim.inner import after_momentum
@@ -23,12 +22,6 @@ def make_dgc(recipe: Recipe) -> Method:
       UserError: The inner optimizer is not SGD.
     """
     config, wire_dtype = recipe.config.dgc, recipe.config.wire_dtype
-    optimizer = recipe.optimizer
-    if optimizer.name != "sgd":
-        raise UserError(
-            f"method dgc has no form of optimizer.name={optimizer.name!r}: it applies "
-            "the momentum of SGD before it sends; choose sgd, or method topk"
-        )
     traffic = EntryTraffic(recipe)
     warmup_steps = round(config.warmup_share * recipe.total_steps)
 
@@ -46,9 +39,7 @@ def make_dgc(recipe: Recipe) -> Method:
         recipe,
         dgc(
             config.density,
-            momentum=optimizer.momentum,
-            nesterov=optimizer.nesterov,
-            clip_norm=optimizer.clip_norm,
+            **momentum_of("dgc", recipe),
             is_exact=config.is_exact,
             wire_dtype=wire_dtype,
             send_whole=recipe.config.send_whole,

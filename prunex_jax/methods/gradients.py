@@ -12,6 +12,7 @@ import jax
 import optax
 
 from prunex_jax.comm import Collective
+from prunex_jax.errors import UserError
 from prunex_jax.methods.base import Method, no_options
 from prunex_jax.methods.recipe import Recipe
 from prunex_jax.trees import PyTree
@@ -80,3 +81,27 @@ def gradient_method(
         position_bytes=position_bytes,
         step_options=step_options,
     )
+
+
+def momentum_of(name: str, recipe: Recipe) -> dict[str, Any]:
+    """What a method takes over of the inner optimizer that applies momentum itself.
+
+    Args:
+      name: Key in `methods.METHODS`.
+      recipe: What the trainer has built.
+    Returns:
+      momentum, nesterov and clip_norm, for the factory of its exchange.
+    Raises:
+      UserError: The inner optimizer is not SGD.
+    """
+    optimizer = recipe.optimizer
+    if optimizer.name != "sgd":
+        raise UserError(
+            f"method {name} has no form of optimizer.name={optimizer.name!r}: it "
+            "applies the momentum of SGD before it sends; choose sgd, or method topk"
+        )
+    return {
+        "momentum": optimizer.momentum,
+        "nesterov": optimizer.nesterov,
+        "clip_norm": optimizer.clip_norm,
+    }

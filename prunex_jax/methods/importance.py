@@ -5,9 +5,8 @@ from typing import Any
 
 from prunex_jax.comm import Collective, dense_size
 from prunex_jax.comm.formulas import device_sum, host_gather, host_sum, ring_sum
-from prunex_jax.errors import UserError
 from prunex_jax.methods.base import Method
-from prunex_jax.methods.gradients import gradient_method
+from prunex_jax.methods.gradients import gradient_method, momentum_of
 from prunex_jax.methods.recipe import Recipe
 from prunex_jax.optim.importance import importance, state_placements
 from prunex_jax.optim.inner import after_momentum
@@ -24,18 +23,10 @@ def make_importance(recipe: Recipe) -> Method:
       UserError: The inner optimizer is not SGD.
     """
     config, wire_dtype = recipe.config.importance, recipe.config.wire_dtype
-    optimizer = recipe.optimizer
-    if optimizer.name != "sgd":
-        raise UserError(
-            f"method importance has no form of optimizer.name={optimizer.name!r}: it "
-            "applies the momentum of SGD before it sends; choose sgd, or method topk"
-        )
     exchange = importance(
         config.density,
         num_choosers=config.num_choosers,
-        momentum=optimizer.momentum,
-        nesterov=optimizer.nesterov,
-        clip_norm=optimizer.clip_norm,
+        **momentum_of("importance", recipe),
         damping=config.damping,
         all_reduce=config.all_reduce,
         wire_dtype=wire_dtype,

@@ -4,16 +4,14 @@ An optax transformation for local gradients, to be put in front of an optimizer 
 momentum; `optim.inner.after_momentum` makes one of an optimizer that has it.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from prunex_jax.comm import axis_size
 from prunex_jax.errors import UserError
+from prunex_jax.optim.momentum import add_momentum, clip_of_host
 from prunex_jax.optim.sparsifier import Sparsifier
 from prunex_jax.trees import PyTree
 
@@ -80,6 +78,7 @@ def dgc(
     Collectives:
       As `optim.topk`.
     Example:
+      >>> import jax.numpy as jnp
       >>> tx = dgc(0.5, momentum=0.5)  # one host: momentum SGD
       >>> state = tx.init(jnp.zeros(2))
       >>> for _ in range(2):
@@ -118,10 +117,9 @@ def dgc(
         **extra: Any,
     ) -> tuple[PyTree, DgcState]:
         del params, extra
-        layout, local = sparsifier.layout_of(grads), sparsifier.local_mean(grads)
-        local = _clip(local, clip_norm * math.sqrt(axis_size(host_axis)))
-        velocity = momentum * state.velocity + local
-        step = local + momentum * velocity if nesterov else velocity
+        layout, local = sparsifier.local_mean(grads)
+        local = clip_of_host(local, clip_norm, host_axis)
+        velocity, step = add_momentum(local, state.velocity, momentum, nesterov)
         sent = sparsifier.send(state.residual + step, layout.num_open, density)
         if sent.positions is not None:
             velocity = velocity.at[sent.positions].set(0.0, unique_indices=True)
@@ -129,13 +127,6 @@ def dgc(
         return layout.split(sent.mean, grads), after
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _clip(buffer: jax.Array, largest_norm: float) -> jax.Array:
-    if not largest_norm:
-        return buffer
-    norm = jnp.sqrt(jnp.sum(jnp.square(buffer)))
-    return buffer * jnp.minimum(1.0, largest_norm / jnp.maximum(norm, 1e-30))
 
 
 def warmup_density(step: int, num_steps: int, density: float) -> float:

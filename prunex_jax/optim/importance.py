@@ -8,7 +8,6 @@ explicit ring of `comm.ring`.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +27,7 @@ from prunex_jax.comm import (
     sum_over_hosts,
 )
 from prunex_jax.errors import UserError
+from prunex_jax.optim.momentum import add_momentum, clip_of_host
 from prunex_jax.optim.positions import (
     Layout,
     choosers_of,
@@ -233,9 +233,11 @@ class _Importance:
             )
         check_local(grads, (self.host_axis, self.device_axis))
         layout = self.layout_of(grads)
-        own = self._clip(layout.join(mean_over_devices(grads, self.device_axis)))
-        momentum = self.momentum * state.momentum + own
-        moved = own + self.momentum * momentum if self.nesterov else momentum
+        own = layout.join(mean_over_devices(grads, self.device_axis))
+        own = clip_of_host(own, self.clip_norm, self.host_axis)
+        momentum, moved = add_momentum(
+            own, state.momentum, self.momentum, self.nesterov
+        )
         state = state._replace(momentum=momentum, num_steps=state.num_steps + 1)
         if axis_size(self.host_axis) == 1:
             mean = mean_over_hosts(moved, self.host_axis, self.device_axis)
@@ -255,13 +257,6 @@ class _Importance:
             momentum=momentum.at[at].set(0.0, mode="drop"),
             residual=residual.at[at].set(0.0, mode="drop"),
         )
-
-    def _clip(self, own: jax.Array) -> jax.Array:
-        if not self.clip_norm:
-            return own
-        bound = self.clip_norm * math.sqrt(axis_size(self.host_axis))
-        norm = jnp.sqrt(jnp.sum(jnp.square(own)))
-        return own * jnp.minimum(1.0, bound / jnp.maximum(norm, _TINY))
 
     def _choose(
         self,

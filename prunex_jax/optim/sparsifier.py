@@ -72,8 +72,8 @@ class Sparsifier:
         is_whole = is_named(shapes, self.send_whole)
         return Layout(tuple(shapes.values()), tuple(int(not each) for each in is_whole))
 
-    def local_mean(self, grads: PyTree) -> jax.Array:
-        """Mean gradient of the host as a buffer.
+    def local_mean(self, grads: PyTree) -> tuple[Layout, jax.Array]:
+        """Mean gradient of the host as a buffer, and how the tree lies in it.
 
         Raises:
           UserError: They are summed already; see `comm.check_local`.
@@ -81,7 +81,8 @@ class Sparsifier:
           As `comm.mean_over_devices`.
         """
         check_local(grads, (self.host_axis, self.device_axis))
-        return mean_over_devices(self.layout_of(grads).join(grads), self.device_axis)
+        layout = self.layout_of(grads)
+        return layout, mean_over_devices(layout.join(grads), self.device_axis)
 
     def send(
         self, buffer: jax.Array, num_open: int, density: float | None = None

@@ -104,7 +104,7 @@ def topk(
         **extra: Any,
     ) -> tuple[PyTree, TopkState]:
         del params, extra
-        layout, local = sparsifier.layout_of(grads), sparsifier.local_mean(grads)
+        layout, local = sparsifier.local_mean(grads)
         sent = sparsifier.send(local + state.residual, layout.num_open, density)
         return layout.split(sent.mean, grads), TopkState(sent.held_back)
 
