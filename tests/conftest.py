@@ -43,7 +43,13 @@ def _forget_programs() -> Iterator[None]:
 collect_ignore = ["benchmark_trace_torch.py"]
 
 # Files whose tests train in other processes: started first, or they end last, alone.
-_LONG_FILES = ["test_run.py", "test_cli.py", "test_notebooks.py", "test_readme.py"]
+_LONG_FILES = [
+    "test_run.py",
+    "test_run_processes.py",
+    "test_cli.py",
+    "test_notebooks.py",
+    "test_readme.py",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

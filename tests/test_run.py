@@ -1,19 +1,13 @@
 """Whole runs: what they leave behind, and that nothing can make them differ."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 import pytest
-from tiny_runs import merged
+from tiny_runs import SETTINGS, rows_of, settings, start, wait_for_rows
 
 from prunex_jax.checkpoint import Checkpointer
 from prunex_jax.config import resolve_config
@@ -22,70 +16,6 @@ from prunex_jax.experiment import make_experiment
 from prunex_jax.metrics import SUMMARY_KEYS
 from prunex_jax.run import train
 from prunex_jax.topology import make_topology
-
-ROOT = Path(__file__).parent.parent
-# Two processes split their matrix products otherwise than one: distance of the results
-# over the distance that training went. Anything but rounding makes it nearly 1.
-ROUNDING = 1e-3
-
-SETTINGS = {
-    "topology": {"layout": "2"},
-    "data": {"name": "digits", "batch_size": 32, "augment": "shift"},
-    "model": {"name": "resnet20", "width": 0.5},
-    "sparsity": {"num_stairs": 2},
-    "run": {"steps": 26, "log_every_steps": 3, "checkpoint_every_steps": 5},
-}
-
-
-def settings(**changes):
-    """The small experiment, with some sections changed."""
-    return merged(SETTINGS, changes)
-
-
-def write_config(folder: Path, values: dict) -> Path:
-    """A config file that the command line can load."""
-    path = folder / "settings.py"
-    path.write_text(
-        "from prunex_jax.config import default_config\n\n\n"
-        "def get_config():\n"
-        "    config = default_config()\n"
-        f"    config.update({values!r})\n"
-        "    return config\n"
-    )
-    return path
-
-
-def start(folder: Path, values: dict, workdir: Path, *flags: str) -> subprocess.Popen:
-    """Starts the command line in another process."""
-    command = [sys.executable, "-W", "error", "-m", "prunex_jax.train"]
-    command += [f"--config={write_config(folder, values)}", f"--workdir={workdir}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [*command, *flags],
-        env=environment,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def start_two(folder: Path, values: dict, workdir: Path) -> list[subprocess.Popen]:
-    """Starts two processes that find each other on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
-    return [
-        start(folder, values, workdir, *shared, f"--process_id={index}")
-        for index in range(2)
-    ]
-
-
-def rows_of(workdir: Path) -> list[dict]:
-    """The logged rows of a run."""
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def final_params(values: dict, workdir: Path) -> dict[str, np.ndarray]:
@@ -184,74 +114,6 @@ def test_resumed_run_equals_one_never_stopped(whole_run, tmp_path):
     assert steps == [3, 6, 9, 12, 15, 18, 21, 24, 26], "no row twice, none missing"
 
 
-def wait_for_rows(process: subprocess.Popen, workdir: Path, count: int) -> None:
-    """Waits until a run has logged, and fails with its output if it ends before."""
-    metrics = workdir / "metrics.jsonl"
-    deadline = time.monotonic() + 240
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= count):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "no progress within four minutes"
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param("hsadmm", marks=pytest.mark.slow),
-        pytest.param("dense", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_two_processes_equal_two_simulated_hosts(method, tmp_path):
-    """Real processes joined by gloo give the parameters of one process."""
-    values = settings(
-        method={"name": method},
-        run={"steps": 8, "checkpoint_every_steps": 0},
-        topology={"cpu_devices": 4},
-        # Larger steps blow rounding up: at 0.1 it grows fivefold in every step.
-        optimizer={"learning_rate": 0.001},
-        data={"batch_size": 64},
-    )
-    per_process = {**values, "topology": {"cpu_devices": 2, "layout": "process"}}
-    processes = start_two(tmp_path, per_process, tmp_path / "two")
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert "2 processes" in outputs[0] and "done" in outputs[0]
-
-    one = start(tmp_path, values, tmp_path / "one")
-    output, _ = one.communicate(timeout=300)
-    assert one.returncode == 0, output
-
-    # Read back on the first four devices of this process, as 2 hosts x 2 devices.
-    config = resolve_config(values)
-    topology = make_topology("2", devices=jax.devices()[:4])
-    experiment = make_experiment(config, topology)
-    states = []
-    for name in ("one", "two"):
-        with Checkpointer(tmp_path / name / "checkpoints", keep=2) as checkpointer:
-            state, _ = checkpointer.restore(experiment.programs.abstract_state())
-        states.append(experiment.programs.network(state))
-    born = experiment.programs.init(jax.random.key(config.seed))
-    start_of_both, _ = experiment.programs.network(born)
-    (single, _), (double, _) = states
-    moved = optax.tree.norm(optax.tree.sub(single, start_of_both))
-    apart = optax.tree.norm(optax.tree.sub(single, double))
-    assert float(apart) < ROUNDING * float(moved)
-    for one_leaf, two_leaf in zip(*map(jax.tree.leaves, (single, double)), strict=True):
-        np.testing.assert_array_equal(one_leaf == 0, two_leaf == 0, "other channels")
-
-
-def test_processes_refuse_together(tmp_path):
-    """What only process 0 can see ends all of them, with one line each."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "thesis.txt").write_text("not a run")
-    values = settings(topology={"cpu_devices": 2, "layout": "process"})
-    processes = start_two(tmp_path, values, tmp_path / "run")
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [2, 2], outputs
-    assert all("error: process 0: --workdir" in output for output in outputs)
-    assert not any("Traceback" in output for output in outputs)
-
-
 VARIANTS = {
     "global budget": {"sparsity": {"budget": "global"}},
     "norms over a host": {"model": {"norm_scope": "host"}},
@@ -309,22 +171,6 @@ def test_variants_train_to_the_end(variant, tmp_path):
         assert summary["params_kept"] / summary["params_dense"] < 0.4
     if summary["hosts"] == 1:
         assert summary["host_wire_bytes"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_to_one_process_stops_all(number, tmp_path):
-    values = settings(
-        topology={"cpu_devices": 2, "layout": "process"},
-        run={"steps": 5000, "checkpoint_every_steps": 0},
-    )
-    processes = start_two(tmp_path, values, tmp_path / "run")
-    wait_for_rows(processes[0], tmp_path / "run", 2)
-    processes[1].send_signal(number)
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert "stopped at step" in outputs[0]
-    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
 
 
 def test_divergence_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
