@@ -8,7 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -44,6 +44,10 @@ _STEPS_IN_FLIGHT = {"cpu": 0}
 _DEFAULT_STEPS_IN_FLIGHT = 2
 
 
+# Called before the first step and after every one, outside the time of steps.
+Watch = Callable[["Loop", TrainState], None]
+
+
 class Loop:
     """One run from its newest checkpoint, or its beginning, to its end.
 
@@ -53,6 +57,7 @@ class Loop:
       checkpointer: Where the state goes.
       stop: Asked after every step.
       screen: Where lines for people go.
+      watch: Called between steps on every process; what it raises ends the run.
     """
 
     def __init__(
@@ -62,12 +67,14 @@ class Loop:
         checkpointer: Checkpointer,
         stop: StopRequest,
         screen: Screen,
+        watch: Watch = lambda loop, state: None,
     ) -> None:
         self.experiment = experiment
         self.folder = folder
         self.checkpointer = checkpointer
         self.stop = stop
         self.screen = screen
+        self.watch = watch
         self.clock = Clock()
         self.step = 0
         self.keep_counts = dict(experiment.sizes)
@@ -130,6 +137,7 @@ class Loop:
     def _train(self, state: TrainState) -> tuple[TrainState, bool]:
         config = self.experiment.config.run
         with self._batches() as batches:
+            self.watch(self, state)
             while self.step < self.num_steps:
                 state = self._prepare_if_new(state)
                 batch, programs = next(batches), self.experiment.programs
@@ -154,6 +162,7 @@ class Loop:
                         state = self._change_method(state)
                     if _is_due(self.step, config.checkpoint_every_steps):
                         self._save(state)
+                    self.watch(self, state)
                     if self.stop.is_due() and not is_last:
                         return state, False
         return state, True

@@ -10,7 +10,7 @@ from prunex_jax.checkpoint import Checkpointer
 from prunex_jax.config import ExperimentConfig, config_to_dict, resolve_config
 from prunex_jax.experiment import Experiment, make_experiment
 from prunex_jax.finish import TrainResult, finish
-from prunex_jax.loop import Loop
+from prunex_jax.loop import Loop, Watch
 from prunex_jax.metrics import RunFolder, environment
 from prunex_jax.screen import Screen, last_screen, start_screen
 from prunex_jax.signals import StopRequest
@@ -28,6 +28,7 @@ def train(
     *,
     fresh: bool = False,
     launch: LaunchFlags | None = None,
+    watch: Watch = lambda loop, state: None,
 ) -> TrainResult | None:
     """Trains, resuming if the folder holds an unfinished run of the same settings.
 
@@ -36,6 +37,8 @@ def train(
       workdir: The run folder: settings, metrics, checkpoints and summary.
       fresh: Start over, removing the run that the folder holds.
       launch: How processes find each other; None detects it.
+      watch: Called with the loop and the training state before the first step and after
+        every one, on every process; what it raises ends the run.
     Returns:
       The network and its summary, or None if Ctrl-C or SIGTERM stopped the run, which
       is saved then and goes on with the next call.
@@ -76,7 +79,7 @@ def train(
         Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
         StopRequest() as stop,
     ):
-        loop = Loop(experiment, folder, checkpointer, stop, screen)
+        loop = Loop(experiment, folder, checkpointer, stop, screen, watch)
         state, is_complete = loop.run()
         if not is_complete:
             screen.line(

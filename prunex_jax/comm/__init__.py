@@ -2,6 +2,7 @@
 
 from prunex_jax.comm.accounting import (
     Collective,
+    host_messages,
     list_collectives,
     ring_bytes,
     wire_bytes,
@@ -46,6 +47,7 @@ __all__ = [
     "dense_size",
     "flat_mean_over_mesh",
     "gather_over_hosts",
+    "host_messages",
     "list_collectives",
     "mean_of_entries",
     "mean_over_devices",

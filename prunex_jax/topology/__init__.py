@@ -11,10 +11,10 @@ config and before data.
     machines         which machine each process runs on
     hosts            devices -> hosts, as plain records
     mesh             the `jax.sharding.Mesh` and its table: `make_topology`
-    agreement        all processes go on, or none: `run_together`
+    agreement        all processes go on, or none: `run_together`, `gather_texts`
 """
 
-from prunex_jax.topology.agreement import run_together
+from prunex_jax.topology.agreement import gather_texts, run_together
 from prunex_jax.topology.hosts import DeviceRecord, Host
 from prunex_jax.topology.launcher import Launch, LaunchFlags, Probes, detect_launch
 from prunex_jax.topology.mesh import DEVICE_AXIS, HOST_AXIS, Topology, make_topology
@@ -30,6 +30,7 @@ __all__ = [
     "Probes",
     "Topology",
     "detect_launch",
+    "gather_texts",
     "make_topology",
     "run_together",
     "start_processes",

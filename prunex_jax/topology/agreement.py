@@ -1,4 +1,4 @@
-"""Lets all processes fail together when one of them cannot go on.
+"""Lets processes know of each other, and fail together when one cannot go on.
 
 A process that stops alone leaves the others waiting in their next collective. Whatever
 may fail on some processes only runs in here, before the first step.
@@ -42,6 +42,28 @@ def run_together(prepare: Callable[[], Value]) -> Value:
     if problem is not None:
         raise problem
     return value
+
+
+def gather_texts(text: str) -> list[str]:
+    """Lets every process know what each has to say.
+
+    Args:
+      text: Of this process.
+    Returns:
+      The texts of all processes, in their order.
+    Collectives:
+      With several processes, two gathers: of a length, and of the longest text.
+    """
+    if jax.process_count() == 1:
+        return [text]
+    own = text.encode()
+    lengths = multihost_utils.process_allgather(np.asarray(len(own), np.int32))
+    padded = own.ljust(int(np.max(lengths)), b"\0")
+    rows = multihost_utils.process_allgather(np.frombuffer(padded, np.uint8))
+    return [
+        row.tobytes()[:length].decode()
+        for row, length in zip(np.asarray(rows, np.uint8), lengths, strict=True)
+    ]
 
 
 def _raise_first(problem: str) -> None:
