@@ -1,0 +1,40 @@
+"""H-SADMM and dense averaging of a ResNet-18 over 4 hosts x 2 devices, at r = 20.
+
+Beside steps, the dense exchange alone: ours, and PyTorch's all-reduce of as many bytes.
+
+    python -m prunex_jax.bench --study=configs/bench/resnet18.py --workdir=runs/resnet18
+"""
+
+from methods import dense_rows, pruning_rows
+
+from prunex_jax.bench.studies import Row, Study
+
+
+def get_study() -> Study:
+    hsadmm = [row for row in pruning_rows() if row.name.startswith("hsadmm")]
+    return Study(
+        name="resnet18",
+        config="../cifar10_resnet20_dense.py",
+        settings={
+            "model.name": "resnet18",
+            "data.name": "synthetic",
+            "data.image_size": 32,
+            "data.batch_size": 8,
+        },
+        rows=(
+            dense_rows()[0],
+            *hsadmm,
+            Row("exchange", "dense exchange alone", exchange_only=True),
+            Row(
+                "torch-exchange",
+                "PyTorch all-reduce alone",
+                runtime="torch",
+                exchange_only=True,
+            ),
+        ),
+        num_hosts=(4,),
+        devices_per_host=2,
+        links=("r=20",),
+        rounds=3,
+        limit_seconds=1200.0,
+    )

@@ -1,0 +1,42 @@
+"""Strong scaling over 1, 2, 4 and 8 hosts, with a pause in the stead of computation.
+
+The hosts of one machine share its cores, so computation would be the limit: images are
+tiny, and every step pauses for 0.8 s divided by the number of hosts instead.
+
+    python -m prunex_jax.bench --study=configs/bench/scaling.py --workdir=runs/scaling
+"""
+
+from methods import every_method
+from network import NETWORK
+
+from prunex_jax.bench.studies import Study
+
+ROWS = (
+    "dense",
+    "dense-int8",
+    "hsadmm",
+    "hsadmm-8-int8",
+    "pactrain",
+    "topk",
+    "powersgd",
+    "diloco",
+    "none",
+)
+
+
+def get_study() -> Study:
+    return Study(
+        name="scaling",
+        config="../cifar10_resnet20_dense.py",
+        settings={
+            **NETWORK,
+            "data.name": "synthetic",
+            "data.image_size": 8,
+            "data.batch_size": 8,
+        },
+        rows=tuple(row for row in every_method() if row.name in ROWS),
+        num_hosts=(1, 2, 4, 8),
+        links=("50 Mbit/s",),
+        stand_in_seconds=0.8,
+        rounds=3,
+    )

@@ -1,0 +1,29 @@
+"""Bytes and time of a step, for every method, over links from slow to fast.
+
+A quarter-wide ResNet-18 on images of CIFAR-10's shape. Links are chosen by r, the time
+of a dense exchange over that of computing a step, which carries over to other machines,
+and in Mbit/s.
+
+    python -m prunex_jax.bench --study=configs/bench/steps.py --workdir=runs/steps
+"""
+
+from methods import every_method, torch_rows
+from network import NETWORK
+
+from prunex_jax.bench.studies import Study
+
+
+def get_study() -> Study:
+    return Study(
+        name="steps",
+        config="../cifar10_resnet20_dense.py",
+        settings={**NETWORK, "data.name": "synthetic", "data.image_size": 32},
+        rows=(*every_method(), *torch_rows()),
+        num_hosts=(2, 4),
+        links=(
+            *("r=0.25", "r=1", "r=4", "r=20"),
+            *("50 Mbit/s", "100 Mbit/s", "1000 Mbit/s"),
+        ),
+        held_out=("r=1", "r=4", "100 Mbit/s"),
+        rounds=5,
+    )

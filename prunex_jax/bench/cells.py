@@ -1,0 +1,178 @@
+"""Tables as plain data, and how numbers are written in them.
+
+It owns rows and cells, markdown, and digits. It leaves what is in them to `tables`, and
+HTML to `report`.
+"""
+
+import dataclasses
+import html
+import math
+import statistics
+from collections.abc import Sequence
+
+NONE = "-"
+_BYTE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+      text: Its lines; the first matters most.
+      value: What it is sorted by.
+      is_flagged: Whether it is outside of what is allowed.
+    """
+
+    text: str = NONE
+    value: float | None = None
+    is_flagged: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+      title: What it is about, and where.
+      header: Of all columns, of one line or more; the first column names rows.
+      rows: Each as long as the header.
+      notes: How to read it.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        r"""The table and its notes as GitHub shows them, without the title.
+
+        Example:
+          >>> rows = ((Cell('a|b'), Cell('1 s', is_flagged=True)),)
+          >>> print(Table('t', ('method', 'time'), rows).markdown())
+          | method | time |
+          | --- | ---: |
+          | a\|b | 1 s (!) |
+        """
+        lines = [
+            _markdown_line(self.header),
+            "| --- |" + " ---: |" * (len(self.header) - 1),
+            *(_markdown_line([shown(cell) for cell in row]) for row in self.rows),
+        ]
+        return "\n".join([*lines, *(f"\n{_markdown(note)}" for note in self.notes)])
+
+
+def shown(cell: Cell) -> str:
+    """Text of a cell, with a mark if it is flagged."""
+    return f"{cell.text} (!)" if cell.is_flagged else cell.text
+
+
+def shown_seconds(seconds: float) -> str:
+    """Writes a time with three digits.
+
+    Example:
+      >>> [shown_seconds(value) for value in (0.00412, 0.5, 12.0, 1234.5)]
+      ['4.12 ms', '500 ms', '12.0 s', '1,234 s']
+    """
+    if 0 < seconds < 0.9995:
+        return f"{figures(1e3 * seconds)} ms"
+    return f"{figures(seconds)} s"
+
+
+def shown_range(low: float, high: float) -> str:
+    """Writes two times in the unit of the larger.
+
+    Example:
+      >>> shown_range(0.9, 1.2), shown_range(0.01, 0.02)
+      ('0.900 to 1.20 s', '10.0 to 20.0 ms')
+    """
+    scale, unit = (1e3, "ms") if high < 0.9995 else (1.0, "s")
+    return f"{figures(scale * low)} to {figures(scale * high)} {unit}"
+
+
+def shown_bytes(count: float) -> str:
+    """Writes bytes with three digits.
+
+    Example:
+      >>> [shown_bytes(value) for value in (0, 999, 16_800_000, 2.5e9)]
+      ['0 B', '999 B', '16.8 MB', '2.50 GB']
+    """
+    for unit, size in _BYTE_UNITS:
+        if abs(count) >= 0.9995 * size:
+            return f"{figures(count / size)} {unit}"
+    return f"{digits(count)} B"
+
+
+def figures(value: float) -> str:
+    """Writes a measured number with three digits, also where they are zeros.
+
+    Example:
+      >>> [figures(value) for value in (0.0812, 0.9999, 1.0, 27.53, 1234.5)]
+      ['0.0812', '1.00', '1.00', '27.5', '1,234']
+    """
+    if not value:
+        return "0"
+    rounded = float(f"{value:.3g}")
+    places = max(0, 2 - math.floor(math.log10(abs(rounded))))
+    return f"{value:,.{places}f}"
+
+
+def digits(value: float) -> str:
+    """Writes a number with up to three digits, and never with an exponent.
+
+    Example:
+      >>> [digits(value) for value in (0.08126, 1.0, 27.53, 1234.5, 0.000312)]
+      ['0.0813', '1', '27.5', '1,234', '0.000312']
+    """
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    text = f"{float(f'{value:.3g}'):.10f}".rstrip("0").rstrip(".")
+    return "0" if text in ("", "-0") else text
+
+
+def median_cell(
+    values: Sequence[float], unit: str = "", *, more: Sequence[str] = ()
+) -> Cell:
+    r"""Median of values, sorted by it; their range if they differ.
+
+    Args:
+      values: One per seed.
+      unit: s | B, or nothing.
+      more: Further lines.
+    Example:
+      >>> median_cell([1.0, 3.0, 2.0], 's')
+      Cell(text='2.00 s\n1.00 s to 3.00 s', value=2.0, is_flagged=False)
+    """
+    write = {"s": shown_seconds, "B": shown_bytes}.get(unit, digits)
+    median = statistics.median(values)
+    lines = [write(median)]
+    if min(values) != max(values):
+        lines.append(f"{write(min(values))} to {write(max(values))}")
+    return Cell("\n".join([*lines, *more]), median)
+
+
+def many(number: int, noun: str) -> str:
+    """A number of things: '1 host', '2 hosts'."""
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
+def span(values: Sequence[float], share: float = 0.01) -> str:
+    """The least and the largest value, or one if they hardly differ.
+
+    Example:
+      >>> span([5, 5]), span([5, 7])
+      ('5', '5 to 7')
+    """
+    low, high = min(values), max(values)
+    if high - low <= share * abs(high):
+        return digits(high)
+    return f"{digits(low)} to {digits(high)}"
+
+
+def _markdown_line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(_markdown(text) for text in texts) + " |"
+
+
+def _markdown(text: str) -> str:
+    return html.escape(text, quote=False).replace("|", r"\|").replace("\n", "<br>")

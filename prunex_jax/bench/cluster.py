@@ -1,0 +1,188 @@
+"""Studies on a cluster: the processes that its launcher has started measure themselves.
+
+Every process runs every row, one after the other, and meets the others at gates by
+exchanging what each has to say. The same runner as on one machine turns that into
+records, in a thread beside the training, on every process; the first one keeps them.
+Links are what they are, and what a machine sends is counted with everything else that
+it sends.
+"""
+
+import dataclasses
+import json
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prunex_jax.bench.jax_host import run_spec
+from prunex_jax.bench.records import Record, forget_study, write_record
+from prunex_jax.bench.runner import Bench
+from prunex_jax.bench.studies import UNLIMITED, Study
+from prunex_jax.bench.tasks import Planner, row_settings
+from prunex_jax.config import resolve_config
+from prunex_jax.errors import UserError
+from prunex_jax.topology import (
+    LaunchFlags,
+    gather_texts,
+    make_topology,
+    start_processes,
+)
+
+
+def run_on_cluster(
+    study: Study,
+    study_folder: Path,
+    workdir: Path,
+    launch: LaunchFlags,
+    say: Callable[[str], None],
+) -> bool:
+    """Runs a study on the processes of a launcher; each of them calls it.
+
+    Args:
+      study: Its numbers of hosts and links are replaced by what there is.
+      study_folder: What `Study.config` is relative to.
+      workdir: Gets records and run folders.
+      launch: How processes find each other.
+      say: Gets lines for people, on the first process.
+    Returns:
+      Whether this process is the one that keeps the records.
+    Raises:
+      UserError: A row whose settings cannot work.
+    """
+    rows = tuple(row for row in study.rows if row.runtime == "jax")
+    if not rows:
+        raise UserError(f"study {study.name!r} has no row that runs on a cluster")
+    settings = row_settings(study, study_folder, is_simulated=False)
+    config = resolve_config(settings[rows[0].name])
+    start_processes(config.topology, launch)
+    topology = make_topology(config.topology.layout)
+    study = dataclasses.replace(
+        study,
+        rows=rows,
+        num_hosts=(topology.num_hosts,),
+        devices_per_host=topology.devices_per_host,
+        links=(UNLIMITED,),
+        held_out=(),
+    )
+    records: list[Record] = []
+    if topology.is_primary:
+        forget_study(workdir, study.name)
+
+    def keep(record: Record) -> None:
+        records.append(record)
+        if topology.is_primary:
+            write_record(workdir, record)
+
+    hosts = ClusterLinks(topology.num_hosts)
+    planner = Planner(study, settings, topology.num_hosts, workdir)
+    quiet = say if topology.is_primary else lambda text: None
+    bench = Bench(study, planner, hosts, records, keep, quiet)
+    _run_beside(bench, launch)
+    return topology.is_primary
+
+
+def _run_beside(bench: Bench, launch: LaunchFlags) -> None:
+    """Trains in this thread, which signals reach, and records in another."""
+    tasks, meeting = bench.tasks(), OwnMeeting()
+    problems: list[BaseException] = []
+
+    def record() -> None:
+        try:
+            for task in tasks:
+                bench.run(task, meeting)
+        except BaseException as problem:
+            problems.append(problem)
+            meeting.give_up()
+
+    recorder = threading.Thread(target=record, daemon=True)
+    recorder.start()
+    try:
+        for task in tasks:
+            run_spec(task.spec, meeting, launch)
+    except EOFError:
+        recorder.join()
+        raise problems[0] from None
+    recorder.join()
+
+
+class OwnMeeting:
+    """Both ends of a gate in one process: training arrives, the runner meets.
+
+    What the processes say goes around among them while they are at the gate.
+    """
+
+    def __init__(self) -> None:
+        self._arrived: queue.Queue[list[dict[str, Any]]] = queue.Queue()
+        self._released: queue.Queue[dict[str, Any] | None] = queue.Queue()
+
+    def arrive(self, **facts: Any) -> dict[str, Any]:
+        """As `gates.Gate.arrive`.
+
+        Raises:
+          EOFError: The runner has given up.
+        Collectives:
+          Gathers of what every process says, outside of what is measured.
+        """
+        texts = gather_texts(json.dumps(facts))
+        self._arrived.put([dict(json.loads(text)) for text in texts])
+        orders = self._released.get()
+        if orders is None:
+            raise EOFError("the runner is gone")
+        return orders
+
+    def meet(self, event: str) -> list[dict[str, Any]]:
+        """As `processes.Processes.meet`."""
+        facts = self._arrived.get()
+        assert all(said["event"] == event for said in facts), (event, facts)
+        return facts
+
+    def release(self, **orders: Any) -> None:
+        """As `processes.Processes.release`."""
+        self._released.put(orders)
+
+    def give_up(self) -> None:
+        """Ends the training at its next gate."""
+        self._released.put(None)
+
+    def peak_memory(self) -> int:
+        """As `processes.Processes.peak_memory`, of this process."""
+        status = Path("/proc/self/status")
+        lines = status.read_text().splitlines() if status.exists() else []
+        return sum(1024 * int(n.split()[1]) for n in lines if n.startswith("VmHWM"))
+
+
+class ClusterLinks:
+    """The links that the hosts of a cluster have.
+
+    Args:
+      num_hosts: Size of the host axis.
+    """
+
+    kind = "cluster"
+
+    def __init__(self, num_hosts: int) -> None:
+        self.num_hosts = num_hosts
+
+    def shape(self, megabits: float | None) -> None:
+        """Does nothing for None.
+
+        Raises:
+          UserError: A speed: links of a cluster are not ours to limit.
+        """
+        if megabits is not None:
+            raise UserError(
+                f"the links of a cluster cannot be set to {megabits} Mbit/s"
+            )
+
+    def sent_bytes(self) -> tuple[int, ...] | None:
+        """What this machine has sent so far, over all interfaces but the loopback."""
+        path = Path("/proc/net/dev")
+        if not path.exists():
+            return None
+        sent = 0
+        for line in path.read_text().splitlines()[2:]:
+            name, _, numbers = line.partition(":")
+            if name.strip() != "lo":
+                sent += int(numbers.split()[8])
+        return (sent,)

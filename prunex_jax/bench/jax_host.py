@@ -1,0 +1,256 @@
+"""A host of a study that runs this package: one process, its devices, and its gates.
+
+It owns what a process does between gates: training as `python -m prunex_jax.train`
+does, or the dense exchange alone. It leaves links and counters to the runner.
+
+    python -m prunex_jax.bench.jax_host --spec=FILE --gate=W,R
+        --coordinator=HOST:PORT --num_processes=N --process_id=I
+"""
+
+import contextlib
+import dataclasses
+import gc
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from prunex_jax.bench.gates import Gate
+from prunex_jax.cli import Command, Flag, Values, run_command
+from prunex_jax.comm import host_messages, mean_over_mesh, vary
+from prunex_jax.config import resolve_config
+from prunex_jax.experiment import Experiment, make_experiment
+from prunex_jax.loop import Loop
+from prunex_jax.program import Program
+from prunex_jax.run import train
+from prunex_jax.state import TrainState
+from prunex_jax.step_time import steady_traffic
+from prunex_jax.topology import (
+    DEVICE_AXIS,
+    HOST_AXIS,
+    LaunchFlags,
+    make_topology,
+    start_processes,
+)
+
+COMMAND = Command(
+    name="prunex_jax.bench.jax_host",
+    text=str(__doc__),
+    flags=(
+        Flag("spec", "", "What to run, written by the runner.", is_required=True),
+        Flag("gate", "", "Pipes to the runner.", is_required=True),
+        Flag("coordinator", "", "Address and port of process 0."),
+        Flag("num_processes", 0, "Processes of the run."),
+        Flag("process_id", -1, "Number of this process."),
+    ),
+)
+
+
+class Gatekeeper(Protocol):
+    """Where a process tells what happened and waits for its orders."""
+
+    def arrive(self, **facts: Any) -> dict[str, Any]:
+        """As `gates.Gate.arrive`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a process runs.
+
+    Attributes:
+      config: Settings of the run.
+      workdir: Its folder.
+      boundaries: Steps after which there is a gate; 0 is before the first.
+      evaluates: Whether the validation split is scored at every gate, and the run is
+        finished with its summary.
+      stand_in_seconds: Pause in every step.
+      exchange_only: Whether each step is a dense exchange and nothing else.
+      hook: For peers.
+    """
+
+    config: Mapping[str, Any]
+    workdir: str
+    boundaries: tuple[int, ...]
+    evaluates: bool = False
+    stand_in_seconds: float = 0.0
+    exchange_only: bool = False
+    hook: str = "dense"
+
+
+def write_specs(path: Path, specs: Sequence[Spec]) -> None:
+    """Writes what the processes of a session run, one after the other."""
+    path.write_text(json.dumps([dataclasses.asdict(spec) for spec in specs]))
+
+
+def read_specs(path: str | Path) -> list[Spec]:
+    """Reads what `write_specs` wrote."""
+    return [
+        Spec(**{**values, "boundaries": tuple(values["boundaries"])})
+        for values in json.loads(Path(path).read_text())
+    ]
+
+
+def run_spec(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
+    """Runs it on this process, with all others.
+
+    Args:
+      spec: The same on all processes.
+      gate: Where they wait.
+      launch: How they find each other.
+    """
+    jax.clear_caches()
+    gc.collect()
+    _forget_peak_memory()
+    if spec.exchange_only:
+        _exchange(spec, gate, launch)
+    else:
+        watch = _Watch(spec, gate)
+        # The last boundary ends a run of which only steps are wanted.
+        with contextlib.suppress(_AllMeasuredError):
+            train(spec.config, spec.workdir, fresh=True, launch=launch, watch=watch)
+    gate.arrive(event="done")
+
+
+def _forget_peak_memory() -> None:
+    """Starts the kernel's record of the largest resident set anew, where it can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+class _AllMeasuredError(Exception):
+    """The last boundary was passed, and nothing is to come after it."""
+
+
+class _Watch:
+    """Times steps to the end of their exchange, and stops at gates."""
+
+    def __init__(self, spec: Spec, gate: Gatekeeper) -> None:
+        self.spec = spec
+        self.gate = gate
+        self.seconds: list[float] = []
+        self.clock_seconds = 0.0
+        self.traced_bytes = 0.0
+
+    def __call__(self, loop: Loop, state: TrainState) -> None:
+        """Called by the loop between steps."""
+        if loop.step:
+            self._time(loop, state)
+        if loop.step in self.spec.boundaries:
+            jax.block_until_ready(state)
+            self._stop_at_gate(loop, state)
+
+    def _time(self, loop: Loop, state: TrainState) -> None:
+        start = time.perf_counter()
+        # The loop does not wait for exchanges between rounds: the next step would.
+        jax.block_until_ready(state)
+        time.sleep(self.spec.stand_in_seconds)
+        waited = time.perf_counter() - start
+        clock_seconds = loop.clock.seconds_in_steps
+        self.seconds.append(clock_seconds - self.clock_seconds + waited)
+        self.clock_seconds = clock_seconds
+
+    def _stop_at_gate(self, loop: Loop, state: TrainState) -> None:
+        experiment, steps = loop.experiment, len(self.seconds)
+        counts = {g.name: loop.keep_counts[g.name] for g in experiment.groups}
+        traffic = steady_traffic(experiment.method, dict(experiment.mesh.shape), counts)
+        self.gate.arrive(
+            event="pause",
+            step=loop.step,
+            seconds=self.seconds,
+            traced_bytes=self._bytes_so_far(loop) - self.traced_bytes,
+            formula_bytes=steps * traffic.host_bytes,
+            messages=steps * traffic.messages,
+            hops=steps * traffic.hops,
+            dense_bytes=experiment.dense_host_bytes_per_step,
+        )
+        accuracy = None
+        if self.spec.evaluates:
+            result = loop.validation_result(state)
+            accuracy = result and result.accuracy
+        self.gate.arrive(event="resume", accuracy=accuracy)
+        self.seconds = []
+        self.traced_bytes = self._bytes_so_far(loop)
+        if loop.step == self.spec.boundaries[-1] and not self.spec.evaluates:
+            raise _AllMeasuredError
+
+    def _bytes_so_far(self, loop: Loop) -> float:
+        return loop.experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0)
+
+
+def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
+    """Averages as many numbers as the network has parameters, and nothing else."""
+    config = resolve_config(spec.config)
+    start_processes(config.topology, launch)
+    experiment = make_experiment(config, make_topology(config.topology.layout))
+    program, values = _mean_program(experiment)
+    compiled = program.compile(values)
+    messages, hops = host_messages(compiled.collectives, HOST_AXIS)
+    sent = compiled.sent[HOST_AXIS]
+    done, seconds = 0, list[float]()
+    for boundary in spec.boundaries:
+        while done < boundary:
+            start = time.perf_counter()
+            values = jax.block_until_ready(program(values))
+            seconds.append(time.perf_counter() - start)
+            done += 1
+        steps = len(seconds)
+        gate.arrive(
+            event="pause",
+            step=done,
+            seconds=seconds,
+            traced_bytes=steps * sent,
+            formula_bytes=steps * experiment.dense_host_bytes_per_step,
+            messages=steps * messages,
+            hops=steps * hops,
+            dense_bytes=experiment.dense_host_bytes_per_step,
+        )
+        gate.arrive(event="resume", accuracy=None)
+        seconds = []
+
+
+def _mean_program(experiment: Experiment) -> tuple[Program, jax.Array]:
+    """The mean over the mesh of one array per device, and such an array."""
+    mesh = experiment.mesh
+    spec = jax.P((HOST_AXIS, DEVICE_AXIS))
+
+    def mean(values: jax.Array) -> jax.Array:
+        own = mean_over_mesh(values[0], HOST_AXIS, DEVICE_AXIS)
+        return vary(own, (HOST_AXIS, DEVICE_AXIS))[None]
+
+    run = jax.shard_map(mean, mesh=mesh, in_specs=spec, out_specs=spec)
+    program = Program(
+        "mean", lambda: run, dict(mesh.shape), experiment.ledger, donate=(0,)
+    )
+    shape = (mesh.size, experiment.num_params)
+    born = jax.jit(
+        lambda: jnp.ones(shape), out_shardings=jax.sharding.NamedSharding(mesh, spec)
+    )
+    return program, born()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one process of a study.
+
+    Args:
+      arguments: The command line without the program's name; None takes the real one.
+    Returns:
+      The exit code.
+    """
+    return run_command(COMMAND, _run, arguments)
+
+
+def _run(values: Values, rest: list[str]) -> None:
+    del rest
+    launch = LaunchFlags(values.coordinator, values.num_processes, values.process_id)
+    gate = Gate.of(values.gate)
+    for spec in read_specs(values.spec):
+        run_spec(spec, gate, launch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""A published setting by the model of cost: PruneX on 64 devices, up to 4,096 hosts.
+
+PruneX (Olama et al., 2025, arXiv:2512.14628) gives three strong-scaling speed-ups on 64
+devices, 16 hosts of 4: its own, that of dense data parallelism, and that of Top-K. The
+base is not stated; 8 devices fit best. Neither network, batch nor links are known, so
+the link is set such that dense averaging gets its published speed-up, which says how
+long its exchange takes beside a step's computation, and everything else follows.
+
+It owns this setting. It leaves the arithmetic to `scaling` and traffic to `step_time`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import optax
+
+from prunex_jax.bench.model_tables import Extrapolation
+from prunex_jax.bench.places import DENSE
+from prunex_jax.config import (
+    HsadmmConfig,
+    MethodConfig,
+    ModelConfig,
+    SparsityConfig,
+    TopkConfig,
+)
+from prunex_jax.experiment import trace_model
+from prunex_jax.methods import Recipe, make_method
+from prunex_jax.models import make_model
+from prunex_jax.rounds import keep_counts_at
+from prunex_jax.scaling import Cluster, Point, extrapolate, megabits_for
+from prunex_jax.step_time import Link, Traffic, steady_traffic
+from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS
+
+TrafficOf = Callable[[int], Traffic]
+
+DEVICES_PER_HOST, BASE_HOSTS, NUM_HOSTS = 4, 2, 16
+HOSTS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
+# Row -> its published speed-up over 8 devices on 64.
+PUBLISHED: Mapping[str, float] = {DENSE: 5.81, "prunex": 6.75, "topk": 3.71}
+# PruneX sends 60 % less than dense averaging.
+_PRUNEX_SHARE = 0.4
+# Assumptions: 64 images of a ResNet-50 on one device, and an HPC network. The ratios
+# on 16 hosts hardly depend on them.
+_STEP_SECONDS, _HOP_SECONDS = 0.17, 10e-6
+_DENSITY = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The published setting as it can be told from the figures.
+
+    Attributes:
+      cluster: With a link on which dense averaging is as fast as published.
+      batch_seconds: Computation of one device for the whole batch.
+      r: Time of a dense exchange over that of computing, on 16 hosts.
+      traffic: Row -> number of hosts -> what a step sends.
+      titles: Row -> what it is called.
+    """
+
+    cluster: Cluster
+    batch_seconds: float
+    r: float
+    traffic: Mapping[str, TrafficOf]
+    titles: Mapping[str, str]
+
+    def points(self, row: str, *num_hosts: int, is_strong: bool = True) -> list[Point]:
+        """Steps of a row on so many hosts."""
+        seconds = self.batch_seconds
+        if not is_strong:
+            seconds /= NUM_HOSTS * DEVICES_PER_HOST
+        return extrapolate(
+            self.traffic[row], num_hosts, self.cluster, seconds, is_strong=is_strong
+        )
+
+    def speed_up(self, row: str) -> float:
+        """Of 64 devices over 8, as by formula, without what compressing costs."""
+        base, point = self.points(row, BASE_HOSTS, NUM_HOSTS)
+        return base.seconds / point.seconds
+
+    def implied_overhead(self, row: str) -> float:
+        """Seconds per step beyond the model that would explain a published speed-up."""
+        base, point = self.points(row, BASE_HOSTS, NUM_HOSTS)
+        published = PUBLISHED[row]
+        return (base.seconds - published * point.seconds) / (published - 1)
+
+
+def published_setting(
+    model_name: str = "resnet50", image_size: int = 224, num_classes: int = 1000
+) -> Setting:
+    """Works out the published setting for a network.
+
+    Args:
+      model_name: As in `ModelConfig.name`; nothing of it is computed.
+      image_size: Side of its images.
+      num_classes: Of them.
+    """
+    recipe = _recipe(model_name, image_size, num_classes)
+    traffic = {row: _traffic_of(config, recipe) for row, (_, config) in _ROWS.items()}
+    dense = traffic[DENSE]
+
+    def prunex(num_hosts: int) -> Traffic:
+        sent = dense(num_hosts)
+        return dataclasses.replace(sent, host_bytes=_PRUNEX_SHARE * sent.host_bytes)
+
+    batch_seconds = _STEP_SECONDS * NUM_HOSTS * DEVICES_PER_HOST
+
+    def dense_speed_up(megabits: float) -> float:
+        cluster = Cluster(DEVICES_PER_HOST, Link(megabits, _HOP_SECONDS))
+        sizes = (BASE_HOSTS, NUM_HOSTS)
+        base, point = extrapolate(dense, sizes, cluster, batch_seconds)
+        return base.seconds / point.seconds
+
+    megabits = megabits_for(PUBLISHED[DENSE], dense_speed_up)
+    cluster = Cluster(DEVICES_PER_HOST, Link(megabits, _HOP_SECONDS))
+    (point,) = extrapolate(dense, (NUM_HOSTS,), cluster, batch_seconds)
+    titles = {row: title for row, (title, _) in _ROWS.items()}
+    return Setting(
+        cluster,
+        batch_seconds,
+        r=point.host_seconds / point.compute_seconds,
+        traffic={DENSE: dense, "prunex": prunex, **traffic},
+        titles={DENSE: titles[DENSE], "prunex": "PruneX, as published", **titles},
+    )
+
+
+def published_extrapolations(setting: Setting) -> tuple[Extrapolation, ...]:
+    """Step times from 1 to 4,096 hosts, in strong and in weak scaling."""
+    found = []
+    for is_strong in (True, False):
+        name = (
+            "the same batch"
+            if is_strong
+            else "as many images on every device (speed-ups are efficiencies)"
+        )
+        for row, title in setting.titles.items():
+            for point in setting.points(row, *HOSTS, is_strong=is_strong):
+                found.append(
+                    Extrapolation(
+                        setting=f"PruneX's cluster, {name}",
+                        row=row,
+                        title=title,
+                        num_hosts=point.num_hosts,
+                        seconds=point.seconds,
+                    )
+                )
+    return tuple(found)
+
+
+def published_notes(setting: Setting) -> tuple[str, ...]:
+    """What the setting is and what it says of the published speed-ups."""
+    speed_ups = ", ".join(
+        f"{title} {setting.speed_up(row):.2f}"
+        + (f" (published {PUBLISHED[row]})" if row in PUBLISHED else "")
+        for row, title in setting.titles.items()
+    )
+    overhead = setting.implied_overhead("topk") / _STEP_SECONDS
+    return (
+        f"PruneX's cluster: {NUM_HOSTS} hosts of {DEVICES_PER_HOST} devices, a link on "
+        f"which dense averaging gets its published {PUBLISHED[DENSE]}x over 8 devices, "
+        f"which makes r {setting.r:.2f}; {_STEP_SECONDS} s of computation per step on "
+        f"64 devices and {1e6 * _HOP_SECONDS:g} us per hop are assumed, links inside "
+        "hosts and compressing cost nothing, and nothing overlaps.",
+        f"Speed-ups of 64 devices over 8 there: {speed_ups}. The published one of "
+        f"Top-K would need {overhead:.1f} times the computation of a step for choosing "
+        "and merging.",
+    )
+
+
+# Row -> title and method.
+_ROWS: Mapping[str, tuple[str, MethodConfig]] = {
+    DENSE: ("dense", MethodConfig("dense")),
+    "dense-int8": ("dense, int8", MethodConfig("dense", wire_dtype="int8")),
+    "hsadmm": (
+        "hsadmm, half of the channels, every step",
+        MethodConfig("hsadmm", hsadmm=HsadmmConfig(sync_period=1)),
+    ),
+    "hsadmm-int8-8": (
+        "hsadmm, half of the channels, int8, every 8 steps",
+        MethodConfig("hsadmm", hsadmm=HsadmmConfig(sync_period=8), wire_dtype="int8"),
+    ),
+    "powersgd": ("powersgd, rank 2", MethodConfig("powersgd")),
+    "topk": ("topk, 1 %", MethodConfig("topk", topk=TopkConfig(density=0.01))),
+    "diloco": ("diloco, every 8 steps", MethodConfig("diloco")),
+}
+
+
+def _recipe(model_name: str, image_size: int, num_classes: int) -> Recipe:
+    image_shape = (image_size, image_size, 3)
+    trace = trace_model(
+        make_model(ModelConfig(name=model_name), image_shape, num_classes)
+    )
+    sizes = {group.name: group.size for group in trace.groups}
+    return Recipe(
+        config=MethodConfig(),
+        inner=optax.identity(),
+        learning_rate=optax.constant_schedule(0.1),
+        groups=trace.groups,
+        keep_counts=keep_counts_at(SparsityConfig(), sizes, _DENSITY),
+        shapes=trace.shapes,
+        host_axis=HOST_AXIS,
+        device_axis=DEVICE_AXIS,
+        total_steps=1000,
+    )
+
+
+def _traffic_of(config: MethodConfig, recipe: Recipe) -> TrafficOf:
+    method = make_method(dataclasses.replace(recipe, config=config))
+
+    def traffic(num_hosts: int) -> Traffic:
+        shape = {HOST_AXIS: num_hosts, DEVICE_AXIS: DEVICES_PER_HOST}
+        return steady_traffic(method, shape, recipe.keep_counts)
+
+    return traffic

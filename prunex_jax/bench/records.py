@@ -1,0 +1,179 @@
+"""What a study finds, as lines of `records.jsonl`.
+
+It owns the two kinds of records and their file. `runner` writes them, tables, plots and
+the model of cost read them.
+"""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RECORDS_FILE = "records.jsonl"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Where something was measured.
+
+    Attributes:
+      study: `Study.name`.
+      row: `Row.name`.
+      title: `Row.title`.
+      runtime: jax | torch.
+      num_hosts: Size of the host axis.
+      devices_per_host: Devices of every host.
+      hosts_kind: namespaces (counted and shaped) | loopback (neither) | cluster
+        (counted, not shaped; other traffic of the machine counts too).
+      link: As in `Study.links`.
+      megabits: Its speed in Mbit/s, each way; None if it is not limited.
+      compute_seconds: Computation of a step of the unpruned network: that of method
+        `none` on as many hosts.
+      dense_bytes: What a host sends in a hierarchical dense float32 exchange.
+      stand_in_seconds: Part of the step that was a pause, per host; 0 if none was.
+    """
+
+    study: str
+    row: str
+    title: str
+    runtime: str
+    num_hosts: int
+    devices_per_host: int
+    hosts_kind: str
+    link: str
+    megabits: float | None
+    compute_seconds: float
+    dense_bytes: float
+    stand_in_seconds: float = 0.0
+
+    @property
+    def r(self) -> float:
+        """Time of a dense exchange at the speed of the link, of that of computing."""
+        if self.megabits is None:
+            return 0.0
+        return 8 * self.dense_bytes / 1e6 / self.megabits / self.compute_seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Steady steps of one row over one link.
+
+    Attributes:
+      setup: Where.
+      seconds: Per step, one number for every measured round; of the slowest host.
+      interface_bytes: Sent per step, mean over hosts, as their interfaces counted; None
+        where nothing could be counted.
+      traced_bytes: Sent per step, by the traces of the programs that ran; None for
+        peers.
+      formula_bytes: The same by closed formula.
+      messages: Collectives over the host axis per step.
+      hops: Times per step that a message has to reach a neighbour before the next can
+        leave; see `comm.host_messages`.
+      peak_memory: Largest resident set of a process so far, in bytes.
+    """
+
+    setup: Setup
+    seconds: tuple[float, ...]
+    interface_bytes: float | None
+    traced_bytes: float | None
+    formula_bytes: float | None
+    messages: float
+    hops: float
+    peak_memory: int
+
+    @property
+    def median(self) -> float:
+        """Median seconds per step."""
+        return statistics.median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """A quarter of the rounds took at most the first, three quarters the second."""
+        if len(self.seconds) < 2:
+            return self.median, self.median
+        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return first, third
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """The network after some steps.
+
+    Attributes:
+      step: Steps done.
+      seconds: Spent in steps, without compilation and evaluation.
+      host_bytes: Sent by a host so far, as its interface counted (mean over hosts), or
+        by the trace where nothing could be counted.
+      accuracy: On the validation split.
+    """
+
+    step: int
+    seconds: float
+    host_bytes: float
+    accuracy: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A whole run of one row over one link.
+
+    Attributes:
+      setup: Where.
+      points: In the order of steps.
+      seed: Of the run.
+      summary: `summary.json` of the run; {} for peers.
+    """
+
+    setup: Setup
+    points: tuple[Point, ...]
+    seed: int
+    summary: Mapping[str, Any]
+
+    def reached(self, accuracy: float) -> Point | None:
+        """The first point with at least this validation accuracy."""
+        return next((p for p in self.points if p.accuracy >= accuracy), None)
+
+
+Record = Measurement | Curve
+_KINDS: Mapping[str, type] = {"measurement": Measurement, "curve": Curve}
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Appends a record to the folder's file, after its last whole line."""
+    kind = "measurement" if isinstance(record, Measurement) else "curve"
+    line = json.dumps({"kind": kind, **dataclasses.asdict(record)}) + "\n"
+    path = folder / RECORDS_FILE
+    with open(path, "r+b" if path.exists() else "w+b") as file:
+        written = file.read()
+        file.seek(written.rfind(b"\n") + 1)
+        file.write(line.encode())
+        file.truncate()
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Reads what `write_record` wrote; [] if there is nothing."""
+    path = folder / RECORDS_FILE
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]
+    return [_record(json.loads(line)) for line in lines]
+
+
+def forget_study(folder: Path, study: str) -> None:
+    """Removes the records of a study, and of no other."""
+    kept = [record for record in read_records(folder) if record.setup.study != study]
+    (folder / RECORDS_FILE).unlink(missing_ok=True)
+    for record in kept:
+        write_record(folder, record)
+
+
+def _record(values: dict[str, Any]) -> Record:
+    kind = _KINDS[values.pop("kind")]
+    values["setup"] = Setup(**values["setup"])
+    if kind is Measurement:
+        values["seconds"] = tuple(values["seconds"])
+    else:
+        values["points"] = tuple(Point(**point) for point in values["points"])
+    return kind(**values)

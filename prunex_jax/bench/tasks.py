@@ -1,0 +1,149 @@
+"""What the processes of a study are told to run.
+
+It owns the settings of every row, checked before anything runs, and the steps after
+which there are gates. It leaves meeting processes at those gates to `runner`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prunex_jax.bench.jax_host import Spec
+from prunex_jax.bench.studies import Row, Study
+from prunex_jax.config import config_to_dict, resolve_config
+from prunex_jax.train import load_config, override_config
+
+# The row that every study runs first: steps without any exchange are what r counts in.
+COMPUTATION = Row("computation", "computation alone", settings={"method.name": "none"})
+# Rounds before measuring: dense, pruned, frozen and cut out, small; then one to spare.
+_WARM_UP_ROUNDS = 5
+_LEAST_WARM_UP_STEPS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One run of a row: over several links for its steps, over one for its accuracy."""
+
+    row: Row
+    links: tuple[str, ...]
+    spec: Spec
+
+
+def row_settings(
+    study: Study, folder: Path, is_simulated: bool = True
+) -> dict[str, Mapping[str, Any]]:
+    """Reads and checks the settings of every row, before anything runs.
+
+    Args:
+      study: The study.
+      folder: What `Study.config` is relative to.
+      is_simulated: Whether every process is a host of virtual CPU devices; a cluster
+        has devices and hosts of its own.
+    Returns:
+      Row -> resolved training settings; `COMPUTATION` is one of them.
+    Raises:
+      UserError: A setting that is not known or cannot work.
+    """
+    own: dict[str, Any] = {"topology.layout": "auto", "topology.cpu_devices": 0}
+    if is_simulated:
+        own = {
+            "topology.layout": "process",
+            "topology.cpu_devices": study.devices_per_host,
+        }
+    return {
+        row.name: _settings_of(study, row, folder, own)
+        for row in (COMPUTATION, *study.rows)
+    }
+
+
+def _settings_of(
+    study: Study, row: Row, folder: Path, own: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    config = load_config(str(folder / study.config))
+    changes = {**study.settings, **row.settings, **own}
+    overrides = [f"--config.{key}={value}" for key, value in changes.items()]
+    return config_to_dict(resolve_config(override_config(config, overrides)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Planner:
+    """Makes the tasks of a study on one number of hosts.
+
+    Attributes:
+      study: The study.
+      settings: Row -> settings, from `row_settings`.
+      num_hosts: Size of the host axis.
+      workdir: Folder of the study.
+    """
+
+    study: Study
+    settings: Mapping[str, Mapping[str, Any]]
+    num_hosts: int
+    workdir: Path
+
+    def steady(self, row: Row, links: tuple[str, ...]) -> Task:
+        """Steady steps of a row, over one link after the other."""
+        warm_up = max(_LEAST_WARM_UP_STEPS, _WARM_UP_ROUNDS * row.period)
+        steps = (self.study.rounds + 1) * row.period
+        boundaries = tuple(warm_up + steps * k for k in range(len(links) + 1))
+        settings = _steady_settings(self.settings[row.name], row.period)
+        return Task(row, links, self._spec(row, "steady", settings, boundaries))
+
+    def training(self, row: Row, link: str, seed: int) -> Task:
+        """A whole run of a row over one link."""
+        settings = {**self.settings[row.name], "seed": seed}
+        run = settings["run"]
+        boundaries = (*range(0, run["steps"], run["eval_every_steps"]), run["steps"])
+        settings = {**settings, "run": {**run, "eval_every_steps": 0}}
+        spec = self._spec(row, f"{link}_{seed}", settings, boundaries)
+        return Task(row, (link,), dataclasses.replace(spec, evaluates=True))
+
+    def _spec(
+        self,
+        row: Row,
+        name: str,
+        settings: Mapping[str, Any],
+        boundaries: tuple[int, ...],
+    ) -> Spec:
+        folder = f"{row.name}_{self.num_hosts}_{_file_name(name)}"
+        return Spec(
+            config=settings,
+            workdir=str(self.workdir / "runs" / self.study.name / folder),
+            boundaries=boundaries,
+            stand_in_seconds=self.study.stand_in_seconds / self.num_hosts,
+            exchange_only=row.exchange_only,
+            hook=row.hook,
+        )
+
+
+def _steady_settings(settings: Mapping[str, Any], period: int) -> Mapping[str, Any]:
+    """Settings with which every method is in its steady state after the warm-up."""
+    total = 1_000_000
+    sparsity = dict(settings["sparsity"])
+    sparsity |= {
+        "start_share": 0.0,
+        "freeze_share": 2 * period / total,
+        "num_stairs": 1,
+    }
+    if sparsity["shrink_share"] < 1:
+        sparsity["shrink_share"] = 3 * period / total
+    method = dict(settings["method"])
+    method["dgc"] = {**method["dgc"], "warmup_share": 1 / total}
+    run = {
+        "steps": total,
+        "epochs": 0.0,
+        "log_every_steps": total,
+        "eval_every_steps": 0,
+        "checkpoint_every_steps": 0,
+    }
+    return {
+        **settings,
+        "sparsity": sparsity,
+        "method": method,
+        "run": {**settings["run"], **run},
+    }
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in text)

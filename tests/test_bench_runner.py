@@ -1,0 +1,265 @@
+"""Studies: what is refused, in which order things are measured, what is recorded."""
+
+import dataclasses
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from prunex_jax.bench import __main__ as command_line
+from prunex_jax.bench.processes import Processes, ProcessFailedError
+from prunex_jax.bench.records import (
+    RECORDS_FILE,
+    Curve,
+    Measurement,
+    forget_study,
+    read_records,
+    write_record,
+)
+from prunex_jax.bench.runner import run_study
+from prunex_jax.bench.sandbox import sandbox_kind
+from prunex_jax.bench.studies import Row, Study, check_study, load_study, narrow_study
+from prunex_jax.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+STUDIES = sorted(
+    path
+    for path in (ROOT / "configs" / "bench").glob("*.py")
+    if "def get_study" in path.read_text()
+)
+STAND_IN = Path(__file__).parent / "bench_host.py"
+STUDY = Study(
+    name="made-up",
+    config="digits_resnet20_dense.py",
+    rows=(
+        Row("dense", settings={"method.name": "dense"}),
+        Row("hsadmm", "H-SADMM", settings={"method.name": "hsadmm"}, period=4),
+    ),
+    links=("unlimited", "r=4", "8 Mbit/s"),
+    held_out=("r=4",),
+    rounds=2,
+)
+
+
+class CountingHosts:
+    """Hosts without links: remembers speeds, and counts 500 bytes per look and host."""
+
+    kind = "namespaces"
+
+    def __init__(self, num_hosts: int) -> None:
+        self.num_hosts = num_hosts
+        self.speeds: list[float | None] = []
+        self.looks = itertools.count()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def command(self, host, argv):
+        module = argv.index("-m")
+        return [argv[0], str(STAND_IN), *argv[module + 2 :]]
+
+    def address(self, host):
+        return "127.0.0.1"
+
+    def interface(self, host):
+        return "lo"
+
+    def shape(self, megabits):
+        self.speeds.append(megabits)
+
+    def sent_bytes(self):
+        look = next(self.looks)
+        return tuple(500 * look * (1 + host) for host in range(self.num_hosts))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a study with processes that only say what they would have measured."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    said: list[str] = []
+    made: list[CountingHosts] = []
+
+    def make(num_hosts):
+        made.append(CountingHosts(num_hosts))
+        return made[-1]
+
+    def call(study: Study = STUDY):
+        records = run_study(study, ROOT / "configs", tmp_path, make, said.append)
+        return records, made, said
+
+    return call
+
+
+def test_steps_are_measured_over_every_link(run):
+    records, made, _ = run()
+    assert [(r.setup.row, r.setup.link) for r in records] == [
+        ("computation", "unlimited"),
+        *itertools.product(("dense", "hsadmm"), STUDY.links),
+    ]
+    # Host 1 is slower; the first round after a change of speed is not measured.
+    assert all(r.seconds == (2.0, 2.0) for r in records)
+    # r = 4 of 2 s for 5 MB; after every phase the limit is lifted.
+    speeds = [None, 5e6 * 8 / 1e6 / 8.0, 8.0]
+    assert made[0].speeds == [None, None, *2 * [s for x in speeds for s in (x, None)]]
+    assert [r.setup.r for r in records[1:4]] == [0.0, 4.0, 2.5]
+    for record in records:
+        steps = 3 * (4 if record.setup.row == "hsadmm" else 1)
+        assert record.interface_bytes == (500 + 1000) / 2 / steps
+        assert (record.traced_bytes, record.formula_bytes) == (1000.0, 1000.0)
+        assert (record.messages, record.hops) == (2.0, 4.0)
+
+
+def test_what_is_recorded_is_not_measured_again(run, tmp_path):
+    first, _, _ = run(narrow_study(STUDY, rows=["dense"], links=["r=4"]))
+    assert len(first) == 2
+    records, _, said = run()
+    assert len(records) == 7, "the computation, and two rows over three links"
+    assert sum("computation" in line for line in said) == 1
+    forget_study(tmp_path, "another")
+    assert read_records(tmp_path) == records
+    forget_study(tmp_path, STUDY.name)
+    assert read_records(tmp_path) == []
+
+
+def test_accuracy_is_followed_with_links_lifted_while_it_is_scored(run):
+    settings = {"run.epochs": 0.0, "run.steps": 50, "run.eval_every_steps": 20}
+    study = dataclasses.replace(
+        STUDY, goal="accuracy", links=("r=4",), held_out=(), settings=settings
+    )
+    records, made, _ = run(narrow_study(study, rows=["dense"]))
+    curve = records[-1]
+    assert isinstance(curve, Curve)
+    assert [point.step for point in curve.points] == [0, 20, 40, 50]
+    assert [point.accuracy for point in curve.points] == [0.0, 0.2, 0.4, 0.5]
+    assert [point.seconds for point in curve.points] == [0.0, 140.0, 280.0, 400.0]
+    assert [point.host_bytes for point in curve.points] == [0, 750, 1500, 2250]
+    assert made[0].speeds[2:] == [None, 5.0, None, 5.0, None, 5.0, None]
+    assert curve.reached(0.3) is curve.points[2]
+    assert curve.reached(0.6) is None
+
+
+def test_a_half_written_record_is_not_read(run, tmp_path):
+    records, _, _ = run(narrow_study(STUDY, rows=["dense"], links=["unlimited"]))
+    with open(tmp_path / RECORDS_FILE, "a") as file:
+        file.write('{"kind": "measurement", "setup": {"stu')
+    assert read_records(tmp_path) == records
+    write_record(tmp_path, records[0])
+    assert read_records(tmp_path) == [*records, records[0]]
+
+
+def test_a_host_that_dies_shows_its_log_and_ends_the_others(run):
+    study = dataclasses.replace(STUDY, settings={"seed": 13})
+    with pytest.raises(ProcessFailedError, match=r"process 1 ended(.|\n)*out of luck"):
+        run(study)
+
+
+def test_a_host_that_hangs_is_killed_at_the_limit(run):
+    study = dataclasses.replace(STUDY, settings={"seed": 99}, limit_seconds=1.0)
+    with pytest.raises(ProcessFailedError, match="not reached within"):
+        run(narrow_study(study, rows=["dense"], links=["unlimited"]))
+
+
+def test_processes_end_with_their_context(tmp_path):
+    script = "import signal, time; signal.signal(15, lambda *_: None); time.sleep(60)"
+    command = [sys.executable, "-c", script]
+    with Processes([command] * 2, tmp_path, os.environ, 60.0) as processes:
+        pids = [process.child.pid for process in processes._all]
+        assert processes.peak_memory() > 1e6
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_studies_of_the_package_can_be_run(path, run):
+    study = load_study(path)
+    rows = {row.name for row in study.rows}
+    assert "dense" in rows, "everything is compared with it"
+    # Settings of all rows are checked before the first process starts.
+    from prunex_jax.bench.tasks import row_settings
+
+    settings = row_settings(study, path.parent)
+    assert set(settings) == rows | {"computation"}
+    for row in study.rows:
+        method = settings[row.name]["method"]
+        periods = {"hsadmm": "hsadmm", "local_sgd": "local_sgd", "diloco": "local_sgd"}
+        if row.runtime == "jax" and method["name"] in periods:
+            period = method[periods[method["name"]]]["sync_period"]
+            assert row.period % period == 0, row.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"links": ("4 MB/s",)}, "'4 MB/s' is not understood"),
+        ({"rows": ()}, "no row"),
+        ({"rows": (Row("a"), Row("a"))}, "two rows 'a'"),
+        ({"rows": (Row("a b"),)}, "'a b' may have letters"),
+        ({"held_out": ("r=1",)}, "not measured"),
+        ({"num_hosts": (0,)}, "num_hosts=0 must be at least 1"),
+        ({"stand_in_seconds": -1.0}, "must not be negative"),
+    ],
+)
+def test_bad_studies_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        check_study(dataclasses.replace(STUDY, **changes))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workdir=x"], "--study is required"),
+        (["--study=no.py", "--workdir=x"], "--study=no.py is not a file"),
+        (["--study={study}", "--workdir=x", "--rows=dens"], "did you mean 'dense'"),
+        (
+            ["--study={study}", "--workdir=x", "--links=fast"],
+            "'fast' is not understood",
+        ),
+        (["--study={study}", "--workdir=x", "--num_hosts=two"], "not a list like 2,4"),
+        (["--study={study}", "--workdir=x", "more"], "'more' is not understood"),
+    ],
+)
+def test_bad_command_lines_are_one_line_and_exit_code_2(arguments, message, capsys):
+    study = str(ROOT / "configs" / "bench" / "digits.py")
+    filled = [argument.replace("{study}", study) for argument in arguments]
+    assert command_line.main(filled) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and shown.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_interfaces_count_what_traces_say(tmp_path):
+    """The short study: every method on two real hosts, from the command line."""
+    kind, reason = sandbox_kind()
+    if kind is None:
+        pytest.skip(f"no network namespaces: {reason}")
+    import subprocess
+
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "prunex_jax.bench"),
+            f"--study={ROOT / 'configs' / 'bench' / 'digits.py'}",
+            f"--workdir={tmp_path / 'bench'}",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    study = load_study(ROOT / "configs" / "bench" / "digits.py")
+    records = read_records(tmp_path / "bench")
+    assert len(records) == 1 + len(study.rows)
+    for record in records:
+        assert isinstance(record, Measurement)
+        assert record.formula_bytes == pytest.approx(record.traced_bytes)
+        assert record.interface_bytes >= record.traced_bytes
+    assert (tmp_path / "bench" / "report.html").exists()
+    facts = json.loads((tmp_path / "bench" / "environment.json").read_text())
+    assert facts
