@@ -291,9 +291,11 @@ class Bench:
         if before is not None and after is not None:
             counted = sum(_differences(before, after)) / len(after) / steps
         said = facts[0]
-        own = Reference(statistics.median(rounds), said["dense_bytes"])
+        own = None
+        if row is COMPUTATION:
+            own = Reference(statistics.median(rounds), said["dense_bytes"])
         return Measurement(
-            setup=self._setup(row, link, own if row is COMPUTATION else None),
+            setup=self._setup(row, link, own),
             seconds=tuple(rounds),
             interface_bytes=counted,
             traced_bytes=_per_step(said["traced_bytes"], steps),
