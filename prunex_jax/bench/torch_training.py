@@ -27,6 +27,9 @@ from prunex_jax.trees import shapes_by_path
 
 # Steps before PowerSGD compresses; with feedback of errors it takes no fewer than two.
 _POWERSGD_START = 2
+# Its hook chains several sums per bucket. Those of two buckets may start in another order
+# on another process, which gloo takes for each other, so all gradients make one bucket.
+_BUCKET_MEGABYTES = {"powersgd": 100_000}
 
 
 @contextlib.contextmanager
@@ -90,7 +93,10 @@ class Trainer:
         # Our images come in this order anyway; it saves a tenth of a step and more.
         self.network.to(memory_format=torch.channels_last)
         self.replica = DistributedDataParallel(
-            self.network, forward_sync_buffers=False, gradient_as_bucket_view=True
+            self.network,
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=_BUCKET_MEGABYTES.get(hook),
         )
         _register_hook(self.replica, hook, task.config.method.powersgd.rank)
         self.optimizer = _make_optimizer(self.network, task.config.optimizer)
