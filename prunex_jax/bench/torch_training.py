@@ -27,8 +27,8 @@ from prunex_jax.trees import shapes_by_path
 
 # Steps before PowerSGD compresses; with feedback of errors it takes no fewer than two.
 _POWERSGD_START = 2
-# Its hook chains several sums per bucket. Those of two buckets may start in another order
-# on another process, which gloo takes for each other, so all gradients make one bucket.
+# Its hook chains sums per bucket. Those of two buckets may start in another order on
+# another process, and gloo takes one for the other: all gradients make one bucket.
 _BUCKET_MEGABYTES = {"powersgd": 100_000}
 
 
