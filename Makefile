@@ -10,6 +10,7 @@
 #   make benchmark-shrunk-step   what half of the channels saves per training step
 #   make benchmark-compression   what each method computes per exchange
 #   make bench-digits         every method on digits: accuracy, bytes, time
+#   make bench-bytes          every method over 2 real hosts: interfaces against traces
 #   make benchmark-trace      finding groups against Torch-Pruning (TORCH_PYTHON=...)
 #   PYTHON=python3.13         the interpreter the environment is made with
 
@@ -17,6 +18,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKDIR ?= runs/demo
 DIGITS_WORKDIR ?= runs/digits
+BYTES_WORKDIR ?= runs/bytes
 # An environment of its own, because torch and jax want other packages.
 TORCH_VENV ?= .venvs/torch
 TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
@@ -30,7 +32,7 @@ ZOO := $(VENV)/.installed-zoo
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-exhaustive test-zoo check format benchmark benchmark-shrunk-step \
-    benchmark-trace benchmark-compression bench-digits clean
+    benchmark-trace benchmark-compression bench-digits bench-bytes clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -72,6 +74,10 @@ benchmark-compression: $(BASE)
 
 bench-digits: $(BASE)
 	$(BIN)/python -m tests.benchmark_digits --workdir='$(DIGITS_WORKDIR)'
+
+bench-bytes: $(BASE)
+	$(BIN)/python -m prunex_jax.bench \
+	    --study=configs/bench/digits.py --workdir='$(BYTES_WORKDIR)'
 
 benchmark-trace: $(BASE) $(TORCH_PYTHON)
 	$(BIN)/python -m tests.benchmark_trace --torch-python='$(TORCH_PYTHON)'

@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from prunex_jax.bench.records import (
 from prunex_jax.bench.runner import run_study
 from prunex_jax.bench.sandbox import sandbox_kind
 from prunex_jax.bench.studies import Row, Study, check_study, load_study, narrow_study
+from prunex_jax.bench.tasks import row_settings
 from prunex_jax.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -177,13 +180,10 @@ def test_processes_end_with_their_context(tmp_path):
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_studies_of_the_package_can_be_run(path, run):
+def test_studies_of_the_package_can_be_run(path):
     study = load_study(path)
     rows = {row.name for row in study.rows}
     assert "dense" in rows, "everything is compared with it"
-    # Settings of all rows are checked before the first process starts.
-    from prunex_jax.bench.tasks import row_settings
-
     settings = row_settings(study, path.parent)
     assert set(settings) == rows | {"computation"}
     for row in study.rows:
@@ -239,8 +239,6 @@ def test_interfaces_count_what_traces_say(tmp_path):
     kind, reason = sandbox_kind()
     if kind is None:
         pytest.skip(f"no network namespaces: {reason}")
-    import subprocess
-
     done = subprocess.run(
         [
             *(sys.executable, "-m", "prunex_jax.bench"),
@@ -263,3 +261,44 @@ def test_interfaces_count_what_traces_say(tmp_path):
     assert (tmp_path / "bench" / "report.html").exists()
     facts = json.loads((tmp_path / "bench" / "environment.json").read_text())
     assert facts
+
+
+@pytest.mark.slow
+def test_processes_of_a_launcher_measure_themselves(tmp_path):
+    """As on a cluster: nobody starts them, links are what they are."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "prunex_jax.bench", "--hosts=cluster"),
+                f"--study={ROOT / 'configs' / 'bench' / 'digits.py'}",
+                *(f"--workdir={tmp_path / 'bench'}", "--rows=dense,hsadmm-8-int8"),
+                *(f"--coordinator=127.0.0.1:{port}", "--num_processes=2"),
+                f"--process_id={number}",
+            ],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "JAX_PLATFORMS": "cpu",
+                "PRUNEX_HOST_ID": f"host {number}",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    records = read_records(tmp_path / "bench")
+    assert [(r.setup.row, r.setup.link) for r in records] == [
+        (row, "unlimited") for row in ("computation", "dense", "hsadmm-8-int8")
+    ]
+    for record in records:
+        assert record.setup.hosts_kind == "cluster"
+        assert (record.setup.num_hosts, record.setup.devices_per_host) == (2, 1)
+        assert record.formula_bytes == pytest.approx(record.traced_bytes)
+        assert len(record.seconds) == 2
+    assert (tmp_path / "bench" / "report.html").exists()

@@ -1,6 +1,6 @@
 """Bytes and time of a step, for every method, over links from slow to fast.
 
-A quarter-wide ResNet-18 on images of CIFAR-10's shape. Links are chosen by r, the time
+A narrow ResNet-18 on images of CIFAR-10's shape. Links are chosen by r, the time
 of a dense exchange over that of computing a step, which carries over to other machines,
 and in Mbit/s.
 
@@ -25,5 +25,5 @@ def get_study() -> Study:
             *("50 Mbit/s", "100 Mbit/s", "1000 Mbit/s"),
         ),
         held_out=("r=1", "r=4", "100 Mbit/s"),
-        rounds=5,
+        rounds=4,
     )
