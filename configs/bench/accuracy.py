@@ -20,16 +20,16 @@ DATA = {
     "data.eval_batch_size": 500,
 }
 TRAINING = {
-    "optimizer.learning_rate": 0.05,
+    "optimizer.learning_rate": 0.025,
     "optimizer.warmup_share": 0.1,
     "run.epochs": 0.0,
-    "run.steps": 400,
+    "run.steps": 300,
     "run.eval_every_steps": 25,
     "run.log_every_steps": 50,
     "run.checkpoint_every_steps": 0,
 }
-# Local steps see a quarter of a batch each, and need more of them.
-LONGER = {"run.steps": 800}
+# Local steps see a quarter of a batch each: they need more of them, and bear larger ones.
+LONGER = {"run.steps": 600, "optimizer.learning_rate": 0.05}
 EVERY_8 = {"method.hsadmm.sync_period": 8, "method.wire_dtype": "int8"}
 HALF = {"sparsity.sparsity": 0.5, "sparsity.num_stairs": 1}
 
