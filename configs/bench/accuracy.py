@@ -1,8 +1,9 @@
 """Time to an accuracy on CIFAR-10 over 4 hosts, on slow links and on faster ones.
 
 r = 20 is far beyond what dense averaging can bear; r = 0.37 is where PruneX was
-published: dense averaging spends 73 % of its time computing. Every row trains as long
-as its recipe needs, and the time at which it passes a validation accuracy counts.
+published: dense averaging spends 73 % of its time computing. Every row has its own
+length, since what counts is when it passes a validation accuracy: twice as many steps,
+and twice the learning rate, where hosts step by themselves.
 
     python -m prunex_jax.bench --study=configs/bench/accuracy.py --workdir=runs/accuracy
 
@@ -28,7 +29,7 @@ TRAINING = {
     "run.log_every_steps": 50,
     "run.checkpoint_every_steps": 0,
 }
-# Local steps see a quarter of a batch each: they need more of them, and bear larger ones.
+# Local steps see a quarter of a batch each: more of them are needed, of larger size.
 LONGER = {"run.steps": 600, "optimizer.learning_rate": 0.05}
 EVERY_8 = {"method.hsadmm.sync_period": 8, "method.wire_dtype": "int8"}
 HALF = {"sparsity.sparsity": 0.5, "sparsity.num_stairs": 1}
