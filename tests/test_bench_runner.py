@@ -4,9 +4,11 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -177,6 +179,36 @@ def test_processes_end_with_their_context(tmp_path):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_plain_processes_end_with_a_runner_that_is_killed(tmp_path):
+    if not shutil.which("setpriv"):
+        pytest.skip("no setpriv, which asks the kernel for it")
+    script = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from prunex_jax.bench.hosts import LoopbackHosts\n"
+        "from prunex_jax.bench.processes import Processes\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "command = LoopbackHosts(1).command(0, sleep)\n"
+        "with Processes([command], Path(sys.argv[1]), os.environ, 60.0) as processes:\n"
+        "    print(processes._all[0].child.pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    runner = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    host = Path("/proc") / runner.stdout.readline().strip()
+    assert host.exists()
+    runner.kill()
+    runner.communicate()
+    deadline = time.monotonic() + 20
+    while host.exists() and "State:\tZ" not in (host / "status").read_text():
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

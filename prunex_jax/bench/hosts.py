@@ -16,6 +16,7 @@ hosts; it leaves the sandbox to `sandbox` and what runs in hosts to the runner.
 import abc
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -223,15 +224,17 @@ class LoopbackHosts(Hosts):
 
     Example:
       >>> with LoopbackHosts(2) as hosts:
-      ...     hosts.address(1), hosts.command(1, ['true']), hosts.sent_bytes()
-      ('127.0.0.1', ['true'], None)
+      ...     hosts.address(1), hosts.command(1, ['true'])[-1], hosts.sent_bytes()
+      ('127.0.0.1', 'true', None)
     """
 
     kind = "loopback"
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """See `Hosts`."""
+        """See `Hosts`; where it can be, it ends with the process that starts it."""
         del host
+        if shutil.which("setpriv"):
+            return ["setpriv", "--pdeathsig", "KILL", *argv]
         return list(argv)
 
     def address(self, host: int) -> str:
