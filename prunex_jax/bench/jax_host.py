@@ -216,10 +216,13 @@ def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
 def _mean_program(experiment: Experiment) -> tuple[Program, jax.Array]:
     """The mean over the mesh of one array per device, and such an array."""
     mesh = experiment.mesh
+    bucket_bytes = experiment.config.method.bucket_bytes
     spec = jax.P((HOST_AXIS, DEVICE_AXIS))
 
     def mean(values: jax.Array) -> jax.Array:
-        own = mean_over_mesh(values[0], HOST_AXIS, DEVICE_AXIS)
+        own = mean_over_mesh(
+            values[0], HOST_AXIS, DEVICE_AXIS, bucket_bytes=bucket_bytes
+        )
         return vary(own, (HOST_AXIS, DEVICE_AXIS))[None]
 
     run = jax.shard_map(mean, mesh=mesh, in_specs=spec, out_specs=spec)
