@@ -175,7 +175,9 @@ def test_processes_end_with_their_context(tmp_path):
     command = [sys.executable, "-c", script]
     with Processes([command] * 2, tmp_path, os.environ, 60.0) as processes:
         pids = [process.child.pid for process in processes._all]
-        assert processes.peak_memory() > 1e6
+        deadline = time.monotonic() + 20
+        while processes.peak_memory() < 1e6:  # until both have begun
+            assert time.monotonic() < deadline
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -218,6 +220,8 @@ def test_studies_of_the_package_can_be_run(path):
     assert "dense" in rows, "everything is compared with it"
     settings = row_settings(study, path.parent)
     assert set(settings) == rows | {"computation"}
+    if study.goal == "accuracy":
+        return
     for row in study.rows:
         method = settings[row.name]["method"]
         periods = {"hsadmm": "hsadmm", "local_sgd": "local_sgd", "diloco": "local_sgd"}
@@ -236,6 +240,7 @@ def test_studies_of_the_package_can_be_run(path):
         ({"held_out": ("r=1",)}, "not measured"),
         ({"num_hosts": (0,)}, "num_hosts=0 must be at least 1"),
         ({"stand_in_seconds": -1.0}, "must not be negative"),
+        ({"rows": (Row("a", processes_per_host=2),)}, "is for torch"),
     ],
 )
 def test_bad_studies_are_refused(changes, message):

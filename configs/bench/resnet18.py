@@ -24,12 +24,24 @@ def get_study() -> Study:
         rows=(
             dense_rows()[0],
             *hsadmm,
-            Row("exchange", "dense exchange alone", exchange_only=True),
+            Row(
+                "exchange",
+                "dense exchange alone",
+                settings={"method.bucket_bytes": 6_000_000},
+                exchange_only=True,
+            ),
             Row(
                 "torch-exchange",
-                "PyTorch all-reduce alone",
+                "PyTorch all-reduce alone, a process per host",
                 runtime="torch",
                 exchange_only=True,
+            ),
+            Row(
+                "torch-exchange-by-device",
+                "PyTorch all-reduce alone, a process per device",
+                runtime="torch",
+                exchange_only=True,
+                processes_per_host=2,
             ),
         ),
         num_hosts=(4,),

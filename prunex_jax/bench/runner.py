@@ -8,16 +8,12 @@ study that was stopped goes on. It leaves processes to `processes`, links to `ho
 import dataclasses
 import itertools
 import json
-import os
-import socket
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from prunex_jax.bench.hosts import Hosts
-from prunex_jax.bench.jax_host import write_specs
 from prunex_jax.bench.processes import Processes
 from prunex_jax.bench.records import (
     Curve,
@@ -29,7 +25,15 @@ from prunex_jax.bench.records import (
     write_record,
 )
 from prunex_jax.bench.studies import UNLIMITED, Row, Study, link_megabits
-from prunex_jax.bench.tasks import COMPUTATION, Planner, Task, row_settings
+from prunex_jax.bench.tasks import (
+    COMPUTATION,
+    Planner,
+    Task,
+    kind_of_processes,
+    row_settings,
+    session_commands,
+    session_environment,
+)
 
 Say = Callable[[str], None]
 
@@ -85,14 +89,15 @@ def run_study(
 
 
 def _run_in_processes(bench: "Bench", hosts: Hosts, logs: Path) -> None:
-    """Runs what is missing; rows of one runtime share their processes."""
+    """Runs what is missing; rows one after the other share processes of their kind."""
     tasks = bench.tasks()
-    for runtime, group in itertools.groupby(tasks, lambda task: task.row.runtime):
+    for kind, group in itertools.groupby(tasks, kind_of_processes):
         session = list(group)
-        folder = logs / f"{bench.study.name}_{runtime}_{hosts.num_hosts}"
+        runtime, per_host = kind
+        folder = logs / f"{bench.study.name}_{runtime}_{hosts.num_hosts}x{per_host}"
         limit = bench.study.limit_seconds * len(session)
-        commands = _commands(hosts, runtime, session, folder)
-        with Processes(commands, folder, _environment(), limit) as processes:
+        commands = session_commands(hosts, runtime, per_host, session, folder)
+        with Processes(commands, folder, session_environment(), limit) as processes:
             for task in session:
                 bench.run(task, processes)
             processes.wait()
@@ -326,45 +331,6 @@ class Bench:
     def _record(self, record: Record) -> None:
         self.keep(record)
         self.say("  " + _line(record))
-
-
-def _commands(
-    hosts: Hosts, runtime: str, session: Sequence[Task], folder: Path
-) -> list[list[str]]:
-    """Command lines of the processes of a session, one per host."""
-    folder.mkdir(parents=True, exist_ok=True)
-    specs = folder / "specs.json"
-    write_specs(specs, [task.spec for task in session])
-    address = f"{hosts.address(0)}:{_free_port()}"
-    shared = [sys.executable, "-m", f"prunex_jax.bench.{runtime}_host"]
-    shared += [f"--spec={specs}", "--gate={gate}"]
-    commands = []
-    for host in range(hosts.num_hosts):
-        if runtime == "torch":
-            own = [
-                *(f"--address={address}", f"--interface={hosts.interface(host)}"),
-                *(f"--process={host}", f"--processes={hosts.num_hosts}"),
-            ]
-        else:
-            own = [
-                *(f"--coordinator={address}", f"--process_id={host}"),
-                f"--num_processes={hosts.num_hosts}",
-            ]
-        commands.append(hosts.command(host, [*shared, *own]))
-    return commands
-
-
-def _free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as asked:
-        asked.bind(("", 0))
-        return int(asked.getsockname()[1])
-
-
-def _environment() -> dict[str, str]:
-    """What processes inherit; nothing that tells jax of another launcher."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_NUM_")}
-    return {**kept, "PYTHONUNBUFFERED": "1"}
 
 
 def _slowest(facts: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -32,6 +32,7 @@ class Row:
       period: Steps after which the pattern of exchanges repeats.
       hook: What torch does to gradients: dense | fp16 | powersgd.
       exchange_only: Whether a step is a dense exchange and nothing else.
+      processes_per_host: Of torch, whose users start one per device.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Row:
     period: int = 1
     hook: Literal["dense", "fp16", "powersgd"] = "dense"
     exchange_only: bool = False
+    processes_per_host: int = 1
 
     @property
     def title(self) -> str:
@@ -172,10 +174,17 @@ def check_study(study: Study) -> Study:
         "seeds": len(study.seeds),
         "limit_seconds": study.limit_seconds,
         "period": min(row.period for row in study.rows),
+        "processes_per_host": min(row.processes_per_host for row in study.rows),
     }
     for name, value in numbers.items():
         if value < 1:
             raise UserError(f"study {study.name!r}: {name}={value} must be at least 1")
+    for row in study.rows:
+        if row.runtime == "jax" and row.processes_per_host > 1:
+            raise UserError(
+                f"row {row.name!r}: processes_per_host={row.processes_per_host} is for "
+                "torch; a jax host is one process with devices_per_host devices"
+            )
     if study.stand_in_seconds < 0:
         raise UserError(
             f"stand_in_seconds={study.stand_in_seconds} must not be negative"

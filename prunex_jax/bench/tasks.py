@@ -1,15 +1,19 @@
 """What the processes of a study are told to run.
 
-It owns the settings of every row, checked before anything runs, and the steps after
-which there are gates. It leaves meeting processes at those gates to `runner`.
+It owns the settings of every row, checked before anything runs, the steps after which
+there are gates, and command lines. It leaves meeting processes at gates to `runner`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prunex_jax.bench.jax_host import Spec
+from prunex_jax.bench.hosts import Hosts
+from prunex_jax.bench.jax_host import Spec, write_specs
 from prunex_jax.bench.studies import Row, Study
 from prunex_jax.config import config_to_dict, resolve_config
 from prunex_jax.train import load_config, override_config
@@ -147,3 +151,48 @@ def _steady_settings(settings: Mapping[str, Any], period: int) -> Mapping[str, A
 
 def _file_name(text: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in text)
+
+
+def kind_of_processes(task: Task) -> tuple[str, int]:
+    """What rows that share processes have in common: runtime, processes per host."""
+    return task.row.runtime, task.row.processes_per_host
+
+
+def session_commands(
+    hosts: Hosts, runtime: str, per_host: int, session: Sequence[Task], folder: Path
+) -> list[list[str]]:
+    """Command lines of the processes of a session, host by host."""
+    folder.mkdir(parents=True, exist_ok=True)
+    specs = folder / "specs.json"
+    write_specs(specs, [task.spec for task in session])
+    address = f"{hosts.address(0)}:{_free_port()}"
+    shared = [sys.executable, "-m", f"prunex_jax.bench.{runtime}_host"]
+    shared += [f"--spec={specs}", "--gate={gate}"]
+    total, commands = hosts.num_hosts * per_host, []
+    for number in range(total):
+        host = number // per_host
+        if runtime == "torch":
+            own = [
+                *(f"--address={address}", f"--interface={hosts.interface(host)}"),
+                *(f"--process={number}", f"--processes={total}"),
+            ]
+        else:
+            own = [
+                *(f"--coordinator={address}", f"--process_id={number}"),
+                f"--num_processes={total}",
+            ]
+        commands.append(hosts.command(host, [*shared, *own]))
+    return commands
+
+
+def session_environment() -> dict[str, str]:
+    """What processes inherit; nothing that tells jax of another launcher."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_NUM_")}
+    return {**kept, "PYTHONUNBUFFERED": "1"}
+
+
+def _free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as asked:
+        asked.bind(("", 0))
+        return int(asked.getsockname()[1])
