@@ -11,17 +11,7 @@ from network import NETWORK
 
 from prunex_jax.bench.studies import Study
 
-ROWS = (
-    "dense",
-    "dense-int8",
-    "hsadmm",
-    "hsadmm-8-int8",
-    "pactrain",
-    "topk",
-    "powersgd",
-    "diloco",
-    "none",
-)
+ROWS = ("dense", "hsadmm", "hsadmm-8-int8", "topk", "powersgd", "diloco", "none")
 
 
 def get_study() -> Study:
