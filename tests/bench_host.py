@@ -11,26 +11,33 @@ import time
 from prunex_jax.bench.gates import Gate
 from prunex_jax.bench.jax_host import read_specs
 
-flags = dict(argument.lstrip("-").split("=", 1) for argument in sys.argv[1:])
-host = int(flags.get("process_id", flags.get("process", 0)))
-gate = Gate.of(flags["gate"])
-for spec in read_specs(flags["spec"]):
-    done = 0
-    for boundary in spec.boundaries:
-        steps, done = boundary - done, boundary
-        if spec.config["seed"] == 13 and host == 1:
-            sys.exit("out of luck")
-        if spec.config["seed"] == 99:
-            time.sleep(60)
-        gate.arrive(
-            event="pause",
-            step=done,
-            seconds=[1.0 + host + (100.0 if n == 0 else 0.0) for n in range(steps)],
-            traced_bytes=1000.0 * steps,
-            formula_bytes=1000.0 * steps,
-            messages=2.0 * steps,
-            hops=4.0 * steps,
-            dense_bytes=5e6,
-        )
-        gate.arrive(event="resume", accuracy=done / 100 if spec.evaluates else None)
-    gate.arrive(event="done")
+
+def main() -> None:
+    """Passes the gates of every spec."""
+    flags = dict(argument.lstrip("-").split("=", 1) for argument in sys.argv[1:])
+    host = int(flags.get("process_id", flags.get("process", 0)))
+    gate = Gate.of(flags["gate"])
+    for spec in read_specs(flags["spec"]):
+        done = 0
+        for boundary in spec.boundaries:
+            steps, done = boundary - done, boundary
+            if spec.config["seed"] == 13 and host == 1:
+                sys.exit("out of luck")
+            if spec.config["seed"] == 99:
+                time.sleep(60)
+            gate.arrive(
+                event="pause",
+                step=done,
+                seconds=[1.0 + host + (100.0 if n == 0 else 0.0) for n in range(steps)],
+                traced_bytes=1000.0 * steps,
+                formula_bytes=1000.0 * steps,
+                messages=2.0 * steps,
+                hops=4.0 * steps,
+                dense_bytes=5e6,
+            )
+            gate.arrive(event="resume", accuracy=done / 100 if spec.evaluates else None)
+        gate.arrive(event="done")
+
+
+if __name__ == "__main__":
+    main()

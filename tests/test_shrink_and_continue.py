@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_run import ROUNDING, rows_of, settings, start, start_two
-from tiny_runs import merged, tiny_networks
+from test_run_processes import ROUNDING, start_two
+from tiny_runs import merged, rows_of, settings, start, tiny_networks
 
 from prunex_jax.checkpoint import Checkpointer
 from prunex_jax.comm import list_collectives
