@@ -84,20 +84,26 @@ def run_study(
         with make_hosts(num_hosts) as hosts:
             planner = Planner(study, settings, num_hosts, workdir)
             bench = Bench(study, planner, hosts, records, keep, say)
-            _run_in_processes(bench, hosts, workdir / "logs")
+            _run_in_processes(bench, hosts, workdir)
     return records
 
 
-def _run_in_processes(bench: "Bench", hosts: Hosts, logs: Path) -> None:
+def _run_in_processes(bench: "Bench", hosts: Hosts, workdir: Path) -> None:
     """Runs what is missing; rows one after the other share processes of their kind."""
     tasks = bench.tasks()
     for kind, group in itertools.groupby(tasks, kind_of_processes):
         session = list(group)
         runtime, per_host = kind
-        folder = logs / f"{bench.study.name}_{runtime}_{hosts.num_hosts}x{per_host}"
+        folder = (
+            workdir
+            / "logs"
+            / f"{bench.study.name}_{runtime}_{hosts.num_hosts}x{per_host}"
+        )
         limit = bench.study.limit_seconds * len(session)
         commands = session_commands(hosts, runtime, per_host, session, folder)
-        with Processes(commands, folder, session_environment(), limit) as processes:
+        with Processes(
+            commands, folder, session_environment(workdir), limit
+        ) as processes:
             for task in session:
                 bench.run(task, processes)
             processes.wait()

@@ -185,10 +185,18 @@ def session_commands(
     return commands
 
 
-def session_environment() -> dict[str, str]:
-    """What processes inherit; nothing that tells jax of another launcher."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_NUM_")}
-    return {**kept, "PYTHONUNBUFFERED": "1"}
+def session_environment(workdir: Path) -> dict[str, str]:
+    """What processes inherit; nothing that tells jax of another launcher.
+
+    Args:
+      workdir: Keeps compiled programs, most of which many rows share.
+    """
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("JAX_NUM_")}
+    own = {
+        "JAX_COMPILATION_CACHE_DIR": str(workdir / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+    }
+    return {**own, **inherited, "PYTHONUNBUFFERED": "1"}
 
 
 def _free_port() -> int:
