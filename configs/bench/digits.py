@@ -1,6 +1,6 @@
-"""Every method on digits over 2 network hosts: do interfaces count what traces say?
+"""Methods of all kinds on digits over 2 hosts: do interfaces count what traces say?
 
-The short study that CI runs; it shows bytes, not speed.
+The short study that CI runs; it shows bytes, not speed. `steps` has every row.
 
     python -m prunex_jax.bench --study=configs/bench/digits.py --workdir=runs/bytes
 """
@@ -9,12 +9,17 @@ from methods import every_method
 
 from prunex_jax.bench.studies import Study
 
+ROWS = (
+    *("dense", "dense-int8", "hsadmm", "hsadmm-8-int8-small", "pactrain"),
+    *("topk", "dgc", "powersgd", "importance", "diloco"),
+)
+
 
 def get_study() -> Study:
     return Study(
         name="digits",
         config="../digits_resnet20_dense.py",
-        rows=every_method(),
+        rows=tuple(row for row in every_method() if row.name in ROWS),
         settings={"data.batch_size": 8, "model.width": 0.5},
         num_hosts=(2,),
         devices_per_host=2,

@@ -100,6 +100,7 @@ def _run(values: Values, overrides: Sequence[str], arguments: Sequence[str]) -> 
     workdir = Path(values.workdir)
     if values.fresh:
         forget_study(workdir, study.name)
+    write_environment(workdir, study)
     make_hosts: type[Hosts] = NamespaceHosts if kind == "namespaces" else LoopbackHosts
     try:
         records = run_study(study, Path(values.study).parent, workdir, make_hosts, _say)
