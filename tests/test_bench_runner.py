@@ -311,7 +311,7 @@ def test_processes_of_a_launcher_measure_themselves(tmp_path):
             [
                 *(sys.executable, "-m", "prunex_jax.bench", "--hosts=cluster"),
                 f"--study={ROOT / 'configs' / 'bench' / 'digits.py'}",
-                *(f"--workdir={tmp_path / 'bench'}", "--rows=dense,hsadmm-8-int8"),
+                *(f"--workdir={tmp_path / 'bench'}", "--rows=dense,diloco"),
                 *(f"--coordinator=127.0.0.1:{port}", "--num_processes=2"),
                 f"--process_id={number}",
             ],
@@ -331,7 +331,7 @@ def test_processes_of_a_launcher_measure_themselves(tmp_path):
     assert [process.returncode for process in processes] == [0, 0], outputs
     records = read_records(tmp_path / "bench")
     assert [(r.setup.row, r.setup.link) for r in records] == [
-        (row, "unlimited") for row in ("computation", "dense", "hsadmm-8-int8")
+        (row, "unlimited") for row in ("computation", "dense", "diloco")
     ]
     for record in records:
         assert record.setup.hosts_kind == "cluster"
