@@ -5,6 +5,7 @@
 #   make test-slow            the slow ones
 #   make test-exhaustive      further forms of the slow ones
 #   make test-zoo             networks of other packages, which it installs
+#   make test-torch           the PyTorch peers of studies, which it installs
 #   make check                lint, formatting, types, import directions
 #   make benchmark            what H-SADMM costs per local step
 #   make benchmark-shrunk-step   what half of the channels saves per training step
@@ -29,9 +30,11 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 TEST := $(VENV)/.installed-test
 ZOO := $(VENV)/.installed-zoo
+TORCH := $(VENV)/.installed-torch
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-exhaustive test-zoo check format benchmark benchmark-shrunk-step \
+.PHONY: help demo test test-slow test-exhaustive test-zoo test-torch check format \
+    benchmark benchmark-shrunk-step \
     benchmark-trace benchmark-compression bench-digits bench-bytes clean
 
 help:
@@ -52,6 +55,9 @@ test-exhaustive: $(TEST)
 
 test-zoo: $(ZOO)
 	$(BIN)/python -m pytest -q -m zoo -n 2 tests/test_zoo.py
+
+test-torch: $(TORCH)
+	$(BIN)/python -m pytest -q tests/test_bench_torch.py
 
 check: $(TEST)
 	$(BIN)/ruff check .
@@ -86,6 +92,10 @@ $(TORCH_VENV)/bin/python:
 	$(PYTHON) -m venv '$(TORCH_VENV)'
 	$@ -m pip install --quiet --disable-pip-version-check 'torch>=2.13' \
 	    torch-pruning==1.6.1
+
+$(TORCH): $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch]'
+	@touch $@
 
 clean:
 	rm -rf '$(VENV)' '$(TORCH_VENV)' build *.egg-info
