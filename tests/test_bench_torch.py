@@ -19,7 +19,7 @@ from conftest import ROOT, make_mesh
 torch = pytest.importorskip("torch")
 
 from prunex_jax.bench import torch_host, torch_models, torch_training  # noqa: E402
-from prunex_jax.bench.jax_host import Spec, write_specs  # noqa: E402
+from prunex_jax.bench.specs import Spec, write_specs  # noqa: E402
 from prunex_jax.bench.torch_tasks import Seat, make_task  # noqa: E402
 from prunex_jax.config import (  # noqa: E402
     ModelConfig,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.bench.jax_host import run_spec
+from prunex_jax.bench.kernel import interface_bytes, peak_memory
 from prunex_jax.bench.records import Record, forget_study, write_record
 from prunex_jax.bench.runner import Bench
 from prunex_jax.bench.studies import UNLIMITED, Study
@@ -147,9 +148,7 @@ class OwnMeeting:
 
     def peak_memory(self) -> int:
         """As `processes.Processes.peak_memory`, of this process."""
-        status = Path("/proc/self/status")
-        lines = status.read_text().splitlines() if status.exists() else []
-        return sum(1024 * int(n.split()[1]) for n in lines if n.startswith("VmHWM"))
+        return peak_memory()
 
 
 class ClusterLinks:
@@ -177,12 +176,7 @@ class ClusterLinks:
 
     def sent_bytes(self) -> tuple[int, ...] | None:
         """What this machine has sent so far, over all interfaces but the loopback."""
-        path = Path("/proc/net/dev")
-        if not path.exists():
+        found = interface_bytes()
+        if not found:
             return None
-        sent = 0
-        for line in path.read_text().splitlines()[2:]:
-            name, _, numbers = line.partition(":")
-            if name.strip() != "lo":
-                sent += int(numbers.split()[8])
-        return (sent,)
+        return (sum(sent for name, (_, sent) in found.items() if name != "lo"),)

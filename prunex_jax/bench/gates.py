@@ -8,7 +8,14 @@ links. One line of JSON each way, over two pipes that the process has inherited.
 import dataclasses
 import json
 import os
-from typing import IO, Any
+from typing import IO, Any, Protocol
+
+
+class Gatekeeper(Protocol):
+    """Where a process tells what happened and waits for its orders."""
+
+    def arrive(self, **facts: Any) -> dict[str, Any]:
+        """As `Gate.arrive`."""
 
 
 @dataclasses.dataclass(frozen=True)

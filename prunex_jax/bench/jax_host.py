@@ -8,19 +8,17 @@ does, or the dense exchange alone. It leaves links and counters to the runner.
 """
 
 import contextlib
-import dataclasses
 import gc
-import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from prunex_jax.bench.gates import Gate
+from prunex_jax.bench.gates import Gate, Gatekeeper
+from prunex_jax.bench.kernel import forget_peak_memory
+from prunex_jax.bench.specs import Spec, read_specs
 from prunex_jax.cli import Command, Flag, Values, run_command
 from prunex_jax.comm import host_messages, mean_over_mesh, vary
 from prunex_jax.config import resolve_config
@@ -51,50 +49,6 @@ COMMAND = Command(
 )
 
 
-class Gatekeeper(Protocol):
-    """Where a process tells what happened and waits for its orders."""
-
-    def arrive(self, **facts: Any) -> dict[str, Any]:
-        """As `gates.Gate.arrive`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """What a process runs.
-
-    Attributes:
-      config: Settings of the run.
-      workdir: Its folder.
-      boundaries: Steps after which there is a gate; 0 is before the first.
-      evaluates: Whether the validation split is scored at every gate, and the run is
-        finished with its summary.
-      stand_in_seconds: Pause in every step.
-      exchange_only: Whether each step is a dense exchange and nothing else.
-      hook: For peers.
-    """
-
-    config: Mapping[str, Any]
-    workdir: str
-    boundaries: tuple[int, ...]
-    evaluates: bool = False
-    stand_in_seconds: float = 0.0
-    exchange_only: bool = False
-    hook: str = "dense"
-
-
-def write_specs(path: Path, specs: Sequence[Spec]) -> None:
-    """Writes what the processes of a session run, one after the other."""
-    path.write_text(json.dumps([dataclasses.asdict(spec) for spec in specs]))
-
-
-def read_specs(path: str | Path) -> list[Spec]:
-    """Reads what `write_specs` wrote."""
-    return [
-        Spec(**{**values, "boundaries": tuple(values["boundaries"])})
-        for values in json.loads(Path(path).read_text())
-    ]
-
-
 def run_spec(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
     """Runs it on this process, with all others.
 
@@ -105,7 +59,7 @@ def run_spec(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
     """
     jax.clear_caches()
     gc.collect()
-    _forget_peak_memory()
+    forget_peak_memory()
     if spec.exchange_only:
         _exchange(spec, gate, launch)
     else:
@@ -114,12 +68,6 @@ def run_spec(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
         with contextlib.suppress(_AllMeasuredError):
             train(spec.config, spec.workdir, fresh=True, launch=launch, watch=watch)
     gate.arrive(event="done")
-
-
-def _forget_peak_memory() -> None:
-    """Starts the kernel's record of the largest resident set anew, where it can."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 class _AllMeasuredError(Exception):

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from prunex_jax.bench.kernel import peak_memory
+
 # Lines of its log that are shown of a process that failed.
 _SHOWN_LINES = 25
 # Seconds that a process has to end after it was asked to, before it is killed.
@@ -141,7 +143,7 @@ class Processes:
 
     def peak_memory(self) -> int:
         """Largest resident set of a process so far, in bytes; 0 if all have ended."""
-        peaks = [_peak_memory(process.child.pid) for process in self._all]
+        peaks = [peak_memory(process.child.pid) for process in self._all]
         return max(peaks, default=0)
 
     def _start(self, number: int, command: Sequence[str]) -> _Process:
@@ -207,13 +209,3 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
     except ProcessLookupError:
         return
-
-
-def _peak_memory(pid: int) -> int:
-    """Peak resident set of a process, or of what runs in its stead, in bytes."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    kilobytes = [line.split()[1] for line in status.splitlines() if "VmHWM" in line]
-    return 1024 * int(kilobytes[0]) if kilobytes else 0

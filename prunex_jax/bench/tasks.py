@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prunex_jax.bench import places
 from prunex_jax.bench.hosts import Hosts
-from prunex_jax.bench.jax_host import Spec, write_specs
+from prunex_jax.bench.specs import Spec, write_specs
 from prunex_jax.bench.studies import Row, Study
 from prunex_jax.config import config_to_dict, resolve_config
 from prunex_jax.train import load_config, override_config
 
 # The row that every study runs first: steps without any exchange are what r counts in.
-COMPUTATION = Row("computation", "computation alone", settings={"method.name": "none"})
+COMPUTATION = Row(
+    places.COMPUTATION, "computation alone", settings={"method.name": "none"}
+)
 # Rounds before measuring: dense, pruned, frozen and cut out, small; then one to spare.
 _WARM_UP_ROUNDS = 5
 _LEAST_WARM_UP_STEPS = 6

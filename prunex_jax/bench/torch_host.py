@@ -9,19 +9,18 @@ counters to the runner.
         [--threads=N]
 """
 
-import contextlib
 import gc
 import importlib.util
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import jax
 
-from prunex_jax.bench.gates import Gate
-from prunex_jax.bench.jax_host import Gatekeeper, Spec, read_specs
+from prunex_jax.bench.gates import Gate, Gatekeeper
+from prunex_jax.bench.kernel import forget_peak_memory
+from prunex_jax.bench.specs import Spec, read_specs
 from prunex_jax.bench.torch_tasks import Seat, make_task
 from prunex_jax.cli import Command, Flag, Values, run_command
 from prunex_jax.errors import TrainingDivergedError, UserError
@@ -57,7 +56,7 @@ def run_specs(specs: Sequence[Spec], gate: Gatekeeper, seat: Seat) -> None:
     with torch_training.joined(seat):
         for spec in specs:
             gc.collect()
-            _forget_peak_memory()
+            forget_peak_memory()
             task = make_task(spec, seat)
             if spec.exchange_only:
                 exchange = torch_training.make_exchange(task)
@@ -113,12 +112,6 @@ def pass_gates(
         )
         found = accuracy() if spec.evaluates else None
         gate.arrive(event="resume", accuracy=found)
-
-
-def _forget_peak_memory() -> None:
-    """Starts the kernel's record of the largest resident set anew, where it can."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

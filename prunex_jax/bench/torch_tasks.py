@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prunex_jax.bench.jax_host import Spec
+from prunex_jax.bench.specs import Spec
 from prunex_jax.config import ExperimentConfig, resolve_config, total_steps
 from prunex_jax.data import Dataset, open_dataset
 from prunex_jax.errors import UserError
