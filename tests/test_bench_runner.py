@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from prunex_jax.bench import __main__ as command_line
+from prunex_jax.bench.hosts import LoopbackHosts
 from prunex_jax.bench.processes import Processes, ProcessFailedError
 from prunex_jax.bench.records import (
     RECORDS_FILE,
@@ -211,6 +212,16 @@ def test_plain_processes_end_with_a_runner_that_is_killed(tmp_path):
     while host.exists() and "State:\tZ" not in (host / "status").read_text():
         assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.05)
+
+
+def test_a_plain_process_does_not_begin_once_its_runner_has_ended():
+    if not shutil.which("setpriv"):
+        pytest.skip("no setpriv, which asks the kernel for it")
+    command = LoopbackHosts(1).command(0, ["echo", "begun"])
+    assert subprocess.check_output(command) == b"begun\n"
+    # Another parent than the process that has made the command: that one has ended.
+    shell = ["sh", "-c", '"$@"; exit', "sh", *command]
+    assert subprocess.run(shell, capture_output=True).stdout == b""
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

@@ -24,6 +24,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
+from prunex_jax.bench.kernel import interface_bytes
 from prunex_jax.bench.sandbox import is_in_sandbox
 from prunex_jax.errors import UserError
 
@@ -160,11 +161,8 @@ class NamespaceHosts(Hosts):
 
     def sent_bytes(self) -> tuple[int, ...]:
         """See `Hosts`; all are read at once, at the far ends of the links."""
-        received: dict[str, int] = {}
-        for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
-            name, _, counts = line.partition(":")
-            received[name.strip()] = int(counts.split()[0])
-        return tuple(received[f"v{host}"] for host in range(self.num_hosts))
+        found = interface_bytes()
+        return tuple(found[f"v{host}"][0] for host in range(self.num_hosts))
 
     def _make(self, undo: contextlib.ExitStack) -> None:
         self._make_names(undo)
@@ -231,11 +229,14 @@ class LoopbackHosts(Hosts):
     kind = "loopback"
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """See `Hosts`; where it can be, it ends with the process that starts it."""
+        """See `Hosts`; where it can be, it ends with this process, which starts it."""
         del host
-        if shutil.which("setpriv"):
-            return ["setpriv", "--pdeathsig", "KILL", *argv]
-        return list(argv)
+        if not shutil.which("setpriv"):
+            return list(argv)
+        # This process may have ended before the kernel was asked to watch over it.
+        script = '[ "$PPID" = "$0" ] && exec "$@"'
+        watched = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", script]
+        return [*watched, str(os.getpid()), *argv]
 
     def address(self, host: int) -> str:
         """See `Hosts`."""
