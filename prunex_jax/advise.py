@@ -15,7 +15,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,17 @@ from prunex_jax.link_probe import ProbedLink, probe_links, slowest
 from prunex_jax.step_time import Traffic, late_options, steady_traffic
 from prunex_jax.topology import (
     HOST_AXIS,
-    LaunchFlags,
     make_topology,
     run_together,
     start_processes,
 )
 from prunex_jax.train import COMMAND as TRAIN
-from prunex_jax.train import load_config, override_config
+from prunex_jax.train import (
+    LAUNCH_FLAGS,
+    given_launch,
+    load_config,
+    override_config,
+)
 
 # What gains are over.
 BASE = "dense"
@@ -48,7 +52,8 @@ COMMAND = Command(
     name="prunex_jax.advise",
     text=str(__doc__),
     flags=(
-        *(flag for flag in TRAIN.flags if flag.name not in ("workdir", "fresh")),
+        Flag("config", "", "As prunex_jax.train takes it.", is_required=True),
+        *LAUNCH_FLAGS,
         Flag("measure", False, "Run a few real steps of every method as well."),
         Flag("margin", 10, "Least gain over dense, in percent, that is advised."),
         Flag("seconds", 10, "Time for measuring the links."),
@@ -310,27 +315,33 @@ def _step_seconds(experiment: Experiment) -> float:
         state = programs.prepare(state, (batch,) * method.prepare_batches)
     total, kinds = 0.0, late_options(method)
     for options in kinds:
-        seconds = []
         programs.local_step.compile(state, batch, **options)
-        for _ in range(1 + _TIMED_STEPS):
-            start = time.perf_counter()
-            state, ticket = programs.local_step(state, batch, **options)
-            jax.block_until_ready((state, ticket))
-            seconds.append(time.perf_counter() - start)
-        total += statistics.median(slowest(seconds)[1:]) / len(kinds)
+
+        def step(state: Any, options: Mapping[str, Any] = options) -> Any:
+            return programs.local_step(state, batch, **options)[0]
+
+        seconds, state = _timed(step, state)
+        total += seconds / len(kinds)
     if method.exchange is None:
         return total
     counts = tuple(sorted(_keep_counts(experiment).items()))
     state = programs.exchange(state, keep_counts=counts, kind="freeze")
-    jax.block_until_ready(state)
     programs.exchange.compile(state, keep_counts=counts, kind="frozen")
+    seconds, _ = _timed(
+        lambda state: programs.exchange(state, keep_counts=counts, kind="frozen"), state
+    )
+    return total + seconds / method.sync_period
+
+
+def _timed(step: Callable[[Any], Any], state: Any) -> tuple[float, Any]:
+    """Median seconds of a step on the slowest process, and the state after the last."""
     seconds = []
+    jax.block_until_ready(state)
     for _ in range(1 + _TIMED_STEPS):
         start = time.perf_counter()
-        state = programs.exchange(state, keep_counts=counts, kind="frozen")
-        jax.block_until_ready(state)
+        state = jax.block_until_ready(step(state))
         seconds.append(time.perf_counter() - start)
-    return total + statistics.median(slowest(seconds)[1:]) / method.sync_period
+    return statistics.median(slowest(seconds)[1:]), state
 
 
 def _made_up_batch(experiment: Experiment) -> dict[str, jax.Array]:
@@ -354,13 +365,7 @@ def _advise(values: Values, overrides: list[str]) -> None:
     if out is not None and not out.parent.is_dir():
         raise UserError(f"--out={out}: there is no folder {out.parent}; make it first")
     config = resolve_config(override_config(load_config(values.config), overrides))
-    launch = LaunchFlags(
-        coordinator=values.coordinator,
-        num_processes=values.num_processes,
-        process_id=values.process_id,
-        launcher=values.launcher,
-    )
-    start_processes(config.topology, launch)
+    start_processes(config.topology, given_launch(values))
     topology = make_topology(config.topology.layout)
     experiment = run_together(lambda: make_experiment(config, topology))
     if topology.is_primary:

@@ -24,6 +24,13 @@ from prunex_jax.errors import UserError
 from prunex_jax.run import train
 from prunex_jax.topology import LaunchFlags
 
+# How the processes of a run find each other, unless their launcher tells.
+LAUNCH_FLAGS = (
+    Flag("coordinator", "", "Address and port of process 0."),
+    Flag("num_processes", 0, "Processes of the run."),
+    Flag("process_id", -1, "Number of this process."),
+    Flag("launcher", "auto", "auto, none, slurm, openmpi or kubernetes."),
+)
 COMMAND = Command(
     name="prunex_jax.train",
     text=str(__doc__),
@@ -36,10 +43,7 @@ COMMAND = Command(
         ),
         Flag("workdir", "", "Run folder.", is_required=True),
         Flag("fresh", False, "Start over, removing the run that the folder holds."),
-        Flag("coordinator", "", "Address and port of process 0."),
-        Flag("num_processes", 0, "Processes of the run."),
-        Flag("process_id", -1, "Number of this process."),
-        Flag("launcher", "auto", "auto, none, slurm, openmpi or kubernetes."),
+        *LAUNCH_FLAGS,
     ),
     passes_on=lambda argument: argument.lstrip("-").startswith(
         ("config.", "noconfig.")
@@ -118,18 +122,23 @@ def override_config(
     return values.config
 
 
+def given_launch(values: Values) -> LaunchFlags:
+    """What a command line says about its launch, in `LAUNCH_FLAGS`."""
+    return LaunchFlags(
+        coordinator=values.coordinator,
+        num_processes=values.num_processes,
+        process_id=values.process_id,
+        launcher=values.launcher,
+    )
+
+
 def _train(values: Values, overrides: list[str]) -> None:
     config = override_config(load_config(values.config), overrides)
     train(
         config,
         values.workdir,
         fresh=values.fresh,
-        launch=LaunchFlags(
-            coordinator=values.coordinator,
-            num_processes=values.num_processes,
-            process_id=values.process_id,
-            launcher=values.launcher,
-        ),
+        launch=given_launch(values),
     )
 
 

@@ -16,7 +16,7 @@ from prunex_jax.bench.gates import Gate
 def main() -> None:
     """Passes the gates of every spec."""
     flags = dict(argument.lstrip("-").split("=", 1) for argument in sys.argv[1:])
-    host = int(flags.get("process_id", flags.get("process", 0)))
+    host = int(flags["process_id"])
     gate = Gate.of(flags["gate"])
     for spec in json.loads(Path(flags["spec"]).read_text()):
         done = 0

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,13 @@ def make_mesh(num_hosts: int, devices_per_host: int) -> jax.sharding.Mesh:
     count = num_hosts * devices_per_host
     devices = np.array(jax.devices()[:count]).reshape(num_hosts, devices_per_host)
     return jax.sharding.Mesh(devices, ("host", "device"))
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens at."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
 
 
 def run_script(script: Path, **environment: str) -> str:

@@ -1,20 +1,22 @@
 """Studies: what is refused, in which order things are measured, what is recorded."""
 
+import collections
 import dataclasses
 import itertools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from conftest import free_port
 
 from prunex_jax.bench import __main__ as command_line
 from prunex_jax.bench.hosts import LoopbackHosts
+from prunex_jax.bench.kernel import share_cores
 from prunex_jax.bench.processes import Processes, ProcessFailedError
 from prunex_jax.bench.records import (
     RECORDS_FILE,
@@ -109,7 +111,8 @@ def test_steps_are_measured_over_every_link(run):
         *itertools.product(("dense", "hsadmm"), STUDY.links),
     ]
     # Host 1 is slower; the first round after a change of speed is not measured.
-    assert all(r.seconds == (2.0, 2.0) for r in records)
+    assert records[0].seconds == (2.0,) * 29, "links are measured in it"
+    assert all(r.seconds == (2.0, 2.0) for r in records[1:])
     # r = 4 of 2 s for 5 MB; after every phase the limit is lifted.
     speeds = [None, 5e6 * 8 / 1e6 / 8.0, 8.0]
     assert made[0].speeds == [None, None, *2 * [s for x in speeds for s in (x, None)]]
@@ -224,6 +227,23 @@ def test_a_plain_process_does_not_begin_once_its_runner_has_ended():
     assert subprocess.run(shell, capture_output=True).stdout == b""
 
 
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 7])
+def test_processes_share_all_cores_evenly(processes, monkeypatch):
+    cores, owned = {2, 3, 5, 7}, []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores, raising=False)
+    monkeypatch.setattr(
+        os, "sched_setaffinity", lambda _, own: owned.append(own), raising=False
+    )
+    for process in range(processes):
+        share_cores(process, processes)
+    if processes == 1:
+        assert not owned, "it keeps what it has"
+        return
+    counts = collections.Counter(itertools.chain(*owned))
+    assert set(counts) == cores and all(owned) and len(owned) == processes
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_studies_of_the_package_can_be_run(path):
     study = load_study(path)
@@ -314,9 +334,7 @@ def test_interfaces_count_what_traces_say(tmp_path):
 @pytest.mark.slow
 def test_processes_of_a_launcher_measure_themselves(tmp_path):
     """As on a cluster: nobody starts them, links are what they are."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = [
         subprocess.Popen(
             [

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 import types
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import ROOT, make_mesh
+from conftest import ROOT, free_port, make_mesh
 
 torch = pytest.importorskip("torch")
 
@@ -193,9 +192,7 @@ def spec_of(tmp_path, boundaries, **changes) -> Spec:
 
 
 def address() -> str:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{asked.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def our_run(spec: Spec, shape, steps):
@@ -277,7 +274,7 @@ def test_torch_that_is_missing_is_named_in_one_line(tmp_path, monkeypatch, capsy
     path = tmp_path / "specs.json"
     write_specs(path, [spec_of(tmp_path, [1])])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    command = [f"--spec={path}", "--gate=0,0", "--address=localhost:1"]
+    command = [f"--spec={path}", "--gate=0,0", "--coordinator=localhost:1"]
     assert torch_host.main(command) == 2
     error = capsys.readouterr().err
     assert "pip install 'prunex_jax[torch]'" in error and error.count("\n") == 1
@@ -297,8 +294,8 @@ def processes(tmp_path, specs, count=2):
         command = [
             *(sys.executable, "-W", "error", "-m", "prunex_jax.bench.torch_host"),
             *(f"--spec={path}", f"--gate={theirs},{their_orders}"),
-            *(f"--address={where}", f"--process={number}", f"--processes={count}"),
-            "--interface=lo",
+            *(f"--coordinator={where}", f"--process_id={number}"),
+            *(f"--num_processes={count}", "--interface=lo"),
         ]
         with open(logs[-1], "w") as log:
             running.append(

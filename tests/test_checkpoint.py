@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import free_port
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -443,9 +443,7 @@ print("done")
 
 
 def test_two_processes_save_restore_and_fall_back_together(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     processes = [start(TWO_PROCESSES, tmp_path, port, index) for index in (0, 1)]
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]

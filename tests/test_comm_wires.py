@@ -2,7 +2,6 @@
 
 import functools
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import make_mesh
+from conftest import free_port, make_mesh
 
 from prunex_jax.comm import (
     WIRE_DTYPES,
@@ -462,9 +461,7 @@ def test_two_processes_compute_the_bits_of_one(tmp_path):
     """Integers of 8 and 16 bits through the real collectives between processes."""
     script = tmp_path / "script.py"
     script.write_text(TWO_PROCESSES)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     folders = os.pathsep.join(
         (str(Path(__file__).parent), str(Path(__file__).parents[1]))
     )

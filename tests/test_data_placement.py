@@ -1,4 +1,3 @@
-import socket
 import subprocess
 import sys
 import textwrap
@@ -6,6 +5,7 @@ import textwrap
 import jax
 import numpy as np
 import pytest
+from conftest import free_port
 from jax.sharding import Mesh, PartitionSpec
 
 from prunex_jax.data import batch_rows, place_batch
@@ -112,9 +112,7 @@ _WORKER = """
 
 
 def test_two_processes_place_one_global_batch() -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, "-c", textwrap.dedent(_WORKER), port]
     workers = [
         subprocess.Popen([*command, str(k)], stderr=subprocess.PIPE, text=True)

@@ -1,7 +1,6 @@
 """Runs of several processes: they give what one process gives, and end together."""
 
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import free_port
 from tiny_runs import settings, start, wait_for_rows
 
 from prunex_jax.checkpoint import Checkpointer
@@ -23,9 +23,7 @@ ROUNDING = 1e-3
 
 def start_two(folder: Path, values: dict, workdir: Path) -> list[subprocess.Popen]:
     """Starts two processes that find each other on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     shared = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
     return [
         start(folder, values, workdir, *shared, f"--process_id={index}")

@@ -11,6 +11,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from conftest import free_port
 from jax.sharding import AxisType, Mesh
 
 from prunex_jax.errors import UserError
@@ -342,9 +343,7 @@ print(json.dumps({{
 
 
 def test_two_processes_form_hosts():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     results = run_python(*(TWO_PROCESSES.format(port=port, process=i) for i in (0, 1)))
     assert [result["is_primary"] for result in results] == [True, False]
     for result in results:

@@ -43,7 +43,7 @@ from prunex_jax.bench.tables import byte_disagreements
 from prunex_jax.cli import Command, Flag, Values, run_command
 from prunex_jax.errors import UserError
 from prunex_jax.metrics import source_revision, versions
-from prunex_jax.topology import LaunchFlags
+from prunex_jax.train import LAUNCH_FLAGS, given_launch
 
 COMMAND = Command(
     name="prunex_jax.bench",
@@ -61,10 +61,7 @@ COMMAND = Command(
         Flag("num_hosts", "", "Numbers of hosts; those of the study without."),
         Flag("links", "", "Links; those of the study without."),
         Flag("fresh", False, "Measure again what the folder has of this study."),
-        Flag("coordinator", "", "On a cluster: address and port of process 0."),
-        Flag("num_processes", 0, "On a cluster: processes of the study."),
-        Flag("process_id", -1, "On a cluster: number of this process."),
-        Flag("launcher", "auto", "auto, none, slurm, openmpi or kubernetes."),
+        *LAUNCH_FLAGS,
     ),
     passes_on=lambda argument: argument.lstrip("-").startswith("config."),
 )
@@ -111,12 +108,7 @@ def _run(values: Values, overrides: Sequence[str], arguments: Sequence[str]) -> 
 
 
 def _run_on_cluster(values: Values, study: Study) -> int:
-    launch = LaunchFlags(
-        coordinator=values.coordinator,
-        num_processes=values.num_processes,
-        process_id=values.process_id,
-        launcher=values.launcher,
-    )
+    launch = given_launch(values)
     workdir, folder = Path(values.workdir), Path(values.study).parent
     if not run_on_cluster(study, folder, workdir, launch, _say):
         return 0

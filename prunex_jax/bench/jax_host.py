@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.bench.gates import Gate, Gatekeeper
-from prunex_jax.bench.kernel import forget_peak_memory
+from prunex_jax.bench.kernel import forget_peak_memory, share_cores
 from prunex_jax.bench.specs import Spec, read_specs
 from prunex_jax.cli import Command, Flag, Values, run_command
 from prunex_jax.comm import host_messages, mean_over_mesh, vary
@@ -35,6 +35,7 @@ from prunex_jax.topology import (
     make_topology,
     start_processes,
 )
+from prunex_jax.train import LAUNCH_FLAGS, given_launch
 
 COMMAND = Command(
     name="prunex_jax.bench.jax_host",
@@ -42,9 +43,7 @@ COMMAND = Command(
     flags=(
         Flag("spec", "", "What to run, written by the runner.", is_required=True),
         Flag("gate", "", "Pipes to the runner.", is_required=True),
-        Flag("coordinator", "", "Address and port of process 0."),
-        Flag("num_processes", 0, "Processes of the run."),
-        Flag("process_id", -1, "Number of this process."),
+        *LAUNCH_FLAGS,
     ),
 )
 
@@ -197,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(values: Values, rest: list[str]) -> None:
     del rest
-    launch = LaunchFlags(values.coordinator, values.num_processes, values.process_id)
+    launch = given_launch(values)
+    share_cores(launch.process_id, launch.num_processes)
     gate = Gate.of(values.gate)
     for spec in read_specs(values.spec):
         run_spec(spec, gate, launch)

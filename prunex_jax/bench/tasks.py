@@ -25,7 +25,9 @@ COMPUTATION = Row(
 )
 # Rounds before measuring: dense, pruned, frozen and cut out, small; then one to spare.
 _WARM_UP_ROUNDS = 5
-_LEAST_WARM_UP_STEPS = 6
+_LEAST_WARM_UP_STEPS = 12
+# What links are measured in is to be known well.
+_COMPUTATION_STEPS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Planner:
         """Steady steps of a row, over one link after the other."""
         warm_up = max(_LEAST_WARM_UP_STEPS, _WARM_UP_ROUNDS * row.period)
         steps = (self.study.rounds + 1) * row.period
+        if row is COMPUTATION:
+            steps = max(steps, _COMPUTATION_STEPS)
         boundaries = tuple(warm_up + steps * k for k in range(len(links) + 1))
         settings = _steady_settings(self.settings[row.name], row.period)
         return Task(row, links, self._spec(row, "steady", settings, boundaries))
@@ -169,21 +173,17 @@ def session_commands(
     specs = folder / "specs.json"
     write_specs(specs, [task.spec for task in session])
     address = f"{hosts.address(0)}:{_free_port()}"
-    shared = [sys.executable, "-m", f"prunex_jax.bench.{runtime}_host"]
-    shared += [f"--spec={specs}", "--gate={gate}"]
     total, commands = hosts.num_hosts * per_host, []
+    shared = [
+        *(sys.executable, "-m", f"prunex_jax.bench.{runtime}_host"),
+        *(f"--spec={specs}", "--gate={gate}"),
+        *(f"--coordinator={address}", f"--num_processes={total}"),
+    ]
     for number in range(total):
         host = number // per_host
+        own = [f"--process_id={number}"]
         if runtime == "torch":
-            own = [
-                *(f"--address={address}", f"--interface={hosts.interface(host)}"),
-                *(f"--process={number}", f"--processes={total}"),
-            ]
-        else:
-            own = [
-                *(f"--coordinator={address}", f"--process_id={number}"),
-                f"--num_processes={total}",
-            ]
+            own.append(f"--interface={hosts.interface(host)}")
         commands.append(hosts.command(host, [*shared, *own]))
     return commands
 

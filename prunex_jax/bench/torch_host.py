@@ -5,8 +5,7 @@ training to `torch_training`, which is loaded here because it needs torch, and l
 counters to the runner.
 
     python -m prunex_jax.bench.torch_host --spec=FILE --gate=W,R
-        --address=HOST:PORT --process=I --processes=N [--interface=NAME]
-        [--threads=N]
+        --coordinator=HOST:PORT --process_id=I --num_processes=N [--interface=NAME]
 """
 
 import gc
@@ -19,7 +18,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from prunex_jax.bench.gates import Gate, Gatekeeper
-from prunex_jax.bench.kernel import forget_peak_memory
+from prunex_jax.bench.kernel import forget_peak_memory, share_cores
 from prunex_jax.bench.specs import Spec, read_specs
 from prunex_jax.bench.torch_tasks import Seat, make_task
 from prunex_jax.cli import Command, Flag, Values, run_command
@@ -31,11 +30,10 @@ COMMAND = Command(
     flags=(
         Flag("spec", "", "What to run, written by the runner.", is_required=True),
         Flag("gate", "", "Pipes to the runner.", is_required=True),
-        Flag("address", "", "Address and port of process 0.", is_required=True),
-        Flag("process", 0, "Number of this process."),
-        Flag("processes", 1, "Processes of the run."),
+        Flag("coordinator", "", "Address and port of process 0.", is_required=True),
+        Flag("num_processes", 1, "Processes of the run."),
+        Flag("process_id", 0, "Number of this process."),
         Flag("interface", "", "Network interface to exchange over."),
-        Flag("threads", 0, "Threads that compute; 0 shares out this machine's cores."),
     ),
 )
 
@@ -132,12 +130,12 @@ def _run(values: Values, rest: list[str]) -> None:
     # Here jax gives data, schedule and first parameters, and computes nothing else.
     jax.config.update("jax_platforms", "cpu")
     seat = Seat(
-        address=values.address,
-        process=values.process,
-        processes=values.processes,
+        address=values.coordinator,
+        process=values.process_id,
+        processes=values.num_processes,
         interface=values.interface,
-        threads=values.threads,
     )
+    share_cores(seat.process, seat.processes)
     run_specs(read_specs(values.spec), Gate.of(values.gate), seat)
 
 

@@ -6,7 +6,6 @@ torch.
 """
 
 import dataclasses
-import os
 
 import jax
 import jax.numpy as jnp
@@ -29,19 +28,12 @@ class Seat:
       process: Number of this process.
       processes: Of the run.
       interface: Network interface to exchange over; empty lets gloo choose.
-      threads: Threads that compute; 0 shares out the cores of this machine.
     """
 
     address: str
     process: int = 0
     processes: int = 1
     interface: str = ""
-    threads: int = 0
-
-    @property
-    def num_threads(self) -> int:
-        """Threads that compute: by default all processes share one machine."""
-        return self.threads or max(1, (os.cpu_count() or 1) // self.processes)
 
     def rows(self, batch_size: int, setting: str) -> np.ndarray:
         """Rows of a global batch that this process has: those of one of our hosts.

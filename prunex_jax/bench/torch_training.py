@@ -19,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from prunex_jax.bench.kernel import num_cores
 from prunex_jax.bench.torch_models import load_params, make_torch_model
 from prunex_jax.bench.torch_tasks import Seat, Task
 from prunex_jax.config import OptimizerConfig
@@ -39,7 +40,7 @@ def joined(seat: Seat) -> Iterator[None]:
     Args:
       seat: Which process this is.
     """
-    torch.set_num_threads(seat.num_threads)
+    torch.set_num_threads(num_cores())
     if seat.interface:
         os.environ["GLOO_SOCKET_IFNAME"] = seat.interface
     distributed.init_process_group(
