@@ -118,7 +118,7 @@ def test_steps_are_measured_over_every_link(run):
     assert made[0].speeds == [None, None, *2 * [s for x in speeds for s in (x, None)]]
     assert [r.setup.r for r in records[1:4]] == [0.0, 4.0, 2.5]
     for record in records:
-        steps = 3 * (4 if record.setup.row == "hsadmm" else 1)
+        steps = {"computation": 30, "dense": 3, "hsadmm": 3 * 4}[record.setup.row]
         assert record.interface_bytes == (500 + 1000) / 2 / steps
         assert (record.traced_bytes, record.formula_bytes) == (1000.0, 1000.0)
         assert (record.messages, record.hops) == (2.0, 4.0)
