@@ -1,15 +1,15 @@
 """Time to an accuracy on CIFAR-10 over 4 hosts, on links too slow for dense averaging.
 
-Every row has its own length, since what counts is when it passes a validation accuracy:
-twice as many steps, and twice the learning rate, where hosts step by themselves.
+What counts is when a row passes a validation accuracy, so each has the length and
+the learning rate that suit it, chosen on validation data: twice as many steps where
+hosts step by themselves, half of the rate where gradients are compressed.
 
     python -m prunex_jax.bench --study=configs/bench/accuracy.py --workdir=runs/accuracy
 
 CIFAR-10 is read as TFDS has prepared it; --config.data.dir names its data directory.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
 
 from methods import entry_rows, torch_rows
 from network import NETWORK
@@ -22,16 +22,19 @@ DATA = {
     "data.eval_batch_size": 500,
 }
 TRAINING = {
-    "optimizer.learning_rate": 0.025,
+    "data.batch_size": 256,
+    "optimizer.learning_rate": 0.1,
     "optimizer.warmup_share": 0.1,
     "run.epochs": 0.0,
-    "run.steps": 300,
-    "run.eval_every_steps": 25,
-    "run.log_every_steps": 50,
+    "run.steps": 120,
+    "run.eval_every_steps": 10,
+    "run.log_every_steps": 20,
     "run.checkpoint_every_steps": 0,
 }
-# Local steps see a quarter of a batch each: more of them are needed, of larger size.
-LONGER = {"run.steps": 600, "optimizer.learning_rate": 0.05}
+# Local steps see a quarter of a batch each: more of them are needed.
+LONGER = {"run.steps": 240}
+# What an exchange leaves out comes later, all at once: large steps diverge.
+COMPRESSED = {"optimizer.learning_rate": 0.05}
 EVERY_8 = {"method.hsadmm.sync_period": 8, "method.wire_dtype": "int8"}
 HALF = {"sparsity.sparsity": 0.5, "sparsity.num_stairs": 1}
 # The first rounds prune and freeze, and the small network trains nearly all the time.
@@ -43,7 +46,7 @@ def get_study() -> Study:
         name="accuracy",
         config="../cifar10_resnet20_dense.py",
         settings={**NETWORK, **DATA, **TRAINING},
-        rows=make_rows(LONGER),
+        rows=make_rows(),
         num_hosts=(4,),
         links=("r=20",),
         goal="accuracy",
@@ -52,10 +55,14 @@ def get_study() -> Study:
     )
 
 
-def make_rows(longer: Mapping[str, Any]) -> tuple[Row, ...]:
-    """All rows; those that step by themselves get these settings too."""
-    hsadmm = {"method.name": "hsadmm", **HALF, **EVERY_8, **EARLY, **longer}
-    every_8 = {"method.local_sgd.sync_period": 8, **longer}
+def make_rows() -> tuple[Row, ...]:
+    hsadmm = {"method.name": "hsadmm", **HALF, **EVERY_8, **EARLY, **LONGER}
+    every_8 = {
+        "method.local_sgd.sync_period": 8,
+        "method.wire_dtype": "int8",
+        **LONGER,
+    }
+    *torch_averaging, torch_powersgd = torch_rows()
     return (
         Row("dense", "dense", settings={"method.name": "dense"}),
         Row(
@@ -69,21 +76,22 @@ def make_rows(longer: Mapping[str, Any]) -> tuple[Row, ...]:
             "PacTrain, half of the channels",
             settings={"method.name": "pactrain", **HALF},
         ),
-        *entry_rows(),
+        *map(compressed, entry_rows()),
         Row(
             "local-sgd",
-            "local SGD, every 8 steps",
+            "local SGD, every 8 steps, int8",
             settings={"method.name": "local_sgd", **every_8},
         ),
         Row(
             "diloco",
             "DiLoCo, every 8 steps, int8",
-            settings={
-                "method.name": "diloco",
-                "method.wire_dtype": "int8",
-                **every_8,
-            },
+            settings={"method.name": "diloco", **every_8},
         ),
         Row("none", "no exchange", settings={"method.name": "none"}),
-        *torch_rows(),
+        *torch_averaging,
+        compressed(torch_powersgd),
     )
+
+
+def compressed(row: Row) -> Row:
+    return dataclasses.replace(row, settings={**row.settings, **COMPRESSED})
