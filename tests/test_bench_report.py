@@ -171,16 +171,16 @@ def test_bytes_that_agree():
         ("dense", 0.97 * DENSE_BYTES - 8_000, False),
         ("dense", 0.97 * DENSE_BYTES - 8_001, True),
         # No messages at all: two devices are allowed one message each.
-        ("none", 4_000, False),
-        ("none", 4_001, True),
+        ("none", 2_000, False),
+        ("none", 2_001, True),
         ("dense", None, False),
         ("torch", 9e9, False),
     ],
 )
 def test_bytes_may_differ_by_a_share_and_a_constant_per_message(row, counted, is_wrong):
-    # 2 messages of 2 devices.
+    # 2 sums of 2 hops, of 2 devices.
     record = make_measurement(row, interface_bytes=counted)
-    gaps = byte_disagreements([record], share=0.03, bytes_per_message=2_000)
+    gaps = byte_disagreements([record], share=0.03, bytes_per_message=1_000)
     sources = ["trace", "formula"]
     assert [gap.source for gap in gaps] == (sources if is_wrong else [])
     (table,) = bytes_per_step([record])
@@ -205,8 +205,8 @@ def test_bytes_are_shown_for_the_link_that_agrees_least(best, worst):
         assert found["link"] == f"{worst}\nof 2 links"
         assert found["difference"] == "+50.00 %"
         assert found["interface"] == "15.0 MB"
-        # 5 MB more, in 2 messages of 2 devices.
-        assert found["difference per message"] == "+1,250,000 B"
+        # 5 MB more, in 2 sums of 2 hops, of 2 devices.
+        assert found["difference per message"] == "+625,000 B"
 
 
 def test_loopback_counts_nothing_and_is_called_so():

@@ -33,11 +33,11 @@ from prunex_jax.bench.places import (
 from prunex_jax.bench.records import Measurement, Record, Setup
 
 # Share and constant by which counted bytes may differ from those of trace and formula.
-# A message costs more than its payload: headers of Ethernet, IP and TCP, the
-# acknowledgements of what comes the other way, and the small control messages with
-# which gloo opens a transfer.
+# A message from one host to another costs more than its payload: headers of Ethernet,
+# IP and TCP, the acknowledgements of what comes the other way, and the small control
+# messages with which gloo opens a transfer. A collective has one message per hop.
 SHARE = 0.03
-BYTES_PER_MESSAGE = 2_000.0
+BYTES_PER_MESSAGE = 1_000.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,8 @@ def bytes_per_step(
     note = (
         "Bytes that a host sends in a step, over the link where they agree least. The "
         "difference is that of interface and trace (formula, where nothing is traced). "
-        "Messages are those of one device, and so is the difference per message. "
+        "Messages are those that one device sends, one per hop of a collective, and so "
+        "is the difference per message. "
         f"(!): more than {100 * share:g} % and {digits(bytes_per_message)} bytes per "
         "message apart."
     )
@@ -290,11 +291,11 @@ def _byte_cells(found: Measurement, is_flagged: bool) -> list[Cell]:
         if foreseen:
             text = f"{100 * gap / foreseen:+.2f} %"
             share = Cell(text, gap / foreseen, is_flagged)
-        if messages := found.messages * found.setup.devices_per_host:
+        if messages := found.hops * found.setup.devices_per_host:
             each = Cell(f"{gap / messages:+,.0f} B", gap / messages)
         if not foreseen:
             share = Cell(f"{gap:+,.0f} B", gap, is_flagged)
-    return [*cells, share, Cell(digits(found.messages), found.messages), each]
+    return [*cells, share, Cell(digits(found.hops), found.hops), each]
 
 
 def _gaps(
@@ -304,7 +305,7 @@ def _gaps(
     counted = found.interface_bytes
     if counted is None:
         return []
-    messages = max(1.0, found.messages) * found.setup.devices_per_host
+    messages = max(1.0, found.hops) * found.setup.devices_per_host
     sources = {"trace": found.traced_bytes, "formula": found.formula_bytes}
     return [
         Disagreement(
