@@ -36,7 +36,7 @@ from prunex_jax.screen import Screen
 from prunex_jax.signals import StopRequest
 from prunex_jax.state import NEVER, TrainState
 from prunex_jax.step import Report
-from prunex_jax.topology import HOST_AXIS
+from prunex_jax.topology import HOST_AXIS, run_together
 
 # Steps started ahead of the one that is waited for. On CPU the devices share threads,
 # and collectives of several steps at once could wait for each other for ever.
@@ -215,10 +215,11 @@ class Loop:
             jax.block_until_ready(self.tickets.popleft())
 
     def _compile(self, program: Program, *args: Any, **static: Any) -> None:
-        """Compiles what is new outside the time of steps."""
+        """Compiles what is new, on all processes, outside the time of steps."""
         if not program.is_compiled(**static):
             with self.clock.paused():
-                program.compile(*args, **static)
+                # Alone, a process would count how long it waits for those that compile.
+                run_together(lambda: program.compile(*args, **static))
 
     def _exchange_if_due(self, state: TrainState) -> TrainState:
         method, plan = self.experiment.method, self.experiment.plan
