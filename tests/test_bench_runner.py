@@ -366,5 +366,5 @@ def test_processes_of_a_launcher_measure_themselves(tmp_path):
         assert record.setup.hosts_kind == "cluster"
         assert (record.setup.num_hosts, record.setup.devices_per_host) == (2, 1)
         assert record.formula_bytes == pytest.approx(record.traced_bytes)
-        assert len(record.seconds) == 2
+    assert [len(record.seconds) for record in records] == [29, 2, 2]
     assert (tmp_path / "bench" / "report.html").exists()
