@@ -5,6 +5,7 @@ or takes too long ends the others, and what it wrote is shown. It leaves what th
 to `jax_host` and `torch_host`, and where to `hosts`.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -106,7 +107,7 @@ class Processes:
                     process = self._all[key.data]
                     chunk = os.read(process.news, 1 << 16)
                     if not chunk:
-                        raise self._failure(key.data, f"ended before {event!r}")
+                        raise self._end_of(key.data, f"ended before {event!r}")
                     process.unread += chunk
                     line, newline, rest = process.unread.partition(b"\n")
                     if newline:
@@ -125,7 +126,7 @@ class Processes:
             try:
                 os.write(process.orders, line)
             except BrokenPipeError:
-                raise self._failure(number, "ended at a gate") from None
+                raise self._end_of(number, "ended at a gate") from None
 
     def wait(self) -> None:
         """Waits until all have ended well.
@@ -178,6 +179,12 @@ class Processes:
                 f"{self._logs}, and the study's limit_seconds can be raised"
             )
         return seconds
+
+    def _end_of(self, number: int, what: str) -> ProcessFailedError:
+        # Its gate closes while an error leaves it, which is before it prints the error.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._all[number].child.wait(_GRACE_SECONDS)
+        return self._failure(number, what)
 
     def _failure(self, number: int, what: str) -> ProcessFailedError:
         process = self._all[number]
