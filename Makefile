@@ -10,7 +10,7 @@
 #   make benchmark            what H-SADMM costs per local step
 #   make benchmark-shrunk-step   what half of the channels saves per training step
 #   make benchmark-compression   what each method computes per exchange
-#   make bench-digits         every method on digits: accuracy, bytes, time
+#   make bench-digits         every method on digits with three seeds: accuracy, bytes
 #   make bench-bytes          every method over 2 real hosts: interfaces against traces
 #   make benchmark-trace      finding groups against Torch-Pruning (TORCH_PYTHON=...)
 #   PYTHON=python3.13         the interpreter the environment is made with
@@ -79,7 +79,8 @@ benchmark-compression: $(BASE)
 	$(BIN)/python -m tests.benchmark_compression
 
 bench-digits: $(BASE)
-	$(BIN)/python -m tests.benchmark_digits --workdir='$(DIGITS_WORKDIR)'
+	$(BIN)/python -m prunex_jax.sweep --sweep=configs/sweeps/digits.py \
+	    --workdir='$(DIGITS_WORKDIR)'
 
 bench-bytes: $(BASE)
 	$(BIN)/python -m prunex_jax.bench \

@@ -37,6 +37,7 @@ from prunex_jax.topology import (
 )
 from prunex_jax.train import COMMAND as TRAIN
 from prunex_jax.train import (
+    CONFIG_FLAG,
     LAUNCH_FLAGS,
     given_launch,
     load_config,
@@ -52,7 +53,7 @@ COMMAND = Command(
     name="prunex_jax.advise",
     text=str(__doc__),
     flags=(
-        Flag("config", "", "As prunex_jax.train takes it.", is_required=True),
+        CONFIG_FLAG,
         *LAUNCH_FLAGS,
         Flag("measure", False, "Run a few real steps of every method as well."),
         Flag("margin", 10, "Least gain over dense, in percent, that is advised."),
@@ -257,10 +258,7 @@ def report(advice: Advice, is_simulated: bool) -> str:
     lines = [f"{axis} axis: {link}" for axis, link in advice.links.items()]
     lines.append(f"computation of a step: {advice.compute_seconds:.4g} s")
     has_times = any(row.measured_seconds is not None for row in advice.predictions)
-    title = (
-        f"{'method':24} {'MB/step':>9} {'exchange s':>11} {'step s':>9} {'speed':>7}"
-    )
-    lines += ["", title + (f" {'measured s':>11}" if has_times else "")]
+    lines += ["", _TITLE + (f" {'measured s':>11}" if has_times else "")]
     base = advice.predictions[0]
     for row in advice.predictions:
         line = (
@@ -365,6 +363,11 @@ def _advise(values: Values, overrides: list[str]) -> None:
     if out is not None and not out.parent.is_dir():
         raise UserError(f"--out={out}: there is no folder {out.parent}; make it first")
     config = resolve_config(override_config(load_config(values.config), overrides))
+    if config.topology.simulated:
+        raise UserError(
+            f"config.topology.simulated={config.topology.simulated!r} has no links to "
+            "measure; give topology.cpu_devices and layout, or real hosts"
+        )
     start_processes(config.topology, given_launch(values))
     topology = make_topology(config.topology.layout)
     experiment = run_together(lambda: make_experiment(config, topology))

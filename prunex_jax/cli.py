@@ -6,18 +6,35 @@ traceback. It leaves to each command what is done.
 """
 
 import dataclasses
+import importlib.util
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from absl import flags
 
+from prunex_jax.config import suggest
 from prunex_jax.errors import TrainingDivergedError, UserError
 
 # Values of the flags of a command, as attributes.
 Values = flags.FlagValues
 EXIT_DIVERGED = 1
 EXIT_BAD_INPUT = 2
+
+
+class Named(Protocol):
+    """What has a name, such as a row."""
+
+    @property
+    def name(self) -> str:
+        """Its key."""
+        ...
+
+
+NamedT = TypeVar("NamedT", bound=Named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +107,83 @@ def run_command(
     except (UserError, flags.Error) as error:
         return _fail(error, EXIT_BAD_INPUT)
     return 0
+
+
+def call_in_file(file: str | Path, flag: str, function: str, *arguments: Any) -> Any:
+    """Calls a function of a Python file that a flag names.
+
+    Args:
+      file: Its path; it may import its neighbours.
+      flag: Without dashes, for messages.
+      function: Name of a function of the file.
+      *arguments: For it.
+    Returns:
+      What it returns.
+    Raises:
+      UserError: The file does not exist, cannot be run, or has no such function.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"--{flag}={file} is not a file; configs/ has examples")
+    spec = importlib.util.spec_from_file_location(f"prunex_jax_{flag}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--{flag}={file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+        return getattr(module, function)(*arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        what = " ".join(str(error).split())
+        raise UserError(
+            f"--{flag}={file} cannot be loaded: {type(error).__name__}: {what}"
+        ) from error
+    finally:
+        sys.path.remove(str(path.parent))
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Parts of a flag that takes several values.
+
+    Example:
+      >>> split_list('dense, hsadmm,')
+      ('dense', 'hsadmm')
+    """
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def check_name(name: str) -> None:
+    """Refuses what cannot be the name of a row, which is a folder and a flag's value.
+
+    Raises:
+      UserError: It has something else than letters, digits and dashes.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9-]+", name):
+        raise UserError(f"name {name!r} may have letters, digits and dashes only")
+
+
+def take_rows(
+    rows: Sequence[NamedT], asked: Sequence[str], of: str
+) -> tuple[NamedT, ...]:
+    """Takes rows by name, in the order asked for; all if none is.
+
+    Args:
+      rows: Of a study or a sweep.
+      asked: Names.
+      of: What they are rows of, for the message.
+    Raises:
+      UserError: There is no such row.
+    """
+    known = {row.name: row for row in rows}
+    for name in asked:
+        if name not in known:
+            raise UserError(
+                f"row {name!r} is not in {of}{suggest(name, known)} "
+                f"(there are {', '.join(known)})"
+            )
+    return tuple(known[name] for name in asked) or tuple(rows)
 
 
 def help_text(command: Command) -> str:

@@ -35,6 +35,25 @@ from prunex_jax.settings import (
     TopologyConfig,
 )
 
+# Settings that may change when a run continues, because its parameters do not depend on
+# them: how often it reports, evaluates or saves; where data lie and how they are read
+# (both loaders make the same batches); how hosts are found, as long as the numbers of
+# hosts and devices stay.
+FREE_ON_RESUME = (
+    "data.dir",
+    "data.eval_batch_size",
+    "data.loader",
+    "data.num_workers",
+    "run.checkpoint_every_steps",
+    "run.checkpoints_kept",
+    "run.eval_every_steps",
+    "run.log_every_steps",
+    "run.max_host_drift",
+    "topology.cpu_devices",
+    "topology.layout",
+    "topology.simulated",
+)
+
 
 def default_config() -> ml_collections.ConfigDict:
     """Makes the ConfigDict that every config file starts from.
@@ -114,6 +133,25 @@ def dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
         else:
             flat[prefix + key] = value
     return flat
+
+
+def fixed_differences(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """Lists what differs between two runs and may not when one continues the other.
+
+    Args:
+      before: Settings by dotted key.
+      now: The same.
+    Returns:
+      Key, value before and value now, "absent" where there is none; sorted by key.
+    Example:
+      >>> fixed_differences({'seed': 1, 'data.dir': 'a'}, {'seed': 2, 'data.dir': 'b'})
+      [('seed', 1, 2)]
+    """
+    keys = sorted((before.keys() | now.keys()) - set(FREE_ON_RESUME))
+    pairs = [(key, before.get(key, "absent"), now.get(key, "absent")) for key in keys]
+    return [(key, was, is_now) for key, was, is_now in pairs if was != is_now]
 
 
 def suggest(word: str, known: typing.Iterable[str]) -> str:
@@ -199,13 +237,10 @@ def _check(config: ExperimentConfig) -> None:
     """Rejects what cannot run on any machine; `sparsity` checks its own settings."""
     run, data, optimizer = config.run, config.data, config.optimizer
     hsadmm = config.method.hsadmm
-    if (run.steps > 0) == (run.epochs > 0):
-        raise UserError(
-            f"config.run.steps={run.steps} and config.run.epochs={run.epochs}: give "
-            "exactly one of them a positive value"
-        )
+    _check_run(run, data)
     positive = {
         "data.batch_size": data.batch_size,
+        "data.dirichlet_alpha": data.dirichlet_alpha,
         "optimizer.learning_rate": optimizer.learning_rate,
         "optimizer.micro_batches": optimizer.micro_batches,
         "model.width": config.model.width,
@@ -224,6 +259,8 @@ def _check(config: ExperimentConfig) -> None:
         "run.epochs": run.epochs,
         "run.eval_every_steps": run.eval_every_steps,
         "run.checkpoint_every_steps": run.checkpoint_every_steps,
+        "run.max_host_drift": run.max_host_drift,
+        "run.reestimate_batches": run.reestimate_batches,
         "topology.cpu_devices": config.topology.cpu_devices,
         "data.eval_batch_size": data.eval_batch_size,
         "data.num_workers": data.num_workers,
@@ -244,6 +281,7 @@ def _check(config: ExperimentConfig) -> None:
         "optimizer.momentum": (optimizer.momentum, 0.9999),
         "optimizer.label_smoothing": (optimizer.label_smoothing, 0.9999),
         "optimizer.warmup_share": (optimizer.warmup_share, 1.0),
+        "optimizer.rewind_share": (optimizer.rewind_share, 1.0),
         "method.hsadmm.prox_strength": (hsadmm.prox_strength or 0.0, 1.0),
         "method.hsadmm.dual_decay": (hsadmm.dual_decay or 0.0, 1.0),
         "method.hsadmm.outer_momentum": (hsadmm.outer_momentum or 0.0, 0.9999),
@@ -255,6 +293,20 @@ def _check(config: ExperimentConfig) -> None:
         if not 0.0 <= value <= largest:
             raise UserError(f"config.{key}={value} must lie in [0, {largest:g}]")
     _check_shared_positions(config.method)
+
+
+def _check_run(run: RunConfig, data: DataConfig) -> None:
+    """How long a run is, and what is left to score its network on."""
+    if (run.steps > 0) == (run.epochs > 0):
+        raise UserError(
+            f"config.run.steps={run.steps} and config.run.epochs={run.epochs}: give "
+            "exactly one of them a positive value"
+        )
+    if not run.read_test and not data.validation_share:
+        raise UserError(
+            "config.run.read_test=False and config.data.validation_share=0 leave "
+            "nothing to score the network on: hold out a share for validation"
+        )
 
 
 def _check_shared_positions(method: MethodConfig) -> None:
@@ -294,6 +346,7 @@ def total_steps(config: ExperimentConfig, num_examples: int) -> int:
 
 
 __all__ = [
+    "FREE_ON_RESUME",
     "DataConfig",
     "DenseConfig",
     "DgcConfig",
@@ -314,6 +367,7 @@ __all__ = [
     "config_to_dict",
     "default_config",
     "dotted_keys",
+    "fixed_differences",
     "resolve_config",
     "suggest",
     "total_steps",

@@ -13,7 +13,7 @@ class UserError(ValueError):
 
 
 class TrainingDivergedError(RuntimeError):
-    """Raised when the loss is no longer a finite number.
+    """Raised when the loss is not finite any more, or copies leave their consensus.
 
-    The message names the step and the last good checkpoint.
+    The message names the step, the last good checkpoint and a remedy.
     """

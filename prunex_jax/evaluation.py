@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from prunex_jax.data import Split, evaluation_batches, place_batch
 from prunex_jax.program import Program
+from prunex_jax.topology import AnyMesh
 from prunex_jax.trees import PyTree
 
 
@@ -25,7 +25,7 @@ def evaluate_split(
     statistics: PyTree,
     split: Split,
     *,
-    mesh: jax.sharding.Mesh,
+    mesh: AnyMesh,
     batch_size: int,
     rows: np.ndarray,
     num_workers: int = 0,

@@ -23,7 +23,8 @@ from prunex_jax.channels import (
 from prunex_jax.comm import dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.config import ExperimentConfig, total_steps
-from prunex_jax.data import Dataset, batch_rows, open_dataset
+from prunex_jax.data import Dataset, Loader, batch_rows, make_loader, open_dataset
+from prunex_jax.data.shards import check_shards
 from prunex_jax.errors import UserError
 from prunex_jax.methods import Method, Recipe, make_method
 from prunex_jax.models import Model, make_model
@@ -34,7 +35,7 @@ from prunex_jax.rounds import RoundPlan, make_round_plan
 from prunex_jax.sparsity import check_excludes, validate_sparsity
 from prunex_jax.step import Programs, make_programs
 from prunex_jax.targets import Budget, model_budget
-from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS, Topology
+from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS, AnyMesh, Topology
 from prunex_jax.trees import shapes_by_path
 
 
@@ -84,7 +85,7 @@ class Experiment:
     eval_rows: np.ndarray
 
     @property
-    def mesh(self) -> jax.sharding.Mesh:
+    def mesh(self) -> AnyMesh:
         """The ('host', 'device') mesh."""
         return self.topology.mesh
 
@@ -103,6 +104,16 @@ class Experiment:
         """Bytes per host that hierarchical dense averaging sends over the host axis."""
         shape = dict(self.mesh.shape)
         return wire_bytes(mesh_sum(self.num_params, shape), shape)[HOST_AXIS]
+
+    def make_loader(self) -> Loader:
+        """Makes what reads this process's part of the training batches."""
+        return make_loader(
+            self.dataset.train,
+            self.config.data,
+            rows=self.rows,
+            seed=self.config.seed,
+            num_hosts=self.mesh.shape[HOST_AXIS],
+        )
 
 
 def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
@@ -124,6 +135,7 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     eval_rows = batch_rows(mesh, eval_batch_size, "data.eval_batch_size")
     dataset = open_dataset(config.data, config.seed)
     _check_can_train(config, dataset)
+    check_shards(dataset.train, config.data, mesh.shape[HOST_AXIS])
     model = make_model(config.model, dataset.image_shape, dataset.num_classes)
     trace = trace_model(model)
     sizes = {group.name: group.size for group in trace.groups}
@@ -256,7 +268,7 @@ def _make_method(
 
 def _make_programs(
     config: ExperimentConfig,
-    mesh: jax.sharding.Mesh,
+    mesh: AnyMesh,
     ledger: Ledger,
     model: Model,
     method: Method,
@@ -281,7 +293,7 @@ def trace_model(model: Model) -> ChannelTrace:
     return trace_channels(model.apply, params, image, statistics=statistics)
 
 
-def _check_micro_batches(config: ExperimentConfig, mesh: jax.sharding.Mesh) -> None:
+def _check_micro_batches(config: ExperimentConfig, mesh: AnyMesh) -> None:
     images = config.data.batch_size // mesh.size
     count = config.optimizer.micro_batches
     if images % count:

@@ -16,7 +16,7 @@ from prunex_jax.models import Model
 from prunex_jax.shrink import Network
 from prunex_jax.state import TrainState
 from prunex_jax.step import make_programs
-from prunex_jax.topology import HOST_AXIS
+from prunex_jax.topology import HOST_AXIS, sharding_on
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def finish(loop: Loop, state: TrainState) -> TrainResult:
 
 
 def _evaluate(experiment: Experiment, network: Network) -> dict[str, Result | None]:
-    """Scores the final network on validation and, this once, on test."""
+    """Scores the final network on validation and, this once, on test if it is read."""
     programs = experiment.programs
     if network.model != experiment.trained:
         programs = make_programs(
@@ -77,9 +77,11 @@ def _evaluate(experiment: Experiment, network: Network) -> dict[str, Result | No
             experiment.ledger,
             layouts={},
         )
-    sharding = jax.sharding.NamedSharding(experiment.mesh, jax.P())
+    sharding = sharding_on(experiment.mesh, jax.P())
     params, statistics = jax.device_put((network.params, network.statistics), sharding)
     dataset = experiment.dataset
+    splits = {"validation": dataset.validation, "test": dataset.test}
+    is_read = {"validation": True, "test": experiment.config.run.read_test}
     return {
         name: evaluate_split(
             programs.evaluate,
@@ -91,7 +93,9 @@ def _evaluate(experiment: Experiment, network: Network) -> dict[str, Result | No
             rows=experiment.eval_rows,
             num_workers=experiment.config.data.num_workers,
         )
-        for name, split in (("validation", dataset.validation), ("test", dataset.test))
+        if is_read[name]
+        else None
+        for name, split in splits.items()
     }
 
 

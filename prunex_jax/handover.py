@@ -26,9 +26,9 @@ from prunex_jax.errors import UserError
 from prunex_jax.experiment import Experiment, with_method, with_small_network
 from prunex_jax.program import Program
 from prunex_jax.shrink import Cut, Network, make_cut, shrink_error, shrink_network
-from prunex_jax.state import TrainState, enter, leave, specs_of
-from prunex_jax.step import placements_of, settle
-from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS
+from prunex_jax.state import TrainState, enter, leave, settle, specs_of
+from prunex_jax.step import placements_of
+from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS, map_over
 from prunex_jax.trees import PyTree, flatten_by_path
 
 # Images on which masked and shrunk networks are compared.
@@ -257,7 +257,7 @@ def _cutter(
         return leave(placements, small)
 
     specs = specs_of(placements)
-    run = jax.shard_map(cut_copy, mesh=before.mesh, in_specs=(specs,), out_specs=specs)
+    run = map_over(before.mesh, cut_copy, (specs,), specs)
     wanted = after.programs.abstract_state()
     return lambda state: _fitted(run(state), wanted)
 
@@ -282,11 +282,8 @@ def _changer(
         )
         return settle(next_placements, leave(next_placements, changed))
 
-    return jax.shard_map(
-        change,
-        mesh=before.mesh,
-        in_specs=(specs_of(placements),),
-        out_specs=specs_of(next_placements),
+    return map_over(
+        before.mesh, change, (specs_of(placements),), specs_of(next_placements)
     )
 
 

@@ -22,14 +22,14 @@ from scipy import optimize
 
 from prunex_jax.comm import (
     Collective,
-    host_messages,
+    count_hops,
     mean_over_devices,
     mean_over_hosts,
     ring_bytes,
 )
 from prunex_jax.errors import UserError
 from prunex_jax.step_time import Link
-from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS
+from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, sharding_on
 
 # Numbers that every device puts into a sum: each message is four times as long as the
 # one before.
@@ -86,7 +86,7 @@ class ProbedLink:
 
 
 def probe_links(
-    mesh: jax.sharding.Mesh,
+    mesh: AnyMesh,
     max_seconds: float = 10.0,
     now: Callable[[], float] = time.perf_counter,
 ) -> dict[str, ProbedLink]:
@@ -136,7 +136,7 @@ def fit_link(sizes: Sequence[tuple[float, float]], hops: int) -> Link:
 
 
 def _probe(
-    mesh: jax.sharding.Mesh, axis: str, max_seconds: float, now: Callable[[], float]
+    mesh: AnyMesh, axis: str, max_seconds: float, now: Callable[[], float]
 ) -> ProbedLink:
     """Runs sums of growing size over one axis until the time is up."""
     sizes: list[Size] = []
@@ -154,7 +154,7 @@ def _probe(
         spent += first + sum(seconds)
         sizes.append(Size(_sent_bytes(mesh.shape, axis, num_elements), seconds))
         num_elements *= _GROWTH
-    _, hops = host_messages([_sum(mesh.shape, axis, num_elements)], axis)
+    hops = count_hops([_sum(mesh.shape, axis, num_elements)], axis)
 
     def link_at(quantile: float) -> Link:
         times = [float(np.quantile(size.seconds, quantile)) for size in sizes]
@@ -165,7 +165,7 @@ def _probe(
 
 
 def _timed_sums(
-    mesh: jax.sharding.Mesh, axis: str, num_elements: int, now: Callable[[], float]
+    mesh: AnyMesh, axis: str, num_elements: int, now: Callable[[], float]
 ) -> Callable[[int], list[float]]:
     """Compiles a sum of one size; what it returns times so many of them."""
 
@@ -177,10 +177,8 @@ def _timed_sums(
 
     everywhere = jax.P((HOST_AXIS, DEVICE_AXIS))
     along = jax.P(DEVICE_AXIS if axis == HOST_AXIS else HOST_AXIS)
-    program = jax.jit(
-        jax.shard_map(add, mesh=mesh, in_specs=everywhere, out_specs=along)
-    )
-    sharding = jax.sharding.NamedSharding(mesh, everywhere)
+    program = jax.jit(map_over(mesh, add, everywhere, along))
+    sharding = sharding_on(mesh, everywhere)
     ones = jax.jit(
         lambda: jnp.ones(mesh.size * num_elements, jnp.float32), out_shardings=sharding
     )()

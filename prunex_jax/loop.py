@@ -15,8 +15,7 @@ import jax
 import numpy as np
 
 from prunex_jax.checkpoint import Checkpointer
-from prunex_jax.data import make_loader, place_batch
-from prunex_jax.errors import TrainingDivergedError
+from prunex_jax.data import place_batch
 from prunex_jax.evaluation import Result, evaluate_split
 from prunex_jax.experiment import Experiment
 from prunex_jax.handover import (
@@ -27,14 +26,15 @@ from prunex_jax.handover import (
     hand_over,
     saved_handover,
 )
+from prunex_jax.health import check_health
 from prunex_jax.methods import Method
 from prunex_jax.metrics import RunFolder
 from prunex_jax.program import Program
-from prunex_jax.progress import Clock, Progress, format_progress
+from prunex_jax.progress import Clock, format_progress, progress_of
 from prunex_jax.rounds import Round
 from prunex_jax.screen import Screen
 from prunex_jax.signals import StopRequest
-from prunex_jax.state import NEVER, TrainState
+from prunex_jax.state import TrainState
 from prunex_jax.step import Report
 from prunex_jax.topology import HOST_AXIS, run_together
 
@@ -101,7 +101,7 @@ class Loop:
         Returns:
           The state, and whether the run is complete.
         Raises:
-          TrainingDivergedError: The loss is no longer finite.
+          TrainingDivergedError: See `health.check_health`.
         """
         state = self._restore_or_start()
         is_complete = self.step >= self.num_steps
@@ -156,6 +156,8 @@ class Loop:
                         state = self._log(state)
                     if _is_due(self.step, config.eval_every_steps) and not is_last:
                         self._validate(state)
+                    if is_last:
+                        state = self._reestimate(state, batches)
                     if self.step == self.experiment.plan.shrink_step:
                         state = self._shrink(state)
                     if self._is_next_phase_due() and not is_last:
@@ -194,13 +196,7 @@ class Loop:
     def _batches(self) -> Iterator[Iterator[dict[str, jax.Array]]]:
         """Batches from the current step on, on the mesh."""
         experiment = self.experiment
-        loader = make_loader(
-            experiment.dataset.train,
-            experiment.config.data,
-            rows=experiment.rows,
-            seed=experiment.config.seed,
-        )
-        with loader.batches(self.step) as batches:
+        with experiment.make_loader().batches(self.step) as batches:
             yield (
                 place_batch(batch, experiment.mesh, experiment.rows)
                 for batch in batches
@@ -269,6 +265,13 @@ class Loop:
         )
         return state
 
+    def _reestimate(self, state: TrainState, batches: Iterator[Any]) -> TrainState:
+        """Takes batch statistics of the network that is left, from batches to come."""
+        count = self.experiment.config.run.reestimate_batches
+        for number, batch in enumerate(itertools.islice(batches, count)):
+            state = self.experiment.programs.reestimate(state, batch, number)
+        return state
+
     def _is_next_phase_due(self) -> bool:
         phases = self.experiment.phases
         if self.phase + 1 == len(phases):
@@ -292,29 +295,28 @@ class Loop:
     def _log(self, state: TrainState) -> TrainState:
         programs = self.experiment.programs
         report = jax.device_get(programs.report(state))
-        self._check_finite(report)
+        self._check_health(report)
         row = self._row(report)
         self.folder.append(row)
         self.news |= {"loss": row["loss"], "accuracy": row["accuracy"]}
-        self.screen.line(format_progress(self._progress(row)))
+        config = self.experiment.config
+        progress = progress_of(row, self.num_steps, config.data.batch_size)
+        self.screen.line(format_progress(progress))
         return programs.clear(state)
 
-    def _check_finite(self, report: Report) -> None:
-        if report.first_bad_step == NEVER:
-            return
-        last_good = self.checkpointer.latest_step()
-        kept = "there is no checkpoint before it"
-        if last_good is not None:
-            kept = f"the checkpoint of step {last_good} is kept"
-        raise TrainingDivergedError(
-            f"the loss is not finite since step {int(report.first_bad_step)}; {kept}. "
-            "Lower config.optimizer.learning_rate or lengthen its warm-up, and choose "
-            "another --workdir"
-        )
+    def _check_health(self, report: Report) -> None:
+        largest = self.experiment.config.run.max_host_drift
+        check_health(report, largest, self.step, self.checkpointer.latest_step())
+
+    def _spent(self) -> dict[str, float]:
+        """What the run has cost so far."""
+        return {
+            "host_wire_bytes": self.experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0),
+            "seconds_in_steps": self.clock.seconds_in_steps,
+        }
 
     def _row(self, report: Report) -> dict[str, Any]:
-        experiment = self.experiment
-        host_bytes = experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0)
+        experiment, spent = self.experiment, self._spent()
         dense_bytes = experiment.dense_host_bytes_per_step * self.step
         return {
             "step": self.step,
@@ -322,30 +324,18 @@ class Loop:
             "accuracy": float(report.accuracy),
             "learning_rate": float(experiment.learning_rate(self.step - 1)),
             "sparsity": self.channel_sparsity(),
-            "host_wire_bytes": host_bytes,
-            "host_wire_ratio": host_bytes / dense_bytes if dense_bytes else 0.0,
+            **spent,
+            "host_wire_ratio": (
+                spent["host_wire_bytes"] / dense_bytes if dense_bytes else 0.0
+            ),
             "seconds_per_step_median": self.clock.seconds_per_step_median,
-            **{name: float(value) for name, value in report.health.items()},
+            **jax.tree.map(float, report.health),
         }
 
     def channel_sparsity(self) -> float:
         """Share of the prunable channels that are removed now."""
         total = sum(self.experiment.sizes.values())
         return 1.0 - sum(self.keep_counts.values()) / max(total, 1)
-
-    def _progress(self, row: dict[str, Any]) -> Progress:
-        return Progress(
-            step=self.step,
-            num_steps=self.num_steps,
-            batch_size=self.experiment.config.data.batch_size,
-            seconds_per_step=row["seconds_per_step_median"],
-            host_wire_bytes_per_step=row["host_wire_bytes"] / self.step,
-            host_wire_ratio=row["host_wire_ratio"],
-            sparsity=row["sparsity"],
-            loss=row["loss"],
-            accuracy=row["accuracy"],
-            primal_residual=row.get("primal_residual"),
-        )
 
     def _validate(self, state: TrainState) -> None:
         """Scores the network as it is now on the validation split."""
@@ -356,7 +346,7 @@ class Loop:
             "validation_loss": result.loss,
             "validation_accuracy": result.accuracy,
         }
-        self.folder.append({"step": self.step, **found})
+        self.folder.append({"step": self.step, **self._spent(), **found})
         self.news |= found
         self.screen.line(
             f"step {self.step}: validation accuracy {result.accuracy:.4f}, "
@@ -381,7 +371,7 @@ class Loop:
 
     def _save(self, state: TrainState, wait: bool = False) -> None:
         """Saves a state that is known to be good."""
-        self._check_finite(jax.device_get(self.experiment.programs.report(state)))
+        self._check_health(jax.device_get(self.experiment.programs.report(state)))
         extra = {
             "step": self.step,
             "keep_counts": self.keep_counts,

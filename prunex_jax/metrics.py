@@ -32,7 +32,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from prunex_jax.config import dotted_keys
+from prunex_jax.config import dotted_keys, fixed_differences
 from prunex_jax.errors import UserError
 
 CONFIG = "config.json"
@@ -63,23 +63,6 @@ SUMMARY_KEYS = (
     "shrink_max_abs_error",
     "seconds_total",
     "seconds_per_step_median",
-)
-
-# Settings that may change when a run continues, because its parameters do not depend on
-# them: how often it reports, evaluates or saves; where data lie and how they are read
-# (both loaders make the same batches); how hosts are found, as long as the numbers of
-# hosts and devices stay.
-FREE_ON_RESUME = (
-    "data.dir",
-    "data.eval_batch_size",
-    "data.loader",
-    "data.num_workers",
-    "run.checkpoint_every_steps",
-    "run.checkpoints_kept",
-    "run.eval_every_steps",
-    "run.log_every_steps",
-    "topology.cpu_devices",
-    "topology.layout",
 )
 
 _MESH_KEYS = ("num_hosts", "devices_per_host")
@@ -333,13 +316,11 @@ def _check_same_run(
     for source, tree in ((held, before), (environment, now)):
         mesh = source.get("topology") or {}
         tree.update({f"topology.{key}": mesh.get(key) for key in _MESH_KEYS})
-    for key in sorted(before.keys() | now.keys()):
-        was, is_now = before.get(key, "absent"), now.get(key, "absent")
-        if was != is_now and key not in FREE_ON_RESUME:
-            raise UserError(
-                f"--workdir={path} holds a run with {key}={was!r}, this one has "
-                f"{is_now!r}; choose another --workdir, or --fresh to start over"
-            )
+    for key, was, is_now in fixed_differences(before, now):
+        raise UserError(
+            f"--workdir={path} holds a run with {key}={was!r}, this one has "
+            f"{is_now!r}; choose another --workdir, or --fresh to start over"
+        )
 
 
 def _earlier(

@@ -10,8 +10,11 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.extend import core
 
 from prunex_jax.comm import Collective, list_collectives, wire_bytes
+from prunex_jax.topology import program_to_count
 
 
 @dataclasses.dataclass
@@ -89,8 +92,22 @@ class Program:
         if key not in self._compiled:
             fn = self._build(**static)
             traced = jax.jit(fn, donate_argnums=self._donate).trace(*args)
-            listed = list_collectives(traced.jaxpr)
+            listed = list_collectives(_counted(fn, args, traced.jaxpr))
             sent = wire_bytes(listed, self._mesh_shape)
             self._compiled[key] = _Compiled(traced.lower().compile(), listed, sent)
             self._ledger.num_compilations += 1
         return self._compiled[key]
+
+
+def _counted(
+    fn: Callable[..., Any], args: tuple[Any, ...], jaxpr: core.ClosedJaxpr
+) -> core.ClosedJaxpr:
+    """The program whose collectives count: on a folded mesh, that of the real one."""
+    counted = program_to_count(fn)
+    if counted is fn:
+        return jaxpr
+    return jax.jit(counted).trace(*jax.tree.map(_plain_shape, args)).jaxpr
+
+
+def _plain_shape(array: Any) -> Any:
+    return jax.ShapeDtypeStruct(jnp.shape(array), jnp.result_type(array))

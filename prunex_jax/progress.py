@@ -149,6 +149,28 @@ class Progress:
     primal_residual: float | None = None
 
 
+def progress_of(row: Mapping[str, Any], num_steps: int, batch_size: int) -> Progress:
+    """What a logged row tells people.
+
+    Args:
+      row: Of the metrics of a run, from training.
+      num_steps: Length of the run.
+      batch_size: Over the whole mesh.
+    """
+    return Progress(
+        step=row["step"],
+        num_steps=num_steps,
+        batch_size=batch_size,
+        seconds_per_step=row["seconds_per_step_median"],
+        host_wire_bytes_per_step=row["host_wire_bytes"] / row["step"],
+        host_wire_ratio=row["host_wire_ratio"],
+        sparsity=row["sparsity"],
+        loss=row["loss"],
+        accuracy=row["accuracy"],
+        primal_residual=row.get("primal_residual"),
+    )
+
+
 def format_progress(progress: Progress) -> str:
     """Writes one line of at most 120 columns, aligned with the lines of other steps.
 

@@ -57,7 +57,9 @@ def train(
     """
     config = resolve_config(config)
     started = start_processes(config.topology, launch or LaunchFlags())
-    topology = make_topology(config.topology.layout)
+    topology = make_topology(
+        config.topology.layout, simulated=config.topology.simulated
+    )
     described = environment(topology.describe())
 
     def prepare() -> tuple[Experiment, RunFolder]:

@@ -70,7 +70,7 @@ def _what_is_trained(experiment: Experiment) -> list[str]:
     batch_size = experiment.config.data.batch_size
     per_host = batch_size // mesh.shape[HOST_AXIS]
     height, width, channels = data.image_shape
-    return [
+    lines = [
         f"data      {data.name}: {len(data.train)} training, {len(data.validation)} "
         f"validation images of {height}x{width}x{channels}, {data.num_classes} classes",
         f"batch     {batch_size} = {mesh.shape[HOST_AXIS]} hosts x {per_host} = "
@@ -80,6 +80,20 @@ def _what_is_trained(experiment: Experiment) -> list[str]:
         f"{sum(experiment.sizes.values())} channels, "
         f"{experiment.trace.prunable_share():.1%} of the parameters prunable",
     ]
+    if experiment.config.data.shards != "iid":
+        lines.insert(1, _who_has_which_data(experiment))
+    return lines
+
+
+def _who_has_which_data(experiment: Experiment) -> str:
+    config, num_hosts = experiment.config.data, experiment.mesh.shape[HOST_AXIS]
+    alpha = config.dirichlet_alpha
+    drawn = f" with alpha {alpha:g}" if config.shards == "dirichlet" else ""
+    size = len(experiment.dataset.train) // num_hosts
+    return (
+        f"shards    {config.shards}{drawn}: each of {num_hosts} hosts has {size} "
+        "training images of its own"
+    )
 
 
 def _what_is_sent(experiment: Experiment) -> list[str]:
@@ -136,13 +150,17 @@ def last_screen(summary: Mapping[str, Any], workdir: str) -> str:
     value["params_share"] = value["params_kept"] / value["params_dense"]
     value["macs_share"] = value["macs_kept"] / value["macs_dense"]
     value["workdir"] = workdir
+    # A run that chooses settings has left the test split alone.
+    split = "validation" if value["test_accuracy"] is None else "test"
+    value |= {"split": split, "split_accuracy": value[f"{split}_accuracy"]}
+    value["split_loss"] = value[f"{split}_loss"]
     return _LAST_SCREEN.format_map(value)
 
 
 _LAST_SCREEN = """\
 done      {steps} steps in {seconds_total:.0f} s, {ms:.1f} ms per step, \
 {num_compilations} programs compiled
-network   test accuracy {test_accuracy:.4f}, test loss {test_loss:.4f}
+network   {split} accuracy {split_accuracy:.4f}, {split} loss {split_loss:.4f}
 size      {params_kept:,} of {params_dense:,} parameters ({params_share:.3f}), \
 {macs_kept:,} of {macs_dense:,} multiply-accumulates ({macs_share:.3f})
           {channel_sparsity:.1%} of the channels removed; masked and shrunk network \

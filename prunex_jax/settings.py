@@ -15,6 +15,9 @@ class TopologyConfig:
     layout: str = "auto"
     # Virtual CPU devices of this process; 0 uses the devices the machine has.
     cpu_devices: int = 0
+    # Hosts x devices, as in "4x2", that one real device simulates, such as a GPU; empty
+    # for the devices there are. On CPUs `cpu_devices` is faster.
+    simulated: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +45,16 @@ class DataConfig:
     # Size and shape of the synthetic set.
     synthetic_examples: int = 1024
     synthetic_classes: int = 10
-    # Decides which training images are held out for validation.
+    # Decides which training images are held out for validation and, where `shards` is
+    # not iid, which host has which.
     shuffle_seed: int = 0
+    # What a host trains on: iid (all images) | label_sorted (classes of its own) |
+    # dirichlet (class shares drawn at random); the last two need the set in memory.
+    shards: Literal["iid", "label_sorted", "dirichlet"] = "iid"
+    # Class shares of hosts are drawn from Dirichlet(alpha), scaled by those of the set
+    # where classes differ in size: up to 0.1 few classes fill a shard; from 100 on,
+    # shards are nearly alike.
+    dirichlet_alpha: float = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +90,8 @@ class OptimizerConfig:
     # Share of the run for the linear warm-up.
     warmup_share: float = 0.05
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    # Share of the run at which warm-up and decay start over, as after pruning; 0 never.
+    rewind_share: float = 0.0
     label_smoothing: float = 0.0
     # Largest gradient norm, measured after averaging; 0 means no clipping.
     clip_norm: float = 0.0
@@ -264,6 +277,14 @@ class RunConfig:
     # 0 saves at the end, and on a signal, only.
     checkpoint_every_steps: int = 200
     checkpoints_kept: int = 2
+    # Training batches at the end, from which batch statistics of the final network are
+    # taken anew; 0 keeps the running ones, which copies of it have left.
+    reestimate_batches: int = 0
+    # Stop where copies are further than this from their consensus, as a share of its
+    # norm: so H-SADMM diverges, with every loss finite. 0 never stops.
+    max_host_drift: float = 1.0
+    # False leaves the test split alone, in runs that choose settings.
+    read_test: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

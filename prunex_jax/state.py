@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.comm import vary
 from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.trees import PyTree
 
@@ -75,6 +76,20 @@ def leave(placements: PyTree, tree: PyTree) -> PyTree:
     """Puts the placement axes back; inverse of `enter`."""
     return _map_parts(
         lambda n, leaf: leaf.reshape((1,) * n + leaf.shape), placements, tree
+    )
+
+
+def settle(placements: PyTree, tree: PyTree) -> PyTree:
+    """Marks freshly made values as varying where their placement says so.
+
+    Args:
+      placements: Placement of `tree`, or of whole parts of it.
+      tree: Values with placement axes, inside `shard_map`.
+    Returns:
+      The same values, typed as their placement asks.
+    """
+    return jax.tree.map(
+        lambda p, part: vary(part, tuple(specs_of(p))), placements, tree
     )
 
 

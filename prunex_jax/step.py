@@ -23,7 +23,7 @@ from prunex_jax.comm import (
     vary,
 )
 from prunex_jax.methods import Method
-from prunex_jax.models import Model
+from prunex_jax.models import Model, from_moments, to_moments
 from prunex_jax.optim import RoundKind
 from prunex_jax.optim.accumulation import accumulated_grads
 from prunex_jax.program import Ledger, Program
@@ -33,10 +33,17 @@ from prunex_jax.state import (
     TrainState,
     enter,
     leave,
+    settle,
     specs_of,
     zero_totals,
 )
-from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS
+from prunex_jax.topology import (
+    DEVICE_AXIS,
+    HOST_AXIS,
+    AnyMesh,
+    map_over,
+    sharding_on,
+)
 from prunex_jax.trees import PyTree
 
 _MESH_AXES = (HOST_AXIS, DEVICE_AXIS)
@@ -52,7 +59,7 @@ class Report(NamedTuple):
     loss: jax.Array  # mean over examples
     accuracy: jax.Array
     first_bad_step: jax.Array  # int32: first step with a loss that is not finite
-    health: dict[str, jax.Array]  # means over the copies
+    health: dict[str, Any]  # means over the copies, by group where there is a dict
 
 
 class Score(NamedTuple):
@@ -77,6 +84,8 @@ class Programs:
       report: state -> Report.
       clear: state -> state with empty totals; donates the state.
       network: state -> (params, statistics) that the method stands for, replicated.
+      reestimate: (state, batch, batches seen before) -> state with the statistics of
+        the network that the method stands for, mean over batches; donates the state.
       evaluate: (params, statistics, batch) -> Score.
       scores: state -> squared channel norms of the network, replicated.
       abstract_state: () -> shapes, types and shardings of the state, for restoring it.
@@ -89,6 +98,7 @@ class Programs:
     report: Program
     clear: Program
     network: Program
+    reestimate: Program
     evaluate: Program
     scores: Program
     abstract_state: Callable[[], TrainState]
@@ -109,7 +119,7 @@ def placements_of(method: Method) -> TrainState:
 def make_programs(
     model: Model,
     method: Method,
-    mesh: jax.sharding.Mesh,
+    mesh: AnyMesh,
     ledger: Ledger,
     *,
     layouts: Layouts,
@@ -150,6 +160,7 @@ def make_programs(
         report=program("report", builder.report, False),
         clear=program("clear", builder.clear, True),
         network=program("network", builder.network, False),
+        reestimate=program("reestimate", builder.reestimate, True),
         evaluate=program("evaluate", builder.evaluate, False),
         scores=program("scores", builder.scores, False),
         abstract_state=builder.abstract_state,
@@ -162,14 +173,14 @@ class _Builder:
 
     model: Model
     method: Method
-    mesh: jax.sharding.Mesh
+    mesh: AnyMesh
     label_smoothing: float
     norm_scope: str
     layouts: Layouts
     micro_batches: int
 
     def _shard(self, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        return jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+        return map_over(self.mesh, fn, in_specs, out_specs)
 
     @property
     def _placements(self) -> TrainState:
@@ -197,7 +208,7 @@ class _Builder:
         shapes = jax.eval_shape(self.init(), jax.random.key(0))
 
         def shard(spec: jax.P, part: PyTree) -> PyTree:
-            sharding = jax.sharding.NamedSharding(self.mesh, spec)
+            sharding = sharding_on(self.mesh, spec)
             return jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
                 part,
@@ -300,7 +311,7 @@ class _Builder:
                 first_bad_step=min_over_mesh(
                     totals.first_bad_step, HOST_AXIS, DEVICE_AXIS
                 ),
-                health={name: value / num_devices for name, value in healths.items()},
+                health=jax.tree.map(lambda total: total / num_devices, healths),
             )
 
         return self._shard(fn, (self._specs,), jax.P())
@@ -316,10 +327,24 @@ class _Builder:
         def fn(state: TrainState) -> tuple[PyTree, PyTree]:
             state = enter(self._placements, state)
             params = self.method.network(state.params, state.opt_state)
-            statistics = mean_over_mesh(state.statistics, HOST_AXIS, DEVICE_AXIS)
-            return params, statistics
+            moments = to_moments(state.statistics)
+            moments = mean_over_mesh(moments, HOST_AXIS, DEVICE_AXIS)
+            return params, from_moments(moments)
 
         return self._shard(fn, (self._specs,), (jax.P(), jax.P()))
+
+    def reestimate(self) -> Callable[..., TrainState]:
+        def fn(state: TrainState, batch: Batch, num_seen: jax.Array) -> TrainState:
+            state = enter(self._placements, state)
+            params = self.method.network(state.params, state.opt_state)
+            axis = DEVICE_AXIS if self.norm_scope == "host" else None
+            statistics = self.model.reestimate(
+                params, state.statistics, batch["image"], num_seen, axis_name=axis
+            )
+            statistics = vary(statistics, _MESH_AXES)
+            return leave(self._placements, state._replace(statistics=statistics))
+
+        return self._shard(fn, (self._specs, _BATCH, jax.P()), self._specs)
 
     def evaluate(self) -> Callable[..., Score]:
         def fn(
@@ -343,20 +368,6 @@ class _Builder:
             return sum_squares_by_channel(params, self.layouts)
 
         return self._shard(fn, (self._specs,), jax.P())
-
-
-def settle(placements: PyTree, tree: PyTree) -> PyTree:
-    """Marks freshly made values as varying where their placement says so.
-
-    Args:
-      placements: Placement of `tree`, or of whole parts of it.
-      tree: Values with placement axes, inside `shard_map`.
-    Returns:
-      The same values, typed as their placement asks.
-    """
-    return jax.tree.map(
-        lambda p, part: vary(part, tuple(specs_of(p))), placements, tree
-    )
 
 
 def _halves(batch: Batch) -> list[Batch]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize
 
-from prunex_jax.comm import Collective, host_messages, wire_bytes
+from prunex_jax.comm import Collective, count_hops, wire_bytes
 from prunex_jax.errors import UserError
 from prunex_jax.methods import Method
 
@@ -46,15 +46,13 @@ class Traffic:
     Attributes:
       host_bytes: Sent by one host over the host axis.
       device_bytes: Sent by the devices of one host together over the device axis.
-      messages: Collectives over the host axis.
       hops: Times that a message has to reach a neighbour on the host axis before the
-        next can leave; see `comm.host_messages`.
+        next can leave; see `comm.count_hops`.
       device_hops: The same on the device axis.
     """
 
     host_bytes: float
     device_bytes: float
-    messages: float
     hops: float
     device_hops: float = 0.0
 
@@ -94,10 +92,10 @@ def _traffic_of(listed: Sequence[Collective], mesh_shape: Mapping[str, int]) -> 
     """What one call of a program sends."""
     slow, fast = mesh_shape
     sent = wire_bytes(listed, mesh_shape)
-    messages, hops = host_messages(listed, slow)
     inside = [item for item in listed if slow not in item.axes]
-    _, device_hops = host_messages(inside, fast)
-    return Traffic(sent[slow], sent[fast], messages, hops, device_hops)
+    return Traffic(
+        sent[slow], sent[fast], count_hops(listed, slow), count_hops(inside, fast)
+    )
 
 
 def late_options(method: Method) -> list[dict[str, Any]]:

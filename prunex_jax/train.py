@@ -9,21 +9,22 @@ run in FOLDER that was stopped goes on where it was. Exit code 0: ended, or stop
 saved; 1: diverged; 2: bad input.
 """
 
-import importlib.util
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from prunex_jax.cli import Command, Flag, Values, run_command
+from prunex_jax.cli import Command, Flag, Values, call_in_file, run_command
 from prunex_jax.config import dotted_keys, suggest
 from prunex_jax.errors import UserError
 from prunex_jax.run import train
 from prunex_jax.topology import LaunchFlags
 
+CONFIG_FLAG = Flag(
+    "config", "", "Config file, and after a colon its argument.", is_required=True
+)
 # How the processes of a run find each other, unless their launcher tells.
 LAUNCH_FLAGS = (
     Flag("coordinator", "", "Address and port of process 0."),
@@ -35,12 +36,7 @@ COMMAND = Command(
     name="prunex_jax.train",
     text=str(__doc__),
     flags=(
-        Flag(
-            "config",
-            "",
-            "Config file, and after a colon its argument.",
-            is_required=True,
-        ),
+        CONFIG_FLAG,
         Flag("workdir", "", "Run folder.", is_required=True),
         Flag("fresh", False, "Start over, removing the run that the folder holds."),
         *LAUNCH_FLAGS,
@@ -72,26 +68,8 @@ def load_config(file: str) -> ml_collections.ConfigDict:
       UserError: The file does not exist, cannot be run, or has no `get_config`.
     """
     path, _, argument = file.partition(":")
-    if not Path(path).is_file():
-        raise UserError(f"--config={path} is not a file; configs/ has examples")
-    spec = importlib.util.spec_from_file_location("prunex_jax_config", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"--config={path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    # Config files build on their neighbours, as in `import cifar10_resnet20_hsadmm`.
-    sys.path.insert(0, str(Path(path).parent))
-    try:
-        spec.loader.exec_module(module)
-        return module.get_config(*([argument] if argument else []))
-    except UserError:
-        raise
-    except Exception as error:
-        what = " ".join(str(error).split())
-        raise UserError(
-            f"--config={file} cannot be loaded: {type(error).__name__}: {what}"
-        ) from error
-    finally:
-        sys.path.remove(str(Path(path).parent))
+    given = [argument] if argument else []
+    return call_in_file(path, "config", "get_config", *given)
 
 
 def override_config(

@@ -61,15 +61,14 @@ def make_measurement(row="dense", link="r=4", **changes):
     exchange = 8 * sent / 1e6 / setup.megabits if setup.megabits else 0.0
     compute = COMPUTE_SECONDS + 0.01 * len(row) / setup.num_hosts
     middle = compute + exchange * (setup.num_hosts > 1)
-    messages = 2.0 if sent else 0.0
+    hops = 4.0 if sent else 0.0
     is_peer = setup.runtime == "torch"
     values = {
         "seconds": tuple(middle * (1 + 0.02 * k) for k in (-2, -1, 0, 1, 2)),
-        "interface_bytes": 1.01 * sent + 2_000 * messages,
+        "interface_bytes": 1.01 * sent + 1_000 * hops,
         "traced_bytes": None if is_peer else sent,
         "formula_bytes": None if is_peer else sent,
-        "messages": messages,
-        "hops": 2 * messages,
+        "hops": hops,
         "peak_memory": 500_000_000 + 1000 * len(row),
     }
     return Measurement(setup=setup, **{**values, **own})

@@ -1,6 +1,7 @@
 """Eight virtual CPU devices and strict ranks for every test; set before jax is used."""
 
 import gc
+import importlib.metadata
 import os
 import socket
 import subprocess
@@ -10,11 +11,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
+
+def _xla_flags() -> str:
+    """Little optimisation, and the generator of code that compiles in half the time.
+
+    Later versions end the process over the flag of that generator.
+    """
+    flags = "--xla_backend_optimization_level=0"
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        flags += " --xla_cpu_use_fusion_emitters=false"
+    return flags
+
+
 # Nearly all the time of the tests is compilation. Programs are compiled with little
 # optimisation, and kept between tests, processes and runs of the suite; processes that
 # tests start inherit both, so that results can be compared bit for bit.
 _CACHE = ROOT / ".pytest_cache" / "compiled"
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("XLA_FLAGS", _xla_flags())
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 

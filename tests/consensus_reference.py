@@ -132,15 +132,28 @@ def reference(form, level, targets, rounds=ROUNDS):
                 for i in range(num_hosts)
             ]
         minus = functools.partial(tree, np.subtract)
-        residuals = {}
+        residuals, health = {}, {}
         for i, j in pairs:
             gap = minus(theta[i, j], zi[i])
             residuals[i, j] = (
                 norm_of(gap),
-                rho1 * norm_of(minus(zi[i], old_zi[i])),
+                (rho1 or 1.0) * norm_of(minus(zi[i], old_zi[i])),
                 norm_of(minus(zi[i], z)),
                 rho2 * norm_of(minus(z, old_z)),
             )
+            moved = minus(zi[i], old_zi[i])
+            health[i, j] = {
+                "host_drift": norm_of(tree(np.multiply, minus(theta[i, j], z), m))
+                / norm_of(z),
+                "primal_by_group": {
+                    "a": norm_of({"a": gap["a"], "b": gap["b"]}),
+                    "b": norm_of({"b": gap["b"]}),
+                },
+                "dual_by_group": {
+                    "a": (rho1 or 1.0) * norm_of({"a": moved["a"], "b": moved["b"]}),
+                    "b": (rho1 or 1.0) * norm_of({"b": moved["b"]}),
+                },
+            }
             if gamma:
                 u[i, j] = tree(lambda u, g: gamma * u + g, u[i, j], gap)
             theta[i, j] = tree(
@@ -156,6 +169,7 @@ def reference(form, level, targets, rounds=ROUNDS):
             {
                 "theta": dict(theta), "u": dict(u), "b": dict(b), "z": z, "o": o,
                 "zi": zi, "v": v, "masks": masks, "residuals": residuals,
+                "health": health,
                 "rho": (rho1, rho2),
             }
         )  # fmt: skip

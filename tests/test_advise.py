@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from tiny_runs import tiny_networks
 
 from prunex_jax import advise as command
 from prunex_jax.advise import (
@@ -148,7 +149,8 @@ def test_the_command_measures_and_advises(names, monkeypatch, tmp_path, capsys):
     is_measured = len(names) > 1
     out = tmp_path / "advice.json"
     measure = ["--measure"] if is_measured else []
-    code = main([*DEMO, "--seconds=1", f"--out={out}", *measure])
+    with tiny_networks():
+        code = main([*DEMO, "--seconds=1", f"--out={out}", *measure])
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert "host axis: " in shown.out and "device axis: " in shown.out

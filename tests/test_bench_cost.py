@@ -52,7 +52,6 @@ def make_records(scale: float = 1.0) -> list[Measurement]:
                         interface_bytes=1.02 * num_bytes,
                         traced_bytes=num_bytes,
                         formula_bytes=num_bytes,
-                        messages=1.0,
                         hops=2.0 * (num_hosts - 1),
                         peak_memory=1,
                     )
@@ -114,7 +113,7 @@ def test_peers_count_what_their_interface_counted():
 
 
 def test_strong_scaling_divides_computation_and_not_bytes():
-    sent = Traffic(host_bytes=1e6, device_bytes=4e6, messages=1, hops=3, device_hops=2)
+    sent = Traffic(host_bytes=1e6, device_bytes=4e6, hops=3, device_hops=2)
     cluster = Cluster(4, Link(8.0, 0.1), Link(8.0))
     (base,) = extrapolate(lambda _: sent, (1,), cluster, 8.0)
     assert (base.compute_seconds, base.host_seconds, base.device_seconds) == (2, 1.3, 1)

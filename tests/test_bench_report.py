@@ -30,7 +30,6 @@ from prunex_jax.bench.model_tables import (
     extrapolation_tables,
     predictions_table,
 )
-from prunex_jax.bench.pages import make_page
 from prunex_jax.bench.records import RECORDS_FILE, write_record
 from prunex_jax.bench.report import Findings, make_sections, read_findings, write_report
 from prunex_jax.bench.tables import (
@@ -40,6 +39,7 @@ from prunex_jax.bench.tables import (
     scaling,
     step_times,
 )
+from prunex_jax.report.pages import make_page
 
 # Elements of HTML without an end.
 VOID = {"meta", "br", "img", "source"}
@@ -464,7 +464,8 @@ def test_a_method_looks_the_same_in_all_plots():
 @pytest.mark.parametrize("width", [8, 20, 26, 45])
 def test_legends_fit(width):
     pytest.importorskip("matplotlib")
-    from prunex_jax.bench.plots import make_plots, render
+    from prunex_jax.bench.plots import make_plots
+    from prunex_jax.report.pictures import render
 
     records = [
         make_measurement(row, link, title="w" * width)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from bench_records import make_measurement
 from conftest import free_port
 
 from prunex_jax.bench import __main__ as command_line
@@ -29,7 +30,7 @@ from prunex_jax.bench.records import (
 from prunex_jax.bench.runner import run_study
 from prunex_jax.bench.sandbox import sandbox_kind
 from prunex_jax.bench.studies import Row, Study, check_study, load_study, narrow_study
-from prunex_jax.bench.tasks import row_settings
+from prunex_jax.bench.tasks import Planner, row_settings
 from prunex_jax.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -121,7 +122,12 @@ def test_steps_are_measured_over_every_link(run):
         steps = {"computation": 30, "dense": 3, "hsadmm": 3 * 4}[record.setup.row]
         assert record.interface_bytes == (500 + 1000) / 2 / steps
         assert (record.traced_bytes, record.formula_bytes) == (1000.0, 1000.0)
-        assert (record.messages, record.hops) == (2.0, 4.0)
+        assert record.hops == 4.0
+
+
+def test_processes_are_told_how_many_hosts_share_the_data(tmp_path):
+    planner = Planner(STUDY, row_settings(STUDY, ROOT / "configs"), 4, tmp_path)
+    assert planner.steady(STUDY.rows[0], STUDY.links).spec.num_hosts == 4
 
 
 def test_what_is_recorded_is_not_measured_again(run, tmp_path):
@@ -160,6 +166,14 @@ def test_a_half_written_record_is_not_read(run, tmp_path):
     assert read_records(tmp_path) == records
     write_record(tmp_path, records[0])
     assert read_records(tmp_path) == [*records, records[0]]
+
+
+def test_records_of_earlier_versions_are_read(tmp_path):
+    record = make_measurement()
+    write_record(tmp_path, record)
+    path = tmp_path / RECORDS_FILE
+    path.write_text(path.read_text().replace('"hops"', '"messages": 2.0, "hops"'))
+    assert read_records(tmp_path) == [record]
 
 
 def test_a_host_that_dies_shows_its_log_and_ends_the_others(run):

@@ -25,6 +25,7 @@ from prunex_jax.config import (  # noqa: E402
     config_to_dict,
     resolve_config,
 )
+from prunex_jax.data.shards import make_shards  # noqa: E402
 from prunex_jax.errors import TrainingDivergedError, UserError  # noqa: E402
 from prunex_jax.experiment import make_experiment  # noqa: E402
 from prunex_jax.loop import Loop  # noqa: E402
@@ -224,6 +225,17 @@ def test_steps_are_ours(tmp_path):
     wanted_losses, params, _ = our_run(spec, (1, 1), 4)
     np.testing.assert_allclose(losses, wanted_losses, rtol=1e-4)
     assert_close(found, named(params), 1e-3)
+
+
+def test_processes_of_a_host_train_on_its_shard(tmp_path):
+    spec = spec_of(tmp_path, [1], settings={"data.shards": "label_sorted"}, num_hosts=2)
+    task = make_task(spec, Seat(address(), process=3, processes=4))
+    with torch_training.joined(Seat(address())):
+        with torch_training.Trainer(task, "dense") as trainer:
+            batches = [next(trainer._batches) for _ in range(40)]
+    labels = task.dataset.train.labels()
+    own = labels[make_shards(labels, 2, task.config.data)[1]]
+    assert {*np.concatenate([batch["label"] for batch in batches])} == {*own}
 
 
 class Reached:

@@ -173,10 +173,18 @@ MEANS = {
 }
 
 
-@pytest.mark.parametrize("check_vma", [True, False], ids=["typed", "untyped"])
 @pytest.mark.parametrize("wire", WIRE_DTYPES)
-@pytest.mark.parametrize("shape", [(2, 4), (4, 2), (8, 1), (3, 2)], **BY_SIZE)
-def test_means_are_means_to_the_precision_of_the_wire(shape, wire, check_vma):
+@pytest.mark.parametrize(
+    ("shape", "check_vma"),
+    [
+        pytest.param((2, 4), True, id="2x4"),
+        pytest.param((4, 2), True, id="4x2"),
+        pytest.param((8, 1), True, id="8x1"),
+        pytest.param((3, 2), True, id="3x2"),
+        pytest.param((3, 2), False, id="3x2 untyped"),
+    ],
+)
+def test_means_are_means_to_the_precision_of_the_wire(shape, check_vma, wire):
     tree = make_tree(shape)
     wanted = flat(tree, 2).mean((0, 1))
     largest = np.abs(flat(tree)).max()
@@ -303,16 +311,19 @@ def test_a_single_host_rounds_nothing_and_sends_nothing(wire):
         assert_same(fn(alone, None, None, wire, jax.random.key(0)), alone)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("wire", NARROW)
-def test_divergence_of_one_device_is_seen_by_all(wire, bad):
-    tree = make_tree((2, 2))
-    tree["kernel"][1, 0, 7, 2] = bad
-    for fn in MEANS.values():
-        run = functools.partial(fn, wire_dtype=wire, key=jax.random.key(0))
-        found = on_mesh(run, (2, 2))(tree)
-        assert not np.isfinite(found["kernel"][7, 2])
-        assert np.isfinite(flat(found)).any()
+def test_divergence_of_one_device_is_seen_by_all(wire):
+    def run(own):
+        key = jax.random.key(0)
+        return [fn(own, wire_dtype=wire, key=key) for fn in MEANS.values()]
+
+    program = on_mesh(run, (2, 2))
+    for bad in (np.nan, np.inf):
+        tree = make_tree((2, 2))
+        tree["kernel"][1, 0, 7, 2] = bad
+        for found in program(tree):
+            assert not np.isfinite(found["kernel"][7, 2])
+            assert np.isfinite(flat(found)).any()
 
 
 @pytest.mark.parametrize("wire", NARROW)

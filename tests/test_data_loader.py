@@ -27,7 +27,7 @@ CONFIG = DataConfig(
 
 def _batches(config: DataConfig, rows: np.ndarray, start: int, count: int, seed=0):
     data = open_dataset(config, seed=0)
-    loader = make_loader(data.train, config, rows=rows, seed=seed)
+    loader = make_loader(data.train, config, rows=rows, seed=seed, num_hosts=1)
     with loader.batches(start) as iterator:
         return [next(iterator) for _ in range(count)]
 
@@ -101,7 +101,8 @@ def test_no_thread_is_left_behind(loader: str, ended_by: str) -> None:
     config = dataclasses.replace(CONFIG, loader=loader)
     train = open_dataset(config, seed=0).train
     before = threading.active_count()
-    iterator = make_loader(train, config, rows=np.arange(4), seed=0).batches()
+    rows = np.arange(4)
+    iterator = make_loader(train, config, rows=rows, seed=0, num_hosts=1).batches()
     next(iterator)
     assert _reader_threads() == ["prunex-batches"]
     if ended_by == "close":
@@ -132,7 +133,7 @@ def test_errors_of_the_reading_thread_arrive() -> None:
 def test_batches_are_not_written_to_again() -> None:
     # Devices may use the memory of a batch, so every batch needs its own.
     data = open_dataset(CONFIG, seed=0)
-    loader = make_loader(data.train, CONFIG, rows=np.arange(16), seed=0)
+    loader = make_loader(data.train, CONFIG, rows=np.arange(16), seed=0, num_hosts=1)
     with loader.batches() as iterator:
         batches = [next(iterator) for _ in range(4)]
         copies = [{k: v.copy() for k, v in batch.items()} for batch in batches]
@@ -150,14 +151,14 @@ def test_batches_are_not_written_to_again() -> None:
 def test_impossible_rows_are_refused(rows: list, share: float, message: str) -> None:
     data = open_dataset(CONFIG, seed=0)
     with pytest.raises(UserError, match=message):
-        make_loader(data.train, CONFIG, rows=np.array(rows), seed=0)
+        make_loader(data.train, CONFIG, rows=np.array(rows), seed=0, num_hosts=1)
 
 
 def test_an_empty_split_is_refused_for_training() -> None:
     config = dataclasses.replace(CONFIG, validation_share=0.0)
     data = open_dataset(config, seed=0)
     with pytest.raises(UserError, match="split 'validation' has no examples"):
-        make_loader(data.validation, config, rows=np.arange(4), seed=0)
+        make_loader(data.validation, config, rows=np.arange(4), seed=0, num_hosts=1)
 
 
 @pytest.mark.parametrize("loader", ["memory", "grain"])

@@ -96,9 +96,11 @@ _WORKER = """
     assert rows.tolist() == ([0, 1, 4, 5] if index == 0 else [2, 3, 6, 7]), rows
     config = DataConfig(name="synthetic", image_size=8, batch_size=8, augment="shift")
     train = open_dataset(config, seed=0).train
-    with make_loader(train, config, rows=rows, seed=0).batches(3) as local:
+    loader = make_loader(train, config, rows=rows, seed=0, num_hosts=2)
+    with loader.batches(3) as local:
         placed = place_batch(next(local), mesh, rows)
-    with make_loader(train, config, rows=np.arange(8), seed=0).batches(3) as whole:
+    loader = make_loader(train, config, rows=np.arange(8), seed=0, num_hosts=2)
+    with loader.batches(3) as whole:
         expected = next(whole)
     for name, array in placed.items():
         assert array.shape == expected[name].shape

@@ -108,7 +108,7 @@ def test_memory_and_grain_give_the_same_bits(
             tmp_path, augment=augment, loader=loader, num_workers=num_workers
         )
         data = open_dataset(config, seed=0)
-        make = make_loader(data.train, config, rows=rows, seed=11)
+        make = make_loader(data.train, config, rows=rows, seed=11, num_hosts=1)
         with make.batches(2) as iterator:
             batches[loader] = [next(iterator) for _ in range(5)]
     for memory, grain in zip(batches["memory"], batches["grain"], strict=True):
@@ -123,7 +123,7 @@ def test_images_of_different_sizes_become_batches(tmp_path: Path) -> None:
     config = _config(tmp_path, augment="random_resized_crop", image_size=6)
     data = open_dataset(config, seed=0)
     assert not data.train.in_memory
-    loader = make_loader(data.train, config, rows=np.arange(8), seed=0)
+    loader = make_loader(data.train, config, rows=np.arange(8), seed=0, num_hosts=1)
     with loader.batches() as batches:
         assert next(batches)["image"].shape == (8, 6, 6, 3)
     with evaluation_batches(data.test, 4, np.arange(4)) as batches:

@@ -443,7 +443,7 @@ def test_health_is_scalar_and_finite(row):
         health, mesh=runner.mesh, in_specs=(runner.specs,), out_specs=jax.P(*AXES)
     )
     found = jax.jit(run, compiler_options=QUICK)(trained(row))
-    for name, value in found.items():
+    for name, value in flatten_by_path(found).items():
         assert value.shape == (2, 2) and np.isfinite(value).all(), name
 
 

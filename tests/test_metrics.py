@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from prunex_jax import metrics
-from prunex_jax.config import config_to_dict, resolve_config
+from prunex_jax.config import FREE_ON_RESUME, config_to_dict, resolve_config
 from prunex_jax.errors import UserError
 from prunex_jax.metrics import RunFolder, environment, source_revision
 from prunex_jax.progress import Clock, Progress, format_progress
@@ -80,7 +80,7 @@ def test_resolved_config_runs_as_is(tmp_path):
 
 def test_the_free_settings_exist():
     known = config_to_dict(resolve_config({"run": {"steps": 3}}))
-    for key in metrics.FREE_ON_RESUME:
+    for key in FREE_ON_RESUME:
         section, name = key.split(".")
         assert name in known[section], f"{key} is not a setting any more"
 
@@ -94,7 +94,7 @@ def test_the_same_config_resumes(tmp_path):
     assert (tmp_path / "summary.json").exists()
 
 
-@pytest.mark.parametrize("key", metrics.FREE_ON_RESUME)
+@pytest.mark.parametrize("key", FREE_ON_RESUME)
 def test_free_settings_may_change_on_resume(tmp_path, key):
     open_folder(tmp_path, config=changed(CONFIG, key, 1))
     other = changed(CONFIG, key, 2)
@@ -119,10 +119,11 @@ def test_another_config_is_refused_and_changes_nothing(tmp_path, key, value, mes
     assert {path: path.read_bytes() for path in tmp_path.glob("*.json*")} == before
 
 
-def test_another_mesh_is_refused(tmp_path):
+@pytest.mark.parametrize("key", ["topology.num_hosts", "topology.devices_per_host"])
+def test_another_mesh_is_refused(tmp_path, key):
     open_folder(tmp_path)
-    other = changed(ENVIRONMENT, "topology.devices_per_host", 2)
-    with pytest.raises(UserError, match=r"topology\.devices_per_host=4, .* has 2"):
+    other = changed(ENVIRONMENT, key, 7)
+    with pytest.raises(UserError, match=rf"{key}=\d, .* has 7"):
         open_folder(tmp_path, environment=other)
 
 

@@ -226,6 +226,23 @@ def test_evaluation_with_the_statistics_of_the_batch_is_training(name):
     np.testing.assert_allclose(again, logits, rtol=2e-3, atol=2e-4)
 
 
+def test_reestimated_statistics_are_those_of_all_images_together():
+    """In front of the first norm, which reads the same whatever the batch."""
+    model = small_model("basic")
+    params, statistics = random_state(model)
+    images = images_of(model, 12) + np.repeat([0.0, 3.0, -6.0], 4)[:, None, None, None]
+    for number in range(3):
+        part = images[4 * number : 4 * number + 4]
+        statistics = model.reestimate(params, statistics, part, jnp.int32(number))
+    # One batch of all: from nothing, statistics move by their share.
+    nothing = jax.tree.map(jnp.zeros_like, statistics)
+    _, moved = model.apply_train(params, nothing, images)
+    for key in ("mean", "var"):
+        wanted = moved["stem"]["norm"][key] / (1 - layers.STATISTICS_DECAY)
+        found = statistics["stem"]["norm"][key]
+        np.testing.assert_allclose(found, wanted, rtol=2e-3, err_msg=key)
+
+
 def test_evaluation_treats_every_image_alone():
     model = small_model("vgg")
     params, statistics = random_state(model)

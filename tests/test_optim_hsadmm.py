@@ -100,6 +100,8 @@ def test_rounds_follow_the_equations(form, level):
             assert_close(trace, want["b"][i, j], f"momentum, {where}", 1e-5)
             found = block(state.residuals, copy, i, j)
             assert_close(found, want["residuals"][i, j], f"residuals, {where}", 2e-5)
+            found = block(state.health, copy, i, j)._asdict()
+            assert_close(found, want["health"][i, j], f"health, {where}", 2e-5)
             if state.device_dual is not None:
                 dual = block(state.device_dual, copy, i, j)
                 assert_close(dual, want["u"][i, j], f"u, {where}")

@@ -1,5 +1,7 @@
 """The inner optimizer: order of its parts, what decays, and the rate over time."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,3 +106,14 @@ def test_no_warm_up_starts_at_the_peak_and_short_runs_have_a_rate():
                 float(make_learning_rate(config, total_steps)(s)) for s in range(3)
             ]
             assert np.isfinite(rates).all()
+
+
+def test_the_rate_starts_over_after_rewinding():
+    """Both parts are schedules of their own length, warm-up included."""
+    config = OptimizerConfig(warmup_share=0.1, rewind_share=0.4)
+    whole = make_learning_rate(config, 100)
+    for first, length in ((0, 40), (40, 60)):
+        part = make_learning_rate(dataclasses.replace(config, rewind_share=0.0), length)
+        for step in range(length):
+            assert float(whole(first + step)) == pytest.approx(float(part(step)))
+    assert float(whole(39)) < 0.01 < float(whole(46))

@@ -64,6 +64,10 @@ PACKINGS = {
     "channels": ChannelPacking(GROUPS, HALF, SHAPES),
     "weights": WeightPacking(0.4, SHAPES),
 }
+WHOLE = {
+    "all channels": ChannelPacking(GROUPS, ALL, SHAPES),
+    "all weights": WeightPacking(1.0, SHAPES),
+}
 
 
 def make_batch(seed=1):
@@ -95,6 +99,7 @@ def pattern_on(shape, name, temperature=2.0):
     return jax.tree.map(np.asarray, on_mesh(shape, body, (jax.P(AXES),))(BATCH))
 
 
+@functools.cache
 def scores_by_the_book(temperature=2.0):
     """-w (H g) per entry of a kernel, from the whole Hessian; zeros for vectors."""
     flat, split = ravel_pytree(PARAMS)
@@ -166,10 +171,10 @@ def draw(lead, seed=5):
     }
 
 
-def step_on(shape, packing, grads, packed=True, state=None, **settings):
-    """(direction, state, what every device holds of the direction)."""
-    tx = pactrain(packing, host_axis="host", device_axis="device", **settings)
-    state = tx.init(PARAMS) if state is None else state
+@functools.cache
+def step_program(shape, name, packed):
+    packing = {**PACKINGS, **WHOLE}[name]
+    tx = pactrain(packing, host_axis="host", device_axis="device")
 
     def body(grads, state):
         own = jax.tree.map(lambda g: g[0, 0], grads)
@@ -178,7 +183,13 @@ def step_on(shape, packing, grads, packed=True, state=None, **settings):
         return direction, state, held
 
     out = (jax.P(), jax.P(), jax.P(*AXES))
-    return on_mesh(shape, body, (jax.P(*AXES), jax.P()), out)(grads, state)
+    return tx.init, on_mesh(shape, body, (jax.P(*AXES), jax.P()), out)
+
+
+def step_on(shape, name, grads, packed=True, state=None):
+    """(direction, state, what every device holds of the direction)."""
+    init, step = step_program(shape, name, packed)
+    return step(grads, init(PARAMS) if state is None else state)
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "tracking"])
@@ -186,7 +197,7 @@ def step_on(shape, packing, grads, packed=True, state=None, **settings):
 @pytest.mark.parametrize("name", PACKINGS)
 def test_direction_is_the_mean_of_living_gradients(name, shape, packed):
     packing, grads = PACKINGS[name], draw(shape)
-    direction, state, _ = step_on(shape, packing, grads, packed)
+    direction, state, _ = step_on(shape, name, grads, packed)
     mean = jax.tree.map(lambda g: g.mean((0, 1)), grads)
     wanted = packing.mask(mean, state.pattern)
     jax.tree.map(
@@ -199,13 +210,10 @@ def test_direction_is_the_mean_of_living_gradients(name, shape, packed):
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "tracking"])
-@pytest.mark.parametrize(
-    "packing", [ChannelPacking(GROUPS, ALL, SHAPES), WeightPacking(1.0, SHAPES)],
-    ids=["channels", "weights"],
-)  # fmt: skip
-def test_with_nothing_pruned_it_is_dense(packing, packed):
+@pytest.mark.parametrize("name", WHOLE)
+def test_with_nothing_pruned_it_is_dense(name, packed):
     grads = draw((2, 2))
-    direction, _, _ = step_on((2, 2), packing, grads, packed)
+    direction, _, _ = step_on((2, 2), name, grads, packed)
     for leaf, g in zip(*map(jax.tree.leaves, (direction, grads)), strict=True):
         np.testing.assert_allclose(leaf, g.mean((0, 1)), atol=1e-6)
 
@@ -276,10 +284,10 @@ def test_tracker_starts_again_while_a_host_differs(name, shape):
     state = pactrain(packing).init(PARAMS)
     for step in range(3):
         assert bool(is_stable(state, 2)) == (step >= 2)
-        _, state, _ = step_on(shape, packing, grads, False, state)
+        _, state, _ = step_on(shape, name, grads, False, state)
     for odd_host in range(shape[0]):
         odd = differing_state(shape, packing, odd_host)._replace(age=state.age)
-        _, odd, held = step_on(shape, packing, grads, False, odd)
+        _, odd, held = step_on(shape, name, grads, False, odd)
         assert int(odd.age) == 0 and not is_stable(odd, 1)
         for leaf in jax.tree.leaves(held):
             rows = np.asarray(leaf).reshape(shape[0] * shape[1], -1)

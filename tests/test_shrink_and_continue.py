@@ -206,8 +206,10 @@ def test_killed_before_and_after_the_event_it_ends_with_the_same_bits(
     rows = rows_of(workdir)
     assert [row["step"] for row in rows] == list(range(4, NUM_STEPS + 1, 4))
     for row, wanted in zip(rows, rows_of(reference_dir), strict=True):
-        del row["seconds_per_step_median"], wanted["seconds_per_step_median"]
-        assert row == wanted
+        timed = {key for key in row if key.startswith("seconds")}
+        assert {k: v for k, v in row.items() if k not in timed} == {
+            k: v for k, v in wanted.items() if k not in timed
+        }
     summary = json.loads((workdir / "summary.json").read_text())
     for key, value in summary.items():
         if not key.startswith(("seconds", "num_compilations")):
@@ -380,4 +382,5 @@ def test_processes_shrink_together(tmp_path):
         ends.append(jax.device_get(state.opt_state.global_consensus))
     assert kept[0] == kept[1]
     apart = optax.tree.norm(optax.tree.sub(*ends))
-    assert float(apart) < 1e-4 * float(optax.tree.norm(ends[0]))
+    # Sums over processes round in another order; another event would differ by 0.1.
+    assert float(apart) < 1e-3 * float(optax.tree.norm(ends[0]))

@@ -133,6 +133,19 @@ def test_micro_batches_are_one_step_of_the_whole_batch(method, count):
     np.testing.assert_array_equal(found[-1].statistics["calls"], 3 * count)
 
 
+def test_statistics_are_those_of_the_images_of_all_devices():
+    """Variances of devices that see different data leave out how far these differ."""
+    _, programs = programs_of("dense")
+    state = programs.init(jax.random.key(0))
+    images = np.random.default_rng(0).normal(np.arange(4)[:, None], 1.0, (4, 50))
+    norm = {"mean": images.mean(1).reshape(2, 2), "var": images.var(1).reshape(2, 2)}
+    norm = {key: np.float32(value)[..., None] for key, value in norm.items()}
+    _, found = programs.network(state._replace(statistics={"norm": norm}))
+    np.testing.assert_allclose(found["norm"]["mean"], images.mean(), rtol=1e-5)
+    np.testing.assert_allclose(found["norm"]["var"], images.var(), rtol=1e-5)
+    assert images.var() > 1.5 * norm["var"].mean()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_do_not_depend_on_micro_batches(method):
     mesh_shape = dict(zip(("host", "device"), SHAPE, strict=True))

@@ -40,7 +40,7 @@ from prunex_jax.bench.runner import run_study
 from prunex_jax.bench.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
 from prunex_jax.bench.studies import UNLIMITED, Study, load_study, narrow_study
 from prunex_jax.bench.tables import byte_disagreements
-from prunex_jax.cli import Command, Flag, Values, run_command
+from prunex_jax.cli import Command, Flag, Values, run_command, split_list
 from prunex_jax.errors import UserError
 from prunex_jax.metrics import source_revision, versions
 from prunex_jax.train import LAUNCH_FLAGS, given_launch
@@ -126,17 +126,14 @@ def _report(workdir: Path, records: Sequence[Record]) -> int:
 
 
 def _study(values: Values) -> Study:
-    def split(text: str) -> tuple[str, ...]:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-
-    numbers = split(values.num_hosts)
+    numbers = split_list(values.num_hosts)
     if not all(number.isdigit() and int(number) for number in numbers):
         raise UserError(f"--num_hosts={values.num_hosts} is not a list like 2,4")
     return narrow_study(
         load_study(values.study),
-        split(values.rows),
+        split_list(values.rows),
         tuple(int(number) for number in numbers),
-        split(values.links),
+        split_list(values.links),
     )
 
 

@@ -1,53 +1,20 @@
 """How each kind of plot is drawn, on axes of matplotlib that it is given.
 
-It owns marks, lines and ticks. It imports no matplotlib before something is drawn, and
-leaves what is drawn, colours of methods, and pictures to `plots`.
+It owns marks and lines. It leaves what is drawn to `plots`, colours, ticks and files to
+`prunex_jax.report.pictures`.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from prunex_jax.bench.cells import digits
 from prunex_jax.bench.model_tables import Line, Prediction
 from prunex_jax.bench.records import Curve, Measurement, Point
+from prunex_jax.report.pictures import UNLIMITED_GAP, Looks, fixed_ticks, plain_ticks
 
 ALLOWED_ERROR = 0.15  # Of a model of cost: the band around what was measured.
-_UNLIMITED_GAP = 2.5  # Factor from the fastest link to the mark of no limit.
 _MOST_MARKS = 5  # On a curve.
 _MOST_DOUBLED_HOSTS = 16  # For ticks at powers of two.
-_MOST_DECADES = 2.2  # For ticks at 1, 2 and 5; beyond, at 1 only.
-
-
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """How a method is drawn.
-
-    Attributes:
-      title: What the legend calls it.
-      colour: None is the ink of the theme.
-      mark: Of its points.
-      is_dashed: Whether it is a peer.
-    """
-
-    title: str
-    colour: str | None
-    mark: str
-    is_dashed: bool
-
-    def style(self, ink: str) -> dict[str, Any]:
-        """Arguments of `Axes.plot`."""
-        return {
-            "color": self.colour or ink,
-            "marker": self.mark,
-            "linestyle": (0, (4, 2)) if self.is_dashed else "-",
-            "label": self.title,
-            "zorder": 4 if self.is_dashed else 2 + (self.colour is None),
-        }
-
-
-Looks = Mapping[str, Look]
 
 
 def draw_accuracy(
@@ -78,7 +45,7 @@ def draw_accuracy(
     for target in targets:
         axes.axhline(target, color=ink, linewidth=0.8, linestyle=":", zorder=1)
     axes.set_xscale("log")
-    _plain_ticks(axes.xaxis)
+    plain_ticks(axes.xaxis)
     silent = len({run.setup.row for run in runs} - drawn)
     axes.set_xlabel(
         label + (f" (not shown: {silent} that send nothing)" * bool(silent))
@@ -97,7 +64,7 @@ def draw_step_times(
     """Median step time against speed of the links, quartiles, and lines of a model."""
     modelled = {line.row for line in lines}
     fastest = max(each.setup.megabits or 0.0 for each in found)
-    no_limit = fastest * _UNLIMITED_GAP
+    no_limit = fastest * UNLIMITED_GAP
     for row, look in looks.items():
         mine = [each for each in found if each.setup.row == row]
         if not mine:
@@ -122,9 +89,9 @@ def draw_step_times(
     )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    _plain_ticks(axes.yaxis)
+    plain_ticks(axes.yaxis)
     has_unlimited = any(each.setup.megabits is None for each in found)
-    _plain_ticks(axes.xaxis, no_limit if has_unlimited else None)
+    plain_ticks(axes.xaxis, no_limit if has_unlimited else None)
     axes.set_xlabel("Mbit/s of every host's link, each way")
     axes.set_ylabel("seconds per step")
 
@@ -159,12 +126,12 @@ def draw_scaling(
         (axes.yaxis, axes.set_yscale),
     ):
         set_scale("log", base=2)
-        _plain_ticks(axis)
-    _fixed_ticks(axes.xaxis, hosts)
+        plain_ticks(axis)
+    fixed_ticks(axes.xaxis, hosts)
     if hosts[-1] <= _MOST_DOUBLED_HOSTS:
         low, high = axes.get_ylim()
         powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
-        _fixed_ticks(axes.yaxis, [2.0**power for power in powers])
+        fixed_ticks(axes.yaxis, [2.0**power for power in powers])
     axes.set_xlabel("hosts")
     axes.set_ylabel("speed-up over one host")
 
@@ -202,38 +169,7 @@ def draw_predictions(
     axes.set_yscale("log")
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
-    _plain_ticks(axes.xaxis)
-    _plain_ticks(axes.yaxis)
+    plain_ticks(axes.xaxis)
+    plain_ticks(axes.yaxis)
     axes.set_xlabel("measured seconds per step (hollow: fitted, filled: held out)")
     axes.set_ylabel("predicted")
-
-
-def _plain_ticks(axis: Any, no_limit: float | None = None) -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5, written as plain numbers.
-
-    Args:
-      axis: Its data are drawn already.
-      no_limit: Where links without a limit are drawn; ticks stop before.
-    """
-    from matplotlib.ticker import AutoLocator, NullLocator
-
-    low, high = axis.get_view_interval()
-    top = high if no_limit is None else no_limit / _UNLIMITED_GAP * 1.01
-    steps = (1, 2, 5) if math.log10(top / low) < _MOST_DECADES else (1,)
-    ticks = [
-        step * 10.0**power
-        for power in range(math.floor(math.log10(low)), math.ceil(math.log10(top)) + 1)
-        for step in steps
-        if low <= step * 10.0**power <= top
-    ]
-    if len(ticks) < 2:  # Hardly any range.
-        ticks = [t for t in AutoLocator().tick_values(low, top) if low <= t <= top]
-    _fixed_ticks(axis, ticks)
-    axis.set_minor_locator(NullLocator())
-    if no_limit is not None:
-        axis.set_ticks([*ticks, no_limit], [*map(digits, ticks), "no limit"])
-
-
-def _fixed_ticks(axis: Any, ticks: Iterable[float]) -> None:
-    ticks = list(ticks)
-    axis.set_ticks(ticks, [digits(tick) for tick in ticks])

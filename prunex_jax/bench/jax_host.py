@@ -20,7 +20,7 @@ from prunex_jax.bench.gates import Gate, Gatekeeper
 from prunex_jax.bench.kernel import forget_peak_memory, share_cores
 from prunex_jax.bench.specs import Spec, read_specs
 from prunex_jax.cli import Command, Flag, Values, run_command
-from prunex_jax.comm import host_messages, mean_over_mesh, vary
+from prunex_jax.comm import count_hops, mean_over_mesh, vary
 from prunex_jax.config import resolve_config
 from prunex_jax.experiment import Experiment, make_experiment
 from prunex_jax.loop import Loop
@@ -33,6 +33,8 @@ from prunex_jax.topology import (
     HOST_AXIS,
     LaunchFlags,
     make_topology,
+    map_over,
+    sharding_on,
     start_processes,
 )
 from prunex_jax.train import LAUNCH_FLAGS, given_launch
@@ -111,7 +113,6 @@ class _Watch:
             seconds=self.seconds,
             traced_bytes=self._bytes_so_far(loop) - self.traced_bytes,
             formula_bytes=steps * traffic.host_bytes,
-            messages=steps * traffic.messages,
             hops=steps * traffic.hops,
             dense_bytes=experiment.dense_host_bytes_per_step,
         )
@@ -136,7 +137,7 @@ def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
     experiment = make_experiment(config, make_topology(config.topology.layout))
     program, values = _mean_program(experiment)
     compiled = program.compile(values)
-    messages, hops = host_messages(compiled.collectives, HOST_AXIS)
+    hops = count_hops(compiled.collectives, HOST_AXIS)
     sent = compiled.sent[HOST_AXIS]
     done, seconds = 0, list[float]()
     for boundary in spec.boundaries:
@@ -152,7 +153,6 @@ def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
             seconds=seconds,
             traced_bytes=steps * sent,
             formula_bytes=steps * experiment.dense_host_bytes_per_step,
-            messages=steps * messages,
             hops=steps * hops,
             dense_bytes=experiment.dense_host_bytes_per_step,
         )
@@ -172,14 +172,12 @@ def _mean_program(experiment: Experiment) -> tuple[Program, jax.Array]:
         )
         return vary(own, (HOST_AXIS, DEVICE_AXIS))[None]
 
-    run = jax.shard_map(mean, mesh=mesh, in_specs=spec, out_specs=spec)
+    run = map_over(mesh, mean, spec, spec)
     program = Program(
         "mean", lambda: run, dict(mesh.shape), experiment.ledger, donate=(0,)
     )
     shape = (mesh.size, experiment.num_params)
-    born = jax.jit(
-        lambda: jnp.ones(shape), out_shardings=jax.sharding.NamedSharding(mesh, spec)
-    )
+    born = jax.jit(lambda: jnp.ones(shape), out_shardings=sharding_on(mesh, spec))
     return program, born()
 
 

@@ -8,8 +8,8 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 
-from prunex_jax.bench.cells import Cell, Table, figures, many, shown_seconds
 from prunex_jax.bench.places import DENSE
+from prunex_jax.report.cells import Cell, Table, figures, many, shown_seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

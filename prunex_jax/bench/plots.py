@@ -1,22 +1,15 @@
 """Plots of what studies found.
 
 It owns which plots there are, and that every method looks the same in all of them:
-dense is black (white on dark), peers are dashed. Pictures need matplotlib, an optional
-dependency that nothing else of the package uses. It leaves drawing to `drawings`, and
-where pictures go to `report`.
+dense is black (white on dark), peers are dashed. It leaves drawing to `drawings`, and
+files to `prunex_jax.report.pictures`.
 """
 
-import dataclasses
 import functools
-import io
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
 
 from prunex_jax.bench.drawings import (
-    Look,
-    Looks,
     draw_accuracy,
     draw_predictions,
     draw_scaling,
@@ -35,45 +28,7 @@ from prunex_jax.bench.places import (
 )
 from prunex_jax.bench.records import Point, Record
 from prunex_jax.bench.tables import links_beyond_one_host, scaling_beds, step_seconds
-
-Theme = Literal["light", "dark"]
-# Told apart with any colour vision, on white and on black (after Okabe and Ito). There
-# is one mark less than colours, so that pairs of both repeat late.
-_COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#3D7FC1", "#8C8C8C")
-_MARKS = ("s", "^", "D", "v", "P", "X")
-_INK = {"light": "#000000", "dark": "#ffffff"}
-# Inches: a picture as wide as a phone, with letters that can be read there.
-_WIDTH = 4.8
-_HEIGHT = 3.1
-_LEGEND_LINE_HEIGHT = 0.18
-# Columns of a legend and size of its letters, to be tried until it is narrow enough.
-_LEGENDS = ((3, 7.5), (2, 7.5), (2, 6.5), (1, 7.5))
-
-
-@dataclasses.dataclass(frozen=True)
-class Plot:
-    """One picture, not drawn yet.
-
-    Attributes:
-      section: Part of the report: accuracy | step-time | scaling | model.
-      name: Of its file, without the ending.
-      title: What it shows, and where.
-      draw: Draws on axes, with an ink.
-    """
-
-    section: str
-    name: str
-    title: str
-    draw: Callable[[Any, str], None]
-
-
-def is_available() -> bool:
-    """Whether matplotlib is there."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
+from prunex_jax.report.pictures import Look, Looks, Plot, make_looks
 
 
 def make_plots(
@@ -88,7 +43,7 @@ def make_plots(
       targets: Study -> validation accuracies that are asked for.
       modelled: What a model of cost says.
     """
-    looks = make_looks(records, modelled)
+    looks = _looks(records, modelled)
     return [
         *_accuracy_plots(records, targets, looks),
         *_step_time_plots(records, modelled.lines, looks),
@@ -97,90 +52,13 @@ def make_plots(
     ]
 
 
-def make_looks(records: Sequence[Record], modelled: Modelled) -> dict[str, Look]:
+def _looks(records: Sequence[Record], modelled: Modelled) -> dict[str, Look]:
     """Row -> how it is drawn, in all plots of these records."""
     called = titles(records)
     more = {p.row: p.title for p in modelled.predictions}
     more |= {e.row: e.title for e in modelled.extrapolations}
     called |= {row: title for row, title in more.items() if row not in called}
-    dashed = peers(records)
-    looks = {DENSE: Look(called.pop(DENSE, DENSE), None, "o", False)}
-    pairs = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKS), strict=False)
-    for (row, title), (colour, mark) in zip(called.items(), pairs, strict=False):
-        looks[row] = Look(title, colour, mark, row in dashed)
-    return looks
-
-
-def render(
-    plot: Plot, kind: Literal["png", "svg"] = "png", theme: Theme = "light"
-) -> bytes:
-    """Draws a plot.
-
-    Args:
-      plot: One of `make_plots`.
-      kind: Format of the picture.
-      theme: Its background is white, or none.
-    """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_settings(theme)):
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        figure.suptitle(plot.title, x=0.01, ha="left")
-        plot.draw(axes, _INK[theme])
-        _add_legend(figure, axes)
-        file = io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(file, format=kind, metadata=metadata)
-    return file.getvalue()
-
-
-def _settings(theme: Theme) -> Any:
-    """Of matplotlib, by its names."""
-    lines = ("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color")
-    return {
-        **dict.fromkeys((*lines, "xtick.color", "ytick.color"), _INK[theme]),
-        "font.family": "DejaVu Sans",  # Comes with matplotlib.
-        "font.size": 8.5,
-        "figure.titlesize": 9,
-        "figure.titleweight": "bold",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.alpha": 0.2,
-        "grid.linewidth": 0.6,
-        "lines.linewidth": 1.4,
-        "lines.markersize": 4.5,
-        "figure.dpi": 200,  # That of files too: letters must be as wide as measured.
-        "savefig.facecolor": "white" if theme == "light" else "none",
-        "axes.facecolor": "none",
-        "svg.hashsalt": "prunex_jax",
-    }
-
-
-def _add_legend(figure: Any, axes: Any) -> None:
-    """Puts the legend below the axes, in as many columns as fit, and makes room."""
-    handles, labels = axes.get_legend_handles_labels()
-    for columns, size in _LEGENDS:
-        legend = figure.legend(
-            handles,
-            labels,
-            loc="outside lower left",
-            ncols=columns,
-            fontsize=size,
-            frameon=False,
-            columnspacing=1.0,
-            handlelength=2.4,
-        )
-        lines = -(-len(handles) // columns)
-        figure.set_figheight(_HEIGHT + _LEGEND_LINE_HEIGHT * lines)
-        if legend.get_window_extent().width <= figure.bbox.width:
-            return
-        if (columns, size) != _LEGENDS[-1]:
-            legend.remove()
+    return make_looks(called, DENSE, peers(records))
 
 
 def _accuracy_plots(

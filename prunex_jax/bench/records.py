@@ -68,9 +68,8 @@ class Measurement:
       traced_bytes: Sent per step, by the traces of the programs that ran; None for
         peers.
       formula_bytes: The same by closed formula.
-      messages: Collectives over the host axis per step.
       hops: Times per step that a message has to reach a neighbour before the next can
-        leave; see `comm.host_messages`.
+        leave; see `comm.count_hops`.
       peak_memory: Largest resident set of a process so far, in bytes.
     """
 
@@ -79,7 +78,6 @@ class Measurement:
     interface_bytes: float | None
     traced_bytes: float | None
     formula_bytes: float | None
-    messages: float
     hops: float
     peak_memory: int
 
@@ -172,6 +170,8 @@ def forget_study(folder: Path, study: str) -> None:
 def _record(values: dict[str, Any]) -> Record:
     kind = _KINDS[values.pop("kind")]
     values["setup"] = Setup(**values["setup"])
+    # Earlier versions counted collectives beside hops.
+    values.pop("messages", None)
     if kind is Measurement:
         values["seconds"] = tuple(values["seconds"])
     else:

@@ -17,14 +17,12 @@ from typing import Any
 
 from prunex_jax.bench import plots
 from prunex_jax.bench.accuracy_tables import time_to_accuracy
-from prunex_jax.bench.cells import Table
 from prunex_jax.bench.cost import modelled
 from prunex_jax.bench.model_tables import (
     Modelled,
     extrapolation_tables,
     predictions_table,
 )
-from prunex_jax.bench.pages import Picture, Section, facts_table, make_page
 from prunex_jax.bench.published import (
     published_extrapolations,
     published_notes,
@@ -42,14 +40,15 @@ from prunex_jax.bench.tables import (
 )
 from prunex_jax.cli import Command, Flag, Values, run_command
 from prunex_jax.errors import UserError
+from prunex_jax.report import pictures
+from prunex_jax.report.cells import Table
+from prunex_jax.report.files import NO_PLOTS, check_png, write_files
+from prunex_jax.report.pages import Section, facts_table
 
-REPORT_FILE = "report.html"
-TABLES_FILE = "tables.md"
 ENVIRONMENT_FILE = "environment.json"
 # In the environment, by study: accuracies, and links that the model is checked on.
 TARGETS_KEY = "target_accuracies"
 HELD_OUT_KEY = "held_out"
-NO_PLOTS = "Plots need matplotlib: pip install 'prunex_jax[bench]'"
 COMMAND = Command(
     name="prunex_jax.bench.report",
     text=str(__doc__),
@@ -130,24 +129,15 @@ def write_report(folder: Path, findings: Findings, png: Path | None = None) -> P
     Raises:
       UserError: PNG files are asked for, and matplotlib is not there.
     """
-    if png is not None and not plots.is_available():
-        raise UserError(f"--png={png}: {NO_PLOTS}")
+    check_png(png)
     drawn = _plots(findings)
     sections = make_sections(findings, drawn)
-    page = make_page("Methods over links", _notes(findings), sections)
-    path = folder / REPORT_FILE
-    path.write_text(page, encoding="utf-8")
-    markdown = tables_markdown(sections)
-    (folder / TABLES_FILE).write_text(markdown, encoding="utf-8")
-    if png is not None:
-        png.mkdir(parents=True, exist_ok=True)
-        for plot in drawn:
-            (png / f"{plot.name}.png").write_bytes(plots.render(plot))
-    return path
+    notes = _notes(findings)
+    return write_files(folder, "Methods over links", notes, sections, drawn, png)
 
 
 def make_sections(
-    findings: Findings, drawn: Sequence[plots.Plot] = ()
+    findings: Findings, drawn: Sequence[pictures.Plot] = ()
 ) -> list[Section]:
     """All parts of the report, in order.
 
@@ -186,21 +176,11 @@ def make_sections(
         Section(
             title,
             tables,
-            [_picture(plot) for plot in drawn if plot.section == section],
+            [pictures.picture_of(plot) for plot in drawn if plot.section == section],
             warnings=warnings,
         )
         for section, title, tables, warnings in parts
     ]
-
-
-def tables_markdown(sections: Sequence[Section]) -> str:
-    """All tables of a report as markdown."""
-    parts = [
-        f"### {table.title}\n\n{table.markdown()}\n"
-        for section in sections
-        for table in section.tables
-    ]
-    return "\n".join(parts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -224,7 +204,7 @@ def _run(values: Values, rest: list[str]) -> None:
     if values.published:
         findings = dataclasses.replace(findings, modelled=_with_published(findings))
     path = write_report(folders[0], findings, png)
-    if not plots.is_available():
+    if not pictures.is_available():
         sys.stdout.write(f"{NO_PLOTS}\n")
     sys.stdout.write(f"{path}\n")
 
@@ -273,16 +253,10 @@ def _called(record: Record, study: str) -> Record:
     return dataclasses.replace(record, setup=setup)
 
 
-def _plots(findings: Findings) -> list[plots.Plot]:
-    if not plots.is_available():
+def _plots(findings: Findings) -> list[pictures.Plot]:
+    if not pictures.is_available():
         return []
     return plots.make_plots(findings.records, findings.targets, findings.modelled)
-
-
-def _picture(plot: plots.Plot) -> Picture:
-    return Picture(
-        plot.title, plots.render(plot, "svg"), plots.render(plot, "svg", "dark")
-    )
 
 
 def _notes(findings: Findings) -> list[str]:
@@ -304,8 +278,6 @@ def _notes(findings: Findings) -> list[str]:
             "Where it says cluster, links are not limited, and what else the machines "
             "send is counted too."
         )
-    if not plots.is_available():
-        notes.append(f"{NO_PLOTS}.")
     return notes
 
 

@@ -311,7 +311,6 @@ class Bench:
             interface_bytes=counted,
             traced_bytes=_per_step(said["traced_bytes"], steps),
             formula_bytes=_per_step(said["formula_bytes"], steps),
-            messages=(said["messages"] or 0.0) / steps,
             hops=(said["hops"] or 0.0) / steps,
             peak_memory=peak_memory,
         )

@@ -23,6 +23,7 @@ class Spec:
       stand_in_seconds: Pause in every step.
       exchange_only: Whether each step is a dense exchange and nothing else.
       hook: For peers.
+      num_hosts: Hosts that share the data; peers have one process or more on each.
     """
 
     config: Mapping[str, Any]
@@ -32,6 +33,7 @@ class Spec:
     stand_in_seconds: float = 0.0
     exchange_only: bool = False
     hook: str = "dense"
+    num_hosts: int = 1
 
 
 def write_specs(path: Path, specs: Sequence[Spec]) -> None:

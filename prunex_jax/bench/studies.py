@@ -5,14 +5,12 @@ run to `runner`.
 """
 
 import dataclasses
-import importlib.util
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from prunex_jax.config import suggest
+from prunex_jax.cli import call_in_file, check_name, take_rows
 from prunex_jax.errors import UserError
 
 UNLIMITED = "unlimited"
@@ -122,27 +120,7 @@ def load_study(file: str | Path) -> Study:
       UserError: The file does not exist, cannot be run, gives no study, or one that
         cannot be run.
     """
-    path = Path(file)
-    if not path.is_file():
-        raise UserError(f"--study={file} is not a file; configs/bench/ has examples")
-    spec = importlib.util.spec_from_file_location("prunex_jax_study", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"--study={file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    # Studies build on their neighbours.
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-        study = module.get_study()
-    except UserError:
-        raise
-    except Exception as error:
-        what = " ".join(str(error).split())
-        raise UserError(
-            f"--study={file} cannot be loaded: {type(error).__name__}: {what}"
-        ) from error
-    finally:
-        sys.path.remove(str(path.parent))
+    study = call_in_file(file, "study", "get_study")
     if not isinstance(study, Study):
         raise UserError(f"get_study() of {file} gave {study!r}, which is no Study")
     return check_study(study)
@@ -156,8 +134,7 @@ def check_study(study: Study) -> Study:
     """
     names = [row.name for row in study.rows]
     for name in (study.name, *names):
-        if not re.fullmatch(r"[A-Za-z0-9-]+", name):
-            raise UserError(f"name {name!r} may have letters, digits and dashes only")
+        check_name(name)
     twice = {name for name in names if names.count(name) > 1}
     if twice or not names:
         what = f"two rows {min(twice)!r}" if twice else "no row"
@@ -203,18 +180,11 @@ def narrow_study(
     Raises:
       UserError: A row that the study does not have, or a link that is not understood.
     """
-    known = {row.name: row for row in study.rows}
-    for name in rows:
-        if name not in known:
-            raise UserError(
-                f"row {name!r} is not in study {study.name!r}{suggest(name, known)} "
-                f"(there are {', '.join(known)})"
-            )
     links = tuple(links) or study.links
     return check_study(
         dataclasses.replace(
             study,
-            rows=tuple(known[name] for name in rows) or study.rows,
+            rows=take_rows(study.rows, rows, f"study {study.name!r}"),
             num_hosts=tuple(num_hosts) or study.num_hosts,
             links=links,
             held_out=tuple(link for link in study.held_out if link in links),

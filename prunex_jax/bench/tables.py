@@ -8,17 +8,6 @@ whole runs to `accuracy_tables`, the model of cost to `model_tables`.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from prunex_jax.bench.cells import (
-    Cell,
-    Table,
-    digits,
-    figures,
-    many,
-    shown_bytes,
-    shown_range,
-    shown_seconds,
-    span,
-)
 from prunex_jax.bench.places import (
     DENSE,
     Bed,
@@ -31,6 +20,17 @@ from prunex_jax.bench.places import (
     titles,
 )
 from prunex_jax.bench.records import Measurement, Record, Setup
+from prunex_jax.report.cells import (
+    Cell,
+    Table,
+    digits,
+    figures,
+    many,
+    shown_bytes,
+    shown_range,
+    shown_seconds,
+    span,
+)
 
 # Share and constant by which counted bytes may differ from those of trace and formula.
 # A message from one host to another costs more than its payload: headers of Ethernet,

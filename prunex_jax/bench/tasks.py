@@ -125,6 +125,7 @@ class Planner:
             stand_in_seconds=self.study.stand_in_seconds / self.num_hosts,
             exchange_only=row.exchange_only,
             hook=row.hook,
+            num_hosts=self.num_hosts,
         )
 
 

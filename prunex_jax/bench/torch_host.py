@@ -99,7 +99,7 @@ def pass_gates(
             done += 1
         if not all(map(math.isfinite, losses)):
             raise TrainingDivergedError(f"the loss is not finite at step {done}")
-        nothing = dict.fromkeys(("traced_bytes", "formula_bytes", "messages", "hops"))
+        nothing = dict.fromkeys(("traced_bytes", "formula_bytes", "hops"))
         gate.arrive(
             event="pause",
             step=done,

@@ -62,6 +62,7 @@ class Task:
       rows: Rows of the global batch that this process has.
       eval_batch_size: Examples per evaluation batch over all processes.
       eval_rows: Rows of evaluation batches.
+      num_hosts: Hosts that the processes are on.
     """
 
     config: ExperimentConfig
@@ -71,6 +72,7 @@ class Task:
     rows: np.ndarray
     eval_batch_size: int
     eval_rows: np.ndarray
+    num_hosts: int
 
 
 def make_task(spec: Spec, seat: Seat) -> Task:
@@ -99,6 +101,7 @@ def make_task(spec: Spec, seat: Seat) -> Task:
         rows=rows,
         eval_batch_size=eval_batch_size,
         eval_rows=eval_rows,
+        num_hosts=spec.num_hosts,
     )
 
 

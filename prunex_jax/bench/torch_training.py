@@ -103,7 +103,13 @@ class Trainer:
         self.optimizer = _make_optimizer(self.network, task.config.optimizer)
         self.done = 0
         data, seed = task.config.data, task.config.seed
-        loader = make_loader(task.dataset.train, data, rows=task.rows, seed=seed)
+        loader = make_loader(
+            task.dataset.train,
+            data,
+            rows=task.rows,
+            seed=seed,
+            num_hosts=task.num_hosts,
+        )
         self._batches = loader.batches()
 
     def __enter__(self) -> "Trainer":

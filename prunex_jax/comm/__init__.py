@@ -2,7 +2,7 @@
 
 from prunex_jax.comm.accounting import (
     Collective,
-    host_messages,
+    count_hops,
     list_collectives,
     ring_bytes,
     wire_bytes,
@@ -44,10 +44,10 @@ __all__ = [
     "check_local",
     "check_wire_dtype",
     "compact_size",
+    "count_hops",
     "dense_size",
     "flat_mean_over_mesh",
     "gather_over_hosts",
-    "host_messages",
     "list_collectives",
     "mean_of_entries",
     "mean_over_devices",

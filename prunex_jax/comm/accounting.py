@@ -163,30 +163,29 @@ def _named_axes(eqn: core.JaxprEqn) -> tuple[str, ...]:
     return tuple(axis for axis in axes if isinstance(axis, str))
 
 
-def host_messages(listed: Iterable[Collective], host_axis: str) -> tuple[int, int]:
-    """Counts what one device sends over the host axis, whatever its size.
+def count_hops(listed: Iterable[Collective], axis: str) -> int:
+    """Counts the messages that one device sends over an axis, whatever their size.
 
     Args:
       listed: From `list_collectives`.
-      host_axis: The slow axis.
+      axis: Its name. Collectives over it and another count with the size of both.
     Returns:
-      Collectives, and hops: how often, all collectives added up, a message has to reach
-      a neighbour before the next can leave. A ring of n hosts sums in 2 (n-1) hops,
-      scatters, gathers or exchanges in n-1, and shifts in one.
+      How often, all collectives added up, a message has to reach a neighbour before the
+      next can leave. A ring of n sums in 2 (n-1) hops, scatters, gathers or exchanges
+      in n-1, and shifts in one.
     Example:
       >>> one = Collective('sum', ('host',), (4,), 100, 'float32', count=2)
-      >>> host_messages([one], 'host')
-      (2, 12)
+      >>> count_hops([one], 'host')
+      12
     """
-    messages = hops = 0
+    hops = 0
     for item in listed:
         size = math.prod(item.axis_sizes)
-        if host_axis not in item.axes or size == 1:
+        if axis not in item.axes or size == 1:
             continue
-        messages += item.count
-        per_message = {"sum": 2 * (size - 1), "shift": min(1, size - 1)}
-        hops += item.count * per_message.get(item.kind, size - 1)
-    return messages, hops
+        per_call = {"sum": 2 * (size - 1), "shift": 1}
+        hops += item.count * per_call.get(item.kind, size - 1)
+    return hops
 
 
 def wire_bytes(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prunex_jax.data.augment import Normalization
-from prunex_jax.data.order import Positions, ShuffledOrder, uniforms
+from prunex_jax.data.order import Order, Positions, uniforms
 from prunex_jax.data.splits import Split
 
 # 'image', 'label' and, in evaluation, 'valid'; the first axis is the batch.
@@ -40,7 +40,7 @@ class TrainingExamples:
     """
 
     split: Split
-    order: ShuffledOrder
+    order: Order
     seed: int
 
     def __call__(self, positions: Positions) -> Batch:

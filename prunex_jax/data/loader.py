@@ -19,7 +19,8 @@ from absl import flags
 
 from prunex_jax.config import DataConfig
 from prunex_jax.data.examples import Batch, Examples, TrainingExamples, normalized
-from prunex_jax.data.order import Positions, ShuffledOrder
+from prunex_jax.data.order import Positions
+from prunex_jax.data.shards import make_order
 from prunex_jax.data.splits import Split
 from prunex_jax.errors import UserError
 
@@ -77,24 +78,27 @@ class BatchIterator(Iterator[Batch]):
 
 
 def make_loader(
-    split: Split, config: DataConfig, *, rows: Positions, seed: int
+    split: Split, config: DataConfig, *, rows: Positions, seed: int, num_hosts: int
 ) -> Loader:
     """Makes the loader of a training split.
 
     Row r of batch t is position t * batch_size + r of a stream that `seed` alone
     decides, so the batches are the same for every mesh, number of processes, way of
-    reading and starting step.
+    reading and starting step. Where `data.shards` gives hosts data of their own, they
+    depend on the number of hosts, and still on nothing else.
 
     Args:
       split: What is read; whether from memory was decided when it was opened.
-      config: `batch_size` and `num_workers` are used.
+      config: `batch_size`, `num_workers` and what says who has which data are used.
       rows: int64[local], rows of the global batch that this process produces, in the
         order in which it wants them.
       seed: Seed of order and augmentation.
+      num_hosts: Size of the host axis, over which rows are dealt in contiguous blocks.
     Returns:
       A loader of dicts with `image` float32[local, h, w, c] and `label` int32[local].
     Raises:
-      UserError: If the split is empty, or a row is outside the batch.
+      UserError: If the split is empty, a row is outside the batch, or the split cannot
+        be divided as `data.shards` says.
     """
     if not len(split):
         raise UserError(f"split {split.name!r} has no examples to train on")
@@ -104,7 +108,8 @@ def make_loader(
             f"rows {rows.min()}..{rows.max()} are not all in a batch of "
             f"data.batch_size={config.batch_size}"
         )
-    examples = TrainingExamples(split, ShuffledOrder(len(split), seed), seed)
+    order = make_order(split, config, num_hosts, seed)
+    examples = TrainingExamples(split, order, seed)
     if split.in_memory:
         return MemoryLoader(examples, config.batch_size, rows)
     return GrainLoader(examples, config.batch_size, rows, config.num_workers)

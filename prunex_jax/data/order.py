@@ -3,16 +3,21 @@
 Owns: the shuffled, endless stream of examples, and the counter-based random numbers of
 augmentation. Everything here is a pure function of (seed, position): there is no state
 to save, so resuming needs the step and nothing else, and the batches do not depend on
-the number of hosts, processes, devices or reading threads.
-Leaves to others: what an example is (splits), and which rows of a batch this process
-makes (placement).
+the number of processes, devices or reading threads, and on that of hosts only where
+each has a shard of its own.
+Leaves to others: what an example is (splits), which are whose (shards), and which rows
+of a batch this process makes (placement).
 Flow: the leftmost module of `data`; it imports only numpy.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 Positions = npt.NDArray[np.int64]
+# Positions of the endless stream, int64[size] -> examples of the set, int64[size].
+Order = Callable[[Positions], Positions]
 
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -20,6 +25,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _ORDER_STREAM = 1
 _AUGMENT_STREAM = 2
 _SUBSET_STREAM = 3
+SHARD_STREAM = 4
 
 
 def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -109,6 +115,11 @@ class ShuffledOrder:
     permutation(epoch)[i mod num_examples]: every example comes exactly once per epoch,
     a batch may span two epochs, and no remainder is dropped.
 
+    Args:
+      num_examples: Length of an epoch.
+      seed: Decides the order.
+      *stream: Integers that tell this stream from others of the same seed.
+
     Example:
       >>> order = ShuffledOrder(num_examples=3, seed=0)
       >>> two_epochs = order(np.arange(6))
@@ -116,9 +127,9 @@ class ShuffledOrder:
       ([0, 1, 2], [0, 1, 2])
     """
 
-    def __init__(self, num_examples: int, seed: int) -> None:
+    def __init__(self, num_examples: int, seed: int, *stream: int) -> None:
         self.num_examples = num_examples
-        self.seed = seed
+        self._key = (_ORDER_STREAM, seed, *stream)
         # The last two epochs' permutations: a value computed once, not a position.
         # Threads may replace it at any time, so it is read and written as a whole.
         self._recent: dict[int, Positions] = {}
@@ -135,8 +146,47 @@ class ShuffledOrder:
     def _epoch_permutation(self, epoch: int) -> Positions:
         recent = self._recent
         if epoch not in recent:
-            fresh = permutation(self.num_examples, _ORDER_STREAM, self.seed, epoch)
+            fresh = permutation(self.num_examples, *self._key, epoch)
             kept = {key: recent[key] for key in sorted(recent)[-1:]}
             recent = {**kept, epoch: fresh}
             self._recent = recent
         return recent[epoch]
+
+
+class ShardedOrder:
+    """Maps positions of the endless training stream to examples, host by host.
+
+    A batch is dealt to hosts in contiguous blocks, so position i is row
+    r = i mod batch_size of batch t = i // batch_size and belongs to host
+    r // rows_per_host. There it is position t * rows_per_host + r mod rows_per_host of
+    the host's own `ShuffledOrder`, which goes through its shard once per epoch.
+
+    Args:
+      shards: int64[num_hosts, size], the examples of every host.
+      batch_size: Rows of the global batch, a multiple of the number of hosts.
+      seed: Decides the order, which is another for every host.
+
+    Example:
+      >>> order = ShardedOrder(np.array([[0, 1], [2, 3]]), batch_size=4, seed=0)
+      >>> batch = order(np.arange(4))
+      >>> sorted(batch[:2].tolist()), sorted(batch[2:].tolist())
+      ([0, 1], [2, 3])
+    """
+
+    def __init__(self, shards: Positions, batch_size: int, seed: int) -> None:
+        num_hosts, size = shards.shape
+        self._shards = shards
+        self._batch_size = batch_size
+        self._rows_per_host = batch_size // num_hosts
+        self._orders = [ShuffledOrder(size, seed, host) for host in range(num_hosts)]
+
+    def __call__(self, positions: Positions) -> Positions:
+        """Returns the example at each position, int64[size] for int64[size]."""
+        steps, rows = np.divmod(positions, self._batch_size)
+        hosts, rows = np.divmod(rows, self._rows_per_host)
+        own = steps * self._rows_per_host + rows
+        examples = np.empty_like(positions)
+        for host in np.unique(hosts):
+            here = hosts == host
+            examples[here] = self._shards[host][self._orders[host](own[here])]
+        return examples

@@ -7,15 +7,16 @@ Flow: the last part of `data`; the step reads what it places.
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Sharding
 
 from prunex_jax.data.examples import Batch
 from prunex_jax.data.order import Positions
 from prunex_jax.errors import UserError
+from prunex_jax.topology import AnyMesh, sharding_on
 
 
 def batch_rows(
-    mesh: Mesh, batch_size: int, setting: str = "data.batch_size"
+    mesh: AnyMesh, batch_size: int, setting: str = "data.batch_size"
 ) -> Positions:
     """Returns the rows of a global batch that this process must produce.
 
@@ -23,7 +24,7 @@ def batch_rows(
     (slow axis first), so a host's rows do not depend on how many processes it runs.
 
     Args:
-      mesh: Mesh of any number of axes, over all processes.
+      mesh: AnyMesh of any number of axes, over all processes.
       batch_size: Rows of the global batch.
       setting: Name of the setting that holds the size, for the message.
     Returns:
@@ -32,7 +33,8 @@ def batch_rows(
       UserError: If the batch cannot be divided evenly over the devices.
 
     Example:
-      >>> mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("host", "device"))
+      >>> devices = np.array(jax.devices()[:1]).reshape(1, 1)
+      >>> mesh = jax.sharding.Mesh(devices, ("host", "device"))
       >>> batch_rows(mesh, 4).tolist()
       [0, 1, 2, 3]
     """
@@ -48,7 +50,7 @@ def batch_rows(
     return np.sort(np.concatenate([rows[block] for block in blocks.values()]))
 
 
-def place_batch(batch: Batch, mesh: Mesh, rows: Positions) -> dict[str, jax.Array]:
+def place_batch(batch: Batch, mesh: AnyMesh, rows: Positions) -> dict[str, jax.Array]:
     """Makes global arrays, split over all devices along the first axis.
 
     Each row goes from the host's memory straight to the one device that owns it. On
@@ -65,7 +67,7 @@ def place_batch(batch: Batch, mesh: Mesh, rows: Positions) -> dict[str, jax.Arra
       ValueError: If an array has another number of rows.
     """
     num_local_devices = len(mesh.local_devices)
-    batch_size = len(rows) // num_local_devices * mesh.size
+    batch_size = len(rows) // num_local_devices * mesh.devices.size
     sharding = _batch_sharding(mesh)
 
     def place(name: str) -> jax.Array:
@@ -84,5 +86,5 @@ def place_batch(batch: Batch, mesh: Mesh, rows: Positions) -> dict[str, jax.Arra
     return {name: place(name) for name in batch}
 
 
-def _batch_sharding(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec(tuple(mesh.axis_names)))
+def _batch_sharding(mesh: AnyMesh) -> Sharding:
+    return sharding_on(mesh, jax.P(tuple(mesh.axis_names)))

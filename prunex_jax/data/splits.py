@@ -133,6 +133,11 @@ class Split:
             return images[examples], labels[examples]
         return self._read_stored(self.indices[examples])
 
+    def labels(self) -> Labels:
+        """Returns all labels, int32[size], of a split that is kept in memory."""
+        assert self.in_memory, f"split {self.name!r} is not in memory"
+        return self._memory[1]
+
     def preload(self) -> None:
         """Opens the split, and reads it where it is kept in memory.
 

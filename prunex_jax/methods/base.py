@@ -48,7 +48,8 @@ class Method:
       network: (params, opt_state) -> the parameters that the method stands for,
         replicated: what is evaluated, shrunk and kept.
       masks: opt_state -> channel masks, replicated; {} if the method prunes nothing.
-      health: opt_state -> named scalars for the log, placed as params.
+      health: opt_state -> named scalars for the log, or dicts of them by channel group;
+        placed as params.
       step_formula: (mesh shape, and what `step_options` gave) -> what one step must
         send; without options, in the steady state.
       exchange_formula: (mesh shape, keep_counts, kind) -> what one exchange must send.
@@ -78,7 +79,7 @@ class Method:
     exchange: Exchange | None
     network: Callable[[PyTree, PyTree], PyTree]
     masks: Callable[[PyTree], dict[str, jax.Array]]
-    health: Callable[[PyTree], dict[str, jax.Array]]
+    health: Callable[[PyTree], dict[str, Any]]
     step_formula: Callable[..., list[Collective]]
     exchange_formula: Callable[
         [Mapping[str, int], Mapping[str, int], RoundKind], list[Collective]

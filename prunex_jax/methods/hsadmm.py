@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import optax
 
 from prunex_jax.channels import layouts_of
@@ -110,16 +110,27 @@ def consensus_method(name: str, core: Hsadmm, recipe: Recipe, prunes: bool) -> M
     )
 
 
-def _health(state: HsadmmState) -> dict[str, jax.Array]:
-    norm = optax.tree.norm(state.global_consensus)
-    residuals = state.residuals
-    return {
+def _health(state: HsadmmState) -> dict[str, Any]:
+    residuals, health = state.residuals, state.health
+    found = {
         "primal_residual": residuals.primal_device,
         "dual_residual": residuals.dual_device,
         "primal_residual_host": residuals.primal_host,
         "dual_residual_host": residuals.dual_host,
-        "host_drift": residuals.primal_device / norm,
+        "host_drift": health.host_drift,
+        "consensus_norm": optax.tree.norm(state.global_consensus),
+        "mask_changes": state.num_changed.astype(jnp.float32),
     }
+    for name, dual in (
+        ("device_dual_norm", state.device_dual),
+        ("host_dual_norm", state.host_dual),
+    ):
+        if dual is not None:
+            found[name] = optax.tree.norm(dual)
+    if health.primal_by_group:
+        found["primal_residual_by_group"] = health.primal_by_group
+        found["dual_residual_by_group"] = health.dual_by_group
+    return found
 
 
 class _Traffic:

@@ -12,7 +12,13 @@ import jax
 
 from prunex_jax.config import ModelConfig, suggest
 from prunex_jax.errors import UserError
-from prunex_jax.models.base import Model, ModelSpec, shrunk_spec
+from prunex_jax.models.base import (
+    Model,
+    ModelSpec,
+    from_moments,
+    shrunk_spec,
+    to_moments,
+)
 from prunex_jax.models.layers import Convolution
 from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
 from prunex_jax.models.vgg import VggSpec, make_vgg_spec
@@ -24,8 +30,10 @@ __all__ = [
     "ModelSpec",
     "ResNetSpec",
     "VggSpec",
+    "from_moments",
     "make_model",
     "shrunk_spec",
+    "to_moments",
 ]
 
 # Images up to this side get the small stem when the stem is chosen by size.

@@ -9,12 +9,14 @@ methods, checkpoints and shrinking see trees only. Architectures are in `resnet`
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from prunex_jax.models.layers import Convolution, Pass
+from prunex_jax.models.layers import STATISTICS_DECAY, Convolution, Pass
 from prunex_jax.trees import PyTree
 
 
@@ -154,6 +156,42 @@ class Model:
         logits = network(images, how)
         return logits, _to_tree(nnx.state(network, nnx.BatchStat))
 
+    def reestimate(
+        self,
+        params: PyTree,
+        statistics: PyTree,
+        images: jax.Array,
+        num_seen: jax.Array,
+        axis_name: str | None = None,
+    ) -> PyTree:
+        """Adds one batch to statistics that are a plain mean over batches.
+
+        Running statistics are those of networks on the way; a network that is a mean of
+        others, as a consensus is, has none of its own before it has seen some images.
+
+        Args:
+          params: As for `apply_train`.
+          statistics: Mean over the batches seen before.
+          images: float[n, h, w, c], as for `apply_train`.
+          num_seen: int32[], number of those batches; 0 drops `statistics`.
+          axis_name: As for `apply_train`.
+        Returns:
+          Statistics, mean over all batches.
+        Collectives:
+          As `apply_train`.
+        """
+        # From nothing, running statistics move by a fixed share of the batch's own.
+        nothing = jax.tree.map(jnp.zeros_like, statistics)
+        _, moved = self.apply_train(params, nothing, images, axis_name)
+        fresh = jax.tree.map(lambda x: x / (1 - STATISTICS_DECAY), moved)
+        share = 1 / (num_seen + 1)
+        mixed = jax.tree.map(
+            lambda old, new: (1 - share) * old + share * new,
+            to_moments(statistics),
+            to_moments(fresh),
+        )
+        return from_moments(mixed)
+
     def with_widths_of(self, params: PyTree) -> "Model":
         """Returns the network that shrunk parameters belong to.
 
@@ -179,6 +217,45 @@ class Model:
             nnx.State(_from_tree(params)),
             nnx.State(_from_tree(statistics)),
         )
+
+
+def to_moments(statistics: PyTree) -> PyTree:
+    """Replaces variances by mean squares, which can be averaged over any images.
+
+    A mean of variances leaves out how far the means lie apart; that of mean squares
+    does not, so batches and devices may see data that differ.
+
+    Args:
+      statistics: Nested dicts as made by `Model.init`; what is neither a mean nor a
+        variance passes.
+    Returns:
+      The same tree; `from_moments` inverts it, up to rounding.
+    Example:
+      >>> one = {'norm': {'mean': jnp.array([1.0]), 'var': jnp.array([3.0])}}
+      >>> float(to_moments(one)['norm']['var'][0])
+      4.0
+      >>> float(from_moments(to_moments(one))['norm']['var'][0])
+      3.0
+    """
+    return _map_variances(lambda mean, var: var + mean * mean, statistics)
+
+
+def from_moments(moments: PyTree) -> PyTree:
+    """Variances from mean squares, not negative; see `to_moments`."""
+
+    def variance(mean: jax.Array, square: jax.Array) -> jax.Array:
+        return jnp.maximum(square - mean * mean, 0.0)
+
+    return _map_variances(variance, moments)
+
+
+def _map_variances(fn: Callable[..., jax.Array], tree: PyTree) -> PyTree:
+    """Applies fn(mean, var) to what is beside each other under these names."""
+    if not isinstance(tree, Mapping):
+        return tree
+    if {"mean", "var"} <= tree.keys():
+        return {**tree, "var": fn(tree["mean"], tree["var"])}
+    return {key: _map_variances(fn, part) for key, part in tree.items()}
 
 
 def _to_tree(state: Any) -> PyTree:

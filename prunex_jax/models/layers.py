@@ -10,8 +10,8 @@ with `Pass.axis_name`, over the images of all devices along that mesh axis. Runn
 statistics are an exponential moving average that every device keeps of its own batches
 and that never crosses a link in training; they are averaged over the mesh when the
 network is evaluated. A moving average is linear, so averaging late gives what averaging
-in every step would have given. Averaging variances leaves out how far the means of
-single devices lie apart, which is small when devices read shuffled data.
+in every step would have given. Variances are averaged as mean squares, so that what
+devices see may differ; see `base.to_moments`.
 """
 
 import dataclasses

@@ -25,7 +25,7 @@ from prunex_jax.optim.consensus import HsadmmState, RoundKind
 from prunex_jax.optim.copies import Copies, DeviceLevel
 from prunex_jax.optim.moments import mask_moments
 from prunex_jax.optim.presets import HsadmmParameters
-from prunex_jax.optim.residuals import zero_residuals
+from prunex_jax.optim.residuals import zero_health, zero_residuals
 from prunex_jax.sparsity import narrow_alive
 from prunex_jax.trees import PyTree, shapes_by_path
 
@@ -97,6 +97,7 @@ class Hsadmm:
             rho_device=jnp.asarray(form.rho_device, jnp.float32),
             rho_host=jnp.asarray(form.rho_host, jnp.float32),
             residuals=copies.spread(zero_residuals()),
+            health=copies.spread(zero_health(group.name for group in self.groups)),
             num_changed=jnp.zeros((), jnp.int32),
         )
 
@@ -198,7 +199,9 @@ class Hsadmm:
         after = consensus.move_consensus(
             target, before, form, layouts, keep_indices, masks, copies
         )
-        params, after = consensus.pull_copies(params, before, after, form, copies)
+        params, after = consensus.pull_copies(
+            params, before, after, form, layouts, copies
+        )
         if kind == "freeze":
             params, after = consensus.harden(after, copies)
         if kind == "freeze" or (kind == "moving" and form.resets_copies):

@@ -21,7 +21,13 @@ from prunex_jax.channels import (
 )
 from prunex_jax.optim.copies import Copies, DeviceLevel
 from prunex_jax.optim.presets import HsadmmParameters
-from prunex_jax.optim.residuals import Residuals, balanced, norm
+from prunex_jax.optim.residuals import (
+    Residuals,
+    RoundHealth,
+    balanced,
+    norm,
+    norms_by_group,
+)
 from prunex_jax.sparsity import choose_keep_indices
 from prunex_jax.trees import PyTree
 
@@ -49,6 +55,7 @@ class HsadmmState(NamedTuple):
     rho_device: jax.Array  # float32[], replicated
     rho_host: jax.Array  # float32[], replicated
     residuals: Residuals  # of the last round, as params
+    health: RoundHealth  # of the last round, as params
     num_changed: jax.Array  # int32[], replicated: channels the last round removed
 
 
@@ -63,7 +70,7 @@ def state_placements(device_level: DeviceLevel) -> HsadmmState:
     """
     copies = "per_host" if device_level == "gradient" else "per_device"
     everywhere = dict.fromkeys(HsadmmState._fields, "replicated")
-    own = dict.fromkeys(("inner_state", "device_dual", "residuals"), copies)
+    own = dict.fromkeys(("inner_state", "device_dual", "residuals", "health"), copies)
     per_host = dict.fromkeys(("host_consensus", "host_dual"), "per_host")
     placements: dict[str, Any] = {**everywhere, **own, **per_host}
     return HsadmmState(**placements)
@@ -205,6 +212,7 @@ def pull_copies(
     before: HsadmmState,
     after: HsadmmState,
     form: HsadmmParameters,
+    layouts: Layouts,
     copies: Copies,
 ) -> tuple[PyTree, HsadmmState]:
     """Device duals, the proximal pull, and the residuals of the round."""
@@ -215,17 +223,30 @@ def pull_copies(
         dual = add_scaled(gap, form.dual_decay, dual)
     level_moved = optax.tree.sub(level, host_level(before))
     z_moved = optax.tree.sub(z, before.global_consensus)
+    # Without a penalty the dual residual would say nothing: it counts as 1 here.
+    weight = after.rho_device if form.rho_device else jnp.ones((), jnp.float32)
     residuals = Residuals(
         primal_device=norm(gap),
-        dual_device=after.rho_device * norm(level_moved),
+        dual_device=weight * norm(level_moved),
         primal_host=norm(optax.tree.sub(level, z)),
         dual_host=after.rho_host * norm(z_moved),
+    )
+    kept_gap = mask_channels(optax.tree.sub(params, z), layouts, after.masks)
+    dual_by_group = norms_by_group(level_moved, layouts)
+    health = RoundHealth(
+        host_drift=norm(kept_gap) / norm(z),
+        primal_by_group=norms_by_group(gap, layouts),
+        dual_by_group={name: weight * x for name, x in dual_by_group.items()},
     )
     if form.resets_copies:  # exactly, where x - (x - z) would round
         params = copies.spread(level)
     elif form.prox_strength:
         params = add_scaled(params, -form.prox_strength, add(gap, dual))
-    return params, after._replace(device_dual=dual, residuals=copies.spread(residuals))
+    return params, after._replace(
+        device_dual=dual,
+        residuals=copies.spread(residuals),
+        health=copies.spread(health),
+    )
 
 
 def harden(state: HsadmmState, copies: Copies) -> tuple[PyTree, HsadmmState]:

@@ -18,12 +18,24 @@ def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Sched
       total_steps: Length of the run.
     Returns:
       A schedule: linear warm-up from 0, then the chosen decay: to 0 at the end, unless
-      constant.
+      constant. With `rewind_share` this happens twice, before and after that share.
     Example:
       >>> schedule = make_learning_rate(OptimizerConfig(schedule='linear'), 100)
       >>> [round(float(schedule(step)), 3) for step in (0, 5, 100)]
       [0.0, 0.1, 0.0]
+
+    References:
+      Renda et al., Comparing rewinding and fine-tuning in neural network pruning, 2020,
+      arXiv:2003.02389 (the learning rate starts over after pruning).
     """
+    first_steps = round(config.rewind_share * total_steps)
+    if not 0 < first_steps < total_steps:
+        return _one_cycle(config, total_steps)
+    cycles = [_one_cycle(config, n) for n in (first_steps, total_steps - first_steps)]
+    return optax.join_schedules(cycles, [first_steps])
+
+
+def _one_cycle(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     peak = config.learning_rate
     warmup_steps = min(round(config.warmup_share * total_steps), total_steps)
     decay_steps = max(total_steps - warmup_steps, 1)

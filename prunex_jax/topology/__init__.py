@@ -11,10 +11,18 @@ config and before data.
     machines         which machine each process runs on
     hosts            devices -> hosts, as plain records
     mesh             the `jax.sharding.Mesh` and its table: `make_topology`
+    folding          a mesh that one device simulates: `map_over` works on both
     agreement        all processes go on, or none: `run_together`, `gather_texts`
 """
 
 from prunex_jax.topology.agreement import gather_texts, run_together
+from prunex_jax.topology.folding import (
+    AnyMesh,
+    FoldedMesh,
+    map_over,
+    program_to_count,
+    sharding_on,
+)
 from prunex_jax.topology.hosts import DeviceRecord, Host
 from prunex_jax.topology.launcher import Launch, LaunchFlags, Probes, detect_launch
 from prunex_jax.topology.mesh import DEVICE_AXIS, HOST_AXIS, Topology, make_topology
@@ -23,7 +31,9 @@ from prunex_jax.topology.start import start_processes
 __all__ = [
     "DEVICE_AXIS",
     "HOST_AXIS",
+    "AnyMesh",
     "DeviceRecord",
+    "FoldedMesh",
     "Host",
     "Launch",
     "LaunchFlags",
@@ -32,6 +42,9 @@ __all__ = [
     "detect_launch",
     "gather_texts",
     "make_topology",
+    "map_over",
+    "program_to_count",
     "run_together",
+    "sharding_on",
     "start_processes",
 ]

@@ -5,6 +5,7 @@ leaves what is sharded over the mesh to everything right of topology.
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from prunex_jax.errors import UserError
+from prunex_jax.topology.folding import AnyMesh, FoldedMesh
 from prunex_jax.topology.hosts import (
     DeviceRecord,
     Host,
@@ -35,14 +38,14 @@ class Topology:
 
     Attributes:
       mesh: Axes (HOST_AXIS, DEVICE_AXIS), both of type Auto, over all devices of all
-        processes.
+        processes; or folded, where one device simulates them.
       hosts: The rows of the mesh.
       layout: How hosts were found: host, process, slice, or their number.
       requested_layout: The same before auto was resolved.
       process_index: The process this object lives in.
     """
 
-    mesh: Mesh
+    mesh: AnyMesh
     hosts: tuple[Host, ...]
     layout: str
     requested_layout: str
@@ -94,7 +97,9 @@ class Topology:
         for host, machine, devices in rows:
             line = f"  {host:>{widths[0]}}  {machine:<{widths[1]}}  {devices}"
             lines.append(line.rstrip())
-        if self.is_simulated:
+        if isinstance(self.mesh, FoldedMesh):
+            lines.append("  simulated: one device does the work of all, without links")
+        elif self.is_simulated:
             lines.append(
                 "  simulated: hosts share a machine, so the links between them are "
                 "not real"
@@ -133,7 +138,11 @@ class Topology:
         return f"{' x '.join(counts)} ({kind}), {processes}, layout {layout}"
 
 
-def make_topology(layout: str, devices: Sequence[jax.Device] | None = None) -> Topology:
+def make_topology(
+    layout: str,
+    devices: Sequence[jax.Device] | None = None,
+    simulated: str = "",
+) -> Topology:
     """Arranges devices into hosts and builds the mesh.
 
     The mesh is built from an ordered array, not by `jax.make_mesh`, which refuses
@@ -144,6 +153,8 @@ def make_topology(layout: str, devices: Sequence[jax.Device] | None = None) -> T
         machine), process, slice, or the number of hosts. In one process a number above
         one simulates hosts.
       devices: The devices to use, equal on all processes; all of them by default.
+      simulated: Hosts and devices that the first device simulates, as in "4x2"; empty
+        for the devices there are. The layout has no say then.
 
     Returns:
       The topology, equal on all processes but for `process_index`.
@@ -153,10 +164,13 @@ def make_topology(layout: str, devices: Sequence[jax.Device] | None = None) -> T
       call this function.
 
     Raises:
-      UserError: Unknown layout, or hosts that would be uneven.
+      UserError: Unknown layout, hosts that would be uneven, or something to simulate
+        that is not understood or needs more than this process.
     """
     wanted = parse_layout(layout)
     chosen = list(jax.devices() if devices is None else devices)
+    if simulated:
+        return _simulated_topology(simulated, chosen[0])
     machines = gather_machines()
     records = [
         DeviceRecord(
@@ -178,6 +192,26 @@ def make_topology(layout: str, devices: Sequence[jax.Device] | None = None) -> T
         axis_types=(AxisType.Auto, AxisType.Auto),
     )
     return Topology(mesh, hosts, str(resolved), str(wanted), jax.process_index())
+
+
+def _simulated_topology(text: str, device: jax.Device) -> Topology:
+    """A topology whose devices are all the same real one."""
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if match is None:
+        raise UserError(
+            f"topology.simulated={text!r} is not hosts x devices; write it as in 4x2"
+        )
+    if jax.process_count() > 1:
+        raise UserError(
+            f"topology.simulated={text!r} is for one process, and this run has "
+            f"{jax.process_count()}: leave it out, or start one process"
+        )
+    num_hosts, num_devices = int(match[1]), int(match[2])
+    mesh = FoldedMesh(((HOST_AXIS, num_hosts), (DEVICE_AXIS, num_devices)), device)
+    machine = gather_machines()[0]
+    record = DeviceRecord(0, device.id, machine.key, machine.name)
+    hosts = (Host((record,) * num_devices),) * num_hosts
+    return Topology(mesh, hosts, "simulated", "simulated", 0)
 
 
 def _row(index: int, host: Host) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from prunex_jax.bench.cells import Cell, Table, shown
+from prunex_jax.report.cells import Cell, Table, shown
 
 # Nothing is loaded from anywhere, whatever the file says.
 _POLICY = (

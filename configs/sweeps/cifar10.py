@@ -1,0 +1,53 @@
+"""Accuracy per byte on CIFAR-10: ResNet-20, 4 hosts, 30 epochs, every method, 3 seeds.
+
+    python -m prunex_jax.sweep --sweep=configs/sweeps/cifar10.py --workdir=runs/sweeps
+
+Hosts are simulated on the CPU. One GPU can do it too:
+
+    --config.topology.cpu_devices=0 --config.topology.layout=auto \\
+        --config.topology.simulated=4x1
+
+On 4 or more real hosts, start every row by its own command, which --dry_run prints.
+CIFAR-10 is read as TFDS has prepared it;
+--config.data.dir names its data directory. `cifar10_short.py` is the same in minutes.
+"""
+
+import dataclasses
+
+from rows import every_8_or_16, hsadmm, other_methods, references
+
+from prunex_jax.sweep.sweeps import Row, Sweep
+
+HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
+TRAINING = {
+    "data.eval_batch_size": 500,
+    "run.epochs": 30.0,
+    "run.eval_every_steps": 700,
+    "run.checkpoint_every_steps": 700,
+}
+
+
+def get_sweep() -> Sweep:
+    return Sweep(
+        name="cifar10",
+        config="../cifar10_resnet20_dense.py",
+        settings={**HOSTS, **TRAINING},
+        rows=(*references(), *every_8_or_16(), *by_sparsity(), *other_methods()),
+        baselines=("dense", "every-step", "small"),
+        health_rows=("hsadmm-8", "hsadmm-16"),
+    )
+
+
+def by_sparsity() -> tuple[Row, ...]:
+    """H-SADMM every 16 steps, from few channels removed to most."""
+    rows = []
+    for percent in (30, 70):
+        row = hsadmm(
+            f"hsadmm-16-{percent}",
+            f"H-SADMM, every 16 steps, int8, {percent} % of the channels removed",
+            16,
+            method__wire_dtype="int8",
+            sparsity__sparsity=percent / 100,
+        )
+        rows.append(dataclasses.replace(row, curve="H-SADMM, every 16 steps"))
+    return tuple(rows)

@@ -1,0 +1,88 @@
+"""Rows that sweeps share: every method as it is compared at half of the channels."""
+
+from typing import Any
+
+from prunex_jax.sweep.sweeps import Row
+
+HALF = {"sparsity.sparsity": 0.5}
+# Pruning ends at 40 % of the run: most of it is sent, and computed, small.
+SCHEDULE = {"sparsity.start_share": 0.05, "sparsity.freeze_share": 0.4}
+DENSE = Row("dense", "dense, every step", {"method.name": "dense"})
+
+
+LOCAL_SGD = Row(
+    "local-sgd",
+    "local SGD, every 8 steps, int8",
+    {
+        "method.name": "local_sgd",
+        "method.local_sgd.sync_period": 8,
+        "method.wire_dtype": "int8",
+    },
+)
+
+
+def hsadmm(name: str, title: str, sync_period: int, **changes: Any) -> Row:
+    """A row of H-SADMM; changes are settings with `__` for dots."""
+    settings = {
+        "method.name": "hsadmm",
+        **HALF,
+        **SCHEDULE,
+        "method.hsadmm.sync_period": sync_period,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return Row(name, title, settings)
+
+
+def every_8_or_16() -> tuple[Row, ...]:
+    """H-SADMM at its defaults, rarely and in int8."""
+    return (
+        hsadmm(
+            "hsadmm-8", "H-SADMM, every 8 steps, int8", 8, method__wire_dtype="int8"
+        ),
+        hsadmm(
+            "hsadmm-16", "H-SADMM, every 16 steps, int8", 16, method__wire_dtype="int8"
+        ),
+    )
+
+
+def references() -> tuple[Row, ...]:
+    """What H-SADMM is measured by: dense, the same pruning in every step, and small."""
+    return (
+        DENSE,
+        hsadmm(
+            "every-step",
+            "the same pruning, float32, every step",
+            1,
+            method__hsadmm__preset="reset",
+        ),
+        Row(
+            "small",
+            "small network from scratch, every step",
+            {"method.name": "dense", "model.width": 0.5},
+        ),
+    )
+
+
+def other_methods() -> tuple[Row, ...]:
+    """Every other method at the settings of its config."""
+    return (
+        LOCAL_SGD,
+        Row(
+            "diloco",
+            "DiLoCo, every 8 steps, int8",
+            {**LOCAL_SGD.settings, "method.name": "diloco"},
+        ),
+        Row(
+            "pactrain",
+            "PacTrain, half of the channels",
+            {**HALF, "method.name": "pactrain"},
+        ),
+        Row("topk", "Top-K, 1 %", {"method.name": "topk"}),
+        Row("dgc", "DGC, 0.1 %", {"method.name": "dgc"}),
+        Row("powersgd", "PowerSGD, rank 2", {"method.name": "powersgd"}),
+        Row(
+            "importance",
+            "importance, 1 %, one choice in 4 steps",
+            {"method.name": "importance", "method.importance.refresh_period": 4},
+        ),
+    )

@@ -1,0 +1,97 @@
+"""Command line of sweeps.
+
+    python -m prunex_jax.sweep --sweep=FILE --workdir=FOLDER [--rows=NAME,...]
+        [--seeds=0,1,2] [--png=FOLDER] [--report] [--dry_run] [--retry]
+        [--config.KEY=VALUE ...]
+
+Trains every row of the sweep with every seed, each in a run folder of its own below
+FOLDER, and writes tables and plots. A run that has ended is not run again and one that
+was stopped goes on, so the command can be stopped and given again. Exit code 0: all
+runs have ended; 1: some failed; 2: bad input.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from prunex_jax.cli import Command, Flag, Values, run_command, split_list
+from prunex_jax.errors import UserError
+from prunex_jax.sweep.report import write_report
+from prunex_jax.sweep.results import read_findings
+from prunex_jax.sweep.runs import forget, run_missing, runs_of
+from prunex_jax.sweep.sweeps import Sweep, load_sweep, narrow_sweep
+
+COMMAND = Command(
+    name="prunex_jax.sweep",
+    text=str(__doc__),
+    flags=(
+        Flag("sweep", "", "Sweep file, as in configs/sweeps/.", is_required=True),
+        Flag("workdir", "", "Folder for run folders and report.", is_required=True),
+        Flag("rows", "", "Names of the rows to run; all without."),
+        Flag("seeds", "", "Seeds; those of the sweep without."),
+        Flag("png", "", "Folder for the plots as PNG files."),
+        Flag("report", False, "Write the report of what there is, and run nothing."),
+        Flag("dry_run", False, "Print the commands of the runs, and run nothing."),
+        Flag("retry", False, "Run those again that have diverged."),
+    ),
+    passes_on=lambda argument: argument.lstrip("-").startswith(
+        ("config.", "noconfig.")
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and runs a sweep.
+
+    Args:
+      arguments: The command line without the program's name; None takes the real one.
+    Returns:
+      The exit code.
+    """
+    code = 0
+
+    def run(values: Values, overrides: list[str]) -> None:
+        nonlocal code
+        code = _run(values, overrides)
+
+    return run_command(COMMAND, run, arguments) or code
+
+
+def _run(values: Values, overrides: Sequence[str]) -> int:
+    whole = load_sweep(values.sweep)
+    sweep, workdir = _narrowed(whole, values), Path(values.workdir)
+    folder = Path(values.sweep).parent
+    runs = runs_of(sweep, folder, workdir, overrides)
+    if values.dry_run:
+        for run in runs:
+            _say(shlex.join(run.command))
+        return 0
+    # The report shows what there is of the whole sweep, whatever part is run now.
+    everything = runs_of(whole, folder, workdir, overrides)
+    failed = []
+    if not values.report:
+        if values.retry:
+            forget(runs)
+        failed = run_missing(runs, _say)
+    png = Path(values.png) if values.png else None
+    workdir.mkdir(parents=True, exist_ok=True)
+    _say(str(write_report(read_findings(whole, everything), workdir, png)))
+    return 1 if failed else 0
+
+
+def _narrowed(sweep: Sweep, values: Values) -> Sweep:
+    seeds = split_list(values.seeds)
+    if not all(seed.isdigit() for seed in seeds):
+        raise UserError(f"--seeds={values.seeds} is not a list like 0,1,2")
+    rows = split_list(values.rows)
+    return narrow_sweep(sweep, rows, tuple(int(seed) for seed in seeds))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""Sweeps: what is run, what is not run again, and what tables and plots say of it."""
+
+import dataclasses
+import json
+import math
+import statistics
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from tiny_runs import SETTINGS, merged, tiny_networks, write_config
+
+from prunex_jax.errors import UserError
+from prunex_jax.report.pictures import render
+from prunex_jax.sweep.__main__ import main as sweep_main
+from prunex_jax.sweep.plots import make_plots
+from prunex_jax.sweep.report import write_report
+from prunex_jax.sweep.results import Findings, Point, Result, read_findings
+from prunex_jax.sweep.runs import DIVERGED, forget, run_missing, runs_of
+from prunex_jax.sweep.significance import difference
+from prunex_jax.sweep.sweeps import Row, Sweep, check_sweep, load_sweep, narrow_sweep
+from prunex_jax.sweep.tables import accuracy_table, divergence_table
+from prunex_jax.train import main as train_main
+
+SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
+LIBRARY = ("rows",)  # Imported by sweeps.
+RUN = {"steps": 12, "log_every_steps": 2, "eval_every_steps": 4}
+SHRUNK = {"sparsity.start_share": 0.0, "sparsity.freeze_share": 0.5}
+
+
+def make_sweep(*rows: Row, **changes) -> Sweep:
+    values = {"name": "tiny", "config": "settings.py", "rows": rows, "seeds": (0, 1)}
+    return Sweep(**{**values, **changes})
+
+
+def in_this_process(command, log):
+    """Trains without a process of its own, and writes its log as one would."""
+    code = train_main(list(command[3:]))
+    log.write_text("error: the loss is not finite since step 3\n" if code else "done\n")
+    return code
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two rows that end and one that diverges, with two seeds, and what was said."""
+    folder = tmp_path_factory.mktemp("sweep")
+    write_config(folder, merged(SETTINGS, {"run": RUN, "method": {"name": "dense"}}))
+    sweep = make_sweep(
+        Row("dense"),
+        Row("hsadmm", "H-SADMM", {"method.name": "hsadmm", **SHRUNK}),
+        Row("wild", settings={"optimizer.learning_rate": 1e30}),
+        baselines=("dense",),
+        health_rows=("hsadmm",),
+    )
+    runs, said = runs_of(sweep, folder, folder / "runs"), []
+    with tiny_networks():
+        failed = run_missing(runs, said.append, in_this_process)
+    assert not failed, said
+    return sweep, folder, runs, said
+
+
+def test_every_row_runs_with_every_seed_and_none_twice(trained):
+    _, _, runs, said = trained
+    places = {(run.row.name, run.seed): run.workdir for run in runs}
+    assert len(places) == 6 and len(set(places.values())) == 6
+    for (name, seed), place in places.items():
+        if name != "wild":
+            summary = json.loads((place / "summary.json").read_text())
+            assert (summary["seed"], summary["method"]) == (seed, name)
+    # Seed after seed, so that what a stopped sweep has can be compared.
+    assert [run.seed for run in runs] == [0, 0, 0, 1, 1, 1]
+
+    def refuse(command, log):
+        raise AssertionError("ran again")
+
+    assert run_missing(runs, said.append, refuse) == []
+    assert sum("from before" in line for line in said) == 6
+
+
+def test_a_run_that_diverged_is_a_result_until_it_is_tried_again(trained):
+    sweep, _, runs, _ = trained
+    found = read_findings(sweep, runs)
+    wild = found.results["wild"]
+    assert [each.summary for each in wild] == [{}, {}]
+    assert all("not finite" in each.reason for each in wild)
+    assert accuracy_table(found).rows[2][1].text == "diverged"
+    assert len(divergence_table(found)[0].rows) == 2
+    path = runs[2].workdir / DIVERGED
+    kept = path.read_text()
+    forget(runs[:3])
+    assert not path.exists() and not runs[2].is_done and runs[0].is_done
+    path.write_text(kept)
+
+
+def test_shares_are_of_the_first_baseline(trained):
+    sweep, _, runs, _ = trained
+    found = read_findings(sweep, runs)
+    dense = found.results["dense"][0].summary
+    small = found.results["hsadmm"][0].summary
+    assert found.reference.row.name == "dense"
+    share = found.shares("hsadmm", "params_kept", "params_dense")[0]
+    assert share == small["params_kept"] / dense["params_dense"] < 0.5
+    cells = accuracy_table(found).rows[1]
+    assert cells[4].value == pytest.approx(small["host_payload_ratio"], rel=0.01)
+    assert found.results["hsadmm"][0].points[0].host_bytes > 0
+
+
+def test_a_failing_run_is_told_and_the_others_go_on(tmp_path):
+    write_config(tmp_path, SETTINGS)
+    sweep = make_sweep(Row("a"), Row("b"), seeds=(0,))
+    runs, said = runs_of(sweep, tmp_path, tmp_path / "runs"), []
+
+    def start(command, log):
+        log.write_text("line\nKeyError: lost\n")
+        return 7
+
+    assert run_missing(runs, said.append, start) == runs
+    assert sum("exit code 7\n  line\n  KeyError: lost" in line for line in said) == 2
+    assert read_findings(sweep, runs).num_missing == 2
+
+
+def test_a_folder_of_other_settings_is_refused(trained):
+    sweep, folder, _, _ = trained
+    other = dataclasses.replace(sweep, settings={"optimizer.momentum": 0.5})
+    with pytest.raises(UserError, match=r"momentum=0\.9.*asks for 0\.5"):
+        runs_of(other, folder, folder / "runs")
+
+
+def test_the_report_is_there_at_any_time(trained, tmp_path):
+    sweep, _, runs, _ = trained
+    found = read_findings(sweep, runs)
+    path = write_report(found, tmp_path, tmp_path / "png")
+    assert "H-SADMM" in path.read_text() and "not finite" in path.read_text()
+    markdown = (tmp_path / "tables.md").read_text()
+    assert "| H-SADMM |" in markdown and "minus" in markdown
+    drawn = {picture.stem for picture in (tmp_path / "png").iterdir()}
+    assert {"bytes_tiny", "curves-bytes_tiny", "health-host-drift_tiny"} <= drawn
+    with pytest.raises(UserError, match="has no run"):
+        write_report(Findings(sweep, {}), tmp_path)
+
+
+def made_up(name: str, accuracies: list[float], ratio: float, **row) -> list[Result]:
+    """Runs as a long sweep would leave them."""
+    results = []
+    for seed, accuracy in enumerate(accuracies):
+        summary = {
+            "test_accuracy": accuracy,
+            "host_wire_bytes": 1e9 * ratio,
+            "host_wire_bytes_dense": 1e9,
+            "host_payload_bytes_steady": 1e6 * ratio,
+            "host_payload_bytes_dense": 1e6,
+            "params_kept": 1000 * ratio,
+            "params_dense": 1000,
+            "macs_kept": 1000 * ratio,
+            "macs_dense": 1000,
+        }
+        points = tuple(Point(s, accuracy * s / 3, s * ratio, s) for s in (1, 2, 3))
+        results.append(Result(Row(name, **row), seed, summary, points))
+    return results
+
+
+def test_the_table_says_what_is_beyond_spread():
+    rows = {
+        "dense": made_up("dense", [0.92, 0.921, 0.919], 1.0),
+        "same": made_up("same", [0.919, 0.923, 0.917], 0.5),
+        "worse": made_up("worse", [0.90, 0.901, 0.899], 0.1),
+        "one": made_up("one", [0.95], 0.2),
+    }
+    sweep = make_sweep(*(Row(name) for name in rows), baselines=("dense",))
+    lines = {
+        row[0].text: [c.text for c in row]
+        for row in accuracy_table(Findings(sweep, rows)).rows
+    }
+    assert lines["dense"][1:4] == ["92.00 ± 0.10 (n=3)", "-", "1.00"]
+    assert lines["same"][2].endswith("within spread")
+    assert lines["worse"][2].startswith("-2.00 ± 0.2")
+    assert lines["worse"][3:] == ["0.100"] * 4
+    # One run says nothing of spread.
+    assert lines["one"][2] == "+3.00"
+
+
+def test_sizes_are_drawn_where_rows_form_a_curve():
+    rows = {
+        f"s{number}": made_up(f"s{number}", [0.9, 0.91], 1 / number, curve="line")
+        for number in (1, 2, 4)
+    }
+    sweep = make_sweep(*(Row(name, curve="line") for name in rows))
+    plots = {plot.name: plot for plot in make_plots(Findings(sweep, rows))}
+    assert set(plots) == {
+        f"{kind}_tiny" for kind in ("bytes", "curves-bytes", "curves-seconds", "sizes")
+    }
+    for plot in plots.values():
+        assert render(plot).startswith(b"\x89PNG")
+
+
+def test_intervals_hold_the_true_difference_in_95_of_100_cases():
+    rng, num_held = np.random.default_rng(0), 0
+    for _ in range(2000):
+        ones, others = rng.normal(1.0, 0.3, 3), rng.normal(0.0, 0.1, 4)
+        found = difference(ones, others)
+        num_held += abs(found.mean - 1.0) <= found.half_width
+    assert 0.93 < num_held / 2000 < 0.97
+    assert math.isinf(difference([1.0], [2.0, 3.0]).half_width)
+    with pytest.raises(statistics.StatisticsError):
+        difference([], [1.0])
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SWEEPS if p.stem not in LIBRARY], ids=lambda p: p.stem
+)
+def test_sweeps_load_and_all_settings_resolve(path, tmp_path):
+    sweep = load_sweep(path)
+    runs = runs_of(narrow_sweep(sweep, seeds=(0,)), path.parent, tmp_path)
+    assert len(runs) == len(sweep.rows)
+    text = path.read_text().split('"""')[1]
+    assert f"configs/sweeps/{path.name}" in text, "the command that runs it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"rows": ()}, "no row"),
+        ({"rows": (Row("a"), Row("a"))}, "row a twice"),
+        ({"seeds": ()}, "no seed"),
+        ({"seeds": (1, 1)}, "seed 1 twice"),
+        ({"rows": (Row("a b"),)}, "letters"),
+        ({"baselines": ("denes",)}, "'denes', which is no row, did you mean 'dense'"),
+        ({"settings": {"seed": 3}}, "sets seed"),
+        ({"rows": (Row("a", settings={"run.read_test": True}),)}, "run.read_test"),
+    ],
+)
+def test_sweeps_that_mean_nothing_are_refused(changes, match):
+    values = {"rows": (Row("dense"),), **changes}
+    with pytest.raises(UserError, match=match):
+        check_sweep(make_sweep(*values.pop("rows"), **values))
+
+
+def test_the_command_line(trained, tmp_path, capsys):
+    file = tmp_path / "sweep.py"
+    file.write_text(
+        "from prunex_jax.sweep.sweeps import Row, Sweep\n\n\n"
+        "def get_sweep():\n"
+        "    return Sweep('digits', 'settings.py', (Row('dense'),))\n"
+    )
+    write_config(tmp_path, SETTINGS)
+    flags = [f"--sweep={file}", f"--workdir={tmp_path / 'runs'}"]
+    assert sweep_main([*flags, "--dry_run", "--seeds=4", "--config.run.steps=9"]) == 0
+    command = capsys.readouterr().out
+    assert "prunex_jax.train" in command and "--config.seed=4" in command
+    assert command.rstrip().endswith("--config.run.steps=9")
+    for wrong, match in (
+        ("--rows=denes", "did you mean 'dense'"),
+        ("--seeds=x", "not a list"),
+        ("--config.run.stepps=9", "run.stepps is not a setting"),
+        ("--report", "has no run"),
+    ):
+        assert sweep_main([*flags, wrong]) == 2
+        assert match in capsys.readouterr().err
