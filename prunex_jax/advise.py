@@ -313,10 +313,10 @@ def _step_seconds(experiment: Experiment) -> float:
         state = programs.prepare(state, (batch,) * method.prepare_batches)
     total, kinds = 0.0, late_options(method)
     for options in kinds:
-        programs.local_step.compile(state, batch, **options)
+        programs.local_step.compile(state, experiment.taught(batch), **options)
 
         def step(state: Any, options: Mapping[str, Any] = options) -> Any:
-            return programs.local_step(state, batch, **options)[0]
+            return programs.local_step(state, experiment.taught(batch), **options)[0]
 
         seconds, state = _timed(step, state)
         total += seconds / len(kinds)

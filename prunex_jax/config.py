@@ -20,6 +20,7 @@ from prunex_jax.settings import (
     DataConfig,
     DenseConfig,
     DgcConfig,
+    DistillConfig,
     ExperimentConfig,
     HsadmmConfig,
     ImportanceConfig,
@@ -241,6 +242,7 @@ def _check(config: ExperimentConfig) -> None:
     positive = {
         "data.batch_size": data.batch_size,
         "data.dirichlet_alpha": data.dirichlet_alpha,
+        "distill.temperature": config.distill.temperature,
         "optimizer.learning_rate": optimizer.learning_rate,
         "optimizer.micro_batches": optimizer.micro_batches,
         "model.width": config.model.width,
@@ -278,6 +280,7 @@ def _check(config: ExperimentConfig) -> None:
             raise UserError(f"config.{key}={value} must not be negative")
     shares = {
         "data.validation_share": (data.validation_share, 0.9),
+        "distill.weight": (config.distill.weight, 1.0),
         "optimizer.momentum": (optimizer.momentum, 0.9999),
         "optimizer.label_smoothing": (optimizer.label_smoothing, 0.9999),
         "optimizer.warmup_share": (optimizer.warmup_share, 1.0),
@@ -350,6 +353,7 @@ __all__ = [
     "DataConfig",
     "DenseConfig",
     "DgcConfig",
+    "DistillConfig",
     "ExperimentConfig",
     "HsadmmConfig",
     "ImportanceConfig",

@@ -28,6 +28,7 @@ from prunex_jax.data.shards import check_shards
 from prunex_jax.errors import UserError
 from prunex_jax.methods import Method, Recipe, make_method
 from prunex_jax.models import Model, make_model
+from prunex_jax.objective import Objective
 from prunex_jax.optim.inner import make_inner, make_learning_rate
 from prunex_jax.phases import Phase, parse_phases
 from prunex_jax.program import Ledger
@@ -35,6 +36,7 @@ from prunex_jax.rounds import RoundPlan, make_round_plan
 from prunex_jax.sparsity import check_excludes, validate_sparsity
 from prunex_jax.step import Programs, make_programs
 from prunex_jax.targets import Budget, model_budget
+from prunex_jax.teacher import Teacher, read_teacher
 from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS, AnyMesh, Topology
 from prunex_jax.trees import shapes_by_path
 
@@ -63,6 +65,7 @@ class Experiment:
       learning_rate: Schedule over steps.
       rows: Rows of the global batch that this process produces.
       eval_rows: The same for evaluation batches.
+      teacher: What is learned from beside the labels.
     """
 
     config: ExperimentConfig
@@ -83,6 +86,7 @@ class Experiment:
     learning_rate: optax.Schedule
     rows: np.ndarray
     eval_rows: np.ndarray
+    teacher: Teacher | None
 
     @property
     def mesh(self) -> AnyMesh:
@@ -104,6 +108,10 @@ class Experiment:
         """Bytes per host that hierarchical dense averaging sends over the host axis."""
         shape = dict(self.mesh.shape)
         return wire_bytes(mesh_sum(self.num_params, shape), shape)[HOST_AXIS]
+
+    def taught(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """A training batch as the local step takes it: with a teacher's answers."""
+        return self.teacher.taught(batch) if self.teacher else batch
 
     def make_loader(self) -> Loader:
         """Makes what reads this process's part of the training batches."""
@@ -178,6 +186,7 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
         learning_rate=learning_rate,
         rows=rows,
         eval_rows=eval_rows,
+        teacher=read_teacher(config.distill, dataset, mesh, ledger),
     )
 
 
@@ -280,7 +289,11 @@ def _make_programs(
         mesh,
         ledger,
         layouts=layouts,
-        label_smoothing=config.optimizer.label_smoothing,
+        objective=Objective(
+            label_smoothing=config.optimizer.label_smoothing,
+            teacher_weight=config.distill.weight,
+            teacher_temperature=config.distill.temperature,
+        ),
         norm_scope=config.model.norm_scope,
         micro_batches=config.optimizer.micro_batches,
     )

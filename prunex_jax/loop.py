@@ -141,10 +141,12 @@ class Loop:
             while self.step < self.num_steps:
                 state = self._prepare_if_new(state)
                 batch, programs = next(batches), self.experiment.programs
-                options = self._step_options(state)
-                self._compile(programs.local_step, state, batch, **options)
+                options, taught = self._step_options(state), self.experiment.taught
+                if not programs.local_step.is_compiled(**options):
+                    shown = taught(batch)
+                    self._compile(programs.local_step, state, shown, **options)
                 self.clock.resume()
-                state, ticket = programs.local_step(state, batch, **options)
+                state, ticket = programs.local_step(state, taught(batch), **options)
                 self.step += 1
                 state = self._exchange_if_due(state)
                 self._wait_for(ticket)

@@ -265,6 +265,18 @@ class MethodConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DistillConfig:
+    """What is learned from a trained network beside the labels."""
+
+    # Folder made by `python -m prunex_jax.export`; empty for no teacher.
+    teacher: str = ""
+    # Share of the loss that is the distance to the teacher's answers.
+    weight: float = 0.5
+    # Divides logits of both: the higher, the more its view of wrong classes counts.
+    temperature: float = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Length of the run, and how often it reports, evaluates and saves."""
 
@@ -298,4 +310,5 @@ class ExperimentConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     sparsity: SparsityConfig = SparsityConfig()
     method: MethodConfig = MethodConfig()
+    distill: DistillConfig = DistillConfig()
     run: RunConfig = RunConfig()

@@ -24,6 +24,7 @@ from prunex_jax.comm import (
 )
 from prunex_jax.methods import Method
 from prunex_jax.models import Model, from_moments, to_moments
+from prunex_jax.objective import Objective
 from prunex_jax.optim import RoundKind
 from prunex_jax.optim.accumulation import accumulated_grads
 from prunex_jax.program import Ledger, Program
@@ -48,6 +49,7 @@ from prunex_jax.trees import PyTree
 
 _MESH_AXES = (HOST_AXIS, DEVICE_AXIS)
 _BATCH = jax.P(_MESH_AXES)
+_LABELS = Objective()
 # Static keep counts as a hashable value.
 Counts = tuple[tuple[str, int], ...]
 Batch = Mapping[str, jax.Array]
@@ -123,7 +125,7 @@ def make_programs(
     ledger: Ledger,
     *,
     layouts: Layouts,
-    label_smoothing: float = 0.0,
+    objective: Objective = _LABELS,
     norm_scope: str = "device",
     micro_batches: int = 1,
 ) -> Programs:
@@ -135,7 +137,7 @@ def make_programs(
       mesh: ('host', 'device').
       ledger: Counts their calls, compilations and bytes.
       layouts: Where the parameters' channels are, for `scores`.
-      label_smoothing: Of the training loss.
+      objective: The training loss.
       norm_scope: "device" or "host": over whose images batch statistics are taken.
       micro_batches: Parts in which the batch of a device goes through the network, one
         after the other: activations need that much less memory. Batch statistics are
@@ -145,7 +147,7 @@ def make_programs(
       The programs.
     """
     builder = _Builder(
-        model, method, mesh, label_smoothing, norm_scope, layouts, micro_batches
+        model, method, mesh, objective, norm_scope, layouts, micro_batches
     )
     shape = dict(mesh.shape)
 
@@ -174,7 +176,7 @@ class _Builder:
     model: Model
     method: Method
     mesh: AnyMesh
-    label_smoothing: float
+    objective: Objective
     norm_scope: str
     layouts: Layouts
     micro_batches: int
@@ -269,11 +271,8 @@ class _Builder:
         logits, statistics = self.model.apply_train(
             params, statistics, batch["image"], axis_name=axis
         )
-        logits, labels = logits / temperature, batch["label"]
-        targets = jax.nn.one_hot(labels, logits.shape[-1])
-        targets = optax.smooth_labels(targets, self.label_smoothing)
-        loss = jnp.mean(optax.softmax_cross_entropy(logits, targets))
-        correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels)
+        loss = self.objective(logits / temperature, batch)
+        correct = jnp.sum(jnp.argmax(logits, axis=-1) == batch["label"])
         statistics = vary(statistics, _MESH_AXES)
         return loss, (statistics, correct.astype(jnp.float32))
 

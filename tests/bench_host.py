@@ -23,7 +23,7 @@ def main() -> None:
         for boundary in spec["boundaries"]:
             steps, done = boundary - done, boundary
             if spec["config"]["seed"] == 13 and host == 1:
-                # As an error does that leaves `main`: the gate closes, then it is printed.
+                # As an error does that leaves main: the gate closes, then it is said.
                 del gate
                 time.sleep(0.3)
                 sys.exit("out of luck")

@@ -14,13 +14,14 @@ import pytest
 from tiny_runs import merged, tiny_networks
 
 from prunex_jax import evaluate as evaluation
+from prunex_jax import trained
 from prunex_jax.checkpoint import Checkpointer
 from prunex_jax.data import Normalization
 from prunex_jax.errors import UserError
-from prunex_jax.export import export_model, read_model, trained
+from prunex_jax.export import export_model, read_model
 from prunex_jax.export.__main__ import main as export_main
-from prunex_jax.export.trained import load_trained
 from prunex_jax.run import train
+from prunex_jax.trained import load_trained
 from prunex_jax.trees import map_with_path
 
 # They train networks of several kinds first.

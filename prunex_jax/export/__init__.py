@@ -4,8 +4,7 @@
     batching   for any number of examples, wherever that is possible
     manifest   what the folder says of itself
     folder     the files: written whole or not at all, and checked before they are used
-    trained    a checkpoint of the trainer -> an export
-    __main__   python -m prunex_jax.export
+    __main__   python -m prunex_jax.export: of a run, through `prunex_jax.trained`
 
 `export_model` takes any function of JAX and knows nothing of the trainer.
 """

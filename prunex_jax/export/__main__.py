@@ -18,13 +18,13 @@ from typing import Any
 from prunex_jax.cli import Command, Flag, Values, run_command
 from prunex_jax.errors import UserError
 from prunex_jax.export.folder import check_target
-from prunex_jax.export.trained import (
+from prunex_jax.settings import TopologyConfig
+from prunex_jax.topology import LaunchFlags, start_processes
+from prunex_jax.trained import (
     export_trained,
     load_trained,
     num_devices_of_run,
 )
-from prunex_jax.settings import TopologyConfig
-from prunex_jax.topology import LaunchFlags, start_processes
 
 COMMAND = Command(
     name="prunex_jax.export",
