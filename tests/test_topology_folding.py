@@ -116,8 +116,8 @@ RUNS = {
 @pytest.mark.parametrize(
     "name",
     [
-        "hsadmm",
-        pytest.param("dense", marks=pytest.mark.slow),
+        "dense",
+        pytest.param("hsadmm", marks=pytest.mark.slow),
         pytest.param("powersgd", marks=pytest.mark.slow),
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
