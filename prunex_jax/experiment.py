@@ -186,7 +186,7 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
         learning_rate=learning_rate,
         rows=rows,
         eval_rows=eval_rows,
-        teacher=read_teacher(config.distill, dataset, mesh, ledger),
+        teacher=read_teacher(config, dataset, mesh, ledger),
     )
 
 

@@ -19,7 +19,7 @@ from prunex_jax.errors import UserError
 from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.objective import TEACHER
 from prunex_jax.program import Ledger, Program
-from prunex_jax.settings import DistillConfig
+from prunex_jax.settings import ExperimentConfig
 from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS, AnyMesh, sharding_on
 
 _BATCH = jax.P((HOST_AXIS, DEVICE_AXIS))
@@ -44,12 +44,12 @@ class Teacher:
 
 
 def read_teacher(
-    config: DistillConfig, dataset: Dataset, mesh: AnyMesh, ledger: Ledger
+    config: ExperimentConfig, dataset: Dataset, mesh: AnyMesh, ledger: Ledger
 ) -> Teacher | None:
     """Reads the teacher that settings name.
 
     Args:
-      config: Where it lies; empty for none.
+      config: Says where it lies, if there is one, and how large batches are.
       dataset: What is trained on: the teacher has to read its images.
       mesh: Where batches are.
       ledger: Counts the calls of its program.
@@ -59,10 +59,13 @@ def read_teacher(
       UserError: The folder is no export or was damaged, or its network was made for
         other images or classes.
     """
-    if not config.teacher:
+    folder = config.distill.teacher
+    if not folder:
         return None
-    model = read_model(config.teacher)
-    _check_reads(model, dataset, config.teacher)
+    model = read_model(folder)
+    _check_normalization(model, dataset, folder)
+    images_per_device = config.data.batch_size // mesh.devices.size
+    _check_answers(model, dataset, images_per_device, folder)
     program = Program(
         "teacher", lambda: _on_mesh(model.program, mesh), dict(mesh.shape), ledger
     )
@@ -81,6 +84,7 @@ def _on_mesh(program: Callable[..., Any], mesh: AnyMesh) -> Callable[..., jax.Ar
 
     if not isinstance(mesh, Mesh):
         return answer
+    # What is inside an exported program is not checked for how it varies over a mesh.
     return jax.shard_map(
         answer, mesh=mesh, in_specs=(jax.P(), _BATCH), out_specs=_BATCH, check_vma=False
     )
@@ -93,31 +97,37 @@ def _on_all_devices(array: np.ndarray, mesh: AnyMesh) -> jax.Array:
     )
 
 
-def _check_reads(model: ExportedModel, dataset: Dataset, folder: str) -> None:
-    """Refuses a teacher of other images, or of other classes."""
+def _check_normalization(model: ExportedModel, dataset: Dataset, folder: str) -> None:
+    """Refuses a teacher that knows other images; exports of functions do not say."""
     said = model.manifest.get("dataset")
-    if said is not None:
-        for key in ("mean", "std"):
-            theirs = said["preprocessing"][key]
-            ours = list(getattr(dataset.normalization, key))
-            if not np.array_equal(theirs, ours):
-                raise UserError(
-                    f"the teacher in {folder} was trained on {said['name']} with a "
-                    f"{key} of pixels of {theirs}, and {dataset.name} has {ours} here; "
-                    "train one on this data set, with the same data.validation_share"
-                )
-    images = jax.ShapeDtypeStruct((8, *dataset.image_shape), np.float32)
-    wanted = (8, dataset.num_classes)
+    if said is None:
+        return
+    for key in ("mean", "std"):
+        theirs = said["preprocessing"][key]
+        ours = list(getattr(dataset.normalization, key))
+        if not np.array_equal(theirs, ours):
+            raise UserError(
+                f"the teacher in {folder} was trained on {said['name']} with pixels of "
+                f"{key} {theirs}, and {dataset.name} has {ours} here; train one on this "
+                "data set, with the same data.validation_share"
+            )
+
+
+def _check_answers(
+    model: ExportedModel, dataset: Dataset, count: int, folder: str
+) -> None:
+    """Refuses a teacher that cannot take a device's images, or knows other classes."""
+    images = jax.ShapeDtypeStruct((count, *dataset.image_shape), np.float32)
+    wanted = (count, dataset.num_classes)
     try:
         shape = jax.eval_shape(model.program, dict(model.arrays), images).shape
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            f"the teacher in {folder} does not take {dataset.name}'s images of shape "
-            f"{dataset.image_shape}: {str(error).splitlines()[0]}"
+            f"the teacher in {folder} does not take {count} images {dataset.image_shape}"
+            f" of {dataset.name}: {str(error).splitlines()[0]}"
         ) from error
     if shape != wanted:
         raise UserError(
-            f"the teacher in {folder} answers {list(wanted[:1])} images with "
-            f"{list(shape)}, and {dataset.name} has {dataset.num_classes} classes; use "
-            "one for these classes"
+            f"the teacher in {folder} answers {count} images with {list(shape)} "
+            f"numbers, and {dataset.name} has {dataset.num_classes} classes"
         )

@@ -32,6 +32,7 @@ from prunex_jax.handover import (
     saved_handover,
 )
 from prunex_jax.metrics import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, SUMMARY
+from prunex_jax.settings import DistillConfig
 from prunex_jax.shrink import Certificate, Network, certify_networks, shrink_network
 from prunex_jax.topology import make_topology
 from prunex_jax.trees import PyTree, shapes_by_path
@@ -236,7 +237,10 @@ def _experiment(path: Path, data_dir: str) -> Experiment:
             f"{len(devices)}; python -m prunex_jax.export simulates them"
         )
     topology = make_topology(str(hosts), devices[: hosts * per_host])
-    return make_experiment(config, topology)
+    # A teacher has nothing more to say, and may be gone.
+    without_teacher = dataclasses.replace(config, distill=DistillConfig())
+    experiment = make_experiment(without_teacher, topology)
+    return dataclasses.replace(experiment, config=config)
 
 
 def _mesh_of_run(path: Path) -> tuple[int, int]:

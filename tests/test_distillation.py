@@ -1,6 +1,7 @@
 """A teacher: what is learned from its answers, where they come from, who is refused."""
 
 import itertools
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from prunex_jax.errors import UserError
 from prunex_jax.export import export_model
 from prunex_jax.objective import Objective
 from prunex_jax.run import train
+from prunex_jax.trained import export_run
 
 FAVOURITE = 3
 DIGITS = {"mean": [0.0], "std": [1.0]}
@@ -110,7 +112,8 @@ def test_any_mesh_is_taught_alike(tmp_path, teacher):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_with_its_teacher(tmp_path, teacher):
+def test_a_run_that_was_stopped_goes_on_with_its_teacher(tmp_path):
+    teacher = teacher_at(tmp_path / "teacher")
     changes = {
         "method": {"name": "hsadmm"},
         "distill": {"teacher": teacher, "weight": 0.5},
@@ -129,6 +132,9 @@ def test_a_run_that_was_stopped_goes_on_with_its_teacher(tmp_path, teacher):
     resumed = train(settings(**changes), tmp_path / "parts")
     np.testing.assert_array_equal(logits_of(whole), logits_of(resumed))
     assert whole.summary["params_kept"] < whole.summary["params_dense"]
+    shutil.move(teacher, f"{teacher}-gone")
+    about = export_run(tmp_path / "whole", tmp_path / "small")
+    assert about["config"]["distill"]["teacher"] == teacher
 
 
 def test_a_teacher_that_cannot_teach_is_refused(tmp_path):
