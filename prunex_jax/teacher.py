@@ -107,9 +107,9 @@ def _check_normalization(model: ExportedModel, dataset: Dataset, folder: str) ->
         ours = list(getattr(dataset.normalization, key))
         if not np.array_equal(theirs, ours):
             raise UserError(
-                f"the teacher in {folder} was trained on {said['name']} with pixels of "
-                f"{key} {theirs}, and {dataset.name} has {ours} here; train one on this "
-                "data set, with the same data.validation_share"
+                f"the teacher in {folder} was trained on {said['name']} with pixels "
+                f"of {key} {theirs}, and {dataset.name} has {ours} here; train one on "
+                "this data set, with the same data.validation_share"
             )
 
 
@@ -123,7 +123,7 @@ def _check_answers(
         shape = jax.eval_shape(model.program, dict(model.arrays), images).shape
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            f"the teacher in {folder} does not take {count} images {dataset.image_shape}"
+            f"the teacher in {folder} takes no {count} images {dataset.image_shape}"
             f" of {dataset.name}: {str(error).splitlines()[0]}"
         ) from error
     if shape != wanted:
