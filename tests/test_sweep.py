@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import statistics
+import sys
 
 import numpy as np
 import pytest
@@ -117,6 +118,27 @@ def test_a_failing_run_is_told_and_the_others_go_on(tmp_path):
     assert run_missing(runs, said.append, start) == runs
     assert sum("exit code 7\n  line\n  KeyError: lost" in line for line in said) == 2
     assert read_findings(sweep, runs).num_missing == 2
+
+
+def test_runs_share_what_they_compile(tmp_path, monkeypatch):
+    """Unless somebody has said where that is kept."""
+    write_config(tmp_path, SETTINGS)
+    show = [
+        sys.executable,
+        "-c",
+        "import os; print(os.environ['JAX_COMPILATION_CACHE_DIR'])",
+    ]
+    run = dataclasses.replace(
+        runs_of(make_sweep(Row("a"), seeds=(0,)), tmp_path, tmp_path / "runs")[0],
+        command=tuple(show),
+    )
+    log = run.workdir.with_suffix(".log.txt")
+    for kept, shown in ((None, str(tmp_path / "runs" / "compiled")), ("mine", "mine")):
+        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+        if kept:
+            monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", kept)
+        run_missing([run], lambda line: None)
+        assert log.read_text().splitlines()[-1] == shown
 
 
 def test_a_folder_of_other_settings_is_refused(trained):

@@ -17,6 +17,7 @@ from prunex_jax.bench.hosts import Hosts
 from prunex_jax.bench.specs import Spec, write_specs
 from prunex_jax.bench.studies import Row, Study
 from prunex_jax.config import config_to_dict, resolve_config
+from prunex_jax.program import keeping_programs
 from prunex_jax.train import load_config, override_config
 
 # The row that every study runs first: steps without any exchange are what r counts in.
@@ -196,11 +197,11 @@ def session_environment(workdir: Path) -> dict[str, str]:
       workdir: Keeps compiled programs, most of which many rows share.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("JAX_NUM_")}
-    own = {
-        "JAX_COMPILATION_CACHE_DIR": str(workdir / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+    return {
+        **keeping_programs(workdir / "compiled"),
+        **inherited,
+        "PYTHONUNBUFFERED": "1",
     }
-    return {**own, **inherited, "PYTHONUNBUFFERED": "1"}
 
 
 def _free_port() -> int:

@@ -7,7 +7,9 @@ diverged is a result, and is kept as one.
 """
 
 import dataclasses
+import functools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from prunex_jax.cli import EXIT_DIVERGED
 from prunex_jax.config import config_to_dict, dotted_keys, fixed_differences
 from prunex_jax.errors import UserError
 from prunex_jax.metrics import CONFIG, SUMMARY
+from prunex_jax.program import keeping_programs
 from prunex_jax.sweep.sweeps import (
     Row,
     Sweep,
@@ -44,12 +47,15 @@ class Run:
       seed: The seed.
       workdir: Run folder.
       command: What trains it.
+      programs: Where the runs of a sweep keep what they compile: those of a row differ
+        by their seed only.
     """
 
     row: Row
     seed: int
     workdir: Path
     command: tuple[str, ...]
+    programs: Path
 
     @property
     def is_done(self) -> bool:
@@ -81,7 +87,7 @@ def runs_of(
             command += [f"--config={config_of(sweep, folder, row)}"]
             command += [f"--workdir={place}"]
             command += [*overrides_of(sweep, row, seed), *extra]
-            runs.append(Run(row, seed, place, tuple(command)))
+            runs.append(Run(row, seed, place, tuple(command), workdir / "compiled"))
     return runs
 
 
@@ -106,7 +112,8 @@ def run_missing(
         say(f"{name}: {run.workdir}")
         run.workdir.parent.mkdir(parents=True, exist_ok=True)
         log = run.workdir.with_suffix(f".{LOG}")
-        code = (start or _start)(run.command, log)
+        begin = start or functools.partial(_start, programs=run.programs)
+        code = begin(run.command, log)
         if code == EXIT_DIVERGED:
             _keep_divergence(run, log)
         if run.is_done:
@@ -124,9 +131,12 @@ def forget(runs: Sequence[Run]) -> None:
         (run.workdir / DIVERGED).unlink(missing_ok=True)
 
 
-def _start(command: Sequence[str], log: Path) -> int:
+def _start(command: Sequence[str], log: Path, programs: Path) -> int:
+    environ = {**keeping_programs(programs), **os.environ}
     with log.open("a") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT)
+        done = subprocess.run(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environ
+        )
     return done.returncode
 
 
