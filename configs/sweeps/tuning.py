@@ -49,7 +49,7 @@ def make_rows() -> tuple[Row, ...]:
         row("default", "default"),
         outer("outer-none", 1.0, 0.0),
         outer("outer-mild", 1.0, 0.5),
-        outer("outer-half", 0.7, 0.7),
+        outer("outer-long", 0.7, 0.9),
         pruned("pruned-at-once", 0.01, 0.03, sparsity__num_stairs=1),
         pruned("pruned-early", 0.02, 0.2),
         pruned("pruned-late", 0.1, 0.7),
