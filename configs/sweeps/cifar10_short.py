@@ -22,7 +22,7 @@ TRAINING = {
     "optimizer.warmup_share": 0.1,
     "run.epochs": 0.0,
     "run.steps": 768,
-    "run.eval_every_steps": 96,
+    "run.eval_every_steps": 192,
     "run.log_every_steps": 16,
     "run.checkpoint_every_steps": 0,
 }

@@ -77,8 +77,8 @@ class HsadmmParameters:
 
 def _recommended(sync_period: int) -> HsadmmParameters:
     # Outer momentum that pays over many local steps ruins few, and hurts nothing but
-    # helps nothing at one: it is tied to the period. More of it, such as DiLoCo's 0.9,
-    # remembers ten rounds, and lost where a run had but fifty: configs/sweeps/tuning.py.
+    # helps nothing at one: it is tied to the period. More of it, as in DiLoCo, lost
+    # where a run had but fifty rounds: see configs/sweeps/tuning.py.
     if sync_period == 1:
         return HsadmmParameters()
     if sync_period < 16:
