@@ -1,5 +1,6 @@
 """Runs an experiment from settings to summary; callable without the command line."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from prunex_jax.checkpoint import Checkpointer
 from prunex_jax.config import ExperimentConfig, config_to_dict, resolve_config
 from prunex_jax.experiment import Experiment, make_experiment
 from prunex_jax.finish import TrainResult, finish
+from prunex_jax.lock import alone_in
 from prunex_jax.loop import Loop, Watch
 from prunex_jax.metrics import RunFolder, environment
 from prunex_jax.screen import Screen, last_screen, start_screen
@@ -43,7 +45,8 @@ def train(
       The network and its summary, or None if Ctrl-C or SIGTERM stopped the run, which
       is saved then and goes on with the next call.
     Raises:
-      UserError: Something about the settings, the machine or the folder cannot work.
+      UserError: Something about the settings, the machine or the folder cannot work, or
+        another process trains into it.
       TrainingDivergedError: The loss became infinite or not a number.
     Example:
       >>> import tempfile
@@ -64,6 +67,7 @@ def train(
 
     def prepare() -> tuple[Experiment, RunFolder]:
         experiment = make_experiment(config, topology)
+        in_use.enter_context(alone_in(workdir, topology.is_primary))
         folder = RunFolder.open(
             workdir,
             config_to_dict(config),
@@ -73,10 +77,21 @@ def train(
         )
         return experiment, folder
 
-    experiment, folder = run_together(prepare)
-    screen = Screen(topology.is_primary)
-    screen.line(start_screen(experiment, str(workdir), described, started.reason))
-    kept = config.run.checkpoints_kept
+    with contextlib.ExitStack() as in_use:
+        experiment, folder = run_together(prepare)
+        screen = Screen(topology.is_primary)
+        screen.line(start_screen(experiment, str(workdir), described, started.reason))
+        result = _run(experiment, folder, screen, watch)
+        if result is not None:
+            screen.line(last_screen(result.summary, str(workdir)))
+        return result
+
+
+def _run(
+    experiment: Experiment, folder: RunFolder, screen: Screen, watch: Watch
+) -> TrainResult | None:
+    """Trains to the end, or until asked to stop."""
+    kept = experiment.config.run.checkpoints_kept
     with (
         Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
         StopRequest() as stop,
@@ -91,5 +106,4 @@ def train(
             return None
         result = finish(loop, state)
     folder.write_summary(result.summary)
-    screen.line(last_screen(result.summary, str(workdir)))
     return result

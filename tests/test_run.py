@@ -22,7 +22,7 @@ from prunex_jax.checkpoint import Checkpointer
 from prunex_jax.config import resolve_config
 from prunex_jax.errors import TrainingDivergedError, UserError
 from prunex_jax.experiment import make_experiment
-from prunex_jax.metrics import SUMMARY_KEYS
+from prunex_jax.metrics import SUMMARY_KEYS, RunFolder
 from prunex_jax.run import train
 from prunex_jax.topology import make_topology
 
@@ -243,3 +243,25 @@ def test_another_run_in_the_folder_is_refused(whole_run):
     _, workdir = whole_run
     with pytest.raises(UserError, match="seed"):
         train({**SETTINGS, "seed": 1}, workdir)
+
+
+def test_a_folder_that_is_trained_into_is_left_alone(tmp_path):
+    """By a second run, and for as long as the first one lives."""
+    values = settings(run={"steps": 4, "log_every_steps": 2})
+    refused = []
+
+    def intrude(loop, state):
+        if loop.step == 2:
+            with pytest.raises(UserError, match="in use") as error:
+                train(values, tmp_path / "run")
+            refused.append(error.value)
+        if loop.step == 3 and len(refused) == 1:
+            refused.append(None)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(values, tmp_path / "run", watch=intrude)
+    result = train(values, tmp_path / "run", watch=intrude)
+    assert result.summary["host_wire_bytes"] > 0
+    steps = [row["step"] for row in RunFolder(tmp_path / "run", True).read_rows()]
+    assert steps == [2, 4] and len(refused) == 3
