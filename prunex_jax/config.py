@@ -141,6 +141,8 @@ def fixed_differences(
 ) -> list[tuple[str, Any, Any]]:
     """Lists what differs between two runs and may not when one continues the other.
 
+    A setting that an earlier version did not know was at what is its default now.
+
     Args:
       before: Settings by dotted key.
       now: The same.
@@ -151,6 +153,7 @@ def fixed_differences(
       [('seed', 1, 2)]
     """
     keys = sorted((before.keys() | now.keys()) - set(FREE_ON_RESUME))
+    before = {**dotted_keys(config_to_dict(ExperimentConfig())), **before}
     pairs = [(key, before.get(key, "absent"), now.get(key, "absent")) for key in keys]
     return [(key, was, is_now) for key, was, is_now in pairs if was != is_now]
 

@@ -119,6 +119,16 @@ def test_another_config_is_refused_and_changes_nothing(tmp_path, key, value, mes
     assert {path: path.read_bytes() for path in tmp_path.glob("*.json*")} == before
 
 
+def test_a_setting_that_an_earlier_version_did_not_know_has_its_default(tmp_path):
+    now = config_to_dict(resolve_config({"run": {"steps": 9}}))
+    earlier = {name: part for name, part in now.items() if name != "distill"}
+    open_folder(tmp_path, earlier)
+    open_folder(tmp_path, now)
+    open_folder(tmp_path / "other", earlier)
+    with pytest.raises(UserError, match=r"distill\.weight=0\.5, this one has 0\.1"):
+        open_folder(tmp_path / "other", changed(now, "distill.weight", 0.1))
+
+
 @pytest.mark.parametrize("key", ["topology.num_hosts", "topology.devices_per_host"])
 def test_another_mesh_is_refused(tmp_path, key):
     open_folder(tmp_path)
