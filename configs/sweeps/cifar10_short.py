@@ -34,7 +34,7 @@ def get_sweep() -> Sweep:
         name="cifar10-short",
         config="../cifar10_resnet20_dense.py",
         settings=SETTINGS,
-        rows=(*references(), *every_8_or_16(), *other_methods()),
+        rows=(*references(NETWORK["model.width"]), *every_8_or_16(), *other_methods()),
         baselines=("dense", "every-step", "small"),
         health_rows=("hsadmm-8", "hsadmm-16"),
     )

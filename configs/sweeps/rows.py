@@ -45,8 +45,11 @@ def every_8_or_16() -> tuple[Row, ...]:
     )
 
 
-def references() -> tuple[Row, ...]:
-    """What H-SADMM is measured by: dense, the same pruning in every step, and small."""
+def references(width: float = 1.0) -> tuple[Row, ...]:
+    """What H-SADMM is measured by: dense, the same pruning in every step, and small.
+
+    The small network is as wide as what pruning leaves of one of the given width.
+    """
     return (
         DENSE,
         hsadmm(
@@ -58,7 +61,7 @@ def references() -> tuple[Row, ...]:
         Row(
             "small",
             "small network from scratch, every step",
-            {"method.name": "dense", "model.width": 0.5},
+            {"method.name": "dense", "model.width": width / 2},
         ),
     )
 
