@@ -12,6 +12,8 @@ from conftest import ROOT
 from tiny_runs import SETTINGS, merged, tiny_networks, write_config
 
 from prunex_jax.errors import UserError
+from prunex_jax.experiment import trace_model
+from prunex_jax.models import make_model
 from prunex_jax.report.pictures import render
 from prunex_jax.sweep.__main__ import main as sweep_main
 from prunex_jax.sweep.plots import make_plots
@@ -19,8 +21,16 @@ from prunex_jax.sweep.report import write_report
 from prunex_jax.sweep.results import Findings, Point, Result, read_findings
 from prunex_jax.sweep.runs import DIVERGED, forget, run_missing, runs_of
 from prunex_jax.sweep.significance import difference
-from prunex_jax.sweep.sweeps import Row, Sweep, check_sweep, load_sweep, narrow_sweep
+from prunex_jax.sweep.sweeps import (
+    Row,
+    Sweep,
+    check_sweep,
+    load_sweep,
+    narrow_sweep,
+    settings_of,
+)
 from prunex_jax.sweep.tables import accuracy_table, divergence_table
+from prunex_jax.targets import model_budget
 from prunex_jax.train import main as train_main
 
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
@@ -236,6 +246,24 @@ def test_sweeps_load_and_all_settings_resolve(path, tmp_path):
     assert len(runs) == len(sweep.rows)
     text = path.read_text().split('"""')[1]
     assert f"configs/sweeps/{path.name}" in text, "the command that runs it"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar10_short"])
+def test_the_small_network_is_as_wide_as_what_pruning_leaves(name):
+    folder = ROOT / "configs" / "sweeps"
+    sweep = load_sweep(folder / f"{name}.py")
+    rows = {row.name: row for row in sweep.rows}
+
+    def channels_of(row):
+        config = settings_of(sweep, folder, rows[row], 0)
+        model = make_model(config.model, (32, 32, 3), 10)
+        trace = trace_model(model)
+        budget = model_budget(config.sparsity, model, trace)
+        return budget.keep_counts_at(1.0), budget.keep_counts_at(0.5)
+
+    small, _ = channels_of("small")
+    dense, pruned = channels_of("hsadmm-16")
+    assert small == pruned != dense == channels_of("dense")[0]
 
 
 @pytest.mark.parametrize(
