@@ -12,9 +12,7 @@ CIFAR-10 is read as TFDS has prepared it;
 --config.data.dir names its data directory. `cifar10_short.py` is the same in minutes.
 """
 
-import dataclasses
-
-from rows import every_8_or_16, hsadmm, other_methods, references
+from rows import by_sparsity, every_10_or_16, other_methods, references
 
 from prunex_jax.sweep.sweeps import Row, Sweep
 
@@ -32,22 +30,7 @@ def get_sweep() -> Sweep:
         name="cifar10",
         config="../cifar10_resnet20_dense.py",
         settings={**HOSTS, **TRAINING},
-        rows=(*references(), *every_8_or_16(), *by_sparsity(), *other_methods()),
+        rows=(*references(), *every_10_or_16(), *by_sparsity(30, 70), *other_methods()),
         baselines=("dense", "every-step", "small"),
-        health_rows=("hsadmm-8", "hsadmm-16"),
+        health_rows=("hsadmm-10", "hsadmm-16"),
     )
-
-
-def by_sparsity() -> tuple[Row, ...]:
-    """H-SADMM every 16 steps, from few channels removed to most."""
-    rows = []
-    for percent in (30, 70):
-        row = hsadmm(
-            f"hsadmm-16-{percent}",
-            f"H-SADMM, every 16 steps, int8, {percent} % of the channels removed",
-            16,
-            method__wire_dtype="int8",
-            sparsity__sparsity=percent / 100,
-        )
-        rows.append(dataclasses.replace(row, curve="H-SADMM, every 16 steps"))
-    return tuple(rows)

@@ -9,7 +9,7 @@ fast they learn per byte, not where they end. CIFAR-10 is read as TFDS has prepa
 --config.data.dir names its data directory.
 """
 
-from rows import every_8_or_16, other_methods, references
+from rows import every_10_or_16, other_methods, references
 
 from prunex_jax.sweep.sweeps import Sweep
 
@@ -34,7 +34,7 @@ def get_sweep() -> Sweep:
         name="cifar10-short",
         config="../cifar10_resnet20_dense.py",
         settings=SETTINGS,
-        rows=(*references(NETWORK["model.width"]), *every_8_or_16(), *other_methods()),
+        rows=(*references(NETWORK["model.width"]), *every_10_or_16(), *other_methods()),
         baselines=("dense", "every-step", "small"),
-        health_rows=("hsadmm-8", "hsadmm-16"),
+        health_rows=("hsadmm-10", "hsadmm-16"),
     )

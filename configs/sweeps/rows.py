@@ -33,15 +33,30 @@ def hsadmm(name: str, title: str, sync_period: int, **changes: Any) -> Row:
     return Row(name, title, settings)
 
 
-def every_8_or_16() -> tuple[Row, ...]:
-    """H-SADMM at its defaults, rarely and in int8."""
-    return (
+def every_10_or_16() -> tuple[Row, ...]:
+    """H-SADMM at its defaults, rarely and in int8: under 1/100 of the bytes."""
+    return tuple(
         hsadmm(
-            "hsadmm-8", "H-SADMM, every 8 steps, int8", 8, method__wire_dtype="int8"
-        ),
+            f"hsadmm-{period}",
+            f"H-SADMM, every {period} steps, int8",
+            period,
+            method__wire_dtype="int8",
+        )
+        for period in (10, 16)
+    )
+
+
+def by_sparsity(*percents: int) -> tuple[Row, ...]:
+    """H-SADMM every 10 steps that removes these shares of the channels."""
+    return tuple(
         hsadmm(
-            "hsadmm-16", "H-SADMM, every 16 steps, int8", 16, method__wire_dtype="int8"
-        ),
+            f"hsadmm-10-{percent}",
+            f"H-SADMM, every 10 steps, int8, {percent} % of the channels removed",
+            10,
+            method__wire_dtype="int8",
+            sparsity__sparsity=percent / 100,
+        )
+        for percent in percents
     )
 
 
