@@ -248,7 +248,7 @@ def test_sweeps_load_and_all_settings_resolve(path, tmp_path):
     assert f"configs/sweeps/{path.name}" in text, "the command that runs it"
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar10_short"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar10_coarse", "cifar10_short"])
 def test_the_small_network_is_as_wide_as_what_pruning_leaves(name):
     folder = ROOT / "configs" / "sweeps"
     sweep = load_sweep(folder / f"{name}.py")

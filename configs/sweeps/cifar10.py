@@ -14,7 +14,7 @@ CIFAR-10 is read as TFDS has prepared it;
 
 from rows import by_sparsity, every_10_or_16, other_methods, references
 
-from prunex_jax.sweep.sweeps import Row, Sweep
+from prunex_jax.sweep.sweeps import Sweep
 
 HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 TRAINING = {
