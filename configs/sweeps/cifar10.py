@@ -19,6 +19,8 @@ from prunex_jax.sweep.sweeps import Sweep
 HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 TRAINING = {
     "data.eval_batch_size": 500,
+    # Pruned rows go on as small networks once their mask is frozen.
+    "sparsity.shrink_share": 0.4,
     "run.epochs": 30.0,
     "run.eval_every_steps": 700,
     "run.checkpoint_every_steps": 700,
