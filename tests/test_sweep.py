@@ -211,6 +211,19 @@ def test_the_table_says_what_is_beyond_spread():
     assert lines["one"][2] == "+3.00"
 
 
+def test_marks_of_almost_equal_cost_stand_above_each_other():
+    ratios = {"one": 0.00540, "other": 0.00541}
+    rows = {name: made_up(name, [0.9], ratio) for name, ratio in ratios.items()}
+    sweep = make_sweep(*(Row(name) for name in rows))
+    plots = {plot.name: plot for plot in make_plots(Findings(sweep, rows))}
+    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
+    plots["bytes_tiny"].draw(axes, "black")
+    low, high = axes.get_xlim()
+    assert low < 0.0054 < high and high / low == pytest.approx(4)
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert len(labels) == len(set(labels)) >= 2
+
+
 def test_sizes_are_drawn_where_rows_form_a_curve():
     rows = {
         f"s{number}": made_up(f"s{number}", [0.9, 0.91], 1 / number, curve="line")

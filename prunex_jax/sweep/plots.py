@@ -4,6 +4,7 @@ It owns which plots there are and draws them; `prunex_jax.report.pictures` makes
 """
 
 import functools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from prunex_jax.sweep.results import Findings, Point, Result
 from prunex_jax.sweep.significance import deviation
 
 _MOST_MARKS = 6  # On a curve.
+_LEAST_RANGE = 4.0  # Of an axis of costs: right end over left end.
 # What is drawn of health: key of a logged row, what it is called.
 _HEALTH = (
     ("host_drift", "drift of the copies, ||theta - z|| / ||z||"),
@@ -184,6 +186,10 @@ def draw_marks(
         middle, spread = _percent(accuracies)
         axes.errorbar([x], [middle], yerr=[spread], elinewidth=0.8, **style)
     axes.set_xscale("log")
+    # Rows that cost the same stand above each other, not apart by their last digit.
+    low, high = axes.get_xlim()
+    wider = max(1.0, math.sqrt(_LEAST_RANGE * low / high))
+    axes.set_xlim(low / wider, high * wider)
     plain_ticks(axes.xaxis)
     axes.set_xlabel(across)
     axes.set_ylabel(up)
