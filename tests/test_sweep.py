@@ -298,6 +298,14 @@ def test_sweeps_that_mean_nothing_are_refused(changes, match):
         check_sweep(make_sweep(*values.pop("rows"), **values))
 
 
+def test_every_row_is_checked_before_the_first_one_runs(tmp_path):
+    late = Row("late", settings={"sparsity.shrink_share": 0.4})
+    sweep = make_sweep(Row("dense"), late)
+    folder = write_config(tmp_path, SETTINGS).parent
+    with pytest.raises(UserError, match=r"row late: sparsity.shrink_share = 0.4 is be"):
+        runs_of(sweep, folder, tmp_path)
+
+
 def test_the_command_line(trained, tmp_path, capsys):
     file = tmp_path / "sweep.py"
     file.write_text(

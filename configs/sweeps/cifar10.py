@@ -12,7 +12,7 @@ CIFAR-10 is read as TFDS has prepared it;
 --config.data.dir names its data directory. `cifar10_short.py` is the same in minutes.
 """
 
-from rows import by_sparsity, every_10_or_16, other_methods, references
+from rows import SCHEDULE, by_sparsity, every_10_or_16, other_methods, references
 
 from prunex_jax.sweep.sweeps import Sweep
 
@@ -20,7 +20,8 @@ HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 TRAINING = {
     "data.eval_batch_size": 500,
     # Pruned rows go on as small networks once their mask is frozen.
-    "sparsity.shrink_share": 0.4,
+    **SCHEDULE,
+    "sparsity.shrink_share": SCHEDULE["sparsity.freeze_share"],
     "run.epochs": 30.0,
     "run.eval_every_steps": 700,
     "run.checkpoint_every_steps": 700,

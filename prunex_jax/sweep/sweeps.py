@@ -13,6 +13,7 @@ from typing import Any, Literal
 from prunex_jax.cli import call_in_file, check_name, take_rows
 from prunex_jax.config import ExperimentConfig, resolve_config, suggest
 from prunex_jax.errors import UserError
+from prunex_jax.sparsity import validate_sparsity
 from prunex_jax.train import load_config, override_config
 
 
@@ -169,4 +170,9 @@ def settings_of(
     """
     config = load_config(config_of(sweep, folder, row))
     overrides = [*overrides_of(sweep, row, seed), *extra]
-    return resolve_config(override_config(config, overrides))
+    try:
+        resolved = resolve_config(override_config(config, overrides))
+        validate_sparsity(resolved.sparsity)
+    except UserError as error:
+        raise UserError(f"row {row.name}: {error}") from error
+    return resolved
