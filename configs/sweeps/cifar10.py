@@ -12,16 +12,13 @@ CIFAR-10 is read as TFDS has prepared it;
 --config.data.dir names its data directory. `cifar10_short.py` is the same in minutes.
 """
 
-from rows import SCHEDULE, by_sparsity, every_10_or_16, other_methods, references
+from rows import by_sparsity, every_10_or_16, go_on_small, other_methods, references
 
 from prunex_jax.sweep.sweeps import Sweep
 
 HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 TRAINING = {
     "data.eval_batch_size": 500,
-    # Pruned rows go on as small networks once their mask is frozen.
-    **SCHEDULE,
-    "sparsity.shrink_share": SCHEDULE["sparsity.freeze_share"],
     "run.epochs": 30.0,
     "run.eval_every_steps": 700,
     "run.checkpoint_every_steps": 700,
@@ -33,7 +30,10 @@ def get_sweep() -> Sweep:
         name="cifar10",
         config="../cifar10_resnet20_dense.py",
         settings={**HOSTS, **TRAINING},
-        rows=(*references(), *every_10_or_16(), *by_sparsity(30, 70), *other_methods()),
+        rows=(
+            *go_on_small(*references(), *every_10_or_16(), *by_sparsity(30, 70)),
+            *other_methods(),
+        ),
         baselines=("dense", "every-step", "small"),
         health_rows=("hsadmm-10", "hsadmm-16"),
     )

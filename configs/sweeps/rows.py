@@ -1,5 +1,6 @@
 """Rows that sweeps share: every method as it is compared at half of the channels."""
 
+import dataclasses
 from typing import Any
 
 from prunex_jax.sweep.sweeps import Row
@@ -57,6 +58,17 @@ def by_sparsity(*percents: int) -> tuple[Row, ...]:
             sparsity__sparsity=percent / 100,
         )
         for percent in percents
+    )
+
+
+def go_on_small(*rows: Row) -> tuple[Row, ...]:
+    """The rows, of which those that prune train the small network on, once frozen."""
+    settings = {"sparsity.shrink_share": SCHEDULE["sparsity.freeze_share"]}
+    return tuple(
+        dataclasses.replace(row, settings={**row.settings, **settings})
+        if row.settings["method.name"] == "hsadmm"
+        else row
+        for row in rows
     )
 
 
