@@ -257,6 +257,10 @@ def test_sweeps_load_and_all_settings_resolve(path, tmp_path):
     sweep = load_sweep(path)
     runs = runs_of(narrow_sweep(sweep, seeds=(0,)), path.parent, tmp_path)
     assert len(runs) == len(sweep.rows)
+    for row in sweep.rows:
+        config = settings_of(sweep, path.parent, row, 0)
+        can_shrink = config.method.name == "hsadmm" and config.sparsity.sparsity
+        assert can_shrink or config.sparsity.shrink_share == 1, row.name
     text = path.read_text().split('"""')[1]
     assert f"configs/sweeps/{path.name}" in text, "the command that runs it"
 
