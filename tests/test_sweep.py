@@ -3,8 +3,12 @@
 import dataclasses
 import json
 import math
+import os
+import signal
 import statistics
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -149,6 +153,51 @@ def test_runs_share_what_they_compile(tmp_path, monkeypatch):
             monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", kept)
         run_missing([run], lambda line: None)
         assert log.read_text().splitlines()[-1] == shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_lets_its_run_save_and_starts_no_other(
+    number, tmp_path
+):
+    saving = tmp_path / "saving.py"
+    saving.write_text(
+        "import pathlib, signal, sys, time\n"
+        "def save(number, frame):\n"
+        "    time.sleep(1)\n"
+        "    pathlib.Path('saved').touch()\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "pathlib.Path('started').touch()\n"
+        "time.sleep(100)\n"
+    )
+    script = tmp_path / "sweep.py"
+    script.write_text(
+        "import pathlib, signal, sys\n"
+        # Tests may run where it is ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from prunex_jax.sweep.runs import Run, run_missing\n"
+        "from prunex_jax.sweep.sweeps import Row\n"
+        "place = pathlib.Path('runs')\n"
+        "command = (sys.executable, 'saving.py')\n"
+        "runs = [Run(Row('a'), s, place / str(s), command, place) for s in (0, 1)]\n"
+        "run_missing(runs, print)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as sweep:
+        while not (tmp_path / "started").exists():
+            assert sweep.poll() is None
+            time.sleep(0.05)
+        sweep.send_signal(number)
+        output, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == -number and (tmp_path / "saved").exists()
+    assert "seed 0" in output and "seed 1" not in output
 
 
 def test_a_folder_of_other_settings_is_refused(trained):

@@ -6,13 +6,16 @@ say. A run that was stopped goes on; one that has ended is not run again; one th
 diverged is a result, and is kept as one.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +136,41 @@ def forget(runs: Sequence[Run]) -> None:
 
 def _start(command: Sequence[str], log: Path, programs: Path) -> int:
     environ = {**keeping_programs(programs), **os.environ}
-    with log.open("a") as file:
-        done = subprocess.run(
+    with (
+        log.open("a") as file,
+        subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=environ
-        )
-    return done.returncode
+        ) as process,
+        _stopping_with_us(process),
+    ):
+        return process.wait()
+
+
+@contextlib.contextmanager
+def _stopping_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Hands Ctrl-C and SIGTERM to a run, which saves and ends; then this process ends.
+
+    A run that went on alone would be in the way of the same sweep, started again.
+    """
+    heard: list[int] = []
+
+    def hear(number: int, frame: types.FrameType | None) -> None:
+        del frame
+        heard.append(number)
+        process.terminate()
+
+    # What is ignored, as under nohup, stays so.
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {n: h for n, h in before.items() if h != signal.SIG_IGN}
+    for number in earlier:
+        signal.signal(number, hear)
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        if heard:
+            signal.raise_signal(heard[0])
 
 
 def _keep_divergence(run: Run, log: Path) -> None:
