@@ -56,6 +56,8 @@ def by_sparsity(*percents: int) -> tuple[Row, ...]:
             10,
             method__wire_dtype="int8",
             sparsity__sparsity=percent / 100,
+            # The share itself: multiples of 8 would leave more than it says.
+            sparsity__round_to=1,
         )
         for percent in percents
     )
