@@ -265,6 +265,7 @@ def test_marks_of_almost_equal_cost_stand_above_each_other():
     rows = {name: made_up(name, [0.9], ratio) for name, ratio in ratios.items()}
     sweep = make_sweep(*(Row(name) for name in rows))
     plots = {plot.name: plot for plot in make_plots(Findings(sweep, rows))}
+    assert plots["bytes_tiny"].title.endswith("n=1")
     axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
     plots["bytes_tiny"].draw(axes, "black")
     low, high = axes.get_xlim()
@@ -284,7 +285,10 @@ def test_sizes_are_drawn_where_rows_form_a_curve():
         f"{kind}_tiny" for kind in ("bytes", "curves-bytes", "curves-seconds", "sizes")
     }
     for plot in plots.values():
+        assert plot.title.endswith("n=2")
         assert render(plot).startswith(b"\x89PNG")
+    rows["s4"] = rows["s4"][:1]
+    assert all(p.title.endswith("n=1 to 2") for p in make_plots(Findings(sweep, rows)))
 
 
 def test_intervals_hold_the_true_difference_in_95_of_100_cases():

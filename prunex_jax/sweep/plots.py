@@ -252,5 +252,6 @@ def _plot(
     draw: Callable[..., None],
 ) -> Plot:
     name = f"{key}_{findings.sweep.name}"
-    seeds = sorted({r.seed for rs in findings.results.values() for r in rs})
-    return Plot(section, name, f"{title}: {findings.sweep.name}, n={len(seeds)}", draw)
+    counts = sorted({len(found) for found in findings.results.values() if found})
+    n = " to ".join(map(str, (counts[0], counts[-1])[: len(counts)]))
+    return Plot(section, name, f"{title}: {findings.sweep.name}, n={n}", draw)
