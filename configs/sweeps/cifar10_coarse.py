@@ -5,8 +5,8 @@
 
 What `cifar10.py` asks, where there is no GPU: the stem for large images, with its
 stride of 4, leaves the same 20 layers a thirteenth of the work, so that two CPU cores
-train 30 epochs in a quarter of an hour. Accuracies are those of coarse images, some
-twenty points below those of `cifar10.py`; differences between rows are what it is for.
+train 30 epochs in a quarter of an hour. Accuracies are those of coarse images, well
+below those of `cifar10.py`; differences between rows are what it is for.
 CIFAR-10 is read as TFDS has prepared it; --config.data.dir names its data directory.
 """
 
