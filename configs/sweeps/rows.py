@@ -48,8 +48,8 @@ def every_10_or_16() -> tuple[Row, ...]:
 
 
 def by_sparsity(*percents: int) -> tuple[Row, ...]:
-    """H-SADMM every 10 steps that removes these shares of the channels."""
-    return tuple(
+    """H-SADMM every 10 steps that removes these shares of the channels: one curve."""
+    rows = (
         hsadmm(
             f"hsadmm-10-{percent}",
             f"H-SADMM, every 10 steps, int8, {percent} % of the channels removed",
@@ -61,6 +61,8 @@ def by_sparsity(*percents: int) -> tuple[Row, ...]:
         )
         for percent in percents
     )
+    curve = "H-SADMM, every 10 steps"
+    return tuple(dataclasses.replace(row, curve=curve) for row in rows)
 
 
 def go_on_small(*rows: Row) -> tuple[Row, ...]:
