@@ -17,12 +17,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from prunex_jax.bench import sandbox_init
 from prunex_jax.errors import UserError
+from prunex_jax.handlers import handling
 
 Kind = Literal["root", "user"]
 
@@ -108,7 +109,7 @@ def run_in_sandbox(command: Sequence[str], *, grace_seconds: float = 30.0) -> in
             os.write(ours, bytes([number]))
 
     try:
-        with _handling(hand_on):
+        with handling(_HANDED_ON, hand_on):
             process = _start(kind, inner, command)
             with open(os.pidfd_open(process.pid)) as watch:
                 while process.poll() is None and time.monotonic() < deadline:
@@ -141,18 +142,6 @@ def _end(process: subprocess.Popen[bytes]) -> int:
         process.kill()
         code = process.wait()
     return code if code >= 0 else 128 - code
-
-
-@contextlib.contextmanager
-def _handling(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Handles signals; those that are ignored, as under nohup, stay so."""
-    numbers = [n for n in _HANDED_ON if signal.getsignal(n) is not signal.SIG_IGN]
-    earlier = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in earlier.items():
-            signal.signal(number, old)
 
 
 def _chain(kind: Kind) -> list[str]:

@@ -252,6 +252,7 @@ def _plot(
     draw: Callable[..., None],
 ) -> Plot:
     name = f"{key}_{findings.sweep.name}"
-    counts = sorted({len(found) for found in findings.results.values() if found})
-    n = " to ".join(map(str, (counts[0], counts[-1])[: len(counts)]))
+    counts = [len(found) for found in findings.results.values() if found]
+    fewest, most = min(counts), max(counts)
+    n = f"{most}" if fewest == most else f"{fewest} to {most}"
     return Plot(section, name, f"{title}: {findings.sweep.name}, n={n}", draw)

@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from prunex_jax.cli import EXIT_DIVERGED
 from prunex_jax.config import config_to_dict, dotted_keys, fixed_differences
 from prunex_jax.errors import UserError
+from prunex_jax.handlers import handling
 from prunex_jax.metrics import CONFIG, SUMMARY
 from prunex_jax.program import keeping_programs
 from prunex_jax.sweep.sweeps import (
@@ -154,23 +154,15 @@ def _stopping_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """
     heard: list[int] = []
 
-    def hear(number: int, frame: types.FrameType | None) -> None:
+    def hear(number: int, frame: object) -> None:
         del frame
         heard.append(number)
         process.terminate()
 
-    # What is ignored, as under nohup, stays so.
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    earlier = {n: h for n, h in before.items() if h != signal.SIG_IGN}
-    for number in earlier:
-        signal.signal(number, hear)
-    try:
+    with handling((signal.SIGINT, signal.SIGTERM), hear):
         yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-        if heard:
-            signal.raise_signal(heard[0])
+    if heard:
+        signal.raise_signal(heard[0])
 
 
 def _keep_divergence(run: Run, log: Path) -> None:
