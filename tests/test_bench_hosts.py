@@ -165,14 +165,23 @@ def test_bytes_are_carried_and_counted_exactly(user: User) -> None:
 
 
 def test_links_are_as_fast_as_asked_both_ways(user: User) -> None:
+    """A busy machine makes transfers late, never early: the best of several counts."""
     found = user.run(
         """
+        def both_ways(megabits, most_seconds):
+            hosts.shape(megabits)
+            size = int((megabits or 200) * 1e6 / 8 * 0.3)
+            tries = []
+            while len(tries) < 10:
+                times = transfer(hosts, size, (0, 1), (1, 0))
+                tries.append([end - start for start, end in times])
+                if max(tries[-1]) < most_seconds:
+                    break
+            return tries
+
         with NamespaceHosts(3) as hosts:
-            found = {}
-            for megabits in (5, 200, None):
-                hosts.shape(megabits)
-                size = int((megabits or 200) * 1e6 / 8 * 0.3)
-                found[megabits] = transfer(hosts, size, (0, 1), (1, 0))
+            found = {"5": both_ways(5, 0.5), "200": both_ways(200, 0.5)}
+            found["unlimited"] = both_ways(None, 0.2)
             hosts.shape(20)
             found["one to two"] = transfer(hosts, 375_000, (0, 1), (0, 2))
             found["two to one"] = transfer(hosts, 375_000, (0, 1), (2, 1))
@@ -180,11 +189,11 @@ def test_links_are_as_fast_as_asked_both_ways(user: User) -> None:
         """
     )
     for megabits in ("5", "200"):
-        seconds = [end - start for start, end in found[megabits]]
         # Headers take 0.75 %; the first frame of either end needs no time.
-        assert min(seconds) > 0.27, "a link is too fast"
-        assert max(seconds) < 0.5, "a link is too slow, or not equally fast both ways"
-    assert max(end - start for start, end in found["null"]) < 0.2, "still limited"
+        assert min(map(min, found[megabits])) > 0.27, "a link is too fast"
+        best = min(map(max, found[megabits]))
+        assert best < 0.5, "a link is too slow, or not equally fast both ways"
+    assert min(map(max, found["unlimited"])) < 0.2, "still limited"
     for case in ("one to two", "two to one"):
         # Processes start when they can: that they are slow says nothing.
         starts, ends = zip(*found[case], strict=True)
