@@ -11,7 +11,7 @@ CIFAR-10 is read as TFDS has prepared it; --config.data.dir names its data direc
 """
 
 from cifar10 import HOSTS, TRAINING
-from rows import by_sparsity, every_10_or_16, go_on_small, references
+from rows import by_sparsity, every_10_or_16, go_on_small, other_methods, references
 
 from prunex_jax.sweep.sweeps import Sweep
 
@@ -23,7 +23,10 @@ def get_sweep() -> Sweep:
         name="cifar10-coarse",
         config="../cifar10_resnet20_dense.py",
         settings={**HOSTS, **TRAINING, **COARSE},
-        rows=go_on_small(*references(), *every_10_or_16(), *by_sparsity(30)),
+        rows=(
+            *go_on_small(*references(), *every_10_or_16(), *by_sparsity(30)),
+            *other_methods(),
+        ),
         baselines=("dense", "every-step", "small"),
         health_rows=("hsadmm-10", "hsadmm-16"),
     )
