@@ -18,7 +18,8 @@ from tiny_runs import SETTINGS, merged, tiny_networks, write_config
 from prunex_jax.errors import UserError
 from prunex_jax.experiment import trace_model
 from prunex_jax.models import make_model
-from prunex_jax.report.pictures import render
+from prunex_jax.report import pictures
+from prunex_jax.sweep import runs as sweep_runs
 from prunex_jax.sweep.__main__ import main as sweep_main
 from prunex_jax.sweep.plots import make_plots
 from prunex_jax.sweep.report import write_report
@@ -132,6 +133,8 @@ def test_a_failing_run_is_told_and_the_others_go_on(tmp_path):
     assert run_missing(runs, said.append, start) == runs
     assert sum("exit code 7\n  line\n  KeyError: lost" in line for line in said) == 2
     assert read_findings(sweep, runs).num_missing == 2
+    assert run_missing(runs, said.append, lambda command, log: 0) == runs
+    assert "was stopped" in said[-1], "a run that saves when stopped has not failed"
 
 
 def test_runs_share_what_they_compile(tmp_path, monkeypatch):
@@ -286,7 +289,7 @@ def test_sizes_are_drawn_where_rows_form_a_curve():
     }
     for plot in plots.values():
         assert plot.title.endswith("n=2")
-        assert render(plot).startswith(b"\x89PNG")
+        assert pictures.render(plot).startswith(b"\x89PNG")
     rows["s4"] = rows["s4"][:1]
     assert all(p.title.endswith("n=1 to 2") for p in make_plots(Findings(sweep, rows)))
 
@@ -363,7 +366,7 @@ def test_every_row_is_checked_before_the_first_one_runs(tmp_path):
         runs_of(sweep, folder, tmp_path)
 
 
-def test_the_command_line(trained, tmp_path, capsys):
+def test_the_command_line(tmp_path, capsys, monkeypatch):
     file = tmp_path / "sweep.py"
     file.write_text(
         "from prunex_jax.sweep.sweeps import Row, Sweep\n\n\n"
@@ -384,3 +387,10 @@ def test_the_command_line(trained, tmp_path, capsys):
     ):
         assert sweep_main([*flags, wrong]) == 2
         assert match in capsys.readouterr().err
+    monkeypatch.setattr(sweep_runs, "_start", lambda command, log, programs: 7)
+    assert sweep_main(flags) == 1, "runs that fail are no bad input"
+    assert "failed with exit code 7" in capsys.readouterr().out
+    monkeypatch.setattr(pictures, "is_available", lambda: False)
+    assert sweep_main([*flags, "--png=plots"]) == 2
+    output = capsys.readouterr()
+    assert "matplotlib" in output.err and not output.out, "it has begun to train"

@@ -5,9 +5,9 @@
         [--config.KEY=VALUE ...]
 
 Trains every row of the sweep with every seed, each in a run folder of its own below
-FOLDER, and writes tables and plots. A run that has ended is not run again and one that
-was stopped goes on, so the command can be stopped and given again. Exit code 0: all
-runs have ended; 1: some failed; 2: bad input.
+FOLDER/NAME, where NAME is that of the sweep, and writes tables and plots there. A run
+that has ended is not run again and one that was stopped goes on, so the command can be
+stopped and given again. Exit code 0: all runs have ended; 1: some failed; 2: bad input.
 """
 
 import shlex
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from prunex_jax.cli import Command, Flag, Values, run_command, split_list
 from prunex_jax.errors import UserError
+from prunex_jax.report.files import check_png
 from prunex_jax.sweep.report import write_report
 from prunex_jax.sweep.results import read_findings
 from prunex_jax.sweep.runs import forget, run_missing, runs_of
@@ -62,6 +63,8 @@ def _run(values: Values, overrides: Sequence[str]) -> int:
     whole = load_sweep(values.sweep)
     sweep, workdir = _narrowed(whole, values), Path(values.workdir)
     folder = Path(values.sweep).parent
+    png = Path(values.png) if values.png else None
+    check_png(png)  # Before hours of runs.
     runs = runs_of(sweep, folder, workdir, overrides)
     if values.dry_run:
         for run in runs:
@@ -74,9 +77,9 @@ def _run(values: Values, overrides: Sequence[str]) -> int:
         if values.retry:
             forget(runs)
         failed = run_missing(runs, _say)
-    png = Path(values.png) if values.png else None
-    workdir.mkdir(parents=True, exist_ok=True)
-    _say(str(write_report(read_findings(whole, everything), workdir, png)))
+    found = read_findings(whole, everything)
+    if found.results or not failed:
+        _say(str(write_report(found, workdir / whole.name, png)))
     return 1 if failed else 0
 
 

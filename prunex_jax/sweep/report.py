@@ -7,7 +7,7 @@ from typing import Any
 
 from prunex_jax.errors import UserError
 from prunex_jax.report import pictures
-from prunex_jax.report.files import check_png, write_files
+from prunex_jax.report.files import write_files
 from prunex_jax.report.pages import Picture, Section, facts_table
 from prunex_jax.sweep.plots import make_plots
 from prunex_jax.sweep.results import Findings
@@ -20,17 +20,15 @@ def write_report(findings: Findings, folder: Path, png: Path | None = None) -> P
     Args:
       findings: What to show.
       folder: Gets `report.html` and `tables.md`.
-      png: Gets the plots as PNG files; None draws none.
+      png: Gets the plots as PNG files, which need matplotlib; None draws none.
     Returns:
       Path of the HTML file.
     Raises:
-      UserError: Nothing has ended yet, or PNG files are asked for and matplotlib is not
-        there.
+      UserError: Nothing has ended yet.
     """
     name = findings.sweep.name
     if not findings.results:
-        raise UserError(f"--workdir={folder} has no run of sweep {name!r} that ended")
-    check_png(png)
+        raise UserError(f"{folder} has no run of sweep {name!r} that ended")
     plots = make_plots(findings) if pictures.is_available() else []
     return write_files(folder, name, (), _sections(findings, plots), plots, png)
 

@@ -104,7 +104,8 @@ def run_missing(
       say: Where lines for people go.
       start: Runs a command; a process of its own without.
     Returns:
-      Those that failed otherwise than by diverging; the end of their logs was said.
+      Those that were stopped, or failed otherwise than by diverging; the end of their
+      logs was said.
     """
     failed = []
     for number, run in enumerate(runs, start=1):
@@ -124,7 +125,9 @@ def run_missing(
         else:
             failed.append(run)
             said = "\n  ".join(_last_lines(log)[-_LAST_LINES:])
-            say(f"{name}: failed with exit code {code}\n  {said}")
+            # A run that somebody stops saves, and ends well.
+            what = f"failed with exit code {code}" if code else "was stopped"
+            say(f"{name}: {what}\n  {said}")
     return failed
 
 
