@@ -11,15 +11,14 @@ SCHEDULE = {"sparsity.start_share": 0.05, "sparsity.freeze_share": 0.4}
 DENSE = Row("dense", "dense, every step", {"method.name": "dense"})
 
 
-LOCAL_SGD = Row(
-    "local-sgd",
-    "local SGD, every 8 steps, int8",
-    {
+def local_sgd(name: str = "local-sgd", sync_period: int = 8) -> Row:
+    """A row of local SGD in int8."""
+    settings = {
         "method.name": "local_sgd",
-        "method.local_sgd.sync_period": 8,
+        "method.local_sgd.sync_period": sync_period,
         "method.wire_dtype": "int8",
-    },
-)
+    }
+    return Row(name, f"local SGD, every {sync_period} steps, int8", settings)
 
 
 def hsadmm(name: str, title: str, sync_period: int, **changes: Any) -> Row:
@@ -100,11 +99,13 @@ def references(width: float = 1.0) -> tuple[Row, ...]:
 def other_methods() -> tuple[Row, ...]:
     """Every other method at the settings of its config."""
     return (
-        LOCAL_SGD,
+        local_sgd(),
+        # As few bytes as H-SADMM sends every 10 steps.
+        local_sgd("local-sgd-32", 32),
         Row(
             "diloco",
             "DiLoCo, every 8 steps, int8",
-            {**LOCAL_SGD.settings, "method.name": "diloco"},
+            {**local_sgd().settings, "method.name": "diloco"},
         ),
         Row(
             "pactrain",

@@ -10,7 +10,7 @@ duals are said to help, and batch statistics differ between hosts too.
 import dataclasses
 
 from cifar10_short import SETTINGS
-from rows import DENSE, LOCAL_SGD, hsadmm
+from rows import DENSE, hsadmm, local_sgd
 
 from prunex_jax.sweep.sweeps import Row, Sweep
 
@@ -37,7 +37,7 @@ def make_rows() -> tuple[Row, ...]:
     int8 = {"method__wire_dtype": "int8"}
     return (
         DENSE,
-        LOCAL_SGD,
+        local_sgd(),
         hsadmm(
             "reset",
             "H-SADMM without duals, every 8 steps, int8",
