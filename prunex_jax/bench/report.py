@@ -42,7 +42,7 @@ from prunex_jax.cli import Command, Flag, Values, run_command
 from prunex_jax.errors import UserError
 from prunex_jax.report import pictures
 from prunex_jax.report.cells import Table
-from prunex_jax.report.files import NO_PLOTS, check_png, write_files
+from prunex_jax.report.files import NO_PLOTS, write_files
 from prunex_jax.report.pages import Section, facts_table
 
 ENVIRONMENT_FILE = "environment.json"
@@ -129,7 +129,6 @@ def write_report(folder: Path, findings: Findings, png: Path | None = None) -> P
     Raises:
       UserError: PNG files are asked for, and matplotlib is not there.
     """
-    check_png(png)
     drawn = _plots(findings)
     sections = make_sections(findings, drawn)
     notes = _notes(findings)

@@ -41,7 +41,10 @@ def write_files(
       png: Gets the plots as PNG files; None draws none.
     Returns:
       Path of the HTML file.
+    Raises:
+      UserError: PNG files are asked for, and matplotlib is not there.
     """
+    check_png(png)
     if not pictures.is_available():
         notes = [*notes, f"{NO_PLOTS}."]
     path = folder / REPORT_FILE

@@ -252,7 +252,6 @@ def _plot(
     draw: Callable[..., None],
 ) -> Plot:
     name = f"{key}_{findings.sweep.name}"
-    counts = [len(found) for found in findings.results.values() if found]
-    fewest, most = min(counts), max(counts)
-    n = f"{most}" if fewest == most else f"{fewest} to {most}"
+    counts = [len(found) for found in findings.results.values()]
+    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     return Plot(section, name, f"{title}: {findings.sweep.name}, n={n}", draw)

@@ -20,11 +20,12 @@ def write_report(findings: Findings, folder: Path, png: Path | None = None) -> P
     Args:
       findings: What to show.
       folder: Gets `report.html` and `tables.md`.
-      png: Gets the plots as PNG files, which need matplotlib; None draws none.
+      png: Gets the plots as PNG files; None draws none.
     Returns:
       Path of the HTML file.
     Raises:
-      UserError: Nothing has ended yet.
+      UserError: Nothing has ended yet, or PNG files are asked for and matplotlib is not
+        there.
     """
     name = findings.sweep.name
     if not findings.results:
