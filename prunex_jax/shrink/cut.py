@@ -1,7 +1,7 @@
 """What is cut out of a network, from trees and from functions alike."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -156,7 +156,7 @@ def make_cut(
     )
 
 
-def check_masks(groups: tuple[ChannelGroup, ...], masks: Mapping[str, Any]) -> None:
+def check_masks(groups: Sequence[ChannelGroup], masks: Mapping[str, Any]) -> None:
     """Refuses masks that do not fit.
 
     Args:

@@ -19,9 +19,9 @@ from prunex_jax.channels import (
     mask_channels,
     take_channels,
 )
-from prunex_jax.errors import UserError
 from prunex_jax.models import Model
 from prunex_jax.shrink.certificate import Certificate, certify
+from prunex_jax.shrink.cut import check_masks
 from prunex_jax.trees import PyTree, shapes_by_path
 
 
@@ -75,7 +75,7 @@ def shrink_network(
       >>> shrink_error(masked, small, images) < 1e-5
       True
     """
-    _check_masks(groups, masks)
+    check_masks(groups, masks)
     known = {
         g.name: np.asarray(masks.get(g.name, np.ones(g.size, bool))) for g in groups
     }
@@ -158,23 +158,3 @@ def certify_networks(
         [images],
         lambda tree: take_channels(tree, layouts, kept),
     )
-
-
-def _check_masks(groups: Sequence[ChannelGroup], masks: Mapping[str, Any]) -> None:
-    sizes = {group.name: group.size for group in groups}
-    for name, mask in masks.items():
-        if name not in sizes:
-            raise UserError(
-                f"there is a mask for channel group {name!r} and no such group; use "
-                "the groups that the masks were made for"
-            )
-        if np.shape(mask) != (sizes[name],):
-            raise UserError(
-                f"the mask of channel group {name} has shape {np.shape(mask)} and "
-                f"should have ({sizes[name]},); use the masks of this network"
-            )
-        if not np.any(mask):
-            raise UserError(
-                f"the mask of channel group {name} keeps no channel, which leaves no "
-                "network; keep at least one"
-            )
