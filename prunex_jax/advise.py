@@ -31,6 +31,7 @@ from prunex_jax.link_probe import ProbedLink, probe_links, slowest
 from prunex_jax.step_time import Traffic, late_options, steady_traffic
 from prunex_jax.topology import (
     HOST_AXIS,
+    check_has_links,
     make_topology,
     run_together,
     start_processes,
@@ -363,11 +364,7 @@ def _advise(values: Values, overrides: list[str]) -> None:
     if out is not None and not out.parent.is_dir():
         raise UserError(f"--out={out}: there is no folder {out.parent}; make it first")
     config = resolve_config(override_config(load_config(values.config), overrides))
-    if config.topology.simulated:
-        raise UserError(
-            f"config.topology.simulated={config.topology.simulated!r} has no links to "
-            "measure; give topology.cpu_devices and layout, or real hosts"
-        )
+    check_has_links(config.topology.simulated)
     start_processes(config.topology, given_launch(values))
     topology = make_topology(config.topology.layout)
     experiment = run_together(lambda: make_experiment(config, topology))

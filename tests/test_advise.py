@@ -177,6 +177,7 @@ def test_the_command_measures_and_advises(names, monkeypatch, tmp_path, capsys):
         ((*DEMO, "--config.data.nam=x"), "did you mean 'data.name'"),
         ((*DEMO, "--num_processes=2"), "coordinator"),
         ((*DEMO, "--config.data.batch_size=63"), "63 does not divide evenly"),
+        ((*DEMO, "--config.topology.simulated=2x2"), "'2x2' has no links to measure"),
     ],
 )
 def test_bad_flags(arguments, message, capsys):

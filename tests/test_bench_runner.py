@@ -293,6 +293,12 @@ def test_bad_studies_are_refused(changes, message):
         check_study(dataclasses.replace(STUDY, **changes))
 
 
+def test_rows_on_simulated_devices_are_refused():
+    study = dataclasses.replace(STUDY, settings={"topology.simulated": "4x1"})
+    with pytest.raises(UserError, match="'4x1' has no links to measure"):
+        row_settings(study, ROOT / "configs")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

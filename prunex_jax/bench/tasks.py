@@ -18,6 +18,7 @@ from prunex_jax.bench.specs import Spec, write_specs
 from prunex_jax.bench.studies import Row, Study
 from prunex_jax.config import config_to_dict, resolve_config
 from prunex_jax.program import keeping_programs
+from prunex_jax.topology import check_has_links
 from prunex_jax.train import load_config, override_config
 
 # The row that every study runs first: steps without any exchange are what r counts in.
@@ -73,7 +74,9 @@ def _settings_of(
     config = load_config(str(folder / study.config))
     changes = {**study.settings, **row.settings, **own}
     overrides = [f"--config.{key}={value}" for key, value in changes.items()]
-    return config_to_dict(resolve_config(override_config(config, overrides)))
+    resolved = resolve_config(override_config(config, overrides))
+    check_has_links(resolved.topology.simulated)
+    return config_to_dict(resolved)
 
 
 @dataclasses.dataclass(frozen=True)

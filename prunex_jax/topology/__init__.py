@@ -25,7 +25,13 @@ from prunex_jax.topology.folding import (
 )
 from prunex_jax.topology.hosts import DeviceRecord, Host
 from prunex_jax.topology.launcher import Launch, LaunchFlags, Probes, detect_launch
-from prunex_jax.topology.mesh import DEVICE_AXIS, HOST_AXIS, Topology, make_topology
+from prunex_jax.topology.mesh import (
+    DEVICE_AXIS,
+    HOST_AXIS,
+    Topology,
+    check_has_links,
+    make_topology,
+)
 from prunex_jax.topology.start import start_processes
 
 __all__ = [
@@ -39,6 +45,7 @@ __all__ = [
     "LaunchFlags",
     "Probes",
     "Topology",
+    "check_has_links",
     "detect_launch",
     "gather_texts",
     "make_topology",

@@ -194,6 +194,21 @@ def make_topology(
     return Topology(mesh, hosts, str(resolved), str(wanted), jax.process_index())
 
 
+def check_has_links(simulated: str) -> None:
+    """Refuses hosts that one device simulates, where links are to be measured.
+
+    Args:
+      simulated: `topology.simulated`.
+    Raises:
+      UserError: It is set.
+    """
+    if simulated:
+        raise UserError(
+            f"topology.simulated={simulated!r} has no links to measure; leave it "
+            "empty, and use real hosts or topology.layout with topology.cpu_devices"
+        )
+
+
 def _simulated_topology(text: str, device: jax.Device) -> Topology:
     """A topology whose devices are all the same real one."""
     match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
