@@ -1,16 +1,13 @@
-"""Sweeps: what is run, what is not run again, and what tables and plots say of it."""
+"""Sweeps: what is run, what is not run again, and what is refused."""
 
 import dataclasses
 import json
-import math
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 from conftest import ROOT
 from tiny_runs import SETTINGS, merged, tiny_networks, write_config
@@ -21,11 +18,9 @@ from prunex_jax.models import make_model
 from prunex_jax.report import pictures
 from prunex_jax.sweep import runs as sweep_runs
 from prunex_jax.sweep.__main__ import main as sweep_main
-from prunex_jax.sweep.plots import make_plots
 from prunex_jax.sweep.report import write_report
-from prunex_jax.sweep.results import Findings, Point, Result, read_findings
+from prunex_jax.sweep.results import Findings, read_findings
 from prunex_jax.sweep.runs import DIVERGED, forget, run_missing, runs_of
-from prunex_jax.sweep.significance import difference
 from prunex_jax.sweep.sweeps import (
     Row,
     Sweep,
@@ -221,89 +216,6 @@ def test_the_report_is_there_at_any_time(trained, tmp_path):
     assert {"bytes_tiny", "curves-bytes_tiny", "health-host-drift_tiny"} <= drawn
     with pytest.raises(UserError, match="has no run"):
         write_report(Findings(sweep, {}), tmp_path)
-
-
-def made_up(name: str, accuracies: list[float], ratio: float, **row) -> list[Result]:
-    """Runs as a long sweep would leave them."""
-    results = []
-    for seed, accuracy in enumerate(accuracies):
-        summary = {
-            "test_accuracy": accuracy,
-            "host_wire_bytes": 1e9 * ratio,
-            "host_wire_bytes_dense": 1e9,
-            "host_payload_bytes_steady": 1e6 * ratio,
-            "host_payload_bytes_dense": 1e6,
-            "params_kept": 1000 * ratio,
-            "params_dense": 1000,
-            "macs_kept": 1000 * ratio,
-            "macs_dense": 1000,
-        }
-        points = tuple(Point(s, accuracy * s / 3, s * ratio, s) for s in (1, 2, 3))
-        results.append(Result(Row(name, **row), seed, summary, points))
-    return results
-
-
-def test_the_table_says_what_is_beyond_spread():
-    rows = {
-        "dense": made_up("dense", [0.92, 0.921, 0.919], 1.0),
-        "same": made_up("same", [0.919, 0.923, 0.917], 0.5),
-        "worse": made_up("worse", [0.90, 0.901, 0.899], 0.1),
-        "one": made_up("one", [0.95], 0.2),
-    }
-    sweep = make_sweep(*(Row(name) for name in rows), baselines=("dense",))
-    lines = {
-        row[0].text: [c.text for c in row]
-        for row in accuracy_table(Findings(sweep, rows)).rows
-    }
-    assert lines["dense"][1:4] == ["92.00 ± 0.10 (n=3)", "-", "1.00"]
-    assert lines["same"][2].endswith("within spread")
-    assert lines["worse"][2].startswith("-2.00 ± 0.2")
-    assert lines["worse"][3:] == ["0.100"] * 4
-    # One run says nothing of spread.
-    assert lines["one"][2] == "+3.00"
-
-
-def test_marks_of_almost_equal_cost_stand_above_each_other():
-    ratios = {"one": 0.00540, "other": 0.00541}
-    rows = {name: made_up(name, [0.9], ratio) for name, ratio in ratios.items()}
-    sweep = make_sweep(*(Row(name) for name in rows))
-    plots = {plot.name: plot for plot in make_plots(Findings(sweep, rows))}
-    assert plots["bytes_tiny"].title.endswith("n=1")
-    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
-    plots["bytes_tiny"].draw(axes, "black")
-    low, high = axes.get_xlim()
-    assert low < 0.0054 < high and high / low == pytest.approx(4)
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert len(labels) == len(set(labels)) >= 2
-
-
-def test_sizes_are_drawn_where_rows_form_a_curve():
-    rows = {
-        f"s{number}": made_up(f"s{number}", [0.9, 0.91], 1 / number, curve="line")
-        for number in (1, 2, 4)
-    }
-    sweep = make_sweep(*(Row(name, curve="line") for name in rows))
-    plots = {plot.name: plot for plot in make_plots(Findings(sweep, rows))}
-    assert set(plots) == {
-        f"{kind}_tiny" for kind in ("bytes", "curves-bytes", "curves-seconds", "sizes")
-    }
-    for plot in plots.values():
-        assert plot.title.endswith("n=2")
-        assert pictures.render(plot).startswith(b"\x89PNG")
-    rows["s4"] = rows["s4"][:1]
-    assert all(p.title.endswith("n=1 to 2") for p in make_plots(Findings(sweep, rows)))
-
-
-def test_intervals_hold_the_true_difference_in_95_of_100_cases():
-    rng, num_held = np.random.default_rng(0), 0
-    for _ in range(2000):
-        ones, others = rng.normal(1.0, 0.3, 3), rng.normal(0.0, 0.1, 4)
-        found = difference(ones, others)
-        num_held += abs(found.mean - 1.0) <= found.half_width
-    assert 0.93 < num_held / 2000 < 0.97
-    assert math.isinf(difference([1.0], [2.0, 3.0]).half_width)
-    with pytest.raises(statistics.StatisticsError):
-        difference([], [1.0])
 
 
 @pytest.mark.parametrize(

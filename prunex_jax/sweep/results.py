@@ -71,12 +71,20 @@ class Findings:
 
     @property
     def reference(self) -> Result | None:
-        """The run whose size and dense bytes are 1: the first of the first baseline."""
-        for name in (*self.sweep.baselines, *self.results):
-            ended = [each for each in self.results.get(name, ()) if each.summary]
-            if ended:
-                return ended[0]
-        return None
+        """The run whose size and dense bytes are 1: the first of the first baseline.
+
+        Without one, or until it has ended, one of the largest network there is.
+        """
+        ended = [
+            each
+            for results in self.results.values()
+            for each in results
+            if each.summary
+        ]
+        for each in ended:
+            if each.row.name in self.sweep.baselines[:1]:
+                return each
+        return max(ended, key=lambda each: each.summary["params_dense"], default=None)
 
     def accuracies(self, name: str) -> list[float]:
         """Accuracy of the runs of a row that did not diverge, on the sweep's split."""

@@ -1,8 +1,8 @@
 """Tables of a sweep: accuracy with its spread, and what it cost.
 
-It owns what is compared with what. Everything that is "of dense" is a share of the
-first baseline: bytes of exchanging its gradients in every step, its parameters, its
-multiply-accumulates.
+It owns what is compared with what. Everything that is "of dense" is a share of
+`Findings.reference`: bytes of exchanging its gradients in every step, its parameters,
+its multiply-accumulates.
 """
 
 import math
