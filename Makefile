@@ -10,6 +10,7 @@
 #   make benchmark            what H-SADMM costs per local step
 #   make benchmark-shrunk-step   what half of the channels saves per training step
 #   make benchmark-compression   what each method computes per exchange
+#   make benchmark-freed-memory  what keeping freed memory saves per CPU step
 #   make bench-digits         every method on digits with three seeds: accuracy, bytes
 #   make bench-bytes          every method over 2 real hosts: interfaces against traces
 #   make benchmark-trace      finding groups against Torch-Pruning (TORCH_PYTHON=...)
@@ -35,7 +36,8 @@ TORCH := $(VENV)/.installed-torch
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-exhaustive test-zoo test-torch check format \
     benchmark benchmark-shrunk-step \
-    benchmark-trace benchmark-compression bench-digits bench-bytes clean
+    benchmark-trace benchmark-compression benchmark-freed-memory \
+    bench-digits bench-bytes clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -77,6 +79,9 @@ benchmark-shrunk-step: $(BASE)
 
 benchmark-compression: $(BASE)
 	$(BIN)/python -m tests.benchmark_compression
+
+benchmark-freed-memory: $(BASE)
+	$(BIN)/python -m tests.benchmark_freed_memory
 
 bench-digits: $(BASE)
 	$(BIN)/python -m prunex_jax.sweep --sweep=configs/sweeps/digits.py \

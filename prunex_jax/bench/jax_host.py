@@ -34,6 +34,7 @@ from prunex_jax.topology import (
     LaunchFlags,
     make_topology,
     map_over,
+    return_freed_memory,
     sharding_on,
     start_processes,
 )
@@ -60,6 +61,7 @@ def run_spec(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
     """
     jax.clear_caches()
     gc.collect()
+    return_freed_memory()
     forget_peak_memory()
     if spec.exchange_only:
         _exchange(spec, gate, launch)

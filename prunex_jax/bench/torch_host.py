@@ -23,6 +23,7 @@ from prunex_jax.bench.specs import Spec, read_specs
 from prunex_jax.bench.torch_tasks import Seat, make_task
 from prunex_jax.cli import Command, Flag, Values, run_command
 from prunex_jax.errors import TrainingDivergedError, UserError
+from prunex_jax.topology import keep_freed_memory, return_freed_memory
 
 COMMAND = Command(
     name="prunex_jax.bench.torch_host",
@@ -54,6 +55,7 @@ def run_specs(specs: Sequence[Spec], gate: Gatekeeper, seat: Seat) -> None:
     with torch_training.joined(seat):
         for spec in specs:
             gc.collect()
+            return_freed_memory()
             forget_peak_memory()
             task = make_task(spec, seat)
             if spec.exchange_only:
@@ -136,6 +138,8 @@ def _run(values: Values, rest: list[str]) -> None:
         interface=values.interface,
     )
     share_cores(seat.process, seat.processes)
+    # As the processes that it is compared with do.
+    keep_freed_memory()
     run_specs(read_specs(values.spec), Gate.of(values.gate), seat)
 
 

@@ -8,6 +8,7 @@ config and before data.
     clusters, gpus   what launchers and the machine tell a process
     launcher         one answer from them and from the flags: `detect_launch`
     start            acts on it: `start_processes`
+    memory           what jax frees on CPU stays for its next step: `keep_freed_memory`
     machines         which machine each process runs on
     hosts            devices -> hosts, as plain records
     mesh             the `jax.sharding.Mesh` and its table: `make_topology`
@@ -25,6 +26,7 @@ from prunex_jax.topology.folding import (
 )
 from prunex_jax.topology.hosts import DeviceRecord, Host
 from prunex_jax.topology.launcher import Launch, LaunchFlags, Probes, detect_launch
+from prunex_jax.topology.memory import keep_freed_memory, return_freed_memory
 from prunex_jax.topology.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
@@ -48,9 +50,11 @@ __all__ = [
     "check_has_links",
     "detect_launch",
     "gather_texts",
+    "keep_freed_memory",
     "make_topology",
     "map_over",
     "program_to_count",
+    "return_freed_memory",
     "run_together",
     "sharding_on",
     "start_processes",

@@ -14,6 +14,7 @@ import jax
 from prunex_jax.config import TopologyConfig
 from prunex_jax.errors import UserError
 from prunex_jax.topology.launcher import Launch, LaunchFlags, Probes, detect_launch
+from prunex_jax.topology.memory import keep_freed_memory
 
 _RESTART = "restart the program (in a notebook: restart the kernel)"
 
@@ -54,6 +55,8 @@ def start_processes(
         _join(launch)
     if config.cpu_devices:
         _check_cpu_devices(config.cpu_devices)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory(environ)
     return launch
 
 

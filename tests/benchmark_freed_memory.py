@@ -1,0 +1,104 @@
+"""What keeping freed memory saves: steps of two processes, of which one keeps it.
+
+Both train the same ResNet-20 on 4 simulated hosts. They take steps in turn, so that a
+machine whose speed drifts slows both. Prints one line of ratios.
+
+    make benchmark-freed-memory
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+
+from prunex_jax.config import resolve_config
+from prunex_jax.experiment import make_experiment
+from prunex_jax.topology import LaunchFlags, make_topology, start_processes
+
+NUM_HOSTS = 4
+BATCH_SIZE = 128
+WARM_UP = 5
+NUM_PAIRS = 60
+
+SETTINGS = {
+    "topology": {"layout": str(NUM_HOSTS), "cpu_devices": NUM_HOSTS},
+    "data": {"name": "synthetic", "image_size": 32, "batch_size": BATCH_SIZE},
+    "run": {"steps": 1000},
+    "method": {"name": "hsadmm"},
+}
+# Sets what glibc does anyway: the user has decided, so the process keeps nothing.
+GLIBC_AS_IT_IS = {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}
+
+
+def main() -> None:
+    """Times steps of both processes in turn and prints the ratio, pair by pair."""
+    processes = [_start({}), _start(GLIBC_AS_IT_IS)]
+    try:
+        for _ in range(WARM_UP):
+            _pair(processes)
+        pairs = [_pair(processes) for _ in range(NUM_PAIRS)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    ratios = [keeps / returns for keeps, returns in pairs]
+    quartiles = statistics.quantiles(ratios, n=4)
+    keeps_ms, returns_ms = (
+        1000 * statistics.median(times) for times in zip(*pairs, strict=True)
+    )
+    sys.stdout.write(
+        f"step that keeps freed memory / step that does not: median "
+        f"{quartiles[1]:.3f}, quartiles {quartiles[0]:.3f} to {quartiles[2]:.3f}, "
+        f"n={NUM_PAIRS} pairs; {keeps_ms:.0f} ms / {returns_ms:.0f} ms\n"
+    )
+
+
+def _start(environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.benchmark_freed_memory", "--steps"],
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _pair(processes: list[subprocess.Popen[str]]) -> tuple[float, ...]:
+    return tuple(_step_of(process) for process in processes)
+
+
+def _step_of(process: subprocess.Popen[str]) -> float:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def take_steps() -> None:
+    """Takes a training step for every line that is read, and writes its seconds."""
+    config = resolve_config(SETTINGS)
+    start_processes(config.topology, LaunchFlags())
+    topology = make_topology(config.topology.layout)
+    programs = make_experiment(config, topology).programs
+    sharding = jax.sharding.NamedSharding(topology.mesh, jax.P(("host", "device")))
+    rng = np.random.default_rng(0)
+    batch = {
+        "image": rng.normal(size=(BATCH_SIZE, 32, 32, 3)).astype(np.float32),
+        "label": rng.integers(0, 10, BATCH_SIZE).astype(np.int32),
+    }
+    batch = jax.device_put(batch, sharding)
+    state = programs.init(jax.random.key(0))
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        state, ticket = programs.local_step(state, batch)
+        jax.block_until_ready((state, ticket))
+        sys.stdout.write(f"{time.perf_counter() - start}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    take_steps() if sys.argv[1:] == ["--steps"] else main()
