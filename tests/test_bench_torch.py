@@ -41,7 +41,9 @@ from prunex_jax.trees import flatten_by_path  # noqa: E402
 
 SMALL = {
     "basic": (
-        make_resnet_spec("cifar", stage_blocks=(2, 2), stage_widths=(5, 7)),
+        # Below 8 channels PyTorch writes past its memory in the shortcut's gradient, on
+        # CPUs without AVX-512 (https://github.com/uxlfoundation/oneDNN/issues/6035).
+        make_resnet_spec("cifar", stage_blocks=(2, 2), stage_widths=(9, 11)),
         (8, 8, 3),
     ),
     "bottleneck": (
@@ -54,7 +56,7 @@ SMALL = {
 }
 SETTINGS = {
     "seed": 3,
-    "model": {"name": "resnet20", "width": 0.25},
+    "model": {"name": "resnet20", "width": 0.5},
     "data": {"batch_size": 32, "validation_share": 0.2},
     "optimizer": {
         "learning_rate": 0.2,
@@ -380,4 +382,4 @@ def test_two_processes_follow_our_dense_run(tmp_path):
     # Half precision stays near, and two steps go by before PowerSGD compresses.
     np.testing.assert_allclose(losses["fp16"][:4], ours[:4], rtol=1e-3)
     np.testing.assert_allclose(losses["powersgd"][:3], ours[:3], rtol=1e-4)
-    assert abs(losses["powersgd"][3] / ours[3] - 1) > 1e-3
+    assert abs(losses["powersgd"][3] / ours[3] - 1) > 5e-4
