@@ -5,15 +5,12 @@ outside dependency, and how long files and functions are.
 """
 
 import ast
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, run_script
 
-ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "prunex_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 400
@@ -97,15 +94,11 @@ def test_public_functions_are_documented_and_annotated(path: Path) -> None:
             assert not bare, f"{node.name}: {bare} have no annotation"
 
 
-def test_hosts_of_a_study_need_the_standard_library_only() -> None:
+def test_hosts_of_a_study_need_the_standard_library_only(tmp_path: Path) -> None:
     """Tests start them as nobody, with a system's Python, and would skip without it."""
-    script = "import prunex_jax.bench.hosts, prunex_jax.bench.sandbox, sys;"
-    script += "print(*{name.partition('.')[0] for name in sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
+    script = tmp_path / "imports.py"
+    script.write_text(
+        "import prunex_jax.bench.hosts, prunex_jax.bench.sandbox, sys\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
     )
-    assert not {"jax", "numpy", "absl"} & set(done.stdout.split())
+    assert not {"jax", "numpy", "absl"} & set(run_script(script).split())

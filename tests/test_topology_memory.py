@@ -3,12 +3,9 @@
 import json
 import os
 import platform
-import subprocess
-import sys
 
 import pytest
-
-from tests.conftest import ROOT
+from conftest import run_script
 
 pytestmark = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="these are settings of glibc"
@@ -48,20 +45,14 @@ print(json.dumps({"faults": faults[1:], "returned": kept - resident_bytes()}))
 PAGES = 128 * 2**20 // os.sysconf("SC_PAGESIZE")
 
 
-def run_steps(**environment):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", STEPS],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+def run_steps(folder, **environment):
+    script = folder / "steps.py"
+    script.write_text(STEPS)
+    return json.loads(run_script(script, **environment))
 
 
-def test_later_steps_use_the_memory_of_earlier_ones():
-    result = run_steps()
+def test_later_steps_use_the_memory_of_earlier_ones(tmp_path):
+    result = run_steps(tmp_path)
     assert max(result["faults"]) < PAGES // 100, "the kernel maps it in every step"
     assert result["returned"] > 0.9 * 128 * 2**20, "what was freed cannot be returned"
 
@@ -73,6 +64,6 @@ def test_later_steps_use_the_memory_of_earlier_ones():
         {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"},
     ],
 )
-def test_settings_of_the_user_stand(setting):
+def test_settings_of_the_user_stand(tmp_path, setting):
     # Huge pages, where the kernel gives them, are fewer than these.
-    assert min(run_steps(**setting)["faults"]) > PAGES // 600
+    assert min(run_steps(tmp_path, **setting)["faults"]) > PAGES // 600
