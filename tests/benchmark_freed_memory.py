@@ -6,18 +6,19 @@ machine whose speed drifts slows both. Prints one line of ratios.
     make benchmark-freed-memory
 """
 
+import functools
 import os
-import statistics
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 
 from prunex_jax.config import resolve_config
 from prunex_jax.experiment import make_experiment
+from prunex_jax.timing import time_in_turn
 from prunex_jax.topology import LaunchFlags, make_topology, start_processes
+from tests.pairs import describe_pairs
 
 NUM_HOSTS = 4
 BATCH_SIZE = 128
@@ -36,24 +37,20 @@ GLIBC_AS_IT_IS = {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}
 
 def main() -> None:
     """Times steps of both processes in turn and prints the ratio, pair by pair."""
-    processes = [_start({}), _start(GLIBC_AS_IT_IS)]
+    processes = keeps, returns = _start({}), _start(GLIBC_AS_IT_IS)
     try:
-        for _ in range(WARM_UP):
-            _pair(processes)
-        pairs = [_pair(processes) for _ in range(NUM_PAIRS)]
+        calls = {
+            "returns": functools.partial(_wait_for_step, returns),
+            "keeps": functools.partial(_wait_for_step, keeps),
+        }
+        timings = time_in_turn(calls, NUM_PAIRS, WARM_UP)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    ratios = [keeps / returns for keeps, returns in pairs]
-    quartiles = statistics.quantiles(ratios, n=4)
-    keeps_ms, returns_ms = (
-        1000 * statistics.median(times) for times in zip(*pairs, strict=True)
-    )
     sys.stdout.write(
-        f"step that keeps freed memory / step that does not: median "
-        f"{quartiles[1]:.3f}, quartiles {quartiles[0]:.3f} to {quartiles[2]:.3f}, "
-        f"n={NUM_PAIRS} pairs; {keeps_ms:.0f} ms / {returns_ms:.0f} ms\n"
+        "step that keeps freed memory / step that does not: "
+        f"{describe_pairs(timings['keeps'], timings['returns'])}\n"
     )
 
 
@@ -67,19 +64,16 @@ def _start(environment: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def _pair(processes: list[subprocess.Popen[str]]) -> tuple[float, ...]:
-    return tuple(_step_of(process) for process in processes)
-
-
-def _step_of(process: subprocess.Popen[str]) -> float:
+def _wait_for_step(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("\n")
     process.stdin.flush()
-    return float(process.stdout.readline())
+    if not process.stdout.readline():
+        raise RuntimeError("a process that takes steps has ended")
 
 
 def take_steps() -> None:
-    """Takes a training step for every line that is read, and writes its seconds."""
+    """Takes a training step for every line that is read, and answers by one."""
     config = resolve_config(SETTINGS)
     start_processes(config.topology, LaunchFlags())
     topology = make_topology(config.topology.layout)
@@ -93,10 +87,9 @@ def take_steps() -> None:
     batch = jax.device_put(batch, sharding)
     state = programs.init(jax.random.key(0))
     for _ in sys.stdin:
-        start = time.perf_counter()
         state, ticket = programs.local_step(state, batch)
         jax.block_until_ready((state, ticket))
-        sys.stdout.write(f"{time.perf_counter() - start}\n")
+        sys.stdout.write("\n")
         sys.stdout.flush()
 
 

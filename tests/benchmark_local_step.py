@@ -6,9 +6,7 @@ machine whose speed drifts slows both. Prints one line of ratios.
     make benchmark
 """
 
-import statistics
 import sys
-import time
 
 import jax
 import numpy as np
@@ -17,7 +15,9 @@ import optax
 from prunex_jax.config import resolve_config
 from prunex_jax.experiment import Experiment, make_experiment
 from prunex_jax.optim.inner import make_inner
+from prunex_jax.timing import time_in_turn
 from prunex_jax.topology import LaunchFlags, make_topology, start_processes
+from tests.pairs import describe_pairs
 
 BATCH_SIZE = 64
 WARM_UP = 5
@@ -38,27 +38,16 @@ def main() -> None:
     topology = make_topology("1", devices=jax.devices()[:1])
     experiment = make_experiment(config, topology)
     batch = _batch(experiment)
-    plain, hsadmm = _plain_step(experiment, batch), _hsadmm_step(experiment, batch)
-    for _ in range(WARM_UP):
-        plain()
-        hsadmm()
-    pairs = [(_seconds(plain), _seconds(hsadmm)) for _ in range(NUM_PAIRS)]
-    ratios = sorted(mine / theirs for theirs, mine in pairs)
-    quartiles = statistics.quantiles(ratios, n=4)
-    plain_ms, hsadmm_ms = (
-        1000 * statistics.median(times) for times in zip(*pairs, strict=True)
-    )
+    calls = {
+        "plain": _plain_step(experiment, batch),
+        "hsadmm": _hsadmm_step(experiment, batch),
+    }
+    timings = time_in_turn(calls, NUM_PAIRS, WARM_UP)
     sys.stdout.write(
-        f"local step of hsadmm / plain optax step: median {quartiles[1]:.3f}, "
-        f"quartiles {quartiles[0]:.3f} to {quartiles[2]:.3f}, n={NUM_PAIRS} pairs; "
-        f"{hsadmm_ms:.1f} ms / {plain_ms:.1f} ms on {jax.devices()[0].device_kind}\n"
+        "local step of hsadmm / plain optax step: "
+        f"{describe_pairs(timings['hsadmm'], timings['plain'])} "
+        f"on {jax.devices()[0].device_kind}\n"
     )
-
-
-def _seconds(step) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
 
 
 def _batch(experiment: Experiment) -> dict[str, jax.Array]:
