@@ -55,7 +55,7 @@ SMALL = {
     "vgg": (VggSpec(((3,), (4, 5)), (7,)), (8, 12, 2)),
 }
 SETTINGS = {
-    "seed": 3,
+    "seed": 7,
     "model": {"name": "resnet20", "width": 0.5},
     "data": {"batch_size": 32, "validation_share": 0.2},
     "optimizer": {
@@ -382,4 +382,4 @@ def test_two_processes_follow_our_dense_run(tmp_path):
     # Half precision stays near, and two steps go by before PowerSGD compresses.
     np.testing.assert_allclose(losses["fp16"][:4], ours[:4], rtol=1e-3)
     np.testing.assert_allclose(losses["powersgd"][:3], ours[:3], rtol=1e-4)
-    assert abs(losses["powersgd"][3] / ours[3] - 1) > 5e-4
+    assert abs(losses["powersgd"][3] / ours[3] - 1) > 1e-3
