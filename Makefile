@@ -56,10 +56,10 @@ test-exhaustive: $(TEST)
 	$(BIN)/python -m pytest -q -m exhaustive $(WORKERS)
 
 test-zoo: $(ZOO)
-	$(BIN)/python -m pytest -q -m zoo -n 2 tests/test_zoo.py
+	$(BIN)/python -m pytest -q -m zoo -n 2 tests/channels/test_zoo.py
 
 test-torch: $(TORCH)
-	$(BIN)/python -m pytest -q tests/test_bench_torch.py
+	$(BIN)/python -m pytest -q tests/bench/test_torch.py
 
 check: $(TEST)
 	$(BIN)/ruff check .
@@ -72,27 +72,27 @@ format: $(TEST)
 	$(BIN)/ruff format .
 
 benchmark: $(BASE)
-	$(BIN)/python -m tests.benchmark_local_step
+	$(BIN)/python -m tests.benchmarks.local_step
 
 benchmark-shrunk-step: $(BASE)
-	$(BIN)/python -m tests.benchmark_shrunk_step
+	$(BIN)/python -m tests.benchmarks.shrunk_step
 
 benchmark-compression: $(BASE)
-	$(BIN)/python -m tests.benchmark_compression
+	$(BIN)/python -m tests.benchmarks.compression
 
 benchmark-freed-memory: $(BASE)
-	$(BIN)/python -m tests.benchmark_freed_memory
+	$(BIN)/python -m tests.benchmarks.freed_memory
 
 bench-digits: $(BASE)
-	$(BIN)/python -m prunex_jax.sweep --sweep=configs/sweeps/digits.py \
+	$(BIN)/python -m prunex_jax sweep --sweep=configs/sweeps/digits.py \
 	    --workdir='$(DIGITS_WORKDIR)'
 
 bench-bytes: $(BASE)
-	$(BIN)/python -m prunex_jax.bench \
+	$(BIN)/python -m prunex_jax bench \
 	    --study=configs/bench/digits.py --workdir='$(BYTES_WORKDIR)'
 
 benchmark-trace: $(BASE) $(TORCH_PYTHON)
-	$(BIN)/python -m tests.benchmark_trace --torch-python='$(TORCH_PYTHON)'
+	$(BIN)/python -m tests.benchmarks.trace --torch-python='$(TORCH_PYTHON)'
 
 $(TORCH_VENV)/bin/python:
 	$(PYTHON) -m venv '$(TORCH_VENV)'

@@ -12,7 +12,7 @@ Hardware: two CPU cores. Result: test accuracy 0.992
 
 import ml_collections
 
-from prunex_jax.config import default_config
+from prunex_jax.train.config import default_config
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -3,13 +3,8 @@
 import gc
 import importlib.metadata
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-ROOT = Path(__file__).parent.parent
 
 
 def _xla_flags() -> str:
@@ -26,14 +21,15 @@ def _xla_flags() -> str:
 # Nearly all the time of the tests is compilation. Programs are compiled with little
 # optimisation, and kept between tests, processes and runs of the suite; processes that
 # tests start inherit both, so that results can be compared bit for bit.
-_CACHE = ROOT / ".pytest_cache" / "compiled"
+_CACHE = Path(__file__).parent.parent / ".pytest_cache" / "compiled"
 os.environ.setdefault("XLA_FLAGS", _xla_flags())
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax  # noqa: E402
-import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+from tests.helpers.common import make_mesh  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -53,8 +49,8 @@ def _forget_programs() -> Iterator[None]:
     jax.clear_caches()
 
 
-# A script for another Python, with torch and without jax.
-collect_ignore = ["benchmark_trace_torch.py"]
+# Imported by tests and by scripts; some need packages that are not installed.
+collect_ignore_glob = ["helpers/*", "benchmarks/*"]
 
 # Files whose tests train in other processes: started first, or they end last, alone.
 _LONG_FILES = [
@@ -75,31 +71,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def mesh(request: pytest.FixtureRequest) -> jax.sharding.Mesh:
     """Meshes of four devices, from one host to four."""
     return make_mesh(*request.param)
-
-
-def make_mesh(num_hosts: int, devices_per_host: int) -> jax.sharding.Mesh:
-    """A ('host', 'device') mesh over the first virtual devices."""
-    count = num_hosts * devices_per_host
-    devices = np.array(jax.devices()[:count]).reshape(num_hosts, devices_per_host)
-    return jax.sharding.Mesh(devices, ("host", "device"))
-
-
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens at."""
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return int(asked.getsockname()[1])
-
-
-def run_script(script: Path, **environment: str) -> str:
-    """Runs a script as a stranger would, warnings as errors; returns its output."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        cwd=script.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run_script
+
+from tests.helpers.common import ROOT, run_script
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 

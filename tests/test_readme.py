@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from conftest import ROOT, run_script
+from tests.helpers.common import ROOT, run_script
 
 README = (ROOT / "README.md").read_text()
 

@@ -4,7 +4,7 @@ What counts is when a row passes a validation accuracy, so each has the length a
 the learning rate that suit it, chosen on validation data: twice as many steps where
 hosts step by themselves, half of the rate where gradients are compressed.
 
-    python -m prunex_jax.bench --study=configs/bench/accuracy.py --workdir=runs/accuracy
+    python -m prunex_jax bench --study=configs/bench/accuracy.py --workdir=runs/accuracy
 
 CIFAR-10 is read as TFDS has prepared it; --config.data.dir names its data directory.
 """

@@ -3,7 +3,7 @@
 As `accuracy`, over links where dense averaging spends about 73 % of its time computing,
 r = 0.37.
 
-    python -m prunex_jax.bench --workdir=runs/accuracy_fast \\
+    python -m prunex_jax bench --workdir=runs/accuracy_fast \\
         --study=configs/bench/accuracy_fast.py
 
 CIFAR-10 is read as TFDS has prepared it; --config.data.dir names its data directory.

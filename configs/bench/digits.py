@@ -2,7 +2,7 @@
 
 The short study that CI runs; it shows bytes, not speed. `steps` has every row.
 
-    python -m prunex_jax.bench --study=configs/bench/digits.py --workdir=runs/bytes
+    python -m prunex_jax bench --study=configs/bench/digits.py --workdir=runs/bytes
 """
 
 from methods import every_method

@@ -2,7 +2,7 @@
 
 Beside steps, the dense exchange alone: ours, and PyTorch's all-reduce of as many bytes.
 
-    python -m prunex_jax.bench --study=configs/bench/resnet18.py --workdir=runs/resnet18
+    python -m prunex_jax bench --study=configs/bench/resnet18.py --workdir=runs/resnet18
 """
 
 from methods import dense_rows, pruning_rows

@@ -3,7 +3,7 @@
 The hosts of one machine share its cores, so computation would be the limit: images are
 tiny, and every step pauses for 0.8 s divided by the number of hosts instead.
 
-    python -m prunex_jax.bench --study=configs/bench/scaling.py --workdir=runs/scaling
+    python -m prunex_jax bench --study=configs/bench/scaling.py --workdir=runs/scaling
 """
 
 from methods import every_method

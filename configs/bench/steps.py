@@ -4,7 +4,7 @@ A narrow ResNet-18 on images of CIFAR-10's shape. Links are chosen by r, the tim
 of a dense exchange over that of computing a step, which carries over to other machines,
 and in Mbit/s.
 
-    python -m prunex_jax.bench --study=configs/bench/steps.py --workdir=runs/steps
+    python -m prunex_jax bench --study=configs/bench/steps.py --workdir=runs/steps
 """
 
 from methods import every_method, torch_rows

@@ -1,6 +1,6 @@
 """Accuracy per byte on CIFAR-10: ResNet-20, 4 hosts, 30 epochs, every method, 3 seeds.
 
-    python -m prunex_jax.sweep --sweep=configs/sweeps/cifar10.py --workdir=runs/sweeps
+    python -m prunex_jax sweep --sweep=configs/sweeps/cifar10.py --workdir=runs/sweeps
 
 Hosts are simulated on the CPU. One GPU can do it too:
 
@@ -14,7 +14,7 @@ CIFAR-10 is read as TFDS has prepared it;
 
 from rows import by_sparsity, every_10_or_16, go_on_small, other_methods, references
 
-from prunex_jax.sweep.sweeps import Sweep
+from prunex_jax.bench.sweep.sweeps import Sweep
 
 HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 TRAINING = {

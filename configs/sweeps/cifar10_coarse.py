@@ -1,6 +1,6 @@
 """Accuracy per byte on CIFAR-10 seen coarsely: ResNet-20, 4 hosts, 30 epochs.
 
-    python -m prunex_jax.sweep --sweep=configs/sweeps/cifar10_coarse.py \\
+    python -m prunex_jax sweep --sweep=configs/sweeps/cifar10_coarse.py \\
         --workdir=runs/sweeps
 
 What `cifar10.py` asks, where there is no GPU: the stem for large images, with its
@@ -13,7 +13,7 @@ CIFAR-10 is read as TFDS has prepared it; --config.data.dir names its data direc
 from cifar10 import HOSTS, TRAINING
 from rows import by_sparsity, every_10_or_16, go_on_small, other_methods, references
 
-from prunex_jax.sweep.sweeps import Sweep
+from prunex_jax.bench.sweep.sweeps import Sweep
 
 COARSE = {"model.stem": "imagenet", "run.eval_every_steps": 1400}
 

@@ -1,6 +1,6 @@
 """Accuracy per byte on CIFAR-10 in minutes: a small network, 2 epochs, 4 hosts.
 
-    python -m prunex_jax.sweep --sweep=configs/sweeps/cifar10_short.py \\
+    python -m prunex_jax sweep --sweep=configs/sweeps/cifar10_short.py \\
         --workdir=runs/sweeps
 
 The narrow ResNet-18 of the studies of `prunex_jax.bench`, which two CPU cores train
@@ -11,7 +11,7 @@ fast they learn per byte, not where they end. CIFAR-10 is read as TFDS has prepa
 
 from rows import every_10_or_16, other_methods, references
 
-from prunex_jax.sweep.sweeps import Sweep
+from prunex_jax.bench.sweep.sweeps import Sweep
 
 HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 NETWORK = {"model.name": "resnet18", "model.width": 0.375, "model.stem": "imagenet"}

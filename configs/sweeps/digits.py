@@ -1,6 +1,6 @@
 """Accuracy per byte on handwritten digits: every method at its own config.
 
-    python -m prunex_jax.sweep --sweep=configs/sweeps/digits.py --workdir=runs/sweeps
+    python -m prunex_jax sweep --sweep=configs/sweeps/digits.py --workdir=runs/sweeps
 
 2 simulated hosts x 2 devices, 45 epochs, about a minute per run on two CPU cores;
 nothing is downloaded.
@@ -8,7 +8,7 @@ nothing is downloaded.
 
 from pathlib import Path
 
-from prunex_jax.sweep.sweeps import Row, Sweep
+from prunex_jax.bench.sweep.sweeps import Row, Sweep
 
 CONFIGS = Path(__file__).parent.parent
 PREFIX = "digits_resnet20_"

@@ -1,6 +1,6 @@
 """Why the textbook form of H-SADMM loses: its forms side by side, with their health.
 
-    python -m prunex_jax.sweep --sweep=configs/sweeps/forms.py --workdir=runs/sweeps
+    python -m prunex_jax sweep --sweep=configs/sweeps/forms.py --workdir=runs/sweeps
 
 The network and data of `cifar10_short.py`. From the textbook form to the default, one
 change at a time; accuracies are of the validation split, because defaults are chosen by
@@ -10,7 +10,7 @@ them.
 from cifar10_short import SETTINGS
 from rows import hsadmm
 
-from prunex_jax.sweep.sweeps import Row, Sweep
+from prunex_jax.bench.sweep.sweeps import Row, Sweep
 
 PERIOD = 16
 

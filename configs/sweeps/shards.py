@@ -1,6 +1,6 @@
 """Hosts whose data differ: H-SADMM with and without duals beside local SGD.
 
-    python -m prunex_jax.sweep --sweep=configs/sweeps/shards.py --workdir=runs/sweeps
+    python -m prunex_jax sweep --sweep=configs/sweeps/shards.py --workdir=runs/sweeps
 
 The network of `cifar10_short.py`. Every host sees only its own shard: classes sorted
 over the hosts, or mixed by a Dirichlet distribution with alpha 0.3. Where data differ,
@@ -12,7 +12,7 @@ import dataclasses
 from cifar10_short import SETTINGS
 from rows import DENSE, hsadmm, local_sgd
 
-from prunex_jax.sweep.sweeps import Row, Sweep
+from prunex_jax.bench.sweep.sweeps import Row, Sweep
 
 PERIOD = 8
 SHARDS = ("label_sorted", "dirichlet")

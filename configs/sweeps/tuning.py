@@ -1,6 +1,6 @@
 """Which settings make H-SADMM win: one change at a time, on validation data.
 
-    python -m prunex_jax.sweep --sweep=configs/sweeps/tuning.py --workdir=runs/sweeps
+    python -m prunex_jax sweep --sweep=configs/sweeps/tuning.py --workdir=runs/sweeps
 
 The network and data of `cifar10_short.py`, hosts that meet every 16 steps in int8.
 """
@@ -8,7 +8,7 @@ The network and data of `cifar10_short.py`, hosts that meet every 16 steps in in
 from cifar10_short import SETTINGS
 from rows import hsadmm
 
-from prunex_jax.sweep.sweeps import Row, Sweep
+from prunex_jax.bench.sweep.sweeps import Row, Sweep
 
 PERIOD = 16
 

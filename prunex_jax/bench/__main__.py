@@ -1,9 +1,9 @@
 """Command line of studies.
 
-    python -m prunex_jax.bench --study=FILE --workdir=FOLDER [--hosts=KIND]
+    python -m prunex_jax bench --study=FILE --workdir=FOLDER [--hosts=KIND]
         [--rows=NAME,...] [--num_hosts=2,4] [--links='r=4,100 Mbit/s'] [--fresh]
         [--config.KEY=VALUE ...]
-    srun python -m prunex_jax.bench --study=FILE --workdir=FOLDER --hosts=cluster
+    srun python -m prunex_jax bench --study=FILE --workdir=FOLDER --hosts=cluster
 
 Starts one process per host and measures every row of the study over every link: what
 its interfaces send, how long its steps take, or how fast it learns. Records and report
@@ -25,25 +25,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from prunex_jax.base.command import Command, Flag, Values, run_command, split_list
+from prunex_jax.base.environment import source_revision, versions
+from prunex_jax.base.errors import UserError
 from prunex_jax.bench.cluster import run_on_cluster
 from prunex_jax.bench.hosts import Hosts, LoopbackHosts, NamespaceHosts
 from prunex_jax.bench.processes import ProcessFailedError
 from prunex_jax.bench.records import Record, forget_study
-from prunex_jax.bench.report import (
+from prunex_jax.bench.runner import run_study
+from prunex_jax.bench.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
+from prunex_jax.bench.studies import UNLIMITED, Study, load_study, narrow_study
+from prunex_jax.bench.study_report import (
     ENVIRONMENT_FILE,
     HELD_OUT_KEY,
     TARGETS_KEY,
     read_findings,
     write_report,
 )
-from prunex_jax.bench.runner import run_study
-from prunex_jax.bench.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
-from prunex_jax.bench.studies import UNLIMITED, Study, load_study, narrow_study
 from prunex_jax.bench.tables import byte_disagreements
-from prunex_jax.cli import Command, Flag, Values, run_command, split_list
-from prunex_jax.errors import UserError
-from prunex_jax.metrics import source_revision, versions
-from prunex_jax.train import LAUNCH_FLAGS, given_launch
+from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 
 COMMAND = Command(
     name="prunex_jax.bench",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from prunex_jax.bench.places import DENSE, Curves, curves, link_title, titles
 from prunex_jax.bench.records import Curve, Point, Record
-from prunex_jax.report.cells import Cell, Table, figures, many, median_cell, span
+from prunex_jax.bench.report.cells import Cell, Table, figures, many, median_cell, span
 
 _FINALS = ("final\nvalidation", "test", "parameters\nkept")
 

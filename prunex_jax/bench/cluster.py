@@ -15,20 +15,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.bench.jax_host import run_spec
 from prunex_jax.bench.kernel import interface_bytes, peak_memory
 from prunex_jax.bench.records import Record, forget_study, write_record
 from prunex_jax.bench.runner import Bench
 from prunex_jax.bench.studies import UNLIMITED, Study
 from prunex_jax.bench.tasks import Planner, row_settings
-from prunex_jax.config import resolve_config
-from prunex_jax.errors import UserError
-from prunex_jax.topology import (
+from prunex_jax.mesh import (
     LaunchFlags,
     gather_texts,
     make_topology,
     start_processes,
 )
+from prunex_jax.train.config import resolve_config
 
 
 def run_on_cluster(

@@ -1,7 +1,7 @@
 """How each kind of plot is drawn, on axes of matplotlib that it is given.
 
 It owns marks and lines. It leaves what is drawn to `plots`, colours, ticks and files to
-`prunex_jax.report.pictures`.
+`prunex_jax.bench.report.pictures`.
 """
 
 import math
@@ -10,7 +10,12 @@ from typing import Any
 
 from prunex_jax.bench.model_tables import Line, Prediction
 from prunex_jax.bench.records import Curve, Measurement, Point
-from prunex_jax.report.pictures import UNLIMITED_GAP, Looks, fixed_ticks, plain_ticks
+from prunex_jax.bench.report.pictures import (
+    UNLIMITED_GAP,
+    Looks,
+    fixed_ticks,
+    plain_ticks,
+)
 
 ALLOWED_ERROR = 0.15  # Of a model of cost: the band around what was measured.
 _MOST_MARKS = 5  # On a curve.

@@ -24,9 +24,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.bench.kernel import interface_bytes
 from prunex_jax.bench.sandbox import is_in_sandbox
-from prunex_jax.errors import UserError
 
 MAX_HOSTS = 250
 MIN_MEGABITS = 0.01

@@ -16,19 +16,13 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.bench.gates import Gate, Gatekeeper
 from prunex_jax.bench.kernel import forget_peak_memory, share_cores
 from prunex_jax.bench.specs import Spec, read_specs
-from prunex_jax.cli import Command, Flag, Values, run_command
+from prunex_jax.bench.step_time import steady_traffic
 from prunex_jax.comm import count_hops, mean_over_mesh, vary
-from prunex_jax.config import resolve_config
-from prunex_jax.experiment import Experiment, make_experiment
-from prunex_jax.loop import Loop
-from prunex_jax.program import Program
-from prunex_jax.run import train
-from prunex_jax.state import TrainState
-from prunex_jax.step_time import steady_traffic
-from prunex_jax.topology import (
+from prunex_jax.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
     LaunchFlags,
@@ -38,7 +32,13 @@ from prunex_jax.topology import (
     sharding_on,
     start_processes,
 )
-from prunex_jax.train import LAUNCH_FLAGS, given_launch
+from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
+from prunex_jax.train.config import resolve_config
+from prunex_jax.train.experiment import Experiment, make_experiment
+from prunex_jax.train.loop import Loop
+from prunex_jax.train.program import Program
+from prunex_jax.train.run import train
+from prunex_jax.train.state import TrainState
 
 COMMAND = Command(
     name="prunex_jax.bench.jax_host",

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from prunex_jax.bench.places import DENSE
-from prunex_jax.report.cells import Cell, Table, figures, many, shown_seconds
+from prunex_jax.bench.report.cells import Cell, Table, figures, many, shown_seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from prunex_jax.bench.records import Curve, Measurement, Record, Setup
-from prunex_jax.report.cells import digits, many, span
+from prunex_jax.bench.report.cells import digits, many, span
 
 DENSE = "dense"  # Row that all others are compared with: hierarchical dense float32.
 COMPUTATION = "computation"  # Row that r is counted in; it exchanges nothing.

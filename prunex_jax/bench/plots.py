@@ -2,7 +2,7 @@
 
 It owns which plots there are, and that every method looks the same in all of them:
 dense is black (white on dark), peers are dashed. It leaves drawing to `drawings`, and
-files to `prunex_jax.report.pictures`.
+files to `prunex_jax.bench.report.pictures`.
 """
 
 import functools
@@ -27,8 +27,8 @@ from prunex_jax.bench.places import (
     titles,
 )
 from prunex_jax.bench.records import Point, Record
+from prunex_jax.bench.report.pictures import Look, Looks, Plot, make_looks
 from prunex_jax.bench.tables import links_beyond_one_host, scaling_beds, step_seconds
-from prunex_jax.report.pictures import Look, Looks, Plot, make_looks
 
 
 def make_plots(

@@ -14,22 +14,22 @@ from collections.abc import Callable, Mapping
 
 import optax
 
-from prunex_jax.bench.model_tables import Extrapolation
-from prunex_jax.bench.places import DENSE
-from prunex_jax.config import (
+from prunex_jax.base.settings import (
     HsadmmConfig,
     MethodConfig,
     ModelConfig,
     SparsityConfig,
     TopkConfig,
 )
-from prunex_jax.experiment import trace_model
+from prunex_jax.bench.model_tables import Extrapolation
+from prunex_jax.bench.places import DENSE
+from prunex_jax.bench.scaling import Cluster, Point, extrapolate, megabits_for
+from prunex_jax.bench.step_time import Link, Traffic, steady_traffic
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.methods import Recipe, make_method
 from prunex_jax.models import make_model
-from prunex_jax.rounds import keep_counts_at
-from prunex_jax.scaling import Cluster, Point, extrapolate, megabits_for
-from prunex_jax.step_time import Link, Traffic, steady_traffic
-from prunex_jax.topology import DEVICE_AXIS, HOST_AXIS
+from prunex_jax.sparsity.budgets import keep_counts_at
+from prunex_jax.train.experiment import trace_model
 
 TrafficOf = Callable[[int], Traffic]
 

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.handlers import handling
 from prunex_jax.bench import sandbox_init
-from prunex_jax.errors import UserError
-from prunex_jax.handlers import handling
 
 Kind = Literal["root", "user"]
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from prunex_jax.cli import call_in_file, check_name, take_rows
-from prunex_jax.errors import UserError
+from prunex_jax.base.command import call_in_file, check_name, take_rows
+from prunex_jax.base.errors import UserError
 
 UNLIMITED = "unlimited"
 _SPEED = re.compile(r"([0-9.]+) Mbit/s")

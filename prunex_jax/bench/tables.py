@@ -20,7 +20,7 @@ from prunex_jax.bench.places import (
     titles,
 )
 from prunex_jax.bench.records import Measurement, Record, Setup
-from prunex_jax.report.cells import (
+from prunex_jax.bench.report.cells import (
     Cell,
     Table,
     digits,

@@ -16,10 +16,10 @@ from prunex_jax.bench import places
 from prunex_jax.bench.hosts import Hosts
 from prunex_jax.bench.specs import Spec, write_specs
 from prunex_jax.bench.studies import Row, Study
-from prunex_jax.config import config_to_dict, resolve_config
-from prunex_jax.program import keeping_programs
-from prunex_jax.topology import check_has_links
-from prunex_jax.train import load_config, override_config
+from prunex_jax.mesh import check_has_links
+from prunex_jax.train.command import load_config, override_config
+from prunex_jax.train.config import config_to_dict, resolve_config
+from prunex_jax.train.program import keeping_programs
 
 # The row that every study runs first: steps without any exchange are what r counts in.
 COMPUTATION = Row(

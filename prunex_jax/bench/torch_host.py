@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from prunex_jax.base.command import Command, Flag, Values, run_command
+from prunex_jax.base.errors import TrainingDivergedError, UserError
 from prunex_jax.bench.gates import Gate, Gatekeeper
 from prunex_jax.bench.kernel import forget_peak_memory, share_cores
 from prunex_jax.bench.specs import Spec, read_specs
 from prunex_jax.bench.torch_tasks import Seat, make_task
-from prunex_jax.cli import Command, Flag, Values, run_command
-from prunex_jax.errors import TrainingDivergedError, UserError
-from prunex_jax.topology import keep_freed_memory, return_freed_memory
+from prunex_jax.mesh import keep_freed_memory, return_freed_memory
 
 COMMAND = Command(
     name="prunex_jax.bench.torch_host",

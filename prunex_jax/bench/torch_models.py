@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.models import BlockSpec, Model, ResNetSpec, VggSpec
 from prunex_jax.models.layers import STATISTICS_DECAY
-from prunex_jax.trees import PyTree, flatten_by_path
 
 # Our names of leaves -> those of PyTorch.
 _LEAVES = {

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import ExperimentConfig
 from prunex_jax.bench.specs import Spec
-from prunex_jax.config import ExperimentConfig, resolve_config, total_steps
 from prunex_jax.data import Dataset, open_dataset
-from prunex_jax.errors import UserError
+from prunex_jax.methods.inner import make_learning_rate
 from prunex_jax.models import Model, make_model
-from prunex_jax.optim.inner import make_learning_rate
+from prunex_jax.train.config import resolve_config, total_steps
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,12 +19,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from prunex_jax.base.settings import OptimizerConfig
+from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.bench.kernel import num_cores
 from prunex_jax.bench.torch_models import load_params, make_torch_model
 from prunex_jax.bench.torch_tasks import Seat, Task
-from prunex_jax.config import OptimizerConfig
 from prunex_jax.data import Batch, evaluation_batches, make_loader
-from prunex_jax.trees import shapes_by_path
 
 # Steps before PowerSGD compresses; with feedback of errors it takes no fewer than two.
 _POWERSGD_START = 2

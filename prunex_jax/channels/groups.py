@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from prunex_jax.errors import UserError
+from prunex_jax.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

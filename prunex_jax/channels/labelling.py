@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.channels.context import Rule
 from prunex_jax.channels.labelled import LabelledProgram
 from prunex_jax.channels.labels import LabelTable, Reason, Traced, frozen_value
 from prunex_jax.channels.rules import RULES
 from prunex_jax.channels.walk import Walk
-from prunex_jax.errors import UserError
-from prunex_jax.trees import PyTree, flatten_by_path
 
 # A parameter axis: (path, axis). A path may hold wildcards where that is said.
 AxisName = tuple[str, int]

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from prunex_jax.base.trees import PyTree, map_with_path
 from prunex_jax.channels.groups import AxisLayout, Layouts
-from prunex_jax.trees import PyTree, map_with_path
 
 KeepIndices = Mapping[str, jax.Array]
 Masks = Mapping[str, jax.Array]

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree
 from prunex_jax.channels.components import (
     FrozenChannels,
     Place,
@@ -21,8 +23,6 @@ from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
 from prunex_jax.channels.labelling import Labelled, TraceOptions, label_function
 from prunex_jax.channels.labels import Reason, Traced
 from prunex_jax.channels.resolve import resolve
-from prunex_jax.errors import UserError
-from prunex_jax.trees import PyTree
 
 _MAX_NAMED = 4
 

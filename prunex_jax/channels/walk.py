@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.channels.context import Context, Rule, freeze_all
 from prunex_jax.channels.derivatives import label_jvp, label_vjp
 from prunex_jax.channels.labelled import LabelledEquation, LabelledProgram
@@ -22,7 +23,6 @@ from prunex_jax.channels.labels import (
     uniform_value,
 )
 from prunex_jax.channels.source import is_of_jax, source_of
-from prunex_jax.errors import UserError
 
 # Primitives that call a program once.
 _CALLS = {

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from prunex_jax.jaxprs import inner_programs
+from prunex_jax.base.jaxprs import inner_programs
 
 _SUMS = frozenset({"psum", "psum_invariant", "psum2", "pmax", "pmin"})
 _GATHERS = frozenset({"all_gather", "all_gather_invariant"})

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import collectives, wires
 from prunex_jax.comm.buckets import apply_fused, bucket_elements
-from prunex_jax.trees import PyTree
 
 
 def mean_over_devices(tree: PyTree, device_axis: str | None) -> PyTree:

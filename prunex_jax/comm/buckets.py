@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.comm.wires import BLOCK, bytes_per_block, is_narrow
-from prunex_jax.trees import PyTree
 
 
 def bucket_elements(bucket_bytes: int, wire_dtype: str) -> int:

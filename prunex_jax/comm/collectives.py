@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from prunex_jax.errors import UserError
-from prunex_jax.trees import PyTree
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree
 
 # A mesh axis, or several that are taken as one, slow axis first.
 MeshAxes = str | tuple[str, ...]

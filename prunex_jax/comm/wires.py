@@ -13,9 +13,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.comm import collectives
 from prunex_jax.comm.collectives import MeshAxes
-from prunex_jax.errors import UserError
 
 # Numbers that are encoded together: they share a scale where the format has one. Blocks
 # are counted from the start of a tree, so what becomes of a number depends neither on

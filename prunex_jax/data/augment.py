@@ -12,8 +12,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.data.images import Images, Pixels, centre_view, resize_box
-from prunex_jax.errors import UserError
 
 Uniforms = npt.NDArray[np.float64]
 

@@ -9,11 +9,11 @@ import functools
 
 import numpy as np
 
-from prunex_jax.config import DataConfig
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.images import Pixels, resize_box
 from prunex_jax.data.order import permutation
 from prunex_jax.data.splits import ArraySource, StoredSet, StoredSplit
-from prunex_jax.errors import UserError
 
 _TEST_SHARE = 0.2
 _SYNTHETIC_SIDE = 32

@@ -38,7 +38,7 @@ def evaluation_batches(
       float32[local].
 
     Example:
-      >>> from prunex_jax.config import DataConfig
+      >>> from prunex_jax.base.settings import DataConfig
       >>> from prunex_jax.data import open_dataset
       >>> digits = open_dataset(DataConfig(), seed=0)
       >>> with evaluation_batches(digits.test, 64, np.arange(64)) as batches:

@@ -17,12 +17,12 @@ import grain
 import numpy as np
 from absl import flags
 
-from prunex_jax.config import DataConfig
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.examples import Batch, Examples, TrainingExamples, normalized
 from prunex_jax.data.order import Positions
 from prunex_jax.data.shards import make_order
 from prunex_jax.data.splits import Split
-from prunex_jax.errors import UserError
 
 _MAX_READ_THREADS = 16
 # Batches of a stream without end, as far as grain is concerned.

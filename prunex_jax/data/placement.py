@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.data.examples import Batch
 from prunex_jax.data.order import Positions
-from prunex_jax.errors import UserError
-from prunex_jax.topology import AnyMesh, sharding_on
+from prunex_jax.mesh import AnyMesh, sharding_on
 
 
 def batch_rows(

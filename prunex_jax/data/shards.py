@@ -9,7 +9,8 @@ Flow: labels of a split -> shards -> `ShardedOrder`, which the loader follows.
 import numpy as np
 import numpy.typing as npt
 
-from prunex_jax.config import DataConfig
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.order import (
     SHARD_STREAM,
     Order,
@@ -19,7 +20,6 @@ from prunex_jax.data.order import (
     permutation,
 )
 from prunex_jax.data.splits import Labels, Split
-from prunex_jax.errors import UserError
 
 # Beyond these doubles overflow, and shards have long been of one class or all alike.
 _ALPHA_RANGE = (1e-9, 1e9)

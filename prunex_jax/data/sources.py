@@ -11,13 +11,13 @@ import math
 
 import numpy as np
 
-from prunex_jax.config import DataConfig
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.augment import Normalization, Recipe
 from prunex_jax.data.embedded import open_digits, open_synthetic
 from prunex_jax.data.order import Positions, split_positions
 from prunex_jax.data.splits import Dataset, Split, StoredSet
 from prunex_jax.data.tfds_source import open_tfds
-from prunex_jax.errors import UserError
 
 # Largest training split, in bytes of uint8 images, that `loader=auto` keeps in memory.
 MEMORY_LIMIT_BYTES = 2**30

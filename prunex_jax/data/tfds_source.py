@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.data.images import Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
-from prunex_jax.errors import UserError
 
 # Sets whose published test labels are missing: the labelled split used instead.
 _LABELLED_TEST = {"imagenet2012": "validation", "imagenet2012_subset": "validation"}

@@ -4,7 +4,7 @@
     batching   for any number of examples, wherever that is possible
     manifest   what the folder says of itself
     folder     the files: written whole or not at all, and checked before they are used
-    __main__   python -m prunex_jax.export: of a run, through `prunex_jax.trained`
+    __main__   python -m prunex_jax export: of a run
 
 `export_model` takes any function of JAX and knows nothing of the trainer.
 """

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from prunex_jax.errors import UserError
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree
 from prunex_jax.shrink import certify
-from prunex_jax.trees import PyTree
 
 _BATCH = "batch"
 

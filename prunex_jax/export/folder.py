@@ -24,9 +24,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from prunex_jax.base.digests import digests_of, find_damage
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup
-from prunex_jax.digests import digests_of, find_damage
-from prunex_jax.errors import UserError
 from prunex_jax.export.batching import fixed_batch_error, one_more
 from prunex_jax.export.manifest import (
     MANIFEST,
@@ -45,7 +46,6 @@ from prunex_jax.export.program import (
     runs_here,
 )
 from prunex_jax.shrink import Certificate, certify
-from prunex_jax.trees import PyTree
 
 ARRAYS = "model.safetensors"
 PROGRAM = "program.stablehlo"

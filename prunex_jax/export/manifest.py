@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from prunex_jax.base.environment import versions
+from prunex_jax.base.errors import UserError
 from prunex_jax.channels import ChannelGroup
-from prunex_jax.errors import UserError
-from prunex_jax.metrics import versions
 from prunex_jax.shrink import Certificate
 
 MANIFEST = "manifest.json"
@@ -155,6 +155,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not complete:
         raise UserError(
             f"{folder} is no exported model: it has no readable {MANIFEST}; give a "
-            "folder made by python -m prunex_jax.export"
+            "folder made by python -m prunex_jax export"
         )
     return manifest

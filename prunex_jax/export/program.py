@@ -19,14 +19,14 @@ import jax
 import numpy as np
 from jax import export
 
-from prunex_jax.errors import UserError
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.export.batching import (
     first_line,
     fixed_batch_error,
     mapped_over_examples,
     with_symbolic_batch,
 )
-from prunex_jax.trees import PyTree, flatten_by_path
 
 # What a program is lowered for, wherever that is possible.
 PLATFORMS = ("cpu", "cuda", "tpu")

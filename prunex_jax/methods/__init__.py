@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from prunex_jax.config import suggest
-from prunex_jax.errors import UserError
+from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.dense import make_dense
 from prunex_jax.methods.dgc import make_dgc
-from prunex_jax.methods.hsadmm import make_hsadmm, parameters_of
+from prunex_jax.methods.hsadmm.method import make_hsadmm, parameters_of
 from prunex_jax.methods.importance import make_importance
 from prunex_jax.methods.local_sgd import make_diloco, make_local_sgd
 from prunex_jax.methods.none import make_none
@@ -15,7 +14,7 @@ from prunex_jax.methods.pactrain import make_pactrain
 from prunex_jax.methods.powersgd import make_powersgd
 from prunex_jax.methods.recipe import Recipe
 from prunex_jax.methods.topk import make_topk
-from prunex_jax.optim import average_gradients
+from prunex_jax.methods.transforms import average_gradients
 
 METHODS: Mapping[str, Callable[[Recipe], Method]] = {
     "dense": make_dense,

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import optax
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective
 from prunex_jax.comm.formulas import payload_bytes
-from prunex_jax.optim import RoundKind
-from prunex_jax.trees import PyTree
+from prunex_jax.methods.transforms import RoundKind
 
 # (params, opt_state, keep_counts, kind) -> (params, opt_state)
 Exchange = Callable[

@@ -9,7 +9,7 @@ from prunex_jax.comm.formulas import flat_sum, mesh_sum
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.optim import average_gradients
+from prunex_jax.methods.transforms import average_gradients
 
 
 def make_dense(recipe: Recipe) -> Method:

@@ -5,11 +5,11 @@ from typing import Any
 
 from prunex_jax.comm import Collective
 from prunex_jax.methods.base import Method
+from prunex_jax.methods.dgc_transform import DGC_PLACEMENTS, dgc, warmup_density
 from prunex_jax.methods.entries import EntryTraffic
 from prunex_jax.methods.gradients import gradient_method, momentum_of
+from prunex_jax.methods.inner import after_momentum
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.optim.dgc import DGC_PLACEMENTS, dgc, warmup_density
-from prunex_jax.optim.inner import after_momentum
 
 
 def make_dgc(recipe: Recipe) -> Method:

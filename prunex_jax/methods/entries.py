@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from prunex_jax.comm import Collective, dense_size
 from prunex_jax.comm.formulas import device_sum, entry_gather, host_sum
+from prunex_jax.methods.positions import is_named
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.optim.positions import is_named
 from prunex_jax.sparsity import entry_count
 
 

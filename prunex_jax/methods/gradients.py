@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import optax
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective
-from prunex_jax.errors import UserError
 from prunex_jax.methods.base import Method, no_options
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.trees import PyTree
 
 
 def gradient_method(

@@ -7,10 +7,10 @@ from prunex_jax.comm import Collective, dense_size
 from prunex_jax.comm.formulas import device_sum, host_gather, host_sum, ring_sum
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.gradients import gradient_method, momentum_of
+from prunex_jax.methods.importance_transform import importance, state_placements
+from prunex_jax.methods.inner import after_momentum
+from prunex_jax.methods.positions import chosen_counts, sums_positions
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.optim.importance import importance, state_placements
-from prunex_jax.optim.inner import after_momentum
-from prunex_jax.optim.positions import chosen_counts, sums_positions
 
 
 def make_importance(recipe: Recipe) -> Method:

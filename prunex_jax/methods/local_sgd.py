@@ -6,9 +6,9 @@ presets `reset` and `recommended` are the same on compact channels.
 """
 
 from prunex_jax.methods.base import Method
-from prunex_jax.methods.hsadmm import consensus_method
+from prunex_jax.methods.hsadmm.method import consensus_method
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.optim import Hsadmm, HsadmmParameters
+from prunex_jax.methods.transforms import Hsadmm, HsadmmParameters
 
 
 def make_local_sgd(recipe: Recipe) -> Method:

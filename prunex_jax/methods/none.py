@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 import optax
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, dense_size, take_from_host
 from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.optim import average_gradients
-from prunex_jax.trees import PyTree
+from prunex_jax.methods.transforms import average_gradients
 
 
 def make_none(recipe: Recipe) -> Method:

@@ -6,16 +6,16 @@ from typing import Any
 
 import jax
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, dense_size
 from prunex_jax.comm.formulas import host_gather, mesh_sum, ternary_sum
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.gradients import gradient_method
+from prunex_jax.methods.grasp import grasp_pattern, magnitude_pattern
+from prunex_jax.methods.moments import map_moments
+from prunex_jax.methods.packing import ChannelPacking, Packing, WeightPacking
+from prunex_jax.methods.pactrain_transform import PactrainState, is_stable, pactrain
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.optim.grasp import grasp_pattern, magnitude_pattern
-from prunex_jax.optim.moments import map_moments
-from prunex_jax.optim.packing import ChannelPacking, Packing, WeightPacking
-from prunex_jax.optim.pactrain import PactrainState, is_stable, pactrain
-from prunex_jax.trees import PyTree
 
 
 def make_pactrain(recipe: Recipe) -> Method:

@@ -7,10 +7,10 @@ from prunex_jax.comm import Collective, dense_size
 from prunex_jax.comm.formulas import device_sum, host_sum
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.gradients import gradient_method
+from prunex_jax.methods.low_rank import make_plan
+from prunex_jax.methods.positions import is_named
+from prunex_jax.methods.powersgd_transform import POWERSGD_PLACEMENTS, powersgd
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.optim.low_rank import make_plan
-from prunex_jax.optim.positions import is_named
-from prunex_jax.optim.powersgd import POWERSGD_PLACEMENTS, powersgd
 
 
 def make_powersgd(recipe: Recipe) -> Method:

@@ -5,8 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import optax
 
+from prunex_jax.base.settings import (
+    MethodConfig,
+    OptimizerConfig,
+)
 from prunex_jax.channels import ChannelGroup
-from prunex_jax.config import MethodConfig, OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

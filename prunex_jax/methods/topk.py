@@ -7,7 +7,7 @@ from prunex_jax.methods.base import Method
 from prunex_jax.methods.entries import EntryTraffic
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.recipe import Recipe
-from prunex_jax.optim.topk import TOPK_PLACEMENTS, topk
+from prunex_jax.methods.topk_transform import TOPK_PLACEMENTS, topk
 
 
 def make_topk(recipe: Recipe) -> Method:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 import jax
 
-from prunex_jax.config import ModelConfig, suggest
-from prunex_jax.errors import UserError
+from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.settings import ModelConfig
 from prunex_jax.models.base import (
     Model,
     ModelSpec,

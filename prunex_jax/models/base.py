@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.models.layers import STATISTICS_DECAY, Convolution, Pass
-from prunex_jax.trees import PyTree
 
 
 class ModelSpec(Protocol):
@@ -79,7 +79,7 @@ class Model:
       convolution: How convolutions are formulated in training, see `layers.Conv`.
 
     Example:
-      >>> from prunex_jax.config import ModelConfig
+      >>> from prunex_jax.base.settings import ModelConfig
       >>> from prunex_jax.models import make_model
       >>> model = make_model(ModelConfig(name='resnet20'), (32, 32, 3), 10)
       >>> params, statistics = jax.eval_shape(model.init, jax.random.key(0))

@@ -13,6 +13,7 @@ from typing import Literal, Self
 import jax
 from flax import nnx
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.models.layers import (
     BatchNorm,
     Conv,
@@ -22,7 +23,6 @@ from prunex_jax.models.layers import (
     mean_over_space,
     relu,
 )
-from prunex_jax.trees import PyTree
 
 Stem = Literal["cifar", "imagenet"]
 

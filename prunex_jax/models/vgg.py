@@ -10,9 +10,9 @@ from typing import Self
 import jax
 from flax import nnx
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.models.layers import BatchNorm, Conv, Dense, Pass, max_pool, relu
 from prunex_jax.models.resnet import Stem, scaled
-from prunex_jax.trees import PyTree
 
 _STAGE_WIDTHS = (64, 128, 256, 512, 512)
 

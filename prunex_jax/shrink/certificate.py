@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prunex_jax.errors import UserError
-from prunex_jax.trees import PyTree, flatten_by_path
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, flatten_by_path
 
 # Sums over other numbers of terms round differently; nothing else may differ.
 FORWARD_TOLERANCE = 1e-5
@@ -79,7 +79,7 @@ class Certificate:
           >>> Certificate(0.2, None, 1.5, 64).check()  # doctest: +ELLIPSIS
           Traceback (most recent call last):
           ...
-          prunex_jax.errors.UserError: masked and shrunk ... above the allowed 1e-05...
+          prunex_jax.base.errors.UserError: masked ... above the allowed 1e-05...
         """
         complaints = self._complaints()
         if complaints:

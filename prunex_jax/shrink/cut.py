@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, map_with_path, shapes_by_path
 from prunex_jax.channels import (
     ChannelGroup,
     ChannelTrace,
@@ -17,9 +19,7 @@ from prunex_jax.channels import (
     mask_channels,
     take_channels,
 )
-from prunex_jax.errors import UserError
 from prunex_jax.shrink.function import shrink_function
-from prunex_jax.trees import PyTree, map_with_path, shapes_by_path
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

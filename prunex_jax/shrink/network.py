@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.channels import (
     ChannelGroup,
     layouts_of,
@@ -22,7 +23,6 @@ from prunex_jax.channels import (
 from prunex_jax.models import Model
 from prunex_jax.shrink.certificate import Certificate, certify
 from prunex_jax.shrink.cut import check_masks
-from prunex_jax.trees import PyTree, shapes_by_path
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from prunex_jax.errors import UserError
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.sparsity.checks import check_density, check_round_to, is_excluded
 
 # A group moves in steps of at most 1/8 of itself, so that rounding to the nearest
@@ -226,3 +227,32 @@ def _best_counts(
         chosen.append(count)
         total -= count // unit
     return chosen[::-1]
+
+
+def keep_counts_at(
+    config: SparsityConfig,
+    sizes: Mapping[str, int],
+    density: float,
+    scores: Mapping[str, np.ndarray] | None = None,
+    previous: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """Kept channels of every group at one density.
+
+    Args:
+      config: Budget, rounding and exclusions.
+      sizes: Channels of every group.
+      density: Share that is kept.
+      scores: Comparable between groups; needed for a global budget below density 1.
+      previous: Counts of the stage before, which a global budget never exceeds.
+    Returns:
+      Group name -> static count.
+    """
+    if config.budget == "global" and scores is not None and density < 1.0:
+        return global_keep_counts(
+            scores,
+            density,
+            config.round_to,
+            config.exclude,
+            previous=previous,
+        )
+    return uniform_keep_counts(sizes, density, config.round_to, config.exclude)

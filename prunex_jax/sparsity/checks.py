@@ -7,8 +7,8 @@ channel groups, which exist after tracing.
 import difflib
 from collections.abc import Iterable, Sequence
 
-from prunex_jax.config import SparsityConfig
-from prunex_jax.errors import UserError
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import SparsityConfig
 
 _MAX_NAMES_SHOWN = 5
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from prunex_jax.errors import UserError
+from prunex_jax.base.errors import UserError
 from prunex_jax.sparsity.budgets import (
     ceilings_of,
     finite_scores,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.channels.slicing import mask_of
-from prunex_jax.errors import UserError
 
 
 def _check_names(expected: Mapping, given: Mapping, what: str) -> None:

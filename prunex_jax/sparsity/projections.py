@@ -6,11 +6,11 @@ use without a mesh. Where several hosts must agree, score, sum and choose separa
 
 from collections.abc import Mapping
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.channels.groups import Layouts
 from prunex_jax.channels.slicing import mask_channels
 from prunex_jax.sparsity.masks import choose_keep_indices, masks_of
 from prunex_jax.sparsity.scores import channel_scores, group_sizes
-from prunex_jax.trees import PyTree
 
 
 def project_channels(

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
 from prunex_jax.channels.groups import AxisLayout, Layouts
 from prunex_jax.channels.slicing import mask_channels, sum_squares_by_channel
-from prunex_jax.errors import UserError
 from prunex_jax.sparsity.scores import channel_scores, entries_per_channel, group_sizes
-from prunex_jax.trees import PyTree, flatten_by_path, map_with_path
 
 Strength = float | jax.Array
 # Flat path -> array, one for each place at which an entry can carry a channel.

@@ -9,8 +9,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from prunex_jax.config import SparsityConfig
-from prunex_jax.errors import UserError
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.sparsity.checks import validate_sparsity
 
 

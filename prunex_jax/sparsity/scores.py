@@ -11,10 +11,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.channels.groups import Layouts
 from prunex_jax.channels.slicing import sum_squares_by_channel
-from prunex_jax.errors import UserError
-from prunex_jax.trees import PyTree, flatten_by_path
 
 Scores = Mapping[str, jax.Array]
 

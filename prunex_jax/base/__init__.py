@@ -1,0 +1,1 @@
+"""What every room uses and none owns: errors, trees, settings, files, signals."""

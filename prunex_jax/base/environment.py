@@ -1,0 +1,88 @@
+"""Describes what a program runs on: versions, devices, source revision, command."""
+
+import importlib.metadata
+import platform
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+_DISTRIBUTIONS = {
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "flax": "flax",
+    "optax": "optax",
+    "orbax": "orbax-checkpoint",
+    "numpy": "numpy",
+    "prunex_jax": "prunex-jax",
+}
+
+
+def environment(topology: Mapping[str, Any]) -> dict[str, Any]:
+    """Describes what a run ran on.
+
+    Args:
+      topology: The host x device table as plain values (`Topology.describe`).
+    Returns:
+      `versions`, `platform`, `device_kinds` (kind -> count), `num_processes`,
+      `topology`, `source` (revision and whether it was changed; None outside a git
+      checkout), `operating_system`, `command`.
+    """
+    kinds = Counter(device.device_kind for device in jax.devices())
+    return {
+        "versions": versions(),
+        "platform": jax.default_backend(),
+        "device_kinds": dict(sorted(kinds.items())),
+        "num_processes": jax.process_count(),
+        "topology": dict(topology),
+        "source": source_revision(Path(__file__).parents[1]),
+        "operating_system": platform.platform(),
+        "command": shlex.join(sys.orig_argv),
+    }
+
+
+def source_revision(folder: Path) -> dict[str, Any] | None:
+    """Finds the git revision of the Python files in a folder; never fails.
+
+    Args:
+      folder: Folder of a package.
+    Returns:
+      `revision` and `is_dirty` (something in the folder differs from the revision), or
+      None when git does not track the folder, as for an installed package.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        # A package may be installed below a checkout that does not contain it.
+        if not git("ls-files", "--", "*.py"):
+            return None
+        revision = git("rev-parse", "HEAD")
+        return {"revision": revision, "is_dirty": bool(git("status", "--short", "."))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """Lists the versions of python and of the packages that decide a result.
+
+    Returns:
+      Name -> version; None for a package that is not installed.
+    """
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name, distribution in _DISTRIBUTIONS.items():
+        try:
+            found[name] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None  # Run from its source, without installation.
+    return found

@@ -1,0 +1,33 @@
+"""The exceptions that end a run: the input was bad, or the training was.
+
+They leave reporting to their callers: the command line prints the message as one line
+and exits with code 2 or 1; a notebook shows an ordinary exception.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Raised when a value given by the user cannot be used.
+
+    The message names the offending value and says what to do about it, in one line.
+    """
+
+
+class TrainingDivergedError(RuntimeError):
+    """Raised when the loss is not finite any more, or copies leave their consensus.
+
+    The message names the step, the last good checkpoint and a remedy.
+    """
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Says ", did you mean ...?" when something known resembles the word, else "".
+
+    Example:
+      >>> suggest('learning_rat', ['learning_rate', 'momentum'])
+      ", did you mean 'learning_rate'?"
+    """
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,314 @@
+"""Every setting, with its meaning and default: the reference for config files.
+
+Frozen dataclasses and nothing else; `config` reads and checks them.
+"""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class TopologyConfig:
+    """Which devices form a host, and how simulated devices are made."""
+
+    # auto | host | process | slice, or the number of hosts, as in "2".
+    layout: str = "auto"
+    # Virtual CPU devices of this process; 0 uses the devices the machine has.
+    cpu_devices: int = 0
+    # Hosts x devices, as in "4x2", that one real device simulates, such as a GPU; empty
+    # for the devices there are. On CPUs `cpu_devices` is faster.
+    simulated: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """What is read, and how it becomes batches."""
+
+    # digits | synthetic, or any image classification set that TFDS has prepared.
+    name: str = "digits"
+    # TFDS data directory; empty means TFDS's own default.
+    dir: str = ""
+    # Examples per step over the whole mesh.
+    batch_size: int = 64
+    # Share of the training split held out for validation.
+    validation_share: float = 0.1
+    # none | shift (1 pixel) | crop_flip (pad 4, CIFAR) | random_resized_crop (ImageNet)
+    augment: str = "none"
+    # Side of the image after decoding and resizing; 0 keeps the size of the set.
+    image_size: int = 0
+    # auto | memory (whole set in memory) | grain (read and decoded while training).
+    loader: str = "auto"
+    # Grain worker processes per jax process; 0 decodes in threads.
+    num_workers: int = 0
+    # Evaluation batch over the whole mesh; 0 means `batch_size`.
+    eval_batch_size: int = 0
+    # Size and shape of the synthetic set.
+    synthetic_examples: int = 1024
+    synthetic_classes: int = 10
+    # Decides which training images are held out for validation and, where `shards` is
+    # not iid, which host has which.
+    shuffle_seed: int = 0
+    # What a host trains on: iid (all images) | label_sorted (classes of its own) |
+    # dirichlet (class shares drawn at random); the last two need the set in memory.
+    shards: Literal["iid", "label_sorted", "dirichlet"] = "iid"
+    # Class shares of hosts are drawn from Dirichlet(alpha), scaled by those of the set
+    # where classes differ in size: up to 0.1 few classes fill a shard; from 100 on,
+    # shards are nearly alike.
+    dirichlet_alpha: float = 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Which network is trained."""
+
+    # resnet20 | resnet32 | resnet56 | resnet110 | resnet18 | resnet34 | resnet50 |
+    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19
+    name: str = "resnet20"
+    # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size).
+    stem: str = "auto"
+    # Multiplies every width.
+    width: float = 1.0
+    # Batch statistics over the images of one device, or of all devices of a host.
+    norm_scope: Literal["device", "host"] = "device"
+    # float32 | bfloat16 for activations; parameters are float32.
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    # chunked (kernel gradients in chunks of the batch, faster on CPUs) | direct | auto
+    # (chunked on CPUs, direct elsewhere).
+    convolution: Literal["auto", "direct", "chunked"] = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """The inner optimizer and its learning rate."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = True
+    # Decoupled for adamw, part of the gradient for sgd; kernels only.
+    weight_decay: float = 5e-4
+    # Share of the run for the linear warm-up.
+    warmup_share: float = 0.05
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    # Share of the run at which warm-up and decay start over, as after pruning; 0 never.
+    rewind_share: float = 0.0
+    label_smoothing: float = 0.0
+    # Largest gradient norm, measured after averaging; 0 means no clipping.
+    clip_norm: float = 0.0
+    # Parts in which a device's share of the batch goes through the network, one after
+    # the other, to save memory: gradients are averaged, and exchanged once.
+    micro_batches: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SparsityConfig:
+    """How many channels are kept, of which groups, and when."""
+
+    # Share removed at the end, in [0, 1): of the channels, or of what `unit` counts.
+    sparsity: float = 0.5
+    # channels | params | macs | bytes (of one exchange). In the last three, as few
+    # channels are removed as reach the share, at every density on the way.
+    unit: Literal["channels", "params", "macs", "bytes"] = "channels"
+    # uniform (the same share of every group) | global (ranked over all groups).
+    budget: Literal["uniform", "global"] = "uniform"
+    # Share of the run at which pruning starts, and at which the mask freezes.
+    start_share: float = 0.1
+    freeze_share: float = 0.5
+    # Share of the run at which dead channels are cut out and the small network trains
+    # on; not before the mask freezes. 1 cuts them out at the end only.
+    shrink_share: float = 1.0
+    # Number of densities between dense and final; each recompiles the exchange.
+    num_stairs: int = 8
+    # Kept counts are multiples of this where a group is wide enough.
+    round_to: int = 8
+    # Groups whose name contains one of these are left dense.
+    exclude: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseConfig:
+    """Gradients as they are."""
+
+    # hierarchical (inside every host, then over hosts, each byte once) | flat (all
+    # devices at once).
+    levels: Literal["hierarchical", "flat"] = "hierarchical"
+
+
+@dataclasses.dataclass(frozen=True)
+class HsadmmConfig:
+    """Parameters of hierarchical structured ADMM; None takes the preset's value."""
+
+    # recommended | reset | leaky | paper: see optim.presets.PRESETS.
+    preset: str = "recommended"
+    # Steps between exchanges over the host axis.
+    sync_period: int = 4
+    # gradient (one copy per host) | consensus (one copy per device).
+    device_level: Literal["gradient", "consensus"] = "gradient"
+    # Pull of every local step towards the consensus, times the learning rate.
+    rho_device: float | None = None
+    # Penalty between host and global consensus; 0 makes them one.
+    rho_host: float | None = None
+    # Pull of every round towards the consensus, in [0, 1].
+    prox_strength: float | None = None
+    # What remains of the device dual after a round; 0 means no device dual.
+    dual_decay: float | None = None
+    outer_step: float | None = None
+    outer_momentum: float | None = None
+    # none | residual: residual balancing of the penalties (paper preset).
+    adapt: Literal["none", "residual"] = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class TopkConfig:
+    """Largest entries with error feedback."""
+
+    # Share of the entries that every host sends in every step.
+    density: float = 0.01
+    # False misses one in twenty of the largest, for a faster choice.
+    is_exact: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class DgcConfig:
+    """Deep gradient compression."""
+
+    # Share of the entries that every host sends, after the warm-up.
+    density: float = 0.001
+    # Share of the run in which the density falls to that, from a quarter on.
+    warmup_share: float = 0.05
+    # False misses one in twenty of the largest, for a faster choice.
+    is_exact: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class PowersgdConfig:
+    """Low-rank gradients."""
+
+    rank: int = 2
+    # Matrices are sent whole where low rank would not make them this much smaller.
+    min_gain: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PactrainConfig:
+    """Pruning before training, and gradients that share its pattern."""
+
+    # grasp (gradient flow, on real batches) | magnitude.
+    score: Literal["grasp", "magnitude"] = "grasp"
+    # Batches of the run that gradient flow is scored on.
+    score_batches: int = 4
+    # channels (whole channels, as `sparsity` says) | weights (single ones).
+    structure: Literal["channels", "weights"] = "channels"
+    # Share of the entries of kernels that structure "weights" keeps.
+    density: float = 0.5
+    # Steps for which masks must have been the same on all hosts before gradients are
+    # packed; 0 packs from the first.
+    stable_steps: int = 1
+    # Packed values as -1, 0 or 1 times a shared scale, one byte each.
+    is_ternary: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportanceConfig:
+    """Importance-weighted pruning on a ring."""
+
+    # Share of the entries of every layer that one host chooses.
+    density: float = 0.01
+    # Hosts that choose in one step.
+    num_choosers: int = 1
+    # Steps for which a choice is used.
+    refresh_period: int = 1
+    # Weights below this share of the rms of their layer count as no smaller; 0 ranks by
+    # gradient over weight, large values by the gradient alone.
+    damping: float = 1.0
+    # native (the all-reduce of the backend) | ring (neighbour to neighbour).
+    all_reduce: Literal["native", "ring"] = "native"
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSgdConfig:
+    """Local steps, and an outer step of the mean."""
+
+    # Steps between exchanges over the host axis.
+    sync_period: int = 8
+    # Outer step and Nesterov momentum; None takes those of the method: 1 and 0 for
+    # local_sgd, 0.7 and 0.9 for diloco.
+    outer_step: float | None = None
+    outer_momentum: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodConfig:
+    """Which method exchanges what over the host axis."""
+
+    name: str = "hsadmm"
+    hsadmm: HsadmmConfig = HsadmmConfig()
+    dense: DenseConfig = DenseConfig()
+    topk: TopkConfig = TopkConfig()
+    dgc: DgcConfig = DgcConfig()
+    powersgd: PowersgdConfig = PowersgdConfig()
+    pactrain: PactrainConfig = PactrainConfig()
+    importance: ImportanceConfig = ImportanceConfig()
+    # Of local_sgd and diloco.
+    local_sgd: LocalSgdConfig = LocalSgdConfig()
+    # float32 | float16 | bfloat16 | int8: format of what crosses the host axis.
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    # Largest message over the host axis that stands for a buffer; 0 sends gradients, or
+    # what a round exchanges, in one. Several let a large model send what it has.
+    bucket_bytes: int = 0
+    # Parameters whose path contains one of these are averaged whole by topk, dgc,
+    # powersgd and importance, such as ("bias", "norm").
+    send_whole: tuple[str, ...] = ()
+    # Methods one after the other, in the stead of `name`: ("dense", "hsadmm @ 0.1",
+    # "diloco @ accuracy > 0.9"). See `phases`.
+    schedule: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillConfig:
+    """What is learned from a trained network beside the labels."""
+
+    # Folder made by `python -m prunex_jax export`; empty for no teacher.
+    teacher: str = ""
+    # Share of the loss that is the distance to the teacher's answers.
+    weight: float = 0.5
+    # Divides logits of both: the higher, the more its view of wrong classes counts.
+    temperature: float = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Length of the run, and how often it reports, evaluates and saves."""
+
+    # Exactly one of the two is positive.
+    steps: int = 0
+    epochs: float = 0.0
+    log_every_steps: int = 20
+    # 0 evaluates at the end only.
+    eval_every_steps: int = 0
+    # 0 saves at the end, and on a signal, only.
+    checkpoint_every_steps: int = 200
+    checkpoints_kept: int = 2
+    # Training batches at the end, from which batch statistics of the final network are
+    # taken anew; 0 keeps the running ones, which copies of it have left.
+    reestimate_batches: int = 0
+    # Stop where copies are further than this from their consensus, as a share of its
+    # norm: so H-SADMM diverges, with every loss finite. 0 never stops.
+    max_host_drift: float = 1.0
+    # False leaves the test split alone, in runs that choose settings.
+    read_test: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """Everything that defines a run."""
+
+    seed: int = 0
+    topology: TopologyConfig = TopologyConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    sparsity: SparsityConfig = SparsityConfig()
+    method: MethodConfig = MethodConfig()
+    distill: DistillConfig = DistillConfig()
+    run: RunConfig = RunConfig()

@@ -1,0 +1,363 @@
+"""What a step of a method sends, and how long it takes on a link: the model of cost.
+
+    seconds = computation + hops * hop_seconds
+              + the slower of: bytes / (efficiency * link speed), hidden
+
+The computation belongs to a method on a number of hosts, and has the time that it takes
+to compress; hops and bytes are those of the traffic, by formula or from the trace. What
+is hidden is work of the exchange itself, such as copying, or computation that goes on
+beside it: it costs nothing where the link is slower.
+
+It owns traffic by formula, and the fit of the model to measured steps. It starts
+nothing and needs no device: `link_probe` measures links, `bench` measures steps, and
+`scaling` says what follows for clusters of any size.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.comm import Collective, count_hops, wire_bytes
+from prunex_jax.methods import Method
+
+# Steps among which a repeating pattern is looked for, and the first of them, which is
+# after all warm-ups.
+_WINDOW = 4096
+_LATE = 10**9
+# Relative errors above this count less: a step that the machine held up.
+_USUAL_ERROR = 0.05
+# What bytes on a link take over their time at its nominal speed: headers at least. It
+# differs by about so much between methods.
+_USUAL_SLOWNESS, _LEAST_SLOWNESS, _USUAL_SPREAD = 1.05, 0.2, 0.3
+# How sharply the slower of two things that run beside each other decides.
+_SHARPNESS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What one step sends, as a mean over the steps of a period.
+
+    Attributes:
+      host_bytes: Sent by one host over the host axis.
+      device_bytes: Sent by the devices of one host together over the device axis.
+      hops: Times that a message has to reach a neighbour on the host axis before the
+        next can leave; see `comm.count_hops`.
+      device_hops: The same on the device axis.
+    """
+
+    host_bytes: float
+    device_bytes: float
+    hops: float
+    device_hops: float = 0.0
+
+
+def steady_traffic(
+    method: Method,
+    mesh_shape: Mapping[str, int],
+    keep_counts: Mapping[str, int],
+    options: Mapping[str, Any] | None = None,
+) -> Traffic:
+    """Adds up what a step of a method sends once its warm-ups are over.
+
+    Args:
+      method: Any method; no device is needed, so the mesh may be of any size.
+      mesh_shape: Axis name -> size of the two axes, slow axis first.
+      keep_counts: Channels that every group keeps, where the method prunes.
+      options: What `Method.step_options` gave; None takes those of late steps, as a
+        mean over their pattern.
+    Returns:
+      The mean over the steps of a period. An exchange counts with its share of a step.
+    """
+    kinds = late_options(method) if options is None else [dict(options)]
+    parts = [
+        (1 / len(kinds), method.step_formula(mesh_shape, **kind)) for kind in kinds
+    ]
+    if method.exchange is not None:
+        sent = method.exchange_formula(mesh_shape, keep_counts, "frozen")
+        parts.append((1 / method.sync_period, sent))
+    totals: collections.Counter[str] = collections.Counter()
+    for share, listed in parts:
+        sent_once = dataclasses.asdict(_traffic_of(listed, mesh_shape))
+        totals.update({name: share * value for name, value in sent_once.items()})
+    return Traffic(**totals)
+
+
+def _traffic_of(listed: Sequence[Collective], mesh_shape: Mapping[str, int]) -> Traffic:
+    """What one call of a program sends."""
+    slow, fast = mesh_shape
+    sent = wire_bytes(listed, mesh_shape)
+    inside = [item for item in listed if slow not in item.axes]
+    return Traffic(
+        sent[slow], sent[fast], count_hops(listed, slow), count_hops(inside, fast)
+    )
+
+
+def late_options(method: Method) -> list[dict[str, Any]]:
+    """Lists the static options of late steps, over one period of their pattern."""
+    kinds = [method.step_options(_LATE + step) for step in range(_WINDOW)]
+    for period in range(1, _WINDOW // 2 + 1):
+        if kinds[period:] == kinds[:-period]:
+            return kinds[:period]
+    return kinds
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """One axis of the mesh, as an exchange finds it.
+
+    Attributes:
+      megabits: Mbit/s that a host sends over the host axis, all its devices together,
+        or a device over the device axis, in bytes that formulas count.
+      hop_seconds: Until a message of no length has reached a neighbour.
+    """
+
+    megabits: float
+    hop_seconds: float = 0.0
+
+    def seconds(self, num_bytes: float, hops: float) -> float:
+        """Time of sending so many bytes in so many hops.
+
+        Example:
+          >>> Link(megabits=80, hop_seconds=0.1).seconds(10e6, hops=2)
+          1.2
+        """
+        return hops * self.hop_seconds + 8e-6 * num_bytes / self.megabits
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Measured steps of one method over one link.
+
+    Attributes:
+      row: Name of the method and its settings.
+      num_hosts: Size of the host axis.
+      megabits: Speed of the link in Mbit/s; None if it is not limited.
+      num_bytes: What a host sends per step.
+      hops: As `Traffic.hops`.
+      seconds: Per step.
+      compute_seconds: What a step takes on as many hosts that exchange nothing; None if
+        nobody measured it.
+    """
+
+    row: str
+    num_hosts: int
+    megabits: float | None
+    num_bytes: float
+    hops: float
+    seconds: float
+    compute_seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RowCost:
+    """What one method costs on one number of hosts.
+
+    Attributes:
+      compute_seconds: Computing, compressing and copying that the exchange waits for.
+      hidden_seconds: Work of the exchange itself, or computation beside it, that a link
+        hides that is slower.
+      efficiency: Share of a link's speed that arrives as counted bytes.
+      hops: Of a step, see `Traffic`.
+    """
+
+    compute_seconds: float
+    hidden_seconds: float
+    efficiency: float
+    hops: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CostModel:
+    """What a step costs, as fitted.
+
+    Attributes:
+      efficiency: Share of a link's speed that methods usually make use of.
+      hop_seconds: Time of a hop beside the bytes. Links do not change it, so it cannot
+        be told from computation unless that is known: 0 where no sample has
+        `compute_seconds`.
+      rows: (row, number of hosts) -> what it costs.
+    """
+
+    efficiency: float
+    hop_seconds: float
+    rows: Mapping[tuple[str, int], RowCost]
+
+    def link(self, megabits: float | None) -> Link:
+        """A link of a nominal speed, as these machines usually make use of it."""
+        limit = math.inf if megabits is None else megabits * self.efficiency
+        return Link(limit, self.hop_seconds)
+
+    def predict(
+        self, row: str, num_hosts: int, megabits: float | None, num_bytes: float
+    ) -> float:
+        """Seconds per step of a row on as many hosts as it was measured on.
+
+        Args:
+          row: As in its samples.
+          num_hosts: The same.
+          megabits: Speed of the link; None if it is not limited.
+          num_bytes: What a host sends per step.
+        Raises:
+          UserError: The row was not measured on so many hosts.
+        """
+        if (row, num_hosts) not in self.rows:
+            known = ", ".join(f"{name} on {n}" for name, n in self.rows)
+            raise UserError(
+                f"the computation of {row} on {num_hosts} hosts is not known (known: "
+                f"{known}); measure it over at least one link"
+            )
+        cost = self.rows[row, num_hosts]
+        wire = 0.0 if megabits is None else 8e-6 * num_bytes / megabits
+        exchange = _slower(wire / cost.efficiency, cost.hidden_seconds)
+        return cost.compute_seconds + cost.hops * self.hop_seconds + float(exchange)
+
+
+def fit(samples: Sequence[Sample]) -> CostModel:
+    """Fits the model of cost to measured steps.
+
+    Least squares on relative errors, so that fast and slow steps count alike; errors
+    far above the usual count less, and no part of a step takes less than no time.
+    A row differs from the usual efficiency, and hides anything, only as far as its
+    own samples say so.
+
+    Args:
+      samples: Of any rows, hosts and links. A row on one link only is given its
+        computation; how links are used, it takes from the others.
+    Returns:
+      The model.
+    Raises:
+      UserError: Values that cannot be, or samples that cannot tell computation from
+        exchange.
+    """
+    _check(samples)
+    keys = sorted({(s.row, s.num_hosts) for s in samples})
+    found = _solve(samples, keys)
+    hops = {(s.row, s.num_hosts): s.hops for s in samples}
+    fixed = {key: found.compute[i] + found.hidden[i] for i, key in enumerate(keys)}
+    hop_seconds = _hop_seconds(samples, fixed, found.compute, keys)
+    rows = {
+        key: RowCost(
+            compute_seconds=max(0.0, float(found.compute[i]) - hops[key] * hop_seconds),
+            hidden_seconds=float(found.hidden[i]),
+            efficiency=1 / float(found.slowness[i]),
+            hops=hops[key],
+        )
+        for i, key in enumerate(keys)
+    }
+    return CostModel(1 / float(found.usual_slowness), hop_seconds, rows)
+
+
+class _Unknowns(NamedTuple):
+    """What is fitted: a number for each row on a number of hosts, and one for all."""
+
+    compute: np.ndarray
+    hidden: np.ndarray
+    slowness: np.ndarray  # inverse of the efficiency
+    usual_slowness: float
+
+    @classmethod
+    def of(cls, flat: np.ndarray, scale: np.ndarray) -> "_Unknowns":
+        compute, hidden, slowness = flat[:-1].reshape(3, -1)
+        return cls(compute * scale, hidden * scale, slowness, flat[-1])
+
+
+def _solve(samples: Sequence[Sample], keys: Sequence[tuple[str, int]]) -> _Unknowns:
+    """Robust least squares, with weak pulls where samples say nothing."""
+    which = np.array([keys.index((s.row, s.num_hosts)) for s in samples])
+    seconds = np.array([s.seconds for s in samples])
+    wire = np.array([_wire_seconds(s) for s in samples])
+    # Of every key, so that all unknowns are near one.
+    scale = np.array([seconds[which == i].min() for i in range(len(keys))])
+
+    def residuals(flat: np.ndarray) -> np.ndarray:
+        x = _Unknowns.of(flat, scale)
+        exchange = _slower(wire * x.slowness[which], x.hidden[which])
+        errors = (x.compute[which] + exchange) / seconds - 1
+        pulls = (x.slowness - x.usual_slowness) / _USUAL_SPREAD, x.hidden / scale
+        return np.concatenate([errors, *(_USUAL_ERROR * pull for pull in pulls)])
+
+    count = len(keys)
+    start = np.repeat([0.5, 0.01, _USUAL_SLOWNESS], count)
+    lower = np.repeat([0.0, 0.0, _LEAST_SLOWNESS], count)
+    result = optimize.least_squares(
+        residuals,
+        np.append(start, _USUAL_SLOWNESS),
+        bounds=(np.append(lower, _LEAST_SLOWNESS), np.inf),
+        loss="soft_l1",
+        f_scale=_USUAL_ERROR,
+        xtol=1e-10,
+        ftol=1e-10,
+        gtol=1e-10,
+    )
+    return _Unknowns.of(result.x, scale)
+
+
+def _slower(wire: Any, hidden: Any) -> Any:
+    """About the larger of two times that run beside each other."""
+    return (wire**_SHARPNESS + hidden**_SHARPNESS) ** (1 / _SHARPNESS)
+
+
+def _wire_seconds(sample: Sample) -> float:
+    """Time of the bytes at the full speed of the link."""
+    if sample.megabits is None:
+        return 0.0
+    return 8e-6 * sample.num_bytes / sample.megabits
+
+
+def _hop_seconds(
+    samples: Sequence[Sample],
+    fixed: Mapping[tuple[str, int], float],
+    compute: np.ndarray,
+    keys: Sequence[tuple[str, int]],
+) -> float:
+    """The weighted median, over rows, of what a hop adds to plain computation.
+
+    It has the least sum of relative errors. What rows compute beyond that stays theirs,
+    and no row is left with less than no computation.
+    """
+    rows: dict[tuple[str, int], tuple[float, float]] = {}
+    for sample in samples:
+        key = (sample.row, sample.num_hosts)
+        if sample.compute_seconds is not None and sample.hops > 0:
+            extra = fixed[key] - sample.compute_seconds
+            rows[key] = extra / sample.hops, sample.hops
+    if not rows:
+        return 0.0
+    ordered = sorted((each, hops / fixed[key]) for key, (each, hops) in rows.items())
+    weights = np.cumsum([weight for _, weight in ordered])
+    middle = int(np.searchsorted(weights, weights[-1] / 2))
+    alone = dict(zip(keys, compute, strict=True))
+    largest = min(alone[key] / hops for key, (_, hops) in rows.items())
+    return float(np.clip(ordered[middle][0], 0.0, largest))
+
+
+def _check(samples: Sequence[Sample]) -> None:
+    """Refuses samples to which the model cannot be fitted."""
+    for sample in samples:
+        if not 0 < sample.seconds < math.inf:
+            raise UserError(
+                f"{sample.row} on {sample.num_hosts} hosts took {sample.seconds} "
+                "seconds per step; leave out what was not measured"
+            )
+        if sample.megabits is not None and not 0 < sample.megabits < math.inf:
+            raise UserError(
+                f"the link of {sample.row} has {sample.megabits} Mbit/s; give a "
+                "positive speed, or None if it is not limited"
+            )
+    speeds = collections.defaultdict(set)
+    for sample in samples:
+        if sample.num_bytes > 0:
+            speeds[sample.row, sample.num_hosts].add(sample.megabits)
+    if not any(len(each) > 1 for each in speeds.values()):
+        seen = sorted({str(sample.megabits) for sample in samples})
+        raise UserError(
+            "the efficiency of the links cannot be told from computation: no row that "
+            f"sends was measured on two links (Mbit/s: {', '.join(seen) or 'none'}); "
+            "measure one on a second speed"
+        )

@@ -1,0 +1,76 @@
+"""Lets processes know of each other, and fail together when one cannot go on.
+
+A process that stops alone leaves the others waiting in their next collective. Whatever
+may fail on some processes only runs in here, before the first step.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from prunex_jax.base.errors import UserError
+
+Value = TypeVar("Value")
+
+_MESSAGE_BYTES = 1024
+
+
+def run_together(prepare: Callable[[], Value]) -> Value:
+    """Runs something on every process, and goes on only if it worked on all of them.
+
+    Also a barrier: nobody returns before everybody has run it.
+
+    Args:
+      prepare: May raise UserError; must not communicate.
+    Returns:
+      What it returned on this process.
+    Raises:
+      UserError: Its own, or that of the first process on which it failed.
+    Collectives:
+      With several processes, one gather of 1 KiB per process.
+    """
+    problem: UserError | None = None
+    try:
+        value = prepare()
+    except UserError as error:
+        problem = error
+    if jax.process_count() > 1:
+        _raise_first(str(problem or ""))
+    if problem is not None:
+        raise problem
+    return value
+
+
+def gather_texts(text: str) -> list[str]:
+    """Lets every process know what each has to say.
+
+    Args:
+      text: Of this process.
+    Returns:
+      The texts of all processes, in their order.
+    Collectives:
+      With several processes, two gathers: of a length, and of the longest text.
+    """
+    if jax.process_count() == 1:
+        return [text]
+    own = text.encode()
+    lengths = multihost_utils.process_allgather(np.asarray(len(own), np.int32))
+    padded = own.ljust(int(np.max(lengths)), b"\0")
+    rows = multihost_utils.process_allgather(np.frombuffer(padded, np.uint8))
+    return [
+        row.tobytes()[:length].decode()
+        for row, length in zip(np.asarray(rows, np.uint8), lengths, strict=True)
+    ]
+
+
+def _raise_first(problem: str) -> None:
+    """Raises the problem of the lowest process that has one, on all processes."""
+    own = problem.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b"\0")
+    rows = multihost_utils.process_allgather(np.frombuffer(own, np.uint8))
+    for process, row in enumerate(np.asarray(rows, np.uint8)):
+        text = row.tobytes().rstrip(b"\0").decode(errors="ignore")
+        if text:
+            raise UserError(f"process {process}: {text}")

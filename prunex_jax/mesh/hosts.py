@@ -1,0 +1,179 @@
+"""Groups devices into hosts: the rows of the mesh.
+
+It owns the layouts (host, process, slice, a number) and the refusal of uneven shapes.
+It works on plain records, so it knows neither jax nor the other processes; `machines`
+finds what the records say and `mesh` turns the rows into a mesh.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from prunex_jax.base.errors import UserError
+
+LAYOUTS = ("auto", "host", "process", "slice")
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class DeviceRecord:
+    """One device and where it is; orders by process, then by device.
+
+    Attributes:
+      process: Index of the process that owns it.
+      device: jax's identifier, unique over all processes.
+      machine: Key of the machine that the process runs on.
+      machine_name: Its name for people.
+      slice: Index of the domain of fast links, where the platform has one.
+    """
+
+    process: int
+    device: int
+    machine: str = ""
+    machine_name: str = ""
+    slice: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """One row of the mesh: devices joined by the fast links.
+
+    Attributes:
+      devices: In mesh order; those of a process are next to each other.
+    """
+
+    devices: tuple[DeviceRecord, ...]
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of the machines it spans, normally one."""
+        names = {record.machine: record.machine_name for record in self.devices}
+        return tuple(names.values())
+
+    @property
+    def processes(self) -> dict[int, tuple[int, ...]]:
+        """Devices of each of its processes."""
+        found: dict[int, tuple[int, ...]] = {}
+        for record in self.devices:
+            found[record.process] = (*found.get(record.process, ()), record.device)
+        return found
+
+
+def parse_layout(text: str) -> str | int:
+    """Checks `topology.layout`, and turns a number of hosts into an int.
+
+    Raises:
+      UserError: It is neither a known word nor a positive number.
+
+    Example:
+      >>> parse_layout("host"), parse_layout("2")
+      ('host', 2)
+    """
+    layout = str(text).strip()
+    if layout in LAYOUTS:
+        return layout
+    if layout.isdecimal() and int(layout) > 0:
+        return int(layout)
+    raise UserError(
+        f"topology.layout={text!r} is unknown: use {', '.join(LAYOUTS)}, or a number "
+        "of hosts such as 2"
+    )
+
+
+def resolve_layout(layout: str | int, records: Sequence[DeviceRecord]) -> str | int:
+    """Replaces auto: by machine with several processes, otherwise one host."""
+    if layout != "auto":
+        return layout
+    return "host" if len({record.process for record in records}) > 1 else 1
+
+
+def arrange_hosts(
+    records: Sequence[DeviceRecord], layout: str | int
+) -> tuple[Host, ...]:
+    """Groups devices into hosts of equal size.
+
+    Hosts are ordered by their first process, devices by process and identifier, so
+    host 0 contains process 0 and every process finds its devices side by side.
+
+    Args:
+      records: All devices, in any order.
+      layout: host (same machine), process, slice, or the number of hosts, which are
+        then cut from the devices in order.
+
+    Returns:
+      The hosts, all with the same number of devices.
+
+    Raises:
+      UserError: The hosts would be uneven, a host would consist of parts of several
+        processes, or the platform has no slices.
+
+    Example:
+      >>> records = [DeviceRecord(process=i // 2, device=i) for i in range(4)]
+      >>> [[r.device for r in host.devices] for host in arrange_hosts(records, 2)]
+      [[0, 1], [2, 3]]
+    """
+    ordered = sorted(records)
+    if not ordered:
+        raise UserError("there are no devices to arrange: pass at least one")
+    if isinstance(layout, int):
+        return _cut(ordered, layout)
+    if layout == "slice" and any(record.slice is None for record in ordered):
+        raise UserError(
+            "topology.layout=slice, but these devices do not tell their slice (CPU "
+            "devices never do): use host, process, or a number of hosts"
+        )
+    field = "machine" if layout == "host" else layout
+    rows: dict[object, list[DeviceRecord]] = {}
+    for record in ordered:
+        rows.setdefault(getattr(record, field), []).append(record)
+    hosts = tuple(Host(tuple(row)) for row in rows.values())
+    if len({len(host.devices) for host in hosts}) > 1:
+        raise UserError(_uneven(hosts, layout, ordered))
+    return hosts
+
+
+def _cut(ordered: list[DeviceRecord], num_hosts: int) -> tuple[Host, ...]:
+    possible = [n for n in range(1, len(ordered) + 1) if _can_cut(ordered, n)]
+    if num_hosts in possible:
+        size = len(ordered) // num_hosts
+        starts = range(0, len(ordered), size)
+        return tuple(Host(tuple(ordered[i : i + size])) for i in starts)
+    num_processes = len({record.process for record in ordered})
+    where = "one process" if num_processes == 1 else f"{num_processes} processes"
+    remedy = f"use one of {', '.join(str(n) for n in possible)}"
+    if num_processes == 1:
+        remedy += ", or another number of devices (topology.cpu_devices simulates them)"
+    raise UserError(
+        f"topology.layout={num_hosts} cannot be cut from {len(ordered)} devices of "
+        f"{where} without uneven hosts or hosts made of parts of processes: {remedy}"
+    )
+
+
+def _can_cut(ordered: list[DeviceRecord], num_hosts: int) -> bool:
+    size, rest = divmod(len(ordered), num_hosts)
+    if rest:
+        return False
+    counts: dict[int, int] = {}
+    for record in ordered:
+        counts[record.process] = counts.get(record.process, 0) + 1
+    for start in range(0, len(ordered), size):
+        row = [record.process for record in ordered[start : start + size]]
+        # One process, or several that are in this row entirely.
+        if len(set(row)) > 1 and any(row.count(p) < counts[p] for p in set(row)):
+            return False
+    return True
+
+
+def _uneven(hosts: tuple[Host, ...], layout: str, ordered: list[DeviceRecord]) -> str:
+    listed = ", ".join(_count_of(i, host, layout) for i, host in enumerate(hosts))
+    possible = [n for n in range(1, len(ordered) + 1) if _can_cut(ordered, n)]
+    return (
+        f"topology.layout={layout} gives hosts different numbers of devices ({listed}):"
+        " start the same number of devices on each (CUDA_VISIBLE_DEVICES, "
+        "--ntasks-per-node), or set topology.layout to a number of hosts, here one of "
+        f"{', '.join(str(n) for n in possible)}"
+    )
+
+
+def _count_of(index: int, host: Host, layout: str) -> str:
+    names = "+".join(name for name in host.machines if name)
+    label = {"host": names, "process": f"process {host.devices[0].process}"}.get(layout)
+    return f"{label or f'host {index}'}: {len(host.devices)}"

@@ -1,0 +1,103 @@
+"""Finds out on which machine each process of the run is.
+
+It owns machine identity and its exchange between processes. It leaves what follows
+from it to `hosts`. In the flow it comes after `start` and before `mesh`.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from prunex_jax.base.errors import UserError
+
+_DIGEST_BYTES = 32
+_NAME_BYTES = 96
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """One computer, whatever number of processes it runs.
+
+    Attributes:
+      key: Equal for processes on the same machine, and for them only.
+      name: For people.
+    """
+
+    key: str
+    name: str
+
+
+def local_machine(
+    environ: Mapping[str, str] = os.environ,
+    boot_id_file: Path = Path("/proc/sys/kernel/random/boot_id"),
+) -> Machine:
+    """Identifies the machine this process runs on.
+
+    The kernel's boot identifier is the same in all containers of a machine, where
+    the hostname is not, and differs between machines that were given the same name.
+
+    Args:
+      environ: Environment variables; `PRUNEX_HOST_ID` replaces the identity, to
+        make one machine several hosts, or several one.
+      boot_id_file: Where the kernel tells its boot identifier; without it the
+        hostname is the identity.
+
+    Returns:
+      The machine.
+    """
+    chosen = environ.get("PRUNEX_HOST_ID")
+    name = chosen or socket.gethostname()
+    try:
+        identity = chosen or boot_id_file.read_text().strip() or name
+    except OSError:
+        identity = name
+    return Machine(hashlib.sha256(identity.encode()).hexdigest(), name)
+
+
+def gather_machines() -> tuple[Machine, ...]:
+    """Exchanges the machines between all processes of the run.
+
+    Returns:
+      The machine of each process, in the order of the processes; equal on all.
+
+    Collectives:
+      With several processes, one gather of 128 bytes per process over all devices.
+
+    Raises:
+      UserError: Processes have different numbers of devices.
+    """
+    local = local_machine()
+    if jax.process_count() == 1:
+        return (local,)
+    counts = collections.Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        # The gather below needs equal counts, and so does every mesh.
+        listed = ", ".join(f"process {p}: {n}" for p, n in sorted(counts.items()))
+        raise UserError(
+            f"processes have different numbers of devices ({listed}): give each the "
+            "same number (CUDA_VISIBLE_DEVICES, --gpus-per-task, or "
+            "topology.cpu_devices for simulated ones)"
+        )
+    gathered = multihost_utils.process_allgather(encode_machine(local))
+    return tuple(decode_machine(row) for row in np.asarray(gathered))
+
+
+def encode_machine(machine: Machine) -> np.ndarray:
+    """Writes a machine as uint8[128], cutting a long name."""
+    name = machine.name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
+    return np.frombuffer(bytes.fromhex(machine.key) + name, np.uint8)
+
+
+def decode_machine(row: np.ndarray) -> Machine:
+    """Reads what `encode_machine` wrote."""
+    data = np.asarray(row, np.uint8).tobytes()
+    name = data[_DIGEST_BYTES:].rstrip(b"\0").decode(errors="ignore")
+    return Machine(data[:_DIGEST_BYTES].hex(), name)

@@ -1,0 +1,121 @@
+"""Makes simulated devices and joins this process to the others of the run.
+
+It owns every change to jax's global state that must come before the first
+computation. It leaves the decision to `launcher` and the mesh to `mesh`. In the flow
+it is the first thing a run does with jax.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+import jax
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.mesh.launcher import Launch, LaunchFlags, Probes, detect_launch
+from prunex_jax.mesh.memory import keep_freed_memory
+
+_RESTART = "restart the program (in a notebook: restart the kernel)"
+
+
+def start_processes(
+    config: TopologyConfig,
+    flags: LaunchFlags,
+    environ: Mapping[str, str] = os.environ,
+) -> Launch:
+    """Prepares jax for this run; call it before anything else uses jax.
+
+    A second call in the same process, as in a notebook, changes nothing when the
+    settings are the same. A program that has called `jax.distributed.initialize`
+    itself keeps what it has.
+
+    Args:
+      config: `cpu_devices` > 0 asks for that many virtual CPU devices in each
+        process, and for no other platform.
+      flags: What the user said about the processes.
+      environ: Environment variables.
+
+    Returns:
+      What was detected; the start screen prints its `reason`.
+
+    Raises:
+      UserError: The processes cannot be joined, or jax runs already and with other
+        devices than `config` asks for.
+    """
+    if config.cpu_devices < 0:
+        raise UserError(
+            f"topology.cpu_devices={config.cpu_devices} must be 0 (the devices the "
+            "machine has) or more"
+        )
+    launch = _detect(config, flags, environ)
+    if config.cpu_devices:
+        _request_cpu_devices(config.cpu_devices)
+    if launch.is_distributed and not jax.distributed.is_initialized():
+        _join(launch)
+    if config.cpu_devices:
+        _check_cpu_devices(config.cpu_devices)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory(environ)
+    return launch
+
+
+def _detect(
+    config: TopologyConfig, flags: LaunchFlags, environ: Mapping[str, str]
+) -> Launch:
+    if jax.distributed.is_initialized():
+        return Launch(
+            "caller", None, None, None, None, "jax.distributed was started before"
+        )
+    probes = Probes()
+    if config.cpu_devices:
+        # GPUs that nobody is going to use must not stop a run by being uneven.
+        probes = dataclasses.replace(probes, count_gpus=lambda _: None)
+    return detect_launch(environ, flags, probes)
+
+
+def _request_cpu_devices(count: int) -> None:
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        # jax runs already; `_check_cpu_devices` tells whether that matters.
+        return
+    jax.config.update("jax_platforms", "cpu")
+
+
+def _check_cpu_devices(count: int) -> None:
+    devices = jax.local_devices()
+    platform = devices[0].platform
+    if platform == "cpu" and len(devices) == count:
+        return
+    raise UserError(
+        f"topology.cpu_devices={count}, but jax already runs with {len(devices)} "
+        f"{platform} devices in this process: {_RESTART}, or set topology.cpu_devices="
+        f"{len(devices) if platform == 'cpu' else 0}"
+    )
+
+
+def _join(launch: Launch) -> None:
+    ids = launch.local_device_ids
+    try:
+        jax.distributed.initialize(
+            launch.coordinator,
+            launch.num_processes,
+            launch.process_id,
+            # An empty list would be read as "not given".
+            list(ids) if ids else None,
+            # jax has no name for its Kubernetes detection.
+            None if launch.detection == "auto" else launch.detection,
+        )
+    except (RuntimeError, ValueError) as error:
+        text = " ".join(str(error).split())
+        if "must be called before" in text:
+            text = f"jax was used before the processes were joined: {_RESTART}"
+        else:
+            text = (
+                f"{text} (check that process 0 runs, that the others reach its address "
+                "and port, or give --coordinator, --num_processes and --process_id)"
+            )
+        raise UserError(
+            f"cannot join the processes of the run ({launch.reason}): {text}"
+        ) from error

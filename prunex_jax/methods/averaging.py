@@ -1,0 +1,80 @@
+"""Gradients averaged as they are: the exchange of dense data parallelism."""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import (
+    check_local,
+    check_wire_dtype,
+    flat_mean_over_mesh,
+    mean_over_mesh,
+)
+
+# hierarchical: inside every host, then over hosts. flat: over all devices at once.
+Levels = Literal["hierarchical", "flat"]
+
+
+class AverageState(NamedTuple):
+    """State of `average_gradients`."""
+
+    num_steps: jax.Array  # int32[], replicated: decides how narrow formats round
+
+
+def average_gradients(
+    host_axis: str | None,
+    device_axis: str | None,
+    *,
+    levels: Levels = "hierarchical",
+    wire_dtype: str = "float32",
+    bucket_bytes: int = 0,
+) -> optax.GradientTransformation:
+    """Averages updates over the mesh.
+
+    Works inside anybody's `shard_map`. Narrow formats round stochastically, so the mean
+    stays unbiased and no error is fed back.
+
+    Args:
+      host_axis: Mesh axis of the hosts, or None.
+      device_axis: Mesh axis of the devices of a host, or None.
+      levels: "hierarchical" sends each byte over the host axis once; "flat" is one sum
+        over all devices.
+      wire_dtype: Format of what crosses hosts; see `comm.mean_over_hosts`.
+      bucket_bytes: Largest message that stands for a buffer; 0 sends all in one.
+    Returns:
+      A transformation for gradients of local losses.
+    Raises:
+      UserError: An argument that is not known, or `update` got sums over the mesh; see
+        `comm.check_local`.
+    Collectives:
+      As `comm.mean_over_mesh`, or `comm.flat_mean_over_mesh`, for all gradients.
+    Example:
+      >>> tx = optax.chain(average_gradients(None, None), optax.sgd(0.5))
+      >>> params = {'w': jnp.ones(2)}
+      >>> updates, state = tx.update({'w': jnp.ones(2)}, tx.init(params))
+      >>> updates['w'].tolist(), int(state[0].num_steps)
+      ([-0.5, -0.5], 1)
+    """
+    check_wire_dtype(wire_dtype)
+    if levels not in ("hierarchical", "flat"):
+        raise UserError(f"levels={levels!r} must be hierarchical or flat")
+    mean = flat_mean_over_mesh if levels == "flat" else mean_over_mesh
+
+    def init(params: PyTree) -> AverageState:
+        del params
+        return AverageState(jnp.zeros((), jnp.int32))
+
+    def update(
+        grads: PyTree, state: AverageState, params: PyTree | None = None
+    ) -> tuple[PyTree, AverageState]:
+        del params
+        check_local(grads, (host_axis, device_axis))
+        key = jax.random.fold_in(jax.random.key(0), state.num_steps)
+        mean_grads = mean(grads, host_axis, device_axis, wire_dtype, key, bucket_bytes)
+        return mean_grads, AverageState(optax.safe_increment(state.num_steps))
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,1 @@
+"""Hierarchical structured ADMM: its state, equations, presets and transform."""

@@ -1,0 +1,286 @@
+"""State of H-SADMM and the equations of one round, one function each.
+
+`optim.admm` puts them in order and says what they are for. Sums over the mesh come from
+`optim.copies`, channels and their choice from `channels` and `sparsity`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from prunex_jax.base.trees import PyTree
+from prunex_jax.channels import (
+    Layouts,
+    Masks,
+    mask_channels,
+    put_channels,
+    sum_squares_by_channel,
+    take_channels,
+)
+from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
+from prunex_jax.methods.hsadmm.presets import HsadmmParameters
+from prunex_jax.methods.hsadmm.residuals import (
+    Residuals,
+    RoundHealth,
+    balanced,
+    norm,
+    norms_by_group,
+)
+from prunex_jax.sparsity import choose_keep_indices
+
+# moving: masks follow the scores. freeze: they are chosen one last time, and the copies
+# are set to the consensus. frozen: masks stay, no scores are exchanged.
+RoundKind = Literal["moving", "freeze", "frozen"]
+
+
+class HsadmmState(NamedTuple):
+    """State of H-SADMM; parts that a form does not use are None.
+
+    "As params" means per_host for device_level "gradient", per_device for "consensus".
+    """
+
+    num_steps: jax.Array  # int32[], replicated: local steps done
+    num_rounds: jax.Array  # int32[], replicated
+    inner_state: PyTree  # of the inner optimizer, as params
+    global_consensus: PyTree  # z, replicated
+    masks: dict[str, jax.Array]  # bool[size] per group, replicated; True means kept
+    is_frozen: jax.Array  # bool[], replicated: a freeze round has been
+    outer_trace: PyTree | None  # momentum of z, replicated
+    device_dual: PyTree | None  # u_ij scaled, as params
+    host_consensus: PyTree | None  # z_i, per_host; None where z_i = z
+    host_dual: PyTree | None  # v_i scaled, per_host
+    rho_device: jax.Array  # float32[], replicated
+    rho_host: jax.Array  # float32[], replicated
+    residuals: Residuals  # of the last round, as params
+    health: RoundHealth  # of the last round, as params
+    num_changed: jax.Array  # int32[], replicated: channels the last round removed
+
+
+def state_placements(device_level: DeviceLevel) -> HsadmmState:
+    """Where every part of the state lives: replicated, per_host or per_device.
+
+    A prefix of the state, for `state.specs_of`, `state.enter` and `state.leave`.
+
+    Example:
+      >>> state_placements('consensus').device_dual
+      'per_device'
+    """
+    copies = "per_host" if device_level == "gradient" else "per_device"
+    everywhere = dict.fromkeys(HsadmmState._fields, "replicated")
+    own = dict.fromkeys(("inner_state", "device_dual", "residuals", "health"), copies)
+    per_host = dict.fromkeys(("host_consensus", "host_dual"), "per_host")
+    placements: dict[str, Any] = {**everywhere, **own, **per_host}
+    return HsadmmState(**placements)
+
+
+def host_level(state: HsadmmState) -> PyTree:
+    """z_i, which is z where the two levels are collapsed."""
+    if state.host_consensus is None:
+        return state.global_consensus
+    return state.host_consensus
+
+
+def balance_penalties(
+    state: HsadmmState, form: HsadmmParameters, copies: Copies
+) -> HsadmmState:
+    """Adapts both penalties to the residuals of the last round; see `balanced`.
+
+    Collectives:
+      Four float32 as `Copies.mean_in_host`, then as `Copies.mean_over_hosts`.
+    """
+    found = copies.mean_over_hosts(copies.mean_in_host(state.residuals))
+    rho_device = balanced(
+        state.rho_device, form.rho_device, found.primal_device, found.dual_device
+    )
+    rho_host = balanced(
+        state.rho_host, form.rho_host, found.primal_host, found.dual_host
+    )
+    return state._replace(
+        rho_device=rho_device,
+        rho_host=rho_host,
+        device_dual=_scale(state.rho_device / rho_device, state.device_dual),
+        host_dual=_scale(state.rho_host / rho_host, state.host_dual),
+    )
+
+
+def host_means(
+    params: PyTree, state: HsadmmState, copies: Copies
+) -> tuple[PyTree, PyTree]:
+    """mean_j theta_ij, which is scored, and a_i, which is projected; both per_host.
+
+    Collectives:
+      As `Copies.mean_in_host` for theta, and once more for theta + u if there is u.
+    """
+    if state.device_dual is None:
+        theta = with_dual = copies.mean_in_host(params)
+    else:
+        both = (params, add(params, state.device_dual))
+        theta, with_dual = copies.mean_in_host(both)
+    if state.host_dual is None:
+        return theta, with_dual
+    weight = state.rho_host / (copies.num_per_host() * state.rho_device)
+    anchor = optax.tree.sub(state.global_consensus, state.host_dual)
+    # (a + weight * anchor) / (1 + weight)
+    share = weight / (1 + weight)
+    return theta, add_scaled(with_dual, share, optax.tree.sub(anchor, with_dual))
+
+
+def choose_channels(
+    theta: PyTree,
+    state: HsadmmState,
+    layouts: Layouts,
+    keep_counts: Mapping[str, int],
+    kind: RoundKind,
+    copies: Copies,
+) -> dict[str, jax.Array]:
+    """Keep indices of the round, the same on every host.
+
+    theta is scored, not theta + u: the dual grows on dead channels and would lift them
+    back. A frozen round scores z, which every host has: with the counts of the masks
+    the masks stay, and with smaller ones the weakest channels of z go.
+
+    Collectives:
+      Unless frozen, one float32 per channel as `Copies.sum_over_hosts`.
+    """
+    if kind == "frozen":
+        scores = sum_squares_by_channel(state.global_consensus, layouts)
+    else:
+        scores = copies.sum_over_hosts(sum_squares_by_channel(theta, layouts))
+    return choose_keep_indices(scores, keep_counts, alive=state.masks)
+
+
+def move_consensus(
+    target: PyTree,
+    state: HsadmmState,
+    form: HsadmmParameters,
+    layouts: Layouts,
+    keep_indices: Mapping[str, jax.Array],
+    masks: Masks,
+    copies: Copies,
+) -> HsadmmState:
+    """Projects a_i, averages its kept differences to z over hosts, moves z and v.
+
+    Differences are sent rather than values: they have the same mean, and lose less in a
+    narrow format, which rounds stochastically: no error is fed back.
+
+    Collectives:
+      The kept channels in `wire_dtype`, as `Copies.mean_over_hosts`.
+    """
+
+    def masked(tree: PyTree) -> PyTree:
+        return mask_channels(tree, layouts, masks)
+
+    projected = masked(target)
+    z, host_dual = masked(state.global_consensus), masked(state.host_dual)
+    difference = optax.tree.sub(add(projected, host_dual), z)
+    sent = take_channels(difference, layouts, keep_indices)
+    key = jax.random.fold_in(jax.random.key(0), state.num_rounds)
+    mean = copies.mean_over_hosts(sent, form.wire_dtype, key, form.bucket_bytes)
+    moved = put_channels(mean, layouts, keep_indices)
+    z, trace = outer_step(z, moved, masked(state.outer_trace), form)
+    if host_dual is not None:
+        state = state._replace(
+            host_consensus=projected,
+            host_dual=add(host_dual, optax.tree.sub(projected, z)),
+        )
+    changed = [jnp.sum(masks[name] != state.masks[name]) for name in masks]
+    return state._replace(
+        num_rounds=state.num_rounds + 1,
+        global_consensus=z,
+        outer_trace=trace,
+        masks=dict(masks),
+        num_changed=jnp.asarray(sum(changed), jnp.int32),
+    )
+
+
+def outer_step(
+    z: PyTree, moved: PyTree, trace: PyTree | None, form: HsadmmParameters
+) -> tuple[PyTree, PyTree | None]:
+    """Nesterov step of z along `moved`, the mean difference to z, and its momentum."""
+    if trace is None:
+        return add_scaled(z, form.outer_step, moved), None
+    trace = add_scaled(moved, form.outer_momentum, trace)
+    ahead = add_scaled(moved, form.outer_momentum, trace)
+    return add_scaled(z, form.outer_step, ahead), trace
+
+
+def pull_copies(
+    params: PyTree,
+    before: HsadmmState,
+    after: HsadmmState,
+    form: HsadmmParameters,
+    layouts: Layouts,
+    copies: Copies,
+) -> tuple[PyTree, HsadmmState]:
+    """Device duals, the proximal pull, and the residuals of the round."""
+    level, z = host_level(after), after.global_consensus
+    gap = optax.tree.sub(params, level)
+    dual = before.device_dual
+    if dual is not None:
+        dual = add_scaled(gap, form.dual_decay, dual)
+    level_moved = optax.tree.sub(level, host_level(before))
+    z_moved = optax.tree.sub(z, before.global_consensus)
+    # Without a penalty the dual residual would say nothing: it counts as 1 here.
+    weight = after.rho_device if form.rho_device else jnp.ones((), jnp.float32)
+    residuals = Residuals(
+        primal_device=norm(gap),
+        dual_device=weight * norm(level_moved),
+        primal_host=norm(optax.tree.sub(level, z)),
+        dual_host=after.rho_host * norm(z_moved),
+    )
+    kept_gap = mask_channels(optax.tree.sub(params, z), layouts, after.masks)
+    dual_by_group = norms_by_group(level_moved, layouts)
+    health = RoundHealth(
+        host_drift=norm(kept_gap) / norm(z),
+        primal_by_group=norms_by_group(gap, layouts),
+        dual_by_group={name: weight * x for name, x in dual_by_group.items()},
+    )
+    if form.resets_copies:  # exactly, where x - (x - z) would round
+        params = copies.spread(level)
+    elif form.prox_strength:
+        params = add_scaled(params, -form.prox_strength, add(gap, dual))
+    return params, after._replace(
+        device_dual=dual,
+        residuals=copies.spread(residuals),
+        health=copies.spread(health),
+    )
+
+
+def harden(state: HsadmmState, copies: Copies) -> tuple[PyTree, HsadmmState]:
+    """theta := z, z_i := z, duals zero: only kept channels are left anywhere."""
+    z = state.global_consensus
+    has_levels = state.host_consensus is not None
+    return copies.spread(z), state._replace(
+        is_frozen=jnp.ones((), bool),
+        device_dual=optax.tree.zeros_like(state.device_dual),
+        host_dual=optax.tree.zeros_like(state.host_dual),
+        host_consensus=copies.spread_over_hosts(z) if has_levels else None,
+    )
+
+
+def living_of(state: HsadmmState, form: HsadmmParameters) -> dict[str, jax.Array]:
+    """Channels that local steps may change, as masks.
+
+    Where every round sets the copies to z, channels outside the masks are zero and
+    stay so. Other forms let them shrink under the pull, until the freeze.
+    """
+    if form.resets_copies:
+        return state.masks
+    return {name: mask | ~state.is_frozen for name, mask in state.masks.items()}
+
+
+def add(tree: PyTree, other: PyTree | None) -> PyTree:
+    """Adds a part of the state that may be absent."""
+    return tree if other is None else optax.tree.add(tree, other)
+
+
+def add_scaled(tree: PyTree, scale: jax.typing.ArrayLike, other: PyTree) -> PyTree:
+    """tree + scale * other, in the types of `tree`; scale may be a float32 array."""
+    return jax.tree.map(lambda x, y: (x + scale * y).astype(x.dtype), tree, other)
+
+
+def _scale(scale: jax.Array, tree: PyTree | None) -> PyTree | None:
+    return jax.tree.map(lambda x: (scale * x).astype(x.dtype), tree)

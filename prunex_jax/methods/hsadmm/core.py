@@ -1,0 +1,299 @@
+"""Hierarchical structured ADMM: what a local step and a round do, and in which order.
+
+The equations of a round are in `optim.consensus`, means over the mesh in
+`optim.copies`. It knows no trainer. `optim.hsadmm` wraps it for optax. One
+parameterised core covers the published form and the forms that were found to work
+better; see `optim.presets`.
+
+Problem (hosts i, devices j): minimise sum_ij f_ij(theta_ij) subject to
+theta_ij = z_i, z_i = z, z_i in S, where S keeps at most K_g channels of every channel
+group g alive.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, shapes_by_path
+from prunex_jax.channels import ChannelGroup, Layouts, layouts_of, mask_channels
+from prunex_jax.methods.hsadmm import consensus
+from prunex_jax.methods.hsadmm.consensus import HsadmmState, RoundKind
+from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
+from prunex_jax.methods.hsadmm.presets import HsadmmParameters
+from prunex_jax.methods.hsadmm.residuals import zero_health, zero_residuals
+from prunex_jax.methods.moments import mask_moments
+from prunex_jax.sparsity import narrow_alive
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Hsadmm:
+    """The core: local update and round, for callers who choose when to do which.
+
+    `optim.hsadmm` makes an optax transformation of it and explains the arguments.
+    """
+
+    inner: optax.GradientTransformation
+    groups: Sequence[ChannelGroup]
+    keep_counts: Mapping[str, int]
+    parameters: HsadmmParameters
+    sync_period: int = 4
+    device_level: DeviceLevel = "gradient"
+    host_axis: str | None = None
+    device_axis: str | None = None
+    learning_rate: optax.ScalarOrSchedule | None = None
+    freeze_round: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses arguments that cannot work, before anything is traced."""
+        _check_counts(self.groups, self.keep_counts)
+        if self.sync_period < 1:
+            raise UserError(f"sync_period={self.sync_period} must be at least 1")
+        if self.device_level not in ("gradient", "consensus"):
+            raise UserError(
+                f"device_level={self.device_level!r} must be gradient or consensus"
+            )
+        if self.parameters.rho_device and self.learning_rate is None:
+            raise UserError(
+                f"rho_device={self.parameters.rho_device} pulls in proportion to the "
+                "learning rate: pass that of the inner optimizer as learning_rate"
+            )
+
+    @property
+    def copies(self) -> Copies:
+        """Where copies of the parameters live."""
+        return Copies(self.device_level, self.host_axis, self.device_axis)
+
+    def init(self, params: PyTree) -> HsadmmState:
+        """Starts with every copy and every consensus at `params`, duals at zero.
+
+        Args:
+          params: Floating leaves, the same on every host and device. Inside `shard_map`
+            they are typed as replicated; theta is `comm.vary` of them.
+        Returns:
+          The state.
+        """
+        form, copies = self.parameters, self.copies
+        z = jax.tree.map(jnp.array, params)
+        zeros = jax.tree.map(jnp.zeros_like, z)
+        has_levels = form.rho_host > 0
+        return HsadmmState(
+            num_steps=jnp.zeros((), jnp.int32),
+            num_rounds=jnp.zeros((), jnp.int32),
+            inner_state=copies.spread(self.inner.init(params)),
+            global_consensus=z,
+            masks={group.name: jnp.ones(group.size, bool) for group in self.groups},
+            is_frozen=jnp.zeros((), bool),
+            outer_trace=zeros if form.outer_momentum else None,
+            device_dual=copies.spread(zeros) if form.dual_decay else None,
+            host_consensus=copies.spread_over_hosts(
+                jax.tree.map(jnp.array, params) if has_levels else None
+            ),
+            host_dual=copies.spread_over_hosts(zeros if has_levels else None),
+            rho_device=jnp.asarray(form.rho_device, jnp.float32),
+            rho_host=jnp.asarray(form.rho_host, jnp.float32),
+            residuals=copies.spread(zero_residuals()),
+            health=copies.spread(zero_health(group.name for group in self.groups)),
+            num_changed=jnp.zeros((), jnp.int32),
+        )
+
+    def local_update(
+        self, grads: PyTree, state: HsadmmState, params: PyTree, **extra: Any
+    ) -> tuple[PyTree, HsadmmState]:
+        """One local step: the inner optimizer, and the pull where there is one.
+
+            theta <- theta + inner(g) - c (theta - z_i + u),
+            c = min(rho_device * learning rate, 1)
+
+        The pull stays outside the inner optimizer's momentum: inside it, together with
+        a dual, it oscillates and collapses without any NaN.
+
+        Dead channels stay exactly zero, whatever the inner optimizer and the activation
+        do: gradients of what reads a dead channel need not vanish (a sigmoid of zero is
+        not zero). In forms that do not set copies to z, channels die at the freeze.
+
+        Args:
+          grads: Gradients of the local loss, per_device.
+          state: The state.
+          params: theta, as the state's docstring says.
+          **extra: For the inner optimizer.
+        Returns:
+          Updates for `optax.apply_updates`, and the state.
+        Raises:
+          UserError: The gradients are sums over the mesh; see `comm.check_local`.
+        Collectives:
+          device_level "gradient": one sum over `device_axis` of all gradients.
+        """
+        layouts = self._layouts(params)
+        living = consensus.living_of(state, self.parameters)
+        grads = self.copies.mean_gradient(grads)
+        grads = mask_channels(grads, layouts, living)
+        inner = optax.with_extra_args_support(self.inner)
+        updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
+        if self.parameters.rho_device:
+            pull = jnp.minimum(self._rate(state.num_steps) * state.rho_device, 1.0)
+            gap = optax.tree.sub(params, consensus.host_level(state))
+            offset = consensus.add(gap, state.device_dual)
+            updates = consensus.add_scaled(updates, -pull, offset)
+        updates = mask_channels(updates, layouts, living)
+        return updates, state._replace(
+            inner_state=inner_state, num_steps=state.num_steps + 1
+        )
+
+    def exchange(
+        self,
+        params: PyTree,
+        state: HsadmmState,
+        *,
+        keep_counts: Mapping[str, int] | None = None,
+        kind: RoundKind = "moving",
+    ) -> tuple[PyTree, HsadmmState]:
+        """One round: agree on channels, average the kept ones, pull every copy.
+
+            host    a_i = (P rho_device mean_j(theta_ij + u_ij) + rho_host (z - v_i))
+                          / (P rho_device + rho_host)       [mean_j(theta_ij + u_ij)]
+            masks   K_g channels of largest sum_i ||mean_j theta_ij||^2; never revived
+            global  z_i = mask a_i;  zbar = z + mean_i(z_i + v_i - z), compact arrays
+                    d = z - zbar;  o <- beta o + d;  z <- z - alpha (d + beta o)
+            duals   u_ij <- gamma u_ij + theta_ij - z_i;    v_i <- v_i + z_i - z
+            copies  theta_ij <- theta_ij - kappa (theta_ij - z_i + u_ij)
+
+        Without `rho_host`, z_i = z and v_i = 0 (in brackets). P is the number of copies
+        per host, so 1 for device_level "gradient". The state holds -o.
+
+        When the mask changes, z, z_i, v_i and o are zero outside it from this round on;
+        where copies are set to z (kappa = 1, no dual), so are they and the moments of
+        the inner optimizer. Otherwise theta and u stay, and u drives the dead entries
+        of theta to zero. A "freeze" round ends with theta = z_i = z, duals zero and no
+        dead entries among the moments.
+
+        Args:
+          params: theta.
+          state: The state.
+          keep_counts: Static K_g per group; None takes the final ones. They should not
+            grow from round to round: no channel is revived to fill them. A "frozen"
+            round takes those of the round before.
+          kind: Whether masks move, move for the last time, or stay.
+        Returns:
+          theta and the state after the round.
+        Collectives:
+          device_level "consensus": a sum over `device_axis` of theta, and of theta + u
+          if there is u. Over hosts, each as `comm.mean_over_hosts`: one float32 per
+          channel, unless frozen; and the kept channels in `wire_dtype`. With
+          adapt="residual", four float32 more over each axis.
+        """
+        form, copies, layouts = self.parameters, self.copies, self._layouts(params)
+        before = state
+        if form.adapt == "residual":
+            before = consensus.balance_penalties(state, form, copies)
+        theta, target = consensus.host_means(params, before, copies)
+        counts = self.keep_counts if keep_counts is None else keep_counts
+        keep_indices = consensus.choose_channels(
+            theta, before, layouts, counts, kind, copies
+        )
+        masks = narrow_alive(before.masks, keep_indices)
+        after = consensus.move_consensus(
+            target, before, form, layouts, keep_indices, masks, copies
+        )
+        params, after = consensus.pull_copies(
+            params, before, after, form, layouts, copies
+        )
+        if kind == "freeze":
+            params, after = consensus.harden(after, copies)
+        if kind == "freeze" or (kind == "moving" and form.resets_copies):
+            moments = mask_moments(after.inner_state, params, layouts, masks)
+            after = after._replace(inner_state=moments)
+        return params, after
+
+    def update(
+        self,
+        grads: PyTree,
+        state: HsadmmState,
+        params: PyTree | None = None,
+        *,
+        sync: bool | None = None,
+        keep_counts: Mapping[str, int] | None = None,
+        kind: RoundKind | None = None,
+        **extra: Any,
+    ) -> tuple[PyTree, HsadmmState]:
+        """The optax update: a local step, then a round where one is due.
+
+        Args:
+          grads: Gradients of the local loss, per_device.
+          state: The state.
+          params: theta; required.
+          sync: Static: whether a round follows. None lets the step count decide inside
+            the program, every `sync_period` steps.
+          keep_counts: Static K_g of this round; None takes the final ones.
+          kind: Static kind of the round. None lets the round count decide inside the
+            program: moving before `freeze_round`, then freeze, then frozen.
+          **extra: For the inner optimizer.
+        Returns:
+          Updates for `optax.apply_updates`, and the state. Adding the updates of a
+          round rounds, so copies equal z to the last bit only after `exchange`; dead
+          channels become exactly zero either way.
+        Raises:
+          UserError: `params` is missing, or the gradients are sums over the mesh.
+        Collectives:
+          Those of `local_update`, and of `exchange` where a round is due.
+        """
+        if params is None:
+            raise UserError("hsadmm needs params: call update(grads, state, params)")
+        updates, state = self.local_update(grads, state, params, **extra)
+
+        def round_(operand: tuple[PyTree, HsadmmState]) -> tuple[PyTree, HsadmmState]:
+            updates, state = operand
+            moved = optax.apply_updates(params, updates)
+            moved, state = self._round_of_kind(moved, state, keep_counts, kind)
+            return optax.tree.cast_like(optax.tree.sub(moved, params), updates), state
+
+        if sync is None:
+            is_due = state.num_steps % self.sync_period == 0
+            return jax.lax.cond(is_due, round_, lambda x: x, (updates, state))
+        return round_((updates, state)) if sync else (updates, state)
+
+    def _round_of_kind(
+        self,
+        params: PyTree,
+        state: HsadmmState,
+        keep_counts: Mapping[str, int] | None,
+        kind: RoundKind | None,
+    ) -> tuple[PyTree, HsadmmState]:
+        def run(chosen: RoundKind) -> Callable[..., tuple[PyTree, HsadmmState]]:
+            return lambda *x: self.exchange(*x, keep_counts=keep_counts, kind=chosen)
+
+        if kind is None and self.freeze_round is not None:
+            stage = jnp.sign(state.num_rounds - self.freeze_round) + 1
+            kinds: tuple[RoundKind, ...] = ("moving", "freeze", "frozen")
+            return jax.lax.switch(stage, [run(k) for k in kinds], params, state)
+        return run(kind or "moving")(params, state)
+
+    def _rate(self, count: jax.Array) -> jax.typing.ArrayLike:
+        rate = self.learning_rate
+        assert rate is not None, "checked in __post_init__"
+        return rate(count) if callable(rate) else rate
+
+    def _layouts(self, params: PyTree) -> Layouts:
+        return layouts_of(self.groups, shapes_by_path(params))
+
+
+def _check_counts(
+    groups: Sequence[ChannelGroup], keep_counts: Mapping[str, int]
+) -> None:
+    sizes = {group.name: group.size for group in groups}
+    if set(sizes) != set(keep_counts):
+        differing = sorted(set(sizes) ^ set(keep_counts))
+        raise UserError(
+            f"keep_counts and groups differ in {', '.join(differing)}: give one count "
+            "per channel group"
+        )
+    for name, count in keep_counts.items():
+        if not 1 <= count <= sizes[name]:
+            raise UserError(
+                f"keep_counts[{name!r}]={count} is outside [1, {sizes[name]}], the "
+                "channels of that group"
+            )

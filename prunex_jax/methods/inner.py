@@ -1,0 +1,130 @@
+"""The inner optimizer and its learning rate, from settings; the chain in one place."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from prunex_jax.base.settings import OptimizerConfig
+from prunex_jax.base.trees import PyTree
+
+
+def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+    """Makes the learning rate as a function of the step.
+
+    Args:
+      config: Peak, warm-up and shape.
+      total_steps: Length of the run.
+    Returns:
+      A schedule: linear warm-up from 0, then the chosen decay: to 0 at the end, unless
+      constant. With `rewind_share` this happens twice, before and after that share.
+    Example:
+      >>> schedule = make_learning_rate(OptimizerConfig(schedule='linear'), 100)
+      >>> [round(float(schedule(step)), 3) for step in (0, 5, 100)]
+      [0.0, 0.1, 0.0]
+
+    References:
+      Renda et al., Comparing rewinding and fine-tuning in neural network pruning, 2020,
+      arXiv:2003.02389 (the learning rate starts over after pruning).
+    """
+    first_steps = round(config.rewind_share * total_steps)
+    if not 0 < first_steps < total_steps:
+        return _one_cycle(config, total_steps)
+    cycles = [_one_cycle(config, n) for n in (first_steps, total_steps - first_steps)]
+    return optax.join_schedules(cycles, [first_steps])
+
+
+def _one_cycle(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+    peak = config.learning_rate
+    warmup_steps = min(round(config.warmup_share * total_steps), total_steps)
+    decay_steps = max(total_steps - warmup_steps, 1)
+    decays = {
+        "cosine": lambda: optax.cosine_decay_schedule(peak, decay_steps),
+        "linear": lambda: optax.linear_schedule(peak, 0.0, decay_steps),
+        "constant": lambda: optax.constant_schedule(peak),
+    }
+    decay = decays[config.schedule]()
+    if not warmup_steps:
+        return decay
+    warmup = optax.linear_schedule(0.0, peak, warmup_steps)
+    return optax.join_schedules([warmup, decay], [warmup_steps])
+
+
+def make_inner(
+    config: OptimizerConfig, learning_rate: optax.Schedule
+) -> optax.GradientTransformation:
+    """Makes the inner optimizer.
+
+    Order: clip the averaged gradient, decay kernels (sgd), momentum or Adam, decay
+    kernels (adamw), learning rate.
+
+    Args:
+      config: Which optimizer.
+      learning_rate: From `make_learning_rate`.
+    Returns:
+      An optax transformation for averaged gradients. Momentum settings are for sgd.
+    """
+    clip = optax.clip_by_global_norm(config.clip_norm)
+    parts = [clip] if config.clip_norm else []
+    if config.name == "sgd":
+        if config.weight_decay:
+            parts.append(optax.add_decayed_weights(config.weight_decay, mask=is_kernel))
+        parts.append(optax.sgd(learning_rate, config.momentum or None, config.nesterov))
+    else:
+        parts.append(
+            optax.adamw(learning_rate, weight_decay=config.weight_decay, mask=is_kernel)
+        )
+    return optax.chain(*parts)
+
+
+class AfterMomentumState(NamedTuple):
+    """State of an optimizer that is given momentum; replicated."""
+
+    inner: PyTree  # of the optimizer with momentum
+    scale: PyTree  # of its learning rate
+
+
+def after_momentum(
+    inner: optax.GradientTransformation, learning_rate: optax.ScalarOrSchedule
+) -> optax.GradientTransformation:
+    """Makes the optimizer behind an exchange that applies momentum itself.
+
+    update = inner's update for gradients of zero - learning_rate * direction: weight
+    decay keeps the momentum and the state that it has in `inner`, and for SGD, which is
+    linear, decay and direction add up to what `inner` does to gradients.
+
+    Args:
+      inner: SGD with momentum, weight decay and learning rate, in that order or any.
+      learning_rate: The one it has.
+    Returns:
+      A transformation for directions that have momentum already.
+    Example:
+      >>> sgd = optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1, 0.9))
+      >>> tx = after_momentum(sgd, 0.1)
+      >>> params = jnp.array([2.0])
+      >>> update, _ = tx.update(jnp.array([3.0]), tx.init(params), params)
+      >>> round(float(update[0]), 6)  # 0.1 * (3 + 0.5 * 2)
+      -0.4
+    """
+
+    scale = optax.scale_by_learning_rate(learning_rate)
+
+    def init(params: PyTree) -> AfterMomentumState:
+        return AfterMomentumState(inner.init(params), scale.init(params))
+
+    def update(
+        direction: PyTree, state: AfterMomentumState, params: PyTree | None = None
+    ) -> tuple[PyTree, AfterMomentumState]:
+        nothing = jax.tree.map(jnp.zeros_like, direction)
+        decay, inner_state = inner.update(nothing, state.inner, params)
+        scaled, scale_state = scale.update(direction, state.scale)
+        updates = jax.tree.map(jnp.add, decay, scaled)
+        return updates, AfterMomentumState(inner_state, scale_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def is_kernel(params: PyTree) -> PyTree:
+    """Tells kernels, which decay, from biases and norm scales, which do not."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

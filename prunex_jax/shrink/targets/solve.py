@@ -1,0 +1,223 @@
+"""Solves for kept channels in the unit of the user: the search.
+
+`sparsity.families` lists the kept counts that one rule can give, each inside the next;
+a cost says what a set of counts costs; a binary search finds the largest that costs no
+more than the target. It knows neither networks nor clocks; `costs` does.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.shrink.targets.costs import Cost, Memoised, Unit
+from prunex_jax.sparsity import CountFamily, ranked_family, uniform_family
+
+_NOUNS = {
+    "channels": "channels",
+    "params": "parameters",
+    "macs": "multiply-accumulates",
+    "bytes": "bytes per exchange",
+    "latency": "seconds per call",
+}
+# The least, the most, and the dense network.
+_FIXED_EVALUATIONS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """How much may remain of a network, in one unit.
+
+    Attributes:
+      unit: channels | params | macs | bytes (of one exchange) | latency (seconds).
+      keep: Share of what the dense network has, in (0, 1]; or None.
+      at_most: The amount itself; or None. Exactly one of the two is given.
+
+    Raises:
+      UserError: An unknown unit, both or none of `keep` and `at_most`, or a value out
+        of range.
+    Example:
+      >>> Target('macs', keep=0.5).limit(2_000)
+      1000.0
+      >>> Target('bytes', at_most=300).limit(2_000)
+      300
+    """
+
+    unit: Unit
+    keep: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit not in _NOUNS:
+            raise UserError(
+                f"a target in {self.unit!r} is unknown; use {', '.join(_NOUNS)}"
+            )
+        if (self.keep is None) == (self.at_most is None):
+            raise UserError(
+                f"a target with keep={self.keep} and at_most={self.at_most}: give "
+                "exactly one, a share of the dense network or an amount"
+            )
+        if self.keep is not None and not 0.0 < self.keep <= 1.0:
+            raise UserError(
+                f"a target that keeps {self.keep:g} is outside (0, 1]; keep is a share "
+                "of the dense network"
+            )
+        if self.at_most is not None and not self.at_most > 0.0:
+            raise UserError(f"a target of at most {self.at_most:g} must be positive")
+
+    def limit(self, dense: float) -> float:
+        """The most that may be reached, where the dense network has `dense`."""
+        if self.at_most is not None:
+            return self.at_most
+        assert self.keep is not None
+        return self.keep * dense
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """The largest kept counts within a target.
+
+    Attributes:
+      keep_counts: Kept channels of every group.
+      target: What was asked for.
+      dense: What the dense network has, in the unit of the target.
+      asked: The most that was allowed.
+      achieved: What these counts have; at most `asked`.
+      density: Share of the channels that they keep.
+      evaluations: Sets of counts whose cost was computed or measured.
+      is_monotone: Whether larger counts never cost less where costs were computed. A
+        measured latency may break this; the counts are within the target all the same,
+        but there may be larger ones that are too.
+    """
+
+    keep_counts: Mapping[str, int]
+    target: Target
+    dense: float
+    asked: float
+    achieved: float
+    density: float
+    evaluations: int
+    is_monotone: bool
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return (
+            f"{self.achieved:,.6g} of {self.dense:,.6g} {_NOUNS[self.target.unit]} "
+            f"({self.achieved / max(self.dense, 1e-300):.3f}), asked for at most "
+            f"{self.asked:,.6g}"
+        )
+
+
+def solve_keep_counts(
+    target: Target,
+    costs: Mapping[str, Cost],
+    sizes: Mapping[str, int],
+    *,
+    scores: Mapping[str, np.ndarray] | None = None,
+    previous: Mapping[str, int] | None = None,
+    round_to: int = 8,
+    exclude: Sequence[str] = (),
+    max_evaluations: int = 32,
+) -> Solution:
+    """Finds the largest kept counts that cost no more than a target.
+
+    Counts come from one family in which every set lies inside the next: one density in
+    all groups, to within one step, or, with scores, a falling threshold on all scores.
+    Costs that grow with the counts grow along it, so a binary search is exact. What it
+    returns was itself evaluated and found within the target, whatever costs do between.
+
+    Args:
+      target: What may remain.
+      costs: A function from kept counts to cost for the unit of the target; see
+        `size_costs`, `model_macs` and `latency_cost`.
+      sizes: Number of channels per group.
+      scores: float[size] per group, comparable between groups (`normalise_scores`);
+        None gives every group the same density.
+      previous: With scores, counts that may not be exceeded, those of the stair before.
+      round_to: Counts are multiples of this, or of less where a group is small.
+      exclude: Groups whose name contains one of these stay dense.
+      max_evaluations: Bound on the sets of counts that are evaluated, and so on
+        compilations where latency is measured. Where the family is too long for it,
+        evenly spaced members are searched.
+    Returns:
+      The counts and what they reach.
+    Raises:
+      UserError: No cost for the unit, or a target below what the least counts cost: one
+        multiple of channels in every group, and everything that belongs to no group.
+    Example:
+      >>> params = lambda counts: 10 * counts['a'] + 50
+      >>> target = Target('params', keep=0.5)
+      >>> solution = solve_keep_counts(target, {'params': params}, {'a': 64})
+      >>> solution.keep_counts, solution.achieved, solution.dense
+      ({'a': 24}, 290, 690)
+    """
+    if target.unit not in costs:
+        raise UserError(
+            f"there is no cost for a target in {target.unit}; pass one in costs, which "
+            f"has {', '.join(costs) or 'none'}"
+        )
+    if max_evaluations <= _FIXED_EVALUATIONS:
+        raise UserError(
+            f"max_evaluations={max_evaluations} leaves nothing to search with; allow "
+            f"at least {_FIXED_EVALUATIONS + 1}"
+        )
+    family = (
+        uniform_family(sizes, round_to, exclude)
+        if scores is None
+        else ranked_family(scores, round_to, exclude, previous=previous)
+    )
+    family = family.thinned(1 + 2 ** min(max_evaluations - _FIXED_EVALUATIONS, 40))
+    cost = Memoised(costs[target.unit])
+    seen: dict[int, float] = {}
+
+    def reached(index: int) -> float:
+        seen[index] = cost(family.counts(index))
+        return seen[index]
+
+    dense = cost(sizes)
+    asked = target.limit(dense)
+    best = _largest_within(asked, reached, family, target, dense)
+    in_order = [seen[index] for index in sorted(seen)]
+    keep_counts = family.counts(best)
+    return Solution(
+        keep_counts=keep_counts,
+        target=target,
+        dense=dense,
+        asked=asked,
+        achieved=seen[best],
+        density=sum(keep_counts.values()) / max(1, sum(sizes.values())),
+        evaluations=len(cost.known),
+        is_monotone=in_order == sorted(in_order),
+    )
+
+
+def _largest_within(
+    asked: float,
+    reached: Callable[[int], float],
+    family: CountFamily,
+    target: Target,
+    dense: float,
+) -> int:
+    """Index of the largest member that costs at most `asked`."""
+    # Absorbs what binary floats do to shares such as 1 - 0.7.
+    limit = asked * (1 + 1e-12)
+    within, above = 0, len(family) - 1
+    least = reached(within)
+    if least > limit:
+        noun = _NOUNS[target.unit]
+        raise UserError(
+            f"at most {asked:,.6g} of {dense:,.6g} {noun} are out of reach: "
+            f"{least:,.6g} ({least / dense:.4g} of the dense network) remain with one "
+            "step of channels in every group and all that belongs to none; ask for no "
+            "less, lower round_to, or exclude fewer groups"
+        )
+    if reached(above) <= limit:
+        return above
+    while above - within > 1:
+        middle = (within + above) // 2
+        if reached(middle) <= limit:
+            within = middle
+        else:
+            above = middle
+    return within

@@ -1,0 +1,15 @@
+"""Trains: from settings to a run folder with a summary and a small network.
+
+config -> experiment -> run -> loop (step, rounds) -> transitions -> summary
+"""
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the trainer when it is first asked for: it takes seconds."""
+    if name in ("train", "TrainResult"):
+        from prunex_jax.train import run
+
+        return getattr(run, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,8 @@
+"""python -m prunex_jax.train: see `prunex_jax.train.command`."""
+
+import sys
+
+from prunex_jax.train.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

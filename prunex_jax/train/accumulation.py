@@ -1,0 +1,74 @@
+"""Gradients of a batch in several parts, one after the other, as if of the whole.
+
+It runs before any exchange: what crosses a link does not depend on the parts.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import vary
+
+# (params, statistics, batch) -> (mean loss, (statistics, sums over the batch))
+Loss = Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, tuple[PyTree, PyTree]]]
+
+
+def accumulated_grads(
+    loss: Loss, num_parts: int = 1, axes: Sequence[str | None] = ()
+) -> Callable[[PyTree, PyTree, PyTree], tuple[PyTree, jax.Array, PyTree, PyTree]]:
+    """Makes the gradient of a mean loss over a batch that is taken in equal parts.
+
+    Activations need memory for one part only. Gradients and losses are the means of
+    those of the parts, which are those of the batch; but batch norm sees the statistics
+    of a part, and running statistics go through the parts in order.
+
+    Args:
+      loss: (params, statistics, batch) -> (mean loss, (statistics, sums)).
+      num_parts: Divides the leading axis of every leaf of a batch.
+      axes: Mesh axes over which gradients differ; None is skipped.
+    Returns:
+      (params, statistics, batch) -> (gradients, mean loss, statistics, sums).
+    Collectives:
+      Those of `loss`, once for every part.
+    Example:
+      >>> def loss(w, calls, x):
+      ...     return jnp.mean((w * x) ** 2), (calls + 1, jnp.sum(x))
+      >>> x = jnp.array([1.0, 2.0, 3.0, 4.0])
+      >>> found = accumulated_grads(loss, 2)(jnp.ones(()), jnp.zeros(()), x)
+      >>> [float(value) for value in found]
+      [15.0, 7.5, 2.0, 10.0]
+    """
+    grads_of = jax.value_and_grad(loss, has_aux=True)
+
+    def one(
+        params: PyTree, statistics: PyTree, batch: PyTree
+    ) -> tuple[PyTree, jax.Array, PyTree, PyTree]:
+        (value, (statistics, sums)), grads = grads_of(params, statistics, batch)
+        return grads, value, statistics, sums
+
+    def several(
+        params: PyTree, statistics: PyTree, batch: PyTree
+    ) -> tuple[PyTree, jax.Array, PyTree, PyTree]:
+        def add(
+            carry: tuple[PyTree, PyTree], part: PyTree
+        ) -> tuple[tuple[PyTree, PyTree], None]:
+            total, statistics = carry
+            grads, value, statistics, sums = one(params, statistics, part)
+            found = (grads, value, sums)
+            return (jax.tree.map(jnp.add, total, found), statistics), None
+
+        parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), batch)
+        first = jax.tree.map(lambda x: x[0], parts)
+        grads, value, _, sums = jax.eval_shape(one, params, statistics, first)
+        nothing = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), (grads, value, sums)
+        )
+        start = (vary(nothing, axes), statistics)
+        (total, statistics), _ = jax.lax.scan(add, start, parts)
+        grads, value, sums = total
+        grads, value = jax.tree.map(lambda x: x / num_parts, (grads, value))
+        return grads, value, statistics, sums
+
+    return one if num_parts == 1 else several

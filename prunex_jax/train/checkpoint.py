@@ -1,0 +1,394 @@
+"""Saves and restores the complete state of a run.
+
+It owns checkpoints and is the only module that knows Orbax. It leaves to its callers
+what the state contains and when to save. It sits right of `step`, left of `loop`.
+
+On disk, below the given directory (for a run: `checkpoints/`):
+
+    6/                             One folder per kept step.
+      state/                       Arrays in Orbax's format (OCDBT, zarr), each named
+                                   by its path in the state; no container types, so
+                                   a dict may become a NamedTuple between versions.
+      manifest.json                `format`; `leaves`: path -> type and shape; `extra`:
+                                   what the caller gave; `files`: file of state/ ->
+                                   SHA-256.
+    8.orbax-checkpoint-tmp/        A save that is being written, or that was killed;
+                                   leftovers are removed when a Checkpointer opens.
+
+The manifest is written after the arrays, and one rename shows both; a folder without a
+manifest counts as a save that was killed. Orbax notices missing and cut files, but not
+altered bytes, and reading damaged arrays with it leaves tasks behind that complain
+later; so the files are compared with the manifest before Orbax sees them.
+
+The V0 `CheckpointManager` of Orbax is used: the package exports it at its top, while V1
+is still `experimental` and renamed functions as late as 0.12.0. Both run without
+warnings and take the same time (120 leaves: 0.05 s blocking, 0.2 s in all).
+"""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from prunex_jax.base.digests import digests_of, find_damage
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, flatten_by_path
+
+_FORMAT = 1
+_STATE = "state"
+_MANIFEST = "manifest.json"
+# Tensorstore, below Orbax, reports a full disk as ValueError.
+_WRITE_ERRORS = (OSError, ValueError)
+_logger = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """Keeps the newest checkpoints of one run in one folder.
+
+    Saving is asynchronous: `save` copies the arrays, so that they may be donated at
+    once, and writes them while training continues; at most one save is in flight. A
+    process killed at any moment leaves the previous checkpoint or the new one complete.
+
+    All processes of a run make the same calls in the same order, on a file system that
+    all of them see. One run has one Checkpointer at a time: opening removes leftovers
+    of killed saves. While it is open, Orbax logs warnings only.
+
+    Args:
+      directory: Folder of the checkpoints; made where it is missing.
+      keep: Number of checkpoints that are kept, the newest ones.
+      read_only: Leave the folder as it is, also where a run is writing to it; `save`
+        does not work then.
+    Raises:
+      UserError: The folder cannot be used, or `keep` is not positive.
+    Example:
+      >>> import tempfile
+      >>> state = {'weight': jax.numpy.arange(3.0)}
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     with Checkpointer(Path(folder), keep=2) as checkpointer:
+      ...         checkpointer.save(10, state, {'epoch': 1}, wait=True)
+      ...         restored, extra = checkpointer.restore(state)
+      >>> restored['weight'].tolist(), extra
+      ([0.0, 1.0, 2.0], {'epoch': 1})
+    """
+
+    def __init__(self, directory: Path, keep: int = 1, *, read_only: bool = False):
+        if keep < 1:
+            raise UserError(
+                f"config.run.checkpoints_kept={keep} must be at least 1, or the run "
+                "could not be resumed"
+            )
+        self._directory = Path(directory).absolute()
+        self._restored_step: int | None = None
+        # The step in flight and what its manifest will say.
+        self._pending: tuple[int, dict[str, Any]] | None = None
+        self._mute = _MuteOrbax()
+        logging.getLogger("absl").addFilter(self._mute)
+        try:
+            self._manager = self._open(keep, read_only)
+            steps = self._manager.all_steps()
+            sealed = _all_hold([self._is_sealed(step) for step in steps])
+        except BaseException:
+            logging.getLogger("absl").removeFilter(self._mute)
+            raise
+        self._complete = {step for step, ok in zip(steps, sealed, strict=True) if ok}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def restored_step(self) -> int | None:
+        """Step of the checkpoint that `restore` returned last; None before that."""
+        return self._restored_step
+
+    def steps(self) -> tuple[int, ...]:
+        """Steps of the complete checkpoints, ascending."""
+        return tuple(sorted(self._complete.intersection(self._manager.all_steps())))
+
+    def latest_step(self) -> int | None:
+        """Newest step that `restore` would try first; None when there is none."""
+        return max(self.steps(), default=None)
+
+    def save(
+        self, step: int, state: PyTree, extra: Mapping[str, Any], *, wait: bool = False
+    ) -> None:
+        """Saves the state and `extra` together as the checkpoint of `step`.
+
+        A step that has a checkpoint already is left as it is: the run determines the
+        state of a step. Checkpoints newer than the one that `restore` returned belong
+        to an abandoned course of the run; the first save deletes them.
+
+        Args:
+          step: Number of steps done; larger than that of every checkpoint kept.
+          state: Tree of jax.Array, of any type including typed keys, in any sharding,
+            also over several processes.
+          extra: JSON-able; that of process 0 is written.
+          wait: Return only when the checkpoint is complete.
+        Raises:
+          UserError: This or the previous checkpoint could not be written.
+          ValueError: Newer checkpoints exist and none was restored.
+          TypeError: A leaf is no jax.Array, or `extra` is not JSON-able.
+        """
+        self.wait()
+        if step in self.steps():
+            return
+        newest = self.latest_step()
+        if newest is not None and step < newest:
+            raise ValueError(
+                f"cannot save step {step} below the existing step {newest}; restore "
+                "first, or start in an empty folder"
+            )
+        manifest = {
+            "format": _FORMAT,
+            "leaves": _describe_leaves(state),
+            # A copy: the caller may change its dict while the save is in flight.
+            "extra": json.loads(json.dumps(dict(extra))),
+        }
+        leaves = flatten_by_path(state)
+        stored = {path: _key_data(leaf) for path, leaf in leaves.items() if leaf.size}
+        try:
+            for leftover in sorted(set(self._manager.all_steps()) - self._complete):
+                self._manager.delete(leftover)
+            self._pending = (step, manifest)
+            args = ocp.args.Composite(state=ocp.args.StandardSave(stored))
+            self._manager.save(step, args=args, force=True)
+        except _WRITE_ERRORS as error:
+            self._pending = None
+            raise self._cannot_write(error) from error
+        if wait:
+            self.wait()
+
+    def restore(
+        self,
+        abstract_state: PyTree | Callable[[Mapping[str, Any]], PyTree],
+        step: int | None = None,
+    ) -> tuple[PyTree, dict[str, Any]]:
+        """Reads a checkpoint into the given shardings, bit for bit.
+
+        Without `step` the newest checkpoint is read. Where that is damaged, a warning
+        names it and the one before it is tried, by all processes together.
+
+        Args:
+          abstract_state: Tree of jax.ShapeDtypeStruct with sharding (or of arrays) with
+            the paths, shapes and types of the saved state. Shardings may differ from
+            those at saving. Or a function that makes the tree from the `extra` of the
+            checkpoint being read, where shapes change in the course of a run.
+          step: The checkpoint to read, without falling back.
+        Returns:
+          The state, and the `extra` saved with it.
+        Raises:
+          UserError: No checkpoint, none that can be read, or one of another state.
+        """
+        self.wait()
+        candidates = self.steps()[::-1] if step is None else (step,)
+        if not set(candidates) & set(self.steps()):
+            which = "any step" if step is None else f"step {step}"
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise UserError(
+                f"no checkpoint of {which} in {self._directory}; there is: {there}"
+            )
+        for candidate in candidates:
+            restored = self._try_restore(candidate, abstract_state)
+            if restored is not None:
+                self._restored_step = candidate
+                self._complete = {s for s in self._complete if s <= candidate}
+                return restored
+        tried = ", ".join(map(str, candidates))
+        raise UserError(
+            f"no readable checkpoint in {self._directory} (tried: {tried}); put back a "
+            "copy of it, or start over with --fresh"
+        )
+
+    def wait(self) -> None:
+        """Returns when no save is in flight.
+
+        Raises:
+          UserError: The checkpoint in flight could not be written.
+        """
+        if self._pending is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+            if _all_hold([self._is_sealed(self._pending[0])])[0]:
+                self._complete.add(self._pending[0])
+        except _WRITE_ERRORS as error:
+            raise self._cannot_write(error) from error
+        finally:
+            self._pending = None
+
+    def close(self) -> None:
+        """Waits for the save in flight and releases what Orbax holds."""
+        try:
+            self.wait()
+        finally:
+            with contextlib.suppress(*_WRITE_ERRORS):  # Again what `wait` reported.
+                self._manager.close()
+            logging.getLogger("absl").removeFilter(self._mute)
+
+    def _open(self, keep: int, read_only: bool) -> ocp.CheckpointManager:
+        if read_only:
+            options = ocp.CheckpointManagerOptions(
+                read_only=True, create=False, save_interval_steps=0
+            )
+            return ocp.CheckpointManager(self._directory, options=options)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=ocp.checkpoint_managers.LatestN(keep),
+            cleanup_tmp_directories=True,
+            # Called on process 0 after all arrays are written, and before the oldest
+            # checkpoint is deleted.
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
+        )
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            return ocp.CheckpointManager(self._directory, options=options)
+        except OSError as error:
+            message = f"cannot keep checkpoints in {self._directory} ({error})"
+            raise UserError(f"{message}; choose another --workdir") from error
+
+    def _is_sealed(self, step: int) -> bool:
+        """Whether process 0 sees a complete checkpoint; the others trust it."""
+        sealed = (self._directory / str(step) / _MANIFEST).is_file()
+        return sealed or jax.process_index() != 0
+
+    def _cannot_write(self, error: Exception) -> UserError:
+        reason = str(error).splitlines()[0]
+        return UserError(
+            f"cannot write a checkpoint to {self._directory} ({reason}); free space or "
+            "make it writable, then run the same command again"
+        )
+
+    def _seal(self) -> None:
+        """Completes the checkpoint in flight by writing its manifest."""
+        assert self._pending is not None
+        step, manifest = self._pending
+        folder = self._directory / str(step)
+        if not folder.exists():  # Its temporary name, as of Orbax 0.12.8.
+            folder = next(self._directory.glob(f"{step}.*"))
+        manifest["files"] = digests_of(folder / _STATE)
+        unfinished = folder / f".{_MANIFEST}.tmp"
+        with open(unfinished, "w") as file:
+            json.dump(manifest, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, folder / _MANIFEST)
+
+    def _try_restore(
+        self,
+        step: int,
+        abstract_state: PyTree | Callable[[Mapping[str, Any]], PyTree],
+    ) -> tuple[PyTree, dict[str, Any]] | None:
+        """Restores one checkpoint; None, on every process, if one finds it damaged."""
+        folder = self._directory / str(step)
+        manifest: dict[str, Any] = {}
+        try:
+            manifest = json.loads((folder / _MANIFEST).read_text())
+            damage = ""
+            if jax.process_index() == 0:  # Only this process reads the files.
+                damage = find_damage(manifest["files"], digests_of(folder / _STATE))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            damage = f"{_MANIFEST}: {error}"
+        if not _all_hold([not damage])[0]:
+            if damage:  # One warning: process 0 has read the files.
+                _logger.warning("checkpoint %s is damaged: %s", folder, damage)
+            return None
+        if callable(abstract_state):
+            abstract_state = abstract_state(manifest["extra"])
+        _check_same_leaves(manifest, abstract_state, folder)
+        return self._read_state(step, abstract_state), manifest["extra"]
+
+    def _read_state(self, step: int, abstract_state: PyTree) -> PyTree:
+        abstract = flatten_by_path(abstract_state)
+        wanted = {path: _abstract_data(x) for path, x in abstract.items() if x.size}
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+        arrays = self._manager.restore(step, args=args)["state"]
+        leaves = [_as_wanted(arrays.get(path), x) for path, x in abstract.items()]
+        return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
+
+
+def _describe_leaves(state: PyTree) -> dict[str, str]:
+    """Path -> type and shape in one word, as in `float32[3,4]`."""
+    described = {}
+    for path, leaf in flatten_by_path(state).items():
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            raise TypeError(f"leaf {path!r} is {type(leaf).__name__}, no jax.Array")
+        described[path] = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    return described
+
+
+def _check_same_leaves(
+    manifest: Mapping[str, Any], abstract_state: PyTree, folder: Path
+) -> None:
+    """Refuses a checkpoint of another state, naming the first path that differs."""
+    if manifest["format"] != _FORMAT:
+        raise UserError(
+            f"checkpoint {folder} has format {manifest['format']}, this version reads "
+            f"{_FORMAT}; use the version of prunex_jax that wrote it"
+        )
+    saved, wanted = manifest["leaves"], _describe_leaves(abstract_state)
+    for path in (*wanted, *saved):
+        there, here = saved.get(path, "absent"), wanted.get(path, "absent")
+        if there != here:
+            raise UserError(
+                f"checkpoint {folder} does not fit this run: {path} is {there} there "
+                f"and {here} here; use the settings, hosts and devices of the run that "
+                "wrote it, another --workdir, or --fresh to start over"
+            )
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _key_data(leaf: jax.Array) -> jax.Array:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _abstract_data(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape, type and sharding of what is stored for a leaf."""
+    data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
+
+
+def _as_wanted(array: jax.Array | None, leaf: Any) -> jax.Array:
+    """The leaf made of what was stored for it."""
+    if array is None:  # Without elements, thus not stored.
+        empty = np.empty(leaf.shape, leaf.dtype)
+        return jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda index: empty[index]
+        )
+    if _is_key(leaf):
+        impl = jax.random.key_impl(jax.numpy.empty((), leaf.dtype))
+        return jax.random.wrap_key_data(array, impl=impl)
+    return array
+
+
+def _all_hold(conditions: Sequence[bool]) -> list[bool]:
+    """Which of the conditions hold on every process.
+
+    Collectives:
+      One gather of the booleans over all processes; none with one process.
+    """
+    if jax.process_count() == 1 or not conditions:
+        return list(conditions)
+    gathered = multihost_utils.process_allgather(np.asarray(conditions))
+    return [bool(ok) for ok in np.all(gathered, axis=0)]
+
+
+class _MuteOrbax(logging.Filter):
+    """Drops 40 lines of Orbax for each save, and tracebacks of what `wait` raises."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_asked_for = str(record.msg).startswith("Given directory is read only")
+        is_noise = record.levelno < logging.WARNING or bool(record.exc_info)
+        is_noise = is_noise or is_asked_for
+        return not (is_noise and "orbax" in Path(record.pathname).parts)

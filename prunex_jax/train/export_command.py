@@ -1,0 +1,101 @@
+"""Command line of the export.
+
+    python -m prunex_jax export --workdir=FOLDER --out=FOLDER [--step=N]
+        [--data_dir=FOLDER] [--overwrite] [--compare=1,8,64] [--quiet]
+
+Makes a folder of what a run has learned: its network without the dead channels, as
+safetensors, a StableHLO program and a JSON manifest, for use without this package. The
+run may have ended, been stopped, or still be training. Masked and shrunk network are
+compared first, forward and gradients, and nothing is written if they differ.
+--compare also measures both on this device and prints a table. Exit code 0: written;
+2: bad input.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prunex_jax.base.command import Command, Flag, Values, run_command
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.export.folder import check_target
+from prunex_jax.mesh import LaunchFlags, start_processes
+from prunex_jax.train.export_run import (
+    export_trained,
+    load_trained,
+    num_devices_of_run,
+)
+
+COMMAND = Command(
+    name="prunex_jax.export",
+    text=str(__doc__),
+    flags=(
+        Flag("workdir", "", "Run folder.", is_required=True),
+        Flag("out", "", "Folder to make.", is_required=True),
+        Flag("step", -1, "Checkpoint to export; -1 takes the newest."),
+        Flag("data_dir", "", "Where the data set lies, if not where the run found it."),
+        Flag("overwrite", False, "Replace an earlier export in --out."),
+        Flag("compare", "", "Batch sizes, as in 1,8,64, for which both are measured."),
+        Flag("quiet", False, "Print nothing but errors."),
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and exports.
+
+    Args:
+      arguments: The command line without the program's name; None takes the real one.
+    Returns:
+      The exit code.
+    """
+    return run_command(COMMAND, _export, arguments)
+
+
+def _export(values: Values, rest: list[str]) -> None:
+    del rest
+    # As many devices as the run had, whatever this machine has.
+    count = num_devices_of_run(values.workdir)
+    start_processes(TopologyConfig(cpu_devices=count), LaunchFlags(launcher="none"))
+    batch_sizes = _batch_sizes(values.compare)
+    check_target(values.out, values.overwrite)  # Before all that takes time.
+    step = None if values.step < 0 else values.step
+    trained = load_trained(values.workdir, step=step, data_dir=values.data_dir)
+    manifest = export_trained(
+        trained, values.workdir, values.out, overwrite=values.overwrite
+    )
+    if not values.quiet:
+        sys.stdout.write(describe_export(manifest, values.out))
+    if batch_sizes:
+        sys.stdout.write("\n" + trained.compare(batch_sizes).format() + "\n")
+
+
+def _batch_sizes(text: str) -> list[int]:
+    numbers = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(number.isdecimal() and int(number) for number in numbers):
+        raise UserError(
+            f"--compare={text} is no list of batch sizes; write them as in 1,8,64"
+        )
+    return [int(number) for number in numbers]
+
+
+def describe_export(manifest: Mapping[str, Any], folder: str) -> str:
+    """Says in a few lines what was exported."""
+    trained, certificate = manifest["trained"], manifest["certificate"]
+    channels, program = manifest["channels"], manifest["program"]
+    total = sum(group["size"] for group in channels)
+    kept = sum(len(group["kept"]) for group in channels)
+    lines = [
+        f"exported  step {trained['step']} of {trained['num_steps']} to {folder}",
+        f"channels  {kept} of {total} kept",
+        f"equal     masked and shrunk differ by {certificate['forward_error']:.1e} "
+        f"(outputs) and {certificate['gradient_error']:.1e} (gradients), relative",
+        f"program   {program['inputs'][0]} -> {program['outputs']} on "
+        f"{', '.join(program['platforms'])}",
+        f"check it  python -m prunex_jax evaluate --model={folder}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,309 @@
+"""Exports what a run of the trainer has learned, from one of its checkpoints.
+
+    config.json -> experiment -> checkpoint -> network -> mask -> shrink -> certify
+                -> export
+
+The run may have ended, been stopped, or still be training: its folder is only read. It
+is rebuilt on as many devices as it had, which the command line simulates on the CPU.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DistillConfig
+from prunex_jax.base.trees import PyTree, shapes_by_path
+from prunex_jax.channels import layouts_of, put_channels
+from prunex_jax.data import Dataset
+from prunex_jax.export.folder import check_target, export_model
+from prunex_jax.mesh import make_topology
+from prunex_jax.shrink import Certificate, Network, certify_networks, shrink_network
+from prunex_jax.shrink.compare import Comparison, compare_networks
+from prunex_jax.train.checkpoint import Checkpointer
+from prunex_jax.train.config import config_to_dict, resolve_config
+from prunex_jax.train.experiment import Experiment, make_experiment
+from prunex_jax.train.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, SUMMARY
+from prunex_jax.train.transitions import (
+    comparison_images,
+    experiment_at,
+    network_of,
+    saved_handover,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedNetwork:
+    """What a checkpoint stands for.
+
+    Attributes:
+      experiment: The run with its full network.
+      step: Steps done.
+      masked: Full widths, dead channels zero.
+      shrunk: Cut widths.
+      masks: Which channels are kept, bool[size] per group.
+    """
+
+    experiment: Experiment
+    step: int
+    masked: Network
+    shrunk: Network
+    masks: Mapping[str, np.ndarray]
+
+    def certify(self) -> Certificate:
+        """Compares the masked and the shrunk network on images of the run."""
+        return certify_networks(
+            self.masked,
+            self.shrunk,
+            self.experiment.trace.groups,
+            self.masks,
+            comparison_images(self.experiment.dataset),
+        )
+
+    def compare(self, batch_sizes: Sequence[int]) -> Comparison:
+        """Measures full and small network on this device."""
+        images = comparison_images(self.experiment.dataset)
+        return compare_networks(
+            self.masked, self.shrunk, images, batch_sizes=batch_sizes
+        )
+
+
+def num_devices_of_run(workdir: str | Path) -> int:
+    """Devices on which a run was trained, over all its hosts.
+
+    Raises:
+      UserError: The folder is not that of a run.
+    """
+    hosts, per_host = _mesh_of_run(Path(workdir).expanduser())
+    return hosts * per_host
+
+
+def export_run(
+    workdir: str | Path,
+    folder: str | Path,
+    *,
+    step: int | None = None,
+    data_dir: str = "",
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Exports the network of a run.
+
+    Args:
+      workdir: The run folder; it is only read.
+      folder: Where the export goes.
+      step: The checkpoint; None takes the newest.
+      data_dir: Where the data set lies, if not where the run found it.
+      overwrite: Replace an earlier export.
+    Returns:
+      The manifest.
+    Raises:
+      UserError: The folder holds no run or no such checkpoint, this process has fewer
+        devices than the run had, the cut is not exact, or the export cannot be written.
+    """
+    check_target(folder, overwrite)  # Before all that takes time.
+    trained = load_trained(workdir, step=step, data_dir=data_dir)
+    return export_trained(trained, workdir, folder, overwrite=overwrite)
+
+
+def export_trained(
+    trained: TrainedNetwork,
+    workdir: str | Path,
+    folder: str | Path,
+    *,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Exports a network that was loaded from a run.
+
+    Args:
+      trained: From `load_trained`.
+      workdir: The run folder, for its settings and metrics.
+      folder: Where the export goes.
+      overwrite: Replace an earlier export.
+    Returns:
+      The manifest.
+    Raises:
+      UserError: The cut is not exact, or the export cannot be written.
+    """
+    path = Path(workdir).expanduser()
+    experiment, shrunk = trained.experiment, trained.shrunk
+    model = shrunk.model
+
+    def apply(tree: PyTree, images: jax.Array) -> jax.Array:
+        return model.apply(tree["params"], tree["statistics"], images)
+
+    return export_model(
+        folder,
+        apply,
+        {"params": shrunk.params, "statistics": shrunk.statistics},
+        [comparison_images(experiment.dataset)],
+        certificate=trained.certify(),
+        groups=experiment.trace.groups,
+        masks=trained.masks,
+        about={
+            "trained": {
+                "workdir": path.name,
+                "step": trained.step,
+                "num_steps": experiment.plan.total_steps,
+                "method": experiment.method.name,
+            },
+            "dataset": describe_dataset(experiment.dataset),
+            "metrics": _metrics(path, trained.step),
+            "config": config_to_dict(resolve_config(_read_json(path / CONFIG))),
+        },
+        overwrite=overwrite,
+    )
+
+
+def load_trained(
+    workdir: str | Path, *, step: int | None = None, data_dir: str = ""
+) -> TrainedNetwork:
+    """Makes the network that a checkpoint of a run stands for.
+
+    Args:
+      workdir: The run folder; it is only read.
+      step: The checkpoint; None takes the newest.
+      data_dir: Where the data set lies, if not where the run found it.
+    Returns:
+      The masked and the shrunk network, host arrays.
+    Raises:
+      UserError: As `export_run`.
+    """
+    path = Path(workdir).expanduser()
+    full = _experiment(path, data_dir)
+    with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
+        state, extra = checkpointer.restore(
+            lambda extra: experiment_at(full, extra).programs.abstract_state(), step
+        )
+    handover, experiment = saved_handover(extra), experiment_at(full, extra)
+    network = network_of(experiment, state)
+    if handover is None:
+        found = jax.device_get(experiment.method.masks(state.opt_state))
+        masks = {name: np.asarray(mask) for name, mask in found.items()}
+        pair = shrink_network(network, full.trace.groups, masks)
+    else:
+        masks = handover.masks(full.sizes)
+        pair = _widened(network, full, masks), network
+    masked, shrunk = map(_on_host, pair)
+    return TrainedNetwork(full, int(extra["step"]), masked, shrunk, masks)
+
+
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """What a reader has to do to images, and what the classes mean.
+
+    Args:
+      dataset: As the trainer opened it.
+    Returns:
+      Plain values.
+    """
+    height, width, channels = dataset.image_shape
+    return {
+        "name": dataset.name,
+        "classes": {
+            "count": dataset.num_classes,
+            "names": list(dataset.class_names) or None,
+        },
+        "preprocessing": {
+            "input": "uint8[height,width,channels], 0 to 255, RGB or grey",
+            "crop": "largest centred rectangle of the wanted shape, sides times share",
+            "crop_share": dataset.test.recipe.evaluation_share,
+            "resize": "bilinear with antialiasing",
+            "height": height,
+            "width": width,
+            "channels": channels,
+            "normalize": "(x / 255 - mean) / std, per channel",
+            "mean": list(dataset.normalization.mean),
+            "std": list(dataset.normalization.std),
+        },
+    }
+
+
+def _experiment(path: Path, data_dir: str) -> Experiment:
+    """Builds the run again, on the first devices of this process."""
+    hosts, per_host = _mesh_of_run(path)
+    config = resolve_config(_read_json(path / CONFIG))
+    if data_dir:
+        data = dataclasses.replace(config.data, dir=data_dir)
+        config = dataclasses.replace(config, data=data)
+    devices = jax.devices()
+    if len(devices) < hosts * per_host:
+        raise UserError(
+            f"{path} was trained on {hosts * per_host} devices and this process has "
+            f"{len(devices)}; python -m prunex_jax export simulates them"
+        )
+    topology = make_topology(str(hosts), devices[: hosts * per_host])
+    # A teacher has nothing more to say, and may be gone.
+    without_teacher = dataclasses.replace(config, distill=DistillConfig())
+    experiment = make_experiment(without_teacher, topology)
+    return dataclasses.replace(experiment, config=config)
+
+
+def _mesh_of_run(path: Path) -> tuple[int, int]:
+    topology = _read_json(path / ENVIRONMENT).get("topology", {})
+    try:
+        return int(topology["num_hosts"]), int(topology["devices_per_host"])
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{path / ENVIRONMENT} does not say on how many hosts and devices the run "
+            "was trained; give the --workdir of a run"
+        ) from None
+
+
+def _widened(
+    small: Network, full: Experiment, masks: Mapping[str, np.ndarray]
+) -> Network:
+    """The masked network of full widths that computes what a small one does."""
+    params, statistics = jax.eval_shape(full.model.init, jax.random.key(0))
+    keep = {name: jnp.asarray(np.flatnonzero(mask)) for name, mask in masks.items()}
+    groups = full.trace.groups
+    layouts = layouts_of(groups, shapes_by_path(params))
+    running = layouts_of(groups, shapes_by_path(statistics), "statistics")
+    return Network(
+        full.model,
+        put_channels(small.params, layouts, keep),
+        put_channels(small.statistics, running, keep),
+    )
+
+
+def _on_host(network: Network) -> Network:
+    params, statistics = jax.device_get((network.params, network.statistics))
+    return Network(network.model, params, statistics)
+
+
+def _metrics(path: Path, step: int) -> dict[str, Any]:
+    """What the run has measured of this very network."""
+    summary: dict[str, Any] | None = None
+    if (path / SUMMARY).exists():
+        summary = _read_json(path / SUMMARY)
+        if summary.get("steps") != step:
+            summary = None  # Of a later network.
+    return {"summary": summary, "logged": _last_row(path / METRICS, step)}
+
+
+def _last_row(path: Path, step: int) -> dict[str, Any] | None:
+    """Last row of the log up to a step, which a running run may be writing to."""
+    last = None
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+            last = row if row["step"] <= step and "loss" in row else last
+        except (ValueError, KeyError, TypeError):
+            continue  # A row that is being written.
+    return last
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}); give the --workdir of a run"
+        ) from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no JSON object; give the --workdir of a run")
+    return content

@@ -1,0 +1,299 @@
+"""Keeps the run folder: what ran, on what, what it logged and how it ended.
+
+It owns the files of a run but for what lies inside `checkpoints/`, and the description
+of the environment. It leaves to its callers which numbers are logged and when. It sits
+right of `checkpoint` and left of `loop`. Other programs read these files:
+
+    config.json        The resolved settings, keys sorted; it can be run again.
+    environment.json   Versions, devices, host x device table, source revision;
+                       `earlier` lists those of earlier starts where they differ.
+    metrics.jsonl      One JSON object per logged step, in order of `step`.
+    summary.json       Written once, at the end; SUMMARY_KEYS are always there.
+    checkpoints/       See `checkpoint`.
+
+All of it is strict JSON: a number that is not finite is written as null. Files are
+replaced by rename and rows appended, so a killed run can only leave a cut last row.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.train.config import dotted_keys, fixed_differences
+
+CONFIG = "config.json"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+CHECKPOINTS = "checkpoints"
+
+SUMMARY_KEYS = (
+    "method",
+    "steps",
+    "seed",
+    "hosts",
+    "devices_per_host",
+    "test_accuracy",
+    "test_loss",
+    "params_dense",
+    "params_kept",
+    "macs_dense",
+    "macs_kept",
+    "channel_sparsity",
+    "host_wire_bytes",
+    "host_wire_bytes_dense",
+    "host_wire_ratio",
+    "host_payload_bytes_steady",
+    "num_rounds",
+    "num_compilations",
+    "shrink_max_abs_error",
+    "seconds_total",
+    "seconds_per_step_median",
+)
+
+_MESH_KEYS = ("num_hosts", "devices_per_host")
+
+
+class RunFolder:
+    """The files of one run, made by `open`.
+
+    On processes other than the primary everything that writes does nothing, so that all
+    processes run the same code.
+
+    Attributes:
+      workdir: The folder.
+      is_primary: Whether this process writes.
+      is_resumed: Whether the folder held this run already; False on other processes.
+    """
+
+    def __init__(self, workdir: Path, is_primary: bool, is_resumed: bool = False):
+        self.workdir = workdir
+        self.is_primary = is_primary
+        self.is_resumed = is_resumed
+
+    @classmethod
+    def open(
+        cls,
+        workdir: Path | str,
+        config_dict: Mapping[str, Any],
+        environment_dict: Mapping[str, Any],
+        *,
+        is_primary: bool,
+        fresh: bool = False,
+    ) -> Self:
+        """Makes the folder of a run, or enters that of the same run to continue it.
+
+        Args:
+          workdir: The folder; `~` is expanded.
+          config_dict: The resolved settings as nested dicts.
+          environment_dict: What `environment` gives.
+          is_primary: Whether this process writes; exactly one does.
+          fresh: Remove the files of a run that lies in the folder, and only those.
+        Raises:
+          UserError: The folder holds another run or foreign files, or is not writable.
+        """
+        path = Path(workdir).expanduser().absolute()
+        if not is_primary:
+            return cls(path, is_primary)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            holds_run = _holds_run(path)
+            is_resumed = holds_run and not fresh
+            config = _plain(config_dict, "config")
+            environment = _plain(environment_dict, "environment")
+            if is_resumed:
+                held = _read_json(path / ENVIRONMENT)
+                _check_same_run(path, held, config, environment)
+                environment["earlier"] = _earlier(held, environment)
+            elif holds_run:
+                _remove_results(path)
+            # Last the config: together they mark the folder as that of a run.
+            _write_json(path / ENVIRONMENT, environment)
+            _write_json(path / CONFIG, config)
+        except OSError as error:
+            raise UserError(
+                f"--workdir={workdir} cannot be used ({error}); choose a folder that "
+                "can be written"
+            ) from error
+        folder = cls(path, is_primary, is_resumed)
+        folder.truncate_after(sys.maxsize)
+        return folder
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Where the checkpoints lie."""
+        return self.workdir / CHECKPOINTS
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Adds one object to the metrics; on disk when this returns.
+
+        Args:
+          row: `step` and whatever else; numbers may be scalars of numpy or jax.
+        Raises:
+          ValueError: The row has no integer `step`.
+          TypeError: A value is not JSON-able.
+        """
+        if not self.is_primary:
+            return
+        plain = _plain(row, "row")
+        if type(plain.get("step")) is not int:
+            raise ValueError(f"a row needs an integer step, got {plain.get('step')!r}")
+        with open(self.workdir / METRICS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(plain) + "\n")
+
+    def read_rows(self) -> list[dict[str, Any]]:
+        """Reads the metrics, without a last row that was cut.
+
+        Raises:
+          UserError: A line other than the last is no JSON object.
+        """
+        return [row for _, row in self._lines()]
+
+    def truncate_after(self, step: int) -> None:
+        """Drops rows of larger steps, and a last row that was cut.
+
+        A run that continues from a checkpoint logs the steps after it again.
+        """
+        path = self.workdir / METRICS
+        if not self.is_primary or not path.exists():
+            return
+        kept = "".join(
+            f"{line}\n" for line, row in self._lines() if row["step"] <= step
+        )
+        if kept != path.read_text(encoding="utf-8"):
+            _replace(path, kept)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes how the run ended.
+
+        Raises:
+          ValueError: Some of SUMMARY_KEYS are missing.
+        """
+        missing = [key for key in SUMMARY_KEYS if key not in summary]
+        if missing:
+            raise ValueError(f"the summary lacks {', '.join(missing)}")
+        if self.is_primary:
+            _write_json(self.workdir / SUMMARY, _plain(summary, "summary"), sort=False)
+
+    def _lines(self) -> list[tuple[str, dict[str, Any]]]:
+        """Complete lines of the metrics with what they say."""
+        path = self.workdir / METRICS
+        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+        rows = []
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                row["step"] + 0
+                rows.append((line, row))
+            except (ValueError, TypeError, KeyError):
+                if number != len(lines):
+                    raise UserError(
+                        f"{path}, line {number}: {line[:40]!r} is no row of metrics; "
+                        "repair or remove the line"
+                    ) from None
+        return rows
+
+
+def _holds_run(path: Path) -> bool:
+    """Whether the folder is that of a run; if not, it has to be empty."""
+    names = {entry.name for entry in path.iterdir() if entry.name[0] != "."}
+    if {CONFIG, ENVIRONMENT} <= names:
+        return True
+    foreign = sorted(names - {ENVIRONMENT})  # Alone, of a start that was killed.
+    if foreign:
+        raise UserError(
+            f"--workdir={path} holds {foreign[0]} and no run; choose a new or empty "
+            "folder"
+        )
+    return False
+
+
+def _remove_results(path: Path) -> None:
+    """Removes the run but for config and environment, which are replaced afterwards."""
+    if (path / CHECKPOINTS).exists():
+        shutil.rmtree(path / CHECKPOINTS)
+    for name in (METRICS, SUMMARY):
+        (path / name).unlink(missing_ok=True)
+
+
+def _check_same_run(
+    path: Path,
+    held: Mapping[str, Any],
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+) -> None:
+    """Refuses to continue a run with other settings or another mesh."""
+    before = dotted_keys(_read_json(path / CONFIG))
+    now = dotted_keys(config)
+    for source, tree in ((held, before), (environment, now)):
+        mesh = source.get("topology") or {}
+        tree.update({f"topology.{key}": mesh.get(key) for key in _MESH_KEYS})
+    for key, was, is_now in fixed_differences(before, now):
+        raise UserError(
+            f"--workdir={path} holds a run with {key}={was!r}, this one has "
+            f"{is_now!r}; choose another --workdir, or --fresh to start over"
+        )
+
+
+def _earlier(
+    held: dict[str, Any], environment: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Environments of earlier starts, each that differs from the one after it."""
+    earlier = held.pop("earlier", [])
+    same = all(held.get(k) == v for k, v in environment.items() if k != "command")
+    return earlier if same else [*earlier, held]
+
+
+def _plain(value: Any, where: str) -> Any:
+    """What JSON can hold; null for numbers that are not finite."""
+    if isinstance(value, np.generic) or (
+        isinstance(value, np.ndarray | jax.Array) and value.ndim == 0
+    ):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(x, f"{where}.{key}") for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(x, f"{where}[{index}]") for index, x in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{where} is {type(value).__name__}, which JSON cannot hold")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path} is no JSON object, so the run in it cannot be continued; choose "
+            "another --workdir, or --fresh to start over"
+        )
+    return content
+
+
+def _write_json(path: Path, content: Mapping[str, Any], sort: bool = True) -> None:
+    _replace(path, json.dumps(content, indent=2, sort_keys=sort) + "\n")
+
+
+def _replace(path: Path, content: str) -> None:
+    """Replaces a file by rename, so that readers see the old one or the new one."""
+    unfinished = path.with_name(f".{path.name}.tmp")
+    with open(unfinished, "w", encoding="utf-8") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)

@@ -1,0 +1,128 @@
+"""Compiled programs that know what they send and how often they ran.
+
+Every program that touches the mesh is a `Program`: its collectives are listed from its
+own trace, its compilations and calls are counted, and a `Ledger` adds up bytes per axis
+for the whole run. What is not run through here is not counted, so everything is.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from prunex_jax.comm import Collective, list_collectives, wire_bytes
+from prunex_jax.mesh import program_to_count
+
+
+@dataclasses.dataclass
+class Ledger:
+    """Running totals of a run; saved with its checkpoints.
+
+    Attributes:
+      wire_bytes: Axis -> bytes that one host has sent over it.
+      num_calls: Program name -> calls.
+      num_compilations: Programs compiled.
+    """
+
+    wire_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
+    num_calls: dict[str, int] = dataclasses.field(default_factory=dict)
+    num_compilations: int = 0
+
+    def record(self, name: str, sent: Mapping[str, float]) -> None:
+        """Adds one call of a program."""
+        self.num_calls[name] = self.num_calls.get(name, 0) + 1
+        for axis, num_bytes in sent.items():
+            self.wire_bytes[axis] = self.wire_bytes.get(axis, 0.0) + num_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+    run: Callable[..., Any]
+    collectives: list[Collective]
+    sent: dict[str, float]
+
+
+class Program:
+    """A function compiled once per setting of its static arguments.
+
+    Args:
+      name: For the ledger.
+      build: From static keyword arguments to the function to compile.
+      mesh_shape: Axis name -> size, slow axis first.
+      ledger: Where calls, compilations and bytes are added up.
+      donate: Positions of arguments whose buffers the result may reuse.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        build: Callable[..., Callable[..., Any]],
+        mesh_shape: Mapping[str, int],
+        ledger: Ledger,
+        donate: tuple[int, ...] = (),
+    ) -> None:
+        self.name = name
+        self._build = build
+        self._mesh_shape = mesh_shape
+        self._ledger = ledger
+        self._donate = donate
+        self._compiled: dict[Hashable, _Compiled] = {}
+
+    def __call__(self, *args: Any, **static: Hashable) -> Any:
+        """Runs the program, compiling it if these static arguments are new."""
+        compiled = self.compile(*args, **static)
+        self._ledger.record(self.name, compiled.sent)
+        return compiled.run(*args)
+
+    def is_compiled(self, **static: Hashable) -> bool:
+        """Whether a call with these static arguments would compile nothing."""
+        return tuple(sorted(static.items())) in self._compiled
+
+    def compile(self, *args: Any, **static: Hashable) -> _Compiled:
+        """Compiles for these arguments, or finds what was compiled before.
+
+        Args:
+          *args: Arrays, or their shapes and shardings.
+          **static: Hashable static arguments.
+        """
+        key = tuple(sorted(static.items()))
+        if key not in self._compiled:
+            fn = self._build(**static)
+            traced = jax.jit(fn, donate_argnums=self._donate).trace(*args)
+            listed = list_collectives(_counted(fn, args, traced.jaxpr))
+            sent = wire_bytes(listed, self._mesh_shape)
+            self._compiled[key] = _Compiled(traced.lower().compile(), listed, sent)
+            self._ledger.num_compilations += 1
+        return self._compiled[key]
+
+
+def keeping_programs(folder: Path) -> dict[str, str]:
+    """Environment of processes that share what they compile.
+
+    Args:
+      folder: Where jax keeps it; made when there is something to keep.
+    Returns:
+      Variables that jax reads when it is imported.
+    """
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+    }
+
+
+def _counted(
+    fn: Callable[..., Any], args: tuple[Any, ...], jaxpr: core.ClosedJaxpr
+) -> core.ClosedJaxpr:
+    """The program whose collectives count: on a folded mesh, that of the real one."""
+    counted = program_to_count(fn)
+    if counted is fn:
+        return jaxpr
+    return jax.jit(counted).trace(*jax.tree.map(_plain_shape, args)).jaxpr
+
+
+def _plain_shape(array: Any) -> Any:
+    return jax.ShapeDtypeStruct(jnp.shape(array), jnp.result_type(array))

@@ -1,0 +1,111 @@
+"""Runs an experiment from settings to summary; callable without the command line."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from prunex_jax.base.environment import environment
+from prunex_jax.base.lock import alone_in
+from prunex_jax.base.settings import ExperimentConfig
+from prunex_jax.base.signals import StopRequest
+from prunex_jax.mesh import (
+    LaunchFlags,
+    make_topology,
+    run_together,
+    start_processes,
+)
+from prunex_jax.train.checkpoint import Checkpointer
+from prunex_jax.train.config import config_to_dict, resolve_config
+from prunex_jax.train.experiment import Experiment, make_experiment
+from prunex_jax.train.folder import RunFolder
+from prunex_jax.train.loop import Loop, Watch
+from prunex_jax.train.screen import Screen, last_screen, start_screen
+from prunex_jax.train.summary import TrainResult, finish
+
+
+def train(
+    config: ml_collections.ConfigDict | Mapping[str, Any] | ExperimentConfig,
+    workdir: str | Path,
+    *,
+    fresh: bool = False,
+    launch: LaunchFlags | None = None,
+    watch: Watch = lambda loop, state: None,
+) -> TrainResult | None:
+    """Trains, resuming if the folder holds an unfinished run of the same settings.
+
+    Args:
+      config: Settings in any form that `config.resolve_config` takes.
+      workdir: The run folder: settings, metrics, checkpoints and summary.
+      fresh: Start over, removing the run that the folder holds.
+      launch: How processes find each other; None detects it.
+      watch: Called with the loop and the training state before the first step and after
+        every one, on every process; what it raises ends the run.
+    Returns:
+      The network and its summary, or None if Ctrl-C or SIGTERM stopped the run, which
+      is saved then and goes on with the next call.
+    Raises:
+      UserError: Something about the settings, the machine or the folder cannot work, or
+        another process trains into it.
+      TrainingDivergedError: The loss became infinite or not a number.
+    Example:
+      >>> import tempfile
+      >>> settings = {'run': {'steps': 4}, 'model': {'width': 0.25},
+      ...             'data': {'batch_size': 32}}
+      >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
+      ...     result = train(settings, folder)
+      prunex_jax ...
+      >>> result.summary['params_kept'] < result.summary['params_dense'] / 3
+      True
+    """
+    config = resolve_config(config)
+    started = start_processes(config.topology, launch or LaunchFlags())
+    topology = make_topology(
+        config.topology.layout, simulated=config.topology.simulated
+    )
+    described = environment(topology.describe())
+
+    def prepare() -> tuple[Experiment, RunFolder]:
+        experiment = make_experiment(config, topology)
+        in_use.enter_context(alone_in(workdir, topology.is_primary))
+        folder = RunFolder.open(
+            workdir,
+            config_to_dict(config),
+            described,
+            is_primary=topology.is_primary,
+            fresh=fresh,
+        )
+        return experiment, folder
+
+    with contextlib.ExitStack() as in_use:
+        experiment, folder = run_together(prepare)
+        screen = Screen(topology.is_primary)
+        screen.line(start_screen(experiment, str(workdir), described, started.reason))
+        result = _run(experiment, folder, screen, watch)
+        if result is not None:
+            screen.line(last_screen(result.summary, str(workdir)))
+        return result
+
+
+def _run(
+    experiment: Experiment, folder: RunFolder, screen: Screen, watch: Watch
+) -> TrainResult | None:
+    """Trains to the end, or until asked to stop."""
+    kept = experiment.config.run.checkpoints_kept
+    with (
+        Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
+        StopRequest() as stop,
+    ):
+        loop = Loop(experiment, folder, checkpointer, stop, screen, watch)
+        state, is_complete = loop.run()
+        if not is_complete:
+            screen.line(
+                f"stopped at step {loop.step} of {loop.num_steps} and saved; the same "
+                "command goes on from here"
+            )
+            return None
+        result = finish(loop, state)
+    folder.write_summary(result.summary)
+    return result

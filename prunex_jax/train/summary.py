@@ -1,0 +1,157 @@
+"""Ends a run: shrinks the network, proves it equal, tests it once, sums up."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from prunex_jax.mesh import HOST_AXIS, sharding_on
+from prunex_jax.models import Model
+from prunex_jax.shrink import Network
+from prunex_jax.shrink.cost import count_macs, count_params
+from prunex_jax.train.evaluation import Result, evaluate_split
+from prunex_jax.train.experiment import Experiment
+from prunex_jax.train.loop import Loop
+from prunex_jax.train.state import TrainState
+from prunex_jax.train.step import make_programs
+from prunex_jax.train.transitions import cut_out, network_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainResult:
+    """What a run leaves behind, for notebooks and tests.
+
+    Attributes:
+      summary: The content of summary.json.
+      network: The trained network, shrunk where the method prunes; host arrays.
+      masks: Which channels of the full network it kept, bool[size] per group.
+    """
+
+    summary: Mapping[str, Any]
+    network: Network
+    masks: Mapping[str, np.ndarray]
+
+
+def finish(loop: Loop, state: TrainState) -> TrainResult:
+    """Makes the network that a run stands for, and says what it is worth.
+
+    Args:
+      loop: The run, at its end.
+      state: Its state.
+    Returns:
+      The network and the summary, which is not written yet.
+    Collectives:
+      Those of evaluating two splits.
+    """
+    experiment, handover = loop.experiment, loop.handover
+    if handover is None:
+        shrunk, masks, error = cut_out(experiment, state)
+    else:
+        shrunk = network_of(experiment, state)
+        masks, error = handover.masks(experiment.sizes), handover.max_abs_error
+    scores = _evaluate(experiment, shrunk)
+    summary = {
+        **_what_ran(loop),
+        **_what_it_is_worth(scores),
+        **_what_is_left(experiment.model, shrunk, masks),
+        "shrink_max_abs_error": error,
+        "shrink_step": handover and handover.step,
+        **_what_was_sent(loop),
+        "seconds_total": loop.clock.seconds_total,
+        "seconds_per_step_median": loop.clock.seconds_per_step_median,
+        "seconds_per_step_median_masked": handover and handover.seconds_per_step_median,
+    }
+    return TrainResult(summary, shrunk, masks)
+
+
+def _evaluate(experiment: Experiment, network: Network) -> dict[str, Result | None]:
+    """Scores the final network on validation and, this once, on test if it is read."""
+    programs = experiment.programs
+    if network.model != experiment.trained:
+        programs = make_programs(
+            network.model,
+            experiment.method,
+            experiment.mesh,
+            experiment.ledger,
+            layouts={},
+        )
+    sharding = sharding_on(experiment.mesh, jax.P())
+    params, statistics = jax.device_put((network.params, network.statistics), sharding)
+    dataset = experiment.dataset
+    splits = {"validation": dataset.validation, "test": dataset.test}
+    is_read = {"validation": True, "test": experiment.config.run.read_test}
+    return {
+        name: evaluate_split(
+            programs.evaluate,
+            params,
+            statistics,
+            split,
+            mesh=experiment.mesh,
+            batch_size=experiment.eval_batch_size,
+            rows=experiment.eval_rows,
+            num_workers=experiment.config.data.num_workers,
+        )
+        if is_read[name]
+        else None
+        for name, split in splits.items()
+    }
+
+
+def _what_ran(loop: Loop) -> dict[str, Any]:
+    experiment = loop.experiment
+    return {
+        "method": " -> ".join(phase.method for phase in experiment.phases),
+        "steps": loop.num_steps,
+        "seed": experiment.config.seed,
+        "hosts": experiment.topology.num_hosts,
+        "devices_per_host": experiment.topology.devices_per_host,
+    }
+
+
+def _what_it_is_worth(scores: Mapping[str, Result | None]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, result in scores.items():
+        row[f"{name}_accuracy"] = None if result is None else result.accuracy
+        row[f"{name}_loss"] = None if result is None else result.loss
+    return row
+
+
+def _what_is_left(
+    model: Model, shrunk: Network, masks: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    full = Network(model, *jax.eval_shape(model.init, jax.random.key(0)))
+    num_channels = sum(mask.size for mask in masks.values())
+    num_kept = sum(int(mask.sum()) for mask in masks.values())
+    return {
+        "params_dense": count_params(full.params),
+        "params_kept": count_params(shrunk.params),
+        "macs_dense": _macs_of_one_image(full),
+        "macs_kept": _macs_of_one_image(shrunk),
+        "channel_sparsity": 1 - num_kept / num_channels if num_channels else 0.0,
+    }
+
+
+def _macs_of_one_image(network: Network) -> int:
+    image = jax.ShapeDtypeStruct((1, *network.model.image_shape), np.float32)
+    return count_macs(network.model.apply, network.params, network.statistics, image)
+
+
+def _what_was_sent(loop: Loop) -> dict[str, Any]:
+    experiment = loop.experiment
+    ledger, method = experiment.ledger, experiment.method
+    host_bytes = ledger.wire_bytes.get(HOST_AXIS, 0.0)
+    dense_bytes = experiment.dense_host_bytes_per_step * loop.num_steps
+    payload = method.payload_bytes(loop.keep_counts)
+    dense_payload = experiment.num_params * 4
+    return {
+        "host_wire_bytes": host_bytes,
+        "host_wire_bytes_dense": dense_bytes,
+        "host_wire_ratio": host_bytes / dense_bytes if dense_bytes else 0.0,
+        "host_payload_bytes_steady": payload,
+        "host_payload_bytes_dense": dense_payload,
+        "host_payload_ratio": payload / dense_payload,
+        "num_rounds": loop.num_rounds,
+        "num_compilations": ledger.num_compilations,
+    }

@@ -1,0 +1,322 @@
+"""Hands a run over in mid-run: to the small network, or to the next method.
+
+Once the masks are frozen, dead channels are zero in everything that training reads, so
+they can be cut out of parameters, moments, consensus, duals and running statistics at
+once, and the run goes on as that of an ordinary smaller network: small local steps, and
+exchanges without choosing or gathering. The next method starts from the network that
+the last one stands for, with the inner optimizer's state where both have the same.
+
+It owns these events and what a checkpoint must say of them. `loop` says when they
+happen; `experiment` builds the programs that follow, `shrink` proves networks equal.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, flatten_by_path
+from prunex_jax.comm import axis_size, sum_over_mesh, vary
+from prunex_jax.data import Dataset, evaluation_batches
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, map_over
+from prunex_jax.shrink import Cut, Network, make_cut, shrink_error, shrink_network
+from prunex_jax.shrink.cost import count_params
+from prunex_jax.train.experiment import Experiment, with_method, with_small_network
+from prunex_jax.train.program import Program
+from prunex_jax.train.state import TrainState, enter, leave, settle, specs_of
+from prunex_jax.train.step import placements_of
+
+# Images on which masked and shrunk networks are compared.
+_NUM_COMPARED = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Handover:
+    """What a checkpoint says of the event, as plain values.
+
+    Attributes:
+      step: Steps done when it happened.
+      kept: Channel group of the full network -> positions of the channels that are
+        left, sorted. With the settings they say every width of the small network.
+      max_abs_error: Largest difference between masked and shrunk logits then.
+      seconds_per_step_median: Of the steps before it.
+    """
+
+    step: int
+    kept: Mapping[str, Sequence[int]]
+    max_abs_error: float
+    seconds_per_step_median: float
+
+    def masks(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """Masks of the full network, bool[size] per group, True where kept.
+
+        Args:
+          sizes: Channels of every group.
+        Example:
+          >>> Handover(8, {'a': [0, 2]}, 1e-6, 0.1).masks({'a': 3})['a'].tolist()
+          [True, False, True]
+        """
+        return {
+            name: np.isin(np.arange(size), self.kept[name])
+            for name, size in sizes.items()
+        }
+
+
+def hand_over(
+    experiment: Experiment, state: TrainState, step: int, seconds_per_step_median: float
+) -> tuple[Experiment, TrainState, Handover]:
+    """Cuts the dead channels out of a run.
+
+    Every process calls it at the same step; masks are equal on all hosts, so that all
+    of them cut the same.
+
+    Args:
+      experiment: The run, whose masks are frozen.
+      state: Its state.
+      step: Steps done.
+      seconds_per_step_median: Of the steps so far.
+    Returns:
+      The run and its state with the small network, and what to keep of the event.
+    Raises:
+      UserError: The state has a part that cannot be cut.
+    Collectives:
+      Those of `step.Programs.network`.
+    """
+    _, masks, error = cut_out(experiment, state)
+    kept = {
+        name: np.flatnonzero(masks.get(name, np.ones(size, bool))).tolist()
+        for name, size in experiment.sizes.items()
+    }
+    handover = Handover(step, kept, error, seconds_per_step_median)
+    small = experiment_after(experiment, handover)
+    program = Program(
+        "shrink",
+        lambda: _cutter(experiment, small, _cut_of(experiment, handover)),
+        dict(experiment.mesh.shape),
+        experiment.ledger,
+    )
+    try:
+        return small, program(state), handover
+    except UserError as error:
+        share = experiment.config.sparsity.shrink_share
+        raise UserError(
+            f"sparsity.shrink_share = {share:g}: dead channels cannot be cut out of "
+            f"this run ({error}); set it to 1 to cut them out at the end"
+        ) from error
+
+
+def saved_handover(extra: Mapping[str, Any]) -> Handover | None:
+    """Reads the event from what a checkpoint of `loop` says beside the state.
+
+    Returns:
+      The event; None before it.
+    """
+    saved = extra["handover"]
+    return None if saved is None else Handover(**saved)
+
+
+def experiment_after(experiment: Experiment, handover: Handover | None) -> Experiment:
+    """Builds the run as it goes on after the event, from settings and positions alone.
+
+    Args:
+      experiment: The run with its full network.
+      handover: What a checkpoint says; None before the event.
+    Returns:
+      The run with the small network; `experiment` itself before the event.
+    """
+    if handover is None:
+        return experiment
+    full, _ = jax.eval_shape(experiment.model.init, jax.random.key(0))
+    small = jax.eval_shape(_cut_of(experiment, handover).take, full)
+    return with_small_network(experiment, experiment.model.with_widths_of(small))
+
+
+def experiment_at(experiment: Experiment, extra: Mapping[str, Any]) -> Experiment:
+    """Builds the run as it was when a checkpoint of `loop` was saved.
+
+    Args:
+      experiment: The run as it starts.
+      extra: What the checkpoint says beside the state.
+    Returns:
+      The run with the method and the network of then.
+    """
+    phase = experiment.phases[extra["phase"]]
+    if phase.method != experiment.method.name:
+        experiment = with_method(experiment, phase.method)
+    return experiment_after(experiment, saved_handover(extra))
+
+
+def change_method(
+    experiment: Experiment, state: TrainState, name: str
+) -> tuple[Experiment, TrainState]:
+    """Goes on with another method, from the network that the last one stands for.
+
+    Running statistics and the step stay. The inner optimizer's state stays too, as the
+    mean of the copies, where both methods have the same one; a method that keeps
+    momentum elsewhere starts it from zero.
+
+    Args:
+      experiment: The run, after an exchange where its method has some.
+      state: Its state.
+      name: The next method.
+    Returns:
+      The run and its state with the next method.
+    Collectives:
+      Those of `step.Programs.network`, and a sum over the mesh of the inner state.
+    """
+    after = with_method(experiment, name)
+    program = Program(
+        "change_method",
+        lambda: _changer(experiment, after),
+        dict(experiment.mesh.shape),
+        experiment.ledger,
+    )
+    return after, program(state)
+
+
+def network_of(experiment: Experiment, state: TrainState) -> Network:
+    """The network that a state stands for, host arrays.
+
+    Collectives:
+      Those of `step.Programs.network`.
+    """
+    params, statistics = jax.device_get(experiment.programs.network(state))
+    return Network(experiment.trained, params, statistics)
+
+
+def cut_out(
+    experiment: Experiment, state: TrainState
+) -> tuple[Network, dict[str, np.ndarray], float]:
+    """Cuts the dead channels out of the network that a state stands for.
+
+    Args:
+      experiment: The run with its full network.
+      state: Its state.
+    Returns:
+      The small network, host arrays; the masks, bool[size] per group, {} where the
+      method prunes none; and the largest difference between masked and shrunk logits.
+    Collectives:
+      Those of `step.Programs.network`.
+    """
+    found = experiment.method.masks(state.opt_state)
+    masks = {name: np.asarray(mask) for name, mask in found.items()}
+    full = network_of(experiment, state)
+    masked, shrunk = shrink_network(full, experiment.trace.groups, masks)
+    error = shrink_error(masked, shrunk, comparison_images(experiment.dataset))
+    params, statistics = jax.device_get((shrunk.params, shrunk.statistics))
+    return Network(shrunk.model, params, statistics), masks, error
+
+
+def describe(experiment: Experiment, handover: Handover) -> str:
+    """Says in one line what the event did.
+
+    Args:
+      experiment: The run after it.
+      handover: What was kept of it.
+    """
+    params, _ = jax.eval_shape(experiment.trained.init, jax.random.key(0))
+    return (
+        f"goes on with {count_params(params):,} of {experiment.num_params:,} "
+        "parameters; masked and shrunk network differ by at most "
+        f"{handover.max_abs_error:.1e}"
+    )
+
+
+def comparison_images(dataset: Dataset) -> np.ndarray:
+    """Images that no test number depends on: from validation, or else training."""
+    split = dataset.validation if len(dataset.validation) else dataset.train
+    rows = np.arange(min(_NUM_COMPARED, len(split)))
+    with evaluation_batches(split, len(rows), rows) as batches:
+        return next(batches)["image"]
+
+
+def _cut_of(experiment: Experiment, handover: Handover) -> Cut:
+    """What the event cuts out of the full network."""
+    shapes = jax.eval_shape(experiment.model.init, jax.random.key(0))
+    return make_cut(experiment.trace, handover.masks(experiment.sizes), *shapes)
+
+
+def _cutter(
+    before: Experiment, after: Experiment, cut: Cut
+) -> Callable[[TrainState], TrainState]:
+    """The program that makes the state of the small network; it sends nothing."""
+    placements = placements_of(before.method)
+
+    def cut_copy(state: TrainState) -> TrainState:
+        state = enter(placements, state)
+        small = state._replace(
+            params=cut.take(state.params),
+            statistics=cut.take_statistics(state.statistics),
+            opt_state=cut.take(state.opt_state),
+        )
+        return leave(placements, small)
+
+    specs = specs_of(placements)
+    run = map_over(before.mesh, cut_copy, (specs,), specs)
+    wanted = after.programs.abstract_state()
+    return lambda state: _fitted(run(state), wanted)
+
+
+def _changer(
+    before: Experiment, after: Experiment
+) -> Callable[[TrainState], TrainState]:
+    """The program that makes the state of the next method."""
+    placements, next_placements = (placements_of(e.method) for e in (before, after))
+
+    def change(state: TrainState) -> TrainState:
+        state = enter(placements, state)
+        params = before.method.network(state.params, state.opt_state)
+        opt_state = after.method.transform.init(params)
+        inner = _inner_state(
+            before.method.inner_state(state.opt_state),
+            after.method.inner_state(opt_state),
+            state.step,
+        )
+        changed = state._replace(
+            params=params, opt_state=after.method.with_inner(opt_state, inner)
+        )
+        return settle(next_placements, leave(next_placements, changed))
+
+    return map_over(
+        before.mesh, change, (specs_of(placements),), specs_of(next_placements)
+    )
+
+
+def _inner_state(old: PyTree, fresh: PyTree, step: jax.Array) -> PyTree:
+    """The old state, as the mean of its copies, if it fits; else a fresh one."""
+
+    def forms(tree: PyTree) -> Any:
+        return jax.tree.structure(tree), [
+            (x.shape, x.dtype) for x in map(jnp.asarray, jax.tree.leaves(tree))
+        ]
+
+    if forms(old) != forms(fresh):
+        # Schedules count steps, and go on.
+        return optax.tree.set(fresh, count=step)
+    count = axis_size(HOST_AXIS) * axis_size(DEVICE_AXIS)
+    total = sum_over_mesh(vary(old, (HOST_AXIS, DEVICE_AXIS)), HOST_AXIS, DEVICE_AXIS)
+    return jax.tree.map(lambda x, like: (x / count).astype(like.dtype), total, old)
+
+
+def _fitted(state: TrainState, wanted: TrainState) -> TrainState:
+    """Picks the parts that the small run has; masks of the full one are left behind.
+
+    Raises:
+      UserError: A part has no counterpart of the right shape.
+    """
+    found = flatten_by_path(state)
+    leaves = []
+    for path, leaf in flatten_by_path(wanted).items():
+        part = found.get(path)
+        if part is None or (part.shape, part.dtype) != (leaf.shape, leaf.dtype):
+            raise UserError(
+                f"{path} of the small network is {leaf.dtype}{leaf.shape}, and nothing "
+                "of the full one becomes that"
+            )
+        leaves.append(part)
+    return jax.tree.unflatten(jax.tree.structure(wanted), leaves)

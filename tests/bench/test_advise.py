@@ -1,0 +1,188 @@
+"""Advice follows the links: compress over slow ones, and not over fast ones."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from prunex_jax.bench import advise as command
+from prunex_jax.bench.advise import (
+    Advice,
+    Prediction,
+    advise,
+    candidates,
+    main,
+    recommend,
+    report,
+)
+from prunex_jax.bench.link_probe import ProbedLink
+from prunex_jax.bench.step_time import Link
+from prunex_jax.mesh import make_topology
+from prunex_jax.train.config import resolve_config
+from prunex_jax.train.experiment import Experiment, make_experiment
+from tests.helpers.tiny_runs import tiny_networks
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+DEMO = [
+    f"--config={CONFIGS / 'digits_resnet20_hsadmm.py'}",
+    "--config.topology.cpu_devices=0",
+    "--config.model.width=0.25",
+]
+SETTINGS = {
+    "topology": {"layout": "2"},
+    "model": {"width": 0.25},
+    "data": {"batch_size": 32},
+    "run": {"steps": 100},
+}
+
+
+def probed(megabits: float, hop_seconds: float = 0.0) -> ProbedLink:
+    link = Link(megabits, hop_seconds)
+    return ProbedLink("host", link, link, link, ())
+
+
+def make(**changes) -> Experiment:
+    return make_experiment(resolve_config({**SETTINGS, **changes}), make_topology("2"))
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return make()
+
+
+def advice_for(monkeypatch, experiment: Experiment, link: ProbedLink) -> Advice:
+    """Advice on made-up links, where a step computes for 0.1 s."""
+    monkeypatch.setattr(command, "probe_links", lambda *_: {"host": link})
+    monkeypatch.setattr(command, "_step_seconds", lambda _: 0.1)
+    return advise(experiment)
+
+
+def test_slow_links_call_for_compression(monkeypatch, experiment):
+    advice = advice_for(monkeypatch, experiment, probed(megabits=0.1))
+    assert advice.text.startswith("Use ")
+    assert "dense (" not in advice.text
+    by_label = {row.label: row for row in advice.predictions}
+    dense = by_label["dense"]
+    assert dense.exchange_seconds == pytest.approx(8e-5 * dense.host_bytes)
+    assert by_label["hsadmm every 4"].seconds < dense.seconds / 3
+
+
+def test_fast_links_do_not(monkeypatch, experiment):
+    advice = advice_for(monkeypatch, experiment, probed(megabits=1e5))
+    assert advice.text.startswith("Do not compress")
+    assert "Use dense." in advice.text
+
+
+def test_what_is_worth_a_change_is_asked_for():
+    rows = [Prediction("dense", {}, 1e6, 0.025, 0.125), Prediction("a", {}, 1, 0, 0.1)]
+    assert recommend(rows, 0.1, num_hosts=2).startswith("Use a")
+    assert recommend(rows, 0.3, num_hosts=2).startswith("Do not compress")
+
+
+def test_hops_count_where_bytes_do_not(monkeypatch, experiment):
+    advice = advice_for(monkeypatch, experiment, probed(math.inf, hop_seconds=0.5))
+    by_label = {row.label: row for row in advice.predictions}
+    # PowerSGD sends two messages of few bytes, dense averaging one.
+    assert by_label["powersgd"].seconds > by_label["dense"].seconds
+    assert "hsadmm every 16" in advice.text
+
+
+def test_methods_that_cannot_run_are_named_with_the_reason(monkeypatch):
+    few = {name: {"method.name": name} for name in ("dense", "dgc", "importance")}
+    monkeypatch.setattr(command, "candidates", lambda config: few)
+    experiment = make(optimizer={"name": "adamw", "learning_rate": 1e-3})
+    advice = advice_for(monkeypatch, experiment, probed(1.0))
+    assert set(advice.refused) == {"dgc", "importance"}
+    assert "dgc: not possible: method dgc has no form of" in report(advice, False)
+
+
+def test_one_host_has_nothing_to_compress():
+    row = Prediction("dense", {}, 0.0, 0.0, 0.1)
+    assert "one host" in recommend([row], 0.1, num_hosts=1)
+
+
+def test_the_mildest_of_nearly_equal_methods_is_advised():
+    rows = [
+        Prediction("dense", {}, 1e6, 1.0, 1.1),
+        Prediction("half", {"method.wire_dtype": "bfloat16"}, 5e5, 0.05, 0.105),
+        Prediction("tiny", {}, 1e3, 0.0, 0.1),
+    ]
+    text = recommend(rows, 0.1, num_hosts=2)
+    assert text.startswith(
+        "Use half (--config.method.wire_dtype=bfloat16): 10.48 times"
+    )
+    assert "The fastest, tiny, has 11.00 times that speed." in text
+
+
+def test_measured_steps_outweigh_predicted_ones():
+    rows = [
+        Prediction("dense", {}, 1e6, 1.0, 1.1, measured_seconds=1.1),
+        Prediction("topk", {}, 1e3, 0.0, 0.1, measured_seconds=1.5),
+    ]
+    assert recommend(rows, 0.1, num_hosts=2).startswith("Do not compress")
+
+
+def test_every_candidate_is_a_config():
+    config = resolve_config({"run": {"steps": 9}})
+    rows = candidates(
+        dataclasses.replace(
+            config.method,
+            hsadmm=dataclasses.replace(config.method.hsadmm, sync_period=6),
+        )
+    )
+    assert rows["hsadmm every 6, int8"]["method.hsadmm.sync_period"] == 6
+    assert next(iter(rows)) == "dense", "gains are over the first"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("dense",), id="predicted"),
+        pytest.param(("dense", "hsadmm", "pactrain"), marks=pytest.mark.slow),
+    ],
+)
+def test_the_command_measures_and_advises(names, monkeypatch, tmp_path, capsys):
+    few = {name: {"method.name": name} for name in names}
+    monkeypatch.setattr(command, "candidates", lambda config: few)
+    is_measured = len(names) > 1
+    out = tmp_path / "advice.json"
+    measure = ["--measure"] if is_measured else []
+    with tiny_networks():
+        code = main([*DEMO, "--seconds=1", f"--out={out}", *measure])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    assert "host axis: " in shown.out and "device axis: " in shown.out
+    assert "links between them are not real" in shown.out
+    found = json.loads(out.read_text())
+    assert found["text"] in shown.out
+    assert set(found["links"]) == {"host", "device"}
+    assert [row["label"] for row in found["predictions"]] == list(few)
+    for row in found["predictions"]:
+        assert (row["measured_seconds"] is not None) == is_measured
+        assert row["seconds"] >= found["compute_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--config is required"),
+        ((*DEMO, "--margin=0"), "--margin=0 must be at least 1"),
+        ((*DEMO, "--seconds=0"), "--seconds=0 must be at least 1"),
+        ((*DEMO, "--margin=much"), "margin=much"),
+        ((*DEMO, "--out=nowhere/a.json"), "there is no folder nowhere"),
+        ((*DEMO, "--workdir=x"), "workdir"),
+        ((*DEMO, "stray"), "'stray' is not understood"),
+        ((*DEMO, "--config.data.nam=x"), "did you mean 'data.name'"),
+        ((*DEMO, "--num_processes=2"), "coordinator"),
+        ((*DEMO, "--config.data.batch_size=63"), "63 does not divide evenly"),
+        ((*DEMO, "--config.topology.simulated=2x2"), "'2x2' has no links to measure"),
+    ],
+)
+def test_bad_flags(arguments, message, capsys):
+    code = main([*arguments])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in error
+    assert error.startswith("error: ") and error.count("\n") == 1

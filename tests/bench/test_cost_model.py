@@ -1,0 +1,161 @@
+"""The model of cost of records: held-out points are not seen, and the published setting
+comes out as published where it must."""
+
+import dataclasses
+import json
+
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.bench.cost import modelled, sample_of, splits
+from prunex_jax.bench.published import (
+    HOSTS,
+    PUBLISHED,
+    published_extrapolations,
+    published_notes,
+    published_setting,
+)
+from prunex_jax.bench.records import Curve, Measurement, Setup
+from prunex_jax.bench.scaling import Cluster, extrapolate, megabits_for
+from prunex_jax.bench.step_time import Link, Traffic
+
+LINKS = {"r=1": 8.0, "r=4": 2.0, "50 Mbit/s": 50.0, "unlimited": None}
+HELD_OUT = {"steps": ("r=4",)}
+ROWS = {"dense": (0.5, 1e6), "topk": (0.7, 1e5)}
+
+
+def make_records(scale: float = 1.0) -> list[Measurement]:
+    """Steps of two rows on 2 and 4 hosts; those over r=4 take `scale` times as long."""
+    records = []
+    for row, (compute, num_bytes) in ROWS.items():
+        for num_hosts in (2, 4):
+            for link, megabits in LINKS.items():
+                setup = Setup(
+                    study="steps",
+                    row=row,
+                    title=row.title(),
+                    runtime="jax",
+                    num_hosts=num_hosts,
+                    devices_per_host=2,
+                    hosts_kind="namespaces",
+                    link=link,
+                    megabits=megabits,
+                    compute_seconds=0.4,
+                    dense_bytes=1e6,
+                )
+                seconds = compute + (8e-6 * num_bytes / megabits if megabits else 0)
+                seconds *= scale if link == "r=4" else 1.0
+                records.append(
+                    Measurement(
+                        setup=setup,
+                        seconds=(seconds, 0.9 * seconds, 1.1 * seconds),
+                        interface_bytes=1.02 * num_bytes,
+                        traced_bytes=num_bytes,
+                        formula_bytes=num_bytes,
+                        hops=2.0 * (num_hosts - 1),
+                        peak_memory=1,
+                    )
+                )
+    return records
+
+
+def test_held_out_points_are_predicted_unseen():
+    found = modelled(make_records(), HELD_OUT)
+    unseen = [p for p in found.predictions if p.is_held_out]
+    assert {p.link for p in unseen} == {"r=4"} and len(unseen) == 4
+    assert all(abs(p.error) < 0.05 for p in found.predictions)
+    # What is held out may say anything: the model stays the same.
+    other = modelled(make_records(scale=3.0), HELD_OUT)
+    assert [p.predicted for p in other.predictions] == [
+        p.predicted for p in found.predictions
+    ]
+    assert all(p.error < -0.6 for p in other.predictions if p.is_held_out)
+
+
+def test_lines_go_through_the_points():
+    found = modelled(make_records(), HELD_OUT)
+    assert {(line.row, line.num_hosts) for line in found.lines} == {
+        (row, n) for row in ROWS for n in (2, 4)
+    }
+    for line in found.lines:
+        assert line.megabits[0] == pytest.approx(2) and len(line.megabits) == 40
+        compute, num_bytes = ROWS[line.row]
+        assert line.seconds[0] == pytest.approx(compute + 4e-6 * num_bytes, rel=0.05)
+        assert list(line.seconds) == sorted(line.seconds, reverse=True)
+
+
+def test_what_cannot_be_fitted_is_said():
+    alone = [r for r in make_records() if r.setup.link in ("r=1", "r=4")]
+    found = modelled(alone, HELD_OUT)
+    assert not found.predictions and not found.lines
+    assert "no model of cost, because" in found.notes[0]
+
+
+def test_whole_runs_and_other_studies_stay_apart():
+    records = make_records()
+    more = [
+        dataclasses.replace(r, setup=dataclasses.replace(r.setup, study="other"))
+        for r in records
+    ]
+    run = Curve(setup=records[0].setup, points=(), seed=0, summary={})
+    found = splits([*records, *more, run], HELD_OUT)
+    assert [(len(s.fitted), len(s.held_out)) for s in found.values()] == [
+        (16, 0),
+        (12, 4),
+    ]
+
+
+def test_peers_count_what_their_interface_counted():
+    record = make_records()[0]
+    assert sample_of(record).num_bytes == 1e6
+    peer = dataclasses.replace(record, formula_bytes=None, traced_bytes=None)
+    assert sample_of(peer).num_bytes == 1.02e6
+
+
+def test_strong_scaling_divides_computation_and_not_bytes():
+    sent = Traffic(host_bytes=1e6, device_bytes=4e6, hops=3, device_hops=2)
+    cluster = Cluster(4, Link(8.0, 0.1), Link(8.0))
+    (base,) = extrapolate(lambda _: sent, (1,), cluster, 8.0)
+    assert (base.compute_seconds, base.host_seconds, base.device_seconds) == (2, 1.3, 1)
+    (point,) = extrapolate(lambda _: sent, (8,), cluster, 8.0, base=base)
+    assert (point.compute_seconds, point.host_seconds) == (0.25, 1.3)
+    assert point.speed_up == pytest.approx(4.3 / 2.55)
+    (weak,) = extrapolate(
+        lambda _: sent, (8,), cluster, 2.0, is_strong=False, base=base
+    )
+    assert weak.compute_seconds == 2 and weak.speed_up == pytest.approx(8)
+    slow = extrapolate(lambda _: sent, (8,), cluster, 8.0, overhead_seconds=1.0)
+    assert slow[0].seconds == pytest.approx(point.seconds + 1)
+
+
+def test_no_link_is_fast_enough_for_everything():
+    with pytest.raises(UserError, match="gives a speed-up of 9"):
+        megabits_for(9.0, lambda megabits: megabits / (megabits + 100))
+
+
+@pytest.fixture(scope="module")
+def setting():
+    return published_setting("resnet20", image_size=32, num_classes=10)
+
+
+def test_the_published_setting(setting):
+    assert setting.speed_up("dense") == pytest.approx(PUBLISHED["dense"], rel=1e-6)
+    # Dense averaging at 73 % of 8x: an exchange takes about 0.4 of the computation.
+    assert 0.35 < setting.r < 0.45
+    # Sending 0.4 of the bytes must give about what PruneX gives, from above.
+    assert PUBLISHED["prunex"] < setting.speed_up("prunex") < 1.05 * PUBLISHED["prunex"]
+    assert setting.speed_up("hsadmm") > setting.speed_up("prunex")
+    assert setting.speed_up("hsadmm-int8-8") > 7.9
+    assert setting.implied_overhead("topk") > 0
+    assert "Top-K" in published_notes(setting)[1]
+
+
+def test_thousands_of_hosts(setting):
+    found = published_extrapolations(setting)
+    assert {each.num_hosts for each in found} == {*HOSTS}
+    json.dumps([dataclasses.asdict(each) for each in found], allow_nan=False)
+    seconds = {(e.setting, e.row, e.num_hosts): e.seconds for e in found}
+    for name in {each.setting for each in found}:
+        # What every host sends to every other grows with their number; a mean does not.
+        assert seconds[name, "topk", 4096] > seconds[name, "hsadmm", 4096]
+        assert seconds[name, "dense", 16] > seconds[name, "hsadmm-int8-8", 16]

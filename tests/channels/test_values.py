@@ -1,0 +1,236 @@
+"""What values dead channels have, and so how they may be read."""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import primitives
+
+from prunex_jax.channels import trace_channels
+from prunex_jax.channels.numbers import ELEMENTWISE, value_of
+from tests.helpers.channel_checks import assert_exact, draw
+
+X = draw({"x": (4, 3)}, seed=1)["x"]
+
+# Values at which operations are compared with what is said of them.
+GRID = (-np.inf, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, np.inf, np.nan)
+SMALL_GRID = (-np.inf, -1.0, 0.0, 1.0, 2.0, np.nan)
+FINITE = tuple(value for value in GRID if math.isfinite(value))
+# Types other than float32 that a primitive needs.
+TYPES = {
+    **dict.fromkeys(("and", "or", "not", "xor"), np.bool_),
+    **dict.fromkeys(("conj", "imag", "real"), np.complex64),
+    **dict.fromkeys(
+        (
+            "clz",
+            "population_count",
+            "shift_left",
+            "shift_right_arithmetic",
+            "shift_right_logical",
+        ),
+        np.int32,
+    ),
+}
+# Those that jax has no primitive of this name for, in one version or the other.
+NAMES = [name for name in ELEMENTWISE if hasattr(primitives, f"{name}_p")]
+
+
+def num_operands_of(name):
+    binary = "add add_any and atan2 complex div eq ge gt le lt max min mul ne nextafter"
+    binary += " or pow rem shift_left shift_right_arithmetic shift_right_logical sub"
+    return {"clamp": 3, "xor": 2}.get(name, 2 if name in binary.split() else 1)
+
+
+PARAMS = {
+    "conj": {"input_dtype": np.dtype(np.complex64)},
+    "reduce_precision": {"exponent_bits": 8, "mantissa_bits": 23},
+    "round": {"rounding_method": lax.RoundingMethod.TO_NEAREST_EVEN},
+}
+ACCURATE = (
+    "cbrt cos exp exp2 expm1 log log1p log2 logistic rsqrt sin sqrt tan tanh".split()
+)
+
+
+def compute(name, *values):
+    """What jax makes of rows of values, all at once."""
+    primitive = getattr(primitives, f"{name}_p")
+    dtype = TYPES.get(name, np.float32)
+    params = {"accuracy": None} if name in ACCURATE else PARAMS.get(name, {})
+    with np.errstate(invalid="ignore"):
+        columns = [jnp.asarray(np.asarray(v).astype(dtype)) for v in values]
+    return np.asarray(primitive.bind(*columns, **params)).astype(np.complex64)
+
+
+def is_representable(name, values):
+    integral = TYPES.get(name) in (np.bool_, np.int32)
+    bits = name.startswith("shift")
+    return not integral or all(
+        math.isfinite(v) and v == int(v) and (v >= 0 or not bits) for v in values
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_said_of_values_is_what_jax_computes(name):
+    count = num_operands_of(name)
+    grid = GRID if count < 3 else SMALL_GRID
+    rows = [
+        r for r in itertools.product(grid, repeat=count) if is_representable(name, r)
+    ]
+    results = compute(name, *zip(*rows, strict=True))
+    for row, result in zip(rows, results, strict=True):
+        said = value_of(name, [float(value) for value in row])
+        if said is None:
+            assert np.isfinite(result), f"{name}{row} is {result}, said to be finite"
+        elif math.isfinite(said):
+            assert np.isclose(said, result, rtol=1e-5, atol=1e-6), (name, row, said)
+            assert (said == 0) == (result == 0), (name, row, said, result)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_said_of_unknown_values_holds_for_all_of_them(name):
+    count = num_operands_of(name)
+    rows = [
+        r for r in itertools.product(FINITE, repeat=count) if is_representable(name, r)
+    ]
+    results = compute(name, *zip(*rows, strict=True))
+    for unknown in itertools.product((True, False), repeat=count):
+        for row, result in zip(rows, results, strict=True):
+            pairs = list(zip(row, unknown, strict=True))
+            values = [None if hidden else value for value, hidden in pairs]
+            said = value_of(name, values, unknown)
+            if said is None:
+                assert np.isfinite(result), f"{name}{values} may be {result} at {row}"
+            elif math.isfinite(said):
+                is_right = np.isclose(said, result, rtol=1e-5, atol=1e-6)
+                assert is_right, f"{name}{values} is {result} at {row}"
+
+
+def per_channel(v, x):
+    return v.reshape((1,) * (x.ndim - 1) + v.shape)
+
+
+# What f does to a dead channel decides how f(h) may be read: summed if f(0) = 0, with
+# weights if f(0) is finite.
+@pytest.mark.parametrize(
+    ("f", "may_be_summed", "may_be_weighted"),
+    [
+        (jax.nn.relu, True, True),
+        (jax.nn.leaky_relu, True, True),
+        (jax.nn.elu, True, True),
+        (jax.nn.gelu, True, True),
+        (functools.partial(jax.nn.gelu, approximate=False), True, True),
+        (jax.nn.silu, True, True),
+        (jax.nn.relu6, True, True),
+        (jax.nn.hard_swish, True, True),
+        (jnp.sqrt, False, False),  # has an infinite slope at 0
+        (jnp.cbrt, False, False),
+        (jnp.round, True, True),
+        (lambda h: h**3, True, True),
+        (lambda h: jnp.clip(h, -1, 2), True, True),
+        (lambda h: jnp.exp(h) - 1, True, True),
+        (lambda h: lax.stop_gradient(h), True, True),
+        (lambda h: (h > 0).astype(jnp.float32), True, True),
+        (lambda h: h / (h + 1), True, True),
+        (lambda h: jnp.clip(h, 1, 2), False, True),
+        (jax.nn.sigmoid, False, True),
+        (jax.nn.softplus, False, True),
+        (jnp.cos, False, True),
+        (lambda h: h + 1, False, True),
+        (lambda h: 1 / (2 + h), False, True),
+        (lambda h: (h >= 0).astype(jnp.float32), False, True),
+        (jnp.log, False, False),
+        (lax.rsqrt, False, False),
+        (lambda h: h / h, False, False),
+        (lambda h: 1 / h, False, False),
+        (lambda h: h**-2, False, False),
+        (lambda h: 0.0**h, False, True),
+    ],
+)
+def test_values_of_dead_channels(f, may_be_summed, may_be_weighted):
+    params = {"a": jnp.ones((3, 8)), "b": jnp.ones((8, 2))}
+    summed = trace_channels(lambda p, x: f(x @ p["a"]).sum(1), params, X).groups
+    weighted = trace_channels(lambda p, x: f(x @ p["a"]) @ p["b"], params, X).groups
+    assert (len(summed), len(weighted)) == (may_be_summed, may_be_weighted)
+
+
+def window(h, size, reducer=lax.add, start=0.0):
+    return lax.reduce_window(h, start, reducer, size, (1,) * h.ndim, "SAME")
+
+
+@pytest.mark.parametrize(
+    ("f", "may_be_summed"),
+    [
+        (lambda h: jnp.pad(h, ((0, 1), (0, 0))), True),
+        (lambda h: jnp.pad(h, ((0, 1), (0, 0)), constant_values=1.0), False),
+        (lambda h: jnp.concatenate([h, jnp.sin(h)], axis=0), True),
+        (lambda h: jnp.concatenate([h, jnp.cos(h)], axis=0), False),
+        (lambda h: jnp.concatenate([h, jnp.sin(h)], axis=1), True),
+        (lambda h: jnp.concatenate([h, jnp.cos(h)], axis=1), False),
+        (lambda h: jnp.stack([h, jnp.cos(h)]), False),
+        (lambda h: h.reshape(2, 2, 8), True),
+        (lambda h: jnp.cos(h).reshape(2, 2, 8), False),
+        (lambda h: jnp.where(h > 0, 1 + h, h), True),
+        (lambda h: jnp.where(h > 0, h, 1 + h), False),
+        (lambda h: window(h, (2, 1)), True),
+        (lambda h: window(jnp.cos(h), (2, 1)), False),
+        (lambda h: window(h, (1, 3)), False),
+        (lambda h: window(h, (2, 1), lax.max, -jnp.inf), True),
+        (lambda h: jnp.cos(window(h, (2, 1), lax.max, -jnp.inf)), False),
+        (lambda h: jnp.einsum("nh,mk->nhmk", h, X), True),
+        (lambda h: jnp.einsum("nh,nk->hk", h, X), True),
+        (lambda h: jnp.einsum("nh,nk->hk", jnp.cos(h), X), False),
+        (lambda h: jnp.einsum("nh,mh->hnm", jnp.cos(h), h), True),
+        (lambda h: h.prod(0), True),
+        (lambda h: h.max(0), True),
+        (lambda h: jnp.cos(h).max(0), False),
+        (lambda h: (h + 0.5).astype(jnp.int32), True),
+        (lambda h: (h + 0.5).astype(bool), False),
+    ],
+)
+def test_values_of_dead_channels_behind_other_operations(f, may_be_summed):
+    params = {"a": jnp.ones((3, 8))}
+    trace = trace_channels(lambda p, x: f(x @ p["a"]).sum(), params, X)
+    assert len(trace.groups) == may_be_summed, trace.explain("a")
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda p, x: (x.sum(1, keepdims=True) - per_channel(p["s"], x)) / p["t"],
+        lambda p, x: jnp.log(x.sum(1, keepdims=True) + per_channel(p["s"], x)),
+        lambda p, x: jnp.exp(-jnp.square(x.sum(1, keepdims=True) / p["t"])),
+    ],
+    ids=["quotient", "logarithm", "radial"],
+)
+def test_values_that_masking_may_make_infinite_are_not_read(f):
+    params = {"s": jnp.ones(8), "t": jnp.ones((1, 8)), "b": jnp.ones((8, 2))}
+    trace = trace_channels(lambda p, x: f(p, x) @ p["b"], params, X)
+    assert not trace.groups
+
+
+# How values are rounded depends on their type, and decides what is zero.
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda h: h.astype(jnp.bfloat16) + 256 + 1 - 1 - 256,
+        lambda h: h.astype(jnp.float16) + 2048 + 1 - 1 - 2048,
+        lambda h: 2 * lax.div((h >= 0).astype(jnp.int32), 2) - 1,
+        lambda h: ((h >= 0).astype(jnp.int8) * 2) ** 7 // 2 + 64,
+        lambda h: (h - 1).astype(jnp.uint8).astype(jnp.float32) + 1,
+        lambda h: jnp.float16(1) / (h.astype(jnp.float16) + 1e-8),
+        lambda h: lax.rem((h >= 0).astype(jnp.int32) * 7, 4) - 3,
+        lambda h: lax.shift_left((h >= 0).astype(jnp.int32), 1) - 2,
+        lambda h: (~(h > 0)).astype(jnp.float32) - 1,
+    ],
+    ids="bfloat16 float16 division power unsigned tiny rest shift not".split(),
+)
+def test_values_are_rounded_as_their_type_is(f):
+    def apply(p, x):
+        return f(x @ p["a"]).astype(jnp.float32).sum(1) + (x @ p["b"]).sum(1)
+
+    assert_exact(apply, draw({"a": (3, 8), "b": (3, 4)}), X, densities=(0.5,))

@@ -1,0 +1,265 @@
+"""Means and sums over the mesh are those of numpy, whatever the sizes and types."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.channels import (
+    ChannelGroup,
+    ChannelSlice,
+    layouts_of,
+    mask_channels,
+    mask_of,
+    put_channels,
+    take_channels,
+)
+from prunex_jax.comm import (
+    check_local,
+    compact_size,
+    mean_over_devices,
+    mean_over_hosts,
+    mean_over_mesh,
+    min_over_mesh,
+    sum_over_hosts,
+    sum_over_mesh,
+    vary,
+)
+from tests.helpers.common import make_mesh
+
+AXES = ("host", "device")
+REPLICATED = jax.P()
+SHAPES = [(1, 4), (2, 2), (4, 1), (2, 3), (1, 1)]
+
+
+def make_tree(lead, seed=0):
+    """Eleven elements: divisible by no number of devices above one."""
+    rng = np.random.default_rng(seed)
+    return {
+        "kernel": rng.normal(size=(*lead, 2, 4)).astype(np.float32),
+        "scale": rng.normal(size=lead).astype(np.float32),
+        "more": [rng.normal(size=(*lead, 2)).astype(np.float32), None],
+    }
+
+
+def on_mesh(fn, shape, tree, out_specs=REPLICATED, check_vma=True):
+    """Runs `fn` on every device's own part of a tree with [hosts, devices] axes."""
+
+    def body(tree):
+        return fn(jax.tree.map(lambda x: x[0, 0], tree))
+
+    run = jax.shard_map(
+        body, mesh=make_mesh(*shape), in_specs=jax.P(*AXES), out_specs=out_specs,
+        check_vma=check_vma,
+    )  # fmt: skip
+    return jax.jit(run)(tree)
+
+
+def assert_close(found, wanted, tolerance=1e-6):
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance), found, wanted
+    )
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["typed", "untyped"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
+def test_every_mean_is_the_mean(shape, check_vma):
+    """One program for all, on every mesh, with types tracked or not."""
+    tree = make_tree(shape)
+
+    def run(own):
+        in_host = mean_over_devices(own, "device")
+        return {
+            "mesh mean": mean_over_mesh(own, *AXES),
+            "hierarchical mean": mean_over_hosts(in_host, *AXES),
+            "mesh sum": sum_over_mesh(own, *AXES),
+            "host sum": sum_over_hosts(in_host, *AXES),
+            "minimum": min_over_mesh(own["scale"], *AXES),
+            "without a device axis": mean_over_hosts(in_host, "host", None),
+        }
+
+    found = on_mesh(run, shape, tree, check_vma=check_vma)
+    mean = jax.tree.map(lambda x: x.mean((0, 1)), tree)
+    assert_close(found["mesh mean"], mean)
+    assert_close(found["hierarchical mean"], mean)
+    assert_close(found["mesh sum"], jax.tree.map(lambda x: x.sum((0, 1)), tree), 5e-6)
+    assert_close(found["host sum"], jax.tree.map(lambda x: x * shape[0], mean), 5e-6)
+    assert_close(found["minimum"], tree["scale"].min())
+    assert_close(found["without a device axis"], mean)
+
+
+def test_without_axes_everything_is_its_own_mean():
+    tree = make_tree(())
+    for fn in (mean_over_mesh, mean_over_hosts, sum_over_mesh, sum_over_hosts):
+        assert_close(fn(tree, None, None), tree, 0)
+    assert_close(mean_over_devices(tree, None), tree, 0)
+    assert float(min_over_mesh(jnp.float32(3), None, None)) == 3
+    assert_close(vary(tree, (None, "nowhere")), tree, 0)
+
+
+def test_minimum_of_integers_with_never():
+    """The largest int32 stands for "never" and must survive the sum."""
+    never = np.iinfo(np.int32).max
+    steps = np.full((2, 2), never, np.int32)
+    fn = functools.partial(min_over_mesh, host_axis="host", device_axis="device")
+    assert int(on_mesh(fn, (2, 2), steps)) == never
+    steps[1, 0] = 7
+    assert int(on_mesh(fn, (2, 2), steps)) == 7
+
+
+def test_types_of_a_mixed_tree_come_back():
+    tree = {
+        "half": np.ones((2, 2, 3), jnp.bfloat16),
+        "single": np.full((2, 2, 3), 1 + 2**-12, np.float32),
+    }
+    found = on_mesh(lambda own: mean_over_mesh(own, *AXES), (2, 2), tree)
+    assert found["half"].dtype == jnp.bfloat16
+    assert np.all(found["single"] == np.float32(1 + 2**-12)), "rounded to bfloat16"
+
+
+def test_float16_rounds_what_crosses_hosts_only():
+    tree = make_tree((4, 1))
+    fn = functools.partial(
+        mean_over_hosts, host_axis="host", device_axis="device", wire_dtype="float16"
+    )
+
+    def run(own):
+        return fn(own), vary(own["scale"], AXES)[None, None]
+
+    specs = (jax.P(), jax.P(*AXES))
+    (mean, _) = on_mesh(run, (4, 1), tree, out_specs=specs)
+    wanted = jax.tree.map(lambda x: x.mean((0, 1)), tree)
+    assert_close(mean, wanted, 2e-3)
+    errors = jax.tree.map(lambda a, b: np.abs(a - b).max(), mean, wanted)
+    assert max(jax.tree.leaves(errors)) > 1e-6, "nothing was rounded"
+    assert mean["kernel"].dtype == np.float32
+    single = jax.tree.map(lambda x: x[:1], tree)
+    (alone, _) = on_mesh(run, (1, 1), single, out_specs=specs)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0, 0]), alone, single)
+
+
+def test_float16_does_not_overflow_in_the_sum():
+    tree = np.full((4, 1, 3), 60000.0, np.float32)
+    fn = functools.partial(
+        mean_over_hosts, host_axis="host", device_axis="device", wire_dtype="float16"
+    )
+    assert np.all(on_mesh(fn, (4, 1), tree) == 60000.0)
+
+
+def test_narrow_trees_are_averaged_as_precisely_as_the_wire_allows():
+    """bfloat16 has 8 bits; the wire has 24, and only the result is rounded."""
+    rng = np.random.default_rng(0)
+    tree = jnp.asarray(rng.normal(size=(3, 1, 500)), jnp.bfloat16)
+    mean = on_mesh(lambda own: mean_over_hosts(own, *AXES), (3, 1), tree)
+    wanted = jnp.mean(tree.astype(jnp.float32), (0, 1)).astype(jnp.bfloat16)
+    assert mean.dtype == jnp.bfloat16
+    assert np.mean(mean != wanted) < 0.01, "rounded on the way"
+
+
+def test_trees_without_leaves_send_nothing():
+    def run(own):
+        return [
+            fn({}, *axes)
+            for fn, axes in (
+                (mean_over_mesh, AXES),
+                (mean_over_hosts, AXES),
+                (sum_over_hosts, AXES),
+                (sum_over_mesh, AXES),
+                (mean_over_devices, ("device",)),
+            )
+        ], sum_over_mesh(own, *AXES)
+
+    empty, _ = on_mesh(run, (2, 2), np.ones((2, 2), np.float32))
+    assert empty == [{}] * 5
+
+
+def test_gradients_stay_local_behind_vary():
+    """`jax.grad` sums over axes along which the parameters do not vary."""
+    data = np.arange(4, dtype=np.float32).reshape(2, 2)
+
+    def gradient(axes):
+        def run(x):
+            own = vary(jnp.ones(()), axes)
+            grad = jax.grad(lambda p: p * x)(own)
+            check_local(grad, axes)
+            return vary(grad, AXES)[None, None]
+
+        return on_mesh(run, (2, 2), data, out_specs=jax.P(*AXES))
+
+    np.testing.assert_array_equal(gradient(AXES), data)
+    by_host = np.broadcast_to(data.sum(1, keepdims=True), data.shape)
+    np.testing.assert_array_equal(gradient(("host",)), by_host)
+
+
+@pytest.mark.parametrize(("own", "missing"), [((), "host"), (("host",), "device")])
+def test_summed_gradients_are_refused_where_types_tell(own, missing):
+    def run(x):
+        grad = jax.grad(lambda p: p * x)(vary(jnp.ones(()), own))
+        check_local({"w": grad, "none": None}, AXES)
+        return mean_over_mesh(grad, *AXES)
+
+    data = np.ones((2, 2), np.float32)
+    with pytest.raises(UserError, match=f"'{missing}'.*comm.vary"):
+        on_mesh(run, (2, 2), data)
+    assert float(on_mesh(run, (2, 2), data, check_vma=False)) == 1.0
+
+
+def _rows(path, axis, size):
+    return ChannelSlice(path, axis, np.arange(size)[:, None])
+
+
+# The rows of "wide" come in fours, as behind a flattened 2x2 map; one is free.
+GROUPS = (
+    ChannelGroup("g", 6, (_rows("kernel", 1, 6), ChannelSlice(
+        "wide", 0, np.arange(24).reshape(6, 4)))),
+    ChannelGroup("h", 4, (_rows("kernel", 0, 4),)),
+)  # fmt: skip
+COMPACT = {"kernel": (4, 6), "wide": (25, 3), "free": (5,)}
+LAYOUTS = layouts_of(GROUPS, COMPACT)
+
+
+def _compact_mean(tree, keep):
+    sent = take_channels(tree, LAYOUTS, keep)
+    return put_channels(mean_over_hosts(sent, *AXES), LAYOUTS, keep), sent
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
+@pytest.mark.parametrize("counts", [{"g": 6, "h": 4}, {"g": 3, "h": 1}])
+def test_compact_mean_is_the_masked_dense_mean(shape, counts):
+    rng = np.random.default_rng(3)
+    tree = {
+        path: rng.normal(size=(shape[0], 1, *size)).astype(np.float32)
+        for path, size in COMPACT.items()
+    }
+    per_host = {k: np.repeat(x, shape[1], 1) for k, x in tree.items()}
+    keep = {
+        name: np.sort(rng.permutation(size)[: counts[name]]).astype(np.int32)
+        for name, size in (("g", 6), ("h", 4))
+    }
+    sizes = {}
+
+    def run(own):
+        own = mean_over_devices(own, "device")
+        mean, sent = _compact_mean(own, keep)
+        sizes["sent"] = sum(leaf.size for leaf in jax.tree.leaves(sent))
+        return mean
+
+    found = on_mesh(run, shape, per_host)
+    masks = {n: mask_of(keep[n], s) for n, s in (("g", 6), ("h", 4))}
+    dense = {k: x.mean((0, 1)) for k, x in tree.items()}
+    assert_close(found, mask_channels(dense, LAYOUTS, masks))
+    assert sizes["sent"] == compact_size(COMPACT, LAYOUTS, counts)
+
+
+def test_expanding_what_was_compacted_masks():
+    rng = np.random.default_rng(4)
+    tree = {p: rng.normal(size=s).astype(np.float32) for p, s in COMPACT.items()}
+    keep = {"g": jnp.array([0, 2, 5]), "h": jnp.array([3])}
+    back = put_channels(take_channels(tree, LAYOUTS, keep), LAYOUTS, keep)
+    masks = {"g": mask_of(keep["g"], 6), "h": mask_of(keep["h"], 4)}
+    for path, leaf in mask_channels(tree, LAYOUTS, masks).items():
+        np.testing.assert_array_equal(back[path], leaf)

@@ -1,0 +1,40 @@
+"""What many tests need: the repository, meshes, ports, scripts in other processes."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_mesh(num_hosts: int, devices_per_host: int) -> jax.sharding.Mesh:
+    """A ('host', 'device') mesh over the first virtual devices."""
+    count = num_hosts * devices_per_host
+    devices = np.array(jax.devices()[:count]).reshape(num_hosts, devices_per_host)
+    return jax.sharding.Mesh(devices, ("host", "device"))
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens at."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
+
+
+def run_script(script: Path, **environment: str) -> str:
+    """Runs a script as a stranger would, warnings as errors; returns its output."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        cwd=script.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout

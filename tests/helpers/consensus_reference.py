@@ -1,0 +1,184 @@
+"""H-SADMM in plain numpy: written from the equations, float64, loops over copies.
+
+It shares no code with the package. `test_optim_hsadmm` holds the package against it.
+"""
+
+import functools
+
+import jax
+import numpy as np
+
+from tests.helpers.consensus_cases import (
+    LEARNING_RATE,
+    MOMENTUM,
+    ROUNDS,
+    SIZES,
+    START,
+    SYNC_PERIOD,
+)
+
+
+def entry_masks(masks):
+    """0/1 arrays in the shapes of the parameters."""
+    a, b = (np.asarray(masks[name], np.float64) for name in ("a", "b"))
+    return {
+        "a": {"kernel": np.ones((3, 1)) * a},
+        "b": {"kernel": np.outer(a, b)},
+        "free": np.ones(2),
+    }
+
+
+def tree(fn, *trees):
+    return jax.tree.map(fn, *trees)
+
+
+def average(trees):
+    return tree(lambda *xs: sum(xs) / len(xs), *trees)
+
+
+def norm_of(x):
+    return np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(x)))
+
+
+def scores_of(thetas):
+    """||channel||^2 of every host's mean copy, added up."""
+    a, b = np.zeros(8), np.zeros(6)
+    for t in thetas:
+        a += np.sum(t["a"]["kernel"] ** 2, 0) + np.sum(t["b"]["kernel"] ** 2, 1)
+        b += np.sum(t["b"]["kernel"] ** 2, 0)
+    return {"a": a, "b": b}
+
+
+def host_average(rho1, rho2, with_dual, z, v):
+    return (rho1 * with_dual + rho2 * (z - v)) / (rho1 + rho2)
+
+
+def best(scores, alive, counts):
+    masks = {}
+    for name, score in scores.items():
+        ranked = np.argsort(np.where(alive[name], -score, np.inf), kind="stable")
+        masks[name] = np.isin(np.arange(len(score)), ranked[: counts[name]])
+    return masks
+
+
+def reference(form, level, targets, rounds=ROUNDS):
+    """The run of `run_rounds` by the book: dict of named values after every round."""
+    num_hosts, num_devices = jax.tree.leaves(targets)[0].shape[:2]
+    devices = range(num_devices)
+    wishes = [
+        [tree(lambda t, ij=(i, j): t[ij].astype(float), targets) for j in devices]
+        for i in range(num_hosts)
+    ]
+    if level == "gradient":  # one copy per host, which wants the mean
+        wishes = [[average(row)] for row in wishes]
+    num_copies = len(wishes[0])
+    pairs = [(i, j) for i in range(num_hosts) for j in range(num_copies)]
+    zero = tree(lambda x: np.zeros(x.shape), START)
+    start = tree(lambda x: x.astype(float), START)
+    theta, u, b = ({ij: x for ij in pairs} for x in (start, zero, zero))
+    z, o = start, zero
+    zi, v = [start] * num_hosts, [zero] * num_hosts
+    masks = {name: np.ones(size, bool) for name, size in SIZES.items()}
+    m = entry_masks(masks)
+    rho1, rho2 = form.rho_device, form.rho_host
+    kappa, gamma = form.prox_strength, form.dual_decay
+    alpha, beta = form.outer_step, form.outer_momentum
+    is_reset = kappa == 1 and gamma == 0
+    is_frozen, residuals, history = False, None, []
+    for kind, counts in rounds:
+        for i, j in pairs:
+            for _ in range(SYNC_PERIOD):
+                x = theta[i, j]
+                g = tree(lambda x, c: x - c, x, wishes[i][j])
+                if is_reset or is_frozen:
+                    g = tree(np.multiply, g, m)
+                b[i, j] = tree(lambda g, t: g + MOMENTUM * t, g, b[i, j])
+                c = min(LEARNING_RATE * rho1, 1)
+                x = tree(
+                    lambda x, t, z, u, c=c: x - LEARNING_RATE * t - c * (x - z + u),
+                    x, b[i, j], zi[i], u[i, j],
+                )  # fmt: skip
+                if is_reset or is_frozen:
+                    x = tree(np.multiply, x, m)
+                theta[i, j] = x
+        if form.adapt == "residual" and residuals is not None:
+            primal, dual, primal_host, dual_host = np.mean(
+                [residuals[ij] for ij in pairs], axis=0
+            )
+            f1 = 2.0 if primal > 10 * dual else 0.5 if dual > 10 * primal else 1.0
+            f2 = 2.0 if primal_host > 10 * dual_host else 1.0
+            f2 = 0.5 if dual_host > 10 * primal_host else f2
+            rho1, rho2 = rho1 * f1, rho2 * f2
+            u = {ij: tree(lambda x, f=f1: x / f, u[ij]) for ij in pairs}
+            v = [tree(lambda x, f=f2: x / f, x) for x in v]
+
+        means = [
+            average([theta[i, j] for j in range(num_copies)]) for i in range(num_hosts)
+        ]
+        with_dual = [
+            average([tree(np.add, theta[i, j], u[i, j]) for j in range(num_copies)])
+            for i in range(num_hosts)
+        ]
+        if kind != "frozen":
+            masks = best(scores_of(means), masks, counts)
+            m = entry_masks(masks)
+        v = [tree(np.multiply, x, m) for x in v]
+        a = with_dual
+        if rho2:
+            weigh = functools.partial(host_average, num_copies * rho1, rho2)
+            a = [tree(weigh, with_dual[i], z, v[i]) for i in range(num_hosts)]
+        a = [tree(np.multiply, x, m) for x in a]
+        zbar = average([tree(np.add, a[i], v[i]) for i in range(num_hosts)])
+        d = tree(lambda z, m, bar: z * m - bar, z, m, zbar)
+        o = tree(lambda o, m, d: (beta * o + d) * m, o, m, d)
+        old_z, old_zi = z, zi
+        z = tree(lambda z, m, d, o: z * m - alpha * (d + beta * o), z, m, d, o)
+        zi = a if rho2 else [z] * num_hosts
+        if rho2:
+            v = [
+                tree(lambda v, x, z: v + x - z, v[i], zi[i], z)
+                for i in range(num_hosts)
+            ]
+        minus = functools.partial(tree, np.subtract)
+        residuals, health = {}, {}
+        for i, j in pairs:
+            gap = minus(theta[i, j], zi[i])
+            residuals[i, j] = (
+                norm_of(gap),
+                (rho1 or 1.0) * norm_of(minus(zi[i], old_zi[i])),
+                norm_of(minus(zi[i], z)),
+                rho2 * norm_of(minus(z, old_z)),
+            )
+            moved = minus(zi[i], old_zi[i])
+            health[i, j] = {
+                "host_drift": norm_of(tree(np.multiply, minus(theta[i, j], z), m))
+                / norm_of(z),
+                "primal_by_group": {
+                    "a": norm_of({"a": gap["a"], "b": gap["b"]}),
+                    "b": norm_of({"b": gap["b"]}),
+                },
+                "dual_by_group": {
+                    "a": (rho1 or 1.0) * norm_of({"a": moved["a"], "b": moved["b"]}),
+                    "b": (rho1 or 1.0) * norm_of({"b": moved["b"]}),
+                },
+            }
+            if gamma:
+                u[i, j] = tree(lambda u, g: gamma * u + g, u[i, j], gap)
+            theta[i, j] = tree(
+                lambda x, z, u: x - kappa * (x - z + u), theta[i, j], zi[i], u[i, j]
+            )
+            if kind == "freeze":
+                theta[i, j], u[i, j] = z, zero
+            if kind == "freeze" or (kind == "moving" and is_reset):
+                b[i, j] = tree(np.multiply, b[i, j], m)
+        if kind == "freeze":
+            zi, v, is_frozen = [z] * num_hosts, [zero] * num_hosts, True
+        history.append(
+            {
+                "theta": dict(theta), "u": dict(u), "b": dict(b), "z": z, "o": o,
+                "zi": zi, "v": v, "masks": masks, "residuals": residuals,
+                "health": health,
+                "rho": (rho1, rho2),
+            }
+        )  # fmt: skip
+    return history

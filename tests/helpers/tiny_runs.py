@@ -1,0 +1,96 @@
+"""Whole runs in little time: networks that compile quickly, and their settings."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunex_jax.models import Model, make_resnet_spec
+
+ROOT = Path(__file__).parents[2]
+Settings = Mapping[str, Mapping[str, Any]]
+
+SETTINGS = {
+    "topology": {"layout": "2"},
+    "data": {"name": "digits", "batch_size": 32, "augment": "shift"},
+    "model": {"name": "resnet20", "width": 0.5},
+    "sparsity": {"num_stairs": 2},
+    "run": {"steps": 26, "log_every_steps": 3, "checkpoint_every_steps": 5},
+}
+
+
+def merged(settings: Settings, changes: Settings) -> dict[str, dict[str, Any]]:
+    """Settings with some sections changed in part."""
+    result = {section: dict(values) for section, values in settings.items()}
+    for section, values in changes.items():
+        result[section] = {**result.get(section, {}), **values}
+    return result
+
+
+@contextlib.contextmanager
+def tiny_networks() -> Iterator[None]:
+    """Makes every network a residual one of two blocks, which compiles quickly."""
+
+    def make_tiny(config, image_shape, num_classes):
+        spec = make_resnet_spec("cifar", stage_blocks=(1, 1), stage_widths=(8, 16))
+        return Model(spec, image_shape, num_classes, config.compute_dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prunex_jax.train.experiment.make_model", make_tiny)
+        yield
+
+
+def settings(**changes):
+    """The small experiment, with some sections changed."""
+    return merged(SETTINGS, changes)
+
+
+def write_config(folder: Path, values: dict) -> Path:
+    """A config file that the command line can load."""
+    path = folder / "settings.py"
+    path.write_text(
+        "from prunex_jax.train.config import default_config\n\n\n"
+        "def get_config():\n"
+        "    config = default_config()\n"
+        f"    config.update({values!r})\n"
+        "    return config\n"
+    )
+    return path
+
+
+def start(folder: Path, values: dict, workdir: Path, *flags: str) -> subprocess.Popen:
+    """Starts the command line in another process."""
+    command = [sys.executable, "-W", "error", "-m", "prunex_jax.train"]
+    command += [f"--config={write_config(folder, values)}", f"--workdir={workdir}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [*command, *flags],
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def rows_of(workdir: Path) -> list[dict]:
+    """The logged rows of a run."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def wait_for_rows(process: subprocess.Popen, workdir: Path, count: int) -> None:
+    """Waits until a run has logged, and fails with its output if it ends before."""
+    metrics = workdir / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= count):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "no progress within four minutes"
+        time.sleep(0.01)

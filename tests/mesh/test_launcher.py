@@ -1,0 +1,314 @@
+import jax
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.mesh import LaunchFlags, Probes, detect_launch, start_processes
+from prunex_jax.mesh.gpus import count_visible_gpus, split_gpus
+
+SLURM = {
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "6",
+    "SLURM_LOCALID": "2",
+}
+OPENMPI_5 = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-a-17@1",
+}
+OPENMPI_4 = {**OPENMPI_5, "OMPI_MCA_orte_hnp_uri": "15.0;tcp://10.0.0.1:3"}
+KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}
+SERVICE = "train-2.jaxpods.default.svc.cluster.local"
+BY_VARIABLES = {
+    "JAX_COORDINATOR_ADDRESS": "head:4000",
+    "JAX_NUM_PROCESSES": "4",
+    "JAX_PROCESS_ID": "3",
+}
+
+EIGHT_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+
+
+def detect(environ, num_gpus=None, fqdn="node1", modules=(), **flags):
+    probes = Probes(
+        count_gpus=lambda _: num_gpus,
+        fqdn=lambda: fqdn,
+        has_module=lambda name: name in modules,
+    )
+    return detect_launch(environ, LaunchFlags(**flags), probes)
+
+
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({}, "no launcher found"),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, "Slurm job 42 with one task"),
+        (
+            {k: v for k, v in SLURM.items() if "STEP" not in k},
+            "not started by srun",
+        ),
+        ({**OPENMPI_5, "OMPI_COMM_WORLD_SIZE": "1"}, "Open MPI with one process"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "no launcher found"),
+        (KUBERNETES, "separate runs"),
+    ],
+)
+def test_one_process_is_single(environ, reason):
+    launch = detect(environ, num_gpus=8)
+    assert launch.launcher == "single"
+    assert not launch.is_distributed
+    assert launch.local_device_ids is None, "a single process uses every GPU it sees"
+    assert reason in launch.reason
+
+
+def test_slurm_task_gets_its_share_of_the_gpus_of_its_node():
+    launch = detect(SLURM, num_gpus=8)
+    assert (launch.launcher, launch.detection) == ("slurm", "slurm")
+    assert (launch.num_processes, launch.process_id) == (8, 6)
+    assert launch.coordinator is None, "jax finds the coordinator under Slurm"
+    assert launch.local_device_ids == (4, 5)
+    assert launch.reason == (
+        "Slurm job 42, task 6 of 8, 4 on this machine, GPUs 4,5 of the 8 it sees"
+    )
+
+
+def test_slurm_shares_of_a_node_cover_every_gpu_once():
+    shares = [
+        detect({**SLURM, "SLURM_LOCALID": str(i)}, num_gpus=8).local_device_ids
+        for i in range(4)
+    ]
+    assert sorted(i for share in shares for i in share) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_gpus", "expected"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "4,1"}, 8, tuple(range(8))),
+        ({}, 1, (0,)),
+        ({"SLURM_GPUS_PER_TASK": "4"}, 4, (0, 1, 2, 3)),
+        ({"SLURM_GPUS_PER_TASK": "a100:4"}, 4, (0, 1, 2, 3)),
+        ({"SLURM_TRES_PER_TASK": "cpu=8,gres/gpu:a100=4"}, 4, (0, 1, 2, 3)),
+        ({"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=2"}, 8, (4, 5)),
+        ({"SLURM_GPUS_PER_TASK": "2"}, 8, (4, 5)),
+        ({}, None, None),
+        ({"JAX_LOCAL_DEVICE_IDS": "1,3"}, 8, (1, 3)),
+    ],
+    ids=[
+        "one task on this node",
+        "fewer than tasks",
+        "bound",
+        "bound by type",
+        "bound by tres",
+        "tres without binding",
+        "not bound",
+        "no gpu",
+        "variable of jax",
+    ],
+)
+def test_slurm_respects_bound_gpus(changes, num_gpus, expected):
+    assert detect({**SLURM, **changes}, num_gpus).local_device_ids == expected
+
+
+def test_slurm_uneven_gpus_are_refused_with_the_remedy():
+    with pytest.raises(UserError, match=r"6 GPUs .* 4 processes.*1, 2, 3 or 6"):
+        detect(SLURM, num_gpus=6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID='x' is not a whole number"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4-2"}, "is not a list like"),
+        ({"SLURM_NODEID": "2"}, "no entry for node 2"),
+    ],
+)
+def test_malformed_slurm_variables_are_named(changes, text):
+    with pytest.raises(UserError, match=text):
+        detect({**SLURM, **changes}, num_gpus=8)
+
+
+def test_openmpi_4_leaves_the_coordinator_to_jax():
+    launch = detect(OPENMPI_4, num_gpus=4)
+    assert (launch.launcher, launch.detection) == ("openmpi", "ompi")
+    assert (launch.num_processes, launch.process_id) == (4, 3)
+    assert launch.local_device_ids == (2, 3)
+
+
+def test_openmpi_comes_before_the_slurm_it_was_started_in():
+    assert detect({**SLURM, **OPENMPI_4}, num_gpus=4).launcher == "openmpi"
+
+
+def test_openmpi_5_asks_for_the_coordinator():
+    with pytest.raises(UserError, match=r"Open MPI 5 .*--coordinator=HOST:PORT"):
+        detect(OPENMPI_5)
+    launch = detect(OPENMPI_5, num_gpus=4, coordinator="head:4000")
+    assert (launch.launcher, launch.detection) == ("openmpi", "deactivate")
+    assert (launch.coordinator, launch.process_id) == ("head:4000", 3)
+    assert launch.local_device_ids == (2, 3)
+
+
+def test_openmpi_5_uses_mpi4py_when_installed():
+    assert detect(OPENMPI_5, modules=("mpi4py",)).detection == "mpi4py"
+
+
+def test_openmpi_5_on_one_machine_agrees_on_a_local_coordinator():
+    local = {**OPENMPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    found = {
+        detect({**local, "OMPI_COMM_WORLD_RANK": str(rank)}).coordinator
+        for rank in range(4)
+    }
+    other = detect({**local, "PMIX_NAMESPACE": "prterun-a-18@1"}).coordinator
+    assert len(found) == 1, "ranks of one job would wait at different ports"
+    (address,) = found
+    assert address.startswith("127.0.0.1:")
+    assert 61440 <= int(address.partition(":")[2]) <= 65535
+    assert other != address, "two jobs on one machine would share a port"
+
+
+@pytest.mark.parametrize(
+    ("environ", "fqdn", "flags"),
+    [
+        (KUBERNETES, SERVICE, {}),
+        ({**KUBERNETES, "JOBSET_NAME": "train"}, "train-2", {}),
+        (KUBERNETES, "train-2", {"launcher": "kubernetes"}),
+    ],
+    ids=["headless service", "jobset", "named"],
+)
+def test_kubernetes_job_is_left_to_jax(environ, fqdn, flags):
+    launch = detect(environ, 8, fqdn=fqdn, modules=("kubernetes",), **flags)
+    assert (launch.launcher, launch.detection) == ("kubernetes", "auto")
+    assert (launch.num_processes, launch.process_id) == (None, 2)
+    assert launch.is_distributed
+    assert launch.local_device_ids is None
+
+
+def test_kubernetes_without_its_package_says_how_to_go_on():
+    with pytest.raises(UserError, match=r"install jax\[k8s\], or give --coordinator"):
+        detect(KUBERNETES, fqdn=SERVICE)
+    launch = detect(KUBERNETES, fqdn=SERVICE, coordinator="a:1", num_processes=4)
+    assert (launch.detection, launch.process_id) == ("deactivate", 2)
+
+
+def test_flags_override_the_launcher():
+    flags = {"coordinator": "head:4000", "num_processes": 2, "process_id": 1}
+    launch = detect(SLURM, num_gpus=6, **flags)
+    assert (launch.launcher, launch.detection) == ("flags", "deactivate")
+    assert (launch.coordinator, launch.num_processes) == ("head:4000", 2)
+    assert launch.process_id == 1
+    assert launch.local_device_ids is None, "Slurm counts other processes"
+
+
+def test_flags_that_agree_with_the_launcher_keep_its_share_of_the_gpus():
+    launch = detect(SLURM, num_gpus=8, coordinator="a:1", num_processes=8, process_id=6)
+    assert launch.launcher == "flags"
+    assert launch.local_device_ids == (4, 5)
+
+
+def test_one_flag_replaces_one_value():
+    launch = detect(SLURM, num_gpus=8, coordinator="head:4000")
+    assert (launch.launcher, launch.detection) == ("slurm", "deactivate")
+    assert (launch.coordinator, launch.process_id) == ("head:4000", 6)
+
+
+def test_variables_of_jax_count_as_flags():
+    launch = detect({**KUBERNETES, **BY_VARIABLES}, fqdn=SERVICE)
+    assert (launch.launcher, launch.num_processes, launch.process_id) == ("flags", 4, 3)
+    assert detect(BY_VARIABLES).reason.endswith("JAX_* environment variables")
+    assert detect(BY_VARIABLES, process_id=1).process_id == 1
+    assert detect(BY_VARIABLES, process_id=0).process_id == 0
+
+
+@pytest.mark.parametrize("environ", [SLURM, OPENMPI_5, BY_VARIABLES])
+def test_one_process_or_no_launcher_by_flags_is_single(environ):
+    assert detect(environ, num_processes=1).launcher == "single"
+    assert detect(environ, launcher="none").launcher == "single"
+
+
+def test_a_stray_coordinator_variable_does_not_disturb_a_lone_task():
+    environ = {
+        **SLURM,
+        "SLURM_STEP_NUM_TASKS": "1",
+        "JAX_COORDINATOR_ADDRESS": "head:4000",
+    }
+    assert detect(environ).launcher == "single"
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "text"),
+    [
+        ({}, {"coordinator": "a:1"}, "add --num_processes and --process_id"),
+        ({}, {"num_processes": 2}, "add --coordinator and --process_id"),
+        ({}, {"process_id": 0}, "add --coordinator and --num_processes"),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1"}, {}, "JAX_COORDINATOR_ADDRESS was given"),
+        ({}, {"num_processes": -2}, "num_processes=-2 must be at least 1"),
+        ({}, {"num_processes": 2, "process_id": 2}, "process_id=2 must be from 0"),
+        (SLURM, {"num_processes": 4}, "process_id=6 must be below num_processes=4"),
+        ({}, {"coordinator": "head"}, "coordinator='head' has no port"),
+        ({}, {"launcher": "pbs"}, "launcher='pbs' is unknown: use one of auto"),
+        ({}, {"launcher": "slurm"}, "not part of a Slurm job step.*srun"),
+        ({}, {"launcher": "openmpi"}, "Open MPI did not start this process.*mpirun"),
+        ({}, {"launcher": "kubernetes"}, "no pod of an indexed job"),
+        ({"JAX_NUM_PROCESSES": "two"}, {}, "JAX_NUM_PROCESSES='two'"),
+        ({**SLURM, "JAX_LOCAL_DEVICE_IDS": "a"}, {}, "JAX_LOCAL_DEVICE_IDS='a'"),
+    ],
+)
+def test_bad_flags_are_refused_with_the_remedy(environ, flags, text):
+    with pytest.raises(UserError, match=text):
+        detect(environ, **flags)
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [("0,1,2", 3), ("GPU-8f3a,MIG-77", 2), ("", None), ("-1", None), ("0,-1,2", 1)],
+)
+def test_visible_gpus_are_those_that_cuda_would_show(value, count, tmp_path):
+    (tmp_path / "nvidia0").touch()
+    assert count_visible_gpus({"CUDA_VISIBLE_DEVICES": value}, tmp_path) == count
+
+
+def test_visible_gpus_without_the_variable_are_the_device_files(tmp_path):
+    assert count_visible_gpus({}, tmp_path) is None
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert count_visible_gpus({}, tmp_path) == 3
+
+
+@pytest.mark.parametrize(("visible", "tasks"), [(8, 1), (8, 2), (8, 8), (6, 3)])
+def test_shares_of_gpus_are_disjoint_and_complete(visible, tasks):
+    shares = [split_gpus(visible, rank, tasks) for rank in range(tasks)]
+    assert [i for share in shares for i in share] == list(range(visible))
+    assert len({len(share) for share in shares}) == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "arguments"),
+    [
+        ({**SLURM, **EIGHT_GPUS}, "auto", (None, 8, 6, [4, 5], "slurm")),
+        (
+            {**KUBERNETES, **BY_VARIABLES},
+            "kubernetes",
+            ("head:4000", 4, 3, None, "deactivate"),
+        ),
+    ],
+)
+def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments):
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args: calls.append(args))
+    start_processes(TopologyConfig(), LaunchFlags(launcher=launcher), environ)
+    assert calls == [arguments]
+
+
+def test_a_failed_start_is_one_readable_line(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("DEADLINE_EXCEEDED:\n  no answer")
+
+    monkeypatch.setattr(jax.distributed, "initialize", fail)
+    text = r"cannot join .*task 6 of 8.*DEADLINE_EXCEEDED: no answer .check that"
+    with pytest.raises(UserError, match=text) as raised:
+        start_processes(TopologyConfig(), LaunchFlags(), SLURM)
+    assert "\n" not in str(raised.value)

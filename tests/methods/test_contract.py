@@ -1,0 +1,478 @@
+"""What every method promises; a new method adds one row to `ROWS`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import (
+    DenseConfig,
+    DgcConfig,
+    HsadmmConfig,
+    ImportanceConfig,
+    LocalSgdConfig,
+    MethodConfig,
+    OptimizerConfig,
+    PactrainConfig,
+    PowersgdConfig,
+    TopkConfig,
+)
+from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.channels import layouts_of
+from prunex_jax.comm import compact_size, list_collectives, vary, wire_bytes
+from prunex_jax.comm.wires import bytes_per_block
+from prunex_jax.methods import METHODS, Recipe, make_method
+from prunex_jax.train.state import enter, leave, specs_of
+from tests.helpers.common import make_mesh
+from tests.helpers.consensus_cases import (
+    AXES,
+    FINAL,
+    FULL,
+    GROUPS,
+    QUICK,
+    START,
+    draw,
+    quadratic,
+)
+from tests.helpers.consensus_reference import entry_masks
+
+
+def _hsadmm(wire_dtype="float32", bucket_bytes=0, **settings):
+    config = HsadmmConfig(sync_period=2, **settings)
+    return MethodConfig(
+        "hsadmm", config, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes
+    )
+
+
+ROWS = {
+    "dense": MethodConfig("dense"),
+    "dense flat": MethodConfig("dense", dense=DenseConfig(levels="flat")),
+    "dense bfloat16": MethodConfig("dense", wire_dtype="bfloat16", bucket_bytes=300),
+    "dense int8": MethodConfig("dense", wire_dtype="int8"),
+    "none": MethodConfig("none"),
+    "local_sgd": MethodConfig("local_sgd", local_sgd=LocalSgdConfig(sync_period=2)),
+    # With 0.9, swinging in takes longer than these few rounds.
+    "diloco": MethodConfig(
+        "diloco", local_sgd=LocalSgdConfig(sync_period=2, outer_momentum=0.6)
+    ),
+    "hsadmm": _hsadmm(),
+    "hsadmm per device": _hsadmm(device_level="consensus"),
+    "hsadmm reset float16": _hsadmm(preset="reset", wire_dtype="float16"),
+    "hsadmm bfloat16": _hsadmm(wire_dtype="bfloat16", bucket_bytes=1),
+    "hsadmm int8": _hsadmm(wire_dtype="int8"),
+    "hsadmm leaky": _hsadmm(preset="leaky"),
+    "hsadmm leaky per device": _hsadmm(preset="leaky", device_level="consensus"),
+    "hsadmm paper": _hsadmm(preset="paper", adapt="residual"),
+    "hsadmm paper per device": _hsadmm(
+        preset="paper", adapt="residual", device_level="consensus"
+    ),
+}
+ROWS |= {
+    "powersgd rank 1": MethodConfig(
+        "powersgd", powersgd=PowersgdConfig(rank=1, min_gain=0.0)
+    ),
+    "powersgd rank 2": MethodConfig(
+        "powersgd", powersgd=PowersgdConfig(rank=2, min_gain=1.2)
+    ),
+    "powersgd int8": MethodConfig(
+        "powersgd", powersgd=PowersgdConfig(rank=1, min_gain=0.0), wire_dtype="int8"
+    ),
+}
+ROWS |= {
+    "topk": MethodConfig("topk", topk=TopkConfig(density=0.5)),
+    "topk int8": MethodConfig("topk", topk=TopkConfig(density=0.5), wire_dtype="int8"),
+    "dgc": MethodConfig("dgc", dgc=DgcConfig(density=0.5, is_exact=False)),
+    "dgc bfloat16": MethodConfig(
+        "dgc", dgc=DgcConfig(density=0.5), wire_dtype="bfloat16"
+    ),
+}
+# Of one kernel a part is sent, of the other everything.
+ROWS |= {
+    "topk one kernel whole": MethodConfig(
+        "topk", topk=TopkConfig(density=0.5), send_whole=("b/",)
+    ),
+    "dgc one kernel whole": MethodConfig(
+        "dgc", dgc=DgcConfig(density=0.5), send_whole=("b/",)
+    ),
+    "powersgd one kernel whole": MethodConfig(
+        "powersgd", powersgd=PowersgdConfig(rank=1, min_gain=0.0), send_whole=("b/",)
+    ),
+    "importance one kernel whole": MethodConfig(
+        "importance", importance=ImportanceConfig(density=0.6), send_whole=("b/",)
+    ),
+}
+ROWS |= {
+    "importance": MethodConfig(
+        "importance", importance=ImportanceConfig(density=0.6, refresh_period=3)
+    ),
+    "importance two choosers": MethodConfig(
+        "importance",
+        importance=ImportanceConfig(density=0.4, num_choosers=2, damping=9.0),
+    ),
+    "importance ring": MethodConfig(
+        "importance", importance=ImportanceConfig(density=0.6, all_reduce="ring")
+    ),
+    "pactrain": MethodConfig("pactrain"),
+    "pactrain magnitude": MethodConfig(
+        "pactrain",
+        pactrain=PactrainConfig(score="magnitude", stable_steps=0),
+        wire_dtype="bfloat16",
+    ),
+    "pactrain weights": MethodConfig(
+        "pactrain", pactrain=PactrainConfig(structure="weights", density=0.3)
+    ),
+    "pactrain ternary": MethodConfig(
+        "pactrain", pactrain=PactrainConfig(is_ternary=True)
+    ),
+}
+# Settings under which a method must do what `dense` does, with plain SGD inside.
+LIMITS = {
+    f"{name}, all of it whole": MethodConfig(
+        name, topk=TopkConfig(0.01), dgc=DgcConfig(0.01), send_whole=("kernel", "free")
+    )
+    for name in ("topk", "dgc", "powersgd", "importance")
+}
+LIMITS |= {
+    "topk": MethodConfig("topk", topk=TopkConfig(density=1.0)),
+    "dgc": MethodConfig("dgc", dgc=DgcConfig(density=1.0)),
+    "importance": MethodConfig(
+        "importance", importance=ImportanceConfig(density=1.0, all_reduce="ring")
+    ),
+    "pactrain": MethodConfig(
+        "pactrain", pactrain=PactrainConfig(structure="weights", density=1.0)
+    ),
+    "powersgd": MethodConfig(
+        "powersgd", powersgd=PowersgdConfig(rank=99, min_gain=0.0)
+    ),
+    "local_sgd": MethodConfig("local_sgd", local_sgd=LocalSgdConfig(sync_period=1)),
+}
+KINDS = ("moving", "freeze", "frozen")
+SHAPES = {path: leaf.shape for path, leaf in flatten_by_path(START).items()}
+LEARNING_RATE = 0.2
+# Length of the run that methods are told: it decides their `step_options`.
+TOTAL_STEPS = 40
+
+
+def _targets(num_devices, seed=7):
+    """A strong half of the channels, and a wish of every device's own."""
+    strong = entry_masks({"a": np.arange(8) % 2 == 0, "b": np.arange(6) < 3})
+    return jax.tree.map(
+        lambda t, m, own: np.float32((0.05 + 2 * m) * np.sign(t) + 0.3 * own),
+        draw(seed), strong, draw(seed + 1, (num_devices,)),
+    )  # fmt: skip
+
+
+class Runner:
+    """The programs of a method on a mesh, as `step` builds them for networks."""
+
+    def __init__(self, row, shape):
+        self.mesh = make_mesh(*shape)
+        recipe = Recipe(
+            config=row if isinstance(row, MethodConfig) else ROWS[row],
+            inner=optax.sgd(LEARNING_RATE),
+            learning_rate=optax.constant_schedule(LEARNING_RATE),
+            groups=GROUPS,
+            keep_counts=FINAL,
+            shapes=SHAPES,
+            host_axis=AXES[0],
+            device_axis=AXES[1],
+            total_steps=TOTAL_STEPS,
+            optimizer=OptimizerConfig(momentum=0.0, weight_decay=0.0),  # as `inner`
+        )
+        self.method = make_method(recipe)
+        self.placements = (self.method.params_placement, self.method.opt_placement)
+        self.specs = specs_of(self.placements)
+        self.num_traces = 0
+        self.init = self._compile(self._init, (jax.P(),), self.specs)
+        self.prepare = self._compile(
+            self._prepare, (self.specs, jax.P(*AXES)), self.specs
+        )
+        self.step = self.step_with()
+        self.network = self._compile(self._network, (self.specs,), jax.P())
+        self.exchange = functools.cache(self.exchange_)
+
+    def _compile(self, fn, in_specs, out_specs):
+        run = jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+        return jax.jit(run, compiler_options=QUICK)
+
+    def _init(self, start):
+        state = self.method.transform.init(start)
+        left = leave(self.placements, (start, state))
+        axes = {"replicated": (), "per_host": AXES[:1], "per_device": AXES}
+        return jax.tree.map(lambda p, x: vary(x, axes[p]), self.placements, left)
+
+    def _prepare(self, state, target):
+        """What the method does before its first step, on two equal batches."""
+        if self.method.prepare is None:
+            return state
+        target = jax.tree.map(lambda t: t[0, 0], target)
+        params, opt_state = self.method.prepare(
+            lambda params, batch, temperature: quadratic(params, batch) / temperature,
+            *enter(self.placements, state), [target, target],
+        )  # fmt: skip
+        return leave(self.placements, (params, opt_state))
+
+    def step_with(self, **options):
+        """The step with what `step_options` gave; without, the steady state."""
+        step = functools.partial(self._step, **options)
+        return self._compile(step, (self.specs, jax.P(*AXES)), self.specs)
+
+    def _step(self, state, target, **options):
+        self.num_traces += 1
+        params, opt_state = enter(self.placements, state)
+        target = jax.tree.map(lambda t: t[0, 0], target)
+        grads = jax.grad(quadratic)(vary(params, AXES), target)
+        updates, opt_state = self.method.transform.update(
+            grads, opt_state, params, value=jnp.zeros(()), unheard_of=None, **options
+        )
+        after = (optax.apply_updates(params, updates), opt_state)
+        return leave(self.placements, after)
+
+    def _network(self, state):
+        return self.method.network(*enter(self.placements, state))
+
+    def exchange_(self, kind, counts):
+        def fn(state):
+            self.num_traces += 1
+            params, opt_state = enter(self.placements, state)
+            after = self.method.exchange(params, opt_state, dict(counts), kind)
+            return leave(self.placements, after)
+
+        return self._compile(fn, (self.specs,), self.specs)
+
+    def place(self, targets):
+        shape = tuple(self.mesh.shape.values())
+        return jax.tree.map(lambda t: t.reshape(shape + t.shape[1:]), targets)
+
+    def round(self, state, targets, kind, counts):
+        for _ in range(self.method.sync_period or 2):
+            state = self.step(state, targets)
+        if self.method.exchange is None:
+            return state
+        return self.exchange(kind, tuple(sorted(counts.items())))(state)
+
+
+@functools.cache
+def runner_of(row, shape=(2, 2)):
+    return Runner(row, shape)
+
+
+def train(runner, targets):
+    """Dense until settled, then sparse; all kinds of rounds."""
+    state = runner.prepare(runner.init(START), targets)
+    schedule = [("frozen", FULL)] * 8 + [("moving", FINAL)] * 2
+    schedule += [("freeze", FINAL)] + [("frozen", FINAL)] * 8
+    for kind, counts in schedule:
+        state = runner.round(state, targets, kind, counts)
+    return state
+
+
+@functools.cache
+def trained(row):
+    runner = runner_of(row)
+    return train(runner, runner.place(_targets(4)))
+
+
+def options_of(method):
+    """Every combination of options in a run, and none at all."""
+    found = [{}]
+    if method.is_ready is not None:
+        found.append(dict(method.unready_options))
+    for step in range(TOTAL_STEPS):
+        options = method.step_options(step)
+        if options not in found:
+            found.append(options)
+    return found
+
+
+def pairs_of(found, wanted):
+    return zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+
+
+def assert_same(found, wanted, what):
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(a, b, what)
+
+
+def test_every_method_has_a_row():
+    assert {config.name for config in ROWS.values()} == set(METHODS)
+    with pytest.raises(UserError, match="did you mean 'hsadmm'"):
+        make_method(Recipe(MethodConfig("hsadm"), None, None, (), {}, {}, *AXES))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_finds_the_best_feasible_point(row):
+    """Hosts want different things, but agree on which channels matter."""
+    runner = runner_of(row)
+    params, opt_state = trained(row)
+    # Without exchanges every host goes its own way; that of the first is shown.
+    seen = 2 if ROWS[row].name == "none" else 4
+    mean = jax.tree.map(lambda t: t[:seen].mean(0), _targets(4))
+    masks = runner.method.masks(opt_state)
+    if runner.method.prepare is not None:
+        alive = runner.prepare(runner.init(START), runner.place(_targets(4)))[0]
+        assert all(np.all((x != 0) == (y != 0)) for x, y in pairs_of(alive, params))
+        mean = jax.tree.map(lambda t, x: np.where(x != 0, t, 0), mean, alive)
+    elif masks:
+        wanted = {"a": np.arange(8) % 2 == 0, "b": np.arange(6) < 3}
+        assert_same(masks, wanted, "not the strong channels")
+        mean = jax.tree.map(np.multiply, mean, entry_masks(wanted))
+    found = runner.network((params, opt_state))
+    # Where hosts disagree, what is drawn for a gradient goes on being noise.
+    tolerance = 0.15 if runner.method.wire_dtype == "ternary" else 0.02
+    for leaf, want in zip(jax.tree.leaves(found), jax.tree.leaves(mean), strict=True):
+        np.testing.assert_allclose(leaf, want, atol=tolerance)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_one_trace_serves_all_calls_and_types_never_change(row):
+    runner = runner_of(row)
+    state = trained(row)
+    before = runner.num_traces
+    targets = runner.place(_targets(4, seed=20))
+
+    def kinds_of(tree):
+        leaves, structure = jax.tree.flatten(tree)
+        return structure, [(x.shape, x.dtype, x.weak_type, x.sharding) for x in leaves]
+
+    fresh = runner.init(START)
+    for kind in KINDS:
+        after = runner.round(state, targets, kind, FINAL)
+        assert kinds_of(after) == kinds_of(state) == kinds_of(fresh)
+        state = after
+    assert runner.num_traces == before, "a second call traced again"
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_restored_state_continues_identically(row):
+    runner = runner_of(row)
+    state = trained(row)
+    saved = jax.tree.map(np.asarray, state)
+    restored = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), saved, state)
+    targets = runner.place(_targets(4, seed=30))
+    for kind in ("frozen", "moving"):
+        state = runner.round(state, targets, kind, FINAL)
+        restored = runner.round(restored, targets, kind, FINAL)
+    assert_same(restored, state, "something is not in the state")
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 4), (4, 2), (8, 1)])
+@pytest.mark.parametrize("row", ROWS)
+def test_formula_bytes_are_traced_bytes(row, shape):
+    runner = runner_of(row, shape)
+    method, mesh_shape = runner.method, dict(runner.mesh.shape)
+    targets = jax.eval_shape(lambda: runner.place(_targets(8)))
+    state = jax.eval_shape(runner.init, START)
+    programs = []
+    for options in options_of(method):
+        traced = runner.step_with(**options).trace(state, targets)
+        programs.append((traced, method.step_formula(mesh_shape, **options)))
+    if method.exchange is not None:
+        for kind in KINDS:
+            traced = runner.exchange(kind, tuple(sorted(FINAL.items()))).trace(state)
+            formula = method.exchange_formula(mesh_shape, FINAL, kind)
+            programs.append((traced, formula))
+    for traced, formula in programs:
+        found = wire_bytes(list_collectives(traced.jaxpr), mesh_shape)
+        assert found == wire_bytes(formula, mesh_shape)
+        assert shape[0] > 1 or found["host"] == 0, "a single host sends to itself"
+        assert shape[1] > 1 or found["device"] == 0
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_payload_is_what_the_largest_message_carries(row):
+    """Each of four devices carries a quarter of the payload, rounded up.
+
+    In narrow formats, to whole blocks for every host.
+    """
+    runner = runner_of(row, (2, 4))
+    method = runner.method
+    counts = FINAL if method.prunes else FULL
+    elements = method.payload_elements(counts)
+    if method.prunes:
+        layouts = layouts_of(GROUPS, SHAPES)
+        assert elements == compact_size(SHAPES, layouts, counts)
+    state = jax.eval_shape(runner.init, START)
+    if method.exchange is None:
+        targets = jax.eval_shape(lambda: runner.place(_targets(8)))
+        traced = runner.step.trace(state, targets)
+    else:
+        traced = runner.exchange("frozen", tuple(sorted(counts.items()))).trace(state)
+    sent = [c for c in list_collectives(traced.jaxpr) if "host" in c.axes]
+    if not elements:
+        assert not sent
+        return
+    values = [c for c in sent if c.dtype != "int32"]  # positions aside
+    largest = max(values, key=lambda c: c.num_elements)
+    # A ring over two hosts cuts every share in two; over both axes, nobody shares.
+    parts = 8 if largest.kind == "shift" else 4 if largest.axes == ("host",) else 1
+    carrier = {"float32": "float32", "int8": "int8", "ternary": "int8"}
+    carrier = carrier.get(method.wire_dtype, "uint16")
+    assert largest.dtype == carrier
+    if method.wire_dtype in ("float32", "ternary"):
+        assert largest.num_elements == -(-elements // parts)
+    elif largest.kind == "gather":  # few entries: cut anywhere, blocks are whole here
+        payload = method.payload_bytes(counts) - method.position_bytes
+        itemsize = np.dtype(carrier).itemsize
+        assert largest.num_elements == -(-payload // itemsize // parts)
+    else:
+        several = ROWS[row].bucket_bytes > 0
+        num_messages = sum(c.kind == largest.kind for c in values) if several else 1
+        carried = parts * largest.payload_bytes
+        room = 8 * bytes_per_block(method.wire_dtype)
+        assert carried % bytes_per_block(method.wire_dtype) == 0
+        assert 0 <= num_messages * carried - method.payload_bytes(counts)
+        assert carried - method.payload_bytes(counts) < room
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_health_is_scalar_and_finite(row):
+    runner = runner_of(row)
+
+    def health(state):
+        _, opt_state = enter(runner.placements, state)
+        found = runner.method.health(opt_state)
+        return jax.tree.map(lambda x: vary(x, AXES)[None, None], found)
+
+    run = jax.shard_map(
+        health, mesh=runner.mesh, in_specs=(runner.specs,), out_specs=jax.P(*AXES)
+    )
+    found = jax.jit(run, compiler_options=QUICK)(trained(row))
+    for name, value in flatten_by_path(found).items():
+        assert value.shape == (2, 2) and np.isfinite(value).all(), name
+
+
+def test_dense_is_the_same_on_every_mesh():
+    """The same four batches on 1x4, 2x2 and 4x1: equal to rounding."""
+    ends = []
+    for shape in ((1, 4), (2, 2), (4, 1)):
+        runner = runner_of("dense", shape)
+        state, targets = runner.init(START), runner.place(_targets(4))
+        for _ in range(5):
+            state = runner.step(state, targets)
+        ends.append(runner.network(state))
+    for end in ends[1:]:
+        for a, b in zip(jax.tree.leaves(end), jax.tree.leaves(ends[0]), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
+@pytest.mark.parametrize("name", LIMITS)
+def test_in_the_limit_a_method_is_dense(name, shape):
+    ends = []
+    for row in ("dense", LIMITS[name]):
+        runner = runner_of(row, shape)
+        state, targets = runner.init(START), runner.place(_targets(4))
+        for _ in range(5):
+            for _ in range(runner.method.sync_period or 1):
+                state = runner.step(state, targets)
+            if runner.method.exchange is not None:
+                state = runner.exchange("frozen", tuple(sorted(FULL.items())))(state)
+        ends.append(runner.network(state))
+    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

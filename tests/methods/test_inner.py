@@ -1,0 +1,119 @@
+"""The inner optimizer: order of its parts, what decays, and the rate over time."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from prunex_jax.base.settings import OptimizerConfig
+from prunex_jax.methods.inner import is_kernel, make_inner, make_learning_rate
+
+PARAMS = {"kernel": np.full((2, 3), 2.0, np.float32), "bias": np.ones(3, np.float32)}
+GRADS = {"kernel": np.ones((2, 3), np.float32), "bias": np.full(3, 4.0, np.float32)}
+
+
+def plain(**changes):
+    settings = {
+        "name": "sgd", "learning_rate": 0.1, "momentum": 0.0, "nesterov": False,
+        "weight_decay": 0.0, "clip_norm": 0.0, **changes,
+    }  # fmt: skip
+    return OptimizerConfig(**settings)
+
+
+def steps(config, count=1, rate=0.1):
+    inner = make_inner(config, optax.constant_schedule(rate))
+    params, state = PARAMS, inner.init(PARAMS)
+    for _ in range(count):
+        updates, state = inner.update(GRADS, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def test_plain_sgd():
+    after = steps(plain())
+    np.testing.assert_allclose(after["kernel"], 1.9)
+    np.testing.assert_allclose(after["bias"], 0.6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_follows_its_formula(nesterov):
+    """b <- g + mu b;  theta <- theta - lr (g + mu b, or b)."""
+    after = steps(plain(momentum=0.9, nesterov=nesterov), count=3)
+    theta, b, g = 1.0, 0.0, 4.0
+    for _ in range(3):
+        b = g + 0.9 * b
+        theta -= 0.1 * (g + 0.9 * b if nesterov else b)
+    np.testing.assert_allclose(after["bias"], theta, rtol=1e-5)
+
+
+def test_kernels_decay_through_the_momentum_and_biases_do_not():
+    after = steps(plain(momentum=0.9, weight_decay=0.5), count=2)
+    theta, b = 2.0, 0.0
+    for _ in range(2):
+        b = (1.0 + 0.5 * theta) + 0.9 * b
+        theta -= 0.1 * b
+    np.testing.assert_allclose(after["kernel"], theta, rtol=1e-6)
+    bias = 1 - 0.1 * 4 - 0.1 * (4 + 0.9 * 4)
+    np.testing.assert_allclose(after["bias"], bias, rtol=1e-6)
+
+
+def test_adamw_decays_outside_the_moments():
+    after = steps(plain(name="adamw", weight_decay=0.5))
+    # The first Adam step has length lr whatever the gradient.
+    np.testing.assert_allclose(after["kernel"], 2 - 0.1 * (1 + 0.5 * 2), rtol=1e-5)
+    np.testing.assert_allclose(after["bias"], 1 - 0.1, rtol=1e-5)
+
+
+def test_clipping_sees_the_gradient_without_the_decay():
+    norm = np.sqrt(6 * 1 + 3 * 16)
+    after = steps(plain(clip_norm=1.0, weight_decay=0.5))
+    wanted = 2 - 0.1 * (1 / norm + 0.5 * 2)
+    np.testing.assert_allclose(after["kernel"], wanted, rtol=1e-6)
+    same = steps(plain(clip_norm=100.0))
+    np.testing.assert_allclose(same["bias"], 0.6)
+
+
+def test_only_arrays_with_two_axes_are_kernels():
+    tree = {"conv": jnp.ones((3, 3, 1, 2)), "scale": jnp.ones(2), "one": jnp.ones(())}
+    assert is_kernel(tree) == {"conv": True, "scale": False, "one": False}
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
+def test_the_rate_warms_up_and_decays(name):
+    config = OptimizerConfig(learning_rate=0.4, schedule=name, warmup_share=0.1)
+    rate = jax.vmap(make_learning_rate(config, 100))(jnp.arange(101))
+    np.testing.assert_allclose(rate[:11], np.linspace(0, 0.4, 11), atol=1e-6)
+    assert float(rate.max()) == pytest.approx(0.4)
+    decay = np.linspace(0, 1, 91)
+    wanted = {
+        "cosine": 0.2 * (1 + np.cos(np.pi * decay)),
+        "linear": 0.4 * (1 - decay),
+        "constant": np.full(91, 0.4),
+    }[name]
+    np.testing.assert_allclose(rate[10:], wanted, atol=1e-6)
+
+
+def test_no_warm_up_starts_at_the_peak_and_short_runs_have_a_rate():
+    config = OptimizerConfig(learning_rate=0.4, schedule="linear", warmup_share=0.0)
+    assert float(make_learning_rate(config, 10)(0)) == pytest.approx(0.4)
+    for total_steps in (1, 2, 3):
+        for share in (0.0, 0.5, 1.0):
+            config = OptimizerConfig(learning_rate=0.4, warmup_share=share)
+            rates = [
+                float(make_learning_rate(config, total_steps)(s)) for s in range(3)
+            ]
+            assert np.isfinite(rates).all()
+
+
+def test_the_rate_starts_over_after_rewinding():
+    """Both parts are schedules of their own length, warm-up included."""
+    config = OptimizerConfig(warmup_share=0.1, rewind_share=0.4)
+    whole = make_learning_rate(config, 100)
+    for first, length in ((0, 40), (40, 60)):
+        part = make_learning_rate(dataclasses.replace(config, rewind_share=0.0), length)
+        for step in range(length):
+            assert float(whole(first + step)) == pytest.approx(float(part(step)))
+    assert float(whole(39)) < 0.01 < float(whole(46))

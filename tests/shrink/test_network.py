@@ -1,0 +1,198 @@
+"""Shrinking: masked and shrunk networks are the same function, on every model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import ModelConfig
+from prunex_jax.base.trees import map_with_path
+from prunex_jax.channels import layouts_of, take_channels, trace_channels
+from prunex_jax.models import (
+    BlockSpec,
+    Model,
+    ResNetSpec,
+    VggSpec,
+    make_model,
+)
+from prunex_jax.shrink import Network, shrink_error, shrink_network
+from tests.helpers.channel_checks import (
+    keep_of,
+    random_masks,
+    relative_error,
+    shapes_of,
+)
+
+FORWARD_TOLERANCE = 1e-5
+# Gradients through batch norm divide by small variances.
+GRADIENT_TOLERANCE = 1e-4
+# Every kind of block, stem and head, with widths that are easily confused.
+SPECS = {
+    "basic": ResNetSpec("cifar", 8, (BlockSpec((6,), 8), BlockSpec((9,), 12, 2, True))),
+    "bottleneck": ResNetSpec(
+        "imagenet", 8, (BlockSpec((4, 6), 8), BlockSpec((5, 9), 12, 2, True))
+    ),
+    "vgg": VggSpec(stages=((8,), (6, 9)), hidden=(11,)),
+}
+
+
+def compiled(fn):
+    # Compiling is most of the time, and little is computed.
+    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def random_network(model, seed=0):
+    """No biases, means or variances that hide what a dead channel does."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        value = rng.normal(size=leaf.shape)
+        if leaf.ndim > 1:
+            value *= np.prod(leaf.shape[:-1]) ** -0.5
+        if path.endswith(("var", "scale")):
+            value = rng.uniform(0.5, 1.5, leaf.shape)
+        return jnp.asarray(value, jnp.float32)
+
+    trees = jax.eval_shape(model.init, jax.random.key(0))
+    return Network(model, *(map_with_path(draw, tree) for tree in trees))
+
+
+def groups_of(network):
+    image = jnp.zeros((1, *network.model.image_shape))
+    return trace_channels(
+        network.model.apply, network.params, image, statistics=network.statistics
+    ).groups
+
+
+def images_of(model, n=4):
+    rng = np.random.default_rng(5)
+    return jnp.asarray(rng.normal(size=(n, *model.image_shape)), jnp.float32)
+
+
+def small_network(kind, **settings):
+    side = 17 if kind == "bottleneck" else 8
+    model = Model(SPECS[kind], (side, side, 3), num_classes=5, **settings)
+    return random_network(model)
+
+
+def results(network, images):
+    """Logits; then, in training, the loss, its gradient and new statistics."""
+
+    def loss(params):
+        apply = network.model.apply_train
+        logits, new = apply(params, network.statistics, images)
+        return jnp.mean(jnp.sin(logits)), new
+
+    (value, new), gradient = jax.value_and_grad(loss, has_aux=True)(network.params)
+    return network.logits(images), value, gradient, new
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_masked_and_shrunk_compute_the_same(kind):
+    network = small_network(kind, convolution="chunked")
+    groups = groups_of(network)
+    images = images_of(network.model)
+    layouts = layouts_of(groups, shapes_of(network.params))
+    running = layouts_of(groups, shapes_of(network.statistics), "statistics")
+
+    @compiled
+    def of_masked(params, statistics):
+        return results(Network(network.model, params, statistics), images)
+
+    for density in (0.25, 0.5, 0.75):
+        masks = random_masks(groups, density, np.random.default_rng(1))
+        masked, shrunk = shrink_network(network, groups, masks)
+        a = of_masked(masked.params, masked.statistics)
+
+        @compiled
+        def of_shrunk(
+            params, statistics, gradient, new, model=shrunk.model, keep=masks
+        ):
+            keep = keep_of(keep)
+            cut = (
+                take_channels(gradient, layouts, keep),
+                take_channels(new, running, keep),
+            )
+            return cut, results(Network(model, params, statistics), images)
+
+        cut, b = of_shrunk(shrunk.params, shrunk.statistics, *a[2:])
+        names = "logits", "training loss", "training gradient", "new statistics"
+        for name, x, y in zip(names, (*a[:2], *cut), b, strict=True):
+            allowed = GRADIENT_TOLERANCE if "gradient" in name else FORWARD_TOLERANCE
+            assert relative_error(x, y) <= allowed, f"{name} at density {density}"
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet20", "resnet34", "resnet50", "wide_resnet50_2", "vgg16", "vgg19"]
+)
+def test_every_model_shrinks_to_widths_that_its_specification_describes(name):
+    side = 32 if name.startswith("vgg") else 8
+    model = make_model(ModelConfig(name=name, width=0.125), (side, side, 3), 10)
+    trees = jax.eval_shape(model.init, jax.random.key(0))
+    network = Network(model, *trees)
+    groups = groups_of(network)
+    masks = random_masks(groups, 0.5, np.random.default_rng(2))
+
+    def shapes(params, statistics):
+        network = Network(model, params, statistics)
+        shrunk = shrink_network(network, groups, masks)[1]
+        specs.append(shrunk.model)
+        return shrunk.params, shrunk.statistics
+
+    specs = []
+    cut = jax.eval_shape(shapes, *trees)
+    made = jax.eval_shape(specs[0].init, jax.random.key(0))
+    assert jax.tree.map(lambda x: x.shape, cut) == jax.tree.map(lambda x: x.shape, made)
+    assert jax.eval_shape(specs[0].apply, *cut, images_of(model)).shape == (4, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [("resnet20", "cifar"), ("vgg16", "cifar"), ("resnet18", "imagenet")],
+)
+def test_deep_networks_agree(name, stem):
+    config = ModelConfig(name=name, width=0.125, stem=stem)
+    network = random_network(make_model(config, (32, 32, 3), 10))
+    groups = groups_of(network)
+    masks = random_masks(groups, 0.5, np.random.default_rng(3))
+    masked, shrunk = shrink_network(network, groups, masks)
+    images = images_of(network.model, 2)
+    full = compiled(network.model.apply)
+    a = full(masked.params, masked.statistics, images)
+    b = compiled(shrunk.model.apply)(shrunk.params, shrunk.statistics, images)
+    assert relative_error(a, b) <= FORWARD_TOLERANCE
+    dense = full(network.params, network.statistics, images)
+    assert relative_error(dense, a) > 0.1, "the masks change nothing"
+
+
+def test_a_network_that_is_not_masked_is_told_apart():
+    network = small_network("basic")
+    groups = groups_of(network)
+    masks = random_masks(groups[:1], 0.5, np.random.default_rng(4))
+    masked, shrunk = shrink_network(network, groups, masks)
+    images = images_of(network.model)
+    assert shrink_error(masked, shrunk, images) < 1e-4
+    assert shrink_error(network, shrunk, images) > 1e-2
+
+
+def test_groups_without_masks_stay_whole():
+    network = small_network("basic")
+    masked, shrunk = shrink_network(network, groups_of(network), {})
+    assert shrunk.model == masked.model == network.model
+    images = images_of(network.model)
+    assert shrink_error(masked, shrunk, images) == 0
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ({"nothing": np.ones(8, bool)}, "mask for channel group 'nothing' and no such"),
+        ({"stem/conv": np.ones(9, bool)}, r"has shape \(9,\) and should have \(8,\)"),
+        ({"stem/conv": np.zeros(8, bool)}, "stem/conv keeps no channel"),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused(masks, message):
+    network = small_network("basic")
+    with pytest.raises(UserError, match=message):
+        shrink_network(network, groups_of(network), masks)

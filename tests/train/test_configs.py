@@ -1,0 +1,111 @@
+"""Every file in configs/ loads, is valid, and builds its method without data."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from prunex_jax.methods import METHODS
+from prunex_jax.models import make_model
+from prunex_jax.sparsity.budgets import keep_counts_at
+from prunex_jax.train.command import load_config, override_config
+from prunex_jax.train.config import resolve_config
+from prunex_jax.train.experiment import trace_model
+from prunex_jax.train.rounds import make_round_plan
+from prunex_jax.train.run import train
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
+# Image shape and classes of the sets that configs name.
+SHAPES = {
+    "digits": ((8, 8, 1), 10),
+    "cifar10": ((32, 32, 3), 10),
+    "imagenet2012": ((224, 224, 3), 1000),
+}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_config_builds(path: Path) -> None:
+    config = resolve_config(load_config(str(path)))
+    assert config.method.name in METHODS
+    model = make_model(config.model, *SHAPES[config.data.name])
+    trace = trace_model(model)
+    assert trace.prunable_share() > 0.95
+    sizes = {group.name: group.size for group in trace.groups}
+    density = 1 - config.sparsity.sparsity
+    counts = keep_counts_at(config.sparsity, sizes, density)
+    if config.sparsity.unit == "channels":
+        assert sum(counts.values()) == pytest.approx(density * sum(sizes.values()))
+    period = config.method.hsadmm.sync_period
+    plan = make_round_plan(config.sparsity, 1000, period)
+    assert plan.stages[-1].is_frozen
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_config_says_what_it_is(path: Path) -> None:
+    text = path.read_text().split('"""')[1]
+    assert f"configs/{path.name}" in text, "the command that runs it"
+    for word in ("Hardware:", "Result:"):
+        assert word in text
+
+
+SHORT = (
+    "--config.topology.layout=2",
+    "--config.data.name=digits",
+    "--config.data.augment=shift",
+    "--config.data.batch_size=32",
+    "--config.model.width=0.25",
+    "--config.optimizer.learning_rate=0.01",
+    "--config.method.hsadmm.sync_period=2",
+    "--config.sparsity.num_stairs=1",
+    "--config.run.epochs=0.0",
+    "--config.run.steps=12",
+    "--config.run.eval_every_steps=6",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", ["cifar10_resnet56_hsadmm", "cifar10_resnet18_hsadmm"])
+def test_configs_for_published_figures_run_in_short(stem: str, tmp_path: Path) -> None:
+    path = next(p for p in CONFIGS if p.stem == stem)
+    config = override_config(load_config(str(path)), SHORT)
+    summary = train(config, tmp_path / "run").summary
+    assert summary["steps"] == 12 and 0 < summary["shrink_step"] < 12
+    if stem == "cifar10_resnet56_hsadmm":
+        # Keep counts are rounded down to reach the target, so no more than asked.
+        assert summary["macs_dense"] / summary["macs_kept"] >= 2.13
+    assert summary["host_payload_ratio"] < 0.3
+
+
+def test_argument_simulates_hosts() -> None:
+    path = next(p for p in CONFIGS if p.stem == "cifar10_resnet20_hsadmm")
+    config = resolve_config(load_config(f"{path}:4x2"))
+    assert (config.topology.layout, config.topology.cpu_devices) == ("4", 8)
+
+
+def test_overrides_reach_every_type() -> None:
+    config = override_config(
+        load_config(str(CONFIGS[0])),
+        [
+            "--config.seed=3",
+            "--config.data.validation_share=0.25",
+            "--noconfig.optimizer.nesterov",
+            "--config.method.hsadmm.rho_device=0.5",
+            '--config.sparsity.exclude=("stem", "head")',
+        ],
+    )
+    resolved = resolve_config(config)
+    assert resolved.seed == 3
+    assert resolved.data.validation_share == 0.25
+    assert resolved.optimizer.nesterov is False
+    assert resolved.method.hsadmm.rho_device == 0.5
+    assert resolved.sparsity.exclude == ("stem", "head")
+
+
+def test_tracing_makes_no_parameters() -> None:
+    """Shapes are enough: the groups of a large network cost no memory."""
+    path = next(p for p in CONFIGS if p.stem.startswith("imagenet"))
+    config = resolve_config(load_config(str(path)))
+    model = make_model(config.model, *SHAPES["imagenet2012"])
+    before = len(jax.live_arrays())
+    trace_model(model)
+    assert len(jax.live_arrays()) - before < 10

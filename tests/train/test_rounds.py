@@ -1,0 +1,82 @@
+"""Every step belongs to a round, and the rounds of a run make sense together."""
+
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import SparsityConfig
+from prunex_jax.sparsity.budgets import keep_counts_at
+from prunex_jax.train.rounds import make_round_plan
+
+CASES = [
+    (SparsityConfig(), 607, 4),
+    (SparsityConfig(num_stairs=1), 100, 8),
+    (SparsityConfig(start_share=0.0, freeze_share=0.0), 50, 4),
+    (SparsityConfig(start_share=0.5, freeze_share=1.0), 33, 4),
+    (SparsityConfig(sparsity=0.0), 20, 4),
+    (SparsityConfig(), 40, 1),
+]
+
+
+@pytest.mark.parametrize(("config", "num_steps", "period"), CASES)
+def test_rounds_of_a_run(config, num_steps, period):
+    plan = make_round_plan(config, num_steps, period)
+    rounds = {s: plan.round_after(s) for s in range(1, num_steps + 1)}
+    due = {step: found for step, found in rounds.items() if found is not None}
+    whole = set(range(period, num_steps + 1, period))
+    assert set(due) == whole | {num_steps}, "a round every period, and one at the end"
+    kinds = [found.kind for found in due.values()]
+    densities = [found.stage.density for found in due.values()]
+    assert densities == sorted(densities, reverse=True), "density never rises"
+    assert densities[-1] == 1 - config.sparsity
+    if config.sparsity:
+        assert kinds.count("freeze") == 1, "masks are chosen for the last time once"
+        after = kinds[kinds.index("freeze") + 1 :]
+        assert set(after) <= {"frozen"}
+        for kind, density in zip(kinds, densities, strict=True):
+            if density == 1.0:
+                assert kind == "frozen", "dense rounds have nothing to choose"
+    else:
+        assert set(kinds) == {"frozen"}
+
+
+def test_no_exchange_no_rounds():
+    plan = make_round_plan(SparsityConfig(), 10, 0)
+    assert all(plan.round_after(step) is None for step in range(11))
+
+
+def test_counts_follow_the_density():
+    sizes = {"a": 64, "b": 16}
+    config = SparsityConfig()
+    assert keep_counts_at(config, sizes, 1.0) == sizes
+    assert keep_counts_at(config, sizes, 0.5) == {"a": 32, "b": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "num_steps", "period", "expected"),
+    [
+        (SparsityConfig(), 100, 4, None),
+        (SparsityConfig(shrink_share=0.5), 100, 4, 56),  # the freezing round: 52 to 56
+        (SparsityConfig(shrink_share=0.61), 100, 4, 64),  # rounded up to a round
+        (SparsityConfig(freeze_share=0.0, start_share=0.0, shrink_share=0.0), 9, 4, 4),
+        (SparsityConfig(shrink_share=0.5), 100, 0, None),  # no rounds, no masks
+        (SparsityConfig(shrink_share=0.5, sparsity=0.0), 100, 4, None),
+    ],
+)
+def test_the_small_network_takes_over_after_a_round(
+    config, num_steps, period, expected
+):
+    plan = make_round_plan(config, num_steps, period)
+    assert plan.shrink_step == expected
+    if expected is not None:
+        kinds = [
+            found.kind
+            for step in range(1, num_steps + 1)
+            if (found := plan.round_after(step)) and step <= expected
+        ]
+        assert plan.round_after(expected) is not None, "between two rounds"
+        assert kinds.count("freeze") == 1, "masks are settled"
+
+
+def test_a_cut_that_leaves_no_step_is_refused():
+    with pytest.raises(UserError, match=r"cut out after step 100 of 100"):
+        make_round_plan(SparsityConfig(shrink_share=0.99), 100, 4)

@@ -1,0 +1,105 @@
+"""Runs of several processes: they give what one process gives, and end together."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from prunex_jax.mesh import make_topology
+from prunex_jax.train.checkpoint import Checkpointer
+from prunex_jax.train.config import resolve_config
+from prunex_jax.train.experiment import make_experiment
+from tests.helpers.common import free_port
+from tests.helpers.tiny_runs import settings, start, wait_for_rows
+
+# Two processes split their matrix products otherwise than one: distance of the results
+# over the distance that training went. Anything but rounding makes it nearly 1.
+ROUNDING = 1e-3
+
+
+def start_two(folder: Path, values: dict, workdir: Path) -> list[subprocess.Popen]:
+    """Starts two processes that find each other on this machine."""
+    port = free_port()
+    shared = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
+    return [
+        start(folder, values, workdir, *shared, f"--process_id={index}")
+        for index in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("hsadmm", marks=pytest.mark.slow),
+        pytest.param("dense", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_two_processes_equal_two_simulated_hosts(method, tmp_path):
+    """Real processes joined by gloo give the parameters of one process."""
+    values = settings(
+        method={"name": method},
+        run={"steps": 8, "checkpoint_every_steps": 0},
+        topology={"cpu_devices": 4},
+        # Larger steps blow rounding up: at 0.1 it grows fivefold in every step.
+        optimizer={"learning_rate": 0.001},
+        data={"batch_size": 64},
+    )
+    per_process = {**values, "topology": {"cpu_devices": 2, "layout": "process"}}
+    processes = start_two(tmp_path, per_process, tmp_path / "two")
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "2 processes" in outputs[0] and "done" in outputs[0]
+
+    one = start(tmp_path, values, tmp_path / "one")
+    output, _ = one.communicate(timeout=300)
+    assert one.returncode == 0, output
+
+    # Read back on the first four devices of this process, as 2 hosts x 2 devices.
+    config = resolve_config(values)
+    topology = make_topology("2", devices=jax.devices()[:4])
+    experiment = make_experiment(config, topology)
+    states = []
+    for name in ("one", "two"):
+        with Checkpointer(tmp_path / name / "checkpoints", keep=2) as checkpointer:
+            state, _ = checkpointer.restore(experiment.programs.abstract_state())
+        states.append(experiment.programs.network(state))
+    born = experiment.programs.init(jax.random.key(config.seed))
+    start_of_both, _ = experiment.programs.network(born)
+    (single, _), (double, _) = states
+    moved = optax.tree.norm(optax.tree.sub(single, start_of_both))
+    apart = optax.tree.norm(optax.tree.sub(single, double))
+    assert float(apart) < ROUNDING * float(moved)
+    for one_leaf, two_leaf in zip(*map(jax.tree.leaves, (single, double)), strict=True):
+        np.testing.assert_array_equal(one_leaf == 0, two_leaf == 0, "other channels")
+
+
+def test_processes_refuse_together(tmp_path):
+    """What only process 0 can see ends all of them, with one line each."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("not a run")
+    values = settings(topology={"cpu_devices": 2, "layout": "process"})
+    processes = start_two(tmp_path, values, tmp_path / "run")
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], outputs
+    assert all("error: process 0: --workdir" in output for output in outputs)
+    assert not any("Traceback" in output for output in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_to_one_process_stops_all(number, tmp_path):
+    values = settings(
+        topology={"cpu_devices": 2, "layout": "process"},
+        run={"steps": 5000, "checkpoint_every_steps": 0},
+    )
+    processes = start_two(tmp_path, values, tmp_path / "run")
+    wait_for_rows(processes[0], tmp_path / "run", 2)
+    processes[1].send_signal(number)
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "stopped at step" in outputs[0]
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
