@@ -25,7 +25,7 @@ BYTES_WORKDIR ?= runs/bytes
 TORCH_VENV ?= .venvs/torch
 TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
 # Two test processes; files are not split, so that their runs are shared.
-WORKERS ?= -n 2 --dist loadfile
+WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed

@@ -3,7 +3,7 @@
     python -m prunex_jax evaluate --model=FOLDER [--split=test|validation]
         [--data_dir=FOLDER] [--batch_size=N] [--json] [--quiet]
 
-FOLDER was made by python -m prunex_jax.export. Its files are compared with their
+FOLDER was made by python -m prunex_jax export. Its files are compared with their
 checksums, and its StableHLO program, not the network's code, runs on the data set that
 its manifest names, on one device. Exit code 0: scored; 2: bad input.
 """

@@ -39,7 +39,7 @@ STUDIES = sorted(
     for path in (ROOT / "configs" / "bench").glob("*.py")
     if "def get_study" in path.read_text()
 )
-STAND_IN = Path(__file__).parent / "bench_host.py"
+STAND_IN = ROOT / "tests/helpers/bench_host.py"
 STUDY = Study(
     name="made-up",
     config="digits_resnet20_dense.py",

@@ -21,7 +21,7 @@ HEAD = """\
 
 For networks of published size, as their authors wrote them: the share of the
 parameters that lie in some channel group, and why the rest stays. Made by
-`python -m tests.benchmarks.coverage_table`; `tests/zoo` holds the networks.
+`python -m tests.benchmarks.coverage_table`; `tests/helpers/zoo` holds the networks.
 
 Layer norm sums over channels. Dead ones are zeros in the mean, and in the mean of
 squares from which Flax computes the variance; they are not in the mean of squared

@@ -28,7 +28,7 @@ from prunex_jax.channels import trace_channels
 from prunex_jax.models import make_model
 from prunex_jax.shrink.cost import count_params
 
-THEIR_SIDE = Path(__file__).with_name("benchmark_trace_torch.py")
+THEIR_SIDE = Path(__file__).with_name("trace_torch.py")
 WARM_UP = 1
 # Average number of running processes from which on nothing can be concluded.
 BUSY_LOAD = 0.7

@@ -14,7 +14,7 @@ from jax import lax
 from prunex_jax.channels import trace_channels
 from tests.helpers.channel_checks import DENSITIES, assert_exact, draw, primitives_of
 
-# More of them: PRUNEX_RANDOM_NETWORKS=1000 pytest tests/test_channels_random.py
+# More of them: PRUNEX_RANDOM_NETWORKS=1000 pytest tests/channels/test_random.py
 NUM_NETWORKS = int(os.environ.get("PRUNEX_RANDOM_NETWORKS", "20"))
 FIRST_SEED = int(os.environ.get("PRUNEX_RANDOM_FIRST", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + NUM_NETWORKS)

@@ -382,14 +382,14 @@ def test_masked_equals_shrunk_with_the_expected_groups(name):
 # Rules that no network here meets, and why.
 UNMET = {
     "pcast": "is a primitive of other versions of jax",
-    "psum_invariant": "is met inside of shard_map, by tests/test_shrink_function.py",
-    "pvary": "is met inside of shard_map, by tests/test_shrink_function.py",
+    "psum_invariant": "is met inside of shard_map, by tests/shrink/test_function.py",
+    "pvary": "is met inside of shard_map, by tests/shrink/test_function.py",
     "scatter_add": "is what other versions of jax call scatter-add",
 }
 
 
 def test_every_rule_is_met_by_some_network():
-    """Those of operations without axes are compared in test_channels_values.py."""
+    """Those of operations without axes are compared in test_values.py."""
     met = set()
     for cases in (CASES, test_networks.CASES, test_trace.CASES):
         for apply, shapes, _, *inputs in cases.values():

@@ -1,7 +1,7 @@
 """Networks of other frameworks: channels are found, and cutting them changes nothing.
 
 The few that need no other package run with `make test`, all of them with
-`make test-zoo`; `tests/zoo` holds them.
+`make test-zoo`; `tests/helpers/zoo` holds them.
 """
 
 import functools
@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.helpers.zoo import NETWORKS, PUBLISHED, Case, Network
 
 from prunex_jax.channels import ChannelTrace, trace_channels
 from prunex_jax.shrink import make_cut
+from tests.helpers.zoo import NETWORKS, PUBLISHED, Case, Network
 
 FORWARD_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 # Outputs that hardly depend on inputs or on masks would hide a wrong equivalence.

@@ -1,6 +1,6 @@
 """H-SADMM in plain numpy: written from the equations, float64, loops over copies.
 
-It shares no code with the package. `test_optim_hsadmm` holds the package against it.
+It shares no code with the package; `tests/methods/test_hsadmm.py` compares the two.
 """
 
 import functools
