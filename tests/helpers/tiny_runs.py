@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 
 from prunex_jax.models import Model, make_resnet_spec
+from tests.helpers.common import ROOT, free_port
 
-ROOT = Path(__file__).parents[2]
 Settings = Mapping[str, Mapping[str, Any]]
+
+# Two processes split their matrix products otherwise than one: distance of the results
+# over the distance that training went. Anything but rounding makes it nearly 1.
+ROUNDING = 1e-3
 
 SETTINGS = {
     "topology": {"layout": "2"},
@@ -78,6 +82,16 @@ def start(folder: Path, values: dict, workdir: Path, *flags: str) -> subprocess.
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def start_two(folder: Path, values: dict, workdir: Path) -> list[subprocess.Popen]:
+    """Starts two processes that find each other on this machine."""
+    port = free_port()
+    shared = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
+    return [
+        start(folder, values, workdir, *shared, f"--process_id={index}")
+        for index in range(2)
+    ]
 
 
 def rows_of(workdir: Path) -> list[dict]:

@@ -14,8 +14,7 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.run import train
-from tests.helpers.tiny_runs import merged, tiny_networks
-from tests.train.test_run import rows_of, settings
+from tests.helpers.tiny_runs import merged, rows_of, settings, tiny_networks
 
 NUM_STEPS = 8
 RESUMED_AT = 4

@@ -16,8 +16,7 @@ from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.phases import Trigger, parse_phases
 from prunex_jax.train.run import train
 from prunex_jax.train.transitions import change_method
-from tests.helpers.tiny_runs import merged, tiny_networks
-from tests.train.test_run import rows_of, settings
+from tests.helpers.tiny_runs import merged, rows_of, settings, tiny_networks
 
 NUM_STEPS = 24
 CHANGE = 8

@@ -1,8 +1,6 @@
 """Runs of several processes: they give what one process gives, and end together."""
 
 import signal
-import subprocess
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,22 +11,13 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
-from tests.helpers.common import free_port
-from tests.helpers.tiny_runs import settings, start, wait_for_rows
-
-# Two processes split their matrix products otherwise than one: distance of the results
-# over the distance that training went. Anything but rounding makes it nearly 1.
-ROUNDING = 1e-3
-
-
-def start_two(folder: Path, values: dict, workdir: Path) -> list[subprocess.Popen]:
-    """Starts two processes that find each other on this machine."""
-    port = free_port()
-    shared = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
-    return [
-        start(folder, values, workdir, *shared, f"--process_id={index}")
-        for index in range(2)
-    ]
+from tests.helpers.tiny_runs import (
+    ROUNDING,
+    settings,
+    start,
+    start_two,
+    wait_for_rows,
+)
 
 
 @pytest.mark.parametrize(

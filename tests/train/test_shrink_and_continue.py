@@ -22,8 +22,15 @@ from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.run import train
 from prunex_jax.train.transitions import experiment_after, hand_over, saved_handover
-from tests.helpers.tiny_runs import merged, rows_of, settings, start, tiny_networks
-from tests.train.test_run_processes import ROUNDING, start_two
+from tests.helpers.tiny_runs import (
+    ROUNDING,
+    merged,
+    rows_of,
+    settings,
+    start,
+    start_two,
+    tiny_networks,
+)
 
 # Rounds of four steps: the mask freezes in the one that ends at step 12.
 EVENT, NUM_STEPS = 16, 28
