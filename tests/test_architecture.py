@@ -85,7 +85,7 @@ def test_hosts_of_a_study_need_the_standard_library_only(tmp_path: Path) -> None
     """Tests start them as nobody, with a system's Python, and would skip without it."""
     script = tmp_path / "imports.py"
     script.write_text(
-        "import prunex_jax.bench.hosts, prunex_jax.bench.sandbox, sys\n"
+        "import prunex_jax.bench.links.hosts, prunex_jax.bench.links.sandbox, sys\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     assert not {"jax", "numpy", "absl"} & set(run_script(script).split())

@@ -14,7 +14,7 @@ import dataclasses
 from methods import entry_rows, torch_rows
 from network import NETWORK
 
-from prunex_jax.bench.studies import Row, Study
+from prunex_jax.bench.study import Row, Study
 
 DATA = {
     "data.augment": "none",

@@ -13,7 +13,7 @@ import dataclasses
 
 import accuracy
 
-from prunex_jax.bench.studies import Study
+from prunex_jax.bench.study import Study
 
 
 def get_study() -> Study:

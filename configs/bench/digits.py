@@ -7,7 +7,7 @@ The short study that CI runs; it shows bytes, not speed. `steps` has every row.
 
 from methods import every_method
 
-from prunex_jax.bench.studies import Study
+from prunex_jax.bench.study import Study
 
 ROWS = (
     *("dense", "dense-int8", "hsadmm", "hsadmm-8-int8-small", "pactrain"),

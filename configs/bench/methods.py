@@ -1,6 +1,6 @@
 """Rows that studies share: every method at the setting its figures are given for."""
 
-from prunex_jax.bench.studies import Row
+from prunex_jax.bench.study import Row
 
 
 def every_method() -> tuple[Row, ...]:

@@ -7,7 +7,7 @@ Beside steps, the dense exchange alone: ours, and PyTorch's all-reduce of as man
 
 from methods import dense_rows, pruning_rows
 
-from prunex_jax.bench.studies import Row, Study
+from prunex_jax.bench.study import Row, Study
 
 
 def get_study() -> Study:

@@ -9,7 +9,7 @@ tiny, and every step pauses for 0.8 s divided by the number of hosts instead.
 from methods import every_method
 from network import NETWORK
 
-from prunex_jax.bench.studies import Study
+from prunex_jax.bench.study import Study
 
 ROWS = ("dense", "hsadmm", "hsadmm-8-int8", "topk", "powersgd", "diloco", "none")
 

@@ -10,7 +10,7 @@ and in Mbit/s.
 from methods import every_method, torch_rows
 from network import NETWORK
 
-from prunex_jax.bench.studies import Study
+from prunex_jax.bench.study import Study
 
 
 def get_study() -> Study:

@@ -1,9 +1,14 @@
-"""Every method, and PyTorch beside them, over links of a chosen speed.
+"""All that measures: studies over links, sweeps over seeds, the model of cost.
 
-    study (a file) -> hosts (namespaces, loopback, a cluster) -> one process per host
-           -> gates between phases (link speed, byte counters) -> records -> report
+Studies (small Python files) and training configs go in; records, run folders, tables
+and plots come out. Nothing imports this room. In reading order:
 
-`python -m prunex_jax bench --study=configs/bench/steps.py --workdir=runs/steps` runs a
-study. Times are those of real processes exchanging over real network interfaces, bytes
-those that the interfaces counted.
+    study.py      what a study is: rows of settings, seeds, hosts, links
+    __main__.py   `bench`: rows x hosts x links, on real processes and links
+    links/        hosts, gates between phases, the runner, records of steps and bytes
+    torch/        what PyTorch does on the same links
+    sweep/        `sweep`: rows x seeds on simulated hosts, accuracy per byte
+    cost_model/   what a step costs on other links and clusters
+    advise.py     `advise`: which method suits the links of a cluster
+    report/       tables, plots and pages of all of them
 """

@@ -28,13 +28,13 @@ from pathlib import Path
 from prunex_jax.base.command import Command, Flag, Values, run_command, split_list
 from prunex_jax.base.environment import source_revision, versions
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.cluster import run_on_cluster
-from prunex_jax.bench.hosts import Hosts, LoopbackHosts, NamespaceHosts
-from prunex_jax.bench.processes import ProcessFailedError
-from prunex_jax.bench.records import Record, forget_study
-from prunex_jax.bench.runner import run_study
-from prunex_jax.bench.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
-from prunex_jax.bench.studies import UNLIMITED, Study, load_study, narrow_study
+from prunex_jax.bench.links.cluster import run_on_cluster
+from prunex_jax.bench.links.hosts import Hosts, LoopbackHosts, NamespaceHosts
+from prunex_jax.bench.links.processes import ProcessFailedError
+from prunex_jax.bench.links.records import Record, forget_study
+from prunex_jax.bench.links.runner import run_study
+from prunex_jax.bench.links.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
+from prunex_jax.bench.study import UNLIMITED, Study, load_study, narrow_study
 from prunex_jax.bench.study_report import (
     ENVIRONMENT_FILE,
     HELD_OUT_KEY,

@@ -7,8 +7,8 @@ look to `cells` and `report`.
 import statistics
 from collections.abc import Mapping, Sequence
 
+from prunex_jax.bench.links.records import Curve, Point, Record
 from prunex_jax.bench.places import DENSE, Curves, curves, link_title, titles
-from prunex_jax.bench.records import Curve, Point, Record
 from prunex_jax.bench.report.cells import Cell, Table, figures, many, median_cell, span
 
 _FINALS = ("final\nvalidation", "test", "parameters\nkept")

@@ -25,8 +25,8 @@ import numpy as np
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import MethodConfig
-from prunex_jax.bench.link_probe import ProbedLink, probe_links, slowest
-from prunex_jax.bench.step_time import Traffic, late_options, steady_traffic
+from prunex_jax.bench.cost_model.step_time import Traffic, late_options, steady_traffic
+from prunex_jax.bench.links.probe import ProbedLink, probe_links, slowest
 from prunex_jax.data import place_batch
 from prunex_jax.mesh import (
     HOST_AXIS,

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.bench.cost_model.step_time import CostModel, Sample, fit
+from prunex_jax.bench.links.records import Measurement, Record
 from prunex_jax.bench.model_tables import Line, Modelled, Prediction
 from prunex_jax.bench.places import Bed, Place, measured
-from prunex_jax.bench.records import Measurement, Record
 from prunex_jax.bench.report.cells import digits, many, span
-from prunex_jax.bench.step_time import CostModel, Sample, fit
 
 _POINTS_OF_A_LINE = 40
 

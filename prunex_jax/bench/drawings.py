@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from prunex_jax.bench.links.records import Curve, Measurement, Point
 from prunex_jax.bench.model_tables import Line, Prediction
-from prunex_jax.bench.records import Curve, Measurement, Point
 from prunex_jax.bench.report.pictures import (
     UNLIMITED_GAP,
     Looks,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from prunex_jax.bench.records import Curve, Measurement, Record, Setup
+from prunex_jax.bench.links.records import Curve, Measurement, Record, Setup
 from prunex_jax.bench.report.cells import digits, many, span
 
 DENSE = "dense"  # Row that all others are compared with: hierarchical dense float32.

@@ -15,6 +15,7 @@ from prunex_jax.bench.drawings import (
     draw_scaling,
     draw_step_times,
 )
+from prunex_jax.bench.links.records import Point, Record
 from prunex_jax.bench.model_tables import Line, Modelled
 from prunex_jax.bench.places import (
     DENSE,
@@ -26,7 +27,6 @@ from prunex_jax.bench.places import (
     peers,
     titles,
 )
-from prunex_jax.bench.records import Point, Record
 from prunex_jax.bench.report.pictures import Look, Looks, Plot, make_looks
 from prunex_jax.bench.tables import links_beyond_one_host, scaling_beds, step_seconds
 

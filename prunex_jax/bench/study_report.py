@@ -20,17 +20,17 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.bench import plots
 from prunex_jax.bench.accuracy_tables import time_to_accuracy
 from prunex_jax.bench.cost import modelled
+from prunex_jax.bench.cost_model.published import (
+    published_extrapolations,
+    published_notes,
+    published_setting,
+)
+from prunex_jax.bench.links.records import RECORDS_FILE, Record, read_records
 from prunex_jax.bench.model_tables import (
     Modelled,
     extrapolation_tables,
     predictions_table,
 )
-from prunex_jax.bench.published import (
-    published_extrapolations,
-    published_notes,
-    published_setting,
-)
-from prunex_jax.bench.records import RECORDS_FILE, Record, read_records
 from prunex_jax.bench.report import pictures
 from prunex_jax.bench.report.cells import Table
 from prunex_jax.bench.report.files import NO_PLOTS, write_files

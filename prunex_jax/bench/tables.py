@@ -8,6 +8,7 @@ whole runs to `accuracy_tables`, the model of cost to `model_tables`.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from prunex_jax.bench.links.records import Measurement, Record, Setup
 from prunex_jax.bench.places import (
     DENSE,
     Bed,
@@ -19,7 +20,6 @@ from prunex_jax.bench.places import (
     stand_in_notes,
     titles,
 )
-from prunex_jax.bench.records import Measurement, Record, Setup
 from prunex_jax.bench.report.cells import (
     Cell,
     Table,

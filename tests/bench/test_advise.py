@@ -17,8 +17,8 @@ from prunex_jax.bench.advise import (
     recommend,
     report,
 )
-from prunex_jax.bench.link_probe import ProbedLink
-from prunex_jax.bench.step_time import Link
+from prunex_jax.bench.cost_model.step_time import Link
+from prunex_jax.bench.links.probe import ProbedLink
 from prunex_jax.mesh import make_topology
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment

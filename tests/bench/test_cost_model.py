@@ -8,16 +8,16 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.cost import modelled, sample_of, splits
-from prunex_jax.bench.published import (
+from prunex_jax.bench.cost_model.published import (
     HOSTS,
     PUBLISHED,
     published_extrapolations,
     published_notes,
     published_setting,
 )
-from prunex_jax.bench.records import Curve, Measurement, Setup
-from prunex_jax.bench.scaling import Cluster, extrapolate, megabits_for
-from prunex_jax.bench.step_time import Link, Traffic
+from prunex_jax.bench.cost_model.scaling import Cluster, extrapolate, megabits_for
+from prunex_jax.bench.cost_model.step_time import Link, Traffic
+from prunex_jax.bench.links.records import Curve, Measurement, Setup
 
 LINKS = {"r=1": 8.0, "r=4": 2.0, "50 Mbit/s": 50.0, "unlimited": None}
 HELD_OUT = {"steps": ("r=4",)}

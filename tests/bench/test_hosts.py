@@ -21,22 +21,22 @@ from pathlib import Path
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench import sandbox
-from prunex_jax.bench.hosts import LoopbackHosts, NamespaceHosts
+from prunex_jax.bench.links import sandbox
+from prunex_jax.bench.links.hosts import LoopbackHosts, NamespaceHosts
 
 ROOT = Path(__file__).parents[2]
 NOBODY = "setpriv --reuid=65534 --regid=65534 --clear-groups".split()
 # If anything hangs, the supervisor is killed by its alarm, and the sandbox with it.
 SUPERVISE = """
 import signal, sys
-from prunex_jax.bench.sandbox import run_in_sandbox
+from prunex_jax.bench.links.sandbox import run_in_sandbox
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.alarm(40)
 sys.exit(run_in_sandbox([sys.executable, "-c", sys.argv[1]], grace_seconds=GRACE))
 """
 PRELUDE = """
 import json, os, signal, socket, subprocess, sys, time
-from prunex_jax.bench.hosts import NamespaceHosts
+from prunex_jax.bench.links.hosts import NamespaceHosts
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 NAME = "import socket as s; print(s.gethostname(), s.gethostbyname(s.gethostname()))"
@@ -122,7 +122,9 @@ def user(request: pytest.FixtureRequest) -> User:
 
 def unprivileged() -> User:
     """Nobody, with a Python that nobody may use."""
-    script = "import prunex_jax.bench.hosts, prunex_jax.bench.sandbox as s, sys;"
+    script = (
+        "import prunex_jax.bench.links.hosts, prunex_jax.bench.links.sandbox as s, sys;"
+    )
     script += "assert sys.version_info >= (3, 11); print(*s.sandbox_kind())"
     said = ""
     for python in (sys.executable, "/usr/bin/python3"):

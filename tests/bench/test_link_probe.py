@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench import link_probe
-from prunex_jax.bench.link_probe import fit_link, probe_links, slowest
+from prunex_jax.bench.links import probe as link_probe
+from prunex_jax.bench.links.probe import fit_link, probe_links, slowest
 from prunex_jax.comm import list_collectives, wire_bytes
 from tests.helpers.common import make_mesh
 

@@ -15,10 +15,10 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench import __main__ as command_line
-from prunex_jax.bench.hosts import LoopbackHosts
-from prunex_jax.bench.kernel import share_cores
-from prunex_jax.bench.processes import Processes, ProcessFailedError
-from prunex_jax.bench.records import (
+from prunex_jax.bench.links.hosts import LoopbackHosts
+from prunex_jax.bench.links.kernel import share_cores
+from prunex_jax.bench.links.processes import Processes, ProcessFailedError
+from prunex_jax.bench.links.records import (
     RECORDS_FILE,
     Curve,
     Measurement,
@@ -26,10 +26,10 @@ from prunex_jax.bench.records import (
     read_records,
     write_record,
 )
-from prunex_jax.bench.runner import run_study
-from prunex_jax.bench.sandbox import sandbox_kind
-from prunex_jax.bench.studies import Row, Study, check_study, load_study, narrow_study
-from prunex_jax.bench.tasks import Planner, row_settings
+from prunex_jax.bench.links.runner import run_study
+from prunex_jax.bench.links.sandbox import sandbox_kind
+from prunex_jax.bench.links.tasks import Planner, row_settings
+from prunex_jax.bench.study import Row, Study, check_study, load_study, narrow_study
 from tests.helpers.bench_records import make_measurement
 from tests.helpers.common import free_port
 
@@ -207,8 +207,8 @@ def test_plain_processes_end_with_a_runner_that_is_killed(tmp_path):
     script = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from prunex_jax.bench.hosts import LoopbackHosts\n"
-        "from prunex_jax.bench.processes import Processes\n"
+        "from prunex_jax.bench.links.hosts import LoopbackHosts\n"
+        "from prunex_jax.bench.links.processes import Processes\n"
         "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
         "command = LoopbackHosts(1).command(0, sleep)\n"
         "with Processes([command], Path(sys.argv[1]), os.environ, 60.0) as processes:\n"

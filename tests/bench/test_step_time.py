@@ -13,7 +13,7 @@ from prunex_jax.base.settings import (
     ImportanceConfig,
     MethodConfig,
 )
-from prunex_jax.bench.step_time import Link, Sample, fit, steady_traffic
+from prunex_jax.bench.cost_model.step_time import Link, Sample, fit, steady_traffic
 from prunex_jax.comm import wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.methods import METHODS, make_method

@@ -14,6 +14,7 @@ import pytest
 
 from prunex_jax.bench import report
 from prunex_jax.bench.accuracy_tables import time_to_accuracy
+from prunex_jax.bench.links.records import RECORDS_FILE, write_record
 from prunex_jax.bench.model_tables import (
     Extrapolation,
     Line,
@@ -22,7 +23,6 @@ from prunex_jax.bench.model_tables import (
     extrapolation_tables,
     predictions_table,
 )
-from prunex_jax.bench.records import RECORDS_FILE, write_record
 from prunex_jax.bench.report.pages import make_page
 from prunex_jax.bench.study_report import (
     Findings,

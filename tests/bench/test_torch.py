@@ -21,9 +21,11 @@ torch = pytest.importorskip("torch")
 from prunex_jax.base.errors import TrainingDivergedError, UserError  # noqa: E402
 from prunex_jax.base.settings import ModelConfig  # noqa: E402
 from prunex_jax.base.trees import flatten_by_path  # noqa: E402
-from prunex_jax.bench import torch_host, torch_models, torch_training  # noqa: E402
-from prunex_jax.bench.specs import Spec, write_specs  # noqa: E402
-from prunex_jax.bench.torch_tasks import Seat, make_task  # noqa: E402
+from prunex_jax.bench.links.gates import Spec, write_specs  # noqa: E402
+from prunex_jax.bench.torch import host as torch_host  # noqa: E402
+from prunex_jax.bench.torch import models as torch_models  # noqa: E402
+from prunex_jax.bench.torch import training as torch_training  # noqa: E402
+from prunex_jax.bench.torch.tasks import Seat, make_task  # noqa: E402
 from prunex_jax.data.shards import make_shards  # noqa: E402
 from prunex_jax.mesh import make_topology  # noqa: E402
 from prunex_jax.models import (  # noqa: E402
@@ -304,7 +306,7 @@ def processes(tmp_path, specs, count=2):
         their_orders, orders = os.pipe()
         logs.append(tmp_path / f"{number}.log")
         command = [
-            *(sys.executable, "-W", "error", "-m", "prunex_jax.bench.torch_host"),
+            *(sys.executable, "-W", "error", "-m", "prunex_jax.bench.torch.host"),
             *(f"--spec={path}", f"--gate={theirs},{their_orders}"),
             *(f"--coordinator={where}", f"--process_id={number}"),
             *(f"--num_processes={count}", "--interface=lo"),

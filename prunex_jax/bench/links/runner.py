@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from prunex_jax.bench.hosts import Hosts
-from prunex_jax.bench.processes import Processes
-from prunex_jax.bench.records import (
+from prunex_jax.bench.links.hosts import Hosts
+from prunex_jax.bench.links.processes import Processes
+from prunex_jax.bench.links.records import (
     Curve,
     Measurement,
     Point,
@@ -24,8 +24,7 @@ from prunex_jax.bench.records import (
     read_records,
     write_record,
 )
-from prunex_jax.bench.studies import UNLIMITED, Row, Study, link_megabits
-from prunex_jax.bench.tasks import (
+from prunex_jax.bench.links.tasks import (
     COMPUTATION,
     Planner,
     Task,
@@ -34,6 +33,7 @@ from prunex_jax.bench.tasks import (
     session_commands,
     session_environment,
 )
+from prunex_jax.bench.study import UNLIMITED, Row, Study, link_megabits
 
 Say = Callable[[str], None]
 

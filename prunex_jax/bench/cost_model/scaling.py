@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from scipy import optimize
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.step_time import Link, Traffic
+from prunex_jax.bench.cost_model.step_time import Link, Traffic
 
 # Speeds in Mbit/s between which one is looked for.
 _SLOWEST, _FASTEST = 1e-3, 1e9

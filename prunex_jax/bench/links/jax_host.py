@@ -3,7 +3,7 @@
 It owns what a process does between gates: training as `python -m prunex_jax.train`
 does, or the dense exchange alone. It leaves links and counters to the runner.
 
-    python -m prunex_jax.bench.jax_host --spec=FILE --gate=W,R
+    python -m prunex_jax.bench.links.jax_host --spec=FILE --gate=W,R
         --coordinator=HOST:PORT --num_processes=N --process_id=I
 """
 
@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
-from prunex_jax.bench.gates import Gate, Gatekeeper
-from prunex_jax.bench.kernel import forget_peak_memory, share_cores
-from prunex_jax.bench.specs import Spec, read_specs
-from prunex_jax.bench.step_time import steady_traffic
+from prunex_jax.bench.cost_model.step_time import steady_traffic
+from prunex_jax.bench.links.gates import Gate, Gatekeeper, Spec, read_specs
+from prunex_jax.bench.links.kernel import forget_peak_memory, share_cores
 from prunex_jax.comm import count_hops, mean_over_mesh, vary
 from prunex_jax.mesh import (
     DEVICE_AXIS,
@@ -41,7 +40,7 @@ from prunex_jax.train.run import train
 from prunex_jax.train.state import TrainState
 
 COMMAND = Command(
-    name="prunex_jax.bench.jax_host",
+    name="prunex_jax.bench.links.jax_host",
     text=str(__doc__),
     flags=(
         Flag("spec", "", "What to run, written by the runner.", is_required=True),

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.jax_host import run_spec
-from prunex_jax.bench.kernel import interface_bytes, peak_memory
-from prunex_jax.bench.records import Record, forget_study, write_record
-from prunex_jax.bench.runner import Bench
-from prunex_jax.bench.studies import UNLIMITED, Study
-from prunex_jax.bench.tasks import Planner, row_settings
+from prunex_jax.bench.links.jax_host import run_spec
+from prunex_jax.bench.links.kernel import interface_bytes, peak_memory
+from prunex_jax.bench.links.records import Record, forget_study, write_record
+from prunex_jax.bench.links.runner import Bench
+from prunex_jax.bench.links.tasks import Planner, row_settings
+from prunex_jax.bench.study import UNLIMITED, Study
 from prunex_jax.mesh import (
     LaunchFlags,
     gather_texts,

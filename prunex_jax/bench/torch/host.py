@@ -4,7 +4,7 @@ It owns what a process does between gates. It leaves what is trained to `torch_t
 training to `torch_training`, which is loaded here because it needs torch, and links and
 counters to the runner.
 
-    python -m prunex_jax.bench.torch_host --spec=FILE --gate=W,R
+    python -m prunex_jax.bench.torch.host --spec=FILE --gate=W,R
         --coordinator=HOST:PORT --process_id=I --num_processes=N [--interface=NAME]
 """
 
@@ -19,14 +19,13 @@ import jax
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import TrainingDivergedError, UserError
-from prunex_jax.bench.gates import Gate, Gatekeeper
-from prunex_jax.bench.kernel import forget_peak_memory, share_cores
-from prunex_jax.bench.specs import Spec, read_specs
-from prunex_jax.bench.torch_tasks import Seat, make_task
+from prunex_jax.bench.links.gates import Gate, Gatekeeper, Spec, read_specs
+from prunex_jax.bench.links.kernel import forget_peak_memory, share_cores
+from prunex_jax.bench.torch.tasks import Seat, make_task
 from prunex_jax.mesh import keep_freed_memory, return_freed_memory
 
 COMMAND = Command(
-    name="prunex_jax.bench.torch_host",
+    name="prunex_jax.bench.torch.host",
     text=str(__doc__),
     flags=(
         Flag("spec", "", "What to run, written by the runner.", is_required=True),
@@ -50,7 +49,7 @@ def run_specs(specs: Sequence[Spec], gate: Gatekeeper, seat: Seat) -> None:
       UserError: A setting that the PyTorch side lacks.
       TrainingDivergedError: The loss is no longer finite.
     """
-    from prunex_jax.bench import torch_training
+    from prunex_jax.bench.torch import training as torch_training
 
     with torch_training.joined(seat):
         for spec in specs:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.bench import places
-from prunex_jax.bench.hosts import Hosts
-from prunex_jax.bench.specs import Spec, write_specs
-from prunex_jax.bench.studies import Row, Study
+from prunex_jax.bench.links.gates import Spec, write_specs
+from prunex_jax.bench.links.hosts import Hosts
+from prunex_jax.bench.study import Row, Study
 from prunex_jax.mesh import check_has_links
 from prunex_jax.train.command import load_config, override_config
 from prunex_jax.train.config import config_to_dict, resolve_config
@@ -28,6 +28,11 @@ COMPUTATION = Row(
 # Rounds before measuring: dense, pruned, frozen and cut out, small; then one to spare.
 _WARM_UP_ROUNDS = 5
 _LEAST_WARM_UP_STEPS = 12
+# Runtime -> module of a host process.
+_MODULES = {
+    "jax": "prunex_jax.bench.links.jax_host",
+    "torch": "prunex_jax.bench.torch.host",
+}
 # What links are measured in is to be known well.
 _COMPUTATION_STEPS = 30
 
@@ -180,7 +185,7 @@ def session_commands(
     address = f"{hosts.address(0)}:{_free_port()}"
     total, commands = hosts.num_hosts * per_host, []
     shared = [
-        *(sys.executable, "-m", f"prunex_jax.bench.{runtime}_host"),
+        *(sys.executable, "-m", _MODULES[runtime]),
         *(f"--spec={specs}", "--gate={gate}"),
         *(f"--coordinator={address}", f"--num_processes={total}"),
     ]

@@ -23,7 +23,7 @@ from typing import Literal
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.handlers import handling
-from prunex_jax.bench import sandbox_init
+from prunex_jax.bench.links import sandbox_init
 
 Kind = Literal["root", "user"]
 

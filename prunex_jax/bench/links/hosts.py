@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.kernel import interface_bytes
-from prunex_jax.bench.sandbox import is_in_sandbox
+from prunex_jax.bench.links.kernel import interface_bytes
+from prunex_jax.bench.links.sandbox import is_in_sandbox
 
 MAX_HOSTS = 250
 MIN_MEGABITS = 0.01

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from scipy import optimize
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.step_time import Link
+from prunex_jax.bench.cost_model.step_time import Link
 from prunex_jax.comm import (
     Collective,
     count_hops,

@@ -13,7 +13,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import ExperimentConfig
-from prunex_jax.bench.specs import Spec
+from prunex_jax.bench.links.gates import Spec
 from prunex_jax.data import Dataset, open_dataset
 from prunex_jax.methods.inner import make_learning_rate
 from prunex_jax.models import Model, make_model

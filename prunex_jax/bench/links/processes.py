@@ -2,7 +2,7 @@
 
 It owns the runner's end of the gates, the time limit and the logs: a process that dies
 or takes too long ends the others, and what it wrote is shown. It leaves what they run
-to `jax_host` and `torch_host`, and where to `hosts`.
+to `jax_host` and `torch.host`, and where to `hosts`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from prunex_jax.bench.kernel import peak_memory
+from prunex_jax.bench.links.kernel import peak_memory
 
 # Lines of its log that are shown of a process that failed.
 _SHOWN_LINES = 25

@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import shapes_by_path
-from prunex_jax.bench.kernel import num_cores
-from prunex_jax.bench.torch_models import load_params, make_torch_model
-from prunex_jax.bench.torch_tasks import Seat, Task
+from prunex_jax.bench.links.kernel import num_cores
+from prunex_jax.bench.torch.models import load_params, make_torch_model
+from prunex_jax.bench.torch.tasks import Seat, Task
 from prunex_jax.data import Batch, evaluation_batches, make_loader
 
 # Steps before PowerSGD compresses; with feedback of errors it takes no fewer than two.

@@ -1,0 +1,95 @@
+"""What the processes of a study are told, and the gates where they wait.
+
+A process is told what to run by a `Spec`. Where it reaches a gate, it says what
+happened since the last one and goes on when the runner says so; in between the runner
+reads the byte counters and sets the speed of the links. One line of JSON each way, over
+two pipes that the process has inherited. It needs neither jax nor torch.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a process runs.
+
+    Attributes:
+      config: Settings of the run.
+      workdir: Its folder.
+      boundaries: Steps after which there is a gate; 0 is before the first.
+      evaluates: Whether the validation split is scored at every gate, and the run is
+        finished with its summary.
+      stand_in_seconds: Pause in every step.
+      exchange_only: Whether each step is a dense exchange and nothing else.
+      hook: For peers.
+      num_hosts: Hosts that share the data; peers have one process or more on each.
+    """
+
+    config: Mapping[str, Any]
+    workdir: str
+    boundaries: tuple[int, ...]
+    evaluates: bool = False
+    stand_in_seconds: float = 0.0
+    exchange_only: bool = False
+    hook: str = "dense"
+    num_hosts: int = 1
+
+
+def write_specs(path: Path, specs: Sequence[Spec]) -> None:
+    """Writes what the processes of a session run, one after the other."""
+    path.write_text(json.dumps([dataclasses.asdict(spec) for spec in specs]))
+
+
+def read_specs(path: str | Path) -> list[Spec]:
+    """Reads what `write_specs` wrote."""
+    return [
+        Spec(**{**values, "boundaries": tuple(values["boundaries"])})
+        for values in json.loads(Path(path).read_text())
+    ]
+
+
+class Gatekeeper(Protocol):
+    """Where a process tells what happened and waits for its orders."""
+
+    def arrive(self, **facts: Any) -> dict[str, Any]:
+        """As `Gate.arrive`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """The process's end of the pipes: lines to the runner, and lines from it."""
+
+    news: IO[str]
+    orders: IO[str]
+
+    @classmethod
+    def of(cls, descriptors: str) -> "Gate":
+        """Opens the inherited pipes.
+
+        Args:
+          descriptors: Their numbers, as in "5,6": to write to, to read from.
+        """
+        write, read = (int(number) for number in descriptors.split(","))
+        return cls(os.fdopen(write, "w"), os.fdopen(read))
+
+    def arrive(self, **facts: Any) -> dict[str, Any]:
+        """Tells the runner what happened and waits until it lets the process on.
+
+        Args:
+          **facts: Plain values.
+        Returns:
+          The runner's orders.
+        Raises:
+          EOFError: The runner is gone.
+        """
+        self.news.write(json.dumps(facts) + "\n")
+        self.news.flush()
+        line = self.orders.readline()
+        if not line:
+            raise EOFError("the runner is gone")
+        return dict(json.loads(line))
