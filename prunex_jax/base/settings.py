@@ -1,10 +1,190 @@
-"""Every setting, with its meaning and default: the reference for config files.
+"""Settings as frozen dataclasses: ranges beside the defaults, read and checked here.
 
-Frozen dataclasses and nothing else; `config` reads and checks them.
+A room declares its settings as a frozen dataclass; numbers that have a range say so
+with `setting`. `read_settings` makes one from nested plain values and `check_settings`
+refuses what lies outside its range. Below follow the settings of a run that several
+rooms read; those of a method stand in its own file.
 """
 
 import dataclasses
-from typing import Literal
+import math
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from prunex_jax.base.errors import UserError, suggest
+
+SettingsT = TypeVar("SettingsT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """What a number may be; it is finite in any case.
+
+    Example:
+      >>> Range(above=0, at_most=1).check('density', 2.0)
+      Traceback (most recent call last):
+        ...
+      prunex_jax.base.errors.UserError: density=2.0 must lie in (0, 1]
+    """
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def check(self, name: str, value: float) -> None:
+        """Raises UserError, naming the value, unless it is finite and in the range."""
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{name}={value} must {Range()}")
+        if not (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        ):
+            raise UserError(f"{name}={value} must {self}")
+
+    def __str__(self) -> str:
+        low = self.at_least if self.above is None else self.above
+        high = self.at_most if self.below is None else self.below
+        if low is not None and high is not None:
+            left = "[" if self.above is None else "("
+            right = "]" if self.below is None else ")"
+            return f"lie in {left}{low:g}, {high:g}{right}"
+        if high is not None:
+            return f"be {'at most' if self.below is None else 'below'} {high:g}"
+        if low == 0:
+            return "not be negative" if self.above is None else "be positive"
+        if low is not None:
+            return f"be {'at least' if self.above is None else 'above'} {low:g}"
+        return "be a finite number"
+
+
+def setting(
+    default: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declares a number of a settings dataclass that has a range.
+
+    Args:
+      default: Its default; None where the setting may be None, which has no range.
+      at_least: Smallest value.
+      above: What it must exceed.
+      at_most: Largest value.
+      below: What it must stay below.
+    Returns:
+      A dataclass field.
+    Example:
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class TopkConfig:
+      ...     density: float = setting(0.01, above=0, at_most=1)
+      >>> check_settings(TopkConfig(2.0), 'config.topk')
+      Traceback (most recent call last):
+        ...
+      prunex_jax.base.errors.UserError: config.topk.density=2.0 must lie in (0, 1]
+    """
+    limits = Range(at_least, above, at_most, below)
+    return dataclasses.field(default=default, metadata={"range": limits})
+
+
+def check_settings(settings: Any, where: str) -> None:
+    """Refuses numbers outside their ranges, at any depth.
+
+    Args:
+      settings: A settings dataclass; its fields may be settings themselves.
+      where: Dotted path of it, for messages, such as `config.data`.
+    Raises:
+      UserError: A number is not finite or outside its range.
+    """
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            check_settings(value, f"{where}.{field.name}")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            limits = field.metadata.get("range", Range())
+            limits.check(f"{where}.{field.name}", value)
+
+
+def read_settings(
+    default: SettingsT, values: Mapping[str, Any], where: str
+) -> SettingsT:
+    """Changes settings as nested plain values say; `check_settings` comes after it.
+
+    Args:
+      default: Settings that give the types, and what `values` leaves out.
+      values: Value by key, settings within settings as mappings or dataclasses.
+      where: Dotted path of the settings, for messages.
+    Returns:
+      The changed settings.
+    Raises:
+      UserError: Unknown key (with the nearest known one), or a value of a wrong type.
+    Example:
+      >>> read_settings(TopologyConfig(), {'layout': '2'}, 'config.topology').layout
+      '2'
+    """
+    hints = typing.get_type_hints(type(default))
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise UserError(
+                f"{where}.{key} is not a setting{suggest(str(key), hints)} "
+                f"(known: {', '.join(hints)})"
+            )
+        earlier = getattr(default, key)
+        if dataclasses.is_dataclass(earlier) and isinstance(value, Mapping):
+            changes[key] = read_settings(earlier, value, f"{where}.{key}")
+        else:
+            changes[key] = _as_type(value, hints[key], f"{where}.{key}")
+    return dataclasses.replace(default, **changes)  # type: ignore[type-var]
+
+
+def without_none(hint: Any) -> Any:
+    """The type that an optional setting has where it is not None.
+
+    Example:
+      >>> without_none(float | None)
+      <class 'float'>
+    """
+    options = _options(hint)
+    return next(option for option in options if option is not types.NoneType)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _as_type(value: Any, hint: Any, where: str) -> Any:
+    """Returns `value` as the hinted type, or says what was expected."""
+    if value is None and types.NoneType in _options(hint):
+        return None
+    hint = without_none(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in arguments:
+            raise UserError(
+                f"{where}={value!r} is not one of {', '.join(map(str, arguments))}"
+                f"{suggest(str(value), arguments)}"
+            )
+        return value
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            raise UserError(f"{where}={value!r} should be a tuple of strings")
+        return tuple(_as_type(each, arguments[0], where) for each in value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is float and is_number and abs(value) <= sys.float_info.max:
+        return float(value)
+    is_wrong_bool = isinstance(value, bool) and hint is not bool
+    if not isinstance(value, hint) or is_wrong_bool:
+        raise UserError(f"{where}={value!r} should be of type {hint.__name__}")
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +194,7 @@ class TopologyConfig:
     # auto | host | process | slice, or the number of hosts, as in "2".
     layout: str = "auto"
     # Virtual CPU devices of this process; 0 uses the devices the machine has.
-    cpu_devices: int = 0
+    cpu_devices: int = setting(0, at_least=0)
     # Hosts x devices, as in "4x2", that one real device simulates, such as a GPU; empty
     # for the devices there are. On CPUs `cpu_devices` is faster.
     simulated: str = ""
@@ -29,22 +209,22 @@ class DataConfig:
     # TFDS data directory; empty means TFDS's own default.
     dir: str = ""
     # Examples per step over the whole mesh.
-    batch_size: int = 64
+    batch_size: int = setting(64, at_least=1)
     # Share of the training split held out for validation.
-    validation_share: float = 0.1
+    validation_share: float = setting(0.1, at_least=0, below=1)
     # none | shift (1 pixel) | crop_flip (pad 4, CIFAR) | random_resized_crop (ImageNet)
     augment: str = "none"
     # Side of the image after decoding and resizing; 0 keeps the size of the set.
-    image_size: int = 0
+    image_size: int = setting(0, at_least=0)
     # auto | memory (whole set in memory) | grain (read and decoded while training).
     loader: str = "auto"
     # Grain worker processes per jax process; 0 decodes in threads.
-    num_workers: int = 0
+    num_workers: int = setting(0, at_least=0)
     # Evaluation batch over the whole mesh; 0 means `batch_size`.
-    eval_batch_size: int = 0
+    eval_batch_size: int = setting(0, at_least=0)
     # Size and shape of the synthetic set.
-    synthetic_examples: int = 1024
-    synthetic_classes: int = 10
+    synthetic_examples: int = setting(1024, at_least=1)
+    synthetic_classes: int = setting(10, at_least=1)
     # Decides which training images are held out for validation and, where `shards` is
     # not iid, which host has which.
     shuffle_seed: int = 0
@@ -54,7 +234,7 @@ class DataConfig:
     # Class shares of hosts are drawn from Dirichlet(alpha), scaled by those of the set
     # where classes differ in size: up to 0.1 few classes fill a shard; from 100 on,
     # shards are nearly alike.
-    dirichlet_alpha: float = 0.3
+    dirichlet_alpha: float = setting(0.3, above=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +247,7 @@ class ModelConfig:
     # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size).
     stem: str = "auto"
     # Multiplies every width.
-    width: float = 1.0
+    width: float = setting(1.0, above=0)
     # Batch statistics over the images of one device, or of all devices of a host.
     norm_scope: Literal["device", "host"] = "device"
     # float32 | bfloat16 for activations; parameters are float32.
@@ -82,22 +262,22 @@ class OptimizerConfig:
     """The inner optimizer and its learning rate."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    learning_rate: float = 0.1
-    momentum: float = 0.9
+    learning_rate: float = setting(0.1, above=0)
+    momentum: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = True
     # Decoupled for adamw, part of the gradient for sgd; kernels only.
-    weight_decay: float = 5e-4
+    weight_decay: float = setting(5e-4, at_least=0)
     # Share of the run for the linear warm-up.
-    warmup_share: float = 0.05
+    warmup_share: float = setting(0.05, at_least=0, at_most=1)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     # Share of the run at which warm-up and decay start over, as after pruning; 0 never.
-    rewind_share: float = 0.0
-    label_smoothing: float = 0.0
+    rewind_share: float = setting(0.0, at_least=0, at_most=1)
+    label_smoothing: float = setting(0.0, at_least=0, below=1)
     # Largest gradient norm, measured after averaging; 0 means no clipping.
-    clip_norm: float = 0.0
+    clip_norm: float = setting(0.0, at_least=0)
     # Parts in which a device's share of the batch goes through the network, one after
     # the other, to save memory: gradients are averaged, and exchanged once.
-    micro_batches: int = 1
+    micro_batches: int = setting(1, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,19 +321,19 @@ class HsadmmConfig:
     # recommended | reset | leaky | paper: see optim.presets.PRESETS.
     preset: str = "recommended"
     # Steps between exchanges over the host axis.
-    sync_period: int = 4
+    sync_period: int = setting(4, at_least=1)
     # gradient (one copy per host) | consensus (one copy per device).
     device_level: Literal["gradient", "consensus"] = "gradient"
     # Pull of every local step towards the consensus, times the learning rate.
-    rho_device: float | None = None
+    rho_device: float | None = setting(None, at_least=0)
     # Penalty between host and global consensus; 0 makes them one.
-    rho_host: float | None = None
+    rho_host: float | None = setting(None, at_least=0)
     # Pull of every round towards the consensus, in [0, 1].
-    prox_strength: float | None = None
+    prox_strength: float | None = setting(None, at_least=0, at_most=1)
     # What remains of the device dual after a round; 0 means no device dual.
-    dual_decay: float | None = None
-    outer_step: float | None = None
-    outer_momentum: float | None = None
+    dual_decay: float | None = setting(None, at_least=0, at_most=1)
+    outer_step: float | None = setting(None, at_least=0)
+    outer_momentum: float | None = setting(None, at_least=0, below=1)
     # none | residual: residual balancing of the penalties (paper preset).
     adapt: Literal["none", "residual"] = "none"
 
@@ -163,7 +343,7 @@ class TopkConfig:
     """Largest entries with error feedback."""
 
     # Share of the entries that every host sends in every step.
-    density: float = 0.01
+    density: float = setting(0.01, above=0, at_most=1)
     # False misses one in twenty of the largest, for a faster choice.
     is_exact: bool = True
 
@@ -173,9 +353,9 @@ class DgcConfig:
     """Deep gradient compression."""
 
     # Share of the entries that every host sends, after the warm-up.
-    density: float = 0.001
+    density: float = setting(0.001, above=0, at_most=1)
     # Share of the run in which the density falls to that, from a quarter on.
-    warmup_share: float = 0.05
+    warmup_share: float = setting(0.05, at_least=0, at_most=1)
     # False misses one in twenty of the largest, for a faster choice.
     is_exact: bool = True
 
@@ -184,9 +364,9 @@ class DgcConfig:
 class PowersgdConfig:
     """Low-rank gradients."""
 
-    rank: int = 2
+    rank: int = setting(2, at_least=1)
     # Matrices are sent whole where low rank would not make them this much smaller.
-    min_gain: float = 2.0
+    min_gain: float = setting(2.0, at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,14 +376,14 @@ class PactrainConfig:
     # grasp (gradient flow, on real batches) | magnitude.
     score: Literal["grasp", "magnitude"] = "grasp"
     # Batches of the run that gradient flow is scored on.
-    score_batches: int = 4
+    score_batches: int = setting(4, at_least=1)
     # channels (whole channels, as `sparsity` says) | weights (single ones).
     structure: Literal["channels", "weights"] = "channels"
     # Share of the entries of kernels that structure "weights" keeps.
-    density: float = 0.5
+    density: float = setting(0.5, above=0, at_most=1)
     # Steps for which masks must have been the same on all hosts before gradients are
     # packed; 0 packs from the first.
-    stable_steps: int = 1
+    stable_steps: int = setting(1, at_least=0)
     # Packed values as -1, 0 or 1 times a shared scale, one byte each.
     is_ternary: bool = False
 
@@ -213,14 +393,14 @@ class ImportanceConfig:
     """Importance-weighted pruning on a ring."""
 
     # Share of the entries of every layer that one host chooses.
-    density: float = 0.01
+    density: float = setting(0.01, above=0, at_most=1)
     # Hosts that choose in one step.
-    num_choosers: int = 1
+    num_choosers: int = setting(1, at_least=1)
     # Steps for which a choice is used.
-    refresh_period: int = 1
+    refresh_period: int = setting(1, at_least=1)
     # Weights below this share of the rms of their layer count as no smaller; 0 ranks by
     # gradient over weight, large values by the gradient alone.
-    damping: float = 1.0
+    damping: float = setting(1.0, at_least=0)
     # native (the all-reduce of the backend) | ring (neighbour to neighbour).
     all_reduce: Literal["native", "ring"] = "native"
 
@@ -255,7 +435,7 @@ class MethodConfig:
     wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     # Largest message over the host axis that stands for a buffer; 0 sends gradients, or
     # what a round exchanges, in one. Several let a large model send what it has.
-    bucket_bytes: int = 0
+    bucket_bytes: int = setting(0, at_least=0)
     # Parameters whose path contains one of these are averaged whole by topk, dgc,
     # powersgd and importance, such as ("bias", "norm").
     send_whole: tuple[str, ...] = ()
@@ -271,9 +451,9 @@ class DistillConfig:
     # Folder made by `python -m prunex_jax export`; empty for no teacher.
     teacher: str = ""
     # Share of the loss that is the distance to the teacher's answers.
-    weight: float = 0.5
+    weight: float = setting(0.5, at_least=0, at_most=1)
     # Divides logits of both: the higher, the more its view of wrong classes counts.
-    temperature: float = 4.0
+    temperature: float = setting(4.0, above=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,20 +461,20 @@ class RunConfig:
     """Length of the run, and how often it reports, evaluates and saves."""
 
     # Exactly one of the two is positive.
-    steps: int = 0
-    epochs: float = 0.0
-    log_every_steps: int = 20
+    steps: int = setting(0, at_least=0)
+    epochs: float = setting(0.0, at_least=0)
+    log_every_steps: int = setting(20, at_least=1)
     # 0 evaluates at the end only.
-    eval_every_steps: int = 0
+    eval_every_steps: int = setting(0, at_least=0)
     # 0 saves at the end, and on a signal, only.
-    checkpoint_every_steps: int = 200
-    checkpoints_kept: int = 2
+    checkpoint_every_steps: int = setting(200, at_least=0)
+    checkpoints_kept: int = setting(2, at_least=1)
     # Training batches at the end, from which batch statistics of the final network are
     # taken anew; 0 keeps the running ones, which copies of it have left.
-    reestimate_batches: int = 0
+    reestimate_batches: int = setting(0, at_least=0)
     # Stop where copies are further than this from their consensus, as a share of its
     # norm: so H-SADMM diverges, with every loss finite. 0 never stops.
-    max_host_drift: float = 1.0
+    max_host_drift: float = setting(1.0, at_least=0)
     # False leaves the test split alone, in runs that choose settings.
     read_test: bool = True
 

@@ -9,8 +9,7 @@ import functools
 
 import numpy as np
 
-from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
+from prunex_jax.base.settings import DataConfig, check_settings
 from prunex_jax.data.images import Pixels, resize_box
 from prunex_jax.data.order import permutation
 from prunex_jax.data.splits import ArraySource, StoredSet, StoredSplit
@@ -64,9 +63,7 @@ def open_synthetic(config: DataConfig, seed: int) -> StoredSet:
     Raises:
       UserError: If a number is not positive.
     """
-    for key in ("synthetic_examples", "synthetic_classes"):
-        if getattr(config, key) < 1:
-            raise UserError(f"data.{key}={getattr(config, key)} must be at least 1")
+    check_settings(config, "data")
     side = config.image_size or _SYNTHETIC_SIDE
     num_test = max(config.synthetic_examples // 4, 1)
     make = functools.partial(_synthetic_source, seed, side, config.synthetic_classes)

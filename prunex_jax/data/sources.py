@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
+from prunex_jax.base.settings import DataConfig, check_settings
 from prunex_jax.data.augment import Normalization, Recipe
 from prunex_jax.data.embedded import open_digits, open_synthetic
 from prunex_jax.data.order import Positions, split_positions
@@ -80,17 +80,11 @@ def open_dataset(config: DataConfig, seed: int) -> Dataset:
 
 
 def _check(config: DataConfig) -> None:
-    if not 0 <= config.validation_share < 1:
-        raise UserError(
-            f"data.validation_share={config.validation_share} must be in [0, 1)"
-        )
+    check_settings(config, "data")
     if config.loader not in ("auto", "memory", "grain"):
         raise UserError(
             f"data.loader={config.loader!r} is unknown: choose auto, memory or grain"
         )
-    for key in ("image_size", "num_workers", "eval_batch_size"):
-        if getattr(config, key) < 0:
-            raise UserError(f"data.{key}={getattr(config, key)} must not be negative")
 
 
 def _open_stored(config: DataConfig, seed: int) -> StoredSet:

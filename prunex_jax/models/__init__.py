@@ -5,13 +5,12 @@ It owns the names; `base` has the interface, `resnet` and `vgg` the architecture
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterable
 
 import jax
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import ModelConfig
+from prunex_jax.base.settings import ModelConfig, check_settings
 from prunex_jax.models.base import (
     Model,
     ModelSpec,
@@ -87,8 +86,7 @@ def make_model(
     _check_known("name", config.name, MODELS)
     _check_known("stem", config.stem, ("auto", "cifar", "imagenet"))
     _check_known("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
-    if not (config.width > 0 and math.isfinite(config.width)):
-        raise UserError(f"config.model.width={config.width} must be positive")
+    check_settings(config, "config.model")
     if len(image_shape) != 3 or min(*image_shape, num_classes) < 1:
         raise UserError(
             f"image_shape={image_shape} and num_classes={num_classes} must be "

@@ -129,8 +129,8 @@ def test_loader_decides_what_is_kept_in_memory(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"validation_share": 1.0}, r"validation_share=1.0 must be in \[0, 1\)"),
-        ({"validation_share": -0.1}, r"validation_share=-0.1 must be in \[0, 1\)"),
+        ({"validation_share": 1.0}, r"validation_share=1.0 must lie in \[0, 1\)"),
+        ({"validation_share": -0.1}, r"validation_share=-0.1 must lie in \[0, 1\)"),
         ({"validation_share": 0.999}, "leaves none of the 200 examples"),
         ({"loader": "fast"}, "data.loader='fast' is unknown"),
         ({"image_size": -1}, "data.image_size=-1 must not be negative"),

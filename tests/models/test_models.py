@@ -490,7 +490,7 @@ def test_bfloat16_keeps_parameters_statistics_and_logits_in_float32(name):
         ({"compute_dtype": "float16"}, (8, 8, 1), "compute_dtype='float16'"),
         ({"convolution": "patches"}, (8, 8, 1), "one of auto, direct, chunked"),
         ({"width": 0.0}, (8, 8, 1), "width=0.0 must be positive"),
-        ({"width": float("nan")}, (8, 8, 1), "width=nan must be positive"),
+        ({"width": float("nan")}, (8, 8, 1), "width=nan must be a finite number"),
         ({"name": "vgg16"}, (8, 8, 1), "at least 32x32.*have 8x8.*image_size=32"),
         ({}, (8, 0, 1), r"image_shape=\(8, 0, 1\)"),
     ],
