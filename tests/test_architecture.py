@@ -24,6 +24,7 @@ OWNERS = {
     "grain": {"data/loader.py"},
     "sklearn": {"data/embedded.py"},
     "PIL": {"data/images.py"},
+    "filelock": {"base/files.py"},
     "safetensors": {"export/folder.py"},
     "flax": {"models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"},
 }

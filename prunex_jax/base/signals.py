@@ -1,49 +1,82 @@
-"""Turns Ctrl-C and SIGTERM into a question the loop asks after every step.
+"""Handlers of signals, and Ctrl-C or SIGTERM as a question a training loop asks.
 
-In one process it owns the two handlers. With several processes jax's preemption service
-hears SIGTERM on any of them and names one step at which all of them stop; Ctrl-C is
-passed on to it.
+Supervisors that run under any Python import it, so jax is imported where it is used.
 """
 
+import contextlib
 import os
 import signal
-import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
-import jax
-from jax.experimental import multihost_utils
+
+@contextlib.contextmanager
+def handling(
+    numbers: Sequence[signal.Signals],
+    handler: Callable[[int, object], None],
+    *,
+    also_ignored: bool = False,
+) -> Iterator[None]:
+    """Handles signals while it is entered.
+
+    Args:
+      numbers: The signals.
+      handler: Called with the number of the signal and the interrupted frame.
+      also_ignored: Whether to handle those too that are ignored, as some are under
+        nohup or in the background of a shell.
+
+    Example:
+      >>> heard = []
+      >>> with handling([signal.SIGTERM], lambda number, frame: heard.append(number)):
+      ...     signal.raise_signal(signal.SIGTERM)
+      >>> heard == [signal.SIGTERM]
+      True
+    """
+    heard = [
+        number
+        for number in numbers
+        if also_ignored or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    earlier = {number: signal.signal(number, handler) for number in heard}
+    try:
+        yield
+    finally:
+        for number, old in earlier.items():
+            signal.signal(number, old)
 
 
 class StopRequest:
     """Listens for Ctrl-C and SIGTERM while it is entered.
 
     The first signal asks the run to stop, save and exit; a second Ctrl-C interrupts at
-    once. Use it as a context manager, on the main thread.
+    once. Use it as a context manager, on the main thread. With several processes jax's
+    preemption service hears SIGTERM on any of them and names one step at which all of
+    them stop; Ctrl-C is passed on to it.
     """
 
     def __init__(self) -> None:
-        self._received: signal.Signals | None = None
-        self._earlier: dict[signal.Signals, object] = {}
+        import jax
+
+        self._received: int | None = None
         self._num_questions = 0
         self._is_agreed = False
         self._is_single = jax.process_count() == 1
+        # jax's service keeps SIGTERM where there are several processes.
+        numbers = [signal.SIGINT, signal.SIGTERM][: 2 if self._is_single else 1]
+        self._handling = handling(numbers, self._hear, also_ignored=True)
 
     def __enter__(self) -> Self:
-        # jax's service keeps SIGTERM where there are several processes.
-        heard = [signal.SIGINT, signal.SIGTERM] if self._is_single else [signal.SIGINT]
-        for number in heard:
-            self._earlier[number] = signal.signal(number, self._hear)
+        self._handling.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._handling.__exit__(None, None, None)
 
-    def _hear(self, number: int, frame: types.FrameType | None) -> None:
+    def _hear(self, number: int, frame: object) -> None:
         del frame
         if self._received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._received = signal.Signals(number)
+        self._received = number
         if not self._is_single:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -55,6 +88,8 @@ class StopRequest:
         """
         if self._is_single:
             return self._received is not None
+        from jax.experimental import multihost_utils
+
         self._num_questions += 1
         if not self._is_agreed:
             self._is_agreed = multihost_utils.reached_preemption_sync_point(

@@ -24,8 +24,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from prunex_jax.base.digests import digests_of, find_damage
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import digests_of, find_damage, whole_folder
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup
 from prunex_jax.export.batching import fixed_batch_error, one_more
@@ -145,24 +145,27 @@ def export_model(
         apply, params, inputs, fixed_batch=fixed_batch, platforms=platforms
     )
 
-    def fill(unfinished: Path) -> dict[str, Any]:
-        (unfinished / PROGRAM).write_bytes(program.content)
-        save_file(arrays, unfinished / ARRAYS)
-        # It lets nobody but the owner read, whatever the user's umask.
-        shutil.copymode(unfinished / PROGRAM, unfinished / ARRAYS)
-        manifest = make_manifest(
-            files=digests_of(unfinished),
-            program={"file": PROGRAM, **program.description},
-            arrays=arrays,
-            channels=channels,
-            certificate=certificate,
-            about=about,
-        )
-        write_manifest(unfinished, manifest)
-        _check_readback(unfinished, apply, params, inputs, fixed_batch)
-        return manifest
-
-    return _written_whole(path, fill)
+    try:
+        with whole_folder(path) as unfinished:
+            (unfinished / PROGRAM).write_bytes(program.content)
+            save_file(arrays, unfinished / ARRAYS)
+            # It lets nobody but the owner read, whatever the user's umask.
+            shutil.copymode(unfinished / PROGRAM, unfinished / ARRAYS)
+            manifest = make_manifest(
+                files=digests_of(unfinished),
+                program={"file": PROGRAM, **program.description},
+                arrays=arrays,
+                channels=channels,
+                certificate=certificate,
+                about=about,
+            )
+            write_manifest(unfinished, manifest)
+            _check_readback(unfinished, apply, params, inputs, fixed_batch)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"cannot write {path} ({error}); choose a folder that can be written"
+        ) from error
+    return manifest
 
 
 def read_model(folder: str | os.PathLike[str]) -> ExportedModel:
@@ -250,42 +253,6 @@ def _check_storable(arrays: Mapping[str, np.ndarray]) -> None:
                 f"parameter {path!r} is {array.dtype.name}, which safetensors does not "
                 f"store; convert it to one of {', '.join(_STORABLE)}"
             )
-
-
-def _written_whole(
-    path: Path, fill: Callable[[Path], dict[str, Any]]
-) -> dict[str, Any]:
-    """Fills a folder beside the wanted one, then renames it."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
-    try:
-        unfinished.mkdir(parents=True)
-        manifest = fill(unfinished)
-        for written in (*unfinished.iterdir(), unfinished):
-            _flush(written)
-        if path.exists():
-            path.rename(replaced)
-        unfinished.rename(path)
-        _flush(path.parent)
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"cannot write {path} ({error}); choose a folder that can be written"
-        ) from error
-    finally:
-        if replaced.exists() and not path.exists():
-            replaced.rename(path)
-        for leftover in (unfinished, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
-    return manifest
-
-
-def _flush(path: Path) -> None:
-    """Makes sure that a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _check_readback(

@@ -28,7 +28,6 @@ warnings and take the same time (120 leaves: 0.05 s blocking, 0.2 s in all).
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -38,8 +37,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from prunex_jax.base.digests import digests_of, find_damage
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import digests_of, find_damage, write_json
 from prunex_jax.base.trees import PyTree, flatten_by_path
 
 _FORMAT = 1
@@ -275,12 +274,7 @@ class Checkpointer:
         if not folder.exists():  # Its temporary name, as of Orbax 0.12.8.
             folder = next(self._directory.glob(f"{step}.*"))
         manifest["files"] = digests_of(folder / _STATE)
-        unfinished = folder / f".{_MANIFEST}.tmp"
-        with open(unfinished, "w") as file:
-            json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, folder / _MANIFEST)
+        write_json(folder / _MANIFEST, manifest)
 
     def _try_restore(
         self,

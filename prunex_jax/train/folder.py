@@ -17,7 +17,6 @@ replaced by rename and rows appended, so a killed run can only leave a cut last 
 
 import json
 import math
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import write_json, write_whole
 from prunex_jax.train.config import dotted_keys, fixed_differences
 
 CONFIG = "config.json"
@@ -117,8 +117,8 @@ class RunFolder:
             elif holds_run:
                 _remove_results(path)
             # Last the config: together they mark the folder as that of a run.
-            _write_json(path / ENVIRONMENT, environment)
-            _write_json(path / CONFIG, config)
+            write_json(path / ENVIRONMENT, environment, sort_keys=True)
+            write_json(path / CONFIG, config, sort_keys=True)
         except OSError as error:
             raise UserError(
                 f"--workdir={workdir} cannot be used ({error}); choose a folder that "
@@ -170,7 +170,7 @@ class RunFolder:
             f"{line}\n" for line, row in self._lines() if row["step"] <= step
         )
         if kept != path.read_text(encoding="utf-8"):
-            _replace(path, kept)
+            write_whole(path, kept)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes how the run ended.
@@ -182,7 +182,7 @@ class RunFolder:
         if missing:
             raise ValueError(f"the summary lacks {', '.join(missing)}")
         if self.is_primary:
-            _write_json(self.workdir / SUMMARY, _plain(summary, "summary"), sort=False)
+            write_json(self.workdir / SUMMARY, _plain(summary, "summary"))
 
     def _lines(self) -> list[tuple[str, dict[str, Any]]]:
         """Complete lines of the metrics with what they say."""
@@ -283,17 +283,3 @@ def _read_json(path: Path) -> dict[str, Any]:
             "another --workdir, or --fresh to start over"
         )
     return content
-
-
-def _write_json(path: Path, content: Mapping[str, Any], sort: bool = True) -> None:
-    _replace(path, json.dumps(content, indent=2, sort_keys=sort) + "\n")
-
-
-def _replace(path: Path, content: str) -> None:
-    """Replaces a file by rename, so that readers see the old one or the new one."""
-    unfinished = path.with_name(f".{path.name}.tmp")
-    with open(unfinished, "w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)

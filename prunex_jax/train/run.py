@@ -8,7 +8,7 @@ from typing import Any
 import ml_collections
 
 from prunex_jax.base.environment import environment
-from prunex_jax.base.lock import alone_in
+from prunex_jax.base.files import alone_in
 from prunex_jax.base.settings import ExperimentConfig
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import (

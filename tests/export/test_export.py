@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from prunex_jax.base.digests import digests_of
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import digests_of
 from prunex_jax.channels import ChannelGroup, trace_channels
 from prunex_jax.export import export_model, read_model
 from prunex_jax.shrink import Certificate, certify, make_cut
@@ -366,13 +366,13 @@ def test_replaces_an_export_only_if_asked_and_nothing_else_ever(tmp_path):
     assert names_in(tmp_path) == {"m"}
 
 
-@pytest.mark.parametrize("when", ["write_manifest", "_flush"])
+@pytest.mark.parametrize("when", ["export.folder.write_manifest", "base.files._flush"])
 def test_a_failed_export_leaves_the_earlier_one_whole(tmp_path, monkeypatch, when):
     def full(*args):
         raise OSError("No space left on device")
 
     write(tmp_path / "m", about={"number": 1})
-    monkeypatch.setattr(f"prunex_jax.export.folder.{when}", full)
+    monkeypatch.setattr(f"prunex_jax.{when}", full)
     with pytest.raises(UserError, match="No space left on device"):
         write(tmp_path / "m", about={"number": 2}, overwrite=True)
     assert read_model(tmp_path / "m").manifest["number"] == 1

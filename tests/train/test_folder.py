@@ -195,10 +195,10 @@ def test_an_impossible_folder_is_refused(tmp_path, where):
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    def refuse(path, content):
+    def refuse(path, content, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(metrics, "_replace", refuse)
+    monkeypatch.setattr(metrics, "write_json", refuse)
     with pytest.raises(UserError, match=r"cannot be used .*Permission denied"):
         open_folder(tmp_path)
 
@@ -274,7 +274,7 @@ def test_truncating_is_atomic(tmp_path, monkeypatch):
     def crash(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(metrics.os, "replace", crash)
+    monkeypatch.setattr("os.replace", crash)
     with pytest.raises(KeyboardInterrupt):
         folder.truncate_after(1)
     assert [row["step"] for row in folder.read_rows()] == [1, 2]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.handlers import handling
+from prunex_jax.base.signals import handling
 from prunex_jax.bench.links import sandbox_init
 
 Kind = Literal["root", "user"]

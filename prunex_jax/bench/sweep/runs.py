@@ -20,7 +20,7 @@ from typing import Any
 
 from prunex_jax.base.command import EXIT_DIVERGED
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.handlers import handling
+from prunex_jax.base.signals import handling
 from prunex_jax.bench.sweep.sweeps import (
     Row,
     Sweep,

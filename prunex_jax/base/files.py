@@ -1,0 +1,172 @@
+"""Files that are whole or absent, digests that show damage, and a lock on a folder."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from prunex_jax.base.errors import UserError
+
+# Keeps a second run out of a folder; it stays there, and says nothing by itself.
+LOCK = ".lock"
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file by rename: readers see the old content or the new, nothing else.
+
+    Args:
+      path: The file; its folder exists. Other processes must not write it too.
+      content: What it will hold; text is stored as UTF-8.
+    """
+    unfinished = path.with_name(f".{path.name}.tmp")
+    with open(unfinished, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def write_json(path: Path, content: Any, *, sort_keys: bool = False) -> None:
+    """Writes strict JSON with two spaces of indentation by `write_whole`.
+
+    Raises:
+      ValueError: A number is not finite, which JSON cannot hold.
+    """
+    text = json.dumps(content, indent=2, sort_keys=sort_keys, allow_nan=False)
+    write_whole(path, text + "\n")
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Gives an empty folder that takes the place of another when it has been filled.
+
+    Args:
+      path: The folder to make or to replace.
+    Yields:
+      A folder beside it. It is renamed to `path` at the end, after its files are on the
+      disk; if an exception is raised it is removed, and what was at `path` stays.
+    Raises:
+      OSError: The folder cannot be written.
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as parent:
+      ...     with whole_folder(Path(parent) / 'model') as folder:
+      ...         _ = (folder / 'a').write_text('hello')
+      ...     os.listdir(f'{parent}/model')
+      ['a']
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for written in (*unfinished.iterdir(), unfinished):
+            _flush(written)
+        if path.exists():
+            path.rename(replaced)
+        unfinished.rename(path)
+        _flush(path.parent)
+    finally:
+        if replaced.exists() and not path.exists():
+            replaced.rename(path)
+        for leftover in (unfinished, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Makes sure that a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """Takes the SHA-256 of every file below a folder.
+
+    Args:
+      folder: Any folder; a missing one has no files.
+    Returns:
+      Path of the file below the folder, with `/` -> digest in hexadecimal digits.
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     _ = (Path(folder) / 'a').write_text('hello')
+      ...     digests_of(Path(folder))['a'][:16]
+      '2cf24dba5fb0a30e'
+    """
+    digests = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digests[path.relative_to(folder).as_posix()] = digest
+    return digests
+
+
+def find_damage(files: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """Says which file is missing or altered.
+
+    Args:
+      files: What `digests_of` gave when the files were written.
+      found: What it gives now; files that were not there then do not matter.
+    Returns:
+      What is wrong with the first such file, or an empty string.
+    Example:
+      >>> find_damage({'a': '1', 'b': '2'}, {'a': '1', 'b': '3'})
+      'b is not as it was written'
+    """
+    for name, digest in files.items():
+        if name not in found:
+            return f"{name} is missing"
+        if found[name] != digest:
+            return f"{name} is not as it was written"
+    return ""
+
+
+@contextlib.contextmanager
+def alone_in(workdir: Path | str, is_primary: bool) -> Iterator[None]:
+    """Keeps a second run out of a folder, which would spoil the first.
+
+    The folder is locked until the context is left or the process has ended, however it
+    ends. File systems that cannot lock, such as some of networks, keep nobody out.
+
+    Args:
+      workdir: A run folder, made if it is missing.
+      is_primary: Whether this process writes; others do nothing.
+    Raises:
+      UserError: Another process trains into it.
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder, alone_in(folder, True):
+      ...     with alone_in(folder, True):  # doctest: +ELLIPSIS
+      ...         pass
+      Traceback (most recent call last):
+        ...
+      prunex_jax.base.errors.UserError: --workdir=... is in use: ...
+    """
+    if not is_primary:
+        yield
+        return
+    path = Path(workdir).expanduser().absolute()
+    lock = FileLock(path / LOCK)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise UserError(
+            f"--workdir={workdir} is in use: another process trains into it; wait "
+            "for its end, stop it, or choose another folder"
+        ) from error
+    except OSError:
+        pass  # What cannot be made or read is refused by whoever writes into it.
+    try:
+        yield
+    finally:
+        lock.release()
