@@ -12,7 +12,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from prunex_jax.bench import report
+from prunex_jax.bench import study_report as report
 from prunex_jax.bench.accuracy_tables import time_to_accuracy
 from prunex_jax.bench.links.records import RECORDS_FILE, write_record
 from prunex_jax.bench.model_tables import (
