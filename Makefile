@@ -7,6 +7,8 @@
 #   make test-zoo             networks of other packages, which it installs
 #   make test-torch           the PyTorch peers of studies, which it installs
 #   make check                lint, formatting, types, import directions
+#   make docs                 the documentation as a site in build/site
+#   make wheel                the files of a release in dist/
 #   make benchmark            what H-SADMM costs per local step
 #   make benchmark-shrunk-step   what half of the channels saves per training step
 #   make benchmark-compression   what each method computes per exchange
@@ -32,10 +34,11 @@ BASE := $(VENV)/.installed
 TEST := $(VENV)/.installed-test
 ZOO := $(VENV)/.installed-zoo
 TORCH := $(VENV)/.installed-torch
+DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-exhaustive test-zoo test-torch check format \
-    benchmark benchmark-shrunk-step \
+.PHONY: help demo test test-slow test-exhaustive test-zoo test-torch \
+    check docs wheel format benchmark benchmark-shrunk-step \
     benchmark-trace benchmark-compression benchmark-freed-memory \
     bench-digits bench-bytes clean
 
@@ -66,6 +69,18 @@ check: $(TEST)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Offline: the notebooks run in a quick form, and warnings are errors.
+docs: $(DOCS)
+	$(BIN)/python docs/draw/pictures.py --check
+	$(BIN)/python docs/notebooks.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo 'the site is in build/site/index.html'
+
+wheel: $(BASE)
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	    --wheel-dir dist .
 
 format: $(TEST)
 	$(BIN)/ruff check --fix .
@@ -99,12 +114,16 @@ $(TORCH_VENV)/bin/python:
 	$@ -m pip install --quiet --disable-pip-version-check 'torch>=2.13' \
 	    torch-pruning==1.6.1
 
+$(DOCS): $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
 $(TORCH): $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch]'
 	@touch $@
 
 clean:
-	rm -rf '$(VENV)' '$(TORCH_VENV)' build *.egg-info
+	rm -rf '$(VENV)' '$(TORCH_VENV)' build dist *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -29,7 +29,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Removes the notebook template's remote scripts, and refuses any other."""
     if page.file.src_uri.endswith(".ipynb"):
         output = re.sub(
-            r"<script\b[^>]*\bsrc=\"https://[^>]*>\s*</script>", "", output
+            r"<script\b[^>]*\bsrc=\"(https://[^>]*)?\">\s*</script>", "", output
         )
     remote = [
         found.group(0)

@@ -1,9 +1,10 @@
 """Draws the pictures of the documentation into docs/pictures.
 
-    python docs/draw/pictures.py            writes them
-    python docs/draw/pictures.py --check    says whether they are up to date
+python docs/draw/pictures.py            writes them
+python docs/draw/pictures.py --check    says whether they are up to date
 """
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def timeline() -> Picture:
     freeze, cut = 24, 32
     stairs = ((0, 1.0), (8, 0.83), (16, 0.67), (freeze, 0.5), (steps, 0.5))
     points = [(at(0), top)]
-    for (start, value), (end, _) in zip(stairs, stairs[1:], strict=False):
+    for (start, value), (end, _) in itertools.pairwise(stairs):
         y = bottom - value * (bottom - top)
         if start == freeze:
             picture.box(at(start), y, at(end) - at(start), bottom - y, KEPT, radius=0)
@@ -113,7 +114,8 @@ def timeline() -> Picture:
 def kernel() -> Picture:
     """A kernel cut along its input and its output channels."""
     picture = Picture(460, 268, "A kernel cut along two axes")
-    left, top, cell, inputs = 96, 62, 20, (False, True, True, False, True, False, True, False)
+    left, top, cell = 96, 62, 20
+    inputs = (False, True, True, False, True, False, True, False)
     for row, keeps_row in enumerate(inputs):
         for column, keeps_column in enumerate(MASK):
             both = keeps_row and keeps_column
@@ -137,7 +139,9 @@ def kernel() -> Picture:
         for column in range(4):
             x, y = 332 + column * cell, 101 + row * cell
             picture.box(x, y, cell - 2, cell - 2, KEPT, radius=1)
-    picture.text(371, 206, "a quarter is left:\nsmall and dense,\nno positions to send", 13)
+    picture.text(
+        371, 206, "a quarter is left:\nsmall and dense,\nno positions to send", 13
+    )
     picture.text(left + 79, 246, "kernel [height, width, in, out]", 12.5)
     return picture
 
@@ -174,7 +178,9 @@ def flow() -> Picture:
             picture.text(344, y + 18, gives, 12.5, anchor="start")
     bottom = top + row * len(ROOMS)
     picture.arrow((8, top), (8, bottom - 6), LINK, 2)
-    picture.text(18, bottom + 12, "a room imports only from rooms above it", 12.5, LINK, "start")
+    picture.text(
+        18, bottom + 12, "a room imports only from rooms above it", 12.5, LINK, "start"
+    )
     return picture
 
 

@@ -100,7 +100,7 @@ class Picture:
         """Writes lines of text, the first with its base line at y."""
         style = ' font-weight="bold"' if bold else ""
         if mono:
-            style += ' font-family="Menlo, Consolas, \'DejaVu Sans Mono\', monospace"'
+            style += " font-family=\"Menlo, Consolas, 'DejaVu Sans Mono', monospace\""
         for number, words_of_line in enumerate(words.split("\n")):
             self._parts.append(
                 f'<text x="{x:g}" y="{y + number * size * 1.25:g}" '
