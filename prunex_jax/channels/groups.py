@@ -6,7 +6,7 @@ know neither models nor meshes.
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -84,6 +84,25 @@ class AxisLayout:
 
 
 Layouts = Mapping[str, Mapping[int, AxisLayout]]
+
+
+def kept_shape(
+    shape: Sequence[int],
+    axes: Mapping[int, AxisLayout] | None,
+    keep_counts: Mapping[str, int],
+) -> tuple[int, ...]:
+    """Shape that is left of a leaf.
+
+    Args:
+      shape: Shape of the leaf.
+      axes: Layouts of its touched axes, if it has any.
+      keep_counts: Kept channels of every group.
+    """
+    known = axes or {}
+    return tuple(
+        known[axis].kept_size(keep_counts) if axis in known else size
+        for axis, size in enumerate(shape)
+    )
 
 
 def layouts_of(

@@ -2,12 +2,10 @@
 
 from prunex_jax.shrink.certificate import Certificate, certify
 from prunex_jax.shrink.cut import Cut, make_cut
-from prunex_jax.shrink.function import shrink_function
 from prunex_jax.shrink.network import (
     Network,
     certify_networks,
     shrink_error,
-    shrink_network,
 )
 
 __all__ = [
@@ -18,6 +16,4 @@ __all__ = [
     "certify_networks",
     "make_cut",
     "shrink_error",
-    "shrink_function",
-    "shrink_network",
 ]

@@ -2,14 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import PyTree, map_with_path, shapes_by_path
+from prunex_jax.base.trees import (
+    PyTree,
+    flatten_by_path,
+    map_with_path,
+    shapes_by_path,
+)
 from prunex_jax.channels import (
     ChannelGroup,
     ChannelTrace,
@@ -17,9 +22,11 @@ from prunex_jax.channels import (
     TraceOptions,
     layouts_of,
     mask_channels,
+    put_channels,
     take_channels,
 )
-from prunex_jax.shrink.function import shrink_function
+from prunex_jax.channels.groups import kept_shape
+from prunex_jax.shrink.function import Shapes, shrink_function
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,8 +43,8 @@ class Cut:
 
     groups: tuple[ChannelGroup, ...]
     masks: Mapping[str, np.ndarray]
-    shapes: Mapping[str, tuple[int, ...]]
-    statistics_shapes: Mapping[str, tuple[int, ...]] | None
+    shapes: Shapes
+    statistics_shapes: Shapes | None
     options: TraceOptions
 
     @property
@@ -67,25 +74,34 @@ class Cut:
         Returns:
           The tree with smaller leaves; what belongs to no parameter as it was.
         Raises:
-          UserError: A leaf belongs to a parameter and has another shape.
+          UserError: A leaf belongs to a parameter and has another shape, or nothing in
+            the tree belongs to any.
         """
-        return _take(tree, self.shapes, self.layouts(), self._indices())
+        return self._changed(tree, take_channels, self._indices())
 
     def take_statistics(self, tree: PyTree) -> PyTree:
         """Cuts running statistics, as `take` cuts parameters."""
-        shapes = self.statistics_shapes or {}
-        return _take(tree, shapes, self.statistics_layouts(), self._indices())
+        return self._changed(tree, take_channels, self._indices(), "statistics")
 
-    def mask(self, params: PyTree) -> PyTree:
-        """Sets dead channels to exact zeros.
+    def put(self, tree: PyTree) -> PyTree:
+        """Puts what `take` gave back in its place, zeros elsewhere; raises like it."""
+        return self._changed(tree, put_channels, self._indices(), is_small=True)
+
+    def put_statistics(self, tree: PyTree) -> PyTree:
+        """Puts running statistics back, as `put` does parameters."""
+        indices = self._indices()
+        return self._changed(tree, put_channels, indices, "statistics", is_small=True)
+
+    def mask(self, tree: PyTree) -> PyTree:
+        """Sets dead channels to exact zeros; raises like `take`.
 
         Args:
-          params: Parameters of full size.
+          tree: Leaves of full size: parameters, or what holds trees shaped like them.
         Returns:
-          Parameters of the same size.
+          A tree of the same sizes.
         """
         masks = {name: jnp.asarray(mask) for name, mask in self.masks.items()}
-        return mask_channels(params, self.layouts(), masks)
+        return self._changed(tree, mask_channels, masks)
 
     def function(self, apply: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """The function without the dead channels; see `shrink_function`.
@@ -109,6 +125,34 @@ class Cut:
     def _indices(self) -> dict[str, jax.Array]:
         return {name: jnp.asarray(kept) for name, kept in self.keep_indices.items()}
 
+    def _changed(
+        self,
+        tree: PyTree,
+        change: Callable[..., PyTree],
+        by: Mapping[str, jax.Array],
+        of: Literal["members", "statistics"] = "members",
+        is_small: bool = False,
+    ) -> PyTree:
+        """Changes the leaves that belong to parameters, in one program."""
+        is_of_params = of == "members"
+        shapes = self.shapes if is_of_params else self.statistics_shapes or {}
+        layouts = layouts_of(self.groups, shapes, of)
+        if is_small:
+            counts = {name: int(mask.sum()) for name, mask in self.masks.items()}
+            shapes = {
+                p: kept_shape(s, layouts.get(p), counts) for p, s in shapes.items()
+            }
+        owners = _owners(tree, shapes, "parameter" if is_of_params else "statistic")
+        own = {path: layouts[name] for path, name in owners.items() if name in layouts}
+        leaves = map_with_path(lambda path, x: x if path in own else None, tree)
+        changed = jax.jit(lambda leaves: change(leaves, own, by))(leaves)
+        return jax.tree.map(
+            lambda new, old: old if new is None else new,
+            changed,
+            tree,
+            is_leaf=lambda x: x is None,
+        )
+
 
 def make_cut(
     trace: ChannelTrace,
@@ -127,7 +171,8 @@ def make_cut(
     Returns:
       What cuts trees and functions.
     Raises:
-      UserError: A mask fits no group, or keeps no channel of its group.
+      UserError: A mask fits no group, or keeps no channel of its group; the trees are
+        not those of the traced network.
     Example:
       >>> from prunex_jax.channels import trace_channels
       >>> def apply(params, x):
@@ -143,28 +188,23 @@ def make_cut(
       >>> bool(jnp.allclose(small(cut.take(params), x), apply(cut.mask(params), x)))
       True
     """
-    check_masks(trace.groups, masks)
+    _check_masks(trace.groups, masks)
+    shapes = shapes_by_path(params)
+    running = None if statistics is None else shapes_by_path(statistics)
+    _check_traced(trace, shapes, running or {})
     return Cut(
         groups=trace.groups,
         masks={
             group.name: np.asarray(masks.get(group.name, np.ones(group.size, bool)))
             for group in trace.groups
         },
-        shapes=shapes_by_path(params),
-        statistics_shapes=None if statistics is None else shapes_by_path(statistics),
+        shapes=shapes,
+        statistics_shapes=running,
         options=trace.options,
     )
 
 
-def check_masks(groups: Sequence[ChannelGroup], masks: Mapping[str, Any]) -> None:
-    """Refuses masks that do not fit.
-
-    Args:
-      groups: Channel groups.
-      masks: bool[size] per group.
-    Raises:
-      UserError: A mask fits no group, or keeps no channel of its group.
-    """
+def _check_masks(groups: Sequence[ChannelGroup], masks: Mapping[str, Any]) -> None:
     sizes = {group.name: group.size for group in groups}
     for name, mask in masks.items():
         if name not in sizes:
@@ -184,36 +224,48 @@ def check_masks(groups: Sequence[ChannelGroup], masks: Mapping[str, Any]) -> Non
             )
 
 
-def _take(
-    tree: PyTree,
-    shapes: Mapping[str, tuple[int, ...]],
-    layouts: Layouts,
-    keep_indices: Mapping[str, jax.Array],
-) -> PyTree:
-    owners = {
-        path: owner
-        for path, shape in shapes_by_path(tree).items()
-        if (owner := _owner(path, shape, shapes)) is not None
-    }
-    own_layouts = {
-        path: layouts[owner] for path, owner in owners.items() if owner in layouts
-    }
-    cut = jax.jit(lambda tree: take_channels(tree, own_layouts, keep_indices))
-    leaves = map_with_path(lambda path, x: x if path in own_layouts else None, tree)
-    smaller = cut(leaves)  # one program instead of one per shape
-    is_none = lambda x: x is None  # noqa: E731
-    return jax.tree.map(
-        lambda small, old: old if small is None else small,
-        smaller,
-        tree,
-        is_leaf=is_none,
-    )
+def _check_traced(trace: ChannelTrace, shapes: Shapes, running: Shapes) -> None:
+    """Refuses trees that are not those of the traced network."""
+    for path in (*trace.shapes, *shapes):
+        there, here = trace.shapes.get(path), shapes.get(path)
+        if there != here:
+            raise UserError(
+                f"parameter {path} is {here or 'absent'} here and was "
+                f"{there or 'absent'} when the channels were traced; give the "
+                "parameters of the traced network"
+            )
+    for group in trace.groups:
+        for member in group.statistics:
+            if member.path not in running:
+                raise UserError(
+                    f"channel group {group.name} has the running statistic "
+                    f"{member.path}, which is absent here; give the statistics of the "
+                    "traced network"
+                )
 
 
-def _owner(
-    path: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]
-) -> str | None:
-    """The parameter that a leaf belongs to: the longest one its path ends with."""
+def _owners(tree: PyTree, shapes: Shapes, what: str) -> dict[str, str]:
+    """Which leaf of a tree belongs to which parameter: the only rule for it.
+
+    Raises:
+      UserError: A leaf has not the shape of its parameter, or a tree of arrays holds
+        none that belongs to any. Counters, masks and keys may belong to nobody.
+    """
+    found = {
+        p: _owner(p, shape, shapes, what) for p, shape in shapes_by_path(tree).items()
+    }
+    owners = {path: name for path, name in found.items() if name is not None}
+    for path, leaf in flatten_by_path(tree).items() if not owners else ():
+        if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise UserError(
+                f"nothing in this tree belongs to a {what} of the network: it holds "
+                f"{path}, and the network {next(iter(shapes), 'has none')}; give a "
+                "tree of the traced network"
+            )
+    return owners
+
+
+def _owner(path: str, shape: tuple[int, ...], shapes: Shapes, what: str) -> str | None:
     keys = path.split("/")
     for start in range(len(keys)):
         name = "/".join(keys[start:])
@@ -223,7 +275,7 @@ def _owner(
             return name
         if np.prod(shape) > 1:  # counters and placeholders have nothing to cut
             raise UserError(
-                f"{path} has shape {shape} and belongs to the parameter {name}, whose "
+                f"{path} has shape {shape} and belongs to the {what} {name}, whose "
                 f"shape is {shapes[name]}; cut it apart from the rest"
             )
         return None

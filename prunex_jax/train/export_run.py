@@ -9,22 +9,25 @@ is rebuilt on as many devices as it had, which the command line simulates on the
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DistillConfig
-from prunex_jax.base.trees import PyTree, shapes_by_path
-from prunex_jax.channels import layouts_of, put_channels
+from prunex_jax.base.trees import PyTree
 from prunex_jax.data import Dataset
 from prunex_jax.export.folder import check_target, export_model
 from prunex_jax.mesh import make_topology
-from prunex_jax.shrink import Certificate, Network, certify_networks, shrink_network
+from prunex_jax.shrink import (
+    Certificate,
+    Cut,
+    Network,
+    certify_networks,
+    make_cut,
+)
 from prunex_jax.shrink.compare import Comparison, compare_networks
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import config_to_dict, resolve_config
@@ -47,22 +50,21 @@ class TrainedNetwork:
       step: Steps done.
       masked: Full widths, dead channels zero.
       shrunk: Cut widths.
-      masks: Which channels are kept, bool[size] per group.
+      cut: Which channels are kept.
     """
 
     experiment: Experiment
     step: int
     masked: Network
     shrunk: Network
-    masks: Mapping[str, np.ndarray]
+    cut: Cut
 
     def certify(self) -> Certificate:
         """Compares the masked and the shrunk network on images of the run."""
         return certify_networks(
             self.masked,
             self.shrunk,
-            self.experiment.trace.groups,
-            self.masks,
+            self.cut,
             comparison_images(self.experiment.dataset),
         )
 
@@ -144,7 +146,7 @@ def export_trained(
         [comparison_images(experiment.dataset)],
         certificate=trained.certify(),
         groups=experiment.trace.groups,
-        masks=trained.masks,
+        masks=trained.cut.masks,
         about={
             "trained": {
                 "workdir": path.name,
@@ -183,14 +185,18 @@ def load_trained(
     handover, experiment = saved_handover(extra), experiment_at(full, extra)
     network = network_of(experiment, state)
     if handover is None:
-        found = jax.device_get(experiment.method.masks(state.opt_state))
-        masks = {name: np.asarray(mask) for name, mask in found.items()}
-        pair = shrink_network(network, full.trace.groups, masks)
+        masks = jax.device_get(experiment.method.masks(state.opt_state))
     else:
         masks = handover.masks(full.sizes)
-        pair = _widened(network, full, masks), network
+    shapes = jax.eval_shape(full.model.init, jax.random.key(0))
+    cut = make_cut(full.trace, masks, *shapes)
+    if handover is None:
+        pair = network.masked(cut), network.shrunk(cut)
+    else:
+        widened = cut.put(network.params), cut.put_statistics(network.statistics)
+        pair = Network(full.model, *widened), network
     masked, shrunk = map(_on_host, pair)
-    return TrainedNetwork(full, int(extra["step"]), masked, shrunk, masks)
+    return TrainedNetwork(full, int(extra["step"]), masked, shrunk, cut)
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
@@ -252,22 +258,6 @@ def _mesh_of_run(path: Path) -> tuple[int, int]:
             f"{path / ENVIRONMENT} does not say on how many hosts and devices the run "
             "was trained; give the --workdir of a run"
         ) from None
-
-
-def _widened(
-    small: Network, full: Experiment, masks: Mapping[str, np.ndarray]
-) -> Network:
-    """The masked network of full widths that computes what a small one does."""
-    params, statistics = jax.eval_shape(full.model.init, jax.random.key(0))
-    keep = {name: jnp.asarray(np.flatnonzero(mask)) for name, mask in masks.items()}
-    groups = full.trace.groups
-    layouts = layouts_of(groups, shapes_by_path(params))
-    running = layouts_of(groups, shapes_by_path(statistics), "statistics")
-    return Network(
-        full.model,
-        put_channels(small.params, layouts, keep),
-        put_channels(small.statistics, running, keep),
-    )
 
 
 def _on_host(network: Network) -> Network:

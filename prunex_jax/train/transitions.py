@@ -24,7 +24,7 @@ from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.comm import axis_size, sum_over_mesh, vary
 from prunex_jax.data import Dataset, evaluation_batches
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, map_over
-from prunex_jax.shrink import Cut, Network, make_cut, shrink_error, shrink_network
+from prunex_jax.shrink import Cut, Network, make_cut, shrink_error
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.experiment import Experiment, with_method, with_small_network
 from prunex_jax.train.program import Program
@@ -206,8 +206,10 @@ def cut_out(
     found = experiment.method.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
     full = network_of(experiment, state)
-    masked, shrunk = shrink_network(full, experiment.trace.groups, masks)
-    error = shrink_error(masked, shrunk, comparison_images(experiment.dataset))
+    cut = make_cut(experiment.trace, masks, full.params, full.statistics)
+    shrunk = full.shrunk(cut)
+    images = comparison_images(experiment.dataset)
+    error = shrink_error(full.masked(cut), shrunk, images)
     params, statistics = jax.device_get((shrunk.params, shrunk.statistics))
     return Network(shrunk.model, params, statistics), masks, error
 

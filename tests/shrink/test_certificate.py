@@ -16,7 +16,7 @@ from prunex_jax.shrink import (
     Network,
     certify,
     certify_networks,
-    shrink_network,
+    make_cut,
 )
 from tests.helpers.channel_checks import draw, random_masks
 
@@ -65,11 +65,12 @@ def small_networks(density=0.5, compute_dtype="float32"):
     trees = jax.eval_shape(model.init, jax.random.key(0))
     network = Network(model, draw(trees[0]), draw(trees[1], seed=1))
     images = jnp.asarray(np.random.default_rng(2).normal(size=(4, 8, 8, 3)), "f4")
-    groups = trace_channels(
+    trace = trace_channels(
         model.apply, network.params, images[:1], statistics=network.statistics
-    ).groups
-    masks = random_masks(groups, density, np.random.default_rng(3))
-    return network, *shrink_network(network, groups, masks), groups, masks, images
+    )
+    masks = random_masks(trace.groups, density, np.random.default_rng(3))
+    cut = make_cut(trace, masks, network.params, network.statistics)
+    return network, network.masked(cut), network.shrunk(cut), cut, images
 
 
 def test_equal_functions_are_certified():

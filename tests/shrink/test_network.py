@@ -8,7 +8,7 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import map_with_path
-from prunex_jax.channels import layouts_of, take_channels, trace_channels
+from prunex_jax.channels import trace_channels
 from prunex_jax.models import (
     BlockSpec,
     Model,
@@ -16,13 +16,8 @@ from prunex_jax.models import (
     VggSpec,
     make_model,
 )
-from prunex_jax.shrink import Network, shrink_error, shrink_network
-from tests.helpers.channel_checks import (
-    keep_of,
-    random_masks,
-    relative_error,
-    shapes_of,
-)
+from prunex_jax.shrink import Network, make_cut, shrink_error
+from tests.helpers.channel_checks import random_masks, relative_error
 
 FORWARD_TOLERANCE = 1e-5
 # Gradients through batch norm divide by small variances.
@@ -58,11 +53,23 @@ def random_network(model, seed=0):
     return Network(model, *(map_with_path(draw, tree) for tree in trees))
 
 
-def groups_of(network):
+def traced(network):
     image = jnp.zeros((1, *network.model.image_shape))
     return trace_channels(
         network.model.apply, network.params, image, statistics=network.statistics
-    ).groups
+    )
+
+
+def cut_of(network, masks, trace=None):
+    return make_cut(trace or traced(network), masks, network.params, network.statistics)
+
+
+def random_cut(network, density, seed, trace=None, num_groups=None):
+    trace = trace or traced(network)
+    groups = trace.groups[:num_groups]
+    return cut_of(
+        network, random_masks(groups, density, np.random.default_rng(seed)), trace
+    )
 
 
 def images_of(model, n=4):
@@ -91,34 +98,26 @@ def results(network, images):
 @pytest.mark.parametrize("kind", SPECS)
 def test_masked_and_shrunk_compute_the_same(kind):
     network = small_network(kind, convolution="chunked")
-    groups = groups_of(network)
+    trace = traced(network)
     images = images_of(network.model)
-    layouts = layouts_of(groups, shapes_of(network.params))
-    running = layouts_of(groups, shapes_of(network.statistics), "statistics")
 
     @compiled
     def of_masked(params, statistics):
         return results(Network(network.model, params, statistics), images)
 
     for density in (0.25, 0.5, 0.75):
-        masks = random_masks(groups, density, np.random.default_rng(1))
-        masked, shrunk = shrink_network(network, groups, masks)
+        cut = random_cut(network, density, 1, trace)
+        masked, shrunk = network.masked(cut), network.shrunk(cut)
         a = of_masked(masked.params, masked.statistics)
 
         @compiled
-        def of_shrunk(
-            params, statistics, gradient, new, model=shrunk.model, keep=masks
-        ):
-            keep = keep_of(keep)
-            cut = (
-                take_channels(gradient, layouts, keep),
-                take_channels(new, running, keep),
-            )
-            return cut, results(Network(model, params, statistics), images)
+        def of_shrunk(params, statistics, gradient, new, model=shrunk.model, cut=cut):
+            taken = cut.take(gradient), cut.take_statistics(new)
+            return taken, results(Network(model, params, statistics), images)
 
-        cut, b = of_shrunk(shrunk.params, shrunk.statistics, *a[2:])
+        taken, b = of_shrunk(shrunk.params, shrunk.statistics, *a[2:])
         names = "logits", "training loss", "training gradient", "new statistics"
-        for name, x, y in zip(names, (*a[:2], *cut), b, strict=True):
+        for name, x, y in zip(names, (*a[:2], *taken), b, strict=True):
             allowed = GRADIENT_TOLERANCE if "gradient" in name else FORWARD_TOLERANCE
             assert relative_error(x, y) <= allowed, f"{name} at density {density}"
 
@@ -131,20 +130,18 @@ def test_every_model_shrinks_to_widths_that_its_specification_describes(name):
     model = make_model(ModelConfig(name=name, width=0.125), (side, side, 3), 10)
     trees = jax.eval_shape(model.init, jax.random.key(0))
     network = Network(model, *trees)
-    groups = groups_of(network)
-    masks = random_masks(groups, 0.5, np.random.default_rng(2))
+    cut = random_cut(network, 0.5, 2)
 
     def shapes(params, statistics):
-        network = Network(model, params, statistics)
-        shrunk = shrink_network(network, groups, masks)[1]
+        shrunk = Network(model, params, statistics).shrunk(cut)
         specs.append(shrunk.model)
         return shrunk.params, shrunk.statistics
 
     specs = []
-    cut = jax.eval_shape(shapes, *trees)
+    left = jax.eval_shape(shapes, *trees)
     made = jax.eval_shape(specs[0].init, jax.random.key(0))
-    assert jax.tree.map(lambda x: x.shape, cut) == jax.tree.map(lambda x: x.shape, made)
-    assert jax.eval_shape(specs[0].apply, *cut, images_of(model)).shape == (4, 10)
+    assert jax.tree.map(np.shape, left) == jax.tree.map(np.shape, made)
+    assert jax.eval_shape(specs[0].apply, *left, images_of(model)).shape == (4, 10)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +151,8 @@ def test_every_model_shrinks_to_widths_that_its_specification_describes(name):
 def test_deep_networks_agree(name, stem):
     config = ModelConfig(name=name, width=0.125, stem=stem)
     network = random_network(make_model(config, (32, 32, 3), 10))
-    groups = groups_of(network)
-    masks = random_masks(groups, 0.5, np.random.default_rng(3))
-    masked, shrunk = shrink_network(network, groups, masks)
+    cut = random_cut(network, 0.5, 3)
+    masked, shrunk = network.masked(cut), network.shrunk(cut)
     images = images_of(network.model, 2)
     full = compiled(network.model.apply)
     a = full(masked.params, masked.statistics, images)
@@ -168,9 +164,8 @@ def test_deep_networks_agree(name, stem):
 
 def test_a_network_that_is_not_masked_is_told_apart():
     network = small_network("basic")
-    groups = groups_of(network)
-    masks = random_masks(groups[:1], 0.5, np.random.default_rng(4))
-    masked, shrunk = shrink_network(network, groups, masks)
+    cut = random_cut(network, 0.5, 4, num_groups=1)
+    masked, shrunk = network.masked(cut), network.shrunk(cut)
     images = images_of(network.model)
     assert shrink_error(masked, shrunk, images) < 1e-4
     assert shrink_error(network, shrunk, images) > 1e-2
@@ -178,7 +173,8 @@ def test_a_network_that_is_not_masked_is_told_apart():
 
 def test_groups_without_masks_stay_whole():
     network = small_network("basic")
-    masked, shrunk = shrink_network(network, groups_of(network), {})
+    cut = cut_of(network, {})
+    masked, shrunk = network.masked(cut), network.shrunk(cut)
     assert shrunk.model == masked.model == network.model
     images = images_of(network.model)
     assert shrink_error(masked, shrunk, images) == 0
@@ -195,4 +191,44 @@ def test_groups_without_masks_stay_whole():
 def test_masks_that_do_not_fit_are_refused(masks, message):
     network = small_network("basic")
     with pytest.raises(UserError, match=message):
-        shrink_network(network, groups_of(network), masks)
+        cut_of(network, masks)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p, s: ({"net": p}, s), r"parameter .* is absent here"),
+        (lambda p, s: ({**p, "more": jnp.ones(3)}, s), "parameter more is .* absent"),
+        (lambda p, s: (jax.tree.map(lambda x: x[..., :2], p), s), "is .* was"),
+        (lambda p, s: (p, {"net": s}), "running statistic .* which is absent here"),
+        (lambda p, s: (p, None), "running statistic .* which is absent here"),
+    ],
+    ids="wrapped extra narrower statistics none".split(),
+)
+def test_a_cut_is_of_the_network_that_was_traced(change, message):
+    network = small_network("basic")
+    trace = traced(network)
+    with pytest.raises(UserError, match=message):
+        make_cut(trace, {}, *change(network.params, network.statistics))
+
+
+@pytest.mark.parametrize("name", ["take", "take_statistics", "mask", "put"])
+def test_trees_of_another_network_are_refused_and_not_passed_through(name):
+    cut = random_cut(small_network("basic"), 0.5, 4)
+    with pytest.raises(
+        UserError, match=r"nothing in this tree belongs to a .* holds x"
+    ):
+        getattr(cut, name)({"x": jnp.ones((8, 8)), "count": jnp.zeros((), int)})
+    counters = {"count": jnp.zeros((), int), "alive": jnp.ones(8, bool)}
+    assert getattr(cut, name)(counters) == counters, "belongs to nobody, and may"
+
+
+def test_what_was_taken_is_put_back():
+    network = small_network("vgg")
+    cut = random_cut(network, 0.5, 6)
+    small = network.shrunk(cut)
+    masked = cut.mask(network.params)
+    jax.tree.map(np.testing.assert_array_equal, cut.put(small.params), masked)
+    statistics = cut.put_statistics(small.statistics)
+    again = cut.take_statistics(statistics)
+    jax.tree.map(np.testing.assert_array_equal, again, small.statistics)

@@ -12,7 +12,7 @@ from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.channels import layouts_of, trace_channels
 from prunex_jax.mesh import make_topology
 from prunex_jax.models import BlockSpec, Model, ResNetSpec
-from prunex_jax.shrink import Network, shrink_network
+from prunex_jax.shrink import Network, make_cut
 from prunex_jax.shrink.cost import count_macs, count_params
 from prunex_jax.shrink.targets import (
     Budget,
@@ -75,7 +75,7 @@ def test_costs_are_those_of_the_shrunk_network(trace, sizes, costs, network, kee
     rng = np.random.default_rng(0)
     masks = {n: np.arange(s) < counts[n] for n, s in sizes.items()}
     masks = {name: rng.permutation(mask) for name, mask in masks.items()}
-    _, small = shrink_network(network, trace.groups, masks)
+    small = network.shrunk(make_cut(trace, masks, network.params, network.statistics))
     assert costs["channels"](counts) == sum(mask.sum() for mask in masks.values())
     assert costs["params"](counts) == count_params(small.params)
     assert costs["bytes"](counts) == 2 * count_params(small.params)

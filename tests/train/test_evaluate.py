@@ -16,6 +16,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import map_with_path
 from prunex_jax.data import Normalization
 from prunex_jax.export import export_model, read_model
+from prunex_jax.shrink import Network
 from prunex_jax.train import evaluate_export as evaluation
 from prunex_jax.train import export_run as trained
 from prunex_jax.train.checkpoint import Checkpointer
@@ -193,16 +194,16 @@ def test_runs_of_all_kinds_are_exported(kind, tmp_path):
 
 
 def test_a_cut_that_is_not_exact_is_not_exported(run, tmp_path, monkeypatch, capsys):
-    exact = trained.shrink_network
+    exact = Network.shrunk
 
-    def inexact(*arguments):
-        masked, shrunk = exact(*arguments)
+    def inexact(network, cut):
+        shrunk = exact(network, cut)
         params = map_with_path(
             lambda path, x: x + 1e-2 if path == "classifier/bias" else x, shrunk.params
         )
-        return masked, dataclasses.replace(shrunk, params=params)
+        return dataclasses.replace(shrunk, params=params)
 
-    monkeypatch.setattr(trained, "shrink_network", inexact)
+    monkeypatch.setattr(Network, "shrunk", inexact)
     arguments = f"--workdir={run[1]}", f"--out={tmp_path / 'm'}"
     error = refused(export_main, capsys, *arguments)
     assert "masked and shrunk function differ: output by" in error
