@@ -215,9 +215,7 @@ def test_a_cut_is_of_the_network_that_was_traced(change, message):
 @pytest.mark.parametrize("name", ["take", "take_statistics", "mask", "put"])
 def test_trees_of_another_network_are_refused_and_not_passed_through(name):
     cut = random_cut(small_network("basic"), 0.5, 4)
-    with pytest.raises(
-        UserError, match=r"nothing in this tree belongs to a .* holds x"
-    ):
+    with pytest.raises(UserError, match=r"nothing in this tree .* holds x"):
         getattr(cut, name)({"x": jnp.ones((8, 8)), "count": jnp.zeros((), int)})
     counters = {"count": jnp.zeros((), int), "alive": jnp.ones(8, bool)}
     assert getattr(cut, name)(counters) == counters, "belongs to nobody, and may"
