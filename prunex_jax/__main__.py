@@ -1,25 +1,78 @@
-"""python -m prunex_jax COMMAND: every command of the package by name."""
+"""The front door: every command of the package by name."""
 
 import importlib
 import sys
+from collections.abc import Sequence
 
+from prunex_jax import __version__
+from prunex_jax.base.command import EXIT_BAD_INPUT
+from prunex_jax.base.errors import suggest
+
+# Command -> its module, and what it does.
 COMMANDS = {
-    "train": "prunex_jax.train.command",
-    "evaluate": "prunex_jax.train.evaluate_export",
-    "export": "prunex_jax.train.export_command",
-    "advise": "prunex_jax.bench.advise",
-    "bench": "prunex_jax.bench.__main__",
-    "sweep": "prunex_jax.bench.sweep.__main__",
-    "report": "prunex_jax.bench.study_report",
+    "train": (
+        "prunex_jax.train.command",
+        "Train a network into a run folder.",
+    ),
+    "export": (
+        "prunex_jax.train.export_command",
+        "Write the small network of a run as a folder of its own.",
+    ),
+    "evaluate": (
+        "prunex_jax.train.evaluate_export",
+        "Read an exported network back and score it.",
+    ),
+    "advise": (
+        "prunex_jax.bench.advise",
+        "Measure the links and say which method suits them, if any.",
+    ),
+    "bench": (
+        "prunex_jax.bench.__main__",
+        "Run a study of methods over links between real or emulated hosts.",
+    ),
+    "sweep": (
+        "prunex_jax.bench.sweep.__main__",
+        "Train rows of settings with several seeds and compare them.",
+    ),
+    "report": (
+        "prunex_jax.bench.study_report",
+        "Write tables and plots of what studies have found.",
+    ),
 }
 
 
-def main() -> int:
-    """Runs the command that the command line names."""
-    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        sys.stderr.write(f"error: name a command: {', '.join(COMMANDS)}\n")
-        return 2
-    return importlib.import_module(COMMANDS[sys.argv[1]]).main(sys.argv[2:])
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that the command line names.
+
+    Args:
+      arguments: The command line without the program's name; None takes the real one.
+    Returns:
+      The exit code of the command; 2 where there is no such command.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    name = arguments[0] if arguments else ""
+    if name in COMMANDS:
+        return importlib.import_module(COMMANDS[name][0]).main(arguments[1:])
+    if name in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return 0
+    if name == "--version":
+        sys.stdout.write(f"prunex-jax {__version__}\n")
+        return 0
+    known = f"choose one of {', '.join(COMMANDS)}{suggest(name, COMMANDS)}"
+    sys.stderr.write(f"error: {name!r} is no command; {known}\n")
+    return EXIT_BAD_INPUT
+
+
+def _help() -> str:
+    rows = [f"  {name:<10} {text}\n" for name, (_, text) in COMMANDS.items()]
+    return (
+        "Trains networks across slow links between hosts, sending only what matters.\n"
+        "\n    prunex-jax COMMAND [--flag=value ...]\n\ncommands:\n"
+        + "".join(rows)
+        + "\nprunex-jax COMMAND --help shows the flags of a command; `python -m\n"
+        "prunex_jax` is the same program.\n"
+    )
 
 
 if __name__ == "__main__":

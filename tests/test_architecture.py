@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Outside dependency -> the only modules that may import it.
 OWNERS = {
-    "absl": {"base/command.py", "train/command.py", "data/loader.py"},
+    "absl": {"data/loader.py"},
     "ml_collections": {"train/config.py", "train/run.py", "train/command.py"},
     "orbax": {"train/checkpoint.py"},
     "tensorflow_datasets": {"data/tfds_source.py"},

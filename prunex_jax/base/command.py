@@ -1,27 +1,29 @@
 """What the command lines of the package share: flags, help, errors, exit codes.
 
-It owns absl's flags. A command is described as data, so that all of them refuse unknown
-flags, stray arguments and bad values alike: in one line, with exit code 2 and without a
-traceback. It leaves to each command what is done.
+A command is described as data and parsed by argparse, so that all of them refuse
+unknown flags, stray arguments and bad values alike: in one line, with exit code 2 and
+without a traceback.
 """
 
+import argparse
 import dataclasses
 import importlib.util
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
-
-from absl import flags
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from prunex_jax.base.errors import TrainingDivergedError, UserError, suggest
 
 # Values of the flags of a command, as attributes.
-Values = flags.FlagValues
+Values = argparse.Namespace
 EXIT_DIVERGED = 1
 EXIT_BAD_INPUT = 2
+_SETTING = re.compile(r"--(no)?config\.")
+# Below the shipped `configs`: what a flag may name without a path.
+_SHIPPED = {"config": "", "study": "bench", "sweep": "sweeps"}
+_BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 class Named(Protocol):
@@ -38,7 +40,7 @@ NamedT = TypeVar("NamedT", bound=Named)
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """One flag of a command.
+    """One flag of a command, given as `--name=value` or `--name value`.
 
     Attributes:
       name: Without dashes.
@@ -60,36 +62,34 @@ class Command:
     """A command line, as data.
 
     Attributes:
-      name: As in `python -m NAME`.
       text: What `--help` shows before the flags.
       flags: Its flags.
-      passes_on: Whether an argument is for the command itself to understand.
-      hint: Remedy for an argument that is no flag.
+      takes_settings: Whether it understands `--config.KEY=VALUE` too.
     """
 
-    name: str
     text: str
     flags: tuple[Flag, ...]
-    passes_on: Callable[[str], bool] = lambda argument: False
-    hint: str = "write --name=value with an equals sign; --help shows the command line"
+    takes_settings: bool = False
 
 
 def run_command(
     command: Command,
-    run: Callable[[Values, list[str]], None],
+    run: Callable[[Values, list[str]], int | None],
     arguments: Sequence[str] | None = None,
 ) -> int:
     """Parses a command line and runs the command.
 
     Args:
       command: What it understands.
-      run: Called with the values of the flags, and the arguments passed on.
+      run: Called with the values of the flags, and the settings given: each as
+        `--config.KEY=VALUE`, `--config.KEY` or `--noconfig.KEY`. Its result is the exit
+        code; None means 0.
       arguments: The command line without the program's name; None takes the real one.
     Returns:
-      The exit code: 0, EXIT_DIVERGED or EXIT_BAD_INPUT, after one line on the error
-      output for the latter two.
+      The exit code: that of `run`, or EXIT_DIVERGED or EXIT_BAD_INPUT after one line on
+      the error output.
     Example:
-      >>> command = Command('greet', 'Greets.', (Flag('name', 'world', 'Whom.'),))
+      >>> command = Command('Greets.', (Flag('name', 'world', 'Whom.'),))
       >>> greet = lambda values, rest: print(f'hello {values.name}')
       >>> run_command(command, greet, ['--name=there'])
       hello there
@@ -97,23 +97,50 @@ def run_command(
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if "--help" in arguments or "-h" in arguments:
-        sys.stdout.write(help_text(command))
+        sys.stdout.write(_parser(command).format_help())
         return 0
     try:
-        run(*_parse(command, arguments))
+        return run(*_parse(command, arguments)) or 0
     except TrainingDivergedError as error:
         return _fail(error, EXIT_DIVERGED)
-    except (UserError, flags.Error) as error:
+    except UserError as error:
         return _fail(error, EXIT_BAD_INPUT)
-    return 0
+
+
+def find_file(given: str | Path, flag: str) -> Path:
+    """Finds a file that a flag names: by its path, or a shipped one by its bare name.
+
+    Args:
+      given: A path, or a name such as `digits_resnet20_hsadmm`.
+      flag: `config`, `study` or `sweep`.
+    Returns:
+      Its path.
+    Raises:
+      UserError: There is no such file.
+    """
+    if Path(given).is_file():
+        return Path(given)
+    package = Path(__file__).parents[1]
+    # Part of the package where it is installed, and beside it in the repository.
+    roots = (package, package.parent)
+    homes = [root / "configs" / _SHIPPED[flag] for root in roots]
+    shipped = next((home for home in homes if home.is_dir()), homes[0])
+    names = {path.stem: path for path in sorted(shipped.glob("*.py"))}
+    name = str(given).removesuffix(".py")
+    if name not in names:
+        raise UserError(
+            f"--{flag}={given} is not a file, nor the name of one in {shipped}"
+            f"{suggest(name, names)}"
+        )
+    return names[name]
 
 
 def call_in_file(file: str | Path, flag: str, function: str, *arguments: Any) -> Any:
     """Calls a function of a Python file that a flag names.
 
     Args:
-      file: Its path; it may import its neighbours.
-      flag: Without dashes, for messages.
+      file: Its path, or the name of a shipped one; it may import its neighbours.
+      flag: As in `find_file`.
       function: Name of a function of the file.
       *arguments: For it.
     Returns:
@@ -121,9 +148,7 @@ def call_in_file(file: str | Path, flag: str, function: str, *arguments: Any) ->
     Raises:
       UserError: The file does not exist, cannot be run, or has no such function.
     """
-    path = Path(file)
-    if not path.is_file():
-        raise UserError(f"--{flag}={file} is not a file; configs/ has examples")
+    path = find_file(file, flag)
     spec = importlib.util.spec_from_file_location(f"prunex_jax_{flag}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"--{flag}={file} is not a Python file")
@@ -185,64 +210,81 @@ def take_rows(
     return tuple(known[name] for name in asked) or tuple(rows)
 
 
-def help_text(command: Command) -> str:
-    """What `--help` prints: the command's own text, then its flags.
+def parse_bool(text: str) -> bool:
+    """Reads true or false, t or f, 1 or 0.
 
-    Example:
-      >>> command = Command('greet', 'Greets.', (Flag('name', 'world', 'Whom.'),))
-      >>> print(help_text(command))
-      Greets.
-      <BLANKLINE>
-      flags:
-        --name          Whom. Default: world.
-      <BLANKLINE>
+    Raises:
+      ValueError: It is something else.
     """
-    lines = [command.text.strip(), "", "flags:"]
+    if text.lower() not in _BOOLS:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return _BOOLS[text.lower()]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help shows the command line")
+
+
+def _parser(command: Command) -> _Parser:
+    parser = _Parser(
+        usage=argparse.SUPPRESS,
+        description=command.text.strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="Show this text.")
     for flag in command.flags:
-        text = flag.text
-        if flag.choices:
-            text += f" One of: {', '.join(flag.choices)}."
+        options: dict[str, Any] = {"default": flag.default, "type": type(flag.default)}
+        text = flag.text.replace("%", "%%")
+        if isinstance(flag.default, bool):
+            options |= {"type": parse_bool, "nargs": "?", "const": True}
+            options["metavar"] = "true|false"
+            parser.add_argument(
+                f"--no{flag.name}",
+                action="store_false",
+                dest=flag.name,
+                default=flag.default,
+                help=argparse.SUPPRESS,
+            )
+        elif flag.choices:
+            options["choices"] = flag.choices
         if flag.is_required:
             text += " Required."
         elif flag.default not in ("", False):
             text += f" Default: {flag.default}."
-        lines += textwrap.wrap(
-            text,
-            width=88,
-            initial_indent=f"  --{flag.name:<13} ",
-            subsequent_indent=" " * 18,
-        )
-    return "\n".join(lines) + "\n"
+        parser.add_argument(f"--{flag.name}", help=text, **options)
+    return parser
 
 
 def _parse(command: Command, arguments: Sequence[str]) -> tuple[Values, list[str]]:
-    """Splits the command line into values of flags and what is passed on."""
-    passed: list[str] = []
-    own: list[str] = []
-    for argument in arguments:
-        (passed if command.passes_on(argument) else own).append(argument)
-    values = flags.FlagValues()
+    """Splits the command line into values of flags and settings."""
+    own, settings = [], []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not (command.takes_settings and _SETTING.match(argument)):
+            own.append(argument)
+            continue
+        is_complete = "=" in argument or argument.startswith("--no")
+        if not is_complete and rest and not rest[0].startswith("--"):
+            argument += f"={rest.pop(0)}"
+        settings.append(argument)
+    values, unknown = _parser(command).parse_known_args(own)
+    for argument in unknown:
+        known = [f"--{flag.name}" for flag in command.flags]
+        close = suggest(argument.partition("=")[0], known)
+        raise UserError(
+            f"argument {argument!r} is not understood{close}; --help shows the "
+            "command line"
+        )
     for flag in command.flags:
-        _define(flag, values)
-    rest = values([command.name, *own])[1:]
-    if rest:
-        raise UserError(f"argument {rest[0]!r} is not understood; {command.hint}")
-    for flag in command.flags:
-        if flag.is_required and not values[flag.name].value:
+        if flag.is_required and not getattr(values, flag.name):
             raise UserError(f"--{flag.name} is required; --help shows the command line")
-    return values, passed
-
-
-def _define(flag: Flag, values: Values) -> None:
-    name, default, text = flag.name, flag.default, flag.text
-    if flag.choices:
-        flags.DEFINE_enum(name, str(default), flag.choices, text, flag_values=values)
-    elif isinstance(default, bool):
-        flags.DEFINE_bool(name, default, text, flag_values=values)
-    elif isinstance(default, int):
-        flags.DEFINE_integer(name, default, text, flag_values=values)
-    else:
-        flags.DEFINE_string(name, default, text, flag_values=values)
+    return values, settings
 
 
 def _fail(error: Exception, code: int) -> int:

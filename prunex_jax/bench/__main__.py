@@ -1,9 +1,9 @@
 """Command line of studies.
 
-    python -m prunex_jax bench --study=FILE --workdir=FOLDER [--hosts=KIND]
+    prunex-jax bench --study=FILE --workdir=FOLDER [--hosts=KIND]
         [--rows=NAME,...] [--num_hosts=2,4] [--links='r=4,100 Mbit/s'] [--fresh]
         [--config.KEY=VALUE ...]
-    srun python -m prunex_jax bench --study=FILE --workdir=FOLDER --hosts=cluster
+    srun prunex-jax bench --study=FILE --workdir=FOLDER --hosts=cluster
 
 Starts one process per host and measures every row of the study over every link: what
 its interfaces send, how long its steps take, or how fast it learns. Records and report
@@ -17,6 +17,7 @@ other bytes than the programs say; 2: bad input.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -25,7 +26,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prunex_jax.base.command import Command, Flag, Values, run_command, split_list
+from prunex_jax.base.command import (
+    Command,
+    Flag,
+    Values,
+    find_file,
+    run_command,
+    split_list,
+)
 from prunex_jax.base.environment import source_revision, versions
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.links.cluster import run_on_cluster
@@ -46,10 +54,9 @@ from prunex_jax.bench.tables import byte_disagreements
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 
 COMMAND = Command(
-    name="prunex_jax.bench",
     text=str(__doc__),
     flags=(
-        Flag("study", "", "Study file, as in configs/bench/.", is_required=True),
+        Flag("study", "", "Study file, or a name of configs/bench.", is_required=True),
         Flag("workdir", "", "Folder for records, runs and report.", is_required=True),
         Flag(
             "hosts",
@@ -63,7 +70,7 @@ COMMAND = Command(
         Flag("fresh", False, "Measure again what the folder has of this study."),
         *LAUNCH_FLAGS,
     ),
-    passes_on=lambda argument: argument.lstrip("-").startswith("config."),
+    takes_settings=True,
 )
 
 
@@ -76,13 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       The exit code.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    code = 0
-
-    def run(values: Values, overrides: list[str]) -> None:
-        nonlocal code
-        code = _run(values, overrides, arguments)
-
-    return run_command(COMMAND, run, arguments) or code
+    run = functools.partial(_run, arguments=arguments)
+    return run_command(COMMAND, run, arguments)
 
 
 def _run(values: Values, overrides: Sequence[str], arguments: Sequence[str]) -> int:
@@ -100,7 +102,8 @@ def _run(values: Values, overrides: Sequence[str], arguments: Sequence[str]) -> 
     write_environment(workdir, study)
     make_hosts: type[Hosts] = NamespaceHosts if kind == "namespaces" else LoopbackHosts
     try:
-        records = run_study(study, Path(values.study).parent, workdir, make_hosts, _say)
+        folder = find_file(values.study, "study").parent
+        records = run_study(study, folder, workdir, make_hosts, _say)
     except ProcessFailedError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -109,7 +112,7 @@ def _run(values: Values, overrides: Sequence[str], arguments: Sequence[str]) -> 
 
 def _run_on_cluster(values: Values, study: Study) -> int:
     launch = given_launch(values)
-    workdir, folder = Path(values.workdir), Path(values.study).parent
+    workdir, folder = Path(values.workdir), find_file(values.study, "study").parent
     if not run_on_cluster(study, folder, workdir, launch, _say):
         return 0
     write_environment(workdir, study)

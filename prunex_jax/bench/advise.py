@@ -1,6 +1,6 @@
 """Command line of advice: which method suits these links, if any.
 
-    python -m prunex_jax advise --config=FILE[:ARGUMENT] [--config.KEY=VALUE ...]
+    prunex-jax advise --config=FILE[:ARGUMENT] [--config.KEY=VALUE ...]
         [--measure] [--margin=PERCENT] [--out=FILE.json]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
 
@@ -35,7 +35,6 @@ from prunex_jax.mesh import (
     run_together,
     start_processes,
 )
-from prunex_jax.train.command import COMMAND as TRAIN
 from prunex_jax.train.command import (
     CONFIG_FLAG,
     LAUNCH_FLAGS,
@@ -52,7 +51,6 @@ _TIMED_STEPS = 5
 _TITLE = f"{'method':24} {'MB/step':>9} {'exchange s':>11} {'step s':>9} {'speed':>7}"
 
 COMMAND = Command(
-    name="prunex_jax.bench.advise",
     text=str(__doc__),
     flags=(
         CONFIG_FLAG,
@@ -62,8 +60,7 @@ COMMAND = Command(
         Flag("seconds", 10, "Time for measuring the links."),
         Flag("out", "", "File for the same as JSON; written by the first process."),
     ),
-    passes_on=TRAIN.passes_on,
-    hint=TRAIN.hint,
+    takes_settings=True,
 )
 
 

@@ -1,6 +1,6 @@
 """Command line of reports: tables and plots of what studies have found.
 
-    python -m prunex_jax report --workdir=FOLDER[,FOLDER...] [--png=FOLDER]
+    prunex-jax report --workdir=FOLDER[,FOLDER...] [--png=FOLDER]
         [--targets=ACCURACY,...] [--published]
 
 Reads `records.jsonl` of every FOLDER and writes `report.html`, one file that needs
@@ -50,7 +50,6 @@ ENVIRONMENT_FILE = "environment.json"
 TARGETS_KEY = "target_accuracies"
 HELD_OUT_KEY = "held_out"
 COMMAND = Command(
-    name="prunex_jax.bench.study_report",
     text=str(__doc__),
     flags=(
         Flag("workdir", "", "Folders with records, by commas.", is_required=True),

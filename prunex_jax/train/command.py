@@ -1,29 +1,41 @@
 """Command line of training.
 
-    python -m prunex_jax.train --config=FILE[:ARGUMENT] --workdir=FOLDER
+    prunex-jax train --config=FILE[:ARGUMENT] --workdir=FOLDER
         [--config.KEY=VALUE ...] [--fresh]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
 
-The settings come from get_config([ARGUMENT]) of FILE, changed by --config.KEY=VALUE. A
-run in FOLDER that was stopped goes on where it was. Exit code 0: ended, or stopped and
-saved; 1: diverged; 2: bad input.
+FILE is a path, or the name of a config that comes with the package. Its
+get_config([ARGUMENT]) gives the settings, which --config.KEY=VALUE changes. A run in
+FOLDER that was stopped goes on where it was. Exit code 0: ended, or stopped and saved;
+1: diverged; 2: bad input. `python -m prunex_jax.train` is the same command.
 """
 
+import ast
+import functools
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import ml_collections
-from absl import flags
-from ml_collections import config_flags
 
-from prunex_jax.base.command import Command, Flag, Values, call_in_file, run_command
+from prunex_jax.base.command import (
+    Command,
+    Flag,
+    Values,
+    call_in_file,
+    parse_bool,
+    run_command,
+)
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.mesh import LaunchFlags
 from prunex_jax.train.config import dotted_keys
 from prunex_jax.train.run import train
 
 CONFIG_FLAG = Flag(
-    "config", "", "Config file, and after a colon its argument.", is_required=True
+    "config",
+    "",
+    "Config file or the name of a shipped one, and after a colon its argument.",
+    is_required=True,
 )
 # How the processes of a run find each other, unless their launcher tells.
 LAUNCH_FLAGS = (
@@ -33,7 +45,6 @@ LAUNCH_FLAGS = (
     Flag("launcher", "auto", "auto, none, slurm, openmpi or kubernetes."),
 )
 COMMAND = Command(
-    name="prunex_jax.train",
     text=str(__doc__),
     flags=(
         CONFIG_FLAG,
@@ -41,10 +52,7 @@ COMMAND = Command(
         Flag("fresh", False, "Start over, removing the run that the folder holds."),
         *LAUNCH_FLAGS,
     ),
-    passes_on=lambda argument: argument.lstrip("-").startswith(
-        ("config.", "noconfig.")
-    ),
-    hint="write --config.key=value with an equals sign",
+    takes_settings=True,
 )
 
 
@@ -63,41 +71,71 @@ def load_config(file: str) -> ml_collections.ConfigDict:
     """Loads the settings that a config file gives.
 
     Args:
-      file: Path of a Python file with `get_config`, and after a colon its argument.
+      file: Path of a Python file with `get_config`, or the name of one that comes with
+        the package; after a colon the argument of `get_config`.
     Raises:
       UserError: The file does not exist, cannot be run, or has no `get_config`.
     """
-    path, _, argument = file.partition(":")
+    name, _, argument = file.partition(":")
     given = [argument] if argument else []
-    return call_in_file(path, "config", "get_config", *given)
+    return call_in_file(name, "config", "get_config", *given)
 
 
 def override_config(
     config: ml_collections.ConfigDict, overrides: Sequence[str]
 ) -> ml_collections.ConfigDict:
-    """Changes settings as the command line says.
+    """Changes settings as the command line says; `resolve_config` checks them.
 
     Args:
-      config: From `load_config`.
+      config: From `load_config`; changed in place.
       overrides: As in `--config.data.batch_size=32` or `--noconfig.optimizer.nesterov`.
+        A tuple is written as in Python, or its key is given once for each element.
     Returns:
       The changed settings.
     Raises:
       UserError: Unknown key, with the nearest known one, or a value of another type.
     """
     known = dotted_keys(config.to_dict())
+    tuples: dict[str, tuple[Any, ...]] = {}
     for override in overrides:
-        name = override.lstrip("-").partition("=")[0].removeprefix("no")
-        key = name.removeprefix("config.")
+        name, has_value, text = override.removeprefix("--").partition("=")
+        is_negated = name.startswith("no")
+        key = name.removeprefix("no").removeprefix("config.")
         if key not in known:
             raise UserError(f"--{name} is not a setting{suggest(key, known)}")
-    values = flags.FlagValues()
-    command = ["prunex_jax.train", *overrides]
-    config_flags.DEFINE_config_dict(
-        "config", config, flag_values=values, sys_argv=command
-    )
-    values(command)
-    return values.config
+        *sections, last = key.split(".")
+        section = functools.reduce(getattr, sections, config)
+        kind = section.get_type(last)
+        if kind is bool and not has_value:
+            value: Any = not is_negated
+        elif is_negated or not has_value:
+            raise UserError(f"--{name} needs a value: --config.{key}=...")
+        elif kind in (tuple, list):
+            tuples[key] = value = tuples.get(key, ()) + _parse_tuple(name, text)
+        else:
+            value = _parse_value(name, text, kind)
+        section[last] = value
+    return config
+
+
+def _parse_value(name: str, text: str, kind: type) -> Any:
+    try:
+        return parse_bool(text) if kind is bool else kind(text)
+    except ValueError as error:
+        raise UserError(f"--{name}={text} should be of type {kind.__name__}") from error
+
+
+def _parse_tuple(name: str, text: str) -> tuple[Any, ...]:
+    """Reads `("a", "b")`, or one element without quotes."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError) as error:
+        if "," in text:
+            raise UserError(
+                f'--{name}={text} is no tuple; write it as in ("a", "b")'
+            ) from error
+        value = text
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def given_launch(values: Values) -> LaunchFlags:

@@ -1,9 +1,9 @@
 """Command line of evaluation: reads an exported network back and scores it.
 
-    python -m prunex_jax evaluate --model=FOLDER [--split=test|validation]
+    prunex-jax evaluate --model=FOLDER [--split=test|validation]
         [--data_dir=FOLDER] [--batch_size=N] [--json] [--quiet]
 
-FOLDER was made by python -m prunex_jax export. Its files are compared with their
+FOLDER was made by prunex-jax export. Its files are compared with their
 checksums, and its StableHLO program, not the network's code, runs on the data set that
 its manifest names, on one device. Exit code 0: scored; 2: bad input.
 """
@@ -26,7 +26,6 @@ from prunex_jax.train.config import resolve_config
 
 SPLITS = ("test", "validation")
 COMMAND = Command(
-    name="prunex_jax.train.evaluate_export",
     text=str(__doc__),
     flags=(
         Flag("model", "", "Folder made by prunex_jax.export.", is_required=True),

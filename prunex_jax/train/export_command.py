@@ -1,6 +1,6 @@
 """Command line of the export.
 
-    python -m prunex_jax export --workdir=FOLDER --out=FOLDER [--step=N]
+    prunex-jax export --workdir=FOLDER --out=FOLDER [--step=N]
         [--data_dir=FOLDER] [--overwrite] [--compare=1,8,64] [--quiet]
 
 Makes a folder of what a run has learned: its network without the dead channels, as
@@ -27,7 +27,6 @@ from prunex_jax.train.export_run import (
 )
 
 COMMAND = Command(
-    name="prunex_jax.export",
     text=str(__doc__),
     flags=(
         Flag("workdir", "", "Run folder.", is_required=True),

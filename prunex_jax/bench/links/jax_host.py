@@ -40,7 +40,6 @@ from prunex_jax.train.run import train
 from prunex_jax.train.state import TrainState
 
 COMMAND = Command(
-    name="prunex_jax.bench.links.jax_host",
     text=str(__doc__),
     flags=(
         Flag("spec", "", "What to run, written by the runner.", is_required=True),

@@ -1,6 +1,6 @@
 """Command line of sweeps.
 
-    python -m prunex_jax sweep --sweep=FILE --workdir=FOLDER [--rows=NAME,...]
+    prunex-jax sweep --sweep=FILE --workdir=FOLDER [--rows=NAME,...]
         [--seeds=0,1,2] [--png=FOLDER] [--report] [--dry_run] [--retry]
         [--config.KEY=VALUE ...]
 
@@ -15,7 +15,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prunex_jax.base.command import Command, Flag, Values, run_command, split_list
+from prunex_jax.base.command import (
+    Command,
+    Flag,
+    Values,
+    find_file,
+    run_command,
+    split_list,
+)
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.report.files import check_png
 from prunex_jax.bench.sweep.report import write_report
@@ -24,10 +31,14 @@ from prunex_jax.bench.sweep.runs import forget, run_missing, runs_of
 from prunex_jax.bench.sweep.sweeps import Sweep, load_sweep, narrow_sweep
 
 COMMAND = Command(
-    name="prunex_jax.bench.sweep",
     text=str(__doc__),
     flags=(
-        Flag("sweep", "", "Sweep file, as in configs/sweeps/.", is_required=True),
+        Flag(
+            "sweep",
+            "",
+            "Sweep file, or a name of configs/sweeps.",
+            is_required=True,
+        ),
         Flag("workdir", "", "Folder for run folders and report.", is_required=True),
         Flag("rows", "", "Names of the rows to run; all without."),
         Flag("seeds", "", "Seeds; those of the sweep without."),
@@ -36,9 +47,7 @@ COMMAND = Command(
         Flag("dry_run", False, "Print the commands of the runs, and run nothing."),
         Flag("retry", False, "Run those again that have diverged."),
     ),
-    passes_on=lambda argument: argument.lstrip("-").startswith(
-        ("config.", "noconfig.")
-    ),
+    takes_settings=True,
 )
 
 
@@ -50,19 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code.
     """
-    code = 0
-
-    def run(values: Values, overrides: list[str]) -> None:
-        nonlocal code
-        code = _run(values, overrides)
-
-    return run_command(COMMAND, run, arguments) or code
+    return run_command(COMMAND, _run, arguments)
 
 
 def _run(values: Values, overrides: Sequence[str]) -> int:
     whole = load_sweep(values.sweep)
     sweep, workdir = _narrowed(whole, values), Path(values.workdir)
-    folder = Path(values.sweep).parent
+    folder = find_file(values.sweep, "sweep").parent
     png = Path(values.png) if values.png else None
     check_png(png)  # Before hours of runs.
     runs = runs_of(sweep, folder, workdir, overrides)

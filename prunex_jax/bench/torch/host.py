@@ -25,7 +25,6 @@ from prunex_jax.bench.torch.tasks import Seat, make_task
 from prunex_jax.mesh import keep_freed_memory, return_freed_memory
 
 COMMAND = Command(
-    name="prunex_jax.bench.torch.host",
     text=str(__doc__),
     flags=(
         Flag("spec", "", "What to run, written by the runner.", is_required=True),
