@@ -210,7 +210,7 @@ def take_rows(
     return tuple(known[name] for name in asked) or tuple(rows)
 
 
-def parse_bool(text: str) -> bool:
+def true_or_false(text: str) -> bool:
     """Reads true or false, t or f, 1 or 0.
 
     Raises:
@@ -241,7 +241,7 @@ def _parser(command: Command) -> _Parser:
         options: dict[str, Any] = {"default": flag.default, "type": type(flag.default)}
         text = flag.text.replace("%", "%%")
         if isinstance(flag.default, bool):
-            options |= {"type": parse_bool, "nargs": "?", "const": True}
+            options |= {"type": true_or_false, "nargs": "?", "const": True}
             options["metavar"] = "true|false"
             parser.add_argument(
                 f"--no{flag.name}",

@@ -15,7 +15,6 @@ from typing import Protocol, SupportsIndex
 
 import grain
 import numpy as np
-from absl import flags
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
@@ -210,6 +209,8 @@ def read_with_grain(
     """
     elements = grain.MapDataset.source(source)
     if num_workers:
+        from absl import flags
+
         # Grain's worker processes read absl flags, which a notebook never parses.
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()

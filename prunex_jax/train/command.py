@@ -23,8 +23,8 @@ from prunex_jax.base.command import (
     Flag,
     Values,
     call_in_file,
-    parse_bool,
     run_command,
+    true_or_false,
 )
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.mesh import LaunchFlags
@@ -120,7 +120,7 @@ def override_config(
 
 def _parse_value(name: str, text: str, kind: type) -> Any:
     try:
-        return parse_bool(text) if kind is bool else kind(text)
+        return true_or_false(text) if kind is bool else kind(text)
     except ValueError as error:
         raise UserError(f"--{name}={text} should be of type {kind.__name__}") from error
 

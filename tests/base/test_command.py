@@ -86,7 +86,7 @@ def test_settings_are_handed_on(given, settings):
         (["-name=x"], "'-name=x' is not understood, did you mean '--name'"),
         (["--name=x", "stray"], "'stray' is not understood"),
         (["--name=x", "--times=often"], "invalid int value: 'often'"),
-        (["--name=x", "--loud=often"], "--loud: invalid parse_bool value: 'often'"),
+        (["--name=x", "--loud=often"], "--loud: invalid true_or_false value: 'often'"),
         (["--name=x", "--tone=rude"], "choose from"),
         (["--name=x", "config.a=1"], "'config.a=1' is not understood"),
     ],

@@ -170,7 +170,7 @@ def test_the_command_measures_and_advises(names, monkeypatch, tmp_path, capsys):
         ((), "--config is required"),
         ((*DEMO, "--margin=0"), "--margin=0 must be at least 1"),
         ((*DEMO, "--seconds=0"), "--seconds=0 must be at least 1"),
-        ((*DEMO, "--margin=much"), "margin=much"),
+        ((*DEMO, "--margin=much"), "--margin: invalid int value: 'much'"),
         ((*DEMO, "--out=nowhere/a.json"), "there is no folder nowhere"),
         ((*DEMO, "--workdir=x"), "workdir"),
         ((*DEMO, "stray"), "'stray' is not understood"),

@@ -25,7 +25,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     ("override", "message"),
     [
         ("data.nam=x", "data.nam is not a setting, did you mean 'data.name'"),
-        ("data.batch_size=abc", "batch_size=abc"),
+        ("data.batch_size=abc", "batch_size=abc should be of type int"),
+        ("optimizer.nesterov=abc", "nesterov=abc should be of type bool"),
+        ("data.batch_size", "--config.data.batch_size needs a value"),
+        ("sparsity.exclude=(1,)", "sparsity.exclude=1 should be of type str"),
+        ("sparsity.exclude=a,b", "sparsity.exclude=a,b is no tuple"),
+        ("method=dense", "--config.method is not a setting"),
         ("data.batch_size=63", "63 does not divide evenly over 8 devices: use 56 or"),
         ("data.batch_size=0", "config.data.batch_size=0 must be at least 1"),
         ("method.dgc.density=2", "config.method.dgc.density=2.0 must lie in (0, 1]"),
@@ -54,6 +59,14 @@ def test_bad_settings(override, message, tmp_path, capsys):
     assert message in error
     assert error.startswith("error: ") and error.count("\n") == 1
     assert not workdir.exists(), "nothing is left behind"
+
+
+def test_a_setting_may_stand_apart_from_its_value(tmp_path, capsys):
+    workdir = tmp_path / "run"
+    code, error = run(
+        capsys, *DEMO, f"--workdir={workdir}", "--config.data.batch_size", "63"
+    )
+    assert code == 2 and "63 does not divide evenly over 8 devices" in error
 
 
 def test_missing_data_set_says_how_to_prepare_it(tmp_path, capsys):

@@ -101,6 +101,27 @@ def test_overrides_reach_every_type() -> None:
     assert resolved.sparsity.exclude == ("stem", "head")
 
 
+@pytest.mark.parametrize(
+    ("given", "exclude"),
+    [
+        (['("stem", "head")'], ("stem", "head")),
+        (["stem"], ("stem",)),
+        (["stem", "block0/conv1"], ("stem", "block0/conv1")),
+        (["()"], ()),
+    ],
+)
+def test_tuples_are_written_whole_or_element_by_element(given, exclude):
+    overrides = [f"--config.sparsity.exclude={text}" for text in given]
+    config = override_config(load_config(str(CONFIGS[0])), overrides)
+    assert resolve_config(config).sparsity.exclude == exclude
+
+
+def test_shipped_configs_have_names():
+    by_name, by_path = load_config("digits_resnet20_dgc"), load_config(str(CONFIGS[0]))
+    assert by_name.method.name == "dgc" and by_path.method.name != "dgc"
+    assert load_config("cifar10_resnet20_hsadmm:4x2").topology.cpu_devices == 8
+
+
 def test_tracing_makes_no_parameters() -> None:
     """Shapes are enough: the groups of a large network cost no memory."""
     path = next(p for p in CONFIGS if p.stem.startswith("imagenet"))
