@@ -1,12 +1,17 @@
-"""Hooks of the site's build: equations as MathML, no remote parts."""
+"""Hooks of the site's build: equations, what is made from the code, no remote parts."""
 
 import re
+import sys
+from pathlib import Path
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parent))
+import generated
 
 REMOTE = re.compile(r"<(?:script|link|img)\b[^>]*\b(?:src|href)=\"(https?:)?//[^>]*>")
 
@@ -22,6 +27,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     fence = {"name": "math", "class": "math", "format": math_fence}
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
     return config
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Puts generated parts where a page names them."""
+    for name, write in (
+        ("{{ settings }}", generated.settings),
+        ("{{ commands }}", generated.commands),
+    ):
+        if name in markdown:
+            markdown = markdown.replace(name, write())
+    return markdown
 
 
 @event_priority(-100)
