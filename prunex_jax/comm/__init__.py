@@ -1,4 +1,10 @@
-"""What crosses the links: fused means over the mesh, compact arrays, their bytes."""
+"""What crosses the links: fused means over the mesh, compact arrays, their bytes.
+
+In come trees or flat buffers inside `shard_map`, the mesh axes and a `Wire`; out come
+means and sums over hosts and devices. `list_collectives` lists what a traced program
+sends, `wire_bytes` turns that into bytes per axis, and `formulas` say the same from
+sizes alone.
+"""
 
 from prunex_jax.comm.accounting import (
     Collective,
@@ -10,6 +16,7 @@ from prunex_jax.comm.accounting import (
 from prunex_jax.comm.averaging import (
     flat_mean_over_mesh,
     gather_over_hosts,
+    mean_of_entries,
     mean_over_devices,
     mean_over_hosts,
     mean_over_mesh,
@@ -18,31 +25,19 @@ from prunex_jax.comm.averaging import (
     sum_over_mesh,
     take_from_host,
 )
-from prunex_jax.comm.collectives import (
-    axis_size,
-    check_local,
-    position,
-    vary,
-)
-from prunex_jax.comm.compaction import (
-    compact_size,
-    dense_size,
-)
-from prunex_jax.comm.entries import mean_of_entries
-from prunex_jax.comm.ring import (
-    Hop,
-    ring_hops,
-    ring_mean_over_hosts,
-)
-from prunex_jax.comm.wires import WIRE_DTYPES, check_wire_dtype
+from prunex_jax.comm.collectives import check_local
+from prunex_jax.comm.formulas import compact_size, dense_size
+from prunex_jax.comm.ring import Hop, ring_hops, ring_mean_over_hosts
+from prunex_jax.comm.wires import FLOAT32, TERNARY, WIRE_DTYPES, Wire, refuse_ternary
 
 __all__ = [
+    "FLOAT32",
+    "TERNARY",
     "WIRE_DTYPES",
     "Collective",
     "Hop",
-    "axis_size",
+    "Wire",
     "check_local",
-    "check_wire_dtype",
     "compact_size",
     "count_hops",
     "dense_size",
@@ -54,13 +49,12 @@ __all__ = [
     "mean_over_hosts",
     "mean_over_mesh",
     "min_over_mesh",
-    "position",
+    "refuse_ternary",
     "ring_bytes",
     "ring_hops",
     "ring_mean_over_hosts",
     "sum_over_hosts",
     "sum_over_mesh",
     "take_from_host",
-    "vary",
     "wire_bytes",
 ]

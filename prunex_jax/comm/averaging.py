@@ -3,148 +3,137 @@
 Sits on `comm.collectives`; knows nothing of channels: a compact tree is a tree.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import collectives, wires
-from prunex_jax.comm.buckets import apply_fused, bucket_elements
+from prunex_jax.comm.buckets import apply_fused
+from prunex_jax.comm.wires import FLOAT32, TERNARY, Wire, refuse_ternary
+from prunex_jax.mesh import Axis, MeshAxes, axis_size, position
+
+# Sums of that many ternary values fit the type they travel in.
+_MAX_TERNARY_HOSTS = 127
 
 
-def mean_over_devices(tree: PyTree, device_axis: str | None) -> PyTree:
+def mean_over_devices(tree: PyTree, axes: MeshAxes) -> PyTree:
     """Averages a tree over the devices of each host.
 
     Args:
       tree: Floating leaves, per_device.
-      device_axis: Axis of the devices, or None to leave the tree as it is.
+      axes: Mesh axes.
     Returns:
       The mean, per_host.
     Collectives:
-      One sum over `device_axis` of all leaves in one buffer; none that moves anything
+      One sum over the device axis of all leaves in one buffer; none that moves anything
       if there is one device.
     """
-    num_devices = collectives.axis_size(device_axis)
+    num_devices = axis_size(axes.device)
     if num_devices == 1:  # fusing would only copy
-        return jax.tree.map(
-            lambda leaf: collectives.sum_over_devices(leaf, device_axis), tree
-        )
-    return _fused(
-        tree, lambda x: collectives.sum_over_devices(x / num_devices, device_axis)
-    )
+        return jax.tree.map(lambda x: collectives.sum_over_devices(x, axes), tree)
+    return _fused(tree, lambda x: collectives.sum_over_devices(x / num_devices, axes))
 
 
 def mean_over_hosts(
     tree: PyTree,
-    host_axis: str | None,
-    device_axis: str | None,
-    wire_dtype: str = "float32",
+    axes: MeshAxes,
+    wire: Wire = FLOAT32,
     key: jax.Array | None = None,
-    bucket_bytes: int = 0,
 ) -> PyTree:
     """Averages a tree over hosts; each device carries an equal slice of it.
 
     Args:
       tree: Floating leaves, per_host.
-      host_axis: Axis of the hosts, or None to leave the tree as it is.
-      device_axis: Axis of the devices, or None.
-      wire_dtype: Format in which values cross the host axis: float32, or one of
-        `wires.encode`. Sums are always taken in float32. With one host, nothing crosses
-        and nothing is rounded.
+      axes: Mesh axes; without a host axis, the tree stays as it is.
+      wire: How values cross the host axis. Sums are always taken in float32. With one
+        host, nothing crosses and nothing is rounded. The bucket size changes no result.
       key: Random key, the same everywhere and another one in every call: narrow formats
         round stochastically and the mean is unbiased, so nothing has to be remembered
         between calls. None rounds to nearest, which is biased: over many steps, what is
         always rounded away is lost unless the caller adds what its host lost in one
         call, the tree less `wires.decode(wires.encode(...))` of it, to the next.
-      bucket_bytes: Largest message that stands for a buffer; 0 sends one for the whole
-        tree. See `comm.buckets` for when a limit pays. The result is the same.
+        Ternary values are drawn, and need a key.
     Returns:
       The mean, replicated, in the types of the tree. The same bits on every host,
       whatever the number of devices and of buckets.
     Raises:
-      UserError: No such format.
+      UserError: Ternary values without a key, or of more hosts than a byte can count.
     Collectives:
       float32: as `collectives.sum_over_hosts` for the number of elements of every
-      buffer. Otherwise, with M hosts, P devices per host and b = ceil(n / (128 P M))
-      blocks: an exchange over `host_axis` of M * b messages of a block, a gather over
-      it of b messages from each host, a gather over `device_axis` of M * b messages
-      from each device. 2 (M - 1) / M of the bytes of the narrow tree per host.
+      buffer. ternary: as `min_over_mesh` for the scale, then an int8 sum as
+      `collectives.sum_over_hosts`. Otherwise, with M hosts, P devices per host and
+      b = ceil(n / (128 P M)) blocks: an exchange over the host axis of M * b messages
+      of a block, a gather over it of b messages from each host, a gather over the
+      device axis of M * b messages from each device. 2 (M - 1) / M of the bytes of the
+      narrow tree per host.
     """
-    wires.check_wire_dtype(wire_dtype)
-    num_hosts = collectives.axis_size(host_axis)
-    wire = _Wire(wire_dtype, key)
+    num_hosts = axis_size(axes.host)
+    if wire.dtype == TERNARY and num_hosts > 1:
+        return _fused(tree, lambda x: _ternary_mean(x, axes, key))
 
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
-        if host_axis is None or num_hosts == 1:
-            return collectives.sum_over_hosts(buffer, host_axis, device_axis)
-        if not wires.is_narrow(wire_dtype):
-            wide = buffer.astype(jnp.promote_types(buffer.dtype, wire_dtype))
-            sent = (wide / num_hosts).astype(wire_dtype)
-            total = collectives.sum_over_hosts(sent, host_axis, device_axis)
-            return total.astype(buffer.dtype)
-        whole = wire.pad(buffer, num_hosts * collectives.axis_size(device_axis))
-        share = collectives.share_of(whole, device_axis)
-        return wire.mean(share, host_axis, device_axis, offset, buffer)
+        if axes.host is None or num_hosts == 1:
+            return collectives.sum_over_hosts(buffer, axes)
+        if not wire.is_narrow:
+            wide = buffer.astype(jnp.promote_types(buffer.dtype, wire.dtype))
+            sent = (wide / num_hosts).astype(wire.dtype)
+            return collectives.sum_over_hosts(sent, axes).astype(buffer.dtype)
+        whole = _in_blocks(buffer, num_hosts * axis_size(axes.device))
+        share = collectives.share_of(whole, axes.device)
+        return _narrow_mean(share, axes.host, axes.device, wire, key, offset, buffer)
 
-    return apply_fused(tree, mean, bucket_elements(bucket_bytes, wire_dtype))
+    return apply_fused(tree, mean, wire.bucket_elements)
 
 
 def mean_over_mesh(
     tree: PyTree,
-    host_axis: str | None,
-    device_axis: str | None,
-    wire_dtype: str = "float32",
+    axes: MeshAxes,
+    wire: Wire = FLOAT32,
     key: jax.Array | None = None,
-    bucket_bytes: int = 0,
 ) -> PyTree:
     """Averages a tree over all devices of all hosts, hierarchically.
 
     Args:
       tree: Floating leaves, per_device.
-      host_axis: Axis of the hosts, or None.
-      device_axis: Axis of the devices, or None.
-      wire_dtype: Format in which values cross the host axis, as in `mean_over_hosts`;
-        between the devices of a host they are summed as they are.
+      axes: Mesh axes.
+      wire: How values cross the host axis, as in `mean_over_hosts`; between the devices
+        of a host they are summed as they are.
       key: As in `mean_over_hosts`.
-      bucket_bytes: As in `mean_over_hosts`.
     Returns:
       The mean, replicated.
     Raises:
-      UserError: No such format.
+      UserError: As `mean_over_hosts`.
     Collectives:
       float32: as `collectives.sum_over_mesh` for the number of elements of every
-      buffer. Otherwise a scattered sum over `device_axis` of 128 P M b elements, then
-      as `mean_over_hosts`.
+      buffer. ternary: as `mean_over_devices`, then as `mean_over_hosts`. Otherwise a
+      scattered sum over the device axis of 128 P M b elements, then as
+      `mean_over_hosts`.
     """
-    wires.check_wire_dtype(wire_dtype)
-    num_hosts = collectives.axis_size(host_axis)
-    num_devices = collectives.axis_size(device_axis)
+    num_hosts, num_devices = axis_size(axes.host), axis_size(axes.device)
     count = num_hosts * num_devices
     if count == 1:  # fusing would only copy
-        return jax.tree.map(
-            lambda leaf: collectives.sum_over_mesh(leaf, host_axis, device_axis), tree
-        )
-    wire = _Wire(wire_dtype, key)
+        return jax.tree.map(lambda x: collectives.sum_over_mesh(x, axes), tree)
+    if wire.dtype == TERNARY and num_hosts > 1:
+        return mean_over_hosts(mean_over_devices(tree, axes), axes, wire, key)
 
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
-        if host_axis is None or num_hosts == 1 or not wires.is_narrow(wire_dtype):
-            return collectives.sum_over_mesh(buffer / count, host_axis, device_axis)
-        whole = wire.pad(buffer / num_devices, count)
-        share = collectives.scatter_sum(whole, device_axis)
-        return wire.mean(share, host_axis, device_axis, offset, buffer)
+        if axes.host is None or num_hosts == 1 or not wire.is_narrow:
+            return collectives.sum_over_mesh(buffer / count, axes)
+        whole = _in_blocks(buffer / num_devices, count)
+        share = collectives.scatter_sum(whole, axes.device)
+        return _narrow_mean(share, axes.host, axes.device, wire, key, offset, buffer)
 
-    return apply_fused(tree, mean, bucket_elements(bucket_bytes, wire_dtype))
+    return apply_fused(tree, mean, wire.bucket_elements)
 
 
 def flat_mean_over_mesh(
     tree: PyTree,
-    host_axis: str | None,
-    device_axis: str | None,
-    wire_dtype: str = "float32",
+    axes: MeshAxes,
+    wire: Wire = FLOAT32,
     key: jax.Array | None = None,
-    bucket_bytes: int = 0,
 ) -> PyTree:
     """Averages a tree over all devices at once, as if all links were the same.
 
@@ -155,158 +144,207 @@ def flat_mean_over_mesh(
 
     Args:
       tree: Floating leaves, per_device.
-      host_axis: Axis of the hosts, or None.
-      device_axis: Axis of the devices, or None.
-      wire_dtype: As in `mean_over_hosts`, here also between the devices of a host; with
-        one host, nothing is rounded.
+      axes: Mesh axes.
+      wire: As in `mean_over_hosts`, here also between the devices of a host; with one
+        host, nothing is rounded.
       key: As in `mean_over_hosts`.
-      bucket_bytes: As in `mean_over_hosts`.
     Returns:
       The mean, replicated.
     Raises:
-      UserError: No such format.
+      UserError: Ternary values.
     Collectives:
       float32, or one host: one sum over both axes of every buffer. Otherwise an
       exchange and a gather over both, as `mean_over_hosts` with P M hosts.
     """
-    wires.check_wire_dtype(wire_dtype)
-    axes = tuple(axis for axis in (host_axis, device_axis) if axis is not None)
-    if not axes:
+    refuse_ternary(wire)
+    if not axes.names:
         return tree
-    count = collectives.axis_size(axes)
-    is_exact = collectives.axis_size(host_axis) == 1 or not wires.is_narrow(wire_dtype)
-    wire = _Wire(wire_dtype, key)
+    count = axis_size(axes.names)
+    is_exact = axis_size(axes.host) == 1 or not wire.is_narrow
 
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
         if is_exact:
-            return collectives.sum_at_once(buffer / count, axes)
-        return wire.mean(wire.pad(buffer, count), axes, None, offset, buffer)
+            return collectives.sum_at_once(buffer / count, axes.names)
+        share = _in_blocks(buffer, count)
+        return _narrow_mean(share, axes.names, None, wire, key, offset, buffer)
 
-    return apply_fused(tree, mean, bucket_elements(bucket_bytes, wire_dtype))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Wire:
-    """A narrow format and the key of one mean."""
-
-    dtype: str
-    key: jax.Array | None
-
-    def pad(self, buffer: jax.Array, num_parts: int) -> jax.Array:
-        """The buffer in float32, in whole blocks for every part of it."""
-        multiple = num_parts * wires.BLOCK
-        return jnp.pad(buffer.astype(jnp.float32), (0, -buffer.size % multiple))
-
-    def mean(
-        self,
-        share: jax.Array,
-        axis: collectives.MeshAxes,
-        device_axis: str | None,
-        offset: int,
-        buffer: jax.Array,
-    ) -> jax.Array:
-        """The mean over an axis of what every device has a share of, like `buffer`."""
-        here = collectives.position(device_axis)
-        first_block = (offset + here * share.size) // wires.BLOCK
-        own = wires.mean_of_shares(share, axis, first_block, self.dtype, self.key)
-        whole = wires.decode(collectives.join_shares(own, device_axis), self.dtype)
-        return whole.ravel()[: buffer.size].astype(buffer.dtype)
+    return apply_fused(tree, mean, wire.bucket_elements)
 
 
-def min_over_mesh(
-    value: jax.Array, host_axis: str | None, device_axis: str | None
+def _in_blocks(buffer: jax.Array, num_parts: int) -> jax.Array:
+    """The buffer in float32, in whole blocks for every part of it."""
+    multiple = num_parts * wires.BLOCK
+    return jnp.pad(buffer.astype(jnp.float32), (0, -buffer.size % multiple))
+
+
+def _narrow_mean(
+    share: jax.Array,
+    axis: Axis,
+    device_axis: str | None,
+    wire: Wire,
+    key: jax.Array | None,
+    offset: int,
+    buffer: jax.Array,
 ) -> jax.Array:
+    """The mean over an axis of what every device has a share of, like `buffer`."""
+    first_block = (offset + position(device_axis) * share.size) // wires.BLOCK
+    own = wires.mean_of_shares(share, axis, first_block, wire.dtype, key)
+    whole = wires.decode(collectives.join_shares(own, device_axis), wire.dtype)
+    return whole.ravel()[: buffer.size].astype(buffer.dtype)
+
+
+def _ternary_mean(
+    buffer: jax.Array, axes: MeshAxes, key: jax.Array | None
+) -> jax.Array:
+    """Unbiased mean of which every host sends -1, 0 or 1 per entry."""
+    num_hosts = axis_size(axes.host)
+    if num_hosts > _MAX_TERNARY_HOSTS:
+        raise UserError(
+            f"ternary values of {num_hosts} hosts do not add up in a byte; the most is "
+            f"{_MAX_TERNARY_HOSTS}"
+        )
+    if key is None:
+        raise UserError("ternary values are drawn: give a random key")
+    own = buffer.astype(jnp.float32)
+    scale = -min_over_mesh(-jnp.max(jnp.abs(own)), axes)
+    # Another draw on every host, and the same on its devices.
+    own_key = jax.random.fold_in(key, position(axes.host))
+    chance = jnp.abs(own) / jnp.where(scale > 0.0, scale, 1.0)
+    is_drawn = jax.random.uniform(own_key, own.shape) < chance
+    ternary = jnp.where(is_drawn, jnp.sign(own), 0.0).astype(jnp.int8)
+    total = collectives.sum_over_hosts(ternary, axes)
+    mean = total.astype(jnp.float32) * (scale / num_hosts)
+    return mean.astype(buffer.dtype)
+
+
+def mean_of_entries(
+    positions: jax.Array,
+    values: jax.Array,
+    size: int,
+    axes: MeshAxes,
+    wire: Wire = FLOAT32,
+) -> tuple[jax.Array, jax.Array]:
+    """Averages buffers over hosts that are zero but for few entries.
+
+    Where hosts choose entries of their own, their messages cannot be summed on the way:
+    they are gathered, and every device adds up all of them. So what a host sends grows
+    with the number of hosts M: with entries of float32 it is less than a dense sum of
+    the whole below a density of 1 / M only.
+
+    Args:
+      positions: int32[k], per_host, without repetition.
+      values: float32[k], per_host.
+      size: Elements of the buffers, n.
+      axes: Mesh axes.
+      wire: How the values cross the host axis, always in one message; narrow formats
+        round to nearest. Positions are int32 always.
+    Returns:
+      The mean, float32[n], replicated; and what this host has put into it, float32[k],
+      per_host: the values after rounding, so that values less that is still to be sent.
+    Raises:
+      UserError: Ternary values.
+    Collectives:
+      As `gather_over_hosts` for k values, or the ceil(k / 128) blocks they become, and
+      for k positions.
+    """
+    refuse_ternary(wire)
+    count = values.size
+    message, sent = values, values
+    if wire.is_narrow:
+        padded = jnp.pad(values, (0, -count % wires.BLOCK)).reshape(-1, wires.BLOCK)
+        blocks = wires.encode(padded, wire.dtype)
+        sent = wires.decode(blocks, wire.dtype).reshape(-1)[:count]
+        message = blocks.reshape(-1)
+    rows = collectives.gather_over_hosts(message, axes)
+    places = collectives.gather_over_hosts(positions, axes)
+    num_hosts = len(places)
+    if wire.is_narrow:
+        rows = wires.decode(rows.reshape(-1, wire.block_width), wire.dtype)
+        rows = rows.reshape(num_hosts, -1)[:, :count]
+    # Host after host: no position comes twice in one, so the order of every sum is the
+    # same on all devices, whose copies would drift apart else.
+    total = jnp.zeros(size, jnp.float32)
+    for at, row in zip(places, rows, strict=True):
+        total = total.at[at].add(row / num_hosts, unique_indices=True)
+    return total, sent
+
+
+def min_over_mesh(value: jax.Array, axes: MeshAxes) -> jax.Array:
     """Smallest value over all devices of all hosts; for single numbers.
 
     Args:
       value: A scalar, per_device.
-      host_axis: Mesh axis of the hosts, or None.
-      device_axis: Mesh axis of the devices, or None.
+      axes: Mesh axes.
     Returns:
       The minimum, replicated.
     Collectives:
       As `collectives.sum_over_mesh` for one number per device of a host.
     """
     # Each device writes its own entry of a vector of zeros, so that the sum gathers.
-    num_hosts = collectives.axis_size(host_axis)
-    num_devices = collectives.axis_size(device_axis)
-    own = collectives.position(host_axis) * num_devices
-    own = own + collectives.position(device_axis)
+    num_hosts, num_devices = axis_size(axes.host), axis_size(axes.device)
+    own = position(axes.host) * num_devices
+    own = own + position(axes.device)
     entries = jnp.zeros(num_hosts * num_devices, value.dtype).at[own].set(value)
-    return jnp.min(collectives.sum_over_mesh(entries, host_axis, device_axis))
+    return jnp.min(collectives.sum_over_mesh(entries, axes))
 
 
-def gather_over_hosts(
-    tree: PyTree, host_axis: str | None, device_axis: str | None
-) -> PyTree:
+def gather_over_hosts(tree: PyTree, axes: MeshAxes) -> PyTree:
     """Collects a tree from all hosts, leaf by leaf; for trees of few leaves.
 
     Args:
       tree: Leaves [n] of any type, per_host.
-      host_axis: Axis of the hosts, or None.
-      device_axis: Axis of the devices, or None.
+      axes: Mesh axes.
     Returns:
       Leaves [hosts, n], replicated.
     Collectives:
       As `collectives.gather_over_hosts` for every leaf.
     """
-    return jax.tree.map(
-        lambda leaf: collectives.gather_over_hosts(leaf, host_axis, device_axis), tree
-    )
+    return jax.tree.map(lambda x: collectives.gather_over_hosts(x, axes), tree)
 
 
-def sum_over_hosts(
-    tree: PyTree, host_axis: str | None, device_axis: str | None
-) -> PyTree:
+def sum_over_hosts(tree: PyTree, axes: MeshAxes) -> PyTree:
     """Adds up a tree over hosts, in the widest of its types.
 
     Args:
       tree: per_host.
-      host_axis: Axis of the hosts, or None to leave the tree as it is.
-      device_axis: Axis of the devices, or None.
+      axes: Mesh axes; without a host axis, the tree stays as it is.
     Returns:
       The sum, replicated, in the types of the tree.
     Collectives:
       As `collectives.sum_over_hosts` for the number of elements of the tree.
     """
-    return _fused(tree, lambda x: collectives.sum_over_hosts(x, host_axis, device_axis))
+    return _fused(tree, lambda x: collectives.sum_over_hosts(x, axes))
 
 
-def take_from_host(
-    index: int, tree: PyTree, host_axis: str | None, device_axis: str | None
-) -> PyTree:
+def take_from_host(index: int, tree: PyTree, axes: MeshAxes) -> PyTree:
     """Gives all hosts what one of them has.
 
     Args:
       index: Position of that host.
       tree: per_host.
-      host_axis: Axis of the hosts, or None.
-      device_axis: Axis of the devices, or None.
+      axes: Mesh axes.
     Returns:
       The tree of that host, replicated.
     Collectives:
       As `sum_over_hosts`, to which the others add zeros.
     """
-    is_there = collectives.position(host_axis) == index
+    is_there = position(axes.host) == index
     own = jax.tree.map(lambda x: jnp.where(is_there, x, jnp.zeros_like(x)), tree)
-    return sum_over_hosts(own, host_axis, device_axis)
+    return sum_over_hosts(own, axes)
 
 
-def sum_over_mesh(
-    tree: PyTree, host_axis: str | None, device_axis: str | None
-) -> PyTree:
+def sum_over_mesh(tree: PyTree, axes: MeshAxes) -> PyTree:
     """Adds up a tree over all devices of all hosts, in the widest of its types.
 
     Args:
       tree: per_device.
-      host_axis: Axis of the hosts, or None.
-      device_axis: Axis of the devices, or None.
+      axes: Mesh axes.
     Returns:
       The sum, replicated, in the types of the tree.
     Collectives:
       As `collectives.sum_over_mesh` for the number of elements of the tree.
     """
-    return _fused(tree, lambda x: collectives.sum_over_mesh(x, host_axis, device_axis))
+    return _fused(tree, lambda x: collectives.sum_over_mesh(x, axes))
 
 
 def _fused(tree: PyTree, fn: Callable[[jax.Array], jax.Array]) -> PyTree:

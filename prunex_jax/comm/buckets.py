@@ -15,23 +15,6 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm.wires import BLOCK, bytes_per_block, is_narrow
-
-
-def bucket_elements(bucket_bytes: int, wire_dtype: str) -> int:
-    """Elements of a buffer whose message has at most that many bytes; 0 is no limit.
-
-    Narrow formats fill whole blocks. At least one element, or block, is sent.
-
-    Example:
-      >>> bucket_elements(1000, 'float32'), bucket_elements(1000, 'int8')
-      (250, 896)
-    """
-    if not bucket_bytes:
-        return 0
-    if is_narrow(wire_dtype):
-        return BLOCK * max(1, bucket_bytes // bytes_per_block(wire_dtype))
-    return max(1, bucket_bytes * BLOCK // bytes_per_block(wire_dtype))
 
 
 def apply_fused(

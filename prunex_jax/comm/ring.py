@@ -14,6 +14,8 @@ from jax.extend import core
 from jax.interpreters import mlir
 
 from prunex_jax.comm import collectives, wires
+from prunex_jax.comm.wires import FLOAT32, Wire, refuse_ternary
+from prunex_jax.mesh import MeshAxes, axis_size, position, vary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ def ring_hops(
     num_elements: int,
     num_hosts: int,
     devices_per_host: int,
-    wire_dtype: str = "float32",
+    wire: Wire = FLOAT32,
 ) -> list[Hop]:
     """Lists the hops of `ring_mean_over_hosts`, as each device of a host makes them.
 
@@ -45,7 +47,7 @@ def ring_hops(
       num_elements: Elements of the buffer.
       num_hosts: Hosts in the ring; a single one makes no hop.
       devices_per_host: Devices that share the buffer of a host.
-      wire_dtype: Format in which values travel.
+      wire: How values travel; a hop is one message, whatever the bucket size.
     Returns:
       2 (num_hosts - 1) hops. The pieces of all devices and hosts make up the buffer; in
       narrow formats they are whole blocks of `wires.BLOCK` values.
@@ -57,9 +59,9 @@ def ring_hops(
       gather 2 34 136
       gather 3 34 136
     """
-    unit = wires.BLOCK if wires.is_narrow(wire_dtype) else 1
+    unit = wires.BLOCK if wire.is_narrow else 1
     piece = -(-num_elements // (unit * num_hosts * devices_per_host)) * unit
-    num_bytes = piece * wires.bytes_per_block(wire_dtype) // wires.BLOCK
+    num_bytes = piece * wire.block_bytes // wires.BLOCK
     half = num_hosts - 1
     phases = ["reduce"] * half + ["gather"] * half
     return [Hop(phase, i, piece, num_bytes) for i, phase in enumerate(phases)]
@@ -67,9 +69,8 @@ def ring_hops(
 
 def ring_mean_over_hosts(
     buffer: jax.Array,
-    host_axis: str | None,
-    device_axis: str | None,
-    wire_dtype: str = "float32",
+    axes: MeshAxes,
+    wire: Wire = FLOAT32,
     key: jax.Array | None = None,
 ) -> jax.Array:
     """Averages a buffer over hosts, neighbour to neighbour.
@@ -81,59 +82,58 @@ def ring_mean_over_hosts(
 
     Args:
       buffer: float32[n], per_host: the same on every device of a host.
-      host_axis: Axis of the hosts, or None.
-      device_axis: Axis of the devices, or None.
-      wire_dtype: As in `mean_over_hosts`; partial sums are rounded in every hop.
-      key: As there.
+      axes: Mesh axes.
+      wire: As in `ring_hops`; partial sums are rounded in every hop.
+      key: As in `mean_over_hosts`.
     Returns:
       [n], replicated.
     Raises:
-      UserError: No such format.
+      UserError: Ternary values.
     Collectives:
-      With P devices per host and M hosts: 2 (M - 1) shifts over `host_axis` of
-      ceil(n / (P M)) elements, see `ring_hops`; then a gather over `device_axis` of as
-      many from each device for every host. With one host, nothing that moves.
+      With P devices per host and M hosts: 2 (M - 1) shifts over the host axis of
+      ceil(n / (P M)) elements, see `ring_hops`; then a gather over the device axis of
+      as many from each device for every host. With one host, nothing that moves.
     """
-    wires.check_wire_dtype(wire_dtype)
-    num_hosts = collectives.axis_size(host_axis)
-    if host_axis is None or num_hosts == 1:
-        return collectives.sum_over_hosts(buffer, host_axis, device_axis)
-    unit = wires.BLOCK if wires.is_narrow(wire_dtype) else 1
-    parts = num_hosts * collectives.axis_size(device_axis) * unit
+    refuse_ternary(wire)
+    num_hosts = axis_size(axes.host)
+    if axes.host is None or num_hosts == 1:
+        return collectives.sum_over_hosts(buffer, axes)
+    unit = wires.BLOCK if wire.is_narrow else 1
+    parts = num_hosts * axis_size(axes.device) * unit
     padded = jnp.pad(buffer / num_hosts, (0, -buffer.size % parts))
-    own = collectives.share_of(padded, device_axis)
+    own = collectives.share_of(padded, axes.device)
     if key is not None:
-        key = jax.random.fold_in(key, collectives.position(device_axis))
-        key = jax.random.fold_in(key, collectives.position(host_axis))
-    total = _ring_sum(own, host_axis, _Message(wire_dtype, key))
-    return collectives.join_shares(total, device_axis)[: buffer.size]
+        key = jax.random.fold_in(key, position(axes.device))
+        key = jax.random.fold_in(key, position(axes.host))
+    total = _ring_sum(own, axes.host, _Message(wire, key))
+    return collectives.join_shares(total, axes.device)[: buffer.size]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Message:
     """How pieces look on the way."""
 
-    dtype: str
+    wire: Wire
     key: jax.Array | None
 
     def write(self, values: jax.Array, hop: int) -> jax.Array:
-        if not wires.is_narrow(self.dtype):
+        if not self.wire.is_narrow:
             return values
         blocks, noise = values.reshape(-1, wires.BLOCK), None
         if self.key is not None:
             noise = jax.random.uniform(jax.random.fold_in(self.key, hop), blocks.shape)
-        return wires.encode(blocks, self.dtype, noise)
+        return wires.encode(blocks, self.wire.dtype, noise)
 
     def read(self, message: jax.Array) -> jax.Array:
-        if not wires.is_narrow(self.dtype):
+        if not self.wire.is_narrow:
             return message
-        return wires.decode(message, self.dtype).ravel()
+        return wires.decode(message, self.wire.dtype).ravel()
 
 
 def _ring_sum(own: jax.Array, axis: str, message: _Message) -> jax.Array:
     """The two halves of the ring, on the share of one device."""
-    size, here = collectives.axis_size(axis), collectives.position(axis)
-    pieces = collectives.vary(own, (axis,)).reshape(size, -1)
+    size, here = axis_size(axis), position(axis)
+    pieces = vary(own, (axis,)).reshape(size, -1)
     partial = pieces[here]
     for hop in range(size - 1):
         arrived = collectives.shift(message.write(partial, hop), axis)

@@ -15,63 +15,123 @@ import jax.numpy as jnp
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.comm import collectives
-from prunex_jax.comm.collectives import MeshAxes
+from prunex_jax.mesh import Axis, axis_size, position
 
 # Numbers that are encoded together: they share a scale where the format has one. Blocks
 # are counted from the start of a tree, so what becomes of a number depends neither on
 # the devices of a host nor on buckets.
 BLOCK = 128
+# Format -> type that is given to the collectives, and how many of it make a block: its
+# numbers, and a scale as bfloat16. Integers of the same width stand for floats, which
+# some backends would widen.
+_NARROW = {
+    "float16": ("uint16", BLOCK + 1),
+    "bfloat16": ("uint16", BLOCK),
+    "int8": ("int8", BLOCK + 2),
+}
+# What may be asked for by `method.wire_dtype`. float32 is summed as it is.
+WIRE_DTYPES = ("float32", *_NARROW)
+# One of -1, 0 and 1 times a scale that all hosts share; see `averaging`.
+TERNARY = "ternary"
 # Smallest scale and spacing, a normal float32: backends flush smaller ones to zero.
 _TINY = 2.0**-126
 
 
 @dataclasses.dataclass(frozen=True)
-class _Format:
-    """A narrow format.
+class Wire:
+    """How numbers cross hosts: their format, and the size of a message.
 
     Attributes:
-      carrier: Type that is given to the collectives. Integers of the same width stand
-        for floats, which some backends would widen.
-      width: Carriers of one block: its numbers, and its scale as bfloat16.
+      dtype: float32 is summed by the backend as it is. float16, bfloat16 and int8 are
+        sent in blocks, see `encode`. ternary sends -1, 0 or 1 times one scale in a byte
+        each; means over hosts and over the mesh know it.
+      bucket_bytes: Largest message that stands for a buffer; 0 sends one for a whole
+        tree. See `comm.buckets` for when a limit pays. Ternary values go in one.
     """
 
-    carrier: str
-    width: int
+    dtype: str = "float32"
+    bucket_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises UserError if there is no such format or size."""
+        if self.dtype not in (*WIRE_DTYPES, TERNARY):
+            raise UserError(
+                f"wire_dtype={self.dtype!r} must be one of {', '.join(WIRE_DTYPES)}"
+            )
+        if self.bucket_bytes < 0:
+            raise UserError(f"bucket_bytes={self.bucket_bytes} must be zero or more")
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether numbers are encoded, in blocks."""
+        return self.dtype in _NARROW
+
+    @property
+    def carrier(self) -> str:
+        """Type that is given to the collectives."""
+        if self.dtype == TERNARY:
+            return "int8"
+        return _NARROW[self.dtype][0] if self.is_narrow else self.dtype
+
+    @property
+    def block_width(self) -> int:
+        """Carriers that stand for `BLOCK` numbers, scale included."""
+        return _NARROW[self.dtype][1] if self.is_narrow else BLOCK
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the message for `BLOCK` numbers, scale included.
+
+        Example:
+          >>> [Wire(name).block_bytes for name in WIRE_DTYPES]
+          [512, 258, 256, 130]
+        """
+        return self.block_width * jnp.dtype(self.carrier).itemsize
+
+    @property
+    def bucket_elements(self) -> int:
+        """Elements of a buffer whose message fits into a bucket; 0 is no limit.
+
+        Narrow formats fill whole blocks. At least one element, or block, is sent.
+
+        Example:
+          >>> Wire('float32', 1000).bucket_elements, Wire('int8', 1000).bucket_elements
+          (250, 896)
+        """
+        if not self.bucket_bytes or self.dtype == TERNARY:
+            return 0
+        if self.is_narrow:
+            return BLOCK * max(1, self.bucket_bytes // self.block_bytes)
+        return max(1, self.bucket_bytes * BLOCK // self.block_bytes)
+
+    def payload_bytes(self, num_elements: int) -> int:
+        """Bytes that stand for so many numbers: those of whole blocks.
+
+        Every device carries whole blocks to every host, so a few more may be sent.
+
+        Example:
+          >>> FLOAT32.payload_bytes(1280), Wire('int8').payload_bytes(1280)
+          (5120, 1300)
+        """
+        if self.is_narrow:
+            return -(-num_elements // BLOCK) * self.block_bytes
+        return num_elements * jnp.dtype(self.carrier).itemsize
+
+    def in_float32(self) -> "Wire":
+        """The same message size, nothing rounded."""
+        return Wire("float32", self.bucket_bytes)
 
 
-_NARROW = {
-    "float16": _Format("uint16", BLOCK + 1),
-    "bfloat16": _Format("uint16", BLOCK),
-    "int8": _Format("int8", BLOCK + 2),
-}
-# What may be asked for. float32 is summed by the backend, as it is.
-WIRE_DTYPES = ("float32", *_NARROW)
+FLOAT32 = Wire()
 
 
-def check_wire_dtype(wire_dtype: str) -> None:
-    """Raises UserError if there is no such format."""
-    if wire_dtype not in WIRE_DTYPES:
+def refuse_ternary(wire: Wire) -> None:
+    """Raises UserError for ternary values, where they have no form."""
+    if wire.dtype == TERNARY:
         raise UserError(
-            f"wire_dtype={wire_dtype!r} must be one of {', '.join(WIRE_DTYPES)}"
+            "wire_dtype='ternary' is for means over hosts and over the mesh; choose "
+            f"one of {', '.join(WIRE_DTYPES)}"
         )
-
-
-def is_narrow(wire_dtype: str) -> bool:
-    """Whether numbers are encoded, in blocks."""
-    return wire_dtype in _NARROW
-
-
-def bytes_per_block(wire_dtype: str) -> int:
-    """Bytes of the message for `BLOCK` numbers, scale included.
-
-    Example:
-      >>> [bytes_per_block(name) for name in WIRE_DTYPES]
-      [512, 258, 256, 130]
-    """
-    if not is_narrow(wire_dtype):
-        return BLOCK * jnp.dtype(wire_dtype).itemsize
-    narrow = _NARROW[wire_dtype]
-    return narrow.width * jnp.dtype(narrow.carrier).itemsize
 
 
 def encode(
@@ -140,7 +200,7 @@ def decode(message: jax.Array, wire_dtype: str) -> jax.Array:
 
 def mean_of_shares(
     share: jax.Array,
-    axis: MeshAxes,
+    axis: Axis,
     first_block: jax.Array | int,
     wire_dtype: str,
     key: jax.Array | None,
@@ -161,7 +221,7 @@ def mean_of_shares(
       An exchange over `axis` of size * blocks * width carriers, and a gather of
       blocks * width from each position.
     """
-    size, here = collectives.axis_size(axis), collectives.position(axis)
+    size, here = axis_size(axis), position(axis)
     blocks = share.reshape(-1, BLOCK)
     noise = _noise(key, here + 1, first_block, len(blocks))
     arrived = collectives.exchange(encode(blocks, wire_dtype, noise), axis)

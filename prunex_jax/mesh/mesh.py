@@ -1,8 +1,4 @@
-"""Turns hosts into the ('host', 'device') mesh, and shows them.
-
-It owns the names of the mesh axes, the mesh, and the table of the start screen. It
-leaves what is sharded over the mesh to everything right of topology.
-"""
+"""Turns hosts into the ('host', 'device') mesh, and shows them."""
 
 import dataclasses
 import re
@@ -14,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.mesh.axes import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.mesh.folding import AnyMesh, FoldedMesh
 from prunex_jax.mesh.hosts import (
     DeviceRecord,
@@ -23,9 +20,6 @@ from prunex_jax.mesh.hosts import (
     resolve_layout,
 )
 from prunex_jax.mesh.machines import gather_machines
-
-HOST_AXIS = "host"
-DEVICE_AXIS = "device"
 
 # A longer table is cut in the middle, a longer list of processes is summed up.
 _MAX_ROWS = 16

@@ -9,11 +9,13 @@ import optax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import (
+    FLOAT32,
+    Wire,
     check_local,
-    check_wire_dtype,
     flat_mean_over_mesh,
     mean_over_mesh,
 )
+from prunex_jax.mesh import MeshAxes
 
 # hierarchical: inside every host, then over hosts. flat: over all devices at once.
 Levels = Literal["hierarchical", "flat"]
@@ -26,12 +28,10 @@ class AverageState(NamedTuple):
 
 
 def average_gradients(
-    host_axis: str | None,
-    device_axis: str | None,
+    axes: MeshAxes,
     *,
     levels: Levels = "hierarchical",
-    wire_dtype: str = "float32",
-    bucket_bytes: int = 0,
+    wire: Wire = FLOAT32,
 ) -> optax.GradientTransformation:
     """Averages updates over the mesh.
 
@@ -39,12 +39,10 @@ def average_gradients(
     stays unbiased and no error is fed back.
 
     Args:
-      host_axis: Mesh axis of the hosts, or None.
-      device_axis: Mesh axis of the devices of a host, or None.
+      axes: Mesh axes.
       levels: "hierarchical" sends each byte over the host axis once; "flat" is one sum
         over all devices.
-      wire_dtype: Format of what crosses hosts; see `comm.mean_over_hosts`.
-      bucket_bytes: Largest message that stands for a buffer; 0 sends all in one.
+      wire: How gradients cross hosts; see `comm.mean_over_hosts`.
     Returns:
       A transformation for gradients of local losses.
     Raises:
@@ -53,13 +51,13 @@ def average_gradients(
     Collectives:
       As `comm.mean_over_mesh`, or `comm.flat_mean_over_mesh`, for all gradients.
     Example:
-      >>> tx = optax.chain(average_gradients(None, None), optax.sgd(0.5))
+      >>> from prunex_jax.mesh import ALONE
+      >>> tx = optax.chain(average_gradients(ALONE), optax.sgd(0.5))
       >>> params = {'w': jnp.ones(2)}
       >>> updates, state = tx.update({'w': jnp.ones(2)}, tx.init(params))
       >>> updates['w'].tolist(), int(state[0].num_steps)
       ([-0.5, -0.5], 1)
     """
-    check_wire_dtype(wire_dtype)
     if levels not in ("hierarchical", "flat"):
         raise UserError(f"levels={levels!r} must be hierarchical or flat")
     mean = flat_mean_over_mesh if levels == "flat" else mean_over_mesh
@@ -72,9 +70,10 @@ def average_gradients(
         grads: PyTree, state: AverageState, params: PyTree | None = None
     ) -> tuple[PyTree, AverageState]:
         del params
-        check_local(grads, (host_axis, device_axis))
+        check_local(grads, axes)
         key = jax.random.fold_in(jax.random.key(0), state.num_steps)
-        mean_grads = mean(grads, host_axis, device_axis, wire_dtype, key, bucket_bytes)
-        return mean_grads, AverageState(optax.safe_increment(state.num_steps))
+        return mean(grads, axes, wire, key), AverageState(
+            optax.safe_increment(state.num_steps)
+        )
 
     return optax.GradientTransformation(init, update)

@@ -8,8 +8,7 @@ import jax
 import optax
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import Collective
-from prunex_jax.comm.formulas import payload_bytes
+from prunex_jax.comm import FLOAT32, Collective, Wire
 from prunex_jax.methods.transforms import RoundKind
 
 # (params, opt_state, keep_counts, kind) -> (params, opt_state)
@@ -57,7 +56,7 @@ class Method:
         averages over hosts.
       inner_state: opt_state -> the state of the inner optimizer, placed as params.
       with_inner: (opt_state, such a state) -> opt_state with it.
-      wire_dtype: Format of those elements on the host axis; see `comm.wires`.
+      wire: How those elements cross the host axis.
       position_bytes: Bytes that say where those elements belong, if they are few of
         many.
       prunes: Whether the densities of the sparsity schedule are for its exchanges.
@@ -87,7 +86,7 @@ class Method:
     payload_elements: Callable[[Mapping[str, int]], int]
     inner_state: Callable[[PyTree], PyTree]
     with_inner: Callable[[PyTree, PyTree], PyTree]
-    wire_dtype: str = "float32"
+    wire: Wire = FLOAT32
     position_bytes: int = 0
     prunes: bool = False
     step_options: Callable[[int], dict[str, Any]] = no_options
@@ -98,5 +97,5 @@ class Method:
 
     def payload_bytes(self, keep_counts: Mapping[str, int]) -> int:
         """Bytes of what an exchange (or step) averages over hosts, with positions."""
-        values = payload_bytes(self.payload_elements(keep_counts), self.wire_dtype)
+        values = self.wire.payload_bytes(self.payload_elements(keep_counts))
         return values + self.position_bytes

@@ -16,22 +16,13 @@ def make_dense(recipe: Recipe) -> Method:
     """Builds the dense method."""
     num_elements = dense_size(recipe.shapes)
     config = recipe.config
-    levels, wire_dtype = config.dense.levels, config.wire_dtype
-    formula = flat_sum if levels == "flat" else mesh_sum
+    formula = flat_sum if config.dense.levels == "flat" else mesh_sum
     return gradient_method(
         "dense",
         recipe,
-        average_gradients(
-            recipe.host_axis,
-            recipe.device_axis,
-            levels=levels,
-            wire_dtype=wire_dtype,
-            bucket_bytes=config.bucket_bytes,
-        ),
+        average_gradients(recipe.axes, levels=config.dense.levels, wire=recipe.wire),
         placement="replicated",
-        formula=lambda mesh_shape: formula(
-            num_elements, mesh_shape, wire_dtype, config.bucket_bytes
-        ),
+        formula=lambda mesh_shape: formula(num_elements, mesh_shape, recipe.wire),
         payload_elements=num_elements,
-        wire_dtype=wire_dtype,
+        wire=recipe.wire,
     )

@@ -21,7 +21,7 @@ def make_dgc(recipe: Recipe) -> Method:
     Raises:
       UserError: The inner optimizer is not SGD.
     """
-    config, wire_dtype = recipe.config.dgc, recipe.config.wire_dtype
+    config = recipe.config.dgc
     traffic = EntryTraffic(recipe)
     warmup_steps = round(config.warmup_share * recipe.total_steps)
 
@@ -41,15 +41,14 @@ def make_dgc(recipe: Recipe) -> Method:
             config.density,
             **momentum_of("dgc", recipe),
             is_exact=config.is_exact,
-            wire_dtype=wire_dtype,
+            wire=recipe.wire,
             send_whole=recipe.config.send_whole,
-            host_axis=recipe.host_axis,
-            device_axis=recipe.device_axis,
+            axes=recipe.axes,
         ),
         placement=DGC_PLACEMENTS,
         formula=formula,
         payload_elements=max(traffic.count(config.density), traffic.num_whole),
-        wire_dtype=wire_dtype,
+        wire=recipe.wire,
         position_bytes=4 * traffic.count(config.density),
         inner=after_momentum(recipe.inner, recipe.learning_rate),
         step_options=step_options,

@@ -12,6 +12,8 @@ import optax
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import FLOAT32, Wire
+from prunex_jax.mesh import ALONE, MeshAxes
 from prunex_jax.methods.momentum import add_momentum, clip_of_host
 from prunex_jax.methods.sparsifier import Sparsifier
 
@@ -34,10 +36,9 @@ def dgc(
     nesterov: bool = False,
     clip_norm: float = 0.0,
     is_exact: bool = True,
-    wire_dtype: str = "float32",
+    wire: Wire = FLOAT32,
     send_whole: Sequence[str] = (),
-    host_axis: str | None = None,
-    device_axis: str | None = None,
+    axes: MeshAxes = ALONE,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages momentum over the mesh, the largest entries of every host only.
 
@@ -63,18 +64,17 @@ def dgc(
       clip_norm: Largest norm of the mean gradient of all hosts, if those of the hosts
         were independent; 0 means no clipping.
       is_exact: As in `optim.topk`.
-      wire_dtype: Format of the values on the host axis; positions are int32.
+      wire: Format of the values on the host axis; positions are int32.
       send_whole: Leaves whose path contains one of these do not compete: they are sent
         whole, in float32, and nothing of them is held back.
-      host_axis: Mesh axis of the hosts; None is a single host.
-      device_axis: Mesh axis of the devices of a host; None is a single device.
+      axes: Mesh axes of the caller; none is a single device.
     Returns:
       A transformation from local gradients to one direction, replicated. `update` takes
       a further static argument: `density=` in the stead of the usual one, for a
       warm-up; see `warmup_density`.
     Raises:
       UserError: A density outside (0, 1], a momentum outside [0, 1), a negative norm,
-        an unknown wire, or gradients that are sums over the mesh already.
+        an ternary wire, or gradients that are sums over the mesh already.
     Collectives:
       As `optim.topk`.
     Example:
@@ -101,9 +101,7 @@ def dgc(
             f"dgc got momentum={momentum} and clip_norm={clip_norm}: the momentum must "
             "lie in [0, 1) and the norm must not be negative"
         )
-    sparsifier = Sparsifier(
-        density, is_exact, wire_dtype, tuple(send_whole), host_axis, device_axis
-    )
+    sparsifier = Sparsifier(density, is_exact, wire, tuple(send_whole), axes)
 
     def init(params: PyTree) -> DgcState:
         return DgcState(sparsifier.zeros(params), sparsifier.zeros(params))
@@ -118,7 +116,7 @@ def dgc(
     ) -> tuple[PyTree, DgcState]:
         del params, extra
         layout, local = sparsifier.local_mean(grads)
-        local = clip_of_host(local, clip_norm, host_axis)
+        local = clip_of_host(local, clip_norm, axes)
         velocity, step = add_momentum(local, state.velocity, momentum, nesterov)
         sent = sparsifier.send(state.residual + step, layout.num_open, density)
         if sent.positions is not None:

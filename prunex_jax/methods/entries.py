@@ -20,7 +20,7 @@ class EntryTraffic:
         named = is_named(recipe.shapes, recipe.config.send_whole)
         pairs = zip(recipe.shapes.items(), named, strict=True)
         whole = {path: shape for (path, shape), is_whole in pairs if is_whole}
-        self.wire_dtype = recipe.config.wire_dtype
+        self.wire = recipe.wire
         self.num_elements = dense_size(recipe.shapes)
         self.num_whole = dense_size(whole)
         self.num_open = self.num_elements - self.num_whole
@@ -33,7 +33,7 @@ class EntryTraffic:
         """What one step sends."""
         sent = device_sum(self.num_elements, mesh_shape)
         if self.num_open:
-            sent += entry_gather(self.count(density), mesh_shape, self.wire_dtype)
+            sent += entry_gather(self.count(density), mesh_shape, self.wire)
         if self.num_whole:
             sent += host_sum(self.num_whole, mesh_shape)
         return sent

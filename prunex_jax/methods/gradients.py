@@ -13,7 +13,7 @@ import optax
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import Collective
+from prunex_jax.comm import FLOAT32, Collective, Wire
 from prunex_jax.methods.base import Method, no_options
 from prunex_jax.methods.recipe import Recipe
 
@@ -26,7 +26,7 @@ def gradient_method(
     placement: Any,
     formula: Callable[..., list[Collective]],
     payload_elements: int,
-    wire_dtype: str = "float32",
+    wire: Wire = FLOAT32,
     position_bytes: int = 0,
     inner: optax.GradientTransformation | None = None,
     health: Callable[[PyTree], dict[str, jax.Array]] | None = None,
@@ -42,7 +42,7 @@ def gradient_method(
       placement: Where the parts of the exchange's state live, a prefix of it.
       formula: (mesh shape, and options of the step) -> what one step must send.
       payload_elements: Elements of the largest array that crosses the host axis.
-      wire_dtype: Their type.
+      wire: How they cross it.
       position_bytes: Bytes that say where they belong.
       inner: In the stead of the recipe's inner optimizer.
       health: State of the exchange -> named scalars for the log, replicated.
@@ -77,7 +77,7 @@ def gradient_method(
         payload_elements=lambda keep_counts: payload_elements,
         inner_state=lambda opt_state: opt_state[1],
         with_inner=lambda opt_state, inner_state: (opt_state[0], inner_state),
-        wire_dtype=wire_dtype,
+        wire=wire,
         position_bytes=position_bytes,
         step_options=step_options,
     )

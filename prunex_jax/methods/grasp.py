@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import mean_over_mesh, vary
+from prunex_jax.comm import mean_over_mesh
+from prunex_jax.mesh import ALONE, MeshAxes, vary
 from prunex_jax.methods.packing import Packing, Pattern
 
 # (params, batch, temperature) -> mean loss over the batch of one device, its logits
@@ -27,8 +28,7 @@ def grasp_pattern(
     batches: Sequence[Any],
     packing: Packing,
     *,
-    host_axis: str | None = None,
-    device_axis: str | None = None,
+    axes: MeshAxes = ALONE,
     temperature: float = TEMPERATURE,
 ) -> Pattern:
     """Chooses what is kept so that the gradient keeps flowing.
@@ -47,8 +47,7 @@ def grasp_pattern(
       batches: Parts of what is looked at, all of one shape, per_device; statistics of
         a batch norm are those of a part.
       packing: What lives or dies together.
-      host_axis: Mesh axis of the hosts, or None.
-      device_axis: Mesh axis of the devices of a host, or None.
+      axes: Mesh axes.
       temperature: Divides logits.
     Returns:
       A pattern of `packing`, replicated.
@@ -73,8 +72,7 @@ def grasp_pattern(
       images are those of the first batches, not the same number of every class;
       dense layers are not drawn anew before.
     """
-    axes = host_axis, device_axis
-    own = vary(params, axes)
+    own = vary(params, axes.names)
 
     def gradient(params: PyTree, batch: Any) -> PyTree:
         grads = jax.grad(lambda p: loss_fn(p, batch, temperature))(params)
@@ -87,16 +85,16 @@ def grasp_pattern(
         def add(total: PyTree, part: Any) -> tuple[PyTree, None]:
             return jax.tree.map(jnp.add, total, fn(part)), None
 
-        nothing = vary(jax.tree.map(jnp.zeros_like, own), axes)
+        nothing = vary(jax.tree.map(jnp.zeros_like, own), axes.names)
         total, _ = jax.lax.scan(add, nothing, parts)
         return jax.tree.map(lambda leaf: leaf / len(batches), total)
 
-    flow = mean_over_mesh(mean(lambda part: gradient(own, part)), *axes)
-    along = vary(flow, axes)
+    flow = mean_over_mesh(mean(lambda part: gradient(own, part)), axes)
+    along = vary(flow, axes.names)
     bends = mean(lambda part: jax.jvp(lambda p: gradient(p, part), (own,), (along,))[1])
     # Highest is kept: the negative of the score.
     worth = jax.tree.map(lambda w, bend: w * bend, _kernels_of(own), bends)
-    return packing.choose(mean_over_mesh(packing.scores(worth), *axes))
+    return packing.choose(mean_over_mesh(packing.scores(worth), axes))
 
 
 def magnitude_pattern(params: PyTree, packing: Packing) -> Pattern:

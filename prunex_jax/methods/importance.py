@@ -1,5 +1,6 @@
 """Importance-weighted pruning as a method: shared positions in every step."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,18 +23,16 @@ def make_importance(recipe: Recipe) -> Method:
     Raises:
       UserError: The inner optimizer is not SGD.
     """
-    config, wire_dtype = recipe.config.importance, recipe.config.wire_dtype
+    config = recipe.config.importance
     exchange = importance(
         config.density,
         num_choosers=config.num_choosers,
         **momentum_of("importance", recipe),
         damping=config.damping,
         all_reduce=config.all_reduce,
-        wire_dtype=wire_dtype,
-        bucket_bytes=recipe.config.bucket_bytes,
+        wire=recipe.wire,
         send_whole=recipe.config.send_whole,
-        host_axis=recipe.host_axis,
-        device_axis=recipe.device_axis,
+        axes=recipe.axes,
     )
     traffic = _Traffic(recipe)
 
@@ -49,7 +48,7 @@ def make_importance(recipe: Recipe) -> Method:
         placement=state_placements(),
         formula=traffic.step,
         payload_elements=traffic.num_values,
-        wire_dtype=wire_dtype,
+        wire=recipe.wire,
         position_bytes=traffic.position_bytes,
         inner=after_momentum(recipe.inner, recipe.learning_rate),
         step_options=step_options,
@@ -61,8 +60,7 @@ class _Traffic:
 
     def __init__(self, recipe: Recipe) -> None:
         self.config = config = recipe.config.importance
-        self.wire_dtype = recipe.config.wire_dtype
-        self.bucket_bytes = recipe.config.bucket_bytes
+        self.wire = recipe.wire
         shapes = recipe.shapes
         counts = chosen_counts(
             shapes, config.density, config.num_choosers, recipe.config.send_whole
@@ -85,10 +83,8 @@ class _Traffic:
         if refresh and self.num_positions:
             sent += self._positions(mesh_shape, num_hosts)
         if self.config.all_reduce == "ring":
-            return sent + ring_sum(self.num_values, mesh_shape, self.wire_dtype)
-        return sent + host_sum(
-            self.num_values, mesh_shape, self.wire_dtype, self.bucket_bytes
-        )
+            return sent + ring_sum(self.num_values, mesh_shape, self.wire)
+        return sent + host_sum(self.num_values, mesh_shape, self.wire)
 
     def _positions(
         self, mesh_shape: Mapping[str, int], num_hosts: int
@@ -96,5 +92,6 @@ class _Traffic:
         num_choosers = self.config.num_choosers
         if sums_positions(num_choosers, num_hosts):
             total = num_choosers * self.num_positions
-            return host_sum(total, mesh_shape, "int32")
+            sums = host_sum(total, mesh_shape)
+            return [dataclasses.replace(sent, dtype="int32") for sent in sums]
         return host_gather(self.num_positions, mesh_shape, "int32")

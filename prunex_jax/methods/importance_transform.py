@@ -18,16 +18,17 @@ import optax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import (
-    axis_size,
+    FLOAT32,
+    Wire,
     check_local,
-    check_wire_dtype,
     gather_over_hosts,
     mean_over_devices,
     mean_over_hosts,
-    position,
+    refuse_ternary,
     ring_mean_over_hosts,
     sum_over_hosts,
 )
+from prunex_jax.mesh import ALONE, MeshAxes, axis_size, position
 from prunex_jax.methods.momentum import add_momentum, clip_of_host
 from prunex_jax.methods.positions import (
     Layout,
@@ -75,11 +76,9 @@ def importance(
     clip_norm: float = 0.0,
     damping: float = 1.0,
     all_reduce: AllReduce = "native",
-    wire_dtype: str = "float32",
-    bucket_bytes: int = 0,
+    wire: Wire = FLOAT32,
     send_whole: Sequence[str] = (),
-    host_axis: str | None = None,
-    device_axis: str | None = None,
+    axes: MeshAxes = ALONE,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes importance-weighted pruning an optax transformation.
@@ -111,13 +110,11 @@ def importance(
         than it. 0 divides by the weight alone; large values rank by |r|.
       all_reduce: "native" leaves the form of the all-reduce to the backend, "ring" is
         `comm.ring_mean_over_hosts`.
-      wire_dtype: Type of the values on the host axis. Positions are int32.
-      bucket_bytes: Largest message of the native all-reduce, as in
-        `comm.mean_over_hosts`.
+      wire: How values cross the host axis; buckets are for the native all-reduce.
+        Positions are int32.
       send_whole: Leaves whose path contains one of these are sent whole, too.
-      host_axis: Mesh axis of the hosts; None is a single host, where the update is that
-        of ordinary momentum and nothing is held back.
-      device_axis: Mesh axis of the devices of a host; None is a single device.
+      axes: Mesh axes of the caller. With a single host the update is that of ordinary
+        momentum, and nothing is held back.
       seed: Of the rotation; the same on all hosts.
     Returns:
       A transformation of local gradients into one direction, replicated; `update` needs
@@ -133,7 +130,7 @@ def importance(
       whichever sends less (2 q < M: the sum); q n + w values as `comm.mean_over_hosts`
       or `comm.ring_mean_over_hosts`.
     Example:
-      >>> tx = importance(0.25, momentum=0.0, host_axis='host')
+      >>> tx = importance(0.25, momentum=0.0, axes=MeshAxes('host', None))
       >>> params = {'kernel': jnp.ones((2, 2))}
       >>> def step(grads):
       ...     return tx.update(grads, tx.init(params), params)
@@ -156,10 +153,10 @@ def importance(
       positions travel as integers and are counted.
     """
     _check_settings(density, num_choosers, momentum, clip_norm, damping)
-    check_wire_dtype(wire_dtype)
+    refuse_ternary(wire)
     core = _Importance(
         density, num_choosers, momentum, nesterov, clip_norm, damping, all_reduce,
-        wire_dtype, bucket_bytes, tuple(send_whole), host_axis, device_axis, seed,
+        wire, tuple(send_whole), axes, seed,
     )  # fmt: skip
     return optax.GradientTransformationExtraArgs(core.init, core.update)
 
@@ -193,11 +190,9 @@ class _Importance:
     clip_norm: float
     damping: float
     all_reduce: AllReduce
-    wire_dtype: str
-    bucket_bytes: int
+    wire: Wire
     send_whole: tuple[str, ...]
-    host_axis: str | None
-    device_axis: str | None
+    axes: MeshAxes
     seed: int
 
     def layout_of(self, tree: PyTree) -> Layout:
@@ -231,16 +226,16 @@ class _Importance:
                 "importance is a matter of the parameters: call update(updates, state, "
                 "params)"
             )
-        check_local(grads, (self.host_axis, self.device_axis))
+        check_local(grads, self.axes)
         layout = self.layout_of(grads)
-        own = layout.join(mean_over_devices(grads, self.device_axis))
-        own = clip_of_host(own, self.clip_norm, self.host_axis)
+        own = layout.join(mean_over_devices(grads, self.axes))
+        own = clip_of_host(own, self.clip_norm, self.axes)
         momentum, moved = add_momentum(
             own, state.momentum, self.momentum, self.nesterov
         )
         state = state._replace(momentum=momentum, num_steps=state.num_steps + 1)
-        if axis_size(self.host_axis) == 1:
-            mean = mean_over_hosts(moved, self.host_axis, self.device_axis)
+        if axis_size(self.axes.host) == 1:
+            mean = mean_over_hosts(moved, self.axes)
             return layout.split(mean, grads), state
         num_open = layout.num_open
         residual = state.residual + moved[:num_open]
@@ -266,7 +261,7 @@ class _Importance:
         num_choices: jax.Array,
     ) -> jax.Array:
         """Positions of this turn's choosers, the same on every host."""
-        num_hosts = axis_size(self.host_axis)
+        num_hosts = axis_size(self.axes.host)
         if self.num_choosers > num_hosts:
             raise UserError(
                 f"num_choosers={self.num_choosers} is more than the {num_hosts} hosts "
@@ -274,23 +269,21 @@ class _Importance:
             )
         own = _most_important(residual, params, layout, self.damping)
         choosers = choosers_of(num_choices, num_hosts, self.num_choosers, self.seed)
-        axes = self.host_axis, self.device_axis
         if sums_positions(self.num_choosers, num_hosts):
-            is_mine = choosers == position(self.host_axis)
+            is_mine = choosers == position(self.axes.host)
             rows = jnp.where(is_mine[:, None], own[None], 0)
-            rows = sum_over_hosts(rows, *axes)
+            rows = sum_over_hosts(rows, self.axes)
         else:
-            rows = gather_over_hosts(own, *axes)[choosers]
+            rows = gather_over_hosts(own, self.axes)[choosers]
         if self.num_choosers == 1:
             return rows.ravel()
         return without_twins(rows.ravel(), layout.num_entries)
 
     def _mean(self, buffer: jax.Array, num_steps: jax.Array) -> jax.Array:
-        axes = self.host_axis, self.device_axis
         key = jax.random.fold_in(jax.random.key(self.seed), num_steps)
         if self.all_reduce == "ring":
-            return ring_mean_over_hosts(buffer, *axes, self.wire_dtype, key)
-        return mean_over_hosts(buffer, *axes, self.wire_dtype, key, self.bucket_bytes)
+            return ring_mean_over_hosts(buffer, self.axes, self.wire, key)
+        return mean_over_hosts(buffer, self.axes, self.wire, key)
 
 
 def _most_important(

@@ -51,12 +51,10 @@ def _averaging(
         parameters=HsadmmParameters(
             outer_step=step,
             outer_momentum=momentum,
-            wire_dtype=recipe.config.wire_dtype,
-            bucket_bytes=recipe.config.bucket_bytes,
+            wire=recipe.wire,
         ),
         sync_period=config.sync_period,
-        host_axis=recipe.host_axis,
-        device_axis=recipe.device_axis,
+        axes=recipe.axes,
         learning_rate=recipe.learning_rate,
     )
     return consensus_method(name, core, recipe, prunes=False)

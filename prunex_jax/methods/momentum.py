@@ -9,31 +9,30 @@ import math
 import jax
 import jax.numpy as jnp
 
-from prunex_jax.comm import axis_size
+from prunex_jax.mesh import MeshAxes, axis_size
 
 # Smallest norm that is divided by.
 _TINY = 1e-30
 
 
-def clip_of_host(
-    local: jax.Array, clip_norm: float, host_axis: str | None
-) -> jax.Array:
+def clip_of_host(local: jax.Array, clip_norm: float, axes: MeshAxes) -> jax.Array:
     """Clips the mean gradient of a host.
 
     Args:
       local: float32[n], per_host.
       clip_norm: Largest norm of the mean over hosts, if their gradients were
         independent: that of one host may be sqrt(hosts) times as large. 0 is no limit.
-      host_axis: Mesh axis of the hosts; None is a single host.
+      axes: Mesh axes.
     Returns:
       float32[n], per_host.
     Example:
-      >>> clip_of_host(jnp.array([3.0, 4.0]), 1.0, None).round(3).tolist()
+      >>> from prunex_jax.mesh import ALONE
+      >>> clip_of_host(jnp.array([3.0, 4.0]), 1.0, ALONE).round(3).tolist()
       [0.6000000238418579, 0.800000011920929]
     """
     if not clip_norm:
         return local
-    bound = clip_norm * math.sqrt(axis_size(host_axis))
+    bound = clip_norm * math.sqrt(axis_size(axes.host))
     norm = jnp.sqrt(jnp.sum(jnp.square(local)))
     return local * jnp.minimum(1.0, bound / jnp.maximum(norm, _TINY))
 

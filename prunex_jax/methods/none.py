@@ -11,6 +11,7 @@ import optax
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, dense_size, take_from_host
 from prunex_jax.comm.formulas import mesh_sum
+from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.recipe import Recipe
 from prunex_jax.methods.transforms import average_gradients
@@ -18,15 +19,16 @@ from prunex_jax.methods.transforms import average_gradients
 
 def make_none(recipe: Recipe) -> Method:
     """Builds the method that sends nothing over the host axis while training."""
-    average = average_gradients(None, recipe.device_axis)
+    average = average_gradients(MeshAxes(None, recipe.axes.device))
     num_elements = dense_size(recipe.shapes)
 
     def network(params: PyTree, opt_state: PyTree) -> PyTree:
         del opt_state
-        return take_from_host(0, params, recipe.host_axis, recipe.device_axis)
+        return take_from_host(0, params, recipe.axes)
 
     def formula(mesh_shape: Mapping[str, int]) -> list[Collective]:
-        return mesh_sum(num_elements, {**mesh_shape, recipe.host_axis: 1})
+        host_axis, _ = mesh_shape
+        return mesh_sum(num_elements, {**mesh_shape, host_axis: 1})
 
     return Method(
         name="none",

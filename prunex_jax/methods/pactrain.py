@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import Collective, dense_size
-from prunex_jax.comm.formulas import host_gather, mesh_sum, ternary_sum
+from prunex_jax.comm import TERNARY, Collective, Wire, dense_size
+from prunex_jax.comm.formulas import host_gather, mesh_sum
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.grasp import grasp_pattern, magnitude_pattern
@@ -24,16 +25,9 @@ def make_pactrain(recipe: Recipe) -> Method:
     Of a network without channel groups, as it is left once its dead channels were cut
     out, nothing is pruned.
     """
-    config, wire_dtype = recipe.config.pactrain, recipe.config.wire_dtype
+    config, wire = recipe.config.pactrain, _wire_of(recipe)
     packing = _packing_of(recipe)
-    exchange = pactrain(
-        packing,
-        is_ternary=config.is_ternary,
-        wire_dtype=wire_dtype,
-        bucket_bytes=recipe.config.bucket_bytes,
-        host_axis=recipe.host_axis,
-        device_axis=recipe.device_axis,
-    )
+    exchange = pactrain(packing, wire=wire, axes=recipe.axes)
     everywhere: Any = "replicated"
     method = gradient_method(
         "pactrain",
@@ -42,7 +36,7 @@ def make_pactrain(recipe: Recipe) -> Method:
         placement=PactrainState(everywhere, everywhere, everywhere),
         formula=_formula_of(recipe, packing),
         payload_elements=packing.num_kept,
-        wire_dtype="ternary" if config.is_ternary else wire_dtype,
+        wire=wire,
         masks=lambda state: packing.masks(state.pattern),
     )
     if config.stable_steps:
@@ -60,6 +54,19 @@ def make_pactrain(recipe: Recipe) -> Method:
     )
 
 
+def _wire_of(recipe: Recipe) -> Wire:
+    """How packed gradients cross hosts."""
+    wire = recipe.wire
+    if not recipe.config.pactrain.is_ternary:
+        return wire
+    if wire != wire.in_float32():
+        raise UserError(
+            f"wire_dtype={wire.dtype!r}: ternary values travel as single bytes already;"
+            " choose float32, or no ternary values"
+        )
+    return Wire(TERNARY, wire.bucket_bytes)
+
+
 def _packing_of(recipe: Recipe) -> Packing:
     config = recipe.config.pactrain
     if config.structure == "weights":
@@ -69,15 +76,12 @@ def _packing_of(recipe: Recipe) -> Packing:
 
 def _formula_of(recipe: Recipe, packing: Packing) -> Callable[..., list[Collective]]:
     """What one step must send, from sizes alone."""
-    wire = recipe.config.wire_dtype, recipe.config.bucket_bytes
 
     def formula(mesh_shape: Mapping[str, int], packed: bool = True) -> list[Collective]:
         if not packed:
-            dense = mesh_sum(dense_size(recipe.shapes), mesh_shape, *wire)
+            dense = mesh_sum(dense_size(recipe.shapes), mesh_shape, recipe.wire)
             return dense + host_gather(2, mesh_shape, "uint32")
-        if recipe.config.pactrain.is_ternary:
-            return ternary_sum(packing.num_kept, mesh_shape)
-        return mesh_sum(packing.num_kept, mesh_shape, *wire)
+        return mesh_sum(packing.num_kept, mesh_shape, _wire_of(recipe))
 
     return formula
 
@@ -98,8 +102,7 @@ def _preparation(recipe: Recipe, packing: Packing) -> Callable[..., Any]:
                 params,
                 batches,
                 packing,
-                host_axis=recipe.host_axis,
-                device_axis=recipe.device_axis,
+                axes=recipe.axes,
             )
         else:
             pattern = magnitude_pattern(params, packing)

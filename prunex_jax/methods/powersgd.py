@@ -15,8 +15,7 @@ from prunex_jax.methods.recipe import Recipe
 
 def make_powersgd(recipe: Recipe) -> Method:
     """Builds the PowerSGD method."""
-    config, wire_dtype = recipe.config.powersgd, recipe.config.wire_dtype
-    bucket_bytes = recipe.config.bucket_bytes
+    config = recipe.config.powersgd
     shapes = list(recipe.shapes.values())
     send_whole = recipe.config.send_whole
     is_whole = is_named(recipe.shapes, send_whole)
@@ -27,7 +26,7 @@ def make_powersgd(recipe: Recipe) -> Method:
     def formula(mesh_shape: Mapping[str, int]) -> list[Collective]:
         sent = device_sum(dense_size(recipe.shapes), mesh_shape)
         for num_elements in messages:
-            sent += host_sum(num_elements, mesh_shape, wire_dtype, bucket_bytes)
+            sent += host_sum(num_elements, mesh_shape, recipe.wire)
         return sent
 
     return gradient_method(
@@ -36,14 +35,12 @@ def make_powersgd(recipe: Recipe) -> Method:
         powersgd(
             config.rank,
             min_gain=config.min_gain,
-            wire_dtype=wire_dtype,
-            bucket_bytes=bucket_bytes,
+            wire=recipe.wire,
             send_whole=send_whole,
-            host_axis=recipe.host_axis,
-            device_axis=recipe.device_axis,
+            axes=recipe.axes,
         ),
         placement=POWERSGD_PLACEMENTS,
         formula=formula,
         payload_elements=max(messages),
-        wire_dtype=wire_dtype,
+        wire=recipe.wire,
     )

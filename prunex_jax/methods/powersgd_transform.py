@@ -15,12 +15,13 @@ import optax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import (
-    axis_size,
+    FLOAT32,
+    Wire,
     check_local,
-    check_wire_dtype,
     mean_over_devices,
     mean_over_hosts,
 )
+from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods import low_rank
 from prunex_jax.methods.positions import is_named
 
@@ -44,11 +45,9 @@ def powersgd(
     rank: int = 2,
     *,
     min_gain: float = 2.0,
-    wire_dtype: str = "float32",
-    bucket_bytes: int = 0,
+    wire: Wire = FLOAT32,
     send_whole: Sequence[str] = (),
-    host_axis: str | None = None,
-    device_axis: str | None = None,
+    axes: MeshAxes = ALONE,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over the mesh, kernels at low rank with error feedback.
 
@@ -70,23 +69,21 @@ def powersgd(
         exact.
       min_gain: Matrices are sent whole if their factors are not this much smaller; 0
         factors every matrix.
-      wire_dtype: Format in which both messages cross the host axis. Narrow ones round
-        stochastically: what rounding adds is zero on average, and not held back.
-      bucket_bytes: Largest message that stands for a buffer; 0 sends each in one.
+      wire: How both messages cross the host axis. Narrow formats round stochastically:
+        what rounding adds is zero on average, and not held back.
       send_whole: Leaves whose path contains one of these are sent whole.
-      host_axis: Mesh axis of the hosts; None is a single host.
-      device_axis: Mesh axis of the devices of a host; None is a single device.
+      axes: Mesh axes of the caller; none is a single device.
     Returns:
       A transformation from local gradients to one direction, replicated.
     Raises:
-      UserError: A rank below one, a negative gain, no such format, or gradients that
-        are sums over the mesh already; see `comm.check_local`.
+      UserError: A rank below one, a negative gain, or gradients that are
+        sums over the mesh already; see `comm.check_local`.
     Collectives:
       One sum over `device_axis` of all gradients. Over `host_axis` as
       `comm.mean_over_hosts`, twice: rank * (shorter sides of the factored matrices) +
       all elements sent whole, then rank * (longer sides).
     Example:
-      >>> tx = powersgd(rank=1, min_gain=0, host_axis='host')
+      >>> tx = powersgd(rank=1, min_gain=0, axes=MeshAxes('host', None))
       >>> grads = jnp.arange(1., 9.).reshape(2, 2, 2)  # one matrix per host
       >>> state = tx.init(jnp.zeros((2, 2)))
       >>> def step(grad):
@@ -119,11 +116,7 @@ def powersgd(
             f"powersgd got rank={rank} and min_gain={min_gain}: the rank must be at "
             "least 1 and the gain must not be negative"
         )
-    check_wire_dtype(wire_dtype)
-    core = _Powersgd(
-        rank, min_gain, wire_dtype, bucket_bytes, tuple(send_whole), host_axis,
-        device_axis,
-    )  # fmt: skip
+    core = _Powersgd(rank, min_gain, wire, tuple(send_whole), axes)
     return optax.GradientTransformationExtraArgs(core.init, core.update)
 
 
@@ -131,11 +124,9 @@ def powersgd(
 class _Powersgd:
     rank: int
     min_gain: float
-    wire_dtype: str
-    bucket_bytes: int
+    wire: Wire
     send_whole: tuple[str, ...]
-    host_axis: str | None
-    device_axis: str | None
+    axes: MeshAxes
 
     def plan(self, tree: PyTree) -> low_rank.Plan:
         shapes = shapes_by_path(tree)
@@ -164,12 +155,12 @@ class _Powersgd:
         **extra: Any,
     ) -> tuple[PyTree, PowersgdState]:
         del params, extra
-        check_local(grads, (self.host_axis, self.device_axis))
+        check_local(grads, self.axes)
         wide = jax.tree.map(lambda x: x.astype(jnp.float32), grads)
-        local = mean_over_devices(wide, self.device_axis)
+        local = mean_over_devices(wide, self.axes)
         total = jax.tree.map(jnp.add, local, state.residual)
         leaves, structure = jax.tree.flatten(total)
-        if axis_size(self.host_axis) == 1:
+        if axis_size(self.axes.host) == 1:
             queries = state.queries
             means, sent = self._mean(leaves, state.num_steps, 0), leaves
         else:
@@ -225,11 +216,4 @@ class _Powersgd:
     def _mean(self, message: PyTree, step: jax.Array, index: int) -> PyTree:
         """Averages the first or second message of a step over hosts."""
         key = jax.random.fold_in(jax.random.key(0), 2 * step + index)
-        return mean_over_hosts(
-            message,
-            self.host_axis,
-            self.device_axis,
-            wire_dtype=self.wire_dtype,
-            key=key,
-            bucket_bytes=self.bucket_bytes,
-        )
+        return mean_over_hosts(message, self.axes, self.wire, key)

@@ -10,6 +10,8 @@ from prunex_jax.base.settings import (
     OptimizerConfig,
 )
 from prunex_jax.channels import ChannelGroup
+from prunex_jax.comm import Wire
+from prunex_jax.mesh import MeshAxes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,8 +25,7 @@ class Recipe:
       groups: Channel groups that may be pruned.
       keep_counts: Final kept channels of each group.
       shapes: Shape of every parameter by path.
-      host_axis: Mesh axis of the hosts.
-      device_axis: Mesh axis of the devices of a host.
+      axes: Mesh axes.
       total_steps: Length of the run.
       optimizer: Settings of the inner optimizer, for methods that do part of its work.
     """
@@ -35,7 +36,11 @@ class Recipe:
     groups: Sequence[ChannelGroup]
     keep_counts: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]]
-    host_axis: str
-    device_axis: str
+    axes: MeshAxes = MeshAxes()  # noqa: RUF009
     total_steps: int = 0
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+
+    @property
+    def wire(self) -> Wire:
+        """How what the method exchanges crosses hosts."""
+        return Wire(self.config.wire_dtype, self.config.bucket_bytes)

@@ -14,14 +14,16 @@ import jax.numpy as jnp
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import (
-    axis_size,
+    FLOAT32,
+    Wire,
     check_local,
-    check_wire_dtype,
     dense_size,
     mean_of_entries,
     mean_over_devices,
     mean_over_hosts,
+    refuse_ternary,
 )
+from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods.positions import Layout, is_named
 from prunex_jax.sparsity import entry_count, largest_entries
 
@@ -43,24 +45,22 @@ class Sparsifier:
       density: Share of the entries that every host sends.
       is_exact: Whether they are the largest, or 95 % of them: see
         `sparsity.largest_entries`.
-      wire_dtype: Format of their values on the host axis.
+      wire: Format of their values on the host axis.
       send_whole: Leaves whose path contains one of these do not compete: they are
         averaged whole, in float32.
-      host_axis: Mesh axis of the hosts; None is a single host.
-      device_axis: Mesh axis of the devices of a host; None is a single device.
+      axes: Mesh axes.
     """
 
     density: float
     is_exact: bool = True
-    wire_dtype: str = "float32"
+    wire: Wire = FLOAT32
     send_whole: tuple[str, ...] = ()
-    host_axis: str | None = None
-    device_axis: str | None = None
+    axes: MeshAxes = ALONE
 
     def __post_init__(self) -> None:
         """Rejects what cannot be sent."""
         check_entry_density(self.density)
-        check_wire_dtype(self.wire_dtype)
+        refuse_ternary(self.wire)
 
     def zeros(self, params: PyTree) -> jax.Array:
         """A buffer for the tree, float32[n]: nothing is held back yet."""
@@ -80,9 +80,9 @@ class Sparsifier:
         Collectives:
           As `comm.mean_over_devices`.
         """
-        check_local(grads, (self.host_axis, self.device_axis))
+        check_local(grads, self.axes)
         layout = self.layout_of(grads)
-        return layout, mean_over_devices(layout.join(grads), self.device_axis)
+        return layout, mean_over_devices(layout.join(grads), self.axes)
 
     def send(
         self, buffer: jax.Array, num_open: int, density: float | None = None
@@ -100,20 +100,17 @@ class Sparsifier:
         """
         if density is not None:
             check_entry_density(density)
-        axes = self.host_axis, self.device_axis
-        if axis_size(self.host_axis) == 1 or not num_open:
-            mean = mean_over_hosts(buffer, *axes)
+        if axis_size(self.axes.host) == 1 or not num_open:
+            mean = mean_over_hosts(buffer, self.axes)
             return Sent(mean, jnp.zeros_like(buffer), None)
         competing, whole = buffer[:num_open], buffer[num_open:]
         count = entry_count(self.density if density is None else density, num_open)
         positions = largest_entries(competing, count, is_exact=self.is_exact)
         values = competing[positions]
-        mean, sent = mean_of_entries(
-            positions, values, num_open, *axes, self.wire_dtype
-        )
+        mean, sent = mean_of_entries(positions, values, num_open, self.axes, self.wire)
         held_back = competing.at[positions].set(values - sent, unique_indices=True)
         if whole.size:
-            mean = jnp.concatenate([mean, mean_over_hosts(whole, *axes)])
+            mean = jnp.concatenate([mean, mean_over_hosts(whole, self.axes)])
             held_back = jnp.concatenate([held_back, jnp.zeros_like(whole)])
         return Sent(mean, held_back, positions if count < num_open else None)
 

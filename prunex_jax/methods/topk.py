@@ -12,7 +12,7 @@ from prunex_jax.methods.topk_transform import TOPK_PLACEMENTS, topk
 
 def make_topk(recipe: Recipe) -> Method:
     """Builds the Top-K method."""
-    config, wire_dtype = recipe.config.topk, recipe.config.wire_dtype
+    config = recipe.config.topk
     traffic = EntryTraffic(recipe)
 
     def formula(mesh_shape: Mapping[str, int]) -> list[Collective]:
@@ -24,14 +24,13 @@ def make_topk(recipe: Recipe) -> Method:
         topk(
             config.density,
             is_exact=config.is_exact,
-            wire_dtype=wire_dtype,
+            wire=recipe.wire,
             send_whole=recipe.config.send_whole,
-            host_axis=recipe.host_axis,
-            device_axis=recipe.device_axis,
+            axes=recipe.axes,
         ),
         placement=TOPK_PLACEMENTS,
         formula=formula,
         payload_elements=max(traffic.count(config.density), traffic.num_whole),
-        wire_dtype=wire_dtype,
+        wire=recipe.wire,
         position_bytes=4 * traffic.count(config.density),
     )

@@ -10,6 +10,8 @@ import jax
 import optax
 
 from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import FLOAT32, Wire
+from prunex_jax.mesh import ALONE, MeshAxes
 from prunex_jax.methods.sparsifier import Sparsifier
 
 
@@ -27,10 +29,9 @@ def topk(
     density: float = 0.01,
     *,
     is_exact: bool = True,
-    wire_dtype: str = "float32",
+    wire: Wire = FLOAT32,
     send_whole: Sequence[str] = (),
-    host_axis: str | None = None,
-    device_axis: str | None = None,
+    axes: MeshAxes = ALONE,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over the mesh, the largest entries of every host only.
 
@@ -51,23 +52,22 @@ def topk(
       density: Share of all entries that every host sends, in (0, 1].
       is_exact: False may miss some of the largest for a faster choice; what is missed
         is held back. See `sparsity.largest_entries`.
-      wire_dtype: Format of the values on the host axis; positions are int32.
+      wire: Format of the values on the host axis; positions are int32.
       send_whole: Leaves whose path contains one of these do not compete: they are sent
         whole, in float32, and nothing of them is held back.
-      host_axis: Mesh axis of the hosts; None is a single host.
-      device_axis: Mesh axis of the devices of a host; None is a single device.
+      axes: Mesh axes of the caller; none is a single device.
     Returns:
       A transformation from local gradients to one direction, replicated. `update` takes
       a further static argument: `density=` in the stead of the usual one.
     Raises:
-      UserError: A density outside (0, 1], an unknown wire, or gradients that are sums
+      UserError: A density outside (0, 1], an ternary wire, or gradients that are sums
         over the mesh already; see `comm.check_local`.
     Collectives:
       One sum over `device_axis` of all gradients. Over `host_axis` as
       `comm.mean_of_entries` for k = density * all entries.
     Example:
       >>> import jax.numpy as jnp
-      >>> tx = topk(0.25, host_axis='host')
+      >>> tx = topk(0.25, axes=MeshAxes('host', None))
       >>> grads = jnp.array([[4., 1., 0., 2.], [1., 0., 0., 6.]])  # one row per host
       >>> state = tx.init(jnp.zeros(4))
       >>> def step(grad):
@@ -88,9 +88,7 @@ def topk(
       by layer or globally. Dense inside a host, sparse between hosts only. What is held
       back is in the scale of gradients, not of updates, so that any optimizer follows.
     """
-    sparsifier = Sparsifier(
-        density, is_exact, wire_dtype, tuple(send_whole), host_axis, device_axis
-    )
+    sparsifier = Sparsifier(density, is_exact, wire, tuple(send_whole), axes)
 
     def init(params: PyTree) -> TopkState:
         return TopkState(sparsifier.zeros(params))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import vary
+from prunex_jax.mesh import vary
 
 # (params, statistics, batch) -> (mean loss, (statistics, sums over the batch))
 Loss = Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, tuple[PyTree, PyTree]]]

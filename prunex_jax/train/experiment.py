@@ -27,7 +27,7 @@ from prunex_jax.comm import dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.data import Dataset, Loader, batch_rows, make_loader, open_dataset
 from prunex_jax.data.shards import check_shards
-from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, Topology
+from prunex_jax.mesh import HOST_AXIS, AnyMesh, Topology
 from prunex_jax.methods import Method, Recipe, make_method
 from prunex_jax.methods.inner import make_inner, make_learning_rate
 from prunex_jax.models import Model, make_model
@@ -268,8 +268,6 @@ def _make_method(
             groups=groups,
             keep_counts=keep_counts,
             shapes=shapes,
-            host_axis=HOST_AXIS,
-            device_axis=DEVICE_AXIS,
             total_steps=num_steps,
             optimizer=config.optimizer,
         )

@@ -16,19 +16,19 @@ import optax
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import Layouts, sum_squares_by_channel
-from prunex_jax.comm import (
-    axis_size,
-    mean_over_mesh,
-    min_over_mesh,
-    sum_over_mesh,
-    vary,
-)
+from prunex_jax.comm import mean_over_mesh, min_over_mesh, sum_over_mesh
 from prunex_jax.mesh import (
     DEVICE_AXIS,
-    HOST_AXIS,
     AnyMesh,
+    MeshAxes,
+    axis_size,
+    enter,
+    leave,
     map_over,
+    settle,
     sharding_on,
+    specs_of,
+    vary,
 )
 from prunex_jax.methods import Method
 from prunex_jax.methods.transforms import RoundKind
@@ -36,19 +36,10 @@ from prunex_jax.models import Model, from_moments, to_moments
 from prunex_jax.train.accumulation import accumulated_grads
 from prunex_jax.train.objective import Objective
 from prunex_jax.train.program import Ledger, Program
-from prunex_jax.train.state import (
-    NEVER,
-    Totals,
-    TrainState,
-    enter,
-    leave,
-    settle,
-    specs_of,
-    zero_totals,
-)
+from prunex_jax.train.state import NEVER, Totals, TrainState, zero_totals
 
-_MESH_AXES = (HOST_AXIS, DEVICE_AXIS)
-_BATCH = jax.P(_MESH_AXES)
+_AXES = MeshAxes()
+_BATCH = jax.P(_AXES.names)
 _LABELS = Objective()
 # Static keep counts as a hashable value.
 Counts = tuple[tuple[str, int], ...]
@@ -240,9 +231,9 @@ class _Builder:
             state: TrainState, batch: Mapping[str, jax.Array]
         ) -> tuple[TrainState, jax.Array]:
             state = enter(self._placements, state)
-            # Varying, so that gradients stay local: see comm.vary.
-            own = vary(state.params, _MESH_AXES)
-            grads_of = accumulated_grads(self._loss, self.micro_batches, _MESH_AXES)
+            # Varying, so that gradients stay local: see mesh.vary.
+            own = vary(state.params, _AXES.names)
+            grads_of = accumulated_grads(self._loss, self.micro_batches, _AXES.names)
             grads, loss, statistics, correct = grads_of(own, state.statistics, batch)
             updates, opt_state = self.method.transform.update(
                 grads, state.opt_state, state.params, **options
@@ -273,7 +264,7 @@ class _Builder:
         )
         loss = self.objective(logits / temperature, batch)
         correct = jnp.sum(jnp.argmax(logits, axis=-1) == batch["label"])
-        statistics = vary(statistics, _MESH_AXES)
+        statistics = vary(statistics, _AXES.names)
         return loss, (statistics, correct.astype(jnp.float32))
 
     def exchange(
@@ -299,17 +290,15 @@ class _Builder:
             health = self.method.health(state.opt_state)
             # Everything in one message; a mean over copies is a sum over devices that
             # hold them, divided by their number.
-            num_devices = axis_size(HOST_AXIS) * axis_size(DEVICE_AXIS)
+            num_devices = axis_size(_AXES.names)
             summed, healths = sum_over_mesh(
-                (totals[:3], vary(health, _MESH_AXES)), HOST_AXIS, DEVICE_AXIS
+                (totals[:3], vary(health, _AXES.names)), _AXES
             )
             loss, correct, examples = summed
             return Report(
                 loss=loss / examples,
                 accuracy=correct / examples,
-                first_bad_step=min_over_mesh(
-                    totals.first_bad_step, HOST_AXIS, DEVICE_AXIS
-                ),
+                first_bad_step=min_over_mesh(totals.first_bad_step, _AXES),
                 health=jax.tree.map(lambda total: total / num_devices, healths),
             )
 
@@ -317,7 +306,7 @@ class _Builder:
 
     def clear(self) -> Callable[..., TrainState]:
         def fn(state: TrainState) -> TrainState:
-            totals = leave("per_device", vary(zero_totals(), _MESH_AXES))
+            totals = leave("per_device", vary(zero_totals(), _AXES.names))
             return state._replace(totals=totals)
 
         return self._shard(fn, (self._specs,), self._specs)
@@ -327,7 +316,7 @@ class _Builder:
             state = enter(self._placements, state)
             params = self.method.network(state.params, state.opt_state)
             moments = to_moments(state.statistics)
-            moments = mean_over_mesh(moments, HOST_AXIS, DEVICE_AXIS)
+            moments = mean_over_mesh(moments, _AXES)
             return params, from_moments(moments)
 
         return self._shard(fn, (self._specs,), (jax.P(), jax.P()))
@@ -340,7 +329,7 @@ class _Builder:
             statistics = self.model.reestimate(
                 params, state.statistics, batch["image"], num_seen, axis_name=axis
             )
-            statistics = vary(statistics, _MESH_AXES)
+            statistics = vary(statistics, _AXES.names)
             return leave(self._placements, state._replace(statistics=statistics))
 
         return self._shard(fn, (self._specs, _BATCH, jax.P()), self._specs)
@@ -356,7 +345,7 @@ class _Builder:
             score = Score(
                 jnp.sum(loss * valid), jnp.sum(correct * valid), jnp.sum(valid)
             )
-            return sum_over_mesh(score, HOST_AXIS, DEVICE_AXIS)
+            return sum_over_mesh(score, _AXES)
 
         return self._shard(fn, (jax.P(), jax.P(), _BATCH), jax.P())
 

@@ -21,14 +21,23 @@ import optax
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path
-from prunex_jax.comm import axis_size, sum_over_mesh, vary
+from prunex_jax.comm import sum_over_mesh
 from prunex_jax.data import Dataset, evaluation_batches
-from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, map_over
+from prunex_jax.mesh import (
+    MeshAxes,
+    axis_size,
+    enter,
+    leave,
+    map_over,
+    settle,
+    specs_of,
+    vary,
+)
 from prunex_jax.shrink import Cut, Network, make_cut, shrink_error
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.experiment import Experiment, with_method, with_small_network
 from prunex_jax.train.program import Program
-from prunex_jax.train.state import TrainState, enter, leave, settle, specs_of
+from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import placements_of
 
 # Images on which masked and shrunk networks are compared.
@@ -300,8 +309,9 @@ def _inner_state(old: PyTree, fresh: PyTree, step: jax.Array) -> PyTree:
     if forms(old) != forms(fresh):
         # Schedules count steps, and go on.
         return optax.tree.set(fresh, count=step)
-    count = axis_size(HOST_AXIS) * axis_size(DEVICE_AXIS)
-    total = sum_over_mesh(vary(old, (HOST_AXIS, DEVICE_AXIS)), HOST_AXIS, DEVICE_AXIS)
+    axes = MeshAxes()
+    count = axis_size(axes.names)
+    total = sum_over_mesh(vary(old, axes.names), axes)
     return jax.tree.map(lambda x, like: (x / count).astype(like.dtype), total, old)
 
 

@@ -112,8 +112,6 @@ def make_recipe(
         groups=trace.groups,
         keep_counts=keep_counts_at(SparsityConfig(), sizes, DENSITY),
         shapes=shapes_by_path(params),
-        host_axis=HOST_AXIS,
-        device_axis=DEVICE_AXIS,
         total_steps=TOTAL_STEPS,
     )
 

@@ -26,11 +26,10 @@ from prunex_jax.base.settings import (
     TopkConfig,
 )
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import dense_size, list_collectives, vary, wire_bytes
+from prunex_jax.comm import dense_size, list_collectives, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
-from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, enter, leave, specs_of, vary
 from prunex_jax.methods import Method, Recipe, make_method
-from prunex_jax.train.state import enter, leave, specs_of
 from tests.benchmarks.compression import TOTAL_STEPS, make_recipe
 
 HOSTS = (2, 4, 8)

@@ -8,17 +8,18 @@ import pytest
 
 from prunex_jax.comm import (
     Collective,
+    Wire,
     list_collectives,
     mean_over_devices,
     mean_over_hosts,
     mean_over_mesh,
     ring_bytes,
     sum_over_hosts,
-    vary,
     wire_bytes,
 )
 from prunex_jax.comm.formulas import device_sum, host_sum, mesh_sum
-from tests.helpers.common import make_mesh
+from prunex_jax.mesh import vary
+from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")
 MESHES = [(1, 8), (2, 4), (4, 2), (8, 1), (2, 3)]
@@ -49,17 +50,17 @@ def listed(fn, shape=(2, 4), check_vma=True, arg=None):
 @pytest.mark.parametrize("shape", MESHES, ids=lambda s: f"{s[0]}x{s[1]}")
 def test_formulas_are_what_the_means_send(shape, check_vma):
     mesh_shape = dict(make_mesh(*shape).shape)
-    half = functools.partial(mean_over_hosts, wire_dtype="float16")
+    half = functools.partial(mean_over_hosts, wire=Wire("float16"))
 
     def per_host(fn):
-        return lambda x: fn(x * 0 + jax.lax.psum(x, "device"), *AXES)
+        return lambda x: fn(x * 0 + jax.lax.psum(x, "device"), MESH)
 
     for fn, formula, own in (
-        (lambda x: mean_over_devices(x, "device"), device_sum, ()),
-        (lambda x: mean_over_mesh(x, *AXES), mesh_sum, ()),
+        (lambda x: mean_over_devices(x, MESH), device_sum, ()),
+        (lambda x: mean_over_mesh(x, MESH), mesh_sum, ()),
         (per_host(mean_over_hosts), host_sum, ()),
         (per_host(sum_over_hosts), host_sum, ()),
-        (per_host(half), host_sum, ("float16",)),
+        (per_host(half), host_sum, (Wire("float16"),)),
     ):
         found = listed(fn, shape, check_vma)
         wanted = formula(NUM_ELEMENTS, mesh_shape, *own)
@@ -76,7 +77,7 @@ def test_formulas_are_what_the_means_send(shape, check_vma):
 
 def test_a_single_host_moves_nothing_to_average_over_hosts():
     def fn(x):
-        return mean_over_hosts(jax.lax.psum(x, "device"), *AXES)
+        return mean_over_hosts(jax.lax.psum(x, "device"), MESH)
 
     found = listed(fn, (1, 8))
     over_hosts = wire_bytes(found[1:], {"host": 1, "device": 8})

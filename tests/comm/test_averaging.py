@@ -18,6 +18,7 @@ from prunex_jax.channels import (
     take_channels,
 )
 from prunex_jax.comm import (
+    Wire,
     check_local,
     compact_size,
     mean_over_devices,
@@ -26,9 +27,9 @@ from prunex_jax.comm import (
     min_over_mesh,
     sum_over_hosts,
     sum_over_mesh,
-    vary,
 )
-from tests.helpers.common import make_mesh
+from prunex_jax.mesh import ALONE, MeshAxes, vary
+from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")
 REPLICATED = jax.P()
@@ -72,14 +73,14 @@ def test_every_mean_is_the_mean(shape, check_vma):
     tree = make_tree(shape)
 
     def run(own):
-        in_host = mean_over_devices(own, "device")
+        in_host = mean_over_devices(own, MESH)
         return {
-            "mesh mean": mean_over_mesh(own, *AXES),
-            "hierarchical mean": mean_over_hosts(in_host, *AXES),
-            "mesh sum": sum_over_mesh(own, *AXES),
-            "host sum": sum_over_hosts(in_host, *AXES),
-            "minimum": min_over_mesh(own["scale"], *AXES),
-            "without a device axis": mean_over_hosts(in_host, "host", None),
+            "mesh mean": mean_over_mesh(own, MESH),
+            "hierarchical mean": mean_over_hosts(in_host, MESH),
+            "mesh sum": sum_over_mesh(own, MESH),
+            "host sum": sum_over_hosts(in_host, MESH),
+            "minimum": min_over_mesh(own["scale"], MESH),
+            "without a device axis": mean_over_hosts(in_host, MeshAxes("host", None)),
         }
 
     found = on_mesh(run, shape, tree, check_vma=check_vma)
@@ -95,9 +96,9 @@ def test_every_mean_is_the_mean(shape, check_vma):
 def test_without_axes_everything_is_its_own_mean():
     tree = make_tree(())
     for fn in (mean_over_mesh, mean_over_hosts, sum_over_mesh, sum_over_hosts):
-        assert_close(fn(tree, None, None), tree, 0)
-    assert_close(mean_over_devices(tree, None), tree, 0)
-    assert float(min_over_mesh(jnp.float32(3), None, None)) == 3
+        assert_close(fn(tree, ALONE), tree, 0)
+    assert_close(mean_over_devices(tree, ALONE), tree, 0)
+    assert float(min_over_mesh(jnp.float32(3), ALONE)) == 3
     assert_close(vary(tree, (None, "nowhere")), tree, 0)
 
 
@@ -105,7 +106,7 @@ def test_minimum_of_integers_with_never():
     """The largest int32 stands for "never" and must survive the sum."""
     never = np.iinfo(np.int32).max
     steps = np.full((2, 2), never, np.int32)
-    fn = functools.partial(min_over_mesh, host_axis="host", device_axis="device")
+    fn = functools.partial(min_over_mesh, axes=MESH)
     assert int(on_mesh(fn, (2, 2), steps)) == never
     steps[1, 0] = 7
     assert int(on_mesh(fn, (2, 2), steps)) == 7
@@ -116,16 +117,14 @@ def test_types_of_a_mixed_tree_come_back():
         "half": np.ones((2, 2, 3), jnp.bfloat16),
         "single": np.full((2, 2, 3), 1 + 2**-12, np.float32),
     }
-    found = on_mesh(lambda own: mean_over_mesh(own, *AXES), (2, 2), tree)
+    found = on_mesh(lambda own: mean_over_mesh(own, MESH), (2, 2), tree)
     assert found["half"].dtype == jnp.bfloat16
     assert np.all(found["single"] == np.float32(1 + 2**-12)), "rounded to bfloat16"
 
 
 def test_float16_rounds_what_crosses_hosts_only():
     tree = make_tree((4, 1))
-    fn = functools.partial(
-        mean_over_hosts, host_axis="host", device_axis="device", wire_dtype="float16"
-    )
+    fn = functools.partial(mean_over_hosts, axes=MESH, wire=Wire("float16"))
 
     def run(own):
         return fn(own), vary(own["scale"], AXES)[None, None]
@@ -144,9 +143,7 @@ def test_float16_rounds_what_crosses_hosts_only():
 
 def test_float16_does_not_overflow_in_the_sum():
     tree = np.full((4, 1, 3), 60000.0, np.float32)
-    fn = functools.partial(
-        mean_over_hosts, host_axis="host", device_axis="device", wire_dtype="float16"
-    )
+    fn = functools.partial(mean_over_hosts, axes=MESH, wire=Wire("float16"))
     assert np.all(on_mesh(fn, (4, 1), tree) == 60000.0)
 
 
@@ -154,7 +151,7 @@ def test_narrow_trees_are_averaged_as_precisely_as_the_wire_allows():
     """bfloat16 has 8 bits; the wire has 24, and only the result is rounded."""
     rng = np.random.default_rng(0)
     tree = jnp.asarray(rng.normal(size=(3, 1, 500)), jnp.bfloat16)
-    mean = on_mesh(lambda own: mean_over_hosts(own, *AXES), (3, 1), tree)
+    mean = on_mesh(lambda own: mean_over_hosts(own, MESH), (3, 1), tree)
     wanted = jnp.mean(tree.astype(jnp.float32), (0, 1)).astype(jnp.bfloat16)
     assert mean.dtype == jnp.bfloat16
     assert np.mean(mean != wanted) < 0.01, "rounded on the way"
@@ -163,15 +160,15 @@ def test_narrow_trees_are_averaged_as_precisely_as_the_wire_allows():
 def test_trees_without_leaves_send_nothing():
     def run(own):
         return [
-            fn({}, *axes)
-            for fn, axes in (
-                (mean_over_mesh, AXES),
-                (mean_over_hosts, AXES),
-                (sum_over_hosts, AXES),
-                (sum_over_mesh, AXES),
-                (mean_over_devices, ("device",)),
+            fn({}, MESH)
+            for fn in (
+                mean_over_mesh,
+                mean_over_hosts,
+                sum_over_hosts,
+                sum_over_mesh,
+                mean_over_devices,
             )
-        ], sum_over_mesh(own, *AXES)
+        ], sum_over_mesh(own, MESH)
 
     empty, _ = on_mesh(run, (2, 2), np.ones((2, 2), np.float32))
     assert empty == [{}] * 5
@@ -185,7 +182,7 @@ def test_gradients_stay_local_behind_vary():
         def run(x):
             own = vary(jnp.ones(()), axes)
             grad = jax.grad(lambda p: p * x)(own)
-            check_local(grad, axes)
+            check_local(grad, MESH if len(axes) == 2 else MeshAxes("host", None))
             return vary(grad, AXES)[None, None]
 
         return on_mesh(run, (2, 2), data, out_specs=jax.P(*AXES))
@@ -199,11 +196,11 @@ def test_gradients_stay_local_behind_vary():
 def test_summed_gradients_are_refused_where_types_tell(own, missing):
     def run(x):
         grad = jax.grad(lambda p: p * x)(vary(jnp.ones(()), own))
-        check_local({"w": grad, "none": None}, AXES)
-        return mean_over_mesh(grad, *AXES)
+        check_local({"w": grad, "none": None}, MESH)
+        return mean_over_mesh(grad, MESH)
 
     data = np.ones((2, 2), np.float32)
-    with pytest.raises(UserError, match=f"'{missing}'.*comm.vary"):
+    with pytest.raises(UserError, match=f"'{missing}'.*mesh.vary"):
         on_mesh(run, (2, 2), data)
     assert float(on_mesh(run, (2, 2), data, check_vma=False)) == 1.0
 
@@ -224,7 +221,7 @@ LAYOUTS = layouts_of(GROUPS, COMPACT)
 
 def _compact_mean(tree, keep):
     sent = take_channels(tree, LAYOUTS, keep)
-    return put_channels(mean_over_hosts(sent, *AXES), LAYOUTS, keep), sent
+    return put_channels(mean_over_hosts(sent, MESH), LAYOUTS, keep), sent
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
@@ -243,7 +240,7 @@ def test_compact_mean_is_the_masked_dense_mean(shape, counts):
     sizes = {}
 
     def run(own):
-        own = mean_over_devices(own, "device")
+        own = mean_over_devices(own, MESH)
         mean, sent = _compact_mean(own, keep)
         sizes["sent"] = sum(leaf.size for leaf in jax.tree.leaves(sent))
         return mean

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.comm import list_collectives, wire_bytes
+from prunex_jax.comm import Wire, list_collectives, wire_bytes
 from prunex_jax.comm.formulas import ring_sum
 from prunex_jax.comm.ring import ring_hops, ring_mean_over_hosts
-from tests.helpers.common import make_mesh
+from prunex_jax.mesh import ALONE, MeshAxes
+from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")
+HOSTS = MeshAxes("host", None)
 SHAPES = [(1, 4), (2, 2), (4, 1), (3, 2), (8, 1)]
 SIZE = 2391  # divisible by nothing
 QUICK = {"xla_backend_optimization_level": 0}
@@ -23,7 +25,7 @@ def on_mesh(shape, values, **kwargs):
     """Averages the rows of the hosts; every device gives back what it holds."""
 
     def body(own):
-        total = ring_mean_over_hosts(own[0], *AXES, **kwargs)
+        total = ring_mean_over_hosts(own[0], MESH, **kwargs)
         return total, jax.lax.pcast(total, AXES, to="varying")[None, None]
 
     mesh = make_mesh(*shape)
@@ -50,7 +52,7 @@ def test_ring_is_the_mean_and_the_same_bits_everywhere(shape):
     ("dtype", "step"), [("float16", 2**-11), ("bfloat16", 2**-8), ("int8", 2**-7)]
 )
 def test_narrow_rings_end_with_the_same_bits(dtype, step):
-    run, values = on_mesh((4, 2), draw(4), wire_dtype=dtype)
+    run, values = on_mesh((4, 2), draw(4), wire=Wire(dtype))
     mean, held = run(values)
     error = np.abs(mean - values.mean(0)).max()
     assert 1e-6 < error < 4 * step * np.abs(values).max(), "rounded in each of 4 hops"
@@ -62,8 +64,8 @@ def test_narrow_rings_are_unbiased_with_a_key():
     values = draw(4)
 
     def mean(key):
-        ring = functools.partial(ring_mean_over_hosts, wire_dtype="int8", key=key)
-        return jax.vmap(lambda x: ring(x, "host", None), axis_name="host")(values)[0]
+        ring = functools.partial(ring_mean_over_hosts, wire=Wire("int8"), key=key)
+        return jax.vmap(lambda x: ring(x, HOSTS), axis_name="host")(values)[0]
 
     keys = jax.random.split(jax.random.key(0), 64)
     found = np.asarray(jax.jit(jax.vmap(mean))(keys))
@@ -76,32 +78,30 @@ def test_narrow_rings_are_unbiased_with_a_key():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_hops_are_what_the_program_sends(shape, dtype):
-    run, values = on_mesh(shape, draw(shape[0]), wire_dtype=dtype)
+    run, values = on_mesh(shape, draw(shape[0]), wire=Wire(dtype))
     mesh_shape = dict(zip(AXES, shape, strict=True))
     listed = list_collectives(run.trace(values).jaxpr)
     found = [
         c.payload_bytes for c in listed if c.kind == "shift" and c.axes == ("host",)
     ]
-    hops = ring_hops(SIZE, *shape, dtype)
+    hops = ring_hops(SIZE, *shape, Wire(dtype))
     assert found == [hop.num_bytes for hop in hops]
     assert len(hops) == 2 * (shape[0] - 1)
     assert [hop.index for hop in hops] == list(range(len(hops)))
     sent = wire_bytes(listed, mesh_shape)
     assert sent["host"] == shape[1] * sum(hop.num_bytes for hop in hops)
-    assert sent == wire_bytes(ring_sum(SIZE, mesh_shape, dtype), mesh_shape)
+    assert sent == wire_bytes(ring_sum(SIZE, mesh_shape, Wire(dtype)), mesh_shape)
 
 
 def test_ring_needs_no_mesh():
     """Hosts that `vmap` simulates."""
     values = draw(5)
-    run = jax.vmap(lambda x: ring_mean_over_hosts(x, "host", None), axis_name="host")
+    run = jax.vmap(lambda x: ring_mean_over_hosts(x, HOSTS), axis_name="host")
     for row in run(values):
         np.testing.assert_allclose(row, values.mean(0), rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(
-        ring_mean_over_hosts(values[0], None, None), values[0]
-    )
+    np.testing.assert_array_equal(ring_mean_over_hosts(values[0], ALONE), values[0])
 
 
 def test_ring_refuses_unknown_formats():
     with pytest.raises(UserError, match="wire_dtype='int4' must be one of"):
-        ring_mean_over_hosts(jnp.ones(3), None, None, "int4")
+        ring_mean_over_hosts(jnp.ones(3), ALONE, Wire("int4"))

@@ -13,18 +13,19 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.comm import (
     WIRE_DTYPES,
+    Wire,
     flat_mean_over_mesh,
     list_collectives,
     mean_over_devices,
     mean_over_hosts,
     mean_over_mesh,
-    vary,
     wire_bytes,
 )
-from prunex_jax.comm.formulas import flat_sum, host_sum, mesh_sum, payload_bytes
+from prunex_jax.comm.formulas import flat_sum, host_sum, mesh_sum
 from prunex_jax.comm.wires import BLOCK, decode, encode
+from prunex_jax.mesh import ALONE, vary
 from prunex_jax.methods.transforms import average_gradients
-from tests.helpers.common import ROOT, free_port, make_mesh
+from tests.helpers.common import MESH, ROOT, free_port, make_mesh
 
 AXES = ("host", "device")
 REPLICATED = jax.P()
@@ -165,10 +166,10 @@ def test_what_is_not_finite_stays_visible(wire, bad):
 
 MEANS = {
     "hosts": lambda own, **kw: mean_over_hosts(
-        mean_over_devices(own, "device"), *AXES, **kw
+        mean_over_devices(own, MESH), MESH, **kw
     ),
-    "mesh": lambda own, **kw: mean_over_mesh(own, *AXES, **kw),
-    "flat": lambda own, **kw: flat_mean_over_mesh(own, *AXES, **kw),
+    "mesh": lambda own, **kw: mean_over_mesh(own, MESH, **kw),
+    "flat": lambda own, **kw: flat_mean_over_mesh(own, MESH, **kw),
 }
 
 
@@ -193,7 +194,7 @@ def test_means_are_means_to_the_precision_of_the_wire(shape, check_vma, wire):
 
     def run(own):
         key = jax.random.key(3)
-        return {k: fn(own, wire_dtype=wire, key=key) for k, fn in MEANS.items()}
+        return {k: fn(own, wire=Wire(wire), key=key) for k, fn in MEANS.items()}
 
     for found in on_mesh(run, shape, check_vma=check_vma)(tree).values():
         assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(found))
@@ -211,9 +212,11 @@ def test_the_mean_is_unbiased(wire):
 
     def run(own):
         def once(key):
-            return mean_over_mesh(own, *AXES, wire, jax.random.key(key))
+            return mean_over_mesh(own, MESH, Wire(wire), jax.random.key(key))
 
-        return jax.lax.map(once, jnp.arange(times)), mean_over_mesh(own, *AXES, wire)
+        return jax.lax.map(once, jnp.arange(times)), mean_over_mesh(
+            own, MESH, Wire(wire)
+        )
 
     found, nearest = on_mesh(run, shape)(tree)
     draws = flat(found, 1)
@@ -237,8 +240,8 @@ def test_devices_and_buckets_do_not_change_a_bit(wire, key):
 
         def run(own, bucket_bytes=bucket_bytes):
             # Typed as per_host; the mean of two equal numbers is exact.
-            own = mean_over_devices(own, "device")
-            return mean_over_hosts(own, *AXES, wire, key, bucket_bytes)
+            own = mean_over_devices(own, MESH)
+            return mean_over_hosts(own, MESH, Wire(wire, bucket_bytes), key)
 
         found.append(on_mesh(run, (4, num_devices))(per_host))
     for other in found[1:]:
@@ -254,7 +257,7 @@ def test_buckets_do_not_change_float32(fn, bucket_bytes):
     tree["empty"] = np.zeros((2, 2, 0), np.float32)
 
     def run(own):
-        return fn(own, bucket_bytes=bucket_bytes), fn(own)
+        return fn(own, wire=Wire(bucket_bytes=bucket_bytes)), fn(own)
 
     several, one = on_mesh(run, (2, 2))(tree)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), several, one)
@@ -268,7 +271,7 @@ def test_every_host_ends_with_the_same_bits(wire):
 
     def run(own):
         means = [
-            fn(own, wire_dtype=wire, key=jax.random.key(1)) for fn in MEANS.values()
+            fn(own, wire=Wire(wire), key=jax.random.key(1)) for fn in MEANS.values()
         ]
         return jax.tree.map(lambda x: vary(x, AXES)[None, None], means)
 
@@ -285,7 +288,7 @@ def test_hosts_draw_independently(wire):
     tree = np.float32(sizes * np.tile([1, -1], 4)[:, None])[:, None]
 
     def run(own):
-        return mean_over_hosts(own, *AXES, wire, jax.random.key(2))
+        return mean_over_hosts(own, MESH, Wire(wire), jax.random.key(2))
 
     error = np.asarray(on_mesh(run, (8, 1))(tree)) - tree.mean((0, 1))
     step = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 1 / 126}[wire]
@@ -299,7 +302,7 @@ def test_a_single_host_rounds_nothing_and_sends_nothing(wire):
     tree = make_tree((1, 4))
     plain = {name: on_mesh(fn, (1, 4))(tree) for name, fn in MEANS.items()}
     for name, fn in MEANS.items():
-        run = functools.partial(fn, wire_dtype=wire, key=jax.random.key(0))
+        run = functools.partial(fn, wire=Wire(wire), key=jax.random.key(0))
         program = on_mesh(run, (1, 4))
         assert_same(program(tree), plain[name])
         listed = list_collectives(program.trace(tree).jaxpr)
@@ -307,14 +310,14 @@ def test_a_single_host_rounds_nothing_and_sends_nothing(wire):
         assert {item.dtype for item in listed} == {"float32"}
     alone = jax.tree.map(lambda x: x[0, 0], tree)
     for fn in (mean_over_hosts, mean_over_mesh, flat_mean_over_mesh):
-        assert_same(fn(alone, None, None, wire, jax.random.key(0)), alone)
+        assert_same(fn(alone, ALONE, Wire(wire), jax.random.key(0)), alone)
 
 
 @pytest.mark.parametrize("wire", NARROW)
 def test_divergence_of_one_device_is_seen_by_all(wire):
     def run(own):
         key = jax.random.key(0)
-        return [fn(own, wire_dtype=wire, key=key) for fn in MEANS.values()]
+        return [fn(own, wire=Wire(wire), key=key) for fn in MEANS.values()]
 
     program = on_mesh(run, (2, 2))
     for bad in (np.nan, np.inf):
@@ -331,10 +334,10 @@ def test_simulated_hosts_agree_with_a_mesh(wire):
     tree = make_tree((2, 2))
     key = jax.random.key(5)
     in_host = jax.vmap(
-        lambda own: mean_over_mesh(own, *AXES, wire, key), axis_name="device"
+        lambda own: mean_over_mesh(own, MESH, Wire(wire), key), axis_name="device"
     )
     simulated = jax.jit(jax.vmap(in_host, axis_name="host"))(tree)
-    wanted = on_mesh(lambda own: mean_over_mesh(own, *AXES, wire, key), (2, 2))
+    wanted = on_mesh(lambda own: mean_over_mesh(own, MESH, Wire(wire), key), (2, 2))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a[1, 1], b, rtol=1e-5, atol=1e-7),
         simulated,
@@ -343,13 +346,13 @@ def test_simulated_hosts_agree_with_a_mesh(wire):
 
 
 def test_unknown_formats_are_refused():
-    for fn in (mean_over_hosts, mean_over_mesh, flat_mean_over_mesh):
-        with pytest.raises(UserError, match="wire_dtype='int4' must be one of float32"):
-            fn({"w": jnp.ones(3)}, None, None, "int4")
-    with pytest.raises(UserError, match="wire_dtype='float8'"):
-        average_gradients(None, None, wire_dtype="float8")
+    for dtype in ("int4", "float8"):
+        with pytest.raises(UserError, match=f"wire_dtype='{dtype}' must be one of flo"):
+            Wire(dtype)
+    with pytest.raises(UserError, match="bucket_bytes=-1 must be zero or more"):
+        Wire("int8", -1)
     with pytest.raises(UserError, match="levels='deep' must be hierarchical or flat"):
-        average_gradients(None, None, levels="deep")
+        average_gradients(ALONE, levels="deep")
 
 
 # ---- bytes
@@ -365,19 +368,19 @@ def test_formulas_are_what_is_sent(shape, wire, bucket_bytes):
     mesh_shape = dict(zip(AXES, shape, strict=True))
     own = make_tree((), size=1000)
     num_elements = flat(own).size
-    settings = {"wire_dtype": wire, "bucket_bytes": bucket_bytes}
+    settings = {"wire": Wire(wire, bucket_bytes)}
     for name, fn in MEANS.items():
         if name == "hosts":  # without the mean over devices before it
 
             def fn(own, **kw):
-                return mean_over_hosts(own, *AXES, **kw)
+                return mean_over_hosts(own, MESH, **kw)
 
         run = functools.partial(fn, key=jax.random.key(0), **settings)
         program = jax.shard_map(
             run, mesh=make_mesh(*shape), in_specs=jax.P(), out_specs=jax.P()
         )
         found = list_collectives(jax.jit(program).trace(own).jaxpr)
-        formula = FORMULAS[name](num_elements, mesh_shape, wire, bucket_bytes)
+        formula = FORMULAS[name](num_elements, mesh_shape, Wire(wire, bucket_bytes))
         sent = wire_bytes(found, mesh_shape)
         assert sent == wire_bytes(formula, mesh_shape), name
         assert shape[0] > 1 or sent["host"] == 0
@@ -400,14 +403,16 @@ def test_narrow_is_as_small_as_it_says(shape):
     dense_size = 271_117
 
     def sent(size, wire):
-        return wire_bytes(mesh_sum(size, mesh_shape, wire), mesh_shape)["host"]
+        return wire_bytes(mesh_sum(size, mesh_shape, Wire(wire)), mesh_shape)["host"]
 
     dense = sent(dense_size, "float32")
     for wire, most in (("float16", 0.51), ("bfloat16", 0.505), ("int8", 0.257)):
         assert 0.25 < sent(dense_size, wire) / dense < most
     compact = round(0.256 * dense_size)
     assert sent(compact, "int8") / dense < 0.07
-    assert payload_bytes(compact, "int8") / payload_bytes(dense_size) < 0.0652
+    assert (
+        Wire("int8").payload_bytes(compact) / Wire().payload_bytes(dense_size) < 0.0652
+    )
 
 
 # ---- as an optax transformation
@@ -418,7 +423,7 @@ def test_narrow_is_as_small_as_it_says(shape):
 def test_gradients_are_averaged_anew_in_every_step(wire, levels):
     tree = make_tree((2, 2))
     wanted = flat(tree, 2).mean((0, 1))
-    tx = average_gradients(*AXES, levels=levels, wire_dtype=wire)
+    tx = average_gradients(MESH, levels=levels, wire=Wire(wire))
 
     def run(own):
         state, found = tx.init(own), []
@@ -457,9 +462,9 @@ def means_of_known_numbers(devices):
         numbers = jnp.arange(-400, 601, dtype=jnp.float32)
         own = {"w": numbers * (1 + 2 * jax.lax.axis_index("host"))}
         key = jax.random.key(0)
-        hosts = [mean_over_hosts(own, *AXES, wire, key, 300) for wire in NARROW]
+        hosts = [mean_over_hosts(own, MESH, Wire(wire, 300), key) for wire in NARROW]
         own = vary(own, AXES)
-        flats = [flat_mean_over_mesh(own, *AXES, wire, key) for wire in NARROW]
+        flats = [flat_mean_over_mesh(own, MESH, Wire(wire), key) for wire in NARROW]
         return hosts + flats
 
     program = jax.shard_map(run, mesh=mesh, in_specs=(), out_specs=jax.P())

@@ -9,6 +9,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from prunex_jax.mesh import MeshAxes
+
+MESH = MeshAxes()
 ROOT = Path(__file__).parents[2]
 
 

@@ -14,15 +14,14 @@ import numpy as np
 import optax
 
 from prunex_jax.channels import ChannelGroup, ChannelSlice
-from prunex_jax.comm import vary
+from prunex_jax.mesh import ALONE, leave, specs_of, vary
 from prunex_jax.methods.transforms import (
     Hsadmm,
     HsadmmParameters,
     preset,
     state_placements,
 )
-from prunex_jax.train.state import leave, specs_of
-from tests.helpers.common import make_mesh
+from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")
 SHAPES = {"a": {"kernel": (3, 8)}, "b": {"kernel": (8, 6)}, "free": (2,)}
@@ -105,12 +104,11 @@ def quadratic(params, target):
 
 
 def make_core(form="recommended", level="gradient", on_mesh=True, inner=None, **kwargs):
-    axes = dict(zip(("host_axis", "device_axis"), AXES, strict=True)) if on_mesh else {}
     settings = {
         "sync_period": SYNC_PERIOD,
         "learning_rate": LEARNING_RATE,
         "device_level": level,
-        **axes,
+        "axes": MESH if on_mesh else ALONE,
         **kwargs,
     }
     return Hsadmm(

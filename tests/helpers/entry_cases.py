@@ -6,12 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prunex_jax.comm import vary
-from prunex_jax.train.state import enter, leave, specs_of
-from tests.helpers.common import make_mesh
+from prunex_jax.mesh import enter, leave, specs_of, vary
+from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")
-NAMES = dict(zip(("host_axis", "device_axis"), AXES, strict=True))
 QUICK = {"xla_backend_optimization_level": 0}
 # 300 entries: three blocks of a narrow wire, the last one not full.
 SHAPES = {"kernel": (11, 23), "rest": [(46,), ()]}
@@ -56,7 +54,7 @@ def as_mesh(shape, grads=None):
 
 @functools.cache
 def _programs(make, placements, shape, settings, options):
-    tx = make(**dict(settings), **NAMES)
+    tx = make(**dict(settings), axes=MESH)
     specs = specs_of(placements)
 
     def init(grads):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.comm import gather_over_hosts, list_collectives, mean_over_mesh, vary
+from prunex_jax.comm import Wire, gather_over_hosts, list_collectives, mean_over_mesh
 from prunex_jax.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
@@ -14,9 +14,10 @@ from prunex_jax.mesh import (
     make_topology,
     map_over,
     program_to_count,
+    vary,
 )
 from prunex_jax.train.run import train
-from tests.helpers.common import make_mesh
+from tests.helpers.common import MESH, make_mesh
 from tests.helpers.tiny_runs import rows_of, settings, tiny_networks
 
 AXES = (HOST_AXIS, DEVICE_AXIS)
@@ -49,17 +50,17 @@ BODIES = {
         jax.P(HOST_AXIS),
     ),
     "replicated": (
-        lambda x: mean_over_mesh(here(x), *AXES),
+        lambda x: mean_over_mesh(here(x), MESH),
         jax.P(),
         jax.P(),
     ),
     "rounded at random": (
-        lambda x: mean_over_mesh(here(x), *AXES, "int8", jax.random.key(3)),
+        lambda x: mean_over_mesh(here(x), MESH, Wire("int8"), jax.random.key(3)),
         jax.P(AXES),
         jax.P(),
     ),
     "gathered": (
-        lambda x: gather_over_hosts(x.ravel(), *AXES),
+        lambda x: gather_over_hosts(x.ravel(), MESH),
         jax.P(HOST_AXIS),
         jax.P(),
     ),
@@ -84,7 +85,7 @@ def test_trees_have_specs_for_whole_parts():
     mesh = folded((2, 2))
 
     def body(state, batch):
-        mean = mean_over_mesh(batch.mean(0), *AXES)
+        mean = mean_over_mesh(batch.mean(0), MESH)
         return {
             "all": mean,
             "own": state["own"] + mean[None],

@@ -23,10 +23,9 @@ from prunex_jax.base.settings import (
 )
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of
-from prunex_jax.comm import compact_size, list_collectives, vary, wire_bytes
-from prunex_jax.comm.wires import bytes_per_block
+from prunex_jax.comm import compact_size, list_collectives, wire_bytes
+from prunex_jax.mesh import enter, leave, specs_of, vary
 from prunex_jax.methods import METHODS, Recipe, make_method
-from prunex_jax.train.state import enter, leave, specs_of
 from tests.helpers.common import make_mesh
 from tests.helpers.consensus_cases import (
     AXES,
@@ -178,8 +177,6 @@ class Runner:
             groups=GROUPS,
             keep_counts=FINAL,
             shapes=SHAPES,
-            host_axis=AXES[0],
-            device_axis=AXES[1],
             total_steps=TOTAL_STEPS,
             optimizer=OptimizerConfig(momentum=0.0, weight_decay=0.0),  # as `inner`
         )
@@ -302,7 +299,7 @@ def assert_same(found, wanted, what):
 def test_every_method_has_a_row():
     assert {config.name for config in ROWS.values()} == set(METHODS)
     with pytest.raises(UserError, match="did you mean 'hsadmm'"):
-        make_method(Recipe(MethodConfig("hsadm"), None, None, (), {}, {}, *AXES))
+        make_method(Recipe(MethodConfig("hsadm"), None, None, (), {}, {}))
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -324,7 +321,7 @@ def test_finds_the_best_feasible_point(row):
         mean = jax.tree.map(np.multiply, mean, entry_masks(wanted))
     found = runner.network((params, opt_state))
     # Where hosts disagree, what is drawn for a gradient goes on being noise.
-    tolerance = 0.15 if runner.method.wire_dtype == "ternary" else 0.02
+    tolerance = 0.15 if runner.method.wire.dtype == "ternary" else 0.02
     for leaf, want in zip(jax.tree.leaves(found), jax.tree.leaves(mean), strict=True):
         np.testing.assert_allclose(leaf, want, atol=tolerance)
 
@@ -412,9 +409,9 @@ def test_payload_is_what_the_largest_message_carries(row):
     # A ring over two hosts cuts every share in two; over both axes, nobody shares.
     parts = 8 if largest.kind == "shift" else 4 if largest.axes == ("host",) else 1
     carrier = {"float32": "float32", "int8": "int8", "ternary": "int8"}
-    carrier = carrier.get(method.wire_dtype, "uint16")
+    carrier = carrier.get(method.wire.dtype, "uint16")
     assert largest.dtype == carrier
-    if method.wire_dtype in ("float32", "ternary"):
+    if method.wire.dtype in ("float32", "ternary"):
         assert largest.num_elements == -(-elements // parts)
     elif largest.kind == "gather":  # few entries: cut anywhere, blocks are whole here
         payload = method.payload_bytes(counts) - method.position_bytes
@@ -424,8 +421,8 @@ def test_payload_is_what_the_largest_message_carries(row):
         several = ROWS[row].bucket_bytes > 0
         num_messages = sum(c.kind == largest.kind for c in values) if several else 1
         carried = parts * largest.payload_bytes
-        room = 8 * bytes_per_block(method.wire_dtype)
-        assert carried % bytes_per_block(method.wire_dtype) == 0
+        room = 8 * method.wire.block_bytes
+        assert carried % method.wire.block_bytes == 0
         assert 0 <= num_messages * carried - method.payload_bytes(counts)
         assert carried - method.payload_bytes(counts) < room
 

@@ -12,12 +12,12 @@ from prunex_jax.base.settings import (
     MethodConfig,
     OptimizerConfig,
 )
-from prunex_jax.comm import list_collectives, vary, wire_bytes
+from prunex_jax.comm import Wire, list_collectives, wire_bytes
+from prunex_jax.mesh import leave, vary
 from prunex_jax.methods import Recipe, make_method
 from prunex_jax.methods.dgc_transform import DGC_PLACEMENTS, warmup_density
 from prunex_jax.methods.inner import after_momentum, make_inner, make_learning_rate
 from prunex_jax.methods.transforms import dgc
-from prunex_jax.train.state import leave
 from tests.helpers.common import make_mesh
 from tests.helpers.entry_cases import (
     AXES,
@@ -109,7 +109,7 @@ def test_what_came_in_is_sent_or_held_back(shape, wire_dtype):
             ),
             as_mesh(shape),
         )
-        settings = {"density": 0.1, "momentum": 0.7, "wire_dtype": wire_dtype}
+        settings = {"density": 0.1, "momentum": 0.7, "wire": Wire(wire_dtype)}
         sent = before = velocity = 0.0
         for (direction, state), now in zip(
             run_dgc(shape, grads, **settings), HOST_GRADS, strict=True
@@ -125,7 +125,7 @@ def test_what_came_in_is_sent_or_held_back(shape, wire_dtype):
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
 def test_devices_per_host_do_not_matter(wire_dtype):
     ends = [
-        run_dgc(shape, density=0.1, clip_norm=3.0, wire_dtype=wire_dtype)[-1]
+        run_dgc(shape, density=0.1, clip_norm=3.0, wire=Wire(wire_dtype))[-1]
         for shape in ((4, 1), (4, 2))
     ]
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
@@ -158,8 +158,6 @@ def recipe(shape, num_elements=SIZE, **settings):
         groups=(),
         keep_counts={},
         shapes={"x": (num_elements,)},
-        host_axis=AXES[0],
-        device_axis=AXES[1],
         total_steps=100,
         optimizer=optimizer,
     )
@@ -298,7 +296,7 @@ def test_refuses_an_optimizer_that_is_not_sgd():
         ({"momentum": -0.1}, "momentum=-0.1"),
         ({"clip_norm": -1.0}, "clip_norm=-1.0"),
         ({"density": 0.0}, "density=0.0"),
-        ({"wire_dtype": "int4"}, "int4"),
+        ({"wire": Wire("ternary")}, "wire_dtype='ternary'"),
     ],
 )
 def test_refuses_what_means_nothing(settings, named):

@@ -12,6 +12,7 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of, mask_channels
+from prunex_jax.comm import Wire
 from prunex_jax.methods.hsadmm.consensus import balance_penalties, choose_channels
 from prunex_jax.methods.transforms import (
     HsadmmParameters,
@@ -313,7 +314,7 @@ def test_reference_holds_on_a_long_mesh():
 )
 def test_narrow_on_the_wire_is_close_to_float32(wire_dtype, error):
     """In proportion to the steps of each format; differences to z are below 1."""
-    form = preset("recommended", 2, wire_dtype=wire_dtype)
+    form = preset("recommended", 2, wire=Wire(wire_dtype))
     _, narrow = run_rounds(make_core(form), (2, 2), targets_of((2, 2)))[-1]
     _, wide = history_of("recommended", "gradient", (2, 2))[-1]
     assert_same(narrow.masks, wide.masks)
@@ -377,9 +378,9 @@ def test_arguments_that_cannot_work_are_refused():
         ("rho_device=nan", lambda: HsadmmParameters(rho_device=float("nan"))),
         ("outer_step=0", lambda: HsadmmParameters(outer_step=0)),
         ("outer_momentum=1", lambda: HsadmmParameters(outer_momentum=1)),
-        ("wire_dtype='int4'", lambda: HsadmmParameters(wire_dtype="int4")),
-        ("bucket_bytes=-1", lambda: HsadmmParameters(bucket_bytes=-1)),
-        ("wire_dtype='f7'", lambda: HsadmmParameters(wire_dtype="f7")),
+        ("wire_dtype='int4'", lambda: HsadmmParameters(wire=Wire("int4"))),
+        ("bucket_bytes=-1", lambda: HsadmmParameters(wire=Wire(bucket_bytes=-1))),
+        ("wire_dtype='f7'", lambda: HsadmmParameters(wire=Wire("f7"))),
         ("needs rho_device", lambda: HsadmmParameters(rho_host=1.0)),
         ("which is 0", lambda: preset("reset", 4, adapt="residual")),
     ):

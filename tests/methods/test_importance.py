@@ -15,14 +15,14 @@ from prunex_jax.base.settings import (
     ModelConfig,
 )
 from prunex_jax.base.trees import shapes_by_path
-from prunex_jax.comm import dense_size, list_collectives, ring_hops, vary, wire_bytes
+from prunex_jax.comm import Wire, dense_size, list_collectives, ring_hops, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
+from prunex_jax.mesh import leave, specs_of, vary
 from prunex_jax.methods import Recipe, make_method
 from prunex_jax.methods.importance_transform import importance, state_placements
 from prunex_jax.methods.positions import choosers_of, chosen_counts
 from prunex_jax.models import make_model
-from prunex_jax.train.state import leave, specs_of
-from tests.helpers.common import make_mesh
+from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")
 QUICK = {"xla_backend_optimization_level": 0}
@@ -57,9 +57,7 @@ def gradients_of(num_hosts, num_devices, seed=2):
 @functools.cache
 def program_of(shape, refreshes, settings):
     """Runs NUM_STEPS; the state of every host and the direction after each of them."""
-    tx = importance(
-        **{"density": DENSITY, **dict(settings)}, host_axis="host", device_axis="device"
-    )
+    tx = importance(**{"density": DENSITY, **dict(settings)}, axes=MESH)
     placements = state_placements()
 
     def cycle(state, grads):
@@ -326,7 +324,7 @@ def test_bad_settings_are_refused():
         ({"density": 0.1, "momentum": 1.0}, "momentum 1 is outside"),
         ({"density": 0.1, "damping": -1.0}, "damping -1"),
         ({"density": 0.1, "clip_norm": -1.0}, "clip_norm -1"),
-        ({"density": 0.1, "wire_dtype": "int4"}, "wire_dtype='int4'"),
+        ({"density": 0.1, "wire": Wire("ternary")}, "wire_dtype='ternary'"),
     ):
         with pytest.raises(UserError, match=words):
             importance(**settings)
@@ -338,7 +336,7 @@ def test_bad_settings_are_refused():
 
 
 def test_update_refuses_gradients_that_are_summed():
-    tx = importance(0.5, host_axis="host", device_axis="device")
+    tx = importance(0.5, axes=MESH)
 
     def body(params):
         grads = jax.grad(lambda p: jnp.sum(p["a"] ** 2))(params)
@@ -376,7 +374,7 @@ def ratio_of(shapes, devices_per_host, wire_dtype, **settings):
     method = make_method(
         Recipe(
             MethodConfig("importance", importance=config, wire_dtype=wire_dtype),
-            optax.sgd(0.1), optax.constant_schedule(0.1), (), {}, shapes, *AXES,
+            optax.sgd(0.1), optax.constant_schedule(0.1), (), {}, shapes,
         )
     )  # fmt: skip
     mesh_shape = {"host": 8, "device": devices_per_host}
@@ -420,7 +418,7 @@ def test_published_ratios_are_not_reached_at_their_density_in_float32():
 def test_hops_of_the_ring_are_the_host_bytes(shape):
     """All that crosses between hosts is in the list of hops, but the positions."""
     mesh_shape = dict(zip(AXES, shape, strict=True))
-    sent = listed(shape, (True,), all_reduce="ring", wire_dtype="int8")
+    sent = listed(shape, (True,), all_reduce="ring", wire=Wire("int8"))
     num_values = sum(COUNTS.values()) + 3
     hops = ring_hops(num_values, *shape, "int8")
     by_hop = NUM_STEPS * shape[1] * sum(hop.num_bytes for hop in hops)

@@ -18,8 +18,9 @@ from prunex_jax.base.settings import (
 )
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.channels import trace_channels
-from prunex_jax.comm import dense_size, list_collectives, vary, wire_bytes
+from prunex_jax.comm import Wire, dense_size, list_collectives, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
+from prunex_jax.mesh import MeshAxes, vary
 from prunex_jax.methods import Recipe, make_method
 from prunex_jax.methods.grasp import grasp_pattern, magnitude_pattern
 from prunex_jax.methods.packing import ChannelPacking, WeightPacking
@@ -28,7 +29,7 @@ from prunex_jax.models import make_model
 from prunex_jax.sparsity import uniform_keep_counts
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import trace_model
-from tests.helpers.common import make_mesh
+from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")
 REPLICATED = jax.P()
@@ -98,7 +99,7 @@ def pattern_on(shape, name, temperature=2.0):
         parts = [jax.tree.map(lambda x, cut=cut: x[cut], batch) for cut in cuts]
         return grasp_pattern(
             loss_fn, PARAMS, parts, PACKINGS[name],
-            host_axis="host", device_axis="device", temperature=temperature,
+            axes=MESH, temperature=temperature,
         )  # fmt: skip
 
     return jax.tree.map(np.asarray, on_mesh(shape, body, (jax.P(AXES),))(BATCH))
@@ -179,7 +180,7 @@ def draw(lead, seed=5):
 @functools.cache
 def step_program(shape, name, packed):
     packing = {**PACKINGS, **WHOLE}[name]
-    tx = pactrain(packing, host_axis="host", device_axis="device")
+    tx = pactrain(packing, axes=MESH)
 
     def body(grads, state):
         own = jax.tree.map(lambda g: g[0, 0], grads)
@@ -315,7 +316,7 @@ def test_patterns_differ_in_fingerprint_if_in_anything():
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1)], ids=str)
 def test_ternary_mean_is_unbiased_and_few_valued(shape):
     packing, grads = PACKINGS["channels"], draw(shape)
-    tx = pactrain(packing, is_ternary=True, host_axis="host", device_axis="device")
+    tx = pactrain(packing, wire=Wire("ternary"), axes=MESH)
     start = tx.init(PARAMS)
 
     def body(grads):
@@ -344,7 +345,7 @@ def test_ternary_mean_is_unbiased_and_few_valued(shape):
 
 def test_ternary_values_are_bytes_between_hosts():
     packing, mesh_shape = PACKINGS["channels"], {"host": 4, "device": 2}
-    tx = pactrain(packing, is_ternary=True, host_axis="host", device_axis="device")
+    tx = pactrain(packing, wire=Wire("ternary"), axes=MESH)
 
     def body(grads):
         own = jax.tree.map(lambda g: g[0, 0], grads)
@@ -366,7 +367,7 @@ def resnet_recipe(name, **settings):
     return Recipe(
         MethodConfig("pactrain", **settings), optax.sgd(0.1),
         optax.constant_schedule(0.1), trace.groups, uniform_keep_counts(sizes, 0.5),
-        trace.shapes, *AXES,
+        trace.shapes,
     )  # fmt: skip
 
 
@@ -423,11 +424,13 @@ def test_settings_have_ranges(section, key, value):
 def test_bad_settings_are_refused():
     with pytest.raises(UserError, match="density 0 is outside"):
         WeightPacking(0.0, SHAPES)
+    ternary = PactrainConfig(is_ternary=True)
+    recipe = resnet_recipe("resnet20", pactrain=ternary, wire_dtype="int8")
     with pytest.raises(UserError, match="wire_dtype='int8': ternary values"):
-        pactrain(PACKINGS["weights"], is_ternary=True, wire_dtype="int8")
-    with pytest.raises(UserError, match="wire_dtype='int4'"):
-        pactrain(PACKINGS["weights"], wire_dtype="int4")
-    tx = pactrain(PACKINGS["weights"], is_ternary=True, host_axis="host")
+        make_method(recipe)
+    tx = pactrain(
+        PACKINGS["weights"], wire=Wire("ternary"), axes=MeshAxes("host", None)
+    )
     grads = jax.tree.map(lambda x: np.zeros((128, *x.shape), np.float32), PARAMS)
     with pytest.raises(UserError, match="ternary values of 128 hosts"):
         run = jax.vmap(lambda g: tx.update(g, tx.init(PARAMS))[0], axis_name="host")

@@ -15,17 +15,16 @@ from prunex_jax.base.settings import (
     PowersgdConfig,
 )
 from prunex_jax.base.trees import flatten_by_path, shapes_by_path
-from prunex_jax.comm import dense_size, vary, wire_bytes
+from prunex_jax.comm import Wire, dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
+from prunex_jax.mesh import MeshAxes, enter, leave, specs_of, vary
 from prunex_jax.methods import Recipe, low_rank, make_method
 from prunex_jax.methods.powersgd_transform import POWERSGD_PLACEMENTS, powersgd
 from prunex_jax.models import make_model
 from prunex_jax.train.config import resolve_config
-from prunex_jax.train.state import enter, leave, specs_of
-from tests.helpers.common import make_mesh
+from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")
-NAMES = dict(zip(("host_axis", "device_axis"), AXES, strict=True))
 QUICK = {"xla_backend_optimization_level": 0}
 # A kernel, two matrices of one shape, their transpose, and what is no matrix.
 SHAPES = {
@@ -51,7 +50,7 @@ def draw(seed, lead=(), shapes=SHAPES):
 @functools.cache
 def programs(shape, settings):
     """Its two programs on a mesh, compiled once for all tests."""
-    tx, specs = powersgd(**dict(settings), **NAMES), specs_of(POWERSGD_PLACEMENTS)
+    tx, specs = powersgd(**dict(settings), axes=MESH), specs_of(POWERSGD_PLACEMENTS)
 
     def init(grads):
         state = tx.init(jax.tree.map(lambda g: g[0, 0], grads))
@@ -233,7 +232,7 @@ def test_warm_start_finds_the_best_approximation(shape):
     values = 2.0 ** -np.arange(min(rows, cols))
     best = (left[:, :2] * values[:2]) @ right[:, :2].T
     grads = np.float32((left * values) @ right.T).reshape(shape)
-    tx = powersgd(2, min_gain=0, host_axis="host")
+    tx = powersgd(2, min_gain=0, axes=MeshAxes("host", None))
 
     @functools.partial(jax.vmap, axis_name="host")
     def repeat(grads):
@@ -319,7 +318,7 @@ def test_a_query_that_sees_nothing_recovers():
     """Its products are zero; a spare direction finds what there is."""
     grad = np.zeros((2, 5, 8), np.float32)
     grad[:, 3:, 4:] = 1
-    tx = powersgd(1, min_gain=0, host_axis="host")
+    tx = powersgd(1, min_gain=0, axes=MeshAxes("host", None))
     blind = jnp.zeros((1, 8, 1)).at[0, 0, 0].set(1.0)
 
     @functools.partial(jax.vmap, axis_name="host")
@@ -344,7 +343,7 @@ def test_narrow_wires_hold_back_the_same_and_lose_nothing_on_average(wire_dtype)
     """
     constant = draw(11, (1, 4, 2), {"w": (12, 8), "b": (5,)})
     grads = jax.tree.map(lambda g: np.repeat(g, 60, 0), constant)
-    seen = run((4, 2), grads, rank=2, wire_dtype=wire_dtype)
+    seen = run((4, 2), grads, rank=2, wire=Wire(wire_dtype))
     spacing = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "int8": 2.0**-6}[wire_dtype]
     before = np.zeros((4, 12, 8), np.float32)
     gaps = []
@@ -367,7 +366,7 @@ def test_narrow_wires_hold_back_the_same_and_lose_nothing_on_average(wire_dtype)
 
 def test_buckets_change_nothing(grads):
     whole = run((4, 2), grads, rank=2)
-    cut = run((4, 2), grads, rank=2, bucket_bytes=64)
+    cut = run((4, 2), grads, rank=2, wire=Wire(bucket_bytes=64))
     assert_close(cut, whole)
 
 
@@ -435,7 +434,7 @@ def test_refuses_what_means_nothing():
         def loss(w):
             return jnp.sum(w * x)
 
-        tx = powersgd(1, min_gain=0, **NAMES)
+        tx = powersgd(1, min_gain=0, axes=MESH)
         w = jnp.ones((2, 2))
         return tx.update(jax.grad(loss)(w), tx.init(w))[0]
 
@@ -448,7 +447,7 @@ def test_refuses_what_means_nothing():
 
 def test_untyped_shard_map_gives_the_same(grads):
     """Users' own loops may say check_vma=False."""
-    tx = powersgd(2, min_gain=0, **NAMES)
+    tx = powersgd(2, min_gain=0, axes=MESH)
     (want, _), *_ = run((4, 2), grads, rank=2)
 
     def body(grad):
@@ -481,8 +480,6 @@ def test_bytes_of_resnet18(rank, shape):
         groups=(),
         keep_counts={},
         shapes=shapes,
-        host_axis="host",
-        device_axis="device",
     )
     mesh_shape = dict(zip(AXES, shape, strict=True))
     sent = wire_bytes(make_method(recipe).step_formula(mesh_shape), mesh_shape)

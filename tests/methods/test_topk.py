@@ -7,15 +7,15 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.comm import list_collectives, vary
+from prunex_jax.comm import Wire, list_collectives
+from prunex_jax.mesh import MeshAxes, vary
 from prunex_jax.methods.topk_transform import TOPK_PLACEMENTS
 from prunex_jax.methods.transforms import topk
-from tests.helpers.common import make_mesh
+from tests.helpers.common import MESH, make_mesh
 from tests.helpers.entry_cases import (
     AXES,
     GRADS,
     HOST_GRADS,
-    NAMES,
     SIZE,
     WIRES,
     as_mesh,
@@ -62,7 +62,7 @@ def test_is_its_listing(density):
 @pytest.mark.parametrize("shape", [(4, 1), (4, 2)])
 def test_what_came_in_is_sent_or_held_back(shape, wire_dtype):
     """For every host, with every wire; only the mean of what is sent can be seen."""
-    found = run_topk(shape, density=0.1, wire_dtype=wire_dtype)
+    found = run_topk(shape, density=0.1, wire=Wire(wire_dtype))
     came_in = HOST_GRADS.sum(0)
     directions = np.sum([direction for direction, _ in found], axis=0)
     held_back = found[-1][1].residual
@@ -75,7 +75,7 @@ def test_what_came_in_is_sent_or_held_back(shape, wire_dtype):
             ),
             as_mesh(shape),
         )
-        found = run_topk(shape, alone, density=0.1, wire_dtype=wire_dtype)
+        found = run_topk(shape, alone, density=0.1, wire=Wire(wire_dtype))
         sent = 4 * np.sum([direction for direction, _ in found], axis=0)
         held_back = found[-1][1].residual
         np.testing.assert_allclose(sent + held_back[host], came_in[host], **TIGHT)
@@ -85,7 +85,7 @@ def test_what_came_in_is_sent_or_held_back(shape, wire_dtype):
 @pytest.mark.parametrize("wire_dtype", WIRES)
 def test_a_wire_rounds_what_it_sends_and_no_more(wire_dtype):
     exact = run_topk((4, 1), density=0.1)[0]
-    found = run_topk((4, 1), density=0.1, wire_dtype=wire_dtype)[0]
+    found = run_topk((4, 1), density=0.1, wire=Wire(wire_dtype))[0]
     error = np.abs(found[0] - exact[0])
     assert error.max() <= LOSS[wire_dtype] * np.abs(HOST_GRADS[0]).max()
     assert (wire_dtype == "float32") == (error.max() == 0)
@@ -97,7 +97,7 @@ def test_a_wire_rounds_what_it_sends_and_no_more(wire_dtype):
 @pytest.mark.parametrize("wire_dtype", ["float32", "int8"])
 def test_devices_per_host_do_not_matter(wire_dtype):
     ends = [
-        run_topk(shape, density=0.1, wire_dtype=wire_dtype)[-1]
+        run_topk(shape, density=0.1, wire=Wire(wire_dtype))[-1]
         for shape in ((4, 1), (4, 2))
     ]
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
@@ -116,7 +116,7 @@ def test_density_one_is_dense(shape):
 @pytest.mark.parametrize("wire_dtype", ["float32", "int8"])
 def test_one_host_sends_nothing_and_holds_nothing_back(wire_dtype):
     one = jax.tree.map(lambda g: g[:, :1], GRADS)
-    found = run_topk((1, 2), one, density=0.01, wire_dtype=wire_dtype)
+    found = run_topk((1, 2), one, density=0.01, wire=Wire(wire_dtype))
     for (direction, state), now in zip(found, flat(one, 3), strict=True):
         np.testing.assert_allclose(direction, now[0].mean(0), **TIGHT)
         assert not np.any(state.residual)
@@ -150,7 +150,7 @@ def test_hosts_take_the_same_step():
     """Sums are taken in one order, so that copies of the parameters never drift."""
 
     def fn(grads):
-        tx = topk(0.9, wire_dtype="float16", **NAMES)
+        tx = topk(0.9, wire=Wire("float16"), axes=MESH)
         own = grads[0, 0]
         direction, _ = tx.update(own, tx.init(own))
         return vary(direction, AXES)[None, None]
@@ -163,7 +163,7 @@ def test_hosts_take_the_same_step():
 
 
 def test_the_static_density_changes_what_is_sent():
-    tx = topk(0.1, **NAMES)
+    tx = topk(0.1, axes=MESH)
 
     def fn(grads, density):
         own = grads[0, 0]
@@ -202,20 +202,20 @@ def test_works_in_front_of_any_optimizer_without_a_mesh():
 def test_refuses_densities_outside_its_range(density):
     with pytest.raises(UserError, match="must lie in"):
         topk(density)
-    tx = topk(0.5, host_axis="host")
+    tx = topk(0.5, axes=MeshAxes("host", None))
     with pytest.raises(UserError, match="must lie in"):
         jax.vmap(
             lambda g: tx.update(g, tx.init(g), density=density)[0], axis_name="host"
         )(jnp.ones((2, 4)))
 
 
-def test_refuses_an_unknown_wire():
-    with pytest.raises(UserError, match="float8"):
-        topk(0.1, wire_dtype="float8")
+def test_refuses_a_wire_that_entries_have_no_form_of():
+    with pytest.raises(UserError, match="wire_dtype='ternary' is for means"):
+        topk(0.1, wire=Wire("ternary"))
 
 
 def test_refuses_gradients_that_are_sums():
-    tx = topk(0.1, **NAMES)
+    tx = topk(0.1, axes=MESH)
     run = jax.shard_map(
         lambda g: tx.update(g, tx.init(g))[0],
         mesh=make_mesh(2, 2),

@@ -10,10 +10,9 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.channels import ChannelGroup, ChannelSlice, trace_channels
-from prunex_jax.comm import vary
+from prunex_jax.mesh import ALONE, enter, leave, specs_of, vary
 from prunex_jax.methods.transforms import hsadmm, state_placements
-from prunex_jax.train.state import enter, leave, specs_of
-from tests.helpers.common import make_mesh
+from tests.helpers.common import MESH, make_mesh
 from tests.helpers.consensus_cases import (
     AXES,
     FINAL,
@@ -56,10 +55,10 @@ def make_batch(num_hosts, num_devices):
 
 
 def make_user_transform(on_mesh=True, **kwargs):
-    axes = dict(zip(("host_axis", "device_axis"), AXES, strict=True)) if on_mesh else {}
+    axes = MESH if on_mesh else ALONE
     return hsadmm(
         optax.adam(0.05), GROUP, {NAME: 4}, sync_period=2, freeze_round=2,
-        **axes, **kwargs,
+        axes=axes, **kwargs,
     )  # fmt: skip
 
 

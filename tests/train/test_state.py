@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prunex_jax.train.state import NEVER, Totals, enter, leave, specs_of, zero_totals
+from prunex_jax.mesh import enter, leave, specs_of
+from prunex_jax.train.state import NEVER, Totals, zero_totals
 from tests.helpers.common import make_mesh
 
 PLACEMENTS = {"a": "replicated", "b": "per_host", "c": "per_device"}

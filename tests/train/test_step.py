@@ -77,8 +77,6 @@ def programs_of(method, micro_batches=1, clip_norm=0.0, momentum=0.9):
         groups=(),
         keep_counts={},
         shapes=shapes_by_path(params),
-        host_axis="host",
-        device_axis="device",
         total_steps=10,
     )
     made = make_method(recipe)

@@ -202,8 +202,6 @@ def _recipe(model_name: str, image_size: int, num_classes: int) -> Recipe:
         groups=trace.groups,
         keep_counts=keep_counts_at(SparsityConfig(), sizes, _DENSITY),
         shapes=trace.shapes,
-        host_axis=HOST_AXIS,
-        device_axis=DEVICE_AXIS,
         total_steps=1000,
     )
 

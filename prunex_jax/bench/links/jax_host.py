@@ -20,16 +20,17 @@ from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.bench.cost_model.step_time import steady_traffic
 from prunex_jax.bench.links.gates import Gate, Gatekeeper, Spec, read_specs
 from prunex_jax.bench.links.kernel import forget_peak_memory, share_cores
-from prunex_jax.comm import count_hops, mean_over_mesh, vary
+from prunex_jax.comm import Wire, count_hops, mean_over_mesh
 from prunex_jax.mesh import (
-    DEVICE_AXIS,
     HOST_AXIS,
     LaunchFlags,
+    MeshAxes,
     make_topology,
     map_over,
     return_freed_memory,
     sharding_on,
     start_processes,
+    vary,
 )
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.config import resolve_config
@@ -163,14 +164,12 @@ def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
 def _mean_program(experiment: Experiment) -> tuple[Program, jax.Array]:
     """The mean over the mesh of one array per device, and such an array."""
     mesh = experiment.mesh
-    bucket_bytes = experiment.config.method.bucket_bytes
-    spec = jax.P((HOST_AXIS, DEVICE_AXIS))
+    wire = Wire(bucket_bytes=experiment.config.method.bucket_bytes)
+    axes = MeshAxes()
+    spec = jax.P(axes.names)
 
     def mean(values: jax.Array) -> jax.Array:
-        own = mean_over_mesh(
-            values[0], HOST_AXIS, DEVICE_AXIS, bucket_bytes=bucket_bytes
-        )
-        return vary(own, (HOST_AXIS, DEVICE_AXIS))[None]
+        return vary(mean_over_mesh(values[0], axes, wire), axes.names)[None]
 
     run = map_over(mesh, mean, spec, spec)
     program = Program(

@@ -29,7 +29,14 @@ from prunex_jax.comm import (
     mean_over_hosts,
     ring_bytes,
 )
-from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, sharding_on
+from prunex_jax.mesh import (
+    DEVICE_AXIS,
+    HOST_AXIS,
+    AnyMesh,
+    MeshAxes,
+    map_over,
+    sharding_on,
+)
 
 # Numbers that every device puts into a sum: each message is four times as long as the
 # one before.
@@ -172,8 +179,8 @@ def _timed_sums(
     def add(buffer: jax.Array) -> jax.Array:
         if axis == HOST_AXIS:
             # Every device sums what it has over hosts, as it does with its share.
-            return mean_over_hosts(buffer, HOST_AXIS, None)
-        return mean_over_devices(buffer, DEVICE_AXIS)
+            return mean_over_hosts(buffer, MeshAxes(HOST_AXIS, None))
+        return mean_over_devices(buffer, MeshAxes(None, DEVICE_AXIS))
 
     everywhere = jax.P((HOST_AXIS, DEVICE_AXIS))
     along = jax.P(DEVICE_AXIS if axis == HOST_AXIS else HOST_AXIS)

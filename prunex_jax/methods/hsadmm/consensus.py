@@ -167,7 +167,7 @@ def move_consensus(
     narrow format, which rounds stochastically: no error is fed back.
 
     Collectives:
-      The kept channels in `wire_dtype`, as `Copies.mean_over_hosts`.
+      The kept channels on the wire of the form, as `Copies.mean_over_hosts`.
     """
 
     def masked(tree: PyTree) -> PyTree:
@@ -178,7 +178,7 @@ def move_consensus(
     difference = optax.tree.sub(add(projected, host_dual), z)
     sent = take_channels(difference, layouts, keep_indices)
     key = jax.random.fold_in(jax.random.key(0), state.num_rounds)
-    mean = copies.mean_over_hosts(sent, form.wire_dtype, key, form.bucket_bytes)
+    mean = copies.mean_over_hosts(sent, form.wire, key)
     moved = put_channels(mean, layouts, keep_indices)
     z, trace = outer_step(z, moved, masked(state.outer_trace), form)
     if host_dual is not None:

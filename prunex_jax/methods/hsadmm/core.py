@@ -21,6 +21,7 @@ import optax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.channels import ChannelGroup, Layouts, layouts_of, mask_channels
+from prunex_jax.mesh import ALONE, MeshAxes
 from prunex_jax.methods.hsadmm import consensus
 from prunex_jax.methods.hsadmm.consensus import HsadmmState, RoundKind
 from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
@@ -43,8 +44,7 @@ class Hsadmm:
     parameters: HsadmmParameters
     sync_period: int = 4
     device_level: DeviceLevel = "gradient"
-    host_axis: str | None = None
-    device_axis: str | None = None
+    axes: MeshAxes = ALONE
     learning_rate: optax.ScalarOrSchedule | None = None
     freeze_round: int | None = None
 
@@ -66,14 +66,14 @@ class Hsadmm:
     @property
     def copies(self) -> Copies:
         """Where copies of the parameters live."""
-        return Copies(self.device_level, self.host_axis, self.device_axis)
+        return Copies(self.device_level, self.axes)
 
     def init(self, params: PyTree) -> HsadmmState:
         """Starts with every copy and every consensus at `params`, duals at zero.
 
         Args:
           params: Floating leaves, the same on every host and device. Inside `shard_map`
-            they are typed as replicated; theta is `comm.vary` of them.
+            they are typed as replicated; theta is `mesh.vary` of them.
         Returns:
           The state.
         """
@@ -183,7 +183,7 @@ class Hsadmm:
         Collectives:
           device_level "consensus": a sum over `device_axis` of theta, and of theta + u
           if there is u. Over hosts, each as `comm.mean_over_hosts`: one float32 per
-          channel, unless frozen; and the kept channels in `wire_dtype`. With
+          channel, unless frozen; and the kept channels on the wire of the form. With
           adapt="residual", four float32 more over each axis.
         """
         form, copies, layouts = self.parameters, self.copies, self._layouts(params)

@@ -9,7 +9,7 @@ import optax
 from prunex_jax.base.settings import MethodConfig
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import layouts_of
-from prunex_jax.comm import Collective, compact_size, dense_size
+from prunex_jax.comm import Collective, Wire, compact_size, dense_size
 from prunex_jax.comm.formulas import device_sum, host_sum
 from prunex_jax.methods.base import Method
 from prunex_jax.methods.recipe import Recipe
@@ -36,8 +36,7 @@ def parameters_of(method: MethodConfig) -> HsadmmParameters:
         outer_step=config.outer_step,
         outer_momentum=config.outer_momentum,
         adapt=config.adapt,
-        wire_dtype=method.wire_dtype,
-        bucket_bytes=method.bucket_bytes,
+        wire=Wire(method.wire_dtype, method.bucket_bytes),
     )
 
 
@@ -51,8 +50,7 @@ def make_hsadmm(recipe: Recipe) -> Method:
         parameters_of(recipe.config),
         config.sync_period,
         config.device_level,
-        recipe.host_axis,
-        recipe.device_axis,
+        recipe.axes,
         recipe.learning_rate,
     )
     return consensus_method("hsadmm", core, recipe, prunes=True)
@@ -105,7 +103,7 @@ def consensus_method(name: str, core: Hsadmm, recipe: Recipe, prunes: bool) -> M
         payload_elements=traffic.payload_elements,
         inner_state=lambda state: state.inner_state,
         with_inner=lambda state, inner: state._replace(inner_state=inner),
-        wire_dtype=core.parameters.wire_dtype,
+        wire=core.parameters.wire,
         prunes=prunes,
     )
 
@@ -169,4 +167,4 @@ class _Traffic:
         if kind != "frozen":
             sent += host_sum(self.num_channels, mesh_shape)
         payload = self.payload_elements(keep_counts)
-        return sent + host_sum(payload, mesh_shape, form.wire_dtype, form.bucket_bytes)
+        return sent + host_sum(payload, mesh_shape, form.wire)

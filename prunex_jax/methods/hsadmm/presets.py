@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.comm import check_wire_dtype
+from prunex_jax.comm import FLOAT32, Wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,7 @@ class HsadmmParameters:
       outer_step: alpha > 0, the step of z along the mean difference.
       outer_momentum: beta in [0, 1), Nesterov momentum of that step.
       adapt: "residual" balances the penalties by their residuals.
-      wire_dtype: Format of the compact array on the host axis; see `comm.wires`.
-      bucket_bytes: Largest message that stands for it; 0 sends it in one.
+      wire: How the compact array crosses hosts.
     """
 
     prox_strength: float = 1.0
@@ -39,8 +38,7 @@ class HsadmmParameters:
     outer_step: float = 1.0
     outer_momentum: float = 0.0
     adapt: Literal["none", "residual"] = "none"
-    wire_dtype: str = "float32"
-    bucket_bytes: int = 0
+    wire: Wire = FLOAT32
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and what means nothing together."""
@@ -52,11 +50,9 @@ class HsadmmParameters:
             ("outer_step", 0 < self.outer_step < math.inf, "finite and positive"),
             ("outer_momentum", 0 <= self.outer_momentum < 1, "in [0, 1)"),
             ("adapt", self.adapt in ("none", "residual"), "none or residual"),
-            ("bucket_bytes", self.bucket_bytes >= 0, "zero or more"),
         ):
             if not is_good:
                 raise UserError(f"{name}={getattr(self, name)!r} must be {wanted}")
-        check_wire_dtype(self.wire_dtype)
         if self.rho_host and not self.rho_device:
             raise UserError(
                 f"rho_host={self.rho_host} needs rho_device > 0: two-level consensus "

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import optax
 
 from prunex_jax.channels import ChannelGroup
+from prunex_jax.mesh import ALONE, MeshAxes
 from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
@@ -22,8 +23,7 @@ def hsadmm(
     sync_period: int = 4,
     parameters: HsadmmParameters | str = "recommended",
     device_level: DeviceLevel = "gradient",
-    host_axis: str | None = None,
-    device_axis: str | None = None,
+    axes: MeshAxes = ALONE,
     learning_rate: optax.ScalarOrSchedule | None = None,
     freeze_round: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -35,8 +35,8 @@ def hsadmm(
     With axis names, `update` runs inside the caller's `shard_map` (or `vmap` with axis
     names, which simulates hosts on one device). Parameters and state differ between
     hosts there, so outside they have leading axes; `state_placements` says which, and
-    `state.specs_of`, `enter` and `leave` do the rest. `jax.grad` must not sum over the
-    mesh: differentiate `comm.vary(params, axes)`.
+    `mesh.specs_of`, `enter` and `leave` do the rest. `jax.grad` must not sum over the
+    mesh: differentiate `mesh.vary(params, axes.names)`.
 
     Args:
       inner: The local optimizer, learning rate included.
@@ -46,8 +46,7 @@ def hsadmm(
       parameters: The form: a name from `presets.PRESETS`, or the numbers.
       device_level: "gradient" averages gradients over the devices of a host in every
         step; "consensus" gives every device its own copy and dual.
-      host_axis: Mesh axis of the hosts; None is a single host.
-      device_axis: Mesh axis of the devices of a host; None is a single device.
+      axes: Mesh axes of the caller; none is a single device.
       learning_rate: That of the inner optimizer, a number or a schedule of the step
         count: scales the pull of `rho_device`. Forms without rho_device do not use it.
       freeze_round: Round in which the masks are chosen for the last time; None never
@@ -100,8 +99,7 @@ def hsadmm(
         parameters,
         sync_period,
         device_level,
-        host_axis,
-        device_axis,
+        axes,
         learning_rate,
         freeze_round,
     )
