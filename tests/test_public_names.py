@@ -1,0 +1,66 @@
+"""The names of `prunex_jax` itself: imported lazily, and the same for type checkers."""
+
+import ast
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import prunex_jax
+from tests.helpers.common import ROOT, run_script
+
+# What only the trainer needs; absl comes with optax.
+HEAVY = {"ml_collections", "orbax", "grain", "tensorflow_datasets", "sklearn"}
+
+
+def loaded_by(statement, tmp_path):
+    """Top-level names of the modules that a statement loads in a new process."""
+    script = tmp_path / "loads.py"
+    script.write_text(
+        f"{statement}\nimport sys\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    return set(run_script(script).split())
+
+
+def test_every_name_is_where_type_checkers_look():
+    tree = ast.parse((ROOT / "prunex_jax/__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    stated = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(stated) == prunex_jax.__all__
+    for name, module in stated.items():
+        value = getattr(importlib.import_module(module), name)
+        assert getattr(prunex_jax, name) is value, name
+    assert set(prunex_jax.__all__) <= set(dir(prunex_jax))
+    assert 15 <= len(prunex_jax.__all__) <= 25
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(AttributeError, match="no attribute 'hsadm'"):
+        _ = prunex_jax.hsadm
+
+
+def test_import_is_cheap(tmp_path):
+    loaded = loaded_by("import prunex_jax", tmp_path)
+    assert not {"jax", "numpy", "flax", "optax"} & loaded
+
+
+@pytest.mark.parametrize(
+    "name", ["hsadmm", "topk", "trace_channels", "project_channels", "make_cut"]
+)
+def test_transforms_and_tracer_come_without_the_trainers_packages(name, tmp_path):
+    loaded = loaded_by(f"from prunex_jax import {name}", tmp_path)
+    assert not HEAVY & loaded
+
+
+def test_the_trainer_is_one_import(tmp_path):
+    loaded = loaded_by("import prunex_jax.train", tmp_path)
+    assert "jax" not in loaded
+    statement = "from prunex_jax.train import train; assert callable(train)"
+    subprocess.run([sys.executable, "-c", statement], check=True, cwd=ROOT)
