@@ -1,14 +1,12 @@
 """Writes the parts of the reference that are made from the code: settings, commands."""
 
+import contextlib
 import dataclasses
 import inspect
+import io
 import re
-import subprocess
-import sys
 import typing
 from typing import Any
-
-COMMANDS = ("train", "evaluate", "export", "advise", "bench", "sweep", "report")
 
 
 def settings() -> str:
@@ -71,9 +69,12 @@ def _comments(kind: type) -> dict[str, str]:
 
 def commands() -> str:
     """Gives what every command says of itself."""
+    from prunex_jax.__main__ import COMMANDS, main
+
     parts = []
-    for name in COMMANDS:
-        call = [sys.executable, "-m", "prunex_jax", name, "--help"]
-        done = subprocess.run(call, capture_output=True, text=True, check=True)
-        parts.append(f"## {name}\n\n```text\n{done.stdout.strip()}\n```")
+    for name, (_, about) in COMMANDS.items():
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            main([name, "--help"])
+        parts.append(f"## {name}\n\n{about}\n\n```text\n{text.getvalue().strip()}\n```")
     return "\n\n".join(parts)
