@@ -1,12 +1,25 @@
-"""Smaller networks: cut out what masks call dead, and prove that nothing changed."""
+"""Smaller networks: cut out what masks call dead, and prove that nothing changed.
+
+In come a function, its `ChannelTrace` and masks of its groups; out come smaller trees,
+the smaller function, and a certificate that both compute the same:
+
+    trace_channels -> masks -> make_cut -> Cut.mask, take, function -> certify
+
+Read in this order:
+
+    cut          `Cut`: takes channels out of trees and of functions
+    function     the traced program done again on fewer channels, by `evaluator`, with
+                 `rebuild` for operations whose parameters know sizes
+    certificate  how far a masked and a shrunk function are apart
+    network      the same for the networks of this package
+    cost         parameters, multiply-accumulates, bytes or seconds of what is left
+    targets      kept channels for a target in one of these units
+    compare      a table of a network beside its shrunk form
+"""
 
 from prunex_jax.shrink.certificate import Certificate, certify
 from prunex_jax.shrink.cut import Cut, make_cut
-from prunex_jax.shrink.network import (
-    Network,
-    certify_networks,
-    shrink_error,
-)
+from prunex_jax.shrink.network import Network, certify_networks, shrink_error
 
 __all__ = [
     "Certificate",

@@ -2,8 +2,7 @@
 
 Parameters and multiply-accumulates are counted, latency and throughput measured, for
 every batch size in turn, and memory read off the compiled programs. It knows no
-trainer: any two functions will do. It sits right of `cost` and `timing`; `export` and
-notebooks print what it finds.
+trainer: any two functions will do.
 """
 
 import dataclasses
@@ -21,7 +20,6 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.timing import Timing, time_in_turn
 from prunex_jax.base.trees import PyTree, flatten_by_path
-from prunex_jax.shrink import Network
 from prunex_jax.shrink.cost import count_macs, count_params
 
 # Share of the saving in arithmetic below which a latency deserves a remark.
@@ -190,24 +188,6 @@ def compare(
         num_calls=max(2, num_calls),
         remarks=tuple(remarks),
     )
-
-
-def compare_networks(
-    full: Network, small: Network, images: Any, **settings: Any
-) -> Comparison:
-    """Measures one of our networks and its shrunk form; see `compare`.
-
-    Args:
-      full: The network, masked or not.
-      small: Its shrunk form.
-      images: Example images, float[n, h, w, c].
-      **settings: Of `compare`.
-    """
-    subjects = [
-        Subject(each.model.apply, (each.params, each.statistics))
-        for each in (full, small)
-    ]
-    return compare(*subjects, images, **settings)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,29 @@
-"""Counts the work of a network from its traced program.
+"""What a network costs: parameters, multiply-accumulates, bytes, seconds.
 
-Multiply-accumulates of convolutions and matrix products; everything else is small
-beside them and not counted, as in the published figures.
+`count_params` and `count_macs` count one network. A `Cost` is a function from kept
+counts to a number, for `targets` to solve with; those here shrink any traced function.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 
 from prunex_jax.base.jaxprs import inner_programs
-from prunex_jax.base.trees import PyTree
+from prunex_jax.base.timing import time_in_turn
+from prunex_jax.base.trees import PyTree, map_with_path
+from prunex_jax.channels import ChannelTrace, Layouts, layouts_of
+from prunex_jax.channels.groups import kept_shape
+from prunex_jax.comm import compact_size
+from prunex_jax.shrink.cut import Cut, make_cut
+
+KeepCounts = Mapping[str, int]
+# Kept counts -> what they cost; does not fall when counts grow.
+Cost = Callable[[KeepCounts], float]
 
 
 def count_params(params: PyTree) -> int:
@@ -78,3 +89,160 @@ def _conv_macs(eqn: core.JaxprEqn) -> int:
     per_output = math.prod(kernel[:out_axis] + kernel[out_axis + 1 :])
     total = math.prod(_shape(eqn.outvars[0])) * per_output
     return total // math.prod(eqn.params["lhs_dilation"])
+
+
+class Memoised:
+    """A cost that is computed once per set of counts."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        self.known: dict[tuple[tuple[str, int], ...], float] = {}
+
+    def __call__(self, keep_counts: KeepCounts) -> float:
+        """The cost of these counts."""
+        key = tuple(sorted(keep_counts.items()))
+        if key not in self.known:
+            self.known[key] = self.cost(keep_counts)
+        return self.known[key]
+
+
+def size_costs(trace: ChannelTrace, itemsize: int = 4) -> dict[str, Cost]:
+    """Costs that follow from shapes alone: channels, params and bytes.
+
+    Args:
+      trace: The channel groups of a network.
+      itemsize: Bytes per element of what an exchange averages over hosts.
+    Returns:
+      Costs by unit; bytes are those of the array that one exchange averages.
+    """
+    shapes, layouts = trace.shapes, layouts_of(trace.groups, trace.shapes)
+    return {
+        "channels": lambda counts: sum(counts.values()),
+        "params": lambda counts: compact_size(shapes, layouts, counts),
+        "bytes": lambda counts: itemsize * compact_size(shapes, layouts, counts),
+    }
+
+
+def macs_cost(
+    apply: Callable[..., Any],
+    trace: ChannelTrace,
+    params: PyTree,
+    *inputs: Any,
+    statistics: PyTree | None = None,
+) -> Cost:
+    """Multiply-accumulates of any traced function, by kept counts.
+
+    Counted in the program of the small function; nothing is compiled. Every set of
+    counts is counted once.
+
+    Args:
+      apply: The function that was traced.
+      trace: Its channel groups.
+      params: Its parameters, or their shapes.
+      *inputs: Its inputs, or their shapes: one example for a count per example.
+      statistics: Its running statistics, if it takes any.
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from prunex_jax.channels import trace_channels
+      >>> def apply(params, x):
+      ...     return jnp.tanh(x @ params['in']) @ params['out']
+      >>> params = {'in': jnp.ones((3, 8)), 'out': jnp.ones((8, 2))}
+      >>> x = jnp.ones((1, 3))
+      >>> macs = macs_cost(apply, trace_channels(apply, params, x), params, x)
+      >>> macs({'in': 8}), macs({'in': 2})
+      (40, 10)
+    """
+    trees = (params,) if statistics is None else (params, statistics)
+
+    def cost(keep_counts: KeepCounts) -> int:
+        cut = _first_kept(trace, keep_counts, *trees)
+        layouts = cut.layouts(), cut.statistics_layouts()
+        small = [
+            _shapes_left(*pair, keep_counts)
+            for pair in zip(trees, layouts, strict=False)
+        ]
+        return count_macs(cut.function(apply), *small, *inputs)
+
+    return Memoised(cost)
+
+
+def _first_kept(trace: ChannelTrace, keep_counts: KeepCounts, *trees: PyTree) -> Cut:
+    """Keeps the first channels of every group; which ones costs the same."""
+    masks = {g.name: np.arange(g.size) < keep_counts[g.name] for g in trace.groups}
+    return make_cut(trace, masks, *trees)
+
+
+def _shapes_left(tree: PyTree, layouts: Layouts, keep_counts: KeepCounts) -> PyTree:
+    def left(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
+        shape = kept_shape(leaf.shape, layouts.get(path), keep_counts)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    return map_with_path(left, tree)
+
+
+def small_calls(
+    apply: Callable[..., Any],
+    trace: ChannelTrace,
+    params: PyTree,
+    *inputs: Any,
+    statistics: PyTree | None = None,
+) -> Callable[[KeepCounts], Callable[[], Any]]:
+    """What `latency_cost` calls for any traced function, on these inputs.
+
+    Args:
+      apply: The function that was traced.
+      trace: Its channel groups.
+      params: Its parameters.
+      *inputs: Its inputs, as many examples as one call is to have.
+      statistics: Its running statistics, if it takes any.
+    """
+    trees = (params,) if statistics is None else (params, statistics)
+
+    def make_call(keep_counts: KeepCounts) -> Callable[[], Any]:
+        cut = _first_kept(trace, keep_counts, *trees)
+        small = [cut.take(params)]
+        if statistics is not None:
+            small.append(cut.take_statistics(statistics))
+        given = jax.device_put((*small, *inputs))
+        compiled = jax.jit(cut.function(apply))
+        return lambda: compiled(*given)
+
+    return make_call
+
+
+def latency_cost(
+    make_call: Callable[[KeepCounts], Callable[[], Any]],
+    sizes: Mapping[str, int],
+    num_calls: int = 20,
+    warm_up: int = 2,
+    now: Callable[[], float] = time.perf_counter,
+) -> Cost:
+    """Seconds of one call on this machine, by kept counts; measured.
+
+    Every set of counts is compiled once and timed in turn with the dense network. The
+    median is corrected by how much slower or faster the dense one has become since it
+    was first timed, so that counts measured minutes apart compare.
+
+    Args:
+      make_call: Kept counts -> a function that computes once, compiled at its first
+        call; what it returns is waited for. See `small_calls`.
+      sizes: Counts of the dense network.
+      num_calls: Times each is measured.
+      warm_up: Calls before, not measured.
+      now: Seconds from any origin; a test passes its own.
+    """
+    dense_calls: list[Callable[[], Any]] = []
+    dense_seconds: list[float] = []
+
+    def cost(keep_counts: KeepCounts) -> float:
+        if not dense_calls:
+            dense_calls.append(make_call(sizes))
+        calls = {"dense": dense_calls[0]}
+        if dict(keep_counts) != dict(sizes):
+            calls["small"] = make_call(keep_counts)
+        timings = time_in_turn(calls, num_calls, warm_up, now)
+        dense_seconds.append(timings["dense"].median)
+        drift = dense_seconds[0] / dense_seconds[-1]
+        return timings["small" if "small" in calls else "dense"].median * drift
+
+    return cost

@@ -1,18 +1,24 @@
-"""How operations are done on fewer channels, where their parameters know sizes.
+"""How operations, calls, loops and derivatives are done on fewer channels.
 
-Everything else is done as it is. Calls, loops and derivatives are in `shrink.calls`.
+Only those whose parameters know sizes are listed; everything else is done as it is.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from prunex_jax.channels.labelled import LabelledEquation
+from prunex_jax.channels.derivatives import (
+    has_tangent,
+    moving_operands,
+    tangents_of,
+)
+from prunex_jax.channels.labelled import LabelledEquation, LabelledProgram
+from prunex_jax.channels.labels import Traced
 from prunex_jax.channels.walk import evaluate
-from prunex_jax.shrink import calls
 from prunex_jax.shrink.evaluator import Evaluator, Rebuild, take_positions
 
 
@@ -135,15 +141,186 @@ def _mean(
     return evaluate(equation.eqn, operands)
 
 
+def _call(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    return evaluator.run(equation.inner[0], operands)
+
+
+def _remat(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    params = equation.eqn.params
+    inner = jax.checkpoint(
+        lambda *values: evaluator.run(equation.inner[0], values),
+        prevent_cse=params["prevent_cse"],
+        policy=params["policy"],
+    )
+    return inner(*operands)
+
+
+def _scan(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    params = equation.eqn.params
+    (body,) = equation.inner
+    num_consts, num_carry = equation.notes["counts"]
+    consts = operands[:num_consts]
+    start = operands[num_consts : num_consts + num_carry]
+    rows = operands[num_consts + num_carry :]
+
+    def turn(carry: Sequence[Any], row: Sequence[Any]) -> tuple[Any, Any]:
+        results = evaluator.run(body, [*consts, *carry, *row])
+        after = _fit_all(evaluator, results, body.results, equation.results[:num_carry])
+        return after, results[num_carry:]
+
+    carry, stacked = lax.scan(
+        turn,
+        start,
+        rows,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *stacked]
+
+
+def _fit_all(
+    evaluator: Evaluator,
+    values: Sequence[Any],
+    have: Sequence[Traced],
+    want: Sequence[Traced],
+) -> list[Any]:
+    return [
+        evaluator.fit(value, before, after)
+        for value, before, after in zip(values, have, want, strict=False)
+    ]
+
+
+def _while(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    params = equation.eqn.params
+    test, body = equation.inner
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts = operands[:num_cond]
+    body_consts = operands[num_cond : num_cond + num_body]
+
+    def goes_on(carry: Sequence[Any]) -> Any:
+        return evaluator.run(test, [*cond_consts, *carry])[0]
+
+    def turn(carry: Sequence[Any]) -> Sequence[Any]:
+        results = evaluator.run(body, [*body_consts, *carry])
+        return _fit_all(evaluator, results, body.results, equation.results)
+
+    return lax.while_loop(goes_on, turn, operands[num_cond + num_body :])
+
+
+def _cond(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    def branch(inner: LabelledProgram) -> Any:
+        def run(*values: Any) -> list[Any]:
+            results = evaluator.run(inner, values)
+            return _fit_all(evaluator, results, inner.results, equation.results)
+
+        return run
+
+    which, *values = operands
+    return lax.switch(which, [branch(inner) for inner in equation.inner], *values)
+
+
+def _custom_jvp(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    """Keeps the derivative that somebody wrote."""
+    program = equation.notes.get("derivative")
+    if program is None:  # of a derivative of a derivative of ...
+        return evaluator.run(equation.inner[0], operands)
+    eqn, results = equation.eqn, equation.results
+    first = eqn.params["num_consts"]
+    moving = moving_operands(eqn)
+
+    @jax.custom_jvp
+    def function(*values: Any) -> list[Any]:
+        return evaluator.run(equation.inner[0], values)
+
+    @function.defjvp
+    def derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        moved = [tangents[index] for index in moving]
+        values = evaluator.run(program, [*primals[first:], *moved])
+        outs = _fit_all(evaluator, values, program.results, results)
+        out_tangents = [_zero_tangent(out) for out in outs]
+        indices = tangents_of(eqn)
+        rest = zip(
+            indices, values[len(outs) :], program.results[len(outs) :], strict=True
+        )
+        for index, value, have in rest:
+            out_tangents[index] = evaluator.fit(value, have, results[index])
+        return outs, out_tangents
+
+    return function(*operands)
+
+
+def _zero_tangent(x: Any) -> Any:
+    if jax.dtypes.issubdtype(jnp.result_type(x), np.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(np.shape(x), jax.dtypes.float0)
+
+
+def _custom_vjp(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    """Keeps the derivative that somebody wrote; it does the forward part again."""
+    program = equation.notes.get("derivative")
+    if program is None:
+        return evaluator.run(equation.inner[0], operands)
+    eqn = equation.eqn
+    first = eqn.params["num_consts"]
+    consts = operands[:first]  # which jax does not let anybody differentiate
+    given = [i for i, atom in enumerate(eqn.outvars) if has_tangent(atom)]
+
+    @jax.custom_vjp
+    def function(*values: Any) -> list[Any]:
+        return evaluator.run(equation.inner[0], [*consts, *values])
+
+    def forward(*values: Any) -> tuple[Any, Any]:
+        return function(*values), values
+
+    def backward(values: Any, cotangents: Any) -> Any:
+        moved = [cotangents[index] for index in given]
+        pulled = evaluator.run(program, [*consts, *values, *moved])
+        back = [_zero_tangent(value) for value in values]
+        pairs = zip(moving_operands(eqn), pulled, program.results, strict=True)
+        for index, value, have in pairs:
+            want = equation.operands[index]
+            back[index - first] = evaluator.fit(value, have, want)
+        return tuple(back)
+
+    function.defvjp(forward, backward)
+    return function(*operands[first:])
+
+
 REBUILDS: Mapping[str, Rebuild] = {
     "broadcast_in_dim": _broadcast_in_dim,
+    "checkpoint": _remat,
+    "closed_call": _call,
+    "composite": _call,
+    "cond": _cond,
     "conv_general_dilated": _conv,
+    "core_call": _call,
+    "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
     "div": _mean,
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,
+    "jit": _call,
     "mul": _mean,
+    "pjit": _call,
+    "remat2": _remat,
     "reshape": _reshape,
+    "scan": _scan,
     "slice": _slice,
     "split": _split,
-    **calls.REBUILDS,
+    "while": _while,
 }

@@ -28,7 +28,7 @@ from prunex_jax.shrink import (
     certify_networks,
     make_cut,
 )
-from prunex_jax.shrink.compare import Comparison, compare_networks
+from prunex_jax.shrink.compare import Comparison, Subject, compare
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import config_to_dict, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment
@@ -70,10 +70,12 @@ class TrainedNetwork:
 
     def compare(self, batch_sizes: Sequence[int]) -> Comparison:
         """Measures full and small network on this device."""
-        images = comparison_images(self.experiment.dataset)
-        return compare_networks(
-            self.masked, self.shrunk, images, batch_sizes=batch_sizes
+        full, small = (
+            Subject(network.model.apply, (network.params, network.statistics))
+            for network in (self.masked, self.shrunk)
         )
+        images = comparison_images(self.experiment.dataset)
+        return compare(full, small, images, batch_sizes=batch_sizes)
 
 
 def num_devices_of_run(workdir: str | Path) -> int:

@@ -9,24 +9,24 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import SparsityConfig
-from prunex_jax.channels import layouts_of, trace_channels
+from prunex_jax.channels import trace_channels
 from prunex_jax.mesh import make_topology
 from prunex_jax.models import BlockSpec, Model, ResNetSpec
 from prunex_jax.shrink import Network, make_cut
-from prunex_jax.shrink.cost import count_macs, count_params
+from prunex_jax.shrink.cost import (
+    count_macs,
+    count_params,
+    latency_cost,
+    macs_cost,
+    size_costs,
+    small_calls,
+)
 from prunex_jax.shrink.targets import (
     Budget,
     Target,
-    function_call,
-    function_macs,
-    latency_cost,
     model_budget,
-    model_call,
-    model_macs,
-    size_costs,
     solve_keep_counts,
 )
-from prunex_jax.shrink.targets.costs import Memoised
 from prunex_jax.sparsity import normalise_scores, ranked_family, uniform_family
 from prunex_jax.sparsity.budgets import quantum_of
 from prunex_jax.train.config import resolve_config
@@ -54,8 +54,10 @@ def sizes(trace):
 
 @pytest.fixture(scope="module")
 def costs(trace):
-    found = size_costs(trace.shapes, layouts_of(trace.groups, trace.shapes), 2)
-    return {**found, "macs": Memoised(model_macs(MODEL, trace.groups))}
+    params, statistics = jax.eval_shape(MODEL.init, jax.random.key(0))
+    image = jax.ShapeDtypeStruct((1, *MODEL.image_shape), np.float32)
+    macs = macs_cost(MODEL.apply, trace, params, image, statistics=statistics)
+    return {**size_costs(trace, 2), "macs": macs}
 
 
 @pytest.fixture(scope="module")
@@ -117,19 +119,6 @@ def test_everything_is_kept_where_everything_fits(sizes, costs):
     assert solution.keep_counts == sizes
     assert solution.density == 1.0
     assert "(1.000)" in str(solution)
-
-
-def test_any_function_can_be_counted_and_called(trace, sizes, costs, network):
-    """The small function of our own model, made without its widths."""
-    trees = (network.params,), {"statistics": network.statistics}
-    image = jnp.zeros((1, *MODEL.image_shape))
-    macs = function_macs(MODEL.apply, trace, *trees[0], image, **trees[1])
-    make_call = function_call(MODEL.apply, trace, *trees[0], image, **trees[1])
-    for index in (0, 5):
-        counts = uniform_family(sizes).counts(index)
-        assert macs(counts) == costs["macs"](counts)
-    assert make_call(uniform_family(sizes).counts(3))().shape == (1, 10)
-    assert macs(sizes) == costs["macs"](sizes)
 
 
 @pytest.mark.parametrize("round_to", [1, 4, 8])
@@ -220,13 +209,14 @@ def test_latency_is_the_median_corrected_for_drift():
     assert cost({"a": 4}) == 4, "twice the time, and so has the dense network"
 
 
-def test_latency_of_a_model_is_measured_on_the_small_one(trace, sizes):
-    shapes = []
-    make_call = model_call(MODEL, trace.groups, batch_size=2)
+def test_latency_of_a_function_is_measured_on_the_small_one(trace, sizes, network):
+    images = jnp.zeros((2, *MODEL.image_shape))
+    make_call = small_calls(
+        MODEL.apply, trace, network.params, images, statistics=network.statistics
+    )
     cost = latency_cost(make_call, sizes, num_calls=2, warm_up=1)
     assert cost({name: size // 2 for name, size in sizes.items()}) > 0.0
-    shapes.append(make_call({name: 2 for name in sizes})().shape)
-    assert shapes == [(2, 10)]
+    assert make_call({name: 2 for name in sizes})().shape == (2, 10)
 
 
 @pytest.mark.parametrize("unit", ["params", "macs", "bytes"])
@@ -293,7 +283,9 @@ RUN = {
 def test_experiments_solve_before_they_train():
     topology = make_topology("2", devices=jax.devices()[:2])
     experiment = make_experiment(resolve_config(RUN), topology)
-    macs = model_macs(experiment.model, experiment.trace.groups)
+    macs = model_budget(
+        experiment.config.sparsity, experiment.model, experiment.trace
+    ).costs["macs"]
     share = macs(experiment.keep_counts) / macs(experiment.sizes)
     assert 0.3 < share <= 0.4
     too_much = {**RUN["sparsity"], "sparsity": 0.9999}

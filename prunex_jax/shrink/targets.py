@@ -1,19 +1,32 @@
-"""Solves for kept channels in the unit of the user: the search.
+"""Kept channels for a target in the user's unit: work, size, bytes or time.
 
 `sparsity.families` lists the kept counts that one rule can give, each inside the next;
-a cost says what a set of counts costs; a binary search finds the largest that costs no
-more than the target. It knows neither networks nor clocks; `costs` does.
+a cost from `cost` says what a set of counts costs; `solve_keep_counts` finds the
+largest that costs no more than the target. A run asks its `Budget` once per stair.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.shrink.targets.costs import Cost, Memoised, Unit
-from prunex_jax.sparsity import CountFamily, ranked_family, uniform_family
+from prunex_jax.base.settings import SparsityConfig
+from prunex_jax.channels import ChannelTrace
+from prunex_jax.models import Model
+from prunex_jax.shrink.cost import Cost, Memoised, macs_cost, size_costs
+from prunex_jax.sparsity import (
+    CountFamily,
+    normalise_scores,
+    ranked_family,
+    uniform_family,
+)
+from prunex_jax.sparsity.budgets import keep_counts_at
 
+Unit = Literal["channels", "params", "macs", "bytes", "latency"]
 _NOUNS = {
     "channels": "channels",
     "params": "parameters",
@@ -130,7 +143,7 @@ def solve_keep_counts(
     Args:
       target: What may remain.
       costs: A function from kept counts to cost for the unit of the target; see
-        `size_costs`, `model_macs` and `latency_cost`.
+        `size_costs`, `macs_cost` and `latency_cost`.
       sizes: Number of channels per group.
       scores: float[size] per group, comparable between groups (`normalise_scores`);
         None gives every group the same density.
@@ -221,3 +234,77 @@ def _largest_within(
         else:
             above = middle
     return within
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Budget:
+    """What a run keeps, stage by stage, in the unit of its settings.
+
+    Attributes:
+      config: Settings; `unit` says what `sparsity` is a share of.
+      sizes: Channels of every group.
+      costs: By unit; that of `config.unit`, unless it is channels.
+    """
+
+    config: SparsityConfig
+    sizes: Mapping[str, int]
+    costs: Mapping[str, Cost]
+
+    def keep_counts_at(
+        self,
+        density: float,
+        scores: Mapping[str, np.ndarray] | None = None,
+        previous: Mapping[str, int] | None = None,
+    ) -> dict[str, int]:
+        """Kept channels of every group at one stage.
+
+        In channels, counts are rounded to the nearest; in other units they are the
+        largest within the share.
+
+        Args:
+          density: Share that is kept, of what `config.unit` counts.
+          scores: Squared channel norms summed over hosts, needed for a global budget.
+          previous: Counts of the stage before, which a global budget never exceeds.
+        Raises:
+          UserError: The share is out of reach.
+        """
+        config, ranked = self.config, None
+        if config.budget == "global" and scores is not None:
+            raw = {name: jnp.asarray(score) for name, score in scores.items()}
+            ranked = {n: np.asarray(s) for n, s in normalise_scores(raw).items()}
+        if config.unit == "channels" or density == 1.0:
+            return keep_counts_at(config, self.sizes, density, ranked, previous)
+        try:
+            solution = solve_keep_counts(
+                Target(config.unit, keep=density),
+                self.costs,
+                self.sizes,
+                scores=ranked,
+                previous=previous,
+                round_to=config.round_to,
+                exclude=config.exclude,
+            )
+        except UserError as error:
+            raise UserError(
+                f"config.sparsity.sparsity={config.sparsity:g} of "
+                f"config.sparsity.unit={config.unit!r}: {error}"
+            ) from error
+        return dict(solution.keep_counts)
+
+
+def model_budget(config: SparsityConfig, model: Model, trace: ChannelTrace) -> Budget:
+    """The budget of a run with one of our models.
+
+    Args:
+      config: What is pruned, and in which unit.
+      model: At full width.
+      trace: Its channel groups.
+    """
+    costs = size_costs(trace)
+    if config.unit == "macs":
+        params, statistics = jax.eval_shape(model.init, jax.random.key(0))
+        image = jax.ShapeDtypeStruct((1, *model.image_shape), np.float32)
+        costs["macs"] = macs_cost(
+            model.apply, trace, params, image, statistics=statistics
+        )
+    return Budget(config, {group.name: group.size for group in trace.groups}, costs)
