@@ -15,11 +15,11 @@ COMMANDS = {
         "Train a network into a run folder.",
     ),
     "export": (
-        "prunex_jax.train.export_command",
+        "prunex_jax.train.export",
         "Write the small network of a run as a folder of its own.",
     ),
     "evaluate": (
-        "prunex_jax.train.evaluate_export",
+        "prunex_jax.train.evaluate",
         "Read an exported network back and score it.",
     ),
     "advise": (

@@ -10,7 +10,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.export import export_model
-from prunex_jax.train.export_run import export_run
+from prunex_jax.train.export import export_run
 from prunex_jax.train.objective import Objective
 from prunex_jax.train.run import train
 from tests.helpers.tiny_runs import settings, tiny_networks

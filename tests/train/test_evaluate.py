@@ -17,12 +17,12 @@ from prunex_jax.base.trees import map_with_path
 from prunex_jax.data import Normalization
 from prunex_jax.export import export_model, read_model
 from prunex_jax.shrink import Network
-from prunex_jax.train import evaluate_export as evaluation
-from prunex_jax.train import export_run as trained
+from prunex_jax.train import evaluate as evaluation
 from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.export_command import main as export_main
-from prunex_jax.train.export_run import load_trained
+from prunex_jax.train.export import export_run, load_trained
+from prunex_jax.train.export import main as export_main
 from prunex_jax.train.run import train
+from prunex_jax.train.transitions import comparison_images
 from tests.helpers.tiny_runs import merged, tiny_networks
 
 # They train networks of several kinds first.
@@ -130,7 +130,7 @@ def test_preprocessing_of_the_manifest_is_that_of_the_trainer(run, exported):
     pixels = np.rint(load_digits().images * (255 / 16))[..., None]
     mean, std = (np.asarray(preprocessing[key]) for key in ("mean", "std"))
     prepared = (pixels / 255 - mean) / std
-    batch = trained.comparison_images(load_trained(run[1]).experiment.dataset)
+    batch = comparison_images(load_trained(run[1]).experiment.dataset)
     distances = np.abs(prepared[:, None] - batch[None, :4]).max(axis=(2, 3, 4))
     assert np.all(distances.min(axis=0) < 1e-5)
 
@@ -159,7 +159,7 @@ def test_a_run_is_only_read_also_while_it_is_saving(run, tmp_path):
     with open(live / "metrics.jsonl", "a") as file:
         file.write('{"step": 13, "lo')
     before = {p: p.stat().st_mtime_ns for p in sorted(live.rglob("*"))}
-    manifest = trained.export_run(live, tmp_path / "m")
+    manifest = export_run(live, tmp_path / "m")
     assert {p: p.stat().st_mtime_ns for p in sorted(live.rglob("*"))} == before
     assert manifest["metrics"]["summary"] is None
     assert manifest["trained"]["step"] == STEPS
@@ -175,7 +175,7 @@ RUNS = {
 @pytest.mark.parametrize("kind", RUNS)
 def test_runs_of_all_kinds_are_exported(kind, tmp_path):
     result = train(settings(**RUNS[kind]), tmp_path / "run")
-    manifest = trained.export_run(tmp_path / "run", tmp_path / "m")
+    manifest = export_run(tmp_path / "run", tmp_path / "m")
     summary = result.summary
     assert manifest["certificate"]["is_equal"]
     assert manifest["certificate"]["num_gradients"] == summary["params_kept"]

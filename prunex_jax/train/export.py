@@ -1,26 +1,36 @@
-"""Exports what a run of the trainer has learned, from one of its checkpoints.
+"""Exports what a run has learned, from one of its checkpoints.
 
-    config.json -> experiment -> checkpoint -> network -> mask -> shrink -> certify
-                -> export
+    prunex-jax export --workdir=FOLDER --out=FOLDER [--step=N]
+        [--data_dir=FOLDER] [--overwrite] [--compare=1,8,64] [--quiet]
 
-The run may have ended, been stopped, or still be training: its folder is only read. It
-is rebuilt on as many devices as it had, which the command line simulates on the CPU.
+Makes a folder of what a run has learned: its network without the dead channels, as
+safetensors, a StableHLO program and a JSON manifest, for use without this package. The
+run may have ended, been stopped, or still be training; its folder is only read. Masked
+and shrunk network are compared first, forward and gradients, and nothing is written if
+they differ. --compare also measures both on this device and prints a table. Exit code
+0: written; 2: bad input.
+
+The run is rebuilt on as many devices as it had, simulated on the CPU:
+
+    config.json -> experiment -> checkpoint -> network -> make_cut -> certify -> export
 """
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DistillConfig
+from prunex_jax.base.settings import DistillConfig, TopologyConfig
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import Dataset
 from prunex_jax.export.folder import check_target, export_model
-from prunex_jax.mesh import make_topology
+from prunex_jax.mesh import LaunchFlags, make_topology, start_processes
 from prunex_jax.shrink import (
     Certificate,
     Cut,
@@ -40,52 +50,29 @@ from prunex_jax.train.transitions import (
     saved_handover,
 )
 
+COMMAND = Command(
+    text=str(__doc__),
+    flags=(
+        Flag("workdir", "", "Run folder.", is_required=True),
+        Flag("out", "", "Folder to make.", is_required=True),
+        Flag("step", -1, "Checkpoint to export; -1 takes the newest."),
+        Flag("data_dir", "", "Where the data set lies, if not where the run found it."),
+        Flag("overwrite", False, "Replace an earlier export in --out."),
+        Flag("compare", "", "Batch sizes, as in 1,8,64, for which both are measured."),
+        Flag("quiet", False, "Print nothing but errors."),
+    ),
+)
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TrainedNetwork:
-    """What a checkpoint stands for.
 
-    Attributes:
-      experiment: The run with its full network.
-      step: Steps done.
-      masked: Full widths, dead channels zero.
-      shrunk: Cut widths.
-      cut: Which channels are kept.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and exports.
+
+    Args:
+      arguments: The command line without the program's name; None takes the real one.
+    Returns:
+      The exit code.
     """
-
-    experiment: Experiment
-    step: int
-    masked: Network
-    shrunk: Network
-    cut: Cut
-
-    def certify(self) -> Certificate:
-        """Compares the masked and the shrunk network on images of the run."""
-        return certify_networks(
-            self.masked,
-            self.shrunk,
-            self.cut,
-            comparison_images(self.experiment.dataset),
-        )
-
-    def compare(self, batch_sizes: Sequence[int]) -> Comparison:
-        """Measures full and small network on this device."""
-        full, small = (
-            Subject(network.model.apply, (network.params, network.statistics))
-            for network in (self.masked, self.shrunk)
-        )
-        images = comparison_images(self.experiment.dataset)
-        return compare(full, small, images, batch_sizes=batch_sizes)
-
-
-def num_devices_of_run(workdir: str | Path) -> int:
-    """Devices on which a run was trained, over all its hosts.
-
-    Raises:
-      UserError: The folder is not that of a run.
-    """
-    hosts, per_host = _mesh_of_run(Path(workdir).expanduser())
-    return hosts * per_host
+    return run_command(COMMAND, _export, arguments)
 
 
 def export_run(
@@ -112,56 +99,72 @@ def export_run(
     """
     check_target(folder, overwrite)  # Before all that takes time.
     trained = load_trained(workdir, step=step, data_dir=data_dir)
-    return export_trained(trained, workdir, folder, overwrite=overwrite)
+    return trained.export(folder, overwrite=overwrite)
 
 
-def export_trained(
-    trained: TrainedNetwork,
-    workdir: str | Path,
-    folder: str | Path,
-    *,
-    overwrite: bool = False,
-) -> dict[str, Any]:
-    """Exports a network that was loaded from a run.
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedNetwork:
+    """What a checkpoint stands for.
 
-    Args:
-      trained: From `load_trained`.
-      workdir: The run folder, for its settings and metrics.
-      folder: Where the export goes.
-      overwrite: Replace an earlier export.
-    Returns:
-      The manifest.
-    Raises:
-      UserError: The cut is not exact, or the export cannot be written.
+    Attributes:
+      workdir: The run folder.
+      experiment: The run with its full network.
+      step: Steps done.
+      masked: Full widths, dead channels zero.
+      shrunk: Cut widths.
+      cut: Which channels are kept.
     """
-    path = Path(workdir).expanduser()
-    experiment, shrunk = trained.experiment, trained.shrunk
-    model = shrunk.model
 
-    def apply(tree: PyTree, images: jax.Array) -> jax.Array:
-        return model.apply(tree["params"], tree["statistics"], images)
+    workdir: Path
+    experiment: Experiment
+    step: int
+    masked: Network
+    shrunk: Network
+    cut: Cut
 
-    return export_model(
-        folder,
-        apply,
-        {"params": shrunk.params, "statistics": shrunk.statistics},
-        [comparison_images(experiment.dataset)],
-        certificate=trained.certify(),
-        groups=experiment.trace.groups,
-        masks=trained.cut.masks,
-        about={
-            "trained": {
-                "workdir": path.name,
-                "step": trained.step,
-                "num_steps": experiment.plan.total_steps,
-                "method": experiment.method.name,
+    def certify(self) -> Certificate:
+        """Compares the masked and the shrunk network on images of the run."""
+        images = comparison_images(self.experiment.dataset)
+        return certify_networks(self.masked, self.shrunk, self.cut, images)
+
+    def compare(self, batch_sizes: Sequence[int]) -> Comparison:
+        """Measures full and small network on this device."""
+        full, small = (
+            Subject(network.model.apply, (network.params, network.statistics))
+            for network in (self.masked, self.shrunk)
+        )
+        images = comparison_images(self.experiment.dataset)
+        return compare(full, small, images, batch_sizes=batch_sizes)
+
+    def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
+        """Exports the shrunk network; see `export_run`."""
+        experiment, shrunk = self.experiment, self.shrunk
+        model, workdir = shrunk.model, self.workdir
+
+        def apply(tree: PyTree, images: jax.Array) -> jax.Array:
+            return model.apply(tree["params"], tree["statistics"], images)
+
+        return export_model(
+            folder,
+            apply,
+            {"params": shrunk.params, "statistics": shrunk.statistics},
+            [comparison_images(experiment.dataset)],
+            certificate=self.certify(),
+            groups=experiment.trace.groups,
+            masks=self.cut.masks,
+            about={
+                "trained": {
+                    "workdir": workdir.name,
+                    "step": self.step,
+                    "num_steps": experiment.plan.total_steps,
+                    "method": experiment.method.name,
+                },
+                "dataset": _described_dataset(experiment.dataset),
+                "metrics": _metrics(workdir, self.step),
+                "config": config_to_dict(resolve_config(_read_json(workdir / CONFIG))),
             },
-            "dataset": describe_dataset(experiment.dataset),
-            "metrics": _metrics(path, trained.step),
-            "config": config_to_dict(resolve_config(_read_json(path / CONFIG))),
-        },
-        overwrite=overwrite,
-    )
+            overwrite=overwrite,
+        )
 
 
 def load_trained(
@@ -198,17 +201,55 @@ def load_trained(
         widened = cut.put(network.params), cut.put_statistics(network.statistics)
         pair = Network(full.model, *widened), network
     masked, shrunk = map(_on_host, pair)
-    return TrainedNetwork(full, int(extra["step"]), masked, shrunk, cut)
+    return TrainedNetwork(path, full, int(extra["step"]), masked, shrunk, cut)
 
 
-def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """What a reader has to do to images, and what the classes mean.
+def _export(values: Values, rest: list[str]) -> None:
+    del rest
+    # As many devices as the run had, whatever this machine has.
+    hosts, per_host = _mesh_of_run(Path(values.workdir).expanduser())
+    topology = TopologyConfig(cpu_devices=hosts * per_host)
+    start_processes(topology, LaunchFlags(launcher="none"))
+    batch_sizes = _batch_sizes(values.compare)
+    check_target(values.out, values.overwrite)  # Before all that takes time.
+    step = None if values.step < 0 else values.step
+    trained = load_trained(values.workdir, step=step, data_dir=values.data_dir)
+    manifest = trained.export(values.out, overwrite=values.overwrite)
+    if not values.quiet:
+        sys.stdout.write(_described(manifest, values.out))
+    if batch_sizes:
+        sys.stdout.write("\n" + trained.compare(batch_sizes).format() + "\n")
 
-    Args:
-      dataset: As the trainer opened it.
-    Returns:
-      Plain values.
-    """
+
+def _batch_sizes(text: str) -> list[int]:
+    numbers = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(number.isdecimal() and int(number) for number in numbers):
+        raise UserError(
+            f"--compare={text} is no list of batch sizes; write them as in 1,8,64"
+        )
+    return [int(number) for number in numbers]
+
+
+def _described(manifest: Mapping[str, Any], folder: str) -> str:
+    """Says in a few lines what was exported."""
+    trained, certificate = manifest["trained"], manifest["certificate"]
+    channels, program = manifest["channels"], manifest["program"]
+    total = sum(group["size"] for group in channels)
+    kept = sum(len(group["kept"]) for group in channels)
+    lines = [
+        f"exported  step {trained['step']} of {trained['num_steps']} to {folder}",
+        f"channels  {kept} of {total} kept",
+        f"equal     masked and shrunk differ by {certificate['forward_error']:.1e} "
+        f"(outputs) and {certificate['gradient_error']:.1e} (gradients), relative",
+        f"program   {program['inputs'][0]} -> {program['outputs']} on "
+        f"{', '.join(program['platforms'])}",
+        f"check it  python -m prunex_jax evaluate --model={folder}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _described_dataset(dataset: Dataset) -> dict[str, Any]:
+    """What a reader has to do to images, and what the classes mean."""
     height, width, channels = dataset.image_shape
     return {
         "name": dataset.name,
@@ -299,3 +340,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} is no JSON object; give the --workdir of a run")
     return content
+
+
+if __name__ == "__main__":
+    sys.exit(main())
