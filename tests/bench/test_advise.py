@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.helpers.tiny_network  # noqa: F401
 from prunex_jax.bench import advise as command
 from prunex_jax.bench.advise import (
     Advice,
@@ -22,7 +23,6 @@ from prunex_jax.bench.links.probe import ProbedLink
 from prunex_jax.mesh import make_topology
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment
-from tests.helpers.tiny_runs import tiny_networks
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEMO = [
@@ -149,8 +149,8 @@ def test_the_command_measures_and_advises(names, monkeypatch, tmp_path, capsys):
     is_measured = len(names) > 1
     out = tmp_path / "advice.json"
     measure = ["--measure"] if is_measured else []
-    with tiny_networks():
-        code = main([*DEMO, "--seconds=1", f"--out={out}", *measure])
+    network = ["--config.model.name=tiny", "--config.model.width=1.0"]
+    code = main([*DEMO, *network, "--seconds=1", f"--out={out}", *measure])
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert "host axis: " in shown.out and "device axis: " in shown.out

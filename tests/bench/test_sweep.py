@@ -31,7 +31,7 @@ from prunex_jax.shrink.targets import model_budget
 from prunex_jax.train.command import main as train_main
 from prunex_jax.train.experiment import trace_model
 from tests.helpers.common import ROOT
-from tests.helpers.tiny_runs import SETTINGS, merged, tiny_networks, write_config
+from tests.helpers.tiny_runs import SETTINGS, merged, write_config
 
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 LIBRARY = ("rows",)  # Imported by sweeps.
@@ -64,8 +64,7 @@ def trained(tmp_path_factory):
         health_rows=("hsadmm",),
     )
     runs, said = runs_of(sweep, folder, folder / "runs"), []
-    with tiny_networks():
-        failed = run_missing(runs, said.append, in_this_process)
+    failed = run_missing(runs, said.append, in_this_process)
     assert not failed, said
     return sweep, folder, runs, said
 

@@ -16,7 +16,7 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.run import train
-from tests.helpers.tiny_runs import settings, tiny_networks
+from tests.helpers.tiny_runs import settings
 
 SORTED = DataConfig(
     name="synthetic",
@@ -261,8 +261,7 @@ def tiny(**changes):
 
 def test_devices_of_a_host_get_its_shard_only() -> None:
     config = resolve_config(tiny(topology={"layout": "4"}, data={"augment": "none"}))
-    with tiny_networks():
-        experiment = make_experiment(config, make_topology("4"))
+    experiment = make_experiment(config, make_topology("4"))
     split, mesh = experiment.dataset.train, experiment.mesh
     shards = make_shards(split.labels(), 4, config.data)
     images = split.normalization.apply(split.read(np.arange(len(split)))[0])
@@ -280,7 +279,7 @@ def test_devices_of_a_host_get_its_shard_only() -> None:
 
 def test_shards_that_need_labels_are_refused_before_a_run() -> None:
     config = resolve_config(tiny(data={"loader": "grain"}))
-    with tiny_networks(), pytest.raises(UserError, match="'train' is not in memory"):
+    with pytest.raises(UserError, match="'train' is not in memory"):
         make_experiment(config, make_topology("2"))
 
 
@@ -303,17 +302,16 @@ def states_up_to_step_5(values, workdir) -> dict[int, dict]:
 
 
 def test_a_run_on_shards_resumes_bit_for_bit_on_as_many_hosts(tmp_path, capsys) -> None:
-    with tiny_networks():
-        whole = states_up_to_step_5(tiny(), tmp_path)
-        shown = capsys.readouterr().out
-        assert "shards    label_sorted: each of 2 hosts has 115 training" in shown
-        for changes, key in (
-            ({"data": {"shards": "dirichlet"}}, "data.shards"),
-            ({"topology": {"layout": "4"}}, "topology.devices_per_host"),
-        ):
-            with pytest.raises(UserError, match=f"holds a run with {key}="):
-                train(tiny(**changes), tmp_path)
-        resumed = states_up_to_step_5(tiny(), tmp_path)
+    whole = states_up_to_step_5(tiny(), tmp_path)
+    shown = capsys.readouterr().out
+    assert "shards    label_sorted: each of 2 hosts has 115 training" in shown
+    for changes, key in (
+        ({"data": {"shards": "dirichlet"}}, "data.shards"),
+        ({"topology": {"layout": "4"}}, "topology.devices_per_host"),
+    ):
+        with pytest.raises(UserError, match=f"holds a run with {key}="):
+            train(tiny(**changes), tmp_path)
+    resumed = states_up_to_step_5(tiny(), tmp_path)
     assert sorted(resumed) == [3, 4, 5]
     for step, params in resumed.items():
         jax.tree.map(np.testing.assert_array_equal, params, whole[step])

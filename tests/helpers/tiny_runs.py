@@ -1,18 +1,15 @@
-"""Whole runs in little time: networks that compile quickly, and their settings."""
+"""Whole runs in little time, in this process and in others."""
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from prunex_jax.models import Model, make_resnet_spec
+import tests.helpers.tiny_network  # noqa: F401
 from tests.helpers.common import ROOT, free_port
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -24,7 +21,7 @@ ROUNDING = 1e-3
 SETTINGS = {
     "topology": {"layout": "2"},
     "data": {"name": "digits", "batch_size": 32, "augment": "shift"},
-    "model": {"name": "resnet20", "width": 0.5},
+    "model": {"name": "tiny"},
     "sparsity": {"num_stairs": 2},
     "run": {"steps": 26, "log_every_steps": 3, "checkpoint_every_steps": 5},
 }
@@ -38,19 +35,6 @@ def merged(settings: Settings, changes: Settings) -> dict[str, dict[str, Any]]:
     return result
 
 
-@contextlib.contextmanager
-def tiny_networks() -> Iterator[None]:
-    """Makes every network a residual one of two blocks, which compiles quickly."""
-
-    def make_tiny(config, image_shape, num_classes):
-        spec = make_resnet_spec("cifar", stage_blocks=(1, 1), stage_widths=(8, 16))
-        return Model(spec, image_shape, num_classes, config.compute_dtype)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prunex_jax.train.experiment.make_model", make_tiny)
-        yield
-
-
 def settings(**changes):
     """The small experiment, with some sections changed."""
     return merged(SETTINGS, changes)
@@ -60,6 +44,7 @@ def write_config(folder: Path, values: dict) -> Path:
     """A config file that the command line can load."""
     path = folder / "settings.py"
     path.write_text(
+        "import tests.helpers.tiny_network\n"
         "from prunex_jax.train.config import default_config\n\n\n"
         "def get_config():\n"
         "    config = default_config()\n"

@@ -18,7 +18,7 @@ from prunex_jax.mesh import (
 )
 from prunex_jax.train.run import train
 from tests.helpers.common import MESH, make_mesh
-from tests.helpers.tiny_runs import rows_of, settings, tiny_networks
+from tests.helpers.tiny_runs import rows_of, settings
 
 AXES = (HOST_AXIS, DEVICE_AXIS)
 SHAPES = ((2, 2), (4, 1), (1, 4), (2, 4))
@@ -134,12 +134,11 @@ def test_a_run_is_the_run_of_the_real_mesh(name, tmp_path):
         "optimizer": {"learning_rate": 0.01},
     }
     summaries, rows = [], []
-    with tiny_networks():
-        for topology in ({"layout": "2", "cpu_devices": 8}, {"simulated": "2x4"}):
-            place = tmp_path / str(len(rows))
-            values = settings(topology={"layout": "auto", **topology}, **changes)
-            summaries.append(train(values, place).summary)
-            rows.append(rows_of(place))
+    for topology in ({"layout": "2", "cpu_devices": 8}, {"simulated": "2x4"}):
+        place = tmp_path / str(len(rows))
+        values = settings(topology={"layout": "auto", **topology}, **changes)
+        summaries.append(train(values, place).summary)
+        rows.append(rows_of(place))
     real, simulated = summaries
     same = ("host_wire_bytes", "num_rounds", "params_kept", "hosts", "devices_per_host")
     assert {key: real[key] for key in same} == {key: simulated[key] for key in same}

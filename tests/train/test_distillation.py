@@ -13,16 +13,10 @@ from prunex_jax.export import export_model
 from prunex_jax.train.export import export_run
 from prunex_jax.train.objective import Objective
 from prunex_jax.train.run import train
-from tests.helpers.tiny_runs import settings, tiny_networks
+from tests.helpers.tiny_runs import settings
 
 FAVOURITE = 3
 DIGITS = {"mean": [0.0], "std": [1.0]}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def tiny():
-    with tiny_networks():
-        yield
 
 
 def teacher_at(folder, shape=(8, 8, 1), classes=10, about=None):

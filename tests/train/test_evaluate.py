@@ -23,7 +23,7 @@ from prunex_jax.train.export import export_run, load_trained
 from prunex_jax.train.export import main as export_main
 from prunex_jax.train.run import train
 from prunex_jax.train.transitions import comparison_images
-from tests.helpers.tiny_runs import merged, tiny_networks
+from tests.helpers.tiny_runs import merged
 
 # They train networks of several kinds first.
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ STEPS = 20
 SETTINGS = {
     "topology": {"layout": "2"},
     "data": {"name": "digits", "batch_size": 32},
-    "model": {"name": "resnet20"},
+    "model": {"name": "tiny"},
     "sparsity": {"num_stairs": 1, "start_share": 0.1, "freeze_share": 0.25},
     "run": {
         "steps": STEPS,
@@ -43,12 +43,6 @@ SETTINGS = {
         "checkpoints_kept": 9,
     },
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def tiny():
-    with tiny_networks():
-        yield
 
 
 def settings(**changes):

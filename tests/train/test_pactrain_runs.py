@@ -14,7 +14,7 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.run import train
-from tests.helpers.tiny_runs import merged, rows_of, settings, tiny_networks
+from tests.helpers.tiny_runs import merged, rows_of, settings
 
 NUM_STEPS = 8
 RESUMED_AT = 4
@@ -32,12 +32,6 @@ def pactrain(**changes):
     )
     values["method"] = {"name": "pactrain"}
     return merged(values, changes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _tiny():
-    with tiny_networks():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.phases import Trigger, parse_phases
 from prunex_jax.train.run import train
 from prunex_jax.train.transitions import change_method
-from tests.helpers.tiny_runs import merged, rows_of, settings, tiny_networks
+from tests.helpers.tiny_runs import merged, rows_of, settings
 
 NUM_STEPS = 24
 CHANGE = 8
@@ -35,12 +35,6 @@ def scheduled(*schedule, **changes):
     )
     values["method"] = {"schedule": schedule, "local_sgd": {"sync_period": 4}}
     return merged(values, changes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _tiny():
-    with tiny_networks():
-        yield
 
 
 def assert_same_bits(found, wanted):

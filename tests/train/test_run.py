@@ -22,7 +22,6 @@ from tests.helpers.tiny_runs import (
     rows_of,
     settings,
     start,
-    tiny_networks,
     wait_for_rows,
 )
 
@@ -38,18 +37,11 @@ def final_params(values: dict, workdir: Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat}
 
 
-@pytest.fixture
-def _tiny():
-    with tiny_networks():
-        yield
-
-
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """One run of a tiny network without interruption, in this process."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
-    with tiny_networks():
-        return train(SETTINGS, workdir), workdir
+    return train(SETTINGS, workdir), workdir
 
 
 def test_summary_says_what_the_contract_asks(whole_run):
@@ -89,7 +81,6 @@ def test_metrics_are_one_row_per_logged_step(whole_run):
     assert {"host_drift", "primal_residual", "sparsity"} <= set(rows[0])
 
 
-@pytest.mark.usefixtures("_tiny")
 def test_same_command_again_changes_nothing(whole_run):
     result, workdir = whole_run
     again = train(SETTINGS, workdir)
@@ -190,7 +181,6 @@ def test_variants_train_to_the_end(variant, tmp_path):
         assert summary["host_wire_bytes"] == 0
 
 
-@pytest.mark.usefixtures("_tiny")
 def test_divergence_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
     values = settings(
         optimizer={"learning_rate": 1e30, "warmup_share": 0.5},
@@ -202,7 +192,6 @@ def test_divergence_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
-@pytest.mark.usefixtures("_tiny")
 def test_copies_that_leave_their_consensus_stop_the_run(tmp_path):
     """Every loss is finite here; only the drift says that the run is lost."""
     values = settings(
@@ -215,7 +204,6 @@ def test_copies_that_leave_their_consensus_stop_the_run(tmp_path):
     assert all(row["host_drift"] <= 1e-3 for row in rows_of(tmp_path / "run"))
 
 
-@pytest.mark.usefixtures("_tiny")
 def test_a_run_that_chooses_settings_leaves_the_test_split_alone(tmp_path, monkeypatch):
     def refuse(split, *args, **kwargs):
         assert split.name != "test"

@@ -29,7 +29,6 @@ from tests.helpers.tiny_runs import (
     settings,
     start,
     start_two,
-    tiny_networks,
 )
 
 # Rounds of four steps: the mask freezes in the one that ends at step 12.
@@ -41,7 +40,6 @@ def shrinking(share=0.5, **changes):
     """Settings of a small run that shrinks at step 16, or at its end with share 1."""
     values = settings(
         sparsity={**SHRINKING, "shrink_share": share, "num_stairs": 1},
-        model={"width": 0.5},
         run={
             "steps": NUM_STEPS,
             "log_every_steps": 4,
@@ -52,12 +50,6 @@ def shrinking(share=0.5, **changes):
         optimizer={"learning_rate": 0.001},
     )
     return merged(values, changes)
-
-
-@pytest.fixture
-def tiny():
-    with tiny_networks():
-        yield
 
 
 def experiment_of(values):
@@ -130,7 +122,7 @@ EXHAUSTIVE_FORMS = (
         for form in FORMS
     ],
 )
-def test_cutting_and_training_commute(form, tiny, tmp_path):
+def test_cutting_and_training_commute(form, tmp_path):
     """Cut and train on, or train on and cut: everything is the same, to rounding.
 
     Parameters, moments, consensus, duals and statistics, on 2 hosts x 4 devices; 12
@@ -303,7 +295,7 @@ def test_steps_and_exchanges_are_those_of_the_small_network(whole_run):
         assert word not in texts[1], "nothing is left to choose or to compact"
 
 
-def test_a_part_that_cannot_be_cut_is_named(tiny, monkeypatch):
+def test_a_part_that_cannot_be_cut_is_named(monkeypatch):
     """An optimizer that keeps one number per output channel, not one per weight."""
 
     def make_odd(config, learning_rate):
@@ -335,7 +327,7 @@ def test_a_part_that_cannot_be_cut_is_named(tiny, monkeypatch):
     ],
 )
 def test_what_cannot_shrink_is_refused_before_anything_is_written(
-    changes, text, tiny, tmp_path
+    changes, text, tmp_path
 ):
     with pytest.raises(UserError, match=text):
         train(shrinking(**changes), tmp_path / "run")
@@ -343,7 +335,7 @@ def test_what_cannot_shrink_is_refused_before_anything_is_written(
 
 
 @pytest.mark.slow
-def test_a_network_that_loses_nothing_goes_on(tiny, tmp_path):
+def test_a_network_that_loses_nothing_goes_on(tmp_path):
     """All groups are left dense: the event cuts nothing and changes nothing."""
     values = shrinking(sparsity={"exclude": ("blocks", "stem")}, run={"steps": 20})
     summary = train(values, tmp_path / "run").summary
