@@ -1,19 +1,22 @@
 """The rules of the code's structure that a machine can check.
 
 Import directions are checked by import-linter (`make check`); here: who owns which
-outside dependency, and how long files and functions are.
+outside dependency, who communicates, and what is documented and annotated.
 """
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.helpers.common import ROOT, run_script
 
 PACKAGE = ROOT / "prunex_jax"
-FILES = sorted(PACKAGE.rglob("*.py"))
+# Path below the package -> its program.
+TREES = {
+    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
 
 # Outside dependency -> the only modules that may import it.
 OWNERS = {
@@ -42,10 +45,6 @@ COLLECTIVES = {
 COLLECTIVE_OWNERS = {"comm/collectives.py", "models/layers.py"}
 
 
-def name_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
-
-
 def imported(tree: ast.AST) -> Iterator[str]:
     """Top-level names of all imports, also those inside functions."""
     for node in ast.walk(tree):
@@ -55,31 +54,52 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_outside_dependencies_have_one_owner(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    for dependency in set(imported(tree)) & set(OWNERS):
-        assert name_of(path) in OWNERS[dependency], f"{dependency} has another owner"
+def test_outside_dependencies_have_one_owner() -> None:
+    wrong = [
+        f"{name} imports {dependency}"
+        for name, tree in TREES.items()
+        for dependency in sorted(set(imported(tree)) & set(OWNERS))
+        if name not in OWNERS[dependency]
+    ]
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_only_owners_communicate(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    called = {
-        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-    } & COLLECTIVES
-    assert not called or name_of(path) in COLLECTIVE_OWNERS, called
+def test_only_owners_communicate() -> None:
+    wrong = [
+        f"{name}:{node.lineno} has {node.attr}"
+        for name, tree in TREES.items()
+        if name not in COLLECTIVE_OWNERS
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in COLLECTIVES
+    ]
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_public_functions_are_documented_and_annotated(path: Path) -> None:
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            assert ast.get_docstring(node), f"{node.name} has no docstring"
-            assert node.returns is not None, f"{node.name} says nothing of its result"
-            given = [*node.args.args, *node.args.kwonlyargs]
-            bare = [a.arg for a in given if a.annotation is None]
-            assert not bare, f"{node.name}: {bare} have no annotation"
+def test_public_functions_are_documented_and_annotated() -> None:
+    wrong = []
+    for name, tree in TREES.items():
+        for node in tree.body:
+            if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            bare = [
+                argument.arg
+                for argument in [*node.args.args, *node.args.kwonlyargs]
+                if argument.annotation is None
+            ]
+            if not ast.get_docstring(node) or node.returns is None or bare:
+                wrong.append(f"{name}: {node.name} {bare}")
+    assert not wrong
+
+
+def test_the_import_contract_has_a_level_for_every_room() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert sorted(contract["layers"]) == sorted(rooms | {"__main__"})
+    assert contract["exhaustive"] and not contract["ignore_imports"]
+    for room in rooms:
+        text = (PACKAGE / room / "__init__.py").read_text()
+        assert ast.get_docstring(ast.parse(text)), f"{room} says nothing of itself"
 
 
 def test_hosts_of_a_study_need_the_standard_library_only(tmp_path: Path) -> None:

@@ -32,12 +32,15 @@ class LaunchFlags:
       num_processes: Processes of the run; 0 when not said.
       process_id: This process among them; -1 when not said.
       launcher: auto, none, slurm, openmpi or kubernetes.
+      owns_process: Whether a command of this package runs, and nobody else's program,
+        so that settings of the whole process may be made for its speed.
     """
 
     coordinator: str = ""
     num_processes: int = 0
     process_id: int = -1
     launcher: str = "auto"
+    owns_process: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

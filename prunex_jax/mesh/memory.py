@@ -1,7 +1,7 @@
 """Makes this process keep the memory that jax frees on CPU, for its next step.
 
-It owns the settings of the C library's allocator. It leaves GPU memory, which XLA pools
-by itself, alone. In the flow `start` calls it, when a run's devices are known.
+`start_processes` calls it for the commands of this package: the allocator belongs to
+the whole process, which is not ours where `train` is called by somebody's program.
 """
 
 import ctypes

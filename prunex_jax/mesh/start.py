@@ -33,7 +33,8 @@ def start_processes(
     Args:
       config: `cpu_devices` > 0 asks for that many virtual CPU devices in each
         process, and for no other platform.
-      flags: What the user said about the processes.
+      flags: What the user said about the processes. Where the process is a command's
+        own, it keeps freed memory on CPU; see `keep_freed_memory`.
       environ: Environment variables.
 
     Returns:
@@ -55,7 +56,7 @@ def start_processes(
         _join(launch)
     if config.cpu_devices:
         _check_cpu_devices(config.cpu_devices)
-    if jax.default_backend() == "cpu":
+    if flags.owns_process and jax.default_backend() == "cpu":
         keep_freed_memory(environ)
     return launch
 

@@ -145,6 +145,7 @@ def given_launch(values: Values) -> LaunchFlags:
         num_processes=values.num_processes,
         process_id=values.process_id,
         launcher=values.launcher,
+        owns_process=True,
     )
 
 

@@ -209,7 +209,7 @@ def _export(values: Values, rest: list[str]) -> None:
     # As many devices as the run had, whatever this machine has.
     hosts, per_host = _mesh_of_run(Path(values.workdir).expanduser())
     topology = TopologyConfig(cpu_devices=hosts * per_host)
-    start_processes(topology, LaunchFlags(launcher="none"))
+    start_processes(topology, LaunchFlags(launcher="none", owns_process=True))
     batch_sizes = _batch_sizes(values.compare)
     check_target(values.out, values.overwrite)  # Before all that takes time.
     step = None if values.step < 0 else values.step

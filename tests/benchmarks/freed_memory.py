@@ -75,7 +75,7 @@ def _wait_for_step(process: subprocess.Popen[str]) -> None:
 def take_steps() -> None:
     """Takes a training step for every line that is read, and answers by one."""
     config = resolve_config(SETTINGS)
-    start_processes(config.topology, LaunchFlags())
+    start_processes(config.topology, LaunchFlags(owns_process=True))
     topology = make_topology(config.topology.layout)
     programs = make_experiment(config, topology).programs
     sharding = jax.sharding.NamedSharding(topology.mesh, jax.P(("host", "device")))

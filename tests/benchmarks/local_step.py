@@ -34,7 +34,7 @@ SETTINGS = {
 def main() -> None:
     """Times both kinds of step and prints the ratio, pair by pair."""
     config = resolve_config(SETTINGS)
-    start_processes(config.topology, LaunchFlags())
+    start_processes(config.topology, LaunchFlags(owns_process=True))
     topology = make_topology("1", devices=jax.devices()[:1])
     experiment = make_experiment(config, topology)
     batch = _batch(experiment)

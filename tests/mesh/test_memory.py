@@ -6,6 +6,9 @@ import platform
 
 import pytest
 
+from prunex_jax.base.command import Values
+from prunex_jax.mesh import LaunchFlags
+from prunex_jax.train.command import given_launch
 from tests.helpers.common import run_script
 
 pytestmark = pytest.mark.skipif(
@@ -14,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 # Takes and frees buffers as a step does, and counts the pages the kernel maps for it.
 STEPS = """
-import ctypes, json, resource
+import ctypes, json, os, resource
 from pathlib import Path
 import jax
 from prunex_jax.base.settings import TopologyConfig
@@ -37,7 +40,8 @@ def resident_bytes():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
-start_processes(TopologyConfig(cpu_devices=2), LaunchFlags())
+flags = LaunchFlags(owns_process=os.environ["OWNS_PROCESS"] == "yes")
+start_processes(TopologyConfig(cpu_devices=2), flags)
 faults = [faults_of_a_step() for _ in range(4)]
 kept = resident_bytes()
 return_freed_memory()
@@ -46,9 +50,10 @@ print(json.dumps({"faults": faults[1:], "returned": kept - resident_bytes()}))
 PAGES = 128 * 2**20 // os.sysconf("SC_PAGESIZE")
 
 
-def run_steps(folder, **environment):
+def run_steps(folder, owns_process=True, **environment):
     script = folder / "steps.py"
     script.write_text(STEPS)
+    environment["OWNS_PROCESS"] = "yes" if owns_process else "no"
     return json.loads(run_script(script, **environment))
 
 
@@ -56,6 +61,17 @@ def test_later_steps_use_the_memory_of_earlier_ones(tmp_path):
     result = run_steps(tmp_path)
     assert max(result["faults"]) < PAGES // 100, "the kernel maps it in every step"
     assert result["returned"] > 0.9 * 128 * 2**20, "what was freed cannot be returned"
+
+
+def test_the_process_of_somebodys_program_is_left_as_it_is(tmp_path):
+    # Huge pages, where the kernel gives them, are fewer than these.
+    assert min(run_steps(tmp_path, owns_process=False)["faults"]) > PAGES // 600
+
+
+def test_commands_own_their_process_and_calls_of_the_library_do_not():
+    assert not LaunchFlags().owns_process
+    flags = {"coordinator": "", "num_processes": 0, "process_id": -1}
+    assert given_launch(Values(**flags, launcher="auto")).owns_process
 
 
 @pytest.mark.parametrize(
