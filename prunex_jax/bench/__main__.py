@@ -42,15 +42,15 @@ from prunex_jax.bench.links.processes import ProcessFailedError
 from prunex_jax.bench.links.records import Record, forget_study
 from prunex_jax.bench.links.runner import run_study
 from prunex_jax.bench.links.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
-from prunex_jax.bench.study import UNLIMITED, Study, load_study, narrow_study
-from prunex_jax.bench.study_report import (
+from prunex_jax.bench.report.steps import byte_disagreements
+from prunex_jax.bench.report.study import (
     ENVIRONMENT_FILE,
     HELD_OUT_KEY,
     TARGETS_KEY,
     read_findings,
     write_report,
 )
-from prunex_jax.bench.tables import byte_disagreements
+from prunex_jax.bench.study import UNLIMITED, Study, load_study, narrow_study
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 
 COMMAND = Command(

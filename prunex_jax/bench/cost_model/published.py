@@ -28,8 +28,8 @@ from prunex_jax.bench.cost_model.scaling import (
     megabits_for,
 )
 from prunex_jax.bench.cost_model.step_time import Link, Traffic, steady_traffic
-from prunex_jax.bench.model_tables import Extrapolation
-from prunex_jax.bench.places import DENSE
+from prunex_jax.bench.report.cost import Extrapolation
+from prunex_jax.bench.report.places import DENSE
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.methods import Recipe, make_method
 from prunex_jax.models import make_model

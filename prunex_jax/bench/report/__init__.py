@@ -1,6 +1,8 @@
-"""Tables, pages and pictures of what was measured, for studies and sweeps alike.
+"""What was measured, as tables, plots and one HTML page.
 
-Owns: how numbers are written (`cells`), HTML (`pages`), and matplotlib with the look
-that a row has in every picture (`pictures`). It knows nothing of what is reported.
-Flow: `bench` and `sweep` describe tables and plots; this package writes them.
+In: records of studies, run folders of sweeps. Out: `report.html`, `tables.md`, PNGs.
+
+`tables` says how rows and numbers are written, `plots` how series are drawn, `page` how
+both become files. `steps`, `accuracy`, `cost` and `sweep` say what is compared with
+what; `study` puts a report of studies together, and `command` is its command line.
 """

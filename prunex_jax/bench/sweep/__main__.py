@@ -24,8 +24,8 @@ from prunex_jax.base.command import (
     split_list,
 )
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.report.files import check_png
-from prunex_jax.bench.sweep.report import write_report
+from prunex_jax.bench.report.page import check_png
+from prunex_jax.bench.report.sweep import write_report
 from prunex_jax.bench.sweep.results import read_findings
 from prunex_jax.bench.sweep.runs import forget, run_missing, runs_of
 from prunex_jax.bench.sweep.sweeps import Sweep, load_sweep, narrow_sweep

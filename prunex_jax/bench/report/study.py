@@ -1,47 +1,31 @@
-"""Command line of reports: tables and plots of what studies have found.
-
-    prunex-jax report --workdir=FOLDER[,FOLDER...] [--png=FOLDER]
-        [--targets=ACCURACY,...] [--published]
-
-Reads `records.jsonl` of every FOLDER and writes `report.html`, one file that needs
-nothing else, and `tables.md` into the first one. Plots need matplotlib
-(pip install 'prunex_jax[bench]'). Exit code 0: written; 2: bad input.
-"""
+"""The report of studies: what was found, read and put in order."""
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench import plots
-from prunex_jax.bench.accuracy_tables import time_to_accuracy
-from prunex_jax.bench.cost import modelled
-from prunex_jax.bench.cost_model.published import (
-    published_extrapolations,
-    published_notes,
-    published_setting,
-)
 from prunex_jax.bench.links.records import RECORDS_FILE, Record, read_records
-from prunex_jax.bench.model_tables import (
+from prunex_jax.bench.report.accuracy import accuracy_plots, time_to_accuracy
+from prunex_jax.bench.report.cost import (
     Modelled,
     extrapolation_tables,
+    model_plots,
+    modelled,
     predictions_table,
 )
-from prunex_jax.bench.report import pictures
-from prunex_jax.bench.report.cells import Table
-from prunex_jax.bench.report.files import NO_PLOTS, write_files
-from prunex_jax.bench.report.pages import Section, facts_table
-from prunex_jax.bench.tables import (
-    BYTES_PER_MESSAGE,
-    SHARE,
+from prunex_jax.bench.report.page import Section, facts_table, write_page
+from prunex_jax.bench.report.places import DENSE, titles
+from prunex_jax.bench.report.plots import Look, make_looks
+from prunex_jax.bench.report.steps import (
     byte_disagreements,
     bytes_per_step,
     peak_memory,
     scaling,
+    scaling_plots,
+    step_time_plots,
     step_times,
 )
 
@@ -49,15 +33,6 @@ ENVIRONMENT_FILE = "environment.json"
 # In the environment, by study: accuracies, and links that the model is checked on.
 TARGETS_KEY = "target_accuracies"
 HELD_OUT_KEY = "held_out"
-COMMAND = Command(
-    text=str(__doc__),
-    flags=(
-        Flag("workdir", "", "Folders with records, by commas.", is_required=True),
-        Flag("png", "", "Folder for the plots as PNG files."),
-        Flag("targets", "", "Validation accuracies whose time is asked for."),
-        Flag("published", False, "Add the setting that PruneX was published with."),
-    ),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +44,6 @@ class Findings:
       targets: Study -> validation accuracies whose time is asked for.
       environments: Name -> plain values: versions, cores, kernel, commands.
       modelled: What a model of cost says.
-      share: Of the foreseen bytes, by which counted ones may differ.
-      bytes_per_message: Allowed on top; see `tables.byte_disagreements`.
     """
 
     records: Sequence[Record]
@@ -79,8 +52,6 @@ class Findings:
         default_factory=dict
     )
     modelled: Modelled = dataclasses.field(default_factory=Modelled)
-    share: float = SHARE
-    bytes_per_message: float = BYTES_PER_MESSAGE
 
 
 def read_findings(folders: Sequence[Path], targets: Sequence[float] = ()) -> Findings:
@@ -101,7 +72,7 @@ def read_findings(folders: Sequence[Path], targets: Sequence[float] = ()) -> Fin
     seen: set[str] = set()
     for folder in folders:
         records = _records(folder)
-        environment = dict(_environment(folder))
+        environment = _environment(folder)
         own = environment.pop(TARGETS_KEY, {})
         unseen = environment.pop(HELD_OUT_KEY, {})
         if environment:
@@ -128,99 +99,50 @@ def write_report(folder: Path, findings: Findings, png: Path | None = None) -> P
     Raises:
       UserError: PNG files are asked for, and matplotlib is not there.
     """
-    drawn = _plots(findings)
-    sections = make_sections(findings, drawn)
-    notes = _notes(findings)
-    return write_files(folder, "Methods over links", notes, sections, drawn, png)
+    sections = make_sections(findings)
+    return write_page(folder, "Methods over links", _notes(findings), sections, png)
 
 
-def make_sections(
-    findings: Findings, drawn: Sequence[pictures.Plot] = ()
-) -> list[Section]:
-    """All parts of the report, in order.
-
-    Args:
-      findings: What to show.
-      drawn: Its plots.
-    """
+def make_sections(findings: Findings) -> list[Section]:
+    """All parts of the report, in order."""
     records, modelled = findings.records, findings.modelled
-    allowed = findings.share, findings.bytes_per_message
-    gaps = [str(gap) for gap in byte_disagreements(records, *allowed)]
-    parts: list[tuple[str, str, list[Table], list[str]]] = [
-        (
-            "accuracy",
-            "Time to accuracy",
-            time_to_accuracy(records, findings.targets),
-            [],
-        ),
-        ("step-time", "Time of a step", step_times(records), []),
-        ("", "Bytes of a step", bytes_per_step(records, *allowed), gaps),
-        ("scaling", "Scaling", scaling(records), []),
-        ("", "Memory", peak_memory(records), []),
-        (
-            "model",
-            "Model of cost",
-            predictions_table(modelled) + extrapolation_tables(modelled.extrapolations),
-            [],
-        ),
-        (
-            "",
-            "Where and how",
-            [facts_table(*pair) for pair in findings.environments.items()],
-            [],
-        ),
-    ]
+    looks = _looks(findings)
     return [
         Section(
-            title,
-            tables,
-            [pictures.picture_of(plot) for plot in drawn if plot.section == section],
-            warnings=warnings,
-        )
-        for section, title, tables, warnings in parts
+            "Time to accuracy",
+            time_to_accuracy(records, findings.targets),
+            accuracy_plots(records, findings.targets, looks),
+        ),
+        Section(
+            "Time of a step",
+            step_times(records),
+            step_time_plots(records, modelled.lines, looks),
+        ),
+        Section(
+            "Bytes of a step",
+            bytes_per_step(records),
+            warnings=[str(gap) for gap in byte_disagreements(records)],
+        ),
+        Section("Scaling", scaling(records), scaling_plots(records, looks)),
+        Section("Memory", peak_memory(records)),
+        Section(
+            "Model of cost",
+            predictions_table(modelled) + extrapolation_tables(modelled.extrapolations),
+            model_plots(modelled, looks),
+        ),
+        Section(
+            "Where and how",
+            [facts_table(*pair) for pair in findings.environments.items()],
+        ),
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line and writes a report.
-
-    Args:
-      arguments: The command line without the program's name; None takes the real one.
-    Returns:
-      The exit code.
-    """
-    return run_command(COMMAND, _run, arguments)
-
-
-def _run(values: Values, rest: list[str]) -> None:
-    del rest
-    folders = [Path(part) for part in values.workdir.split(",") if part]
-    if not folders:
-        raise UserError(f"--workdir={values.workdir} names no folder")
-    findings = read_findings(folders, _targets(values.targets))
-    png = Path(values.png) if values.png else None
-    if values.published:
-        findings = dataclasses.replace(findings, modelled=_with_published(findings))
-    path = write_report(folders[0], findings, png)
-    if not pictures.is_available():
-        sys.stdout.write(f"{NO_PLOTS}\n")
-    sys.stdout.write(f"{path}\n")
-
-
-def _with_published(findings: Findings) -> Modelled:
-    setting = published_setting()
-    return dataclasses.replace(
-        findings.modelled,
-        extrapolations=published_extrapolations(setting),
-        notes=(*findings.modelled.notes, *published_notes(setting)),
-    )
-
-
-def _targets(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",") if part)
-    except ValueError:
-        raise UserError(f"--targets={text} is not a list like 0.6,0.65") from None
+def _looks(findings: Findings) -> dict[str, Look]:
+    """Row -> how it is drawn, in all plots of a report."""
+    called = titles(findings.records)
+    for each in findings.modelled.extrapolations:
+        called.setdefault(each.row, each.title)
+    return make_looks(called, first=(DENSE,))
 
 
 def _records(folder: Path) -> list[Record]:
@@ -233,7 +155,7 @@ def _records(folder: Path) -> list[Record]:
     return records
 
 
-def _environment(folder: Path) -> Mapping[str, Any]:
+def _environment(folder: Path) -> dict[str, Any]:
     path = folder / ENVIRONMENT_FILE
     if not path.exists():
         return {}
@@ -249,12 +171,6 @@ def _environment(folder: Path) -> Mapping[str, Any]:
 def _called(record: Record, study: str) -> Record:
     setup = dataclasses.replace(record.setup, study=study)
     return dataclasses.replace(record, setup=setup)
-
-
-def _plots(findings: Findings) -> list[pictures.Plot]:
-    if not pictures.is_available():
-        return []
-    return plots.make_plots(findings.records, findings.targets, findings.modelled)
 
 
 def _notes(findings: Findings) -> list[str]:
@@ -277,7 +193,3 @@ def _notes(findings: Findings) -> list[str]:
             "send is counted too."
         )
     return notes
-
-
-if __name__ == "__main__":
-    sys.exit(main())

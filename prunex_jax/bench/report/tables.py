@@ -1,17 +1,16 @@
-"""Tables as plain data, and how numbers are written in them.
-
-It owns rows and cells, markdown, and digits. It leaves what is in them to `tables`, and
-HTML to `report`.
-"""
+"""Tables as plain data, and how numbers are written in them."""
 
 import dataclasses
 import html
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
-NONE = "-"
+BLANK = "-"
 _BYTE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+RowT = TypeVar("RowT")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +23,14 @@ class Cell:
       is_flagged: Whether it is outside of what is allowed.
     """
 
-    text: str = NONE
+    text: str = BLANK
     value: float | None = None
     is_flagged: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Its text, with a mark if it is flagged."""
+        return f"{self.text} (!)" if self.is_flagged else self.text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +62,61 @@ class Table:
         lines = [
             _markdown_line(self.header),
             "| --- |" + " ---: |" * (len(self.header) - 1),
-            *(_markdown_line([shown(cell) for cell in row]) for row in self.rows),
+            *(_markdown_line([cell.shown for cell in row]) for row in self.rows),
         ]
         return "\n".join([*lines, *(f"\n{_markdown(note)}" for note in self.notes)])
 
 
-def shown(cell: Cell) -> str:
-    """Text of a cell, with a mark if it is flagged."""
-    return f"{cell.text} (!)" if cell.is_flagged else cell.text
+@dataclasses.dataclass(frozen=True)
+class Column(Generic[RowT]):
+    """One column of a table.
+
+    Attributes:
+      name: Its header.
+      content: Row -> what its cell holds: a cell, a text, a number, or None for a
+        blank one.
+      write: How a number is written.
+    """
+
+    name: str
+    content: Callable[[RowT], Cell | str | float | None]
+    write: Callable[[float], str] = lambda value: digits(value)
+
+    def cell(self, row: RowT) -> Cell:
+        """The cell of a row."""
+        content = self.content(row)
+        if content is None:
+            return Cell()
+        if isinstance(content, Cell):
+            return content
+        if isinstance(content, str):
+            return Cell(content)
+        return Cell(self.write(content), content)
+
+
+def make_table(
+    title: str,
+    columns: Sequence[Column[RowT]],
+    rows: Iterable[RowT],
+    notes: Iterable[str] = (),
+) -> Table:
+    """Builds a table from what its rows are about.
+
+    Args:
+      title: What it is about, and where.
+      columns: From left to right; the first names rows.
+      rows: From top to bottom, whatever the columns know how to read.
+      notes: How to read it.
+    Example:
+      >>> columns = Column('word', str), Column('letters', len)
+      >>> print(make_table('t', columns, ['one', 'three']).markdown())
+      | word | letters |
+      | --- | ---: |
+      | one | 3 |
+      | three | 5 |
+    """
+    cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
+    return Table(title, tuple(column.name for column in columns), cells, tuple(notes))
 
 
 def shown_seconds(seconds: float) -> str:
@@ -131,25 +182,23 @@ def digits(value: float) -> str:
     return "0" if text in ("", "-0") else text
 
 
-def median_cell(
-    values: Sequence[float], unit: str = "", *, more: Sequence[str] = ()
-) -> Cell:
+def median_cell(values: Sequence[float], write: Callable[[float], str]) -> Cell:
     r"""Median of values, sorted by it; their range if they differ.
 
     Args:
-      values: One per seed.
-      unit: s | B, or nothing.
-      more: Further lines.
+      values: One per seed; a blank cell without any.
+      write: How a number is written.
     Example:
-      >>> median_cell([1.0, 3.0, 2.0], 's')
+      >>> median_cell([1.0, 3.0, 2.0], shown_seconds)
       Cell(text='2.00 s\n1.00 s to 3.00 s', value=2.0, is_flagged=False)
     """
-    write = {"s": shown_seconds, "B": shown_bytes}.get(unit, digits)
+    if not values:
+        return Cell()
     median = statistics.median(values)
-    lines = [write(median)]
+    text = write(median)
     if min(values) != max(values):
-        lines.append(f"{write(min(values))} to {write(max(values))}")
-    return Cell("\n".join([*lines, *more]), median)
+        text += f"\n{write(min(values))} to {write(max(values))}"
+    return Cell(text, median)
 
 
 def many(number: int, noun: str) -> str:

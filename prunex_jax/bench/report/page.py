@@ -1,0 +1,142 @@
+"""A report as files: an HTML page that needs nothing else, tables.md, PNG plots."""
+
+import base64
+import dataclasses
+import importlib.resources
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.bench.report import plots
+from prunex_jax.bench.report.tables import Column, Table, make_table
+
+REPORT_FILE = "report.html"
+TABLES_FILE = "tables.md"
+NO_PLOTS = "Plots need matplotlib: pip install 'prunex_jax[bench]'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of a report.
+
+    Attributes:
+      title: Its headline.
+      tables: What it shows.
+      plots: Before the tables.
+      warnings: Before those.
+    """
+
+    title: str
+    tables: Sequence[Table] = ()
+    plots: Sequence[plots.Plot] = ()
+    warnings: Sequence[str] = ()
+
+
+def check_png(png: Path | None) -> None:
+    """Refuses plots that cannot be drawn, before anything is written.
+
+    Raises:
+      UserError: PNG files are asked for, and matplotlib is not there.
+    """
+    if png is not None and not plots.is_available():
+        raise UserError(f"--png={png}: {NO_PLOTS}")
+
+
+def write_page(
+    folder: Path,
+    title: str,
+    notes: Iterable[str],
+    sections: Sequence[Section],
+    png: Path | None = None,
+) -> Path:
+    """Writes a report.
+
+    Args:
+      folder: Gets `report.html` and `tables.md`.
+      title: Of the page.
+      notes: At its top; that there are no plots, if so, is added.
+      sections: All of it.
+      png: Gets the plots as PNG files; None draws none.
+    Returns:
+      Path of the HTML file.
+    Raises:
+      UserError: PNG files are asked for, and matplotlib is not there.
+    """
+    check_png(png)
+    path = folder / REPORT_FILE
+    path.write_text(make_page(title, notes, sections), encoding="utf-8")
+    tables = [table for section in sections for table in section.tables]
+    markdown = (f"### {table.title}\n\n{table.markdown()}\n" for table in tables)
+    (folder / TABLES_FILE).write_text("\n".join(markdown), encoding="utf-8")
+    if png is not None:
+        png.mkdir(parents=True, exist_ok=True)
+        for plot in (plot for section in sections for plot in section.plots):
+            (png / f"{plot.name}.png").write_bytes(plots.render(plot))
+    return path
+
+
+def make_page(title: str, notes: Iterable[str], sections: Iterable[Section]) -> str:
+    """The page as HTML; whatever records say is text in it.
+
+    Args:
+      title: Of the page.
+      notes: What the numbers are, at the top.
+      sections: In order; empty ones are left out.
+    """
+    has_plots = plots.is_available()
+    shown = [each for each in sections if each.tables or each.plots or each.warnings]
+    template = importlib.resources.files(__package__).joinpath("page.html").read_text()
+    environment = jinja2.Environment(
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.from_string(template).render(
+        title=title,
+        notes=[*notes, *([] if has_plots else [f"{NO_PLOTS}."])],
+        sections=shown,
+        pictures={
+            each.title: [_picture(plot) for plot in each.plots] if has_plots else []
+            for each in shown
+        },
+    )
+
+
+def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
+    """Any plain values as a table of names and texts; nested ones by dotted name.
+
+    Example:
+      >>> table = facts_table('machine', {'cores': 2, 'versions': {'jax': '1'}})
+      >>> [tuple(cell.text for cell in row) for row in table.rows]
+      [('cores', '2'), ('versions.jax', '1')]
+    """
+    columns = (
+        Column[tuple[str, str]]("", lambda fact: fact[0]),
+        Column[tuple[str, str]]("value", lambda fact: fact[1]),
+    )
+    return make_table(title, columns, _flat(facts))
+
+
+def _picture(plot: plots.Plot) -> dict[str, str]:
+    """A plot for both themes, as addresses that hold it."""
+    found = {"title": plot.title}
+    for theme in plots.THEMES:
+        svg = base64.b64encode(plots.render(plot, "svg", theme)).decode()
+        found[theme] = f"data:image/svg+xml;base64,{svg}"
+    return found
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, list | tuple):
+        if not any(isinstance(each, Mapping | list | tuple) for each in value):
+            yield name, "\n".join(map(str, value))
+            return
+        value = {str(number): each for number, each in enumerate(value)}
+    if not isinstance(value, Mapping):
+        yield name, str(value)
+        return
+    for key, each in value.items():
+        yield from _flat(each, f"{name}.{key}" if name else key)

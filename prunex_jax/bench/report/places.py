@@ -1,0 +1,144 @@
+"""Which records may be compared with each other, and in which order they are shown."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from prunex_jax.bench.links.records import Curve, Measurement, Record, Setup
+from prunex_jax.bench.report.tables import digits, many, span
+
+DENSE = "dense"  # Row that all others are compared with: hierarchical dense float32.
+COMPUTATION = "computation"  # Row that r is counted in; it exchanges nothing.
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Bed:
+    """What records share that differ in numbers of hosts only; fields as in `Setup`."""
+
+    study: str
+    hosts_kind: str
+    devices_per_host: int
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return f"{self.study}, {many(self.devices_per_host, 'device')} per host" + (
+            self.kind
+        )
+
+    @property
+    def kind(self) -> str:
+        """What hosts are, where they are not namespaces."""
+        return "" if self.hosts_kind == "namespaces" else f" ({self.hosts_kind})"
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Place:
+    """What records share that are compared with each other."""
+
+    bed: Bed
+    num_hosts: int
+
+    @classmethod
+    def of(cls, setup: Setup) -> "Place":
+        """The place of a record."""
+        bed = Bed(setup.study, setup.hosts_kind, setup.devices_per_host)
+        return cls(bed, setup.num_hosts)
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        bed, hosts = self.bed, many(self.num_hosts, "host")
+        return f"{bed.study}, {hosts} x {many(bed.devices_per_host, 'device')}" + (
+            bed.kind
+        )
+
+
+# Row -> what it did over one link of one place.
+Measured = Mapping[str, Measurement]
+Curves = Mapping[str, Sequence[Curve]]
+RecordT = TypeVar("RecordT", Measurement, Curve)
+
+
+def measured(records: Iterable[Record]) -> dict[Place, dict[str, Measured]]:
+    """Place -> link -> steady steps; what was measured twice counts the last time.
+
+    Places come in the order of their hosts, links from the slowest to the fastest. The
+    row that r is counted in is left out: it is in every `Setup`.
+    """
+    steady = [record for record in records if isinstance(record, Measurement)]
+    kept = [record for record in steady if record.setup.row != COMPUTATION]
+    found: dict[Place, dict[str, dict[str, Measurement]]] = {}
+    for place, link, record in _in_order(kept):
+        rows = found.setdefault(place, {}).setdefault(link, {})
+        rows[record.setup.row] = record
+    return {place: dict(links) for place, links in found.items()}
+
+
+def curves(records: Iterable[Record]) -> dict[Place, dict[str, Curves]]:
+    """Place -> link -> whole runs, one per seed; the last one of a seed counts."""
+    kept = [record for record in records if isinstance(record, Curve)]
+    latest: dict[Place, dict[str, dict[str, dict[int, Curve]]]] = {}
+    for place, link, curve in _in_order(kept):
+        rows = latest.setdefault(place, {}).setdefault(link, {})
+        rows.setdefault(curve.setup.row, {})[curve.seed] = curve
+    return {
+        place: {
+            link: {row: list(seeds.values()) for row, seeds in rows.items()}
+            for link, rows in links.items()
+        }
+        for place, links in latest.items()
+    }
+
+
+def titles(records: Iterable[Record]) -> dict[str, str]:
+    """Row -> what it is called: `dense` first, peers last, else as they came."""
+    first: dict[str, Setup] = {}
+    for record in records:
+        first.setdefault(record.setup.row, record.setup)
+    first.pop(COMPUTATION, None)
+    rows = sorted(first.values(), key=lambda s: (s.row != DENSE, s.runtime == "torch"))
+    return {setup.row: setup.title for setup in rows}
+
+
+def link_title(setups: Sequence[Setup]) -> str:
+    """A link with both its speed and its r, on two lines.
+
+    Args:
+      setups: Of all rows over it.
+    """
+    link = setups[0].link
+    speeds = [setup.megabits for setup in setups if setup.megabits is not None]
+    if not speeds:
+        return link
+    speed, ratio = f"{span(speeds)} Mbit/s", span([setup.r for setup in setups])
+    if link.startswith("r="):
+        return f"{link}\n{speed}"
+    return f"{link}\nr={ratio}" if link == speed else f"{link}\n{speed}, r={ratio}"
+
+
+def stand_in_notes(setups: Iterable[Setup]) -> tuple[str, ...]:
+    """Says plainly if a pause stood for computation; nothing if none did."""
+    pauses = {
+        digits(setup.stand_in_seconds * setup.num_hosts)
+        for setup in setups
+        if setup.stand_in_seconds
+    }
+    return tuple(
+        f"Stand-in: computation is a pause of {pause} s / hosts in every step, since "
+        "one machine cannot compute for many hosts at once."
+        for pause in sorted(pauses)
+    )
+
+
+def _in_order(records: Sequence[RecordT]) -> Iterator[tuple[Place, str, RecordT]]:
+    """Records with their place and link, sorted by these; else as they came."""
+    spots = [(Place.of(record.setup), record.setup.link) for record in records]
+    setups = (record.setup for record in records)
+    speeds = dict(zip(spots, (setup.megabits for setup in setups), strict=True))
+    pairs = zip(spots, records, strict=True)
+    for spot, record in sorted(
+        pairs, key=lambda pair: (pair[0][0], speeds[pair[0]] or math.inf)
+    ):
+        yield (*spot, record)

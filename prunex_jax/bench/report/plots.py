@@ -1,0 +1,480 @@
+"""Plots as plain data, and how they are drawn: alike for studies and sweeps.
+
+One colour means one method in every picture. At most six series are emphasised, with
+their names beside them; the others are thin and grey, and named in the table beside.
+Matplotlib is optional, and imported when something is drawn.
+"""
+
+import dataclasses
+import io
+import math
+import textwrap
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from prunex_jax.bench.report.tables import digits
+
+Theme = Literal["light", "dark"]
+THEMES: tuple[Theme, ...] = ("light", "dark")
+XY = tuple[float, float]
+
+# Method -> colour and mark; None is the ink of the theme. Told apart on white and on
+# black, most of them with any colour vision (after Okabe and Ito). The order is that in
+# which methods are emphasised.
+STYLES: Mapping[str, tuple[str | None, str]] = {
+    "dense": (None, "o"),
+    "hsadmm": ("#D55E00", "s"),
+    "local_sgd": ("#3D7FC1", "^"),
+    "dgc": ("#009E73", "D"),
+    "powersgd": ("#CC79A7", "P"),
+    "topk": ("#8A9A00", "v"),
+    "diloco": ("#56B4E9", "<"),
+    "pactrain": ("#E69F00", "X"),
+    "torch": ("#B0308F", "h"),
+    "importance": ("#9C6B4A", ">"),
+    "none": ("#7D6BD0", "d"),
+}
+_UNKNOWN = (("#B8860B", "*"), ("#5B8C5A", "p"), ("#B5546A", "H"))  # Other methods.
+MOST_EMPHASISED = 6
+_MOST_OF_A_METHOD = 3  # Of the method that this package is for, before any other's.
+_SHADES = (0.0, 0.45, -0.4)  # Of rows of one method: towards the ink, or the paper.
+_OTHERS = "#A8A8A8"
+_INK = {"light": "#000000", "dark": "#ffffff"}
+_PAPER = {"light": "#ffffff", "dark": "#151515"}
+
+# Inches and points, such that letters can be read where the picture is 400 pixels wide.
+_WIDTH, _HEIGHT = 4.4, 3.3
+_LETTERS = 7.8
+_TITLE_LENGTH, _NAME_LENGTH = 62, 21
+_LINE_HEIGHT = 1.25 * _LETTERS / 72
+_MOST_MARKS = 5  # On a line.
+_UNLIMITED_GAP = 2.5  # Factor from the fastest link to the mark of no limit.
+_MOST_DECADES = 2.2  # For ticks at 1, 2 and 5; beyond, at 1 only.
+_MOST_TICKS = 6
+# Where a name may stand beside its mark: offset in points, and alignment.
+_SIDES = (
+    (6, 0, "left", "center"),
+    (-6, 0, "right", "center"),
+    (0, 6, "center", "bottom"),
+    (0, -6, "center", "top"),
+    (4, 5, "left", "bottom"),
+    (4, -5, "left", "top"),
+    (-4, 5, "right", "bottom"),
+    (-4, -5, "right", "top"),
+)
+_LEAST_RANGE = 4.0  # Of a logarithmic axis: right end over left end.
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """How a row is drawn.
+
+    Attributes:
+      title: What tables call it.
+      method: Whose colour it has.
+      shade: 0 is the method's own colour; further rows of a method are darker or
+        brighter.
+      is_dashed: Whether it is a peer.
+      rank: Of emphasis: the six lowest of a plot are emphasised.
+    """
+
+    title: str
+    method: str
+    shade: int = 0
+    is_dashed: bool = False
+    rank: int = 0
+
+    def colour(self, theme: Theme) -> str:
+        """Of its lines and marks."""
+        base = STYLES.get(self.method, _unknown(self.method))[0] or _INK[theme]
+        amount = _SHADES[self.shade % len(_SHADES)]
+        # Ink itself can only become paler.
+        is_towards_ink = amount > 0 and base != _INK[theme]
+        return _blended(base, (_INK if is_towards_ink else _PAPER)[theme], abs(amount))
+
+    @property
+    def mark(self) -> str:
+        """Of its points."""
+        return STYLES.get(self.method, _unknown(self.method))[1]
+
+
+Looks = Mapping[str, Look]
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """What one row did.
+
+    Attributes:
+      row: Its key in `Plot.looks`.
+      points: Where marks are.
+      spread: Of each point, its lower and upper end; empty draws none.
+      line: None joins the points; else the points of a line of its own, without marks.
+      is_hollow: Whether marks are not filled.
+    """
+
+    row: str
+    points: Sequence[XY]
+    spread: Sequence[XY] = ()
+    line: Sequence[XY] | None = None
+    is_hollow: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """One picture, not drawn yet.
+
+    Attributes:
+      name: Of its file, without the ending.
+      title: What it shows, and where.
+      across: What the horizontal axis says.
+      up: What the vertical axis says.
+      series: What is drawn.
+      looks: Row -> how.
+      log: Which axes are logarithmic: some of "xy".
+      levels: Heights of dotted lines -> what they are.
+      has_names_at_marks: Whether names stand beside marks, not right of the axes.
+      hosts: Ticks of the horizontal axis; the vertical one counts in powers of two.
+      unlimited: Where links without a limit are, right of all ticks; see
+        `unlimited_at`.
+      diagonal: What a line of slope one is called; None draws none.
+      band: Share around the diagonal that is shaded.
+    """
+
+    name: str
+    title: str
+    across: str
+    up: str
+    series: Sequence[Series]
+    looks: Looks
+    log: str = "x"
+    levels: Mapping[float, str] = dataclasses.field(default_factory=dict)
+    has_names_at_marks: bool = False
+    hosts: Sequence[int] = ()
+    unlimited: float | None = None
+    diagonal: str | None = None
+    band: float = 0.0
+
+    @property
+    def emphasised(self) -> list[str]:
+        """Rows that are drawn in colour, with their names."""
+        rows = sorted(
+            {each.row for each in self.series}, key=lambda r: self.looks[r].rank
+        )
+        return rows[:MOST_EMPHASISED]
+
+
+def unlimited_at(fastest: float) -> float:
+    """Where a link without a limit is drawn, right of the fastest one in Mbit/s."""
+    return fastest * _UNLIMITED_GAP
+
+
+def is_available() -> bool:
+    """Whether matplotlib is there."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def make_looks(
+    titles: Mapping[str, str],
+    methods: Mapping[str, str] | None = None,
+    first: Sequence[str] = (),
+) -> dict[str, Look]:
+    """Row -> how it is drawn in all plots of a report.
+
+    Args:
+      titles: Row -> what tables call it, in their order.
+      methods: Row -> its method; without, `method_of` tells it by the row's name.
+      first: Rows that others are compared with; emphasised before all others.
+    """
+    methods = methods or {}
+    counts: dict[str, int] = {}
+    looks, order = {}, {}
+    for number, (row, title) in enumerate(titles.items()):
+        method = methods.get(row) or method_of(row)
+        shade = counts.get(method, 0)
+        counts[method] = shade + 1
+        looks[row] = Look(title, method, shade, is_dashed=method == "torch")
+        place = [*STYLES, method].index(method)
+        turn = max(0, shade - _MOST_OF_A_METHOD + 1) if method == "hsadmm" else shade
+        order[row] = (row not in first, turn, place, number)
+    ranked = sorted(titles, key=lambda row: order[row])
+    return {
+        row: dataclasses.replace(look, rank=ranked.index(row))
+        for row, look in looks.items()
+    }
+
+
+def method_of(row: str) -> str:
+    """The method that a row is named after.
+
+    Example:
+      >>> method_of('local-sgd-32'), method_of('hsadmm-8-int8'), method_of('mine')
+      ('local_sgd', 'hsadmm', 'mine')
+    """
+    key = row.replace("-", "_")
+    return next((name for name in STYLES if key.startswith(name)), key)
+
+
+def render(
+    plot: Plot, kind: Literal["png", "svg"] = "png", theme: Theme = "light"
+) -> bytes:
+    """Draws a plot.
+
+    Args:
+      plot: What is drawn.
+      kind: Format of the picture.
+      theme: Its background is white, or none.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_settings(theme)):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        FigureCanvasAgg(figure)
+        title = textwrap.fill(plot.title, _TITLE_LENGTH)
+        figure.suptitle(title, x=0.01, ha="left")
+        draw(plot, figure.add_subplot(), theme)
+        file = io.BytesIO()
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(file, format=kind, metadata=metadata)
+    return file.getvalue()
+
+
+def draw(plot: Plot, axes: Any, theme: Theme = "light") -> None:
+    """Draws a plot on axes of matplotlib."""
+    names: dict[str, XY] = {}
+    for each in plot.series:
+        end = _draw_series(axes, plot, each, theme)
+        if end is not None and each.row in plot.emphasised:
+            names.setdefault(each.row, end)
+    if plot.diagonal is not None:
+        _draw_diagonal(axes, plot, _INK[theme])
+    for level in plot.levels:
+        axes.axhline(level, color=_INK[theme], linewidth=0.8, linestyle=":", zorder=1)
+    _set_scales(axes, plot)
+    for level, text in plot.levels.items():
+        where = axes.get_yaxis_transform()
+        axes.text(0.01, level, text, transform=where, va="bottom")
+    axes.set_xlabel(plot.across)
+    axes.set_ylabel(plot.up)
+    place = _names_at_marks if plot.has_names_at_marks else _names_at_ends
+    place(axes, plot, names, theme)
+
+
+def _draw_series(axes: Any, plot: Plot, series: Series, theme: Theme) -> XY | None:
+    """Draws one series; returns its right end."""
+    look = plot.looks[series.row]
+    is_emphasised = series.row in plot.emphasised
+    style = {
+        "color": look.colour(theme) if is_emphasised else _OTHERS,
+        "zorder": 3 if is_emphasised else 2,
+        "linewidth": 1.5 if is_emphasised else 0.6,
+    }
+    line = series.points if series.line is None else series.line
+    if len(line) > 1:
+        dashes = (0, (4, 2)) if look.is_dashed else "-"
+        axes.plot(*zip(*line, strict=True), linestyle=dashes, label=look.title, **style)
+    points = list(series.points)
+    if series.line is None and not series.spread:
+        points = points[:: max(1, len(points) // _MOST_MARKS)]
+    is_marked = is_emphasised or len(line) < 2
+    if points and is_marked:
+        xs, ys = zip(*points, strict=True)
+        spread = None
+        if series.spread:
+            pairs = zip(series.points, series.spread, strict=True)
+            ends = [(y - low, high - y) for (_, y), (low, high) in pairs]
+            spread = list(zip(*ends, strict=True))
+        axes.errorbar(
+            xs,
+            ys,
+            yerr=spread,
+            marker=look.mark,
+            markersize=4.5 if is_emphasised else 3,
+            markerfacecolor="none" if series.is_hollow else style["color"],
+            elinewidth=0.8,
+            linestyle="none",
+            label=look.title,
+            **style,
+        )
+    everything = [*line, *series.points]
+    return max(everything) if everything else None
+
+
+def _draw_diagonal(axes: Any, plot: Plot, ink: str) -> None:
+    """A line of slope one below all of the data, and the band around it."""
+    xs = [x for each in plot.series for x, _ in each.points]
+    ends = [min(xs), max(xs)]
+    axes.plot(ends, ends, color=ink, linewidth=0.8, alpha=0.5, zorder=1)
+    axes.annotate(plot.diagonal or "", (ends[1], ends[1]), ha="right", va="bottom")
+    if plot.band:
+        sides = ([(1 + sign * plot.band) * end for end in ends] for sign in (-1, 1))
+        axes.fill_between(ends, *sides, color=ink, alpha=0.1, linewidth=0)
+
+
+def _set_scales(axes: Any, plot: Plot) -> None:
+    """Logarithmic axes with plain numbers, and not narrower than can be read."""
+    for name in plot.log:
+        axis = getattr(axes, f"{name}axis")
+        getattr(axes, f"set_{name}scale")("log", base=2 if plot.hosts else 10)
+        low, high = axis.get_view_interval()
+        # What costs the same stands above each other, not apart by its last digit.
+        wider = max(1.0, math.sqrt(_LEAST_RANGE * low / high)) if name == "x" else 1.0
+        getattr(axes, f"set_{name}lim")(low / wider, high * wider)
+        _plain_ticks(axis, plot, is_across=name == "x")
+
+
+def _plain_ticks(axis: Any, plot: Plot, is_across: bool) -> None:
+    """Ticks of a logarithmic axis, written as plain numbers: hosts, or 1, 2 and 5."""
+    from matplotlib.ticker import AutoLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    if is_across and plot.unlimited:
+        high = 1.01 * plot.unlimited / _UNLIMITED_GAP
+    if is_across and plot.hosts:
+        every = -(-len(plot.hosts) // _MOST_TICKS)
+        ticks = list(plot.hosts)[::every]
+    elif plot.hosts and high / low < 2**_MOST_TICKS:
+        powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+        ticks = [2.0**power for power in powers]
+    else:
+        steps = (1, 2, 5) if math.log10(high / low) < _MOST_DECADES else (1,)
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = [step * 10.0**power for power in powers for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+    if len(ticks) < 2:  # Hardly any range.
+        ticks = [t for t in AutoLocator().tick_values(low, high) if low <= t <= high]
+    texts = [digits(tick) for tick in ticks]
+    if is_across and plot.unlimited:
+        ticks, texts = [*ticks, plot.unlimited], [*texts, "no limit"]
+    axis.set_ticks(ticks, texts)
+    axis.set_minor_locator(NullLocator())
+
+
+def _names_at_ends(axes: Any, plot: Plot, ends: Mapping[str, XY], theme: Theme) -> None:
+    """Names right of the axes, from top to bottom as lines end, and joined to them."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    wanted = {row: float(to_axes.transform(end)[1]) for row, end in ends.items()}
+    rows = sorted(ends, key=lambda row: -wanted[row])
+    texts = {row: _wrapped(plot.looks[row].title) for row in rows}
+    heights = [_LINE_HEIGHT * (texts[row].count("\n") + 1.4) / _HEIGHT for row in rows]
+    middles = _spread_out([wanted[row] for row in rows], heights)
+    for row, middle in zip(rows, middles, strict=True):
+        colour = plot.looks[row].colour(theme)
+        axes.annotate(
+            texts[row],
+            ends[row],
+            (1.04, middle),
+            textcoords="axes fraction",
+            color=colour,
+            va="center",
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.5,
+                "alpha": 0.6,
+                "relpos": (0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 2,
+            },
+        )
+
+
+def _spread_out(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
+    """Middles of boxes that do not overlap, near where they are wanted.
+
+    Args:
+      wanted: Middles from top to bottom, as shares of what is to hold all boxes.
+      heights: Of the boxes, alike.
+    Example:
+      >>> [round(y, 2) for y in _spread_out([0.5, 0.5, 0.0], [0.2, 0.2, 0.2])]
+      [0.5, 0.3, 0.1]
+    """
+    middles: list[float] = []
+    ceiling = 1.0 + heights[0] / 2 if heights else 1.0
+    for middle, height in zip(wanted, heights, strict=True):
+        middles.append(min(middle, ceiling - height / 2))
+        ceiling = middles[-1] - height / 2
+    floor = 0.0
+    for number in reversed(range(len(middles))):
+        middles[number] = max(middles[number], floor + heights[number] / 2)
+        floor = middles[number] + heights[number] / 2
+    return middles
+
+
+def _names_at_marks(
+    axes: Any, plot: Plot, ends: Mapping[str, XY], theme: Theme
+) -> None:
+    """Names beside marks, where there is room; coloured ones choose first."""
+    figure = axes.get_figure()
+    figure.draw_without_rendering()
+    renderer, frame = figure.canvas.get_renderer(), axes.get_window_extent()
+    points = {each.row: max(each.points) for each in plot.series if each.points}
+    marks = axes.transData.transform(list(points.values()))
+    taken: list[Any] = []
+    for row in sorted(points, key=lambda row: plot.looks[row].rank):
+        is_emphasised = row in ends
+        for dx, dy, across, up in _SIDES:
+            text = axes.annotate(
+                _wrapped(plot.looks[row].title),
+                points[row],
+                (dx, dy),
+                textcoords="offset points",
+                ha=across,
+                va=up,
+                color=plot.looks[row].colour(theme) if is_emphasised else _OTHERS,
+                size=_LETTERS if is_emphasised else 0.85 * _LETTERS,
+            )
+            text.set_in_layout(False)
+            box = text.get_window_extent(renderer)
+            is_inside = frame.containsx(box.x0) and frame.containsx(box.x1)
+            is_inside &= frame.containsy(box.y0) and frame.containsy(box.y1)
+            if (
+                is_inside
+                and not box.count_overlaps(taken)
+                and not any(box.contains(*mark) for mark in marks)
+            ):
+                taken.append(box)
+                break
+            text.remove()
+
+
+def _wrapped(name: str) -> str:
+    return textwrap.fill(name, _NAME_LENGTH)
+
+
+def _settings(theme: Theme) -> Any:
+    """Of matplotlib, by its names."""
+    lines = ("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color")
+    return {
+        **dict.fromkeys((*lines, "xtick.color", "ytick.color"), _INK[theme]),
+        "font.family": "DejaVu Sans",  # Comes with matplotlib.
+        "font.size": _LETTERS,
+        "figure.titlesize": 1.1 * _LETTERS,
+        "figure.titleweight": "bold",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.15,
+        "grid.linewidth": 0.6,
+        "figure.dpi": 200,  # That of files too: letters must be as wide as measured.
+        "savefig.facecolor": "white" if theme == "light" else "none",
+        "axes.facecolor": "none",
+        "svg.hashsalt": "prunex_jax",
+    }
+
+
+def _unknown(method: str) -> tuple[str, str]:
+    """Colour and mark of a method that has none of its own, always the same."""
+    return _UNKNOWN[zlib.crc32(method.encode()) % len(_UNKNOWN)]
+
+
+def _blended(colour: str, other: str, amount: float) -> str:
+    pairs = ((int(each[i : i + 2], 16) for each in (colour, other)) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(a + amount * (b - a)):02x}" for a, b in pairs)

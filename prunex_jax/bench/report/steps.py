@@ -1,0 +1,422 @@
+"""Tables and plots of steady steps: their time, bytes, memory and scaling."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from prunex_jax.bench.links.records import Measurement, Record, Setup
+from prunex_jax.bench.report.places import (
+    DENSE,
+    Bed,
+    Measured,
+    Place,
+    link_title,
+    measured,
+    stand_in_notes,
+    titles,
+)
+from prunex_jax.bench.report.plots import XY, Looks, Plot, Series, unlimited_at
+from prunex_jax.bench.report.tables import (
+    Cell,
+    Column,
+    Table,
+    digits,
+    figures,
+    make_table,
+    many,
+    shown_bytes,
+    shown_range,
+    shown_seconds,
+    span,
+)
+
+# Share and constant by which counted bytes may differ from those of trace and formula.
+# A message from one host to another costs more than its payload: headers of Ethernet,
+# IP and TCP, the acknowledgements of what comes the other way, and the small control
+# messages with which gloo opens a transfer. A collective has one message per hop.
+SHARE = 0.03
+BYTES_PER_MESSAGE = 1_000.0
+_PAUSE = ", pause for computation"
+
+# Number of hosts -> link -> row -> what was measured.
+Sizes = Mapping[int, Mapping[str, Measured]]
+# Study, row, number of hosts -> speed of the link in Mbit/s and seconds per step.
+Lines = Mapping[tuple[str, str, int], Sequence[XY]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Disagreement:
+    """Counted bytes too far from those foreseen.
+
+    Attributes:
+      setup: Where.
+      source: trace | formula.
+      counted: Bytes per step at the interface.
+      foreseen: Bytes per step by the source.
+      allowed: How far they may differ.
+    """
+
+    setup: Setup
+    source: str
+    counted: float
+    foreseen: float
+    allowed: float
+
+    @property
+    def excess(self) -> float:
+        """Bytes beyond what is allowed."""
+        return abs(self.counted - self.foreseen) - self.allowed
+
+    def __str__(self) -> str:
+        where = f"{Place.of(self.setup).title}, {self.setup.link}, {self.setup.title}"
+        return (
+            f"{where}: {self.counted:,.0f} bytes per step at the interface and "
+            f"{self.foreseen:,.0f} by {self.source}, {self.allowed:,.0f} apart at most"
+        )
+
+
+def byte_disagreements(records: Iterable[Record]) -> list[Disagreement]:
+    """Lists where counted bytes are not those of trace and formula.
+
+    They may differ by `SHARE` of the foreseen bytes, and by `BYTES_PER_MESSAGE` for
+    each message of each device; a step with less than one message is allowed one, for
+    what idle connections say.
+
+    Args:
+      records: Measured steps; curves, and what was not counted, are passed over.
+    Returns:
+      One entry for every source that disagrees.
+    """
+    return [
+        gap
+        for record in records
+        if isinstance(record, Measurement)
+        for gap in _gaps(record)
+        if gap.excess > 0
+    ]
+
+
+def step_times(records: Sequence[Record]) -> list[Table]:
+    """Seconds per step: methods by links, a table for every place."""
+    tables, called = [], titles(records)
+    for place, links in measured(records).items():
+        found = [each for rows in links.values() for each in rows.values()]
+        rounds = span([len(each.seconds) for each in found], share=0.0)
+        notes = (
+            f"Median seconds per step of n = {rounds} measured rounds; their "
+            f"quartiles; share of the time of row {DENSE!r} over the same link. r: "
+            "time of a dense exchange over that of computing a step, which takes "
+            f"{shown_seconds(found[0].setup.compute_seconds)} alone.",
+            *stand_in_notes(each.setup for each in found),
+        )
+        columns = [Column("method", called.__getitem__)]
+        for rows in links.values():
+            link = link_title([each.setup for each in rows.values()])
+            columns.append(Column(link, functools.partial(_step_cell, rows)))
+        title = f"Step time: {place.title}"
+        shown = _present(called, links.values())
+        tables.append(make_table(title, columns, shown, notes))
+    return tables
+
+
+def bytes_per_step(records: Sequence[Record]) -> list[Table]:
+    """Bytes counted, traced and calculated; see `byte_disagreements` for the rest."""
+    note = (
+        "Bytes that a host sends in a step, over the link where they agree least. The "
+        "difference is that of interface and trace (formula, where nothing is traced). "
+        "Messages are those that one device sends, one per hop of a collective, and so "
+        "is the difference per message. "
+        f"(!): more than {100 * SHARE:g} % and {digits(BYTES_PER_MESSAGE)} bytes per "
+        "message apart."
+    )
+    tables, called = [], titles(records)
+    for place, links in measured(records).items():
+        found = {
+            row: [at[row] for at in links.values() if row in at]
+            for row in _present(called, links.values())
+        }
+
+        def link_of(
+            each: Measurement, found: Mapping[str, Sequence[Measurement]] = found
+        ) -> str:
+            num_links = len(found[each.setup.row])
+            more = f"\nof {many(num_links, 'link')}" if num_links > 1 else ""
+            return each.setup.link + more
+
+        columns: tuple[Column[Measurement], ...] = (
+            Column("method", lambda each: called[each.setup.row]),
+            Column("interface", lambda each: each.interface_bytes, shown_bytes),
+            Column("trace", lambda each: each.traced_bytes, shown_bytes),
+            Column("formula", lambda each: each.formula_bytes, shown_bytes),
+            Column("difference", _difference_cell),
+            Column("messages", lambda each: each.hops),
+            Column("difference\nper message", _per_message, "{:+,.0f} B".format),
+            Column("link", link_of),
+        )
+        rows = [max(each, key=_excess) for each in found.values()]
+        title = f"Bytes per step: {place.title}"
+        tables.append(make_table(title, columns, rows, (note,)))
+    return tables
+
+
+def peak_memory(records: Sequence[Record]) -> list[Table]:
+    """Largest resident set of a process: methods by numbers of hosts."""
+    note = "Largest resident set of a process, over all links."
+    tables, called = [], titles(records)
+    for bed, sizes in _by_bed(records).items():
+        columns = [Column("method", called.__getitem__)]
+        for num_hosts, links in sizes.items():
+
+            def peak(row: str, links: Mapping[str, Measured] = links) -> int | None:
+                peaks = [at[row].peak_memory for at in links.values() if row in at]
+                return max(peaks, default=None)
+
+            columns.append(Column(many(num_hosts, "host"), peak, shown_bytes))
+        shown = _present(
+            called, (at for links in sizes.values() for at in links.values())
+        )
+        tables.append(make_table(f"Peak memory: {bed.title}", columns, shown, (note,)))
+    return tables
+
+
+def scaling(records: Sequence[Record]) -> list[Table]:
+    """Seconds per step by numbers of hosts, against one host where it was measured."""
+    tables, called = [], titles(records)
+    for bed, sizes in _scaling_beds(records).items():
+        notes = (
+            "Median seconds per step of the same global batch; speed-up over the same "
+            "method on one host; efficiency: speed-up over hosts.",
+            *stand_in_notes(_setups(sizes)),
+        )
+        for link in _links_beyond_one_host(sizes):
+            times = {row: step_seconds(sizes, link, row) for row in called}
+            columns = [Column("method", called.__getitem__)] + [
+                Column(
+                    many(num_hosts, "host"),
+                    lambda row, n=num_hosts, times=times: _scaling_cell(times[row], n),
+                )
+                for num_hosts in sizes
+            ]
+            shown = _present(called, (at[link] for at in sizes.values() if link in at))
+            title = f"Scaling: {bed.title}, {link}"
+            tables.append(make_table(title, columns, shown, notes))
+    return tables
+
+
+def step_time_plots(
+    records: Sequence[Record], lines: Lines, looks: Looks
+) -> list[Plot]:
+    """Median step time with quartiles against the speed of links, and modelled lines.
+
+    Args:
+      records: Of one study or several.
+      lines: Of the model of cost.
+      looks: Row -> how it is drawn.
+    """
+    plots = []
+    for place, links in measured(records).items():
+        found = [each for rows in links.values() for each in rows.values()]
+        speeds = {each.setup.megabits for each in found}
+        if len(speeds - {None}) < 2:
+            continue
+        unlimited = unlimited_at(max(speed for speed in speeds if speed))
+        series = []
+        for row in looks:
+            mine = [each for each in found if each.setup.row == row]
+            points = [(each.setup.megabits or unlimited, each.median) for each in mine]
+            line = lines.get((place.bed.study, row, place.num_hosts))
+            if line is None:
+                line = [point for point in points if point[0] < unlimited]
+            if mine:
+                spread = [each.quartiles for each in mine]
+                series.append(Series(row, points, spread, line))
+        pause = _PAUSE * bool(found[0].setup.stand_in_seconds)
+        plot = Plot(
+            plot_name("step-time", place),
+            f"Step time: {place.title}{pause}",
+            "Mbit/s of every host's link, each way",
+            "seconds per step",
+            series,
+            looks,
+            log="xy",
+            levels={found[0].setup.compute_seconds: "computation alone"},
+            unlimited=unlimited if None in speeds else None,
+        )
+        plots.append(plot)
+    return plots
+
+
+def scaling_plots(records: Sequence[Record], looks: Looks) -> list[Plot]:
+    """Speed-up over one host against hosts, where one host was measured too."""
+    plots = []
+    for bed, sizes in _scaling_beds(records).items():
+        pause = _PAUSE * any(setup.stand_in_seconds for setup in _setups(sizes))
+        for link in _links_beyond_one_host(sizes):
+            name = plot_name("scaling", Place(bed, max(sizes)), link)
+            title = f"Scaling: {bed.title}, {link}{pause}"
+            times = {row: step_seconds(sizes, link, row) for row in looks}
+            plots += speed_up_plot(name, title, times, looks)
+    return plots
+
+
+def speed_up_plot(
+    name: str, title: str, times: Mapping[str, Mapping[int, float]], looks: Looks
+) -> list[Plot]:
+    """Plots speed-ups over one host; nothing where no row ran on one and on more.
+
+    Args:
+      name: Of its file.
+      title: Where that was.
+      times: Row -> number of hosts -> seconds per step.
+      looks: Row -> how it is drawn.
+    """
+    series = [
+        Series(row, [(n, seconds[1] / seconds[n]) for n in sorted(seconds)])
+        for row, seconds in times.items()
+        if 1 in seconds
+    ]
+    if all(len(each.points) < 2 for each in series):
+        return []
+    hosts = sorted({int(n) for each in series for n, _ in each.points})
+    up = "speed-up over one host"
+    return [
+        Plot(
+            *(name, title, "hosts", up, series, looks),
+            log="xy",
+            hosts=hosts,
+            diagonal="ideal",
+        )
+    ]
+
+
+def step_seconds(sizes: Sizes, link: str, row: str) -> dict[int, float]:
+    """Number of hosts -> median seconds per step of a row over a link.
+
+    One host has no link, so its steps over any link will do.
+    """
+    found = {}
+    for num_hosts, links in sizes.items():
+        at = links.get(link, {})
+        if row not in at and num_hosts == 1:
+            at = next((at for at in links.values() if row in at), at)
+        if row in at:
+            found[num_hosts] = at[row].median
+    return found
+
+
+def plot_name(what: str, place: Place, link: str = "") -> str:
+    """Name of the file of a plot: letters, digits, dots, dashes."""
+    size = f"{place.num_hosts}x{place.bed.devices_per_host}"
+    parts = [what, place.bed.study, size, place.bed.hosts_kind, link]
+    text = "_".join(part for part in parts if part and part != "namespaces")
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text)
+
+
+def _by_bed(records: Sequence[Record]) -> dict[Bed, dict[int, dict[str, Measured]]]:
+    beds: dict[Bed, dict[int, dict[str, Measured]]] = {}
+    for place, links in measured(records).items():
+        beds.setdefault(place.bed, {})[place.num_hosts] = links
+    return beds
+
+
+def _scaling_beds(
+    records: Sequence[Record],
+) -> dict[Bed, dict[int, dict[str, Measured]]]:
+    """Where steps were measured on one host and on more, or with a stand-in."""
+    return {
+        bed: sizes
+        for bed, sizes in _by_bed(records).items()
+        if len(sizes) > 1
+        and (1 in sizes or any(setup.stand_in_seconds for setup in _setups(sizes)))
+    }
+
+
+def _setups(sizes: Sizes) -> list[Setup]:
+    links = [at for links in sizes.values() for at in links.values()]
+    return [each.setup for at in links for each in at.values()]
+
+
+def _links_beyond_one_host(sizes: Sizes) -> list[str]:
+    """Links in order, but for those that one host alone was measured with."""
+    several = [links for num_hosts, links in sizes.items() if num_hosts > 1]
+    return list(dict.fromkeys(link for links in several for link in links))
+
+
+def _present(called: Mapping[str, str], links: Iterable[Measured]) -> list[str]:
+    """Rows that were measured over any of the links, in the order of tables."""
+    rows = {row for at in links for row in at}
+    return [row for row in called if row in rows]
+
+
+def _step_cell(rows: Measured, row: str) -> Cell | None:
+    if row not in rows:
+        return None
+    found, dense = rows[row], rows.get(DENSE)
+    lines = [shown_seconds(found.median)]
+    if len(found.seconds) > 1:
+        lines.append(shown_range(*found.quartiles))
+    if dense is not None:
+        lines.append(f"{figures(found.median / dense.median)} of dense")
+    return Cell("\n".join(lines), found.median)
+
+
+def _scaling_cell(times: Mapping[int, float], num_hosts: int) -> Cell | None:
+    if num_hosts not in times:
+        return None
+    seconds = times[num_hosts]
+    lines = [shown_seconds(seconds)]
+    if 1 in times:
+        speed_up = times[1] / seconds
+        lines.append(f"{figures(speed_up)}x, {100 * speed_up / num_hosts:.0f} %")
+    return Cell("\n".join(lines), seconds)
+
+
+def _difference(found: Measurement) -> tuple[float, float] | None:
+    """Bytes counted beyond those foreseen, and those foreseen."""
+    counted, traced = found.interface_bytes, found.traced_bytes
+    foreseen = found.formula_bytes if traced is None else traced
+    if counted is None or foreseen is None:
+        return None
+    return counted - foreseen, foreseen
+
+
+def _difference_cell(found: Measurement) -> Cell | None:
+    difference = _difference(found)
+    if difference is None:
+        return None
+    gap, foreseen = difference
+    if not foreseen:
+        return Cell(f"{gap:+,.0f} B", gap, _excess(found) > 0)
+    share = gap / foreseen
+    return Cell(f"{100 * share:+.2f} %", share, _excess(found) > 0)
+
+
+def _per_message(found: Measurement) -> float | None:
+    difference = _difference(found)
+    messages = found.hops * found.setup.devices_per_host
+    return difference[0] / messages if difference and messages else None
+
+
+def _gaps(found: Measurement) -> list[Disagreement]:
+    """How far counted bytes are from each source there is."""
+    counted = found.interface_bytes
+    if counted is None:
+        return []
+    messages = max(1.0, found.hops) * found.setup.devices_per_host
+    sources = {"trace": found.traced_bytes, "formula": found.formula_bytes}
+    return [
+        Disagreement(
+            setup=found.setup,
+            source=source,
+            counted=counted,
+            foreseen=foreseen,
+            allowed=SHARE * foreseen + BYTES_PER_MESSAGE * messages,
+        )
+        for source, foreseen in sources.items()
+        if foreseen is not None
+    ]
+
+
+def _excess(found: Measurement) -> float:
+    return max((gap.excess for gap in _gaps(found)), default=0.0)

@@ -1,0 +1,400 @@
+"""The report of a sweep: accuracy with its spread, what it cost, and health.
+
+Everything that is "of dense" is a share of `Findings.reference`: bytes of exchanging
+its gradients in every step, its parameters, its multiply-accumulates.
+"""
+
+import dataclasses
+import json
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.bench.report.page import Section, facts_table, write_page
+from prunex_jax.bench.report.plots import XY, Looks, Plot, Series, make_looks
+from prunex_jax.bench.report.tables import (
+    Cell,
+    Column,
+    Table,
+    digits,
+    figures,
+    make_table,
+    many,
+)
+from prunex_jax.bench.sweep.results import Findings, Point, Result
+
+# Column -> keys of a row's summary and of the reference's.
+_SHARES = (
+    ("bytes over\nhosts, of dense", "host_wire_bytes", "host_wire_bytes_dense"),
+    (
+        "last exchange,\nof dense",
+        "host_payload_bytes_steady",
+        "host_payload_bytes_dense",
+    ),
+    ("parameters", "params_kept", "params_dense"),
+    ("multiply-\naccumulates", "macs_kept", "macs_dense"),
+)
+# Of curves: key, what the axis says, where a point is on it.
+_AXES: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
+    ("curves-bytes", "MB sent by a host", lambda point: point.host_bytes / 1e6),
+    ("curves-seconds", "seconds in steps", lambda point: point.seconds),
+)
+# What is drawn of health: key of a logged row, what it is called.
+_HEALTH = (
+    ("host_drift", "drift of the copies, ||theta - z|| / ||z||"),
+    ("primal_residual", "primal residual"),
+    ("dual_residual", "dual residual"),
+    ("device_dual_norm", "norm of the dual"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Difference of two means, with its uncertainty.
+
+    Attributes:
+      mean: Mean of the one minus mean of the other.
+      half_width: Half of the interval that contains the true difference with 95 %
+        probability; infinite where a row has one run only.
+    """
+
+    mean: float
+    half_width: float
+
+    def __str__(self) -> str:
+        text = f"{100 * self.mean:+.2f}"
+        if math.isinf(self.half_width):
+            return text
+        text += f" ± {100 * self.half_width:.2f}"
+        # Beyond spread where zero lies outside of the interval.
+        return text if abs(self.mean) > self.half_width else f"{text}\nwithin spread"
+
+
+def write_report(findings: Findings, folder: Path, png: Path | None = None) -> Path:
+    """Writes the report of a sweep.
+
+    Args:
+      findings: What to show.
+      folder: Gets `report.html` and `tables.md`.
+      png: Gets the plots as PNG files; None draws none.
+    Returns:
+      Path of the HTML file.
+    Raises:
+      UserError: Nothing has ended yet, or PNG files are asked for and matplotlib is not
+        there.
+    """
+    name = findings.sweep.name
+    if not findings.results:
+        raise UserError(f"{folder} has no run of sweep {name!r} that ended")
+    looks = _looks(findings)
+    sections = [
+        Section(
+            "Accuracy and its price",
+            [accuracy_table(findings), *divergence_table(findings)],
+            accuracy_plots(findings, looks),
+        ),
+        Section("Health", (), health_plots(findings, looks)),
+        Section(
+            "Where and how",
+            [settings_table(findings), facts_table("Machine", _machine(findings))],
+        ),
+    ]
+    return write_page(folder, name, (), sections, png)
+
+
+def accuracy_table(findings: Findings) -> Table:
+    """Accuracy, differences to the baselines, and costs, a line for every row."""
+    sweep = findings.sweep
+    baselines = [name for name in sweep.baselines if name in findings.results]
+    titles = {row.name: row.title for row in sweep.rows}
+    columns = [
+        Column("method", titles.__getitem__),
+        Column(f"{sweep.split} accuracy, %", lambda row: _accuracy(findings, row)),
+    ]
+    for other in baselines:
+        columns.append(
+            Column(
+                f"minus\n{titles[other]}",
+                lambda row, other=other: _difference(findings, row, other),
+            )
+        )
+    for name, key, of in _SHARES:
+        columns.append(
+            Column(name, lambda row, k=key, of=of: _share(findings.shares(row, k, of)))
+        )
+    notes = _notes(findings, bool(baselines))
+    return make_table(f"Accuracy: {sweep.name}", columns, findings.results, notes)
+
+
+def divergence_table(findings: Findings) -> list[Table]:
+    """Runs that diverged and why; nothing if none did."""
+    diverged = [each for each in _every(findings) if each.reason]
+    columns: tuple[Column[Result], ...] = (
+        Column("method", lambda each: each.row.title),
+        Column("seed", lambda each: str(each.seed)),
+        Column("reason", lambda each: each.reason),
+    )
+    title = f"Diverged: {findings.sweep.name}"
+    return [make_table(title, columns, diverged)] if diverged else []
+
+
+def settings_table(findings: Findings) -> Table:
+    """What each row sets, over the config and the settings of the sweep."""
+
+    def text(settings: Mapping[str, Any]) -> str:
+        return ", ".join(f"{key}={value}" for key, value in settings.items()) or "-"
+
+    sweep = findings.sweep
+    lines = [("all rows", text(sweep.settings))]
+    lines += [(row.title, text(row.settings)) for row in sweep.rows]
+    columns = (
+        Column[tuple[str, str]]("row", lambda line: line[0]),
+        Column[tuple[str, str]]("value", lambda line: line[1]),
+    )
+    return make_table(f"Settings: {sweep.name}", columns, lines)
+
+
+def accuracy_plots(findings: Findings, looks: Looks) -> list[Plot]:
+    """Accuracy against bytes of the whole run, on the way, and against size.
+
+    Args:
+      findings: What to show.
+      looks: Row -> how it is drawn, for rows that have results.
+    """
+    accuracy = f"{findings.sweep.split} accuracy, %"
+    plots = []
+    marks = _marks(findings, looks, "host_wire_bytes", "host_wire_bytes_dense")
+    marks = {row: mark for row, mark in marks.items() if mark.points[0][0] > 0}
+    if len(marks) > 1:
+        across = "bytes over hosts in the whole run, of dense"
+        labels = *_name(findings, "bytes", "Accuracy against bytes"), across, accuracy
+        plots.append(
+            Plot(*labels, list(marks.values()), looks, has_names_at_marks=True)
+        )
+    for key, across, x_of in _AXES:
+        lines = {
+            row: mean_curve([each.points for each in findings.results[row]], x_of)
+            for row in looks
+        }
+        labels = *_name(findings, key, f"Accuracy against {across}"), across
+        plots += _line_plot(labels, "validation accuracy, %", lines, looks, "x")
+    sizes = _marks(findings, looks, "params_kept", "params_dense")
+    lines: dict[str, list[Series]] = {}
+    for row in findings.sweep.rows:
+        if row.curve and row.name in sizes:
+            lines.setdefault(row.curve, []).append(sizes[row.name])
+    curves = [each for each in lines.values() if len(each) > 1]
+    if curves:
+        across = "share of the parameters that is left"
+        labels = *_name(findings, "sizes", "Accuracy against size"), across, accuracy
+        series, named = [], {}
+        for each in curves:
+            row = each[0].row
+            title = next(r.curve for r in findings.sweep.rows if r.name == row)
+            named[row] = dataclasses.replace(looks[row], title=title)
+            pairs = sorted((s.points[0], s.spread[0]) for s in each)
+            series.append(Series(row, *zip(*pairs, strict=True)))
+        plots.append(Plot(*labels, series, named, log=""))
+    return plots
+
+
+def health_plots(findings: Findings, looks: Looks) -> list[Plot]:
+    """Logged numbers of the first seed by step, where they are positive."""
+    plots = []
+    for key, up in _HEALTH:
+        lines = {
+            name: [
+                (line["step"], line[key])
+                for line in findings.results[name][0].health
+                if (line.get(key) or 0.0) > 0
+            ]
+            for name in findings.sweep.health_rows
+            if name in looks
+        }
+        name = f"health-{key.replace('_', '-')}"
+        labels = *_name(findings, name, f"Health: {up}"), "step"
+        plots += _line_plot(labels, up, lines, looks, "y")
+    return plots
+
+
+def mean_curve(
+    runs: Sequence[Sequence[Point]], x_of: Callable[[Point], float]
+) -> list[XY]:
+    """Mean over seeds of accuracy in percent, at the steps that all runs have.
+
+    Example:
+      >>> runs = [[Point(1, 0.5, 10, 1), Point(2, 0.7, 20, 2)], [Point(1, 0.0, 30, 3)]]
+      >>> mean_curve(runs, lambda point: point.host_bytes)
+      [(20.0, 25.0)]
+    """
+    by_step = [{point.step: point for point in run} for run in runs]
+    if not by_step:
+        return []
+    common = sorted(set.intersection(*(set(run) for run in by_step)))
+    points = [
+        (
+            statistics.fmean(x_of(run[step]) for run in by_step),
+            100 * statistics.fmean(run[step].accuracy for run in by_step),
+        )
+        for step in common
+    ]
+    # A logarithmic axis has no place for what has cost nothing.
+    return [point for point in points if point[0] > 0]
+
+
+def difference(ones: Sequence[float], others: Sequence[float]) -> Difference:
+    """Compares two rows by Welch's interval, which lets their spreads differ.
+
+    Args:
+      ones: One number per seed.
+      others: The same for the row it is compared with.
+    Raises:
+      ValueError: One of them is empty.
+    Example:
+      >>> found = difference([0.70, 0.71, 0.72], [0.60, 0.61, 0.62])
+      >>> round(found.mean, 3), round(found.half_width, 3)
+      (0.1, 0.023)
+      >>> str(difference([0.701, 0.72], [0.70, 0.71]))
+      '+0.55 ± 6.02\nwithin spread'
+
+    References:
+      Welch, The generalization of Student's problem when several different population
+      variances are involved, 1947, https://doi.org/10.2307/2332510.
+    """
+    mean = statistics.fmean(ones) - statistics.fmean(others)
+    if min(len(ones), len(others)) < 2:
+        return Difference(mean, math.inf)
+    if not statistics.variance(ones) + statistics.variance(others):
+        return Difference(mean, 0.0)
+    # Imported here: it takes a while, and only reports need it.
+    from scipy import stats
+
+    with warnings.catch_warnings():
+        # Seeds that agree to the last digit, of one row only, are no problem.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        interval = stats.ttest_ind(ones, others, equal_var=False).confidence_interval()
+    return Difference(mean, float(interval.high - interval.low) / 2)
+
+
+def shown_mean(values: Sequence[float]) -> str:
+    """Mean and standard deviation of accuracies, in percent.
+
+    Example:
+      >>> shown_mean([0.91, 0.93]), shown_mean([0.915])
+      ('92.00 ± 1.41 (n=2)', '91.50 (n=1)')
+    """
+    around = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.2f}{around} (n={len(values)})"
+
+
+def _every(findings: Findings) -> Iterable[Result]:
+    return (each for results in findings.results.values() for each in results)
+
+
+def _accuracy(findings: Findings, row: str) -> Cell:
+    """Mean and standard deviation in percent, and how many runs they are of."""
+    values = findings.accuracies(row)
+    num_runs = len(findings.results[row])
+    if not values:
+        return Cell("diverged", 0.0)
+    text = shown_mean(values)
+    if num_runs > len(values):
+        text += f"\n{num_runs - len(values)} of {num_runs} diverged"
+    return Cell(text, statistics.fmean(values))
+
+
+def _difference(findings: Findings, row: str, other: str) -> Cell | None:
+    ones, others = findings.accuracies(row), findings.accuracies(other)
+    if row == other or not ones or not others:
+        return None
+    found = difference(ones, others)
+    return Cell(str(found), found.mean)
+
+
+def _share(values: Sequence[float]) -> Cell | None:
+    if not values:
+        return None
+    mean = statistics.fmean(values)
+    text = figures(mean)
+    if max(values) - min(values) > 0.005 * abs(mean):
+        text += f"\n{digits(min(values))} to {digits(max(values))}"
+    return Cell(text, mean)
+
+
+def _notes(findings: Findings, has_baselines: bool) -> list[str]:
+    notes = [
+        f"{many(len(list(_every(findings))), 'run')}. Accuracy: mean ± standard "
+        f"deviation over n seeds, on the {findings.sweep.split} split. Bytes are those "
+        "of a host over the host axis in the whole run, with everything it sends, of "
+        "what dense averaging sends."
+    ]
+    if has_baselines:
+        notes.append(
+            "Differences are in points of accuracy, ± half of Welch's 95 % interval; "
+            "'within spread' where it contains zero. Without ± there is one run only, "
+            "and a difference says nothing."
+        )
+    if findings.num_missing:
+        notes.append(f"{many(findings.num_missing, 'run')} have not ended yet.")
+    return notes
+
+
+def _machine(findings: Findings) -> Mapping[str, Any]:
+    """Environment of the runs; each that differs, but for the command."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for each in _every(findings):
+        facts = {k: v for k, v in each.environment.items() if k != "command"}
+        found.setdefault(json.dumps(facts, sort_keys=True), facts)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return {str(number): facts for number, facts in enumerate(found.values(), 1)}
+
+
+def _looks(findings: Findings) -> Looks:
+    sweep = findings.sweep
+    settings = {row.name: {**sweep.settings, **row.settings} for row in sweep.rows}
+    methods = {
+        name: str(of["method.name"])
+        for name, of in settings.items()
+        if "method.name" in of
+    }
+    titles = {row.name: row.title for row in sweep.rows}
+    looks = make_looks(titles, methods, sweep.baselines)
+    return {name: look for name, look in looks.items() if name in findings.results}
+
+
+def _marks(findings: Findings, looks: Looks, key: str, of: str) -> dict[str, Series]:
+    """Row -> mean accuracy and its standard deviation, at a share of the reference."""
+    marks = {}
+    for row in looks:
+        shares, values = findings.shares(row, key, of), findings.accuracies(row)
+        if shares:
+            middle = 100 * statistics.fmean(values)
+            spread = 100 * statistics.stdev(values) if len(values) > 1 else 0.0
+            points = [(statistics.fmean(shares), middle)]
+            marks[row] = Series(row, points, [(middle - spread, middle + spread)])
+    return marks
+
+
+def _line_plot(
+    labels: tuple[str, str, str],
+    up: str,
+    lines: Mapping[str, Sequence[XY]],
+    looks: Looks,
+    log: str,
+) -> list[Plot]:
+    """A plot of the lines that have points; nothing if none has."""
+    series = [Series(row, line) for row, line in lines.items() if len(line) > 1]
+    return [Plot(*labels, up, series, looks, log=log)] if series else []
+
+
+def _name(findings: Findings, key: str, title: str) -> tuple[str, str]:
+    """Name and title of a plot."""
+    counts = [len(found) for found in findings.results.values()]
+    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    name = findings.sweep.name
+    return f"{key}_{name}", f"{title}: {name}, n={n}"
