@@ -7,7 +7,6 @@ import json
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.cost import modelled, sample_of, splits
 from prunex_jax.bench.cost_model.published import (
     HOSTS,
     PUBLISHED,
@@ -18,6 +17,7 @@ from prunex_jax.bench.cost_model.published import (
 from prunex_jax.bench.cost_model.scaling import Cluster, extrapolate, megabits_for
 from prunex_jax.bench.cost_model.step_time import Link, Traffic
 from prunex_jax.bench.links.records import Curve, Measurement, Setup
+from prunex_jax.bench.report.cost import modelled, sample_of, splits
 
 LINKS = {"r=1": 8.0, "r=4": 2.0, "50 Mbit/s": 50.0, "unlimited": None}
 HELD_OUT = {"steps": ("r=4",)}
@@ -62,26 +62,25 @@ def make_records(scale: float = 1.0) -> list[Measurement]:
 def test_held_out_points_are_predicted_unseen():
     found = modelled(make_records(), HELD_OUT)
     unseen = [p for p in found.predictions if p.is_held_out]
-    assert {p.link for p in unseen} == {"r=4"} and len(unseen) == 4
+    assert {p.record.setup.link for p in unseen} == {"r=4"} and len(unseen) == 4
     assert all(abs(p.error) < 0.05 for p in found.predictions)
     # What is held out may say anything: the model stays the same.
     other = modelled(make_records(scale=3.0), HELD_OUT)
-    assert [p.predicted for p in other.predictions] == [
-        p.predicted for p in found.predictions
+    assert [p.seconds for p in other.predictions] == [
+        p.seconds for p in found.predictions
     ]
     assert all(p.error < -0.6 for p in other.predictions if p.is_held_out)
 
 
 def test_lines_go_through_the_points():
     found = modelled(make_records(), HELD_OUT)
-    assert {(line.row, line.num_hosts) for line in found.lines} == {
-        (row, n) for row in ROWS for n in (2, 4)
-    }
-    for line in found.lines:
-        assert line.megabits[0] == pytest.approx(2) and len(line.megabits) == 40
-        compute, num_bytes = ROWS[line.row]
-        assert line.seconds[0] == pytest.approx(compute + 4e-6 * num_bytes, rel=0.05)
-        assert list(line.seconds) == sorted(line.seconds, reverse=True)
+    assert set(found.lines) == {("steps", row, n) for row in ROWS for n in (2, 4)}
+    for (_, row, _), line in found.lines.items():
+        megabits, seconds = zip(*line, strict=True)
+        assert megabits[0] == pytest.approx(2) and len(line) == 40
+        compute, num_bytes = ROWS[row]
+        assert seconds[0] == pytest.approx(compute + 4e-6 * num_bytes, rel=0.05)
+        assert list(seconds) == sorted(seconds, reverse=True)
 
 
 def test_what_cannot_be_fitted_is_said():
@@ -99,7 +98,7 @@ def test_whole_runs_and_other_studies_stay_apart():
     ]
     run = Curve(setup=records[0].setup, points=(), seed=0, summary={})
     found = splits([*records, *more, run], HELD_OUT)
-    assert [(len(s.fitted), len(s.held_out)) for s in found.values()] == [
+    assert [tuple(map(len, parts)) for parts in found.values()] == [
         (16, 0),
         (12, 4),
     ]

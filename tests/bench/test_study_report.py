@@ -12,31 +12,33 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from prunex_jax.bench import study_report as report
-from prunex_jax.bench.accuracy_tables import time_to_accuracy
+from prunex_jax.base.errors import UserError
 from prunex_jax.bench.links.records import RECORDS_FILE, write_record
-from prunex_jax.bench.model_tables import (
+from prunex_jax.bench.report import plots
+from prunex_jax.bench.report.accuracy import time_to_accuracy
+from prunex_jax.bench.report.command import main
+from prunex_jax.bench.report.cost import (
     Extrapolation,
-    Line,
     Modelled,
     Prediction,
     extrapolation_tables,
     predictions_table,
 )
-from prunex_jax.bench.report.pages import make_page
-from prunex_jax.bench.study_report import (
-    Findings,
-    make_sections,
-    read_findings,
-    write_report,
-)
-from prunex_jax.bench.tables import (
+from prunex_jax.bench.report.page import NO_PLOTS, make_page
+from prunex_jax.bench.report.steps import (
     byte_disagreements,
     bytes_per_step,
     peak_memory,
     scaling,
     step_times,
 )
+from prunex_jax.bench.report.study import (
+    Findings,
+    make_sections,
+    read_findings,
+    write_report,
+)
+from prunex_jax.methods import METHODS
 from tests.helpers.bench_records import (
     COMPUTE_SECONDS,
     DENSE_BYTES,
@@ -60,9 +62,8 @@ def texts(table):
 
 
 def seconds_modelled(**changes):
-    point = {"row": "dense", "title": "dense", "num_hosts": 2, "link": "r=4"}
-    values = {"measured": 2.0, "predicted": 2.2, "is_held_out": True}
-    return Prediction(**{**point, **values, **changes})
+    values = {"record": make_measurement(seconds=(2.0,)), "seconds": 2.2}
+    return Prediction(**{**values, "is_held_out": True, **changes})
 
 
 class Page(html.parser.HTMLParser):
@@ -185,7 +186,7 @@ def test_bytes_that_agree():
 def test_bytes_may_differ_by_a_share_and_a_constant_per_message(row, counted, is_wrong):
     # 2 sums of 2 hops, of 2 devices.
     record = make_measurement(row, interface_bytes=counted)
-    gaps = byte_disagreements([record], share=0.03, bytes_per_message=1_000)
+    gaps = byte_disagreements([record])
     sources = ["trace", "formula"]
     assert [gap.source for gap in gaps] == (sources if is_wrong else [])
     (table,) = bytes_per_step([record])
@@ -336,10 +337,10 @@ def test_memory_is_the_largest_over_links():
 def test_the_model_is_judged_by_points_it_has_not_seen():
     modelled = Modelled(
         predictions=(
-            seconds_modelled(predicted=20.0, is_held_out=False),
-            seconds_modelled(predicted=2.2),
-            seconds_modelled(predicted=1.6),
-            seconds_modelled(predicted=2.0),
+            seconds_modelled(seconds=20.0, is_held_out=False),
+            seconds_modelled(seconds=2.2),
+            seconds_modelled(seconds=1.6),
+            seconds_modelled(seconds=2.0),
         ),
         notes=("Latency, bandwidth, computation.",),
     )
@@ -410,15 +411,7 @@ def test_a_report_needs_nothing_else(folder):
             for row in ("dense", "new")
             for hosts in (1, 4096)
         ),
-        lines=(
-            Line(
-                study="steps",
-                row="dense",
-                num_hosts=2,
-                megabits=(8.0, 100.0),
-                seconds=(9.0, 1.0),
-            ),
-        ),
+        lines={("steps", "dense", 2): [(8.0, 9.0), (100.0, 1.0)]},
     )
     findings = dataclasses.replace(read_findings([folder]), modelled=modelled)
     png = folder / "png"
@@ -442,57 +435,83 @@ def test_a_report_needs_nothing_else(folder):
     text = " ".join(page.text)
     for part in ("All hosts share the cores", "versions.jax", "--study=a", "to 0.6:"):
         assert part in text
-    assert report.NO_PLOTS not in text
+    assert NO_PLOTS not in text
     assert "| dense | " in (folder / "tables.md").read_text()
 
 
+def plots_of(records):
+    sections = make_sections(Findings(records))
+    return [plot for section in sections for plot in section.plots]
+
+
 def test_a_method_looks_the_same_in_all_plots():
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    from prunex_jax.bench.plots import make_plots
-
-    seen = {}
-    plots = make_plots(every_record(), {}, Modelled())
-    for plot in plots:
-        axes = Figure().add_subplot()
-        plot.draw(axes, "#000000")
+    figure = pytest.importorskip("matplotlib.figure")
+    seen, drawn = {}, plots_of(every_record())
+    for plot in drawn:
+        axes = figure.Figure().add_subplot()
+        plots.draw(plot, axes)
+        names = {TITLES[row]: row for row in plot.emphasised}
         for line in axes.get_lines():
-            look = line.get_color(), line.get_marker(), line.is_dashed()
-            if line.get_label() in TITLES.values():
-                seen.setdefault(line.get_label(), set()).add(look)
-    assert len(plots) == 7
+            if line.get_label() in names and line.get_linestyle() != "None":
+                look = line.get_color(), line.is_dashed()
+                seen.setdefault(names[line.get_label()], set()).add(look)
+    assert len(drawn) == 7 and len(seen) > 4
     assert all(len(looks) == 1 for looks in seen.values()), seen
-    assert len(set.union(*seen.values())) == len(TITLES)
+    assert len(set.union(*seen.values())) == len(seen)
+    # Beyond one report: methods have colours of their own, whatever else is drawn.
+    alone = plots.make_looks({"topk": "Top-K, 1 %"})["topk"]
+    assert alone.colour("light").upper() == plots.STYLES["topk"][0]
+
+
+def test_every_method_has_a_colour_and_a_mark():
+    for method in METHODS:
+        assert method in plots.STYLES
+    colours = [colour for colour, _ in plots.STYLES.values()]
+    marks = [mark for _, mark in plots.STYLES.values()]
+    assert len(set(colours)) == len(colours) and len(set(marks)) == len(marks)
+    assert plots.make_looks({"mine": "mine"})["mine"].colour("light")
+
+
+def test_six_series_are_named_and_the_others_are_grey():
+    figure = pytest.importorskip("matplotlib.figure")
+    plot = next(p for p in plots_of(every_record()) if p.name == "step-time_steps_2x2")
+    assert plot.emphasised[:3] == ["dense", "hsadmm", "hsadmm-8-int8"]
+    assert len(plot.emphasised) == plots.MOST_EMPHASISED < len(plot.series)
+    axes = figure.Figure().add_subplot()
+    plots.draw(plot, axes)
+    named = {text.get_text().replace("\n", " ") for text in axes.texts}
+    assert named & set(TITLES.values()) == {TITLES[row] for row in plot.emphasised}
+    styles = {line.get_label(): line for line in axes.get_lines()}
+    others = set(TITLES) - set(plot.emphasised)
+    assert len({styles[TITLES[row]].get_color() for row in others}) == 1
+    assert all(styles[TITLES[row]].get_linewidth() < 1 for row in others)
 
 
 @pytest.mark.parametrize("width", [8, 20, 26, 45])
-def test_legends_fit(width):
+def test_names_fit(width):
     pytest.importorskip("matplotlib")
-    from prunex_jax.bench.plots import make_plots
-    from prunex_jax.bench.report.pictures import render
-
     records = [
         make_measurement(row, link, title="w" * width)
         for row in TITLES
         for link in ("r=4", "r=20")
     ]
-    (plot,) = make_plots(records, {}, Modelled())
-    with PIL.Image.open(io.BytesIO(render(plot))) as picture:
-        edge = np.asarray(picture.convert("L"))[:, -2:]
-    assert edge.min() == 255, "something is cut off at the right"
+    (plot,) = plots_of(records)
+    with PIL.Image.open(io.BytesIO(plots.render(plot))) as picture:
+        pixels = np.asarray(picture.convert("L"))
+    for edge in (pixels[:, -2:], pixels[:, :2], pixels[:2], pixels[-2:]):
+        assert edge.min() == 255, "something is cut off"
 
 
 def test_without_matplotlib_there_are_all_tables(folder, without_matplotlib, capsys):
-    assert report.main([f"--workdir={folder}"]) == 0
+    assert main([f"--workdir={folder}"]) == 0
     page = check_page(folder / "report.html")
     assert page.loaded == []
-    assert report.NO_PLOTS + "." in page.text
-    assert capsys.readouterr().out.split("\n")[0] == report.NO_PLOTS
+    assert NO_PLOTS + "." in page.text
+    assert capsys.readouterr().out.split("\n")[0] == NO_PLOTS
     assert page.tags.count("table") == len(
         [t for s in make_sections(read_findings([folder])) for t in s.tables]
     )
-    assert report.main([f"--workdir={folder}", f"--png={folder}/png"]) == 2
+    assert main([f"--workdir={folder}", f"--png={folder}/png"]) == 2
     assert "pip install 'prunex_jax[bench]'" in capsys.readouterr().err
 
 
@@ -529,14 +548,14 @@ def test_folders_are_read_together(tmp_path):
     ],
 )
 def test_bad_input(arguments, message, tmp_path, capsys):
-    assert report.main([text.format(folder=tmp_path) for text in arguments]) == 2
+    assert main([text.format(folder=tmp_path) for text in arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_an_environment_that_is_broken(tmp_path):
     write_record(tmp_path, make_measurement())
     (tmp_path / "environment.json").write_text("[]")
-    with pytest.raises(report.UserError, match="is no JSON object"):
+    with pytest.raises(UserError, match="is no JSON object"):
         read_findings([tmp_path])
 
 

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.report import pictures
+from prunex_jax.bench.report import plots
+from prunex_jax.bench.report.sweep import accuracy_table, divergence_table, write_report
 from prunex_jax.bench.sweep import runs as sweep_runs
 from prunex_jax.bench.sweep.__main__ import main as sweep_main
-from prunex_jax.bench.sweep.report import write_report
 from prunex_jax.bench.sweep.results import Findings, read_findings
 from prunex_jax.bench.sweep.runs import DIVERGED, forget, run_missing, runs_of
 from prunex_jax.bench.sweep.sweeps import (
@@ -25,7 +25,6 @@ from prunex_jax.bench.sweep.sweeps import (
     narrow_sweep,
     settings_of,
 )
-from prunex_jax.bench.sweep.tables import accuracy_table, divergence_table
 from prunex_jax.models import make_model
 from prunex_jax.shrink.targets import model_budget
 from prunex_jax.train.command import main as train_main
@@ -301,7 +300,7 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sweep_runs, "_start", lambda command, log, programs: 7)
     assert sweep_main(flags) == 1, "runs that fail are no bad input"
     assert "failed with exit code 7" in capsys.readouterr().out
-    monkeypatch.setattr(pictures, "is_available", lambda: False)
+    monkeypatch.setattr(plots, "is_available", lambda: False)
     assert sweep_main([*flags, "--png=plots"]) == 2
     output = capsys.readouterr()
     assert "matplotlib" in output.err and not output.out, "it has begun to train"

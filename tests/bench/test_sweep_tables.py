@@ -6,12 +6,10 @@ import statistics
 import numpy as np
 import pytest
 
-from prunex_jax.bench.report import pictures
-from prunex_jax.bench.sweep.plots import make_plots
+from prunex_jax.bench.report import plots
+from prunex_jax.bench.report.sweep import accuracy_table, difference, make_sections
 from prunex_jax.bench.sweep.results import Findings, Point, Result
-from prunex_jax.bench.sweep.significance import difference
 from prunex_jax.bench.sweep.sweeps import Row, Sweep
-from prunex_jax.bench.sweep.tables import accuracy_table
 
 
 def findings_of(results: dict[str, list[Result]], **changes) -> Findings:
@@ -49,6 +47,12 @@ def lines_of(findings: Findings) -> dict[str, list[str]]:
     return {row[0].text: [cell.text for cell in row] for row in table.rows}
 
 
+def plots_of(findings: Findings) -> dict[str, plots.Plot]:
+    """All plots of a report, by name."""
+    sections = make_sections(findings)
+    return {plot.name: plot for section in sections for plot in section.plots}
+
+
 def test_the_table_says_what_is_beyond_spread():
     rows = {
         "dense": made_up("dense", [0.92, 0.921, 0.919], 1.0),
@@ -84,10 +88,16 @@ def test_shares_are_of_the_largest_network_until_the_first_baseline_has_ended():
 def test_marks_of_almost_equal_cost_stand_above_each_other():
     ratios = {"one": 0.00540, "other": 0.00541}
     rows = {name: made_up(name, [0.9], ratio) for name, ratio in ratios.items()}
-    plots = {plot.name: plot for plot in make_plots(findings_of(rows))}
-    assert plots["bytes_tiny"].title.endswith("n=1")
-    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
-    plots["bytes_tiny"].draw(axes, "black")
+    plot = plots_of(findings_of(rows))["bytes_tiny"]
+    assert plot.title.endswith("n=1")
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    plots.draw(plot, axes)
     low, high = axes.get_xlim()
     assert low < 0.0054 < high and high / low == pytest.approx(4)
     labels = [label.get_text() for label in axes.get_xticklabels()]
@@ -99,15 +109,17 @@ def test_sizes_are_drawn_where_rows_form_a_curve():
         f"s{number}": made_up(f"s{number}", [0.9, 0.91], 1 / number, curve="line")
         for number in (1, 2, 4)
     }
-    plots = {plot.name: plot for plot in make_plots(findings_of(rows))}
-    assert set(plots) == {
+    drawn = plots_of(findings_of(rows))
+    assert set(drawn) == {
         f"{kind}_tiny" for kind in ("bytes", "curves-bytes", "curves-seconds", "sizes")
     }
-    for plot in plots.values():
+    for plot in drawn.values():
         assert plot.title.endswith("n=2")
-        assert pictures.render(plot).startswith(b"\x89PNG")
+        assert plots.render(plot).startswith(b"\x89PNG")
     rows["s4"] = rows["s4"][:1]
-    assert all(p.title.endswith("n=1 to 2") for p in make_plots(findings_of(rows)))
+    assert all(
+        plot.title.endswith("n=1 to 2") for plot in plots_of(findings_of(rows)).values()
+    )
 
 
 def test_intervals_hold_the_true_difference_in_95_of_100_cases():

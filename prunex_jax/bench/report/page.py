@@ -11,6 +11,7 @@ import jinja2
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.report import plots
+from prunex_jax.bench.report.plots import Plot
 from prunex_jax.bench.report.tables import Column, Table, make_table
 
 REPORT_FILE = "report.html"
@@ -31,7 +32,7 @@ class Section:
 
     title: str
     tables: Sequence[Table] = ()
-    plots: Sequence[plots.Plot] = ()
+    plots: Sequence[Plot] = ()
     warnings: Sequence[str] = ()
 
 
@@ -120,7 +121,7 @@ def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
     return make_table(title, columns, _flat(facts))
 
 
-def _picture(plot: plots.Plot) -> dict[str, str]:
+def _picture(plot: Plot) -> dict[str, str]:
     """A plot for both themes, as addresses that hold it."""
     found = {"title": plot.title}
     for theme in plots.THEMES:

@@ -32,13 +32,13 @@ STYLES: Mapping[str, tuple[str | None, str]] = {
     "diloco": ("#56B4E9", "<"),
     "pactrain": ("#E69F00", "X"),
     "torch": ("#B0308F", "h"),
-    "importance": ("#9C6B4A", ">"),
-    "none": ("#7D6BD0", "d"),
+    "importance": ("#7D6BD0", ">"),
+    "none": ("#1FA3A3", "d"),
 }
 _UNKNOWN = (("#B8860B", "*"), ("#5B8C5A", "p"), ("#B5546A", "H"))  # Other methods.
 MOST_EMPHASISED = 6
 _MOST_OF_A_METHOD = 3  # Of the method that this package is for, before any other's.
-_SHADES = (0.0, 0.45, -0.4)  # Of rows of one method: towards the ink, or the paper.
+_SHADES = (0.0, 0.45, 0.22)  # Of rows of one method: how much nearer to the ink.
 _OTHERS = "#A8A8A8"
 _INK = {"light": "#000000", "dark": "#ffffff"}
 _PAPER = {"light": "#ffffff", "dark": "#151515"}
@@ -73,8 +73,8 @@ class Look:
     Attributes:
       title: What tables call it.
       method: Whose colour it has.
-      shade: 0 is the method's own colour; further rows of a method are darker or
-        brighter.
+      shade: 0 is the method's own colour; further rows of a method are nearer to
+        the ink.
       is_dashed: Whether it is a peer.
       rank: Of emphasis: the six lowest of a plot are emphasised.
     """
@@ -87,11 +87,11 @@ class Look:
 
     def colour(self, theme: Theme) -> str:
         """Of its lines and marks."""
-        base = STYLES.get(self.method, _unknown(self.method))[0] or _INK[theme]
+        base = STYLES.get(self.method, _unknown(self.method))[0]
         amount = _SHADES[self.shade % len(_SHADES)]
-        # Ink itself can only become paler.
-        is_towards_ink = amount > 0 and base != _INK[theme]
-        return _blended(base, (_INK if is_towards_ink else _PAPER)[theme], abs(amount))
+        if base is None:
+            return _blended(_INK[theme], _PAPER[theme], amount)
+        return _blended(base, _INK[theme], amount)
 
     @property
     def mark(self) -> str:

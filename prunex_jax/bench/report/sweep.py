@@ -90,8 +90,13 @@ def write_report(findings: Findings, folder: Path, png: Path | None = None) -> P
     name = findings.sweep.name
     if not findings.results:
         raise UserError(f"{folder} has no run of sweep {name!r} that ended")
+    return write_page(folder, name, (), make_sections(findings), png)
+
+
+def make_sections(findings: Findings) -> list[Section]:
+    """All parts of the report, in order."""
     looks = _looks(findings)
-    sections = [
+    return [
         Section(
             "Accuracy and its price",
             [accuracy_table(findings), *divergence_table(findings)],
@@ -103,7 +108,6 @@ def write_report(findings: Findings, folder: Path, png: Path | None = None) -> P
             [settings_table(findings), facts_table("Machine", _machine(findings))],
         ),
     ]
-    return write_page(folder, name, (), sections, png)
 
 
 def accuracy_table(findings: Findings) -> Table:
@@ -247,7 +251,7 @@ def mean_curve(
 
 
 def difference(ones: Sequence[float], others: Sequence[float]) -> Difference:
-    """Compares two rows by Welch's interval, which lets their spreads differ.
+    r"""Compares two rows by Welch's interval, which lets their spreads differ.
 
     Args:
       ones: One number per seed.
@@ -259,7 +263,7 @@ def difference(ones: Sequence[float], others: Sequence[float]) -> Difference:
       >>> round(found.mean, 3), round(found.half_width, 3)
       (0.1, 0.023)
       >>> str(difference([0.701, 0.72], [0.70, 0.71]))
-      '+0.55 ± 6.02\nwithin spread'
+      '+0.55 ± 6.37\nwithin spread'
 
     References:
       Welch, The generalization of Student's problem when several different population
