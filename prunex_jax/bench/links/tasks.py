@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prunex_jax.bench import places
 from prunex_jax.bench.links.gates import Spec, write_specs
 from prunex_jax.bench.links.hosts import Hosts
+from prunex_jax.bench.report import places
 from prunex_jax.bench.study import Row, Study
 from prunex_jax.mesh import check_has_links
 from prunex_jax.train.command import load_config, override_config

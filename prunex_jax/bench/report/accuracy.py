@@ -1,5 +1,6 @@
 """Tables and plots of whole runs: when a method reaches an accuracy, at what cost."""
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,9 +20,9 @@ from prunex_jax.bench.report.tables import (
     Table,
     digits,
     figures,
-    make_table,
     many,
     median_cell,
+    method_table,
     shown_bytes,
     shown_seconds,
     span,
@@ -29,11 +30,11 @@ from prunex_jax.bench.report.tables import (
 
 Runs = Sequence[Curve]  # Of one row, one per seed.
 # What it takes to reach an accuracy.
-_COSTS: tuple[tuple[str, Callable[[Point], float], Callable[[float], str]], ...] = (
-    ("seconds", lambda point: point.seconds, shown_seconds),
-    ("bytes", lambda point: point.host_bytes, shown_bytes),
-    ("steps", lambda point: float(point.step), digits),
-)
+_COSTS: Mapping[str, tuple[Callable[[Point], float], Callable[[float], str]]] = {
+    "seconds": (lambda point: point.seconds, shown_seconds),
+    "bytes": (lambda point: point.host_bytes, shown_bytes),
+    "steps": (lambda point: float(point.step), digits),
+}
 # Of plots: key, what the axis says, where a point is on it.
 _AXES: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
     ("bytes", "MB sent by a host", lambda point: point.host_bytes / 1e6),
@@ -53,18 +54,18 @@ def time_to_accuracy(
     tables, called = [], titles(records)
     for place, links in curves(records).items():
         for rows in links.values():
-            columns = [Column("method", lambda row: called[row])]
-            for target in targets.get(place.bed.study, ()):
-                columns += _target_columns(rows, target)
-            columns += [
-                Column(name, lambda row, rows=rows, of=of: of(rows[row]))
-                for name, of in _FINALS
+            columns = [
+                column
+                for target in targets.get(place.bed.study, ())
+                for column in _target_columns(rows, target)
             ]
+            for name, of in _FINALS:
+                columns.append(Column(name, functools.partial(_of_runs, of, rows)))
             setups = [run.setup for runs in rows.values() for run in runs]
             link = ", ".join(link_title(setups).split("\n"))
             title = f"Time to accuracy: {place.title}, {link}"
-            shown = [row for row in called if row in rows]
-            tables.append(make_table(title, columns, shown, (_note(rows),)))
+            shown = {row: title for row, title in called.items() if row in rows}
+            tables.append(method_table(title, shown, columns, (_note(rows),)))
     return tables
 
 
@@ -126,44 +127,48 @@ def _note(rows: Curves) -> str:
 
 def _target_columns(rows: Curves, target: float) -> list[Column[str]]:
     """Seconds, bytes, steps and speed-up to one accuracy."""
-    points = {row: [run.reached(target) for run in runs] for row, runs in rows.items()}
-    reached = {
-        row: [point for point in found if point is not None]
-        for row, found in points.items()
-    }
-
-    def cost(
-        row: str, of: Callable[[Point], float], write: Callable[[float], str]
-    ) -> Cell | None:
-        if len(reached[row]) == len(points[row]):
-            return median_cell([of(point) for point in reached[row]], write)
-        if write is not shown_seconds:
-            return None
-        failed = len(points[row]) - len(reached[row])
-        by = (
-            f"\nby {failed} of {many(len(points[row]), 'seed')}" if reached[row] else ""
-        )
-        return Cell(f"not reached{by}")
-
-    def seconds(row: str) -> float | None:
-        """In the median; None if any seed does not get there."""
-        found = reached.get(row, [])
-        if not found or len(found) < len(points[row]):
-            return None
-        return statistics.median(point.seconds for point in found)
+    seconds = functools.partial(_seconds_to, target, rows)
+    header = f"to {target:g}:\n"
 
     def speed_up(row: str) -> float | None:
         mine, base = seconds(row), seconds(DENSE)
         return base / mine if mine and base is not None else None
 
-    header = f"to {target:g}:\n"
     return [
         *(
-            Column(header + name, lambda row, of=of, write=write: cost(row, of, write))
-            for name, of, write in _COSTS
+            Column(header + name, functools.partial(_cost_cell, target, rows, name))
+            for name in _COSTS
         ),
         Column(header + "speed-up", speed_up, lambda value: f"{figures(value)}x"),
     ]
+
+
+def _cost_cell(target: float, rows: Curves, name: str, row: str) -> Cell | None:
+    """What it took to reach an accuracy; who did not is said beside the seconds."""
+    reached = _points_at(target, rows[row])
+    failed, num_runs = len(rows[row]) - len(reached), len(rows[row])
+    if not failed:
+        of, write = _COSTS[name]
+        return median_cell([of(point) for point in reached], write)
+    by = f"\nby {failed} of {many(num_runs, 'seed')}" if reached else ""
+    return Cell(f"not reached{by}") if name == "seconds" else None
+
+
+def _seconds_to(target: float, rows: Curves, row: str) -> float | None:
+    """Median seconds to an accuracy; None if any seed does not get there."""
+    runs = rows.get(row, ())
+    reached = _points_at(target, runs)
+    if not reached or len(reached) < len(runs):
+        return None
+    return statistics.median(point.seconds for point in reached)
+
+
+def _points_at(target: float, runs: Runs) -> list[Point]:
+    return [point for run in runs if (point := run.reached(target)) is not None]
+
+
+def _of_runs(of: Callable[[Runs], Cell], rows: Curves, row: str) -> Cell:
+    return of(rows[row])
 
 
 def _last(runs: Runs) -> Cell:

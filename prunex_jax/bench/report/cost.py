@@ -24,6 +24,7 @@ from prunex_jax.bench.report.tables import (
     figures,
     make_table,
     many,
+    method_table,
     shown_seconds,
     span,
 )
@@ -191,11 +192,12 @@ def extrapolation_tables(extrapolations: Sequence[Extrapolation]) -> list[Table]
     tables = []
     for setting, times in _by_setting(extrapolations).items():
         hosts = sorted({number for row in times.values() for number in row})
-        columns = [Column("method", called.__getitem__)]
-        for number in hosts:
-            cell = functools.partial(_extrapolated, times, num_hosts=number)
-            columns.append(Column(many(number, "host"), cell))
-        tables.append(make_table(f"Extrapolated: {setting}", columns, times, (note,)))
+        columns = [
+            Column(many(num, "host"), functools.partial(_extrapolated, num, times))
+            for num in hosts
+        ]
+        title = f"Extrapolated: {setting}"
+        tables.append(method_table(title, called, columns, (note,)))
     return tables
 
 
@@ -248,9 +250,9 @@ def _by_setting(
 
 
 def _extrapolated(
-    times: Mapping[str, Mapping[int, float]], row: str, num_hosts: int
+    num_hosts: int, times: Mapping[str, Mapping[int, float]], row: str
 ) -> Cell | None:
-    value = times[row].get(num_hosts)
+    value = times.get(row, {}).get(num_hosts)
     if value is None:
         return None
     lines = [shown_seconds(value)]
@@ -281,7 +283,7 @@ def _lines(
         key = record.setup.row, record.setup.num_hosts
         if record.setup.megabits is not None and key in model.rows:
             limited.setdefault(key, []).append(record)
-    lines = {}
+    lines: dict[tuple[str, str, int], Sequence[XY]] = {}
     for (row, num_hosts), mine in limited.items():
         speeds = [record.setup.megabits or 0.0 for record in mine]
         grid = np.geomspace(min(speeds), max(speeds), _POINTS_OF_A_LINE).tolist()

@@ -134,11 +134,11 @@ def stand_in_notes(setups: Iterable[Setup]) -> tuple[str, ...]:
 
 def _in_order(records: Sequence[RecordT]) -> Iterator[tuple[Place, str, RecordT]]:
     """Records with their place and link, sorted by these; else as they came."""
-    spots = [(Place.of(record.setup), record.setup.link) for record in records]
-    setups = (record.setup for record in records)
-    speeds = dict(zip(spots, (setup.megabits for setup in setups), strict=True))
-    pairs = zip(spots, records, strict=True)
-    for spot, record in sorted(
-        pairs, key=lambda pair: (pair[0][0], speeds[pair[0]] or math.inf)
-    ):
-        yield (*spot, record)
+    speeds = {(Place.of(r.setup), r.setup.link): r.setup.megabits for r in records}
+
+    def spot(record: RecordT) -> tuple[Place, float]:
+        place = Place.of(record.setup)
+        return place, speeds[place, record.setup.link] or math.inf
+
+    for record in sorted(records, key=spot):
+        yield Place.of(record.setup), record.setup.link, record

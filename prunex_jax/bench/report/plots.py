@@ -134,7 +134,7 @@ class Plot:
       looks: Row -> how.
       log: Which axes are logarithmic: some of "xy".
       levels: Heights of dotted lines -> what they are.
-      has_names_at_marks: Whether names stand beside marks, not right of the axes.
+      names_at_marks: Whether names stand beside marks, not right of the axes.
       hosts: Ticks of the horizontal axis; the vertical one counts in powers of two.
       unlimited: Where links without a limit are, right of all ticks; see
         `unlimited_at`.
@@ -150,7 +150,7 @@ class Plot:
     looks: Looks
     log: str = "x"
     levels: Mapping[float, str] = dataclasses.field(default_factory=dict)
-    has_names_at_marks: bool = False
+    names_at_marks: bool = False
     hosts: Sequence[int] = ()
     unlimited: float | None = None
     diagonal: str | None = None
@@ -263,7 +263,7 @@ def draw(plot: Plot, axes: Any, theme: Theme = "light") -> None:
         axes.text(0.01, level, text, transform=where, va="bottom")
     axes.set_xlabel(plot.across)
     axes.set_ylabel(plot.up)
-    place = _names_at_marks if plot.has_names_at_marks else _names_at_ends
+    place = _names_at_marks if plot.names_at_marks else _names_at_ends
     place(axes, plot, names, theme)
 
 
@@ -339,7 +339,7 @@ def _plain_ticks(axis: Any, plot: Plot, is_across: bool) -> None:
         high = 1.01 * plot.unlimited / _UNLIMITED_GAP
     if is_across and plot.hosts:
         every = -(-len(plot.hosts) // _MOST_TICKS)
-        ticks = list(plot.hosts)[::every]
+        ticks = [float(number) for number in plot.hosts[::every]]
     elif plot.hosts and high / low < 2**_MOST_TICKS:
         powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
         ticks = [2.0**power for power in powers]

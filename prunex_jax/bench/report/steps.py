@@ -25,6 +25,7 @@ from prunex_jax.bench.report.tables import (
     figures,
     make_table,
     many,
+    method_table,
     shown_bytes,
     shown_range,
     shown_seconds,
@@ -110,13 +111,15 @@ def step_times(records: Sequence[Record]) -> list[Table]:
             f"{shown_seconds(found[0].setup.compute_seconds)} alone.",
             *stand_in_notes(each.setup for each in found),
         )
-        columns = [Column("method", called.__getitem__)]
-        for rows in links.values():
-            link = link_title([each.setup for each in rows.values()])
-            columns.append(Column(link, functools.partial(_step_cell, rows)))
+        columns = [
+            Column(
+                link_title([each.setup for each in rows.values()]),
+                functools.partial(_step_cell, rows),
+            )
+            for rows in links.values()
+        ]
         title = f"Step time: {place.title}"
-        shown = _present(called, links.values())
-        tables.append(make_table(title, columns, shown, notes))
+        tables.append(method_table(title, called, columns, notes))
     return tables
 
 
@@ -132,18 +135,12 @@ def bytes_per_step(records: Sequence[Record]) -> list[Table]:
     )
     tables, called = [], titles(records)
     for place, links in measured(records).items():
-        found = {
-            row: [at[row] for at in links.values() if row in at]
-            for row in _present(called, links.values())
-        }
-
-        def link_of(
-            each: Measurement, found: Mapping[str, Sequence[Measurement]] = found
-        ) -> str:
-            num_links = len(found[each.setup.row])
-            more = f"\nof {many(num_links, 'link')}" if num_links > 1 else ""
-            return each.setup.link + more
-
+        found = [
+            [at[row] for at in links.values() if row in at]
+            for row in called
+            if any(row in at for at in links.values())
+        ]
+        num_links = {each[0].setup.row: len(each) for each in found}
         columns: tuple[Column[Measurement], ...] = (
             Column("method", lambda each: called[each.setup.row]),
             Column("interface", lambda each: each.interface_bytes, shown_bytes),
@@ -152,9 +149,9 @@ def bytes_per_step(records: Sequence[Record]) -> list[Table]:
             Column("difference", _difference_cell),
             Column("messages", lambda each: each.hops),
             Column("difference\nper message", _per_message, "{:+,.0f} B".format),
-            Column("link", link_of),
+            Column("link", functools.partial(_link_text, num_links)),
         )
-        rows = [max(each, key=_excess) for each in found.values()]
+        rows = [max(each, key=_excess) for each in found]
         title = f"Bytes per step: {place.title}"
         tables.append(make_table(title, columns, rows, (note,)))
     return tables
@@ -165,18 +162,12 @@ def peak_memory(records: Sequence[Record]) -> list[Table]:
     note = "Largest resident set of a process, over all links."
     tables, called = [], titles(records)
     for bed, sizes in _by_bed(records).items():
-        columns = [Column("method", called.__getitem__)]
-        for num_hosts, links in sizes.items():
-
-            def peak(row: str, links: Mapping[str, Measured] = links) -> int | None:
-                peaks = [at[row].peak_memory for at in links.values() if row in at]
-                return max(peaks, default=None)
-
-            columns.append(Column(many(num_hosts, "host"), peak, shown_bytes))
-        shown = _present(
-            called, (at for links in sizes.values() for at in links.values())
-        )
-        tables.append(make_table(f"Peak memory: {bed.title}", columns, shown, (note,)))
+        columns = [
+            Column(many(num, "host"), functools.partial(_peak, links), shown_bytes)
+            for num, links in sizes.items()
+        ]
+        title = f"Peak memory: {bed.title}"
+        tables.append(method_table(title, called, columns, (note,)))
     return tables
 
 
@@ -190,17 +181,15 @@ def scaling(records: Sequence[Record]) -> list[Table]:
             *stand_in_notes(_setups(sizes)),
         )
         for link in _links_beyond_one_host(sizes):
-            times = {row: step_seconds(sizes, link, row) for row in called}
-            columns = [Column("method", called.__getitem__)] + [
-                Column(
-                    many(num_hosts, "host"),
-                    lambda row, n=num_hosts, times=times: _scaling_cell(times[row], n),
-                )
-                for num_hosts in sizes
+            here = {row for at in sizes.values() for row in at.get(link, {})}
+            shown = {row: title for row, title in called.items() if row in here}
+            times = {row: step_seconds(sizes, link, row) for row in shown}
+            columns = [
+                Column(many(num, "host"), functools.partial(_scaling_cell, num, times))
+                for num in sizes
             ]
-            shown = _present(called, (at[link] for at in sizes.values() if link in at))
             title = f"Scaling: {bed.title}, {link}"
-            tables.append(make_table(title, columns, shown, notes))
+            tables.append(method_table(title, shown, columns, notes))
     return tables
 
 
@@ -343,10 +332,14 @@ def _links_beyond_one_host(sizes: Sizes) -> list[str]:
     return list(dict.fromkeys(link for links in several for link in links))
 
 
-def _present(called: Mapping[str, str], links: Iterable[Measured]) -> list[str]:
-    """Rows that were measured over any of the links, in the order of tables."""
-    rows = {row for at in links for row in at}
-    return [row for row in called if row in rows]
+def _peak(links: Mapping[str, Measured], row: str) -> int | None:
+    peaks = [at[row].peak_memory for at in links.values() if row in at]
+    return max(peaks, default=None)
+
+
+def _link_text(num_links: Mapping[str, int], found: Measurement) -> str:
+    number = num_links[found.setup.row]
+    return found.setup.link + f"\nof {many(number, 'link')}" * (number > 1)
 
 
 def _step_cell(rows: Measured, row: str) -> Cell | None:
@@ -361,13 +354,15 @@ def _step_cell(rows: Measured, row: str) -> Cell | None:
     return Cell("\n".join(lines), found.median)
 
 
-def _scaling_cell(times: Mapping[int, float], num_hosts: int) -> Cell | None:
-    if num_hosts not in times:
+def _scaling_cell(
+    num_hosts: int, times: Mapping[str, Mapping[int, float]], row: str
+) -> Cell | None:
+    if num_hosts not in times[row]:
         return None
-    seconds = times[num_hosts]
+    seconds = times[row][num_hosts]
     lines = [shown_seconds(seconds)]
-    if 1 in times:
-        speed_up = times[1] / seconds
+    if 1 in times[row]:
+        speed_up = times[row][1] / seconds
         lines.append(f"{figures(speed_up)}x, {100 * speed_up / num_hosts:.0f} %")
     return Cell("\n".join(lines), seconds)
 

@@ -5,6 +5,7 @@ its gradients in every step, its parameters, its multiply-accumulates.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import statistics
@@ -24,6 +25,7 @@ from prunex_jax.bench.report.tables import (
     figures,
     make_table,
     many,
+    method_table,
 )
 from prunex_jax.bench.sweep.results import Findings, Point, Result
 
@@ -115,23 +117,18 @@ def accuracy_table(findings: Findings) -> Table:
     sweep = findings.sweep
     baselines = [name for name in sweep.baselines if name in findings.results]
     titles = {row.name: row.title for row in sweep.rows}
+    partial = functools.partial
     columns = [
-        Column("method", titles.__getitem__),
-        Column(f"{sweep.split} accuracy, %", lambda row: _accuracy(findings, row)),
+        Column(f"{sweep.split} accuracy, %", partial(_accuracy, findings)),
+        *(
+            Column(f"minus\n{titles[each]}", partial(_difference, findings, each))
+            for each in baselines
+        ),
+        *(Column(name, partial(_share, findings, *keys)) for name, *keys in _SHARES),
     ]
-    for other in baselines:
-        columns.append(
-            Column(
-                f"minus\n{titles[other]}",
-                lambda row, other=other: _difference(findings, row, other),
-            )
-        )
-    for name, key, of in _SHARES:
-        columns.append(
-            Column(name, lambda row, k=key, of=of: _share(findings.shares(row, k, of)))
-        )
     notes = _notes(findings, bool(baselines))
-    return make_table(f"Accuracy: {sweep.name}", columns, findings.results, notes)
+    shown = {row: titles[row] for row in findings.results}
+    return method_table(f"Accuracy: {sweep.name}", shown, columns, notes)
 
 
 def divergence_table(findings: Findings) -> list[Table]:
@@ -172,37 +169,34 @@ def accuracy_plots(findings: Findings, looks: Looks) -> list[Plot]:
     accuracy = f"{findings.sweep.split} accuracy, %"
     plots = []
     marks = _marks(findings, looks, "host_wire_bytes", "host_wire_bytes_dense")
-    marks = {row: mark for row, mark in marks.items() if mark.points[0][0] > 0}
-    if len(marks) > 1:
+    series = [mark for mark in marks.values() if mark.points[0][0] > 0]
+    if len(series) > 1:
+        name, title = _name(findings, "bytes", "Accuracy against bytes")
         across = "bytes over hosts in the whole run, of dense"
-        labels = *_name(findings, "bytes", "Accuracy against bytes"), across, accuracy
         plots.append(
-            Plot(*labels, list(marks.values()), looks, has_names_at_marks=True)
+            Plot(*(name, title, across, accuracy, series, looks), names_at_marks=True)
         )
     for key, across, x_of in _AXES:
         lines = {
             row: mean_curve([each.points for each in findings.results[row]], x_of)
             for row in looks
         }
-        labels = *_name(findings, key, f"Accuracy against {across}"), across
-        plots += _line_plot(labels, "validation accuracy, %", lines, looks, "x")
+        names = _name(findings, key, f"Accuracy against {across}")
+        plots += _line_plot(names, across, "validation accuracy, %", lines, looks, "x")
     sizes = _marks(findings, looks, "params_kept", "params_dense")
-    lines: dict[str, list[Series]] = {}
+    curves: dict[str, list[Series]] = {}
     for row in findings.sweep.rows:
         if row.curve and row.name in sizes:
-            lines.setdefault(row.curve, []).append(sizes[row.name])
-    curves = [each for each in lines.values() if len(each) > 1]
-    if curves:
+            curves.setdefault(row.curve, []).append(sizes[row.name])
+    joined = [_joined(parts) for parts in curves.values() if len(parts) > 1]
+    if joined:
+        name, title = _name(findings, "sizes", "Accuracy against size")
         across = "share of the parameters that is left"
-        labels = *_name(findings, "sizes", "Accuracy against size"), across, accuracy
-        series, named = [], {}
-        for each in curves:
-            row = each[0].row
-            title = next(r.curve for r in findings.sweep.rows if r.name == row)
-            named[row] = dataclasses.replace(looks[row], title=title)
-            pairs = sorted((s.points[0], s.spread[0]) for s in each)
-            series.append(Series(row, *zip(*pairs, strict=True)))
-        plots.append(Plot(*labels, series, named, log=""))
+        called = {
+            parts[0].row: dataclasses.replace(looks[parts[0].row], title=curve)
+            for curve, parts in curves.items()
+        }
+        plots.append(Plot(name, title, across, accuracy, joined, called, log=""))
     return plots
 
 
@@ -220,8 +214,9 @@ def health_plots(findings: Findings, looks: Looks) -> list[Plot]:
             if name in looks
         }
         name = f"health-{key.replace('_', '-')}"
-        labels = *_name(findings, name, f"Health: {up}"), "step"
-        plots += _line_plot(labels, up, lines, looks, "y")
+        plots += _line_plot(
+            _name(findings, name, f"Health: {up}"), "step", up, lines, looks, "y"
+        )
     return plots
 
 
@@ -311,7 +306,7 @@ def _accuracy(findings: Findings, row: str) -> Cell:
     return Cell(text, statistics.fmean(values))
 
 
-def _difference(findings: Findings, row: str, other: str) -> Cell | None:
+def _difference(findings: Findings, other: str, row: str) -> Cell | None:
     ones, others = findings.accuracies(row), findings.accuracies(other)
     if row == other or not ones or not others:
         return None
@@ -319,7 +314,8 @@ def _difference(findings: Findings, row: str, other: str) -> Cell | None:
     return Cell(str(found), found.mean)
 
 
-def _share(values: Sequence[float]) -> Cell | None:
+def _share(findings: Findings, key: str, of: str, row: str) -> Cell | None:
+    values = findings.shares(row, key, of)
     if not values:
         return None
     mean = statistics.fmean(values)
@@ -384,8 +380,16 @@ def _marks(findings: Findings, looks: Looks, key: str, of: str) -> dict[str, Ser
     return marks
 
 
+def _joined(marks: Sequence[Series]) -> Series:
+    """One series of several marks, from left to right."""
+    ordered = sorted(marks, key=lambda mark: mark.points[0])
+    points = [mark.points[0] for mark in ordered]
+    return Series(marks[0].row, points, [mark.spread[0] for mark in ordered])
+
+
 def _line_plot(
-    labels: tuple[str, str, str],
+    name: tuple[str, str],
+    across: str,
     up: str,
     lines: Mapping[str, Sequence[XY]],
     looks: Looks,
@@ -393,7 +397,7 @@ def _line_plot(
 ) -> list[Plot]:
     """A plot of the lines that have points; nothing if none has."""
     series = [Series(row, line) for row, line in lines.items() if len(line) > 1]
-    return [Plot(*labels, up, series, looks, log=log)] if series else []
+    return [Plot(*name, across, up, series, looks, log=log)] if series else []
 
 
 def _name(findings: Findings, key: str, title: str) -> tuple[str, str]:

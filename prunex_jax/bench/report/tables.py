@@ -4,7 +4,7 @@ import dataclasses
 import html
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 BLANK = "-"
@@ -117,6 +117,27 @@ def make_table(
     """
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
     return Table(title, tuple(column.name for column in columns), cells, tuple(notes))
+
+
+def method_table(
+    title: str,
+    called: Mapping[str, str],
+    columns: Iterable[Column[str]],
+    notes: Iterable[str] = (),
+) -> Table:
+    """A line for every row of studies or sweeps that any column has something on.
+
+    Args:
+      title: What it is about, and where.
+      called: Row -> what it is called, from top to bottom.
+      columns: From the second on; they read names of rows.
+      notes: How to read it.
+    """
+    columns = list(columns)
+    rows = [r for r in called if any(each.content(r) is not None for each in columns)]
+    return make_table(
+        title, [Column("method", called.__getitem__), *columns], rows, notes
+    )
 
 
 def shown_seconds(seconds: float) -> str:
