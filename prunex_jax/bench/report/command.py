@@ -1,6 +1,6 @@
 """Command line of reports: tables and plots of what studies have found.
 
-    python -m prunex_jax report --workdir=FOLDER[,FOLDER...] [--png=FOLDER]
+    prunex-jax report --workdir=FOLDER[,FOLDER...] [--png=FOLDER]
         [--targets=ACCURACY,...] [--published]
 
 Reads `records.jsonl` of every FOLDER and writes `report.html`, one file that needs
@@ -25,7 +25,6 @@ from prunex_jax.bench.report.page import NO_PLOTS
 from prunex_jax.bench.report.study import Findings, read_findings, write_report
 
 COMMAND = Command(
-    name="prunex_jax report",
     text=str(__doc__),
     flags=(
         Flag("workdir", "", "Folders with records, by commas.", is_required=True),

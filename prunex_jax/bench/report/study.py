@@ -149,8 +149,7 @@ def _records(folder: Path) -> list[Record]:
     records = read_records(folder)
     if not records:
         raise UserError(
-            f"--workdir={folder} has no {RECORDS_FILE}; python -m prunex_jax bench "
-            "makes them"
+            f"--workdir={folder} has no {RECORDS_FILE}; prunex-jax bench makes them"
         )
     return records
 
