@@ -1,16 +1,24 @@
 """Reads image classification sets and places their batches on the mesh.
 
+In: data settings and a seed. Out: a `Dataset` of three splits, and batches of it.
+
     open_dataset -> make_loader(...).batches(step) -> place_batch -> training step
                  -> evaluation_batches             -> place_batch -> evaluation step
 
-Owns: sources, order, augmentation, reading ahead, padding, placement of batches.
-Leaves to others: the mesh (topology) and what is done with a batch (step).
+`sources` opens a set (`embedded`, `tfds_source`) and cuts its validation split;
+`splits` is what is opened; `order` and `shards` say which example comes when and at
+which host; `augment` and `images` make pixels; `examples` puts a batch together.
 """
 
 from prunex_jax.data.augment import Normalization
-from prunex_jax.data.evaluation import evaluation_batches, num_evaluation_batches
 from prunex_jax.data.examples import Batch
-from prunex_jax.data.loader import BatchIterator, Loader, make_loader
+from prunex_jax.data.loader import (
+    BatchIterator,
+    Loader,
+    evaluation_batches,
+    make_loader,
+    num_evaluation_batches,
+)
 from prunex_jax.data.placement import batch_rows, place_batch
 from prunex_jax.data.sources import open_dataset
 from prunex_jax.data.splits import Dataset, Split

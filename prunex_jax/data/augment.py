@@ -1,10 +1,4 @@
-"""Turns stored images into training images and evaluation images.
-
-Owns: random augmentation, the evaluation view, and normalisation to float32.
-Leaves to others: random numbers (order), decoding and resizing (images).
-Flow: stored uint8 images and uniforms in, uint8 batches out; `Normalization` is applied
-last, to the finished batch.
-"""
+"""Turns stored images into training images and evaluation images."""
 
 import dataclasses
 import math
@@ -134,12 +128,7 @@ class Recipe:
 def _crop_padded(images: Pixels, padding: int, draws: Uniforms) -> Pixels:
     """Moves each image by up to `padding` pixels, filling with zeros, and may flip it.
 
-    Args:
-      images: uint8[batch, height, width, channels].
-      padding: Largest move in each direction.
-      draws: float64[batch, 2] for vertical and horizontal; a third column flips.
-    Returns:
-      uint8 array of the same shape.
+    `draws` is float64[batch, 2] for vertical and horizontal; a third column flips.
     """
     size, height, width, channels = images.shape
     frame = (size, height + 2 * padding, width + 2 * padding, channels)
@@ -162,12 +151,8 @@ def _random_crop(image: Pixels, draws: Uniforms, size: tuple[int, int]) -> Pixel
     ratio uniform in 3/4 .. 4/3; the first of ten tries that fits is taken, else the
     largest centred rectangle.
 
-    Args:
-      image: uint8[height, width, channels] of any size.
-      draws: float64[23]: ten areas, ten aspects, two places, one flip.
-      size: Height and width wanted.
-    Returns:
-      uint8[*size, channels].
+    `draws` is float64[23]: ten areas, ten aspects, two places, one flip.
+
     References:
       Szegedy et al., Going deeper with convolutions, 2015, section 6,
       https://arxiv.org/abs/1409.4842.

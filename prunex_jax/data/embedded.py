@@ -1,9 +1,4 @@
-"""Makes the data sets that need no files: digits and synthetic.
-
-Owns: scikit-learn (imported where it is used).
-Leaves to others: validation, augmentation, normalisation (sources).
-Flow: sources asks for a `StoredSet`.
-"""
+"""Makes the data sets that need no files: digits and synthetic."""
 
 import functools
 

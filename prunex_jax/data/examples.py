@@ -1,10 +1,7 @@
 """Turns positions of a stream into examples, for training and for evaluation.
 
-Owns: what a batch contains. Both ways of reading (whole batches from memory, single
-examples in grain's threads and processes) call the same function with more or fewer
-positions, which is why they give the same bits.
-Leaves to others: which positions are asked for, and when (loader, evaluation).
-Flow: order + splits + augment -> here -> loader, evaluation.
+Batches from memory and single examples in grain's workers come from the same functions,
+which is why both ways of reading give the same bits.
 """
 
 import dataclasses
@@ -23,6 +20,11 @@ Batch = dict[str, npt.NDArray[np.generic]]
 
 class Examples(Protocol):
     """A pure function from positions to examples, before normalisation."""
+
+    @property
+    def split(self) -> Split:
+        """What is read."""
+        ...
 
     def __call__(self, positions: Positions) -> Batch:
         """Returns arrays with one leading entry per position; images are uint8."""

@@ -1,9 +1,7 @@
 """Decodes, crops and resizes one image with Pillow.
 
-Owns: Pillow. Every image that needs decoding or resizing goes through here, so that the
-pixels do not depend on which other image libraries happen to be installed.
-Leaves to others: random choices and whole batches (augment).
-Flow: imported by augment and the sources; imports no module of `data`.
+Every image that needs it goes through here, so that pixels do not depend on which other
+image libraries happen to be installed.
 """
 
 import io

@@ -1,39 +1,35 @@
-"""Produces batches one ahead, from memory or through grain.
+"""Produces batches one ahead, from memory or through grain: training and evaluation.
 
-Owns: threads and worker processes of reading, grain, and `BatchIterator`.
-Leaves to others: what a position holds (examples), which rows this process makes and
-where arrays go (placement).
-Flow: splits + config -> here -> place_batch -> step.
+The only place that knows grain, threads and worker processes.
 """
 
+import dataclasses
 import os
 import queue
 import threading
 import weakref
 from collections.abc import Generator, Iterator
-from typing import Protocol, SupportsIndex
+from typing import SupportsIndex
 
 import grain
 import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
-from prunex_jax.data.examples import Batch, Examples, TrainingExamples, normalized
+from prunex_jax.data.examples import (
+    Batch,
+    EvaluationExamples,
+    Examples,
+    TrainingExamples,
+    normalized,
+)
 from prunex_jax.data.order import Positions
 from prunex_jax.data.shards import make_order
 from prunex_jax.data.splits import Split
 
 _MAX_READ_THREADS = 16
-# Batches of a stream without end, as far as grain is concerned.
+# End of a stream without end, as far as grain is concerned.
 _ENDLESS = 2**40
-
-
-class Loader(Protocol):
-    """Makes the batches of an endless training stream from any step on."""
-
-    def batches(self, start_step: int = 0) -> "BatchIterator":
-        """Returns an iterator whose first batch is that of `start_step`."""
-        ...
 
 
 class BatchIterator(Iterator[Batch]):
@@ -76,6 +72,23 @@ class BatchIterator(Iterator[Batch]):
         self.close()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loader:
+    """The endless stream of training batches; made by `make_loader`."""
+
+    examples: TrainingExamples
+    batch_size: int
+    rows: Positions
+    num_workers: int
+
+    def batches(self, start_step: int = 0) -> BatchIterator:
+        """Returns an iterator whose first batch is that of `start_step`."""
+        chosen = range(start_step, _ENDLESS)
+        return BatchIterator(
+            _read(self.examples, self.batch_size, self.rows, chosen, self.num_workers)
+        )
+
+
 def make_loader(
     split: Split, config: DataConfig, *, rows: Positions, seed: int, num_hosts: int
 ) -> Loader:
@@ -109,104 +122,88 @@ def make_loader(
         )
     order = make_order(split, config, num_hosts, seed)
     examples = TrainingExamples(split, order, seed)
-    if split.in_memory:
-        return MemoryLoader(examples, config.batch_size, rows)
-    return GrainLoader(examples, config.batch_size, rows, config.num_workers)
+    return Loader(examples, config.batch_size, rows, config.num_workers)
 
 
-class MemoryLoader:
-    """Reads a split once and augments whole batches with array operations."""
+def evaluation_batches(
+    split: Split, batch_size: int, rows: Positions, num_workers: int = 0
+) -> BatchIterator:
+    """Returns an iterator over one evaluation of a split.
 
-    def __init__(
-        self, examples: TrainingExamples, batch_size: int, rows: Positions
-    ) -> None:
-        self._examples = examples
-        self._batch_size = batch_size
-        self._rows = rows
-
-    def batches(self, start_step: int = 0) -> BatchIterator:
-        """Returns an iterator whose first batch is that of `start_step`."""
-        return BatchIterator(self._generate(start_step))
-
-    def _generate(self, start_step: int) -> Generator[Batch, None, None]:
-        normalization = self._examples.split.normalization
-        step = start_step
-        while True:
-            positions = step * self._batch_size + self._rows
-            yield normalized(self._examples(positions), normalization)
-            step += 1
-
-
-class GrainLoader:
-    """Reads, decodes and augments single examples in threads or worker processes."""
-
-    def __init__(
-        self,
-        examples: TrainingExamples,
-        batch_size: int,
-        rows: Positions,
-        num_workers: int,
-    ) -> None:
-        self._examples = examples
-        self._batch_size = batch_size
-        self._rows = rows
-        self._num_workers = num_workers
-
-    def batches(self, start_step: int = 0) -> BatchIterator:
-        """Returns an iterator whose first batch is that of `start_step`."""
-        source = ElementSource(
-            self._examples, self._batch_size, self._rows, start_step, _ENDLESS
-        )
-        normalization = self._examples.split.normalization
-        batches = read_with_grain(source, len(self._rows), self._num_workers)
-        return BatchIterator(normalized(batch, normalization) for batch in batches)
-
-
-class ElementSource:
-    """Random access to single examples, row by row and batch by batch, for grain.
+    Every process gets the same number of batches, whatever the size of the split; the
+    last batch is padded with black images of label 0, and `valid` is 0.0 for them.
 
     Args:
-      examples: From positions to examples.
+      split: What is evaluated; an empty split has no batches.
       batch_size: Rows of the global batch.
       rows: int64[local], rows that this process produces.
-      start_batch: Batch that element 0 belongs to.
-      num_batches: Batches after which the source ends.
-    """
+      num_workers: Worker processes where the split is not in memory.
+    Returns:
+      Dicts with `image` float32[local, h, w, c], `label` int32[local] and `valid`
+      float32[local].
 
-    def __init__(
-        self,
-        examples: Examples,
-        batch_size: int,
-        rows: Positions,
-        start_batch: int,
-        num_batches: int,
-    ) -> None:
-        self._examples = examples
-        self._batch_size = batch_size
-        self._rows = rows
-        self._start_batch = start_batch
-        self._num_batches = num_batches
+    Example:
+      >>> from prunex_jax.base.settings import DataConfig
+      >>> from prunex_jax.data import open_dataset
+      >>> digits = open_dataset(DataConfig(), seed=0)
+      >>> with evaluation_batches(digits.test, 64, np.arange(64)) as batches:
+      ...     counted = sum(batch["valid"].sum() for batch in batches)
+      >>> int(counted) == len(digits.test)
+      True
+    """
+    rows = np.asarray(rows, np.int64)
+    chosen = range(num_evaluation_batches(split, batch_size))
+    examples = EvaluationExamples(split)
+    return BatchIterator(_read(examples, batch_size, rows, chosen, num_workers))
+
+
+def num_evaluation_batches(split: Split, batch_size: int) -> int:
+    """Returns the number of batches of one evaluation, equal on every process."""
+    return -(-len(split) // batch_size)
+
+
+def _read(
+    examples: Examples,
+    batch_size: int,
+    rows: Positions,
+    chosen: range,
+    num_workers: int,
+) -> Generator[Batch, None, None]:
+    """Yields the rows of this process of the chosen batches, from memory or grain."""
+    split = examples.split
+    if split.in_memory or not chosen:
+        for batch in chosen:
+            positions = batch * batch_size + rows
+            yield normalized(examples(positions), split.normalization)
+        return
+    source = _ElementSource(examples, batch_size, rows, chosen)
+    for found in _read_with_grain(source, len(rows), num_workers):
+        yield normalized(found, split.normalization)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ElementSource:
+    """Random access to single examples, row by row and batch by batch, for grain."""
+
+    examples: Examples
+    batch_size: int
+    rows: Positions
+    chosen: range
 
     def __len__(self) -> int:
-        return self._num_batches * len(self._rows)
+        return len(self.chosen) * len(self.rows)
 
     def __getitem__(self, index: SupportsIndex) -> Batch:
-        batch, row = divmod(index.__index__(), len(self._rows))
-        first = (self._start_batch + batch) * self._batch_size
-        example = self._examples(first + self._rows[row : row + 1])
+        batch, row = divmod(index.__index__(), len(self.rows))
+        first = self.chosen[batch] * self.batch_size
+        example = self.examples(first + self.rows[row : row + 1])
         return {key: value[0] for key, value in example.items()}
 
 
-def read_with_grain(
-    source: ElementSource, local_batch_size: int, num_workers: int
+def _read_with_grain(
+    source: _ElementSource, local_batch_size: int, num_workers: int
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of a source in order, and closes grain when it is closed.
-
-    Args:
-      source: Single examples.
-      local_batch_size: Elements per batch.
-      num_workers: Worker processes; 0 reads in threads of this process.
-    """
+    """Yields the batches of a source in order; closes grain when it is closed."""
     elements = grain.MapDataset.source(source)
     if num_workers:
         from absl import flags

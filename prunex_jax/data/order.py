@@ -1,13 +1,8 @@
 """Says which example comes when, and which random numbers belong to it.
 
-Owns: the shuffled, endless stream of examples, and the counter-based random numbers of
-augmentation. Everything here is a pure function of (seed, position): there is no state
-to save, so resuming needs the step and nothing else, and the batches do not depend on
-the number of processes, devices or reading threads, and on that of hosts only where
-each has a shard of its own.
-Leaves to others: what an example is (splits), which are whose (shards), and which rows
-of a batch this process makes (placement).
-Flow: the leftmost module of `data`; it imports only numpy.
+Everything here is a pure function of (seed, position). There is no state to save, so
+resuming needs the step and nothing else, and batches do not depend on the number of
+processes, devices or threads; on that of hosts only where each has a shard of its own.
 """
 
 from collections.abc import Callable
@@ -31,10 +26,6 @@ SHARD_STREAM = 4
 def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Scrambles 64-bit words one to one, so that close inputs look unrelated.
 
-    Args:
-      words: uint64 array of one dimension or more; arithmetic wraps around.
-    Returns:
-      uint64 array of the same shape.
     References:
       Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014,
       https://doi.org/10.1145/2660193.2660195, with the constants of SplitMix64.
@@ -66,8 +57,6 @@ def permutation(num_examples: int, *key: int) -> Positions:
     Args:
       num_examples: Length.
       *key: Integers, for instance a seed and an epoch.
-    Returns:
-      int64[num_examples], each position once.
     """
     counters = np.arange(num_examples, dtype=np.int64)
     return np.argsort(_hashes(_key(*key), counters), kind="stable")
@@ -76,15 +65,7 @@ def permutation(num_examples: int, *key: int) -> Positions:
 def split_positions(
     num_examples: int, num_taken: int, seed: int
 ) -> tuple[Positions, Positions]:
-    """Divides positions at random into those left and those taken, each sorted.
-
-    Args:
-      num_examples: Number of positions to divide.
-      num_taken: How many are taken.
-      seed: Decides which ones.
-    Returns:
-      int64[num_examples - num_taken] and int64[num_taken], disjoint.
-    """
+    """Divides positions at random into those left and those taken, each sorted."""
     order = permutation(num_examples, _SUBSET_STREAM, seed)
     return np.sort(order[num_taken:]), np.sort(order[:num_taken])
 
@@ -94,13 +75,8 @@ def uniforms(
 ) -> npt.NDArray[np.float64]:
     """Returns the random numbers that belong to positions of the stream.
 
-    Args:
-      seed: Seed of the run.
-      positions: int64[size], positions in the endless stream.
-      num_draws: Numbers per position.
-    Returns:
-      float64[size, num_draws] in [0, 1). Row k depends on `seed` and `positions[k]`
-      only, and its first columns do not depend on `num_draws`.
+    They are float64[size, num_draws] in [0, 1). Row k depends on `seed` and
+    `positions[k]` only, and its first columns do not depend on `num_draws`.
     """
     rows = _hashes(_key(_AUGMENT_STREAM, seed), positions)
     draws = (np.arange(num_draws, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)

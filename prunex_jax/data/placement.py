@@ -1,9 +1,4 @@
-"""Puts host-local batches onto the mesh.
-
-Owns: which rows of a global batch a process produces, and the arrays made of them.
-Leaves to others: the mesh itself (topology).
-Flow: the last part of `data`; the step reads what it places.
-"""
+"""Puts host-local batches onto the mesh."""
 
 import jax
 import numpy as np

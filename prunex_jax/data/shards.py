@@ -1,9 +1,7 @@
 """Says which training examples belong to which host, where each has data of its own.
 
-Owns: shards. They are part of the data set, as the validation split is:
-`data.shuffle_seed` decides them, and a run's seed only their order.
-Leaves to others: when an example comes (order), whose a row of a batch is (placement).
-Flow: labels of a split -> shards -> `ShardedOrder`, which the loader follows.
+Shards are part of the data set, as the validation split is: `data.shuffle_seed` decides
+them, and a run's seed only their order.
 """
 
 import numpy as np
@@ -129,12 +127,8 @@ def _dirichlet_counts(
     Mixtures are kept as logarithms, because shares of small alpha underflow: a variable
     of Gamma(a) is one of Gamma(a + 1) times u^(1/a).
 
-    Args:
-      stock: int64[num_classes], examples per class, a multiple of `num_hosts` together.
-      num_hosts: Number of hosts.
-      config: `dirichlet_alpha` and `shuffle_seed` are used.
-    Returns:
-      int64[num_hosts, num_classes]; columns add up to `stock`, rows to the same.
+    `stock` is the examples per class; columns of the result add up to it, rows to the
+    same number.
     """
     alpha = np.clip(config.dirichlet_alpha, *_ALPHA_RANGE)
     # A class of no examples counts as one of one, and never has room.

@@ -1,10 +1,4 @@
-"""Opens a data set by name and cuts its validation split.
-
-Owns: the choice between embedded and TFDS sets, the validation share, what is kept in
-memory, and the normalisation constants.
-Leaves to others: how each kind is read (embedded, tfds_source).
-Flow: config -> StoredSet -> `Dataset`, which the loaders read.
-"""
+"""Opens a data set by name and cuts its validation split."""
 
 import functools
 import math

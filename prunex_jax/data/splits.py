@@ -1,10 +1,4 @@
-"""Says what a data set is: three splits with a shared recipe and normalisation.
-
-Owns: `Source` (random access to decoded images), `Split` and `Dataset`.
-Leaves to others: where images come from (embedded, tfds_source), how they are put
-together (sources), and their order (order, examples).
-Flow: sources builds these; loaders and evaluation read them.
-"""
+"""Says what a data set is: three splits with a shared recipe and normalisation."""
 
 import dataclasses
 import functools

@@ -1,9 +1,6 @@
 """Reads prepared TFDS sets in ArrayRecord format, without TensorFlow.
 
-Owns: tensorflow_datasets (imported where it is used).
-Leaves to others: preparing a set, which TFDS does and needs TensorFlow for; the pixels
-of an encoded image (images).
-Flow: sources asks for a `StoredSet`.
+Preparing a set is left to TFDS, which needs TensorFlow for it.
 """
 
 import contextlib
