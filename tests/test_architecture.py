@@ -28,6 +28,7 @@ OWNERS = {
     "sklearn": {"data/embedded.py"},
     "PIL": {"data/images.py"},
     "filelock": {"base/files.py"},
+    "rich": {"train/console.py"},
     "safetensors": {"export/folder.py"},
     "flax": {"models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"},
 }

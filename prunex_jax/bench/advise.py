@@ -173,7 +173,7 @@ def advise(
             refused[label] = str(error)
             continue
         traffic = steady_traffic(
-            changed.method, dict(experiment.mesh.shape), _keep_counts(changed)
+            changed.current.method, dict(experiment.mesh.shape), _keep_counts(changed)
         )
         row = predict(label, settings, traffic, compute_seconds, links.get(HOST_AXIS))
         if is_measured:
@@ -299,23 +299,23 @@ def _with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Exper
 
 def _keep_counts(experiment: Experiment) -> dict[str, int]:
     """Channels that travel once nothing more is pruned."""
-    counts = experiment.keep_counts if experiment.method.prunes else experiment.sizes
-    return dict(counts)
+    channels, prunes = experiment.channels, experiment.current.method.prunes
+    return dict(channels.keep_counts if prunes else channels.sizes)
 
 
 def _step_seconds(experiment: Experiment) -> float:
     """Measures a step in the steady state, its share of an exchange included."""
-    method, programs = experiment.method, experiment.programs
-    batch = _made_up_batch(experiment)
+    method, programs = experiment.current.method, experiment.current.programs
+    batch, taught = _made_up_batch(experiment), experiment.task.taught
     state = programs.init(jax.random.key(0))
     if method.prepare is not None:
         state = programs.prepare(state, (batch,) * method.prepare_batches)
     total, kinds = 0.0, late_options(method)
     for options in kinds:
-        programs.local_step.compile(state, experiment.taught(batch), **options)
+        programs.local_step.compile(state, taught(batch), **options)
 
         def step(state: Any, options: Mapping[str, Any] = options) -> Any:
-            return programs.local_step(state, experiment.taught(batch), **options)[0]
+            return programs.local_step(state, taught(batch), **options)[0]
 
         seconds, state = _timed(step, state)
         total += seconds / len(kinds)
@@ -345,8 +345,8 @@ def _made_up_batch(experiment: Experiment) -> dict[str, jax.Array]:
     """Noise of the shape of the data, on the mesh."""
     rng = np.random.default_rng(0)
     count = len(experiment.rows)
-    images = rng.normal(size=(count, *experiment.model.image_shape))
-    labels = rng.integers(0, experiment.dataset.num_classes, count)
+    images = rng.normal(size=(count, *experiment.task.model.image_shape))
+    labels = rng.integers(0, experiment.task.dataset.num_classes, count)
     batch: dict[str, Any] = {
         "image": images.astype(np.float32),
         "label": labels.astype(np.int32),

@@ -1,14 +1,16 @@
-"""Scores a network on a split, every example once, on all devices of the mesh."""
+"""Scores networks on held-out examples, and says whether a run is worth going on."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
+from prunex_jax.base.errors import TrainingDivergedError
 from prunex_jax.base.trees import PyTree
-from prunex_jax.data import Split, evaluation_batches, place_batch
-from prunex_jax.mesh import AnyMesh
+from prunex_jax.data import Split, batch_rows, evaluation_batches, place_batch
+from prunex_jax.train.experiment import Experiment
 from prunex_jax.train.program import Program
+from prunex_jax.train.state import NEVER, TrainState
+from prunex_jax.train.step import Report
 
 
 class Result(NamedTuple):
@@ -19,44 +21,111 @@ class Result(NamedTuple):
     examples: int
 
 
-def evaluate_split(
-    program: Program,
-    params: PyTree,
-    statistics: PyTree,
-    split: Split,
-    *,
-    mesh: AnyMesh,
-    batch_size: int,
-    rows: np.ndarray,
-    num_workers: int = 0,
+def validate(
+    experiment: Experiment,
+    state: TrainState,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result | None:
-    """Evaluates a network.
+    """Scores the network that a state stands for on the validation split.
 
     Args:
-      program: `step.Programs.evaluate` of this network's model.
-      params: Replicated over the mesh.
-      statistics: Replicated over the mesh.
-      split: What it is scored on.
-      mesh: The mesh.
-      batch_size: Examples per batch over the whole mesh.
-      rows: Rows of the batch that this process produces.
-      num_workers: Worker processes where the split is not in memory.
+      experiment: The run.
+      state: Its state.
       should_stop: Asked before every batch, the same on every process.
     Returns:
-      Means over all examples, or None if it was stopped.
+      Means over the split, or None if it is empty or scoring was stopped.
+    Collectives:
+      Those of `step.Programs.network` and of `evaluate_split`.
+    """
+    programs = experiment.current.programs
+    network = programs.network(state)
+    split = experiment.task.dataset.validation
+    return evaluate_split(experiment, programs.evaluate, network, split, should_stop)
+
+
+def evaluate_split(
+    experiment: Experiment,
+    program: Program,
+    network: tuple[PyTree, PyTree],
+    split: Split,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result | None:
+    """Scores a network on every example of a split once, on all devices of the mesh.
+
+    Args:
+      experiment: The run, whose mesh and size of batches are used.
+      program: `step.Programs.evaluate` of this network's model.
+      network: Parameters and statistics, replicated over the mesh.
+      split: What it is scored on.
+      should_stop: Asked before every batch, the same on every process.
+    Returns:
+      Means over all examples, or None if there is none or scoring was stopped.
     Collectives:
       One sum over the mesh of three numbers per batch.
     """
+    config, mesh = experiment.config.data, experiment.mesh
+    batch_size = config.eval_batch_size or config.batch_size
+    rows = batch_rows(mesh, batch_size)
     loss = correct = examples = 0.0
-    with evaluation_batches(split, batch_size, rows, num_workers) as batches:
+    with evaluation_batches(split, batch_size, rows, config.num_workers) as batches:
         for batch in batches:
             if should_stop():
                 return None
-            score = program(params, statistics, place_batch(batch, mesh, rows))
+            score = program(*network, place_batch(batch, mesh, rows))
             loss += float(score.loss)
             correct += float(score.correct)
             examples += float(score.examples)
     if not examples:
         return None
     return Result(loss / examples, correct / examples, round(examples))
+
+
+def check_health(
+    report: Report, max_host_drift: float, step: int, last_good_step: int | None
+) -> None:
+    """Refuses to go on with a run that is lost.
+
+    Args:
+      report: What the mesh has seen, on the host.
+      max_host_drift: Largest ||theta - z|| / ||z||, mean over copies; 0 allows any.
+      step: Steps done.
+      last_good_step: Step of the newest checkpoint; None if there is none.
+    Raises:
+      TrainingDivergedError: The loss is not finite, or the copies have left their
+        consensus. The latter is how H-SADMM diverges: copies and duals chase each
+        other, while every loss stays a finite number.
+    Example:
+      >>> import numpy as np
+      >>> far = Report(1.0, 0.5, np.int32(NEVER), {'host_drift': 7.0})
+      >>> check_health(far, 1.0, 40, 20)  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+      prunex_jax.base.errors.TrainingDivergedError: the copies of ...
+    """
+    kept = "there is no checkpoint before it"
+    if last_good_step is not None:
+        kept = f"the checkpoint of step {last_good_step} is kept"
+    if report.first_bad_step != NEVER:
+        raise TrainingDivergedError(
+            f"the loss is not finite since step {int(report.first_bad_step)}; {kept}. "
+            "Lower config.optimizer.learning_rate or lengthen its warm-up, and choose "
+            "another --workdir"
+        )
+    drift = float(report.health.get("host_drift", 0.0))
+    if max_host_drift and not drift <= max_host_drift:
+        where = _worst_groups(report)
+        raise TrainingDivergedError(
+            f"the copies of the hosts have left their consensus by step {step}: they "
+            f"are {drift:.3g} of its norm away, more than "
+            f"config.run.max_host_drift={max_host_drift:g}{where}; {kept}. A smaller "
+            "config.method.hsadmm.dual_decay, sync_period or learning rate keeps them "
+            "together; choose another --workdir"
+        )
+
+
+def _worst_groups(report: Report) -> str:
+    """Names the channel groups whose copies differ most, if that is known."""
+    found = report.health.get("primal_residual_by_group", {})
+    # What is not a number differs more than any number.
+    sizes = {k: math.inf if math.isnan(x) else float(x) for k, x in found.items()}
+    worst = sorted(sizes, key=lambda name: -sizes[name])[:3]
+    return f", most of all in {', '.join(worst)}" if worst else ""

@@ -5,8 +5,10 @@
 Whatever cannot work is refused here, in this order, with the value and the remedy.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,13 +21,12 @@ from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.channels import (
     ChannelGroup,
     ChannelTrace,
-    Layouts,
     layouts_of,
     trace_channels,
 )
 from prunex_jax.comm import dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
-from prunex_jax.data import Dataset, Loader, batch_rows, make_loader, open_dataset
+from prunex_jax.data import Dataset, batch_rows, make_loader, open_dataset, place_batch
 from prunex_jax.data.shards import check_shards
 from prunex_jax.mesh import HOST_AXIS, AnyMesh, Topology
 from prunex_jax.methods import Method, Recipe, make_method
@@ -43,51 +44,86 @@ from prunex_jax.train.teacher import Teacher, read_teacher
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """What is learned, and by which network: all that knows images and labels.
+
+    Attributes:
+      dataset: The examples.
+      model: The network at full width.
+      teacher: What is learned from beside the labels.
+    """
+
+    dataset: Dataset
+    model: Model
+    teacher: Teacher | None
+
+    def taught(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """A training batch as the local step takes it: with a teacher's answers."""
+        return self.teacher.taught(batch) if self.teacher else batch
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Channels:
+    """What can be pruned of the network at full width.
+
+    Attributes:
+      trace: Its channel groups, and why the rest stays.
+      budget: Channels that every group keeps at each density.
+      keep_counts: Those at the end under a uniform budget.
+    """
+
+    trace: ChannelTrace
+    budget: Budget
+    keep_counts: Mapping[str, int]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Channels of every group."""
+        return {group.name: group.size for group in self.trace.groups}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setup:
+    """What is trained now, and how: all that changes at a transition.
+
+    Attributes:
+      model: `Task.model`, or what is left of it once its dead channels were cut out.
+      groups: Its channel groups that are to be pruned; none once they were.
+      method: What is exchanged.
+      plan: When.
+      programs: What is compiled.
+    """
+
+    model: Model
+    groups: tuple[ChannelGroup, ...]
+    method: Method
+    plan: RoundPlan
+    programs: Programs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-    """A run that is ready to start.
+    """A run that is ready to start, or to go on.
 
     Attributes:
       config: All settings.
       topology: Hosts, devices and the mesh.
-      dataset: What is learned.
-      model: The network at full width.
-      trace: Its channel groups, and why the rest stays.
-      sizes: Channels of every group.
-      budget: Channels that every group keeps at each density.
-      keep_counts: Those at the end under a uniform budget.
-      trained: The network that is trained: `model`, or what is left of it once its dead
-        channels were cut out.
-      groups: Channel groups of `trained` that are to be pruned; none once they were.
+      task: What is learned.
+      channels: What can be pruned.
       phases: Methods of the run, one after the other.
-      method: What is exchanged now.
-      plan: When.
-      programs: What is compiled.
-      ledger: What was sent, called and compiled so far.
       learning_rate: Schedule over steps.
-      rows: Rows of the global batch that this process produces.
-      eval_rows: The same for evaluation batches.
-      teacher: What is learned from beside the labels.
+      ledger: What was sent, called and compiled so far.
+      current: What is trained now, and how. All other parts stay.
     """
 
     config: ExperimentConfig
     topology: Topology
-    dataset: Dataset
-    model: Model
-    trace: ChannelTrace
-    sizes: Mapping[str, int]
-    budget: Budget
-    keep_counts: Mapping[str, int]
-    trained: Model
-    groups: tuple[ChannelGroup, ...]
+    task: Task
+    channels: Channels
     phases: tuple[Phase, ...]
-    method: Method
-    plan: RoundPlan
-    programs: Programs
-    ledger: Ledger
     learning_rate: optax.Schedule
-    rows: np.ndarray
-    eval_rows: np.ndarray
-    teacher: Teacher | None
+    ledger: Ledger
+    current: Setup
 
     @property
     def mesh(self) -> AnyMesh:
@@ -95,14 +131,14 @@ class Experiment:
         return self.topology.mesh
 
     @property
-    def eval_batch_size(self) -> int:
-        """Examples per evaluation batch over the whole mesh."""
-        return self.config.data.eval_batch_size or self.config.data.batch_size
+    def num_steps(self) -> int:
+        """Length of the run."""
+        return self.current.plan.total_steps
 
     @property
     def num_params(self) -> int:
         """Trainable parameters at full width."""
-        return dense_size(self.trace.shapes)
+        return dense_size(self.channels.trace.shapes)
 
     @property
     def dense_host_bytes_per_step(self) -> float:
@@ -110,19 +146,27 @@ class Experiment:
         shape = dict(self.mesh.shape)
         return wire_bytes(mesh_sum(self.num_params, shape), shape)[HOST_AXIS]
 
-    def taught(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """A training batch as the local step takes it: with a teacher's answers."""
-        return self.teacher.taught(batch) if self.teacher else batch
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """Rows of the global batch that this process produces."""
+        return batch_rows(self.mesh, self.config.data.batch_size)
 
-    def make_loader(self) -> Loader:
-        """Makes what reads this process's part of the training batches."""
-        return make_loader(
-            self.dataset.train,
+    @contextlib.contextmanager
+    def batches(self, step: int = 0) -> Iterator[Iterator[dict[str, jax.Array]]]:
+        """Reads the training batches from a step on, placed on the mesh.
+
+        Args:
+          step: Steps done.
+        """
+        loader = make_loader(
+            self.task.dataset.train,
             self.config.data,
             rows=self.rows,
             seed=self.config.seed,
             num_hosts=self.mesh.shape[HOST_AXIS],
         )
+        with loader.batches(step) as batches:
+            yield (place_batch(batch, self.mesh, self.rows) for batch in batches)
 
 
 def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
@@ -137,57 +181,41 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
       UserError: Something cannot work, named with its value and the remedy.
     """
     validate_sparsity(config.sparsity)
-    mesh = topology.mesh
-    rows = batch_rows(mesh, config.data.batch_size)
-    _check_micro_batches(config, mesh)
-    eval_batch_size = config.data.eval_batch_size or config.data.batch_size
-    eval_rows = batch_rows(mesh, eval_batch_size, "data.eval_batch_size")
+    _check_batches(config, topology.mesh)
     dataset = open_dataset(config.data, config.seed)
     _check_can_train(config, dataset)
-    check_shards(dataset.train, config.data, mesh.shape[HOST_AXIS])
+    check_shards(dataset.train, config.data, topology.num_hosts)
     model = make_model(config.model, dataset.image_shape, dataset.num_classes)
-    trace = trace_model(model)
-    sizes = {group.name: group.size for group in trace.groups}
-    check_excludes(config.sparsity.exclude, sizes)
-    budget = model_budget(config.sparsity, model, trace)
-    keep_counts = budget.keep_counts_at(1 - config.sparsity.sparsity)
+    channels = _find_channels(config, model)
     num_steps = total_steps(config, len(dataset.train))
-    learning_rate = make_learning_rate(config.optimizer, num_steps)
-    groups, shapes = trace.groups, trace.shapes
-    _check_names(config.method.send_whole, shapes)
+    ledger = Ledger()
     phases = parse_phases(config.method, num_steps)
-    made = []
-    for phase in phases:
-        method = _make_method(
-            config, phase.method, learning_rate, num_steps, groups, shapes, keep_counts
+    setups = [
+        _make_setup(
+            phase.method,
+            model,
+            channels.trace.groups,
+            config=config,
+            mesh=topology.mesh,
+            ledger=ledger,
+            keep_counts=channels.keep_counts,
+            num_steps=num_steps,
         )
-        made.append((method, _make_plan(config, num_steps, method)))
+        for phase in phases
+    ]
+    made = [(setup.method, setup.plan) for setup in setups]
     _check_phases(phases, made)
     _check_can_shrink(config, made)
     _check_budget(config, made)
-    method, plan = made[0]
-    ledger = Ledger()
-    layouts = layouts_of(groups, shapes)
     return Experiment(
         config=config,
         topology=topology,
-        dataset=dataset,
-        model=model,
-        trace=trace,
-        sizes=sizes,
-        budget=budget,
-        keep_counts=keep_counts,
-        trained=model,
-        groups=groups,
+        task=Task(dataset, model, read_teacher(config, dataset, topology.mesh, ledger)),
+        channels=channels,
         phases=phases,
-        method=method,
-        plan=plan,
-        programs=_make_programs(config, mesh, ledger, model, method, layouts),
+        learning_rate=make_learning_rate(config.optimizer, num_steps),
         ledger=ledger,
-        learning_rate=learning_rate,
-        rows=rows,
-        eval_rows=eval_rows,
-        teacher=read_teacher(config, dataset, mesh, ledger),
+        current=setups[0],
     )
 
 
@@ -195,17 +223,16 @@ def with_small_network(experiment: Experiment, small: Model) -> Experiment:
     """Builds the same run again for what is left of its network.
 
     Nothing is left to prune, so the method gets no channel groups: it exchanges whole
-    parameters, without choosing, masking or gathering. Model, groups, sizes and dense
-    figures stay those of the full network; bytes are counted in the same ledger.
+    parameters, without choosing, masking or gathering. Task, channels and dense figures
+    stay those of the full network; bytes are counted in the same ledger.
 
     Args:
       experiment: The run.
-      small: `experiment.model` without its dead channels.
+      small: `experiment.task.model` without its dead channels.
     Returns:
       The run with other programs; nothing is compiled.
     """
-    without_groups = dataclasses.replace(experiment, trained=small, groups=())
-    return with_method(without_groups, experiment.method.name)
+    return _with_setup(experiment, experiment.current.method.name, small, ())
 
 
 def with_method(experiment: Experiment, name: str) -> Experiment:
@@ -217,50 +244,41 @@ def with_method(experiment: Experiment, name: str) -> Experiment:
     Returns:
       The run with other programs and rounds; nothing is compiled.
     """
-    config = experiment.config
-    params, _ = jax.eval_shape(experiment.trained.init, jax.random.key(0))
-    shapes, groups = shapes_by_path(params), experiment.groups
-    num_steps = experiment.plan.total_steps
-    method = _make_method(
-        config,
+    current = experiment.current
+    return _with_setup(experiment, name, current.model, current.groups)
+
+
+def _with_setup(
+    experiment: Experiment, name: str, model: Model, groups: tuple[ChannelGroup, ...]
+) -> Experiment:
+    setup = _make_setup(
         name,
-        experiment.learning_rate,
-        num_steps,
+        model,
         groups,
-        shapes,
-        experiment.keep_counts if groups else {},
+        config=experiment.config,
+        mesh=experiment.mesh,
+        ledger=experiment.ledger,
+        keep_counts=experiment.channels.keep_counts if groups else {},
+        num_steps=experiment.num_steps,
     )
-    layouts = layouts_of(groups, shapes)
-    return dataclasses.replace(
-        experiment,
-        method=method,
-        plan=_make_plan(config, num_steps, method),
-        programs=_make_programs(
-            config,
-            experiment.mesh,
-            experiment.ledger,
-            experiment.trained,
-            method,
-            layouts,
-        ),
-    )
+    return dataclasses.replace(experiment, current=setup)
 
 
-def _make_plan(config: ExperimentConfig, num_steps: int, method: Method) -> RoundPlan:
-    period = method.sync_period
-    return make_round_plan(config.sparsity, num_steps, period, method.prunes)
-
-
-def _make_method(
-    config: ExperimentConfig,
+def _make_setup(
     name: str,
-    learning_rate: optax.Schedule,
-    num_steps: int,
-    groups: Sequence[ChannelGroup],
-    shapes: Mapping[str, tuple[int, ...]],
+    model: Model,
+    groups: tuple[ChannelGroup, ...],
+    *,
+    config: ExperimentConfig,
+    mesh: AnyMesh,
+    ledger: Ledger,
     keep_counts: Mapping[str, int],
-) -> Method:
-    return make_method(
+    num_steps: int,
+) -> Setup:
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = shapes_by_path(params)
+    learning_rate = make_learning_rate(config.optimizer, num_steps)
+    method = make_method(
         Recipe(
             config=dataclasses.replace(config.method, name=name),
             inner=make_inner(config.optimizer, learning_rate),
@@ -272,22 +290,12 @@ def _make_method(
             optimizer=config.optimizer,
         )
     )
-
-
-def _make_programs(
-    config: ExperimentConfig,
-    mesh: AnyMesh,
-    ledger: Ledger,
-    model: Model,
-    method: Method,
-    layouts: Layouts,
-) -> Programs:
-    return make_programs(
+    programs = make_programs(
         model,
         method,
         mesh,
         ledger,
-        layouts=layouts,
+        layouts=layouts_of(groups, shapes),
         objective=Objective(
             label_smoothing=config.optimizer.label_smoothing,
             teacher_weight=config.distill.weight,
@@ -296,6 +304,19 @@ def _make_programs(
         norm_scope=config.model.norm_scope,
         micro_batches=config.optimizer.micro_batches,
     )
+    plan = make_round_plan(
+        config.sparsity, num_steps, method.sync_period, method.prunes
+    )
+    return Setup(model, groups, method, plan, programs)
+
+
+def _find_channels(config: ExperimentConfig, model: Model) -> Channels:
+    trace = trace_model(model)
+    check_excludes(config.sparsity.exclude, {g.name: g.size for g in trace.groups})
+    budget = model_budget(config.sparsity, model, trace)
+    keep_counts = budget.keep_counts_at(1 - config.sparsity.sparsity)
+    _check_names(config.method.send_whole, trace.shapes)
+    return Channels(trace, budget, keep_counts)
 
 
 def trace_model(model: Model) -> ChannelTrace:
@@ -305,7 +326,11 @@ def trace_model(model: Model) -> ChannelTrace:
     return trace_channels(model.apply, params, image, statistics=statistics)
 
 
-def _check_micro_batches(config: ExperimentConfig, mesh: AnyMesh) -> None:
+def _check_batches(config: ExperimentConfig, mesh: AnyMesh) -> None:
+    """Refuses batches that do not divide among devices, or into their parts."""
+    batch_rows(mesh, config.data.batch_size)
+    if config.data.eval_batch_size:
+        batch_rows(mesh, config.data.eval_batch_size, "data.eval_batch_size")
     images = config.data.batch_size // mesh.size
     count = config.optimizer.micro_batches
     if images % count:

@@ -43,11 +43,11 @@ from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import config_to_dict, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment
 from prunex_jax.train.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, SUMMARY
+from prunex_jax.train.position import RunPosition
 from prunex_jax.train.transitions import (
     comparison_images,
     experiment_at,
     network_of,
-    saved_handover,
 )
 
 COMMAND = Command(
@@ -124,7 +124,7 @@ class TrainedNetwork:
 
     def certify(self) -> Certificate:
         """Compares the masked and the shrunk network on images of the run."""
-        images = comparison_images(self.experiment.dataset)
+        images = comparison_images(self.experiment.task.dataset)
         return certify_networks(self.masked, self.shrunk, self.cut, images)
 
     def compare(self, batch_sizes: Sequence[int]) -> Comparison:
@@ -133,7 +133,7 @@ class TrainedNetwork:
             Subject(network.model.apply, (network.params, network.statistics))
             for network in (self.masked, self.shrunk)
         )
-        images = comparison_images(self.experiment.dataset)
+        images = comparison_images(self.experiment.task.dataset)
         return compare(full, small, images, batch_sizes=batch_sizes)
 
     def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -148,18 +148,18 @@ class TrainedNetwork:
             folder,
             apply,
             {"params": shrunk.params, "statistics": shrunk.statistics},
-            [comparison_images(experiment.dataset)],
+            [comparison_images(experiment.task.dataset)],
             certificate=self.certify(),
-            groups=experiment.trace.groups,
+            groups=experiment.channels.trace.groups,
             masks=self.cut.masks,
             about={
                 "trained": {
                     "workdir": workdir.name,
                     "step": self.step,
-                    "num_steps": experiment.plan.total_steps,
-                    "method": experiment.method.name,
+                    "num_steps": experiment.num_steps,
+                    "method": experiment.current.method.name,
                 },
-                "dataset": _described_dataset(experiment.dataset),
+                "dataset": _described_dataset(experiment.task.dataset),
                 "metrics": _metrics(workdir, self.step),
                 "config": config_to_dict(resolve_config(_read_json(workdir / CONFIG))),
             },
@@ -184,24 +184,28 @@ def load_trained(
     path = Path(workdir).expanduser()
     full = _experiment(path, data_dir)
     with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
-        state, extra = checkpointer.restore(
-            lambda extra: experiment_at(full, extra).programs.abstract_state(), step
+        state, saved = checkpointer.restore(
+            lambda saved: experiment_at(
+                full, RunPosition.from_dict(saved)
+            ).current.programs.abstract_state(),
+            step,
         )
-    handover, experiment = saved_handover(extra), experiment_at(full, extra)
+    position = RunPosition.from_dict(saved)
+    handover, experiment = position.handover, experiment_at(full, position)
     network = network_of(experiment, state)
     if handover is None:
-        masks = jax.device_get(experiment.method.masks(state.opt_state))
+        masks = jax.device_get(experiment.current.method.masks(state.opt_state))
     else:
-        masks = handover.masks(full.sizes)
-    shapes = jax.eval_shape(full.model.init, jax.random.key(0))
-    cut = make_cut(full.trace, masks, *shapes)
+        masks = handover.masks(full.channels.sizes)
+    shapes = jax.eval_shape(full.task.model.init, jax.random.key(0))
+    cut = make_cut(full.channels.trace, masks, *shapes)
     if handover is None:
         pair = network.masked(cut), network.shrunk(cut)
     else:
         widened = cut.put(network.params), cut.put_statistics(network.statistics)
-        pair = Network(full.model, *widened), network
+        pair = Network(full.task.model, *widened), network
     masked, shrunk = map(_on_host, pair)
-    return TrainedNetwork(path, full, int(extra["step"]), masked, shrunk, cut)
+    return TrainedNetwork(path, full, position.step, masked, shrunk, cut)
 
 
 def _export(values: Values, rest: list[str]) -> None:

@@ -1,11 +1,10 @@
 """The loop: steps, exchanges, logging, evaluation, checkpoints, stopping.
 
-It owns the order in which these happen and nothing else. State that must survive a
-crash is in `TrainState` and in `extra` of the checkpoint; everything else is rebuilt.
+What must survive a crash is in `TrainState` and `RunPosition`, which checkpoints hold;
+everything else is rebuilt.
 """
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
@@ -15,27 +14,24 @@ import jax
 import numpy as np
 
 from prunex_jax.base.signals import StopRequest
-from prunex_jax.data import place_batch
 from prunex_jax.mesh import HOST_AXIS, run_together
 from prunex_jax.methods import Method
 from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.evaluation import Result, evaluate_split
+from prunex_jax.train.clock import Clock
+from prunex_jax.train.console import Console
+from prunex_jax.train.evaluation import check_health, validate
 from prunex_jax.train.experiment import Experiment
 from prunex_jax.train.folder import RunFolder
-from prunex_jax.train.health import check_health
+from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program
-from prunex_jax.train.progress import Clock, format_progress, progress_of
 from prunex_jax.train.rounds import Round
-from prunex_jax.train.screen import Screen
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import Report
 from prunex_jax.train.transitions import (
-    Handover,
     change_method,
     describe,
     experiment_at,
     hand_over,
-    saved_handover,
 )
 
 # Steps started ahead of the one that is waited for. On CPU the devices share threads,
@@ -43,9 +39,48 @@ from prunex_jax.train.transitions import (
 _STEPS_IN_FLIGHT = {"cpu": 0}
 _DEFAULT_STEPS_IN_FLIGHT = 2
 
+Batches = Iterator[dict[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Progress:
+    """How far a run is, for those who watch it.
+
+    Attributes:
+      experiment: The run, with the method and the network of now.
+      position: Where it is.
+    """
+
+    experiment: Experiment
+    position: RunPosition
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.position.step
+
 
 # Called before the first step and after every one, outside the time of steps.
-Watch = Callable[["Loop", TrainState], None]
+Watch = Callable[[Progress, TrainState], None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What a run writes to and listens to.
+
+    Attributes:
+      folder: Where metrics go.
+      checkpointer: Where the state goes.
+      console: Where lines for people go.
+      stop: Asked after every step.
+      watch: Called between steps on every process; what it raises ends the run.
+    """
+
+    folder: RunFolder
+    checkpointer: Checkpointer
+    console: Console
+    stop: StopRequest
+    watch: Watch | None = None
 
 
 class Loop:
@@ -53,47 +88,38 @@ class Loop:
 
     Args:
       experiment: What runs.
-      folder: Where metrics go.
-      checkpointer: Where the state goes.
-      stop: Asked after every step.
-      screen: Where lines for people go.
-      watch: Called between steps on every process; what it raises ends the run.
+      around: What it writes to and listens to.
+    Attributes:
+      experiment: What runs, with the method and the network of now.
+      position: Where it is; `clock` and ledger are brought up to date in `progress`.
+      clock: Times its steps.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        folder: RunFolder,
-        checkpointer: Checkpointer,
-        stop: StopRequest,
-        screen: Screen,
-        watch: Watch = lambda loop, state: None,
-    ) -> None:
+    def __init__(self, experiment: Experiment, around: Surroundings) -> None:
         self.experiment = experiment
-        self.folder = folder
-        self.checkpointer = checkpointer
-        self.stop = stop
-        self.screen = screen
-        self.watch = watch
+        self.position = RunPosition(keep_counts=experiment.channels.sizes)
         self.clock = Clock()
-        self.step = 0
-        self.keep_counts = dict(experiment.sizes)
-        self.counts_density = 1.0
-        self.handover: Handover | None = None
-        self.phase = 0
-        # The phase whose method has done what it does before its first step.
-        self.prepared_phase = -1
+        self._around = around
         # The method that has said that its steps may be the usual ones.
-        self.ready_method: Method | None = None
-        self.num_rounds = 0
+        self._ready_method: Method | None = None
         # Metrics that became known after the last step.
-        self.news: dict[str, float] = {}
-        self.tickets: collections.deque[jax.Array] = collections.deque()
+        self._news: dict[str, float] = {}
+        self._tickets: collections.deque[jax.Array] = collections.deque()
 
     @property
     def num_steps(self) -> int:
         """Length of the run."""
-        return self.experiment.plan.total_steps
+        return self.experiment.num_steps
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+        position = dataclasses.replace(
+            self.position,
+            clock=self.clock.totals(),
+            ledger=self.experiment.ledger.copy(),
+        )
+        return Progress(self.experiment, position)
 
     def run(self) -> tuple[TrainState, bool]:
         """Trains until the end or until asked to stop; saves the state either way.
@@ -101,116 +127,123 @@ class Loop:
         Returns:
           The state, and whether the run is complete.
         Raises:
-          TrainingDivergedError: See `health.check_health`.
+          TrainingDivergedError: See `evaluation.check_health`.
         """
         state = self._restore_or_start()
-        is_complete = self.step >= self.num_steps
+        is_complete = self.position.step >= self.num_steps
         if not is_complete:
             state, is_complete = self._train(state)
         self._save(state, wait=True)
         return state, is_complete
 
     def _restore_or_start(self) -> TrainState:
-        experiment = self.experiment
-        if self.checkpointer.latest_step() is None:
-            self.folder.truncate_after(-1)
+        experiment, around = self.experiment, self._around
+        if around.checkpointer.latest_step() is None:
+            around.folder.truncate_after(-1)
             key = jax.random.key(experiment.config.seed)
-            return experiment.programs.init(key)
-        state, extra = self.checkpointer.restore(
-            lambda extra: experiment_at(experiment, extra).programs.abstract_state()
-        )
-        self.experiment = experiment_at(experiment, extra)
-        self.handover = saved_handover(extra)
-        self.phase = int(extra["phase"])
-        self.prepared_phase = int(extra["prepared_phase"])
-        self.num_rounds = int(extra["num_rounds"])
-        self.step = int(extra["step"])
-        self.keep_counts = dict(extra["keep_counts"])
-        self.counts_density = float(extra["counts_density"])
-        self.clock = Clock(state=extra["clock"])
-        for field, value in extra["ledger"].items():
-            setattr(experiment.ledger, field, value)
-        self.folder.truncate_after(self.step)
-        self.screen.line(f"resumed at step {self.step} of {self.num_steps}")
+            return experiment.current.programs.init(key)
+
+        def wanted(saved: dict[str, Any]) -> TrainState:
+            then = experiment_at(experiment, RunPosition.from_dict(saved))
+            return then.current.programs.abstract_state()
+
+        state, saved = around.checkpointer.restore(wanted)
+        self.position = RunPosition.from_dict(saved)
+        self.experiment = experiment_at(experiment, self.position)
+        self.experiment.ledger.go_on_from(self.position.ledger)
+        self.clock = Clock(self.position.clock)
+        around.folder.truncate_after(self.position.step)
+        self._tell(f"resumed at step {self.position.step} of {self.num_steps}")
         return state
 
     def _train(self, state: TrainState) -> tuple[TrainState, bool]:
-        config = self.experiment.config.run
-        with self._batches() as batches:
-            self.watch(self, state)
-            while self.step < self.num_steps:
+        with self.experiment.batches(self.position.step) as batches:
+            self._show(state)
+            while self.position.step < self.num_steps:
                 state = self._prepare_if_new(state)
-                batch, programs = next(batches), self.experiment.programs
-                options, taught = self._step_options(state), self.experiment.taught
-                if not programs.local_step.is_compiled(**options):
-                    shown = taught(batch)
-                    self._compile(programs.local_step, state, shown, **options)
-                self.clock.resume()
-                state, ticket = programs.local_step(state, taught(batch), **options)
-                self.step += 1
-                state = self._exchange_if_due(state)
-                self._wait_for(ticket)
-                self.clock.step_done()
-                is_last = self.step == self.num_steps
+                state = self._do_step(state, next(batches))
                 with self.clock.paused():
-                    self.news = {}
-                    if self.step % config.log_every_steps == 0 or is_last:
-                        state = self._log(state)
-                    if _is_due(self.step, config.eval_every_steps) and not is_last:
-                        self._validate(state)
-                    if is_last:
-                        state = self._reestimate(state, batches)
-                    if self.step == self.experiment.plan.shrink_step:
-                        state = self._shrink(state)
-                    if self._is_next_phase_due() and not is_last:
-                        state = self._change_method(state)
-                    if _is_due(self.step, config.checkpoint_every_steps):
-                        self._save(state)
-                    self.watch(self, state)
-                    if self.stop.is_due() and not is_last:
+                    state = self._do_what_is_due(state, batches)
+                    self._show(state)
+                    is_last = self.position.step == self.num_steps
+                    if self._around.stop.is_due() and not is_last:
                         return state, False
         return state, True
 
+    def _do_step(self, state: TrainState, batch: dict[str, jax.Array]) -> TrainState:
+        """One local step, and the exchange that follows it."""
+        local_step = self.experiment.current.programs.local_step
+        options, taught = self._step_options(state), self.experiment.task.taught
+        if not local_step.is_compiled(**options):
+            self._compile(local_step, state, taught(batch), **options)
+        self.clock.resume()
+        state, ticket = local_step(state, taught(batch), **options)
+        self._move(step=self.position.step + 1)
+        state = self._exchange_if_due(state)
+        self._wait_for(ticket)
+        self.clock.step_done()
+        return state
+
+    def _do_what_is_due(self, state: TrainState, batches: Batches) -> TrainState:
+        """All that may follow a step, in this order."""
+        config, step = self.experiment.config.run, self.position.step
+        is_last = step == self.num_steps
+        self._news = {}
+        if step % config.log_every_steps == 0 or is_last:
+            state = self._log(state)
+        if _is_due(step, config.eval_every_steps) and not is_last:
+            self._validate(state)
+        if is_last:
+            state = self._reestimate(state, batches)
+        if step == self.experiment.current.plan.shrink_step:
+            state = self._shrink(state)
+        if self._is_next_phase_due() and not is_last:
+            state = self._change_method(state)
+        if _is_due(step, config.checkpoint_every_steps):
+            self._save(state)
+        return state
+
+    def _move(self, **changes: Any) -> None:
+        self.position = dataclasses.replace(self.position, **changes)
+
+    def _tell(self, text: str) -> None:
+        self._around.console.line(text)
+
+    def _show(self, state: TrainState) -> None:
+        if self._around.watch is not None:
+            self._around.watch(self.progress, state)
+
     def _prepare_if_new(self, state: TrainState) -> TrainState:
         """Does what a method does before its first step, on the batches to come."""
-        experiment, method = self.experiment, self.experiment.method
-        is_new = self.prepared_phase != self.phase
-        self.prepared_phase = self.phase
+        experiment, position = self.experiment, self.position
+        method = experiment.current.method
+        is_new = position.prepared_phase != position.phase
+        self._move(prepared_phase=position.phase)
         if not is_new or method.prepare is None:
             return state
-        with self.clock.paused(), self._batches() as batches:
+        with self.clock.paused(), experiment.batches(position.step) as batches:
             coming = tuple(itertools.islice(batches, method.prepare_batches))
-            state = experiment.programs.prepare(state, coming)
+            state = experiment.current.programs.prepare(state, coming)
         if method.masks(state.opt_state):
-            self.keep_counts = dict(experiment.keep_counts)
+            self._move(keep_counts=dict(experiment.channels.keep_counts))
         return state
 
     def _step_options(self, state: TrainState) -> dict[str, Any]:
         """Static arguments of the next step."""
-        method = self.experiment.method
-        if self.ready_method is not method and method.is_ready is not None:
+        method = self.experiment.current.method
+        if self._ready_method is not method and method.is_ready is not None:
             if not np.asarray(method.is_ready(state.opt_state)):
                 return dict(method.unready_options)
-        self.ready_method = method
-        return method.step_options(self.step)
-
-    @contextlib.contextmanager
-    def _batches(self) -> Iterator[Iterator[dict[str, jax.Array]]]:
-        """Batches from the current step on, on the mesh."""
-        experiment = self.experiment
-        with experiment.make_loader().batches(self.step) as batches:
-            yield (
-                place_batch(batch, experiment.mesh, experiment.rows)
-                for batch in batches
-            )
+        self._ready_method = method
+        return method.step_options(self.position.step)
 
     def _wait_for(self, ticket: jax.Array) -> None:
         """Keeps few steps in flight, so that what is timed is what happened."""
-        self.tickets.append(ticket)
+        self._tickets.append(ticket)
         platform = jax.default_backend()
         ahead = _STEPS_IN_FLIGHT.get(platform, _DEFAULT_STEPS_IN_FLIGHT)
-        while len(self.tickets) > ahead:
-            jax.block_until_ready(self.tickets.popleft())
+        while len(self._tickets) > ahead:
+            jax.block_until_ready(self._tickets.popleft())
 
     def _compile(self, program: Program, *args: Any, **static: Any) -> None:
         """Compiles what is new, on all processes, outside the time of steps."""
@@ -220,95 +253,92 @@ class Loop:
                 run_together(lambda: program.compile(*args, **static))
 
     def _exchange_if_due(self, state: TrainState) -> TrainState:
-        method, plan = self.experiment.method, self.experiment.plan
-        due = plan.round_after(self.step)
+        current, position = self.experiment.current, self.position
+        due = current.plan.round_after(position.step)
         if due is not None:
             return self._exchange(state, due)
-        if not method.sync_period and method.payload_elements(self.keep_counts):
-            self.num_rounds += 1  # every step is one
+        method = current.method
+        if not method.sync_period and method.payload_elements(position.keep_counts):
+            self._move(num_rounds=position.num_rounds + 1)  # Every step is one.
         return state
 
     def _exchange(self, state: TrainState, due: Round) -> TrainState:
-        self.num_rounds += 1
-        self._choose_counts(state, due)
-        program = self.experiment.programs.exchange
-        names = sorted(group.name for group in self.experiment.groups)
+        self._move(num_rounds=self.position.num_rounds + 1)
+        self._choose_counts(state, due.stage.density)
+        current, counts = self.experiment.current, self.position.keep_counts
+        names = sorted(group.name for group in current.groups)
         static = {
-            "keep_counts": tuple((name, self.keep_counts[name]) for name in names),
+            "keep_counts": tuple((name, counts[name]) for name in names),
             "kind": due.kind,
         }
-        self._compile(program, state, **static)
-        return program(state, **static)
+        self._compile(current.programs.exchange, state, **static)
+        return current.programs.exchange(state, **static)
 
-    def _choose_counts(self, state: TrainState, due: Round) -> None:
+    def _choose_counts(self, state: TrainState, density: float) -> None:
         """Sets how many channels each group keeps, where the density has changed."""
-        density = due.stage.density
-        if density == self.counts_density or not self.experiment.method.prunes:
+        experiment, position = self.experiment, self.position
+        current, budget = experiment.current, experiment.channels.budget
+        if density == position.counts_density or not current.method.prunes:
             return
-        experiment = self.experiment
         with self.clock.paused():
             scores = None
             if experiment.config.sparsity.budget == "global":
-                raw = experiment.programs.scores(state)
-                scores = {name: np.asarray(score) for name, score in raw.items()}
-            self.keep_counts = experiment.budget.keep_counts_at(
-                density, scores, self.keep_counts
-            )
-        self.counts_density = density
+                scores = jax.device_get(current.programs.scores(state))
+            counts = budget.keep_counts_at(density, scores, position.keep_counts)
+        self._move(keep_counts=counts, counts_density=density)
 
     def _shrink(self, state: TrainState) -> TrainState:
         """Goes on with the small network; steps are timed anew."""
-        self.experiment, state, self.handover = hand_over(
-            self.experiment, state, self.step, self.clock.seconds_per_step_median
-        )
+        step, seconds = self.position.step, self.clock.seconds_per_step_median
+        self.experiment, state, cut = hand_over(self.experiment, state, step, seconds)
+        self._move(handover=cut)
         self.clock.forget_steps()
-        self.screen.line(
-            f"step {self.step}: {describe(self.experiment, self.handover)}"
-        )
+        self._tell(f"step {step}: {describe(self.experiment, cut)}")
         return state
 
-    def _reestimate(self, state: TrainState, batches: Iterator[Any]) -> TrainState:
+    def _reestimate(self, state: TrainState, batches: Batches) -> TrainState:
         """Takes batch statistics of the network that is left, from batches to come."""
+        reestimate = self.experiment.current.programs.reestimate
         count = self.experiment.config.run.reestimate_batches
         for number, batch in enumerate(itertools.islice(batches, count)):
-            state = self.experiment.programs.reestimate(state, batch, number)
+            state = reestimate(state, batch, number)
         return state
 
     def _is_next_phase_due(self) -> bool:
-        phases = self.experiment.phases
-        if self.phase + 1 == len(phases):
-            return False
-        return phases[self.phase + 1].trigger.is_due(self.step, self.news)
+        following = self.experiment.phases[self.position.phase + 1 :]
+        return bool(following) and following[0].trigger.is_due(
+            self.position.step, self._news
+        )
 
     def _change_method(self, state: TrainState) -> TrainState:
         """Ends a phase: its last exchange, what it has pruned, and the next method."""
-        experiment, plan = self.experiment, self.experiment.plan
-        if plan.sync_period and plan.round_after(self.step) is None:
-            state = self._exchange(state, plan.round_at(self.step))
-        if self.handover is None and self.channel_sparsity() > 0:
+        plan, step = self.experiment.current.plan, self.position.step
+        if plan.sync_period and plan.round_after(step) is None:
+            state = self._exchange(state, plan.round_at(step))
+        if self.position.handover is None and self._channel_sparsity() > 0:
             state = self._shrink(state)
-        self.phase += 1
-        name = experiment.phases[self.phase].method
+        self._move(phase=self.position.phase + 1)
+        name = self.experiment.phases[self.position.phase].method
         self.experiment, state = change_method(self.experiment, state, name)
         self.clock.forget_steps()
-        self.screen.line(f"step {self.step}: goes on with method {name}")
+        self._tell(f"step {step}: goes on with method {name}")
         return state
 
     def _log(self, state: TrainState) -> TrainState:
-        programs = self.experiment.programs
+        programs = self.experiment.current.programs
         report = jax.device_get(programs.report(state))
         self._check_health(report)
         row = self._row(report)
-        self.folder.append(row)
-        self.news |= {"loss": row["loss"], "accuracy": row["accuracy"]}
-        config = self.experiment.config
-        progress = progress_of(row, self.num_steps, config.data.batch_size)
-        self.screen.line(format_progress(progress))
+        self._around.folder.append(row)
+        self._news |= {"loss": row["loss"], "accuracy": row["accuracy"]}
+        batch_size = self.experiment.config.data.batch_size
+        self._around.console.progress(row, self.num_steps, batch_size)
         return programs.clear(state)
 
     def _check_health(self, report: Report) -> None:
         largest = self.experiment.config.run.max_host_drift
-        check_health(report, largest, self.step, self.checkpointer.latest_step())
+        last_good_step = self._around.checkpointer.latest_step()
+        check_health(report, largest, self.position.step, last_good_step)
 
     def _spent(self) -> dict[str, float]:
         """What the run has cost so far."""
@@ -318,14 +348,14 @@ class Loop:
         }
 
     def _row(self, report: Report) -> dict[str, Any]:
-        experiment, spent = self.experiment, self._spent()
-        dense_bytes = experiment.dense_host_bytes_per_step * self.step
+        experiment, step, spent = self.experiment, self.position.step, self._spent()
+        dense_bytes = experiment.dense_host_bytes_per_step * step
         return {
-            "step": self.step,
+            "step": step,
             "loss": float(report.loss),
             "accuracy": float(report.accuracy),
-            "learning_rate": float(experiment.learning_rate(self.step - 1)),
-            "sparsity": self.channel_sparsity(),
+            "learning_rate": float(experiment.learning_rate(step - 1)),
+            "sparsity": self._channel_sparsity(),
             **spent,
             "host_wire_ratio": (
                 spent["host_wire_bytes"] / dense_bytes if dense_bytes else 0.0
@@ -334,58 +364,36 @@ class Loop:
             **jax.tree.map(float, report.health),
         }
 
-    def channel_sparsity(self) -> float:
+    def _channel_sparsity(self) -> float:
         """Share of the prunable channels that are removed now."""
-        total = sum(self.experiment.sizes.values())
-        return 1.0 - sum(self.keep_counts.values()) / max(total, 1)
+        total = sum(self.experiment.channels.sizes.values())
+        return 1.0 - sum(self.position.keep_counts.values()) / max(total, 1)
 
     def _validate(self, state: TrainState) -> None:
         """Scores the network as it is now on the validation split."""
-        result = self.validation_result(state)
+        result = validate(self.experiment, state, self._around.stop.is_due)
         if result is None:
             return
         found = {
             "validation_loss": result.loss,
             "validation_accuracy": result.accuracy,
         }
-        self.folder.append({"step": self.step, **self._spent(), **found})
-        self.news |= found
-        self.screen.line(
-            f"step {self.step}: validation accuracy {result.accuracy:.4f}, "
+        step = self.position.step
+        self._around.folder.append({"step": step, **self._spent(), **found})
+        self._news |= found
+        self._tell(
+            f"step {step}: validation accuracy {result.accuracy:.4f}, "
             f"loss {result.loss:.4f}"
-        )
-
-    def validation_result(self, state: TrainState) -> Result | None:
-        """Scores on the validation split; None if it is empty or the run must stop."""
-        experiment = self.experiment
-        params, statistics = experiment.programs.network(state)
-        return evaluate_split(
-            experiment.programs.evaluate,
-            params,
-            statistics,
-            experiment.dataset.validation,
-            mesh=experiment.mesh,
-            batch_size=experiment.eval_batch_size,
-            rows=experiment.eval_rows,
-            num_workers=experiment.config.data.num_workers,
-            should_stop=self.stop.is_due,
         )
 
     def _save(self, state: TrainState, wait: bool = False) -> None:
         """Saves a state that is known to be good."""
-        self._check_health(jax.device_get(self.experiment.programs.report(state)))
-        extra = {
-            "step": self.step,
-            "keep_counts": self.keep_counts,
-            "counts_density": self.counts_density,
-            "phase": self.phase,
-            "prepared_phase": self.prepared_phase,
-            "num_rounds": self.num_rounds,
-            "handover": self.handover and dataclasses.asdict(self.handover),
-            "clock": self.clock.state_dict(),
-            "ledger": dataclasses.asdict(self.experiment.ledger),
-        }
-        self.checkpointer.save(self.step, state, extra, wait=wait)
+        report = self.experiment.current.programs.report(state)
+        self._check_health(jax.device_get(report))
+        position = self.progress.position
+        self._around.checkpointer.save(
+            position.step, state, position.to_dict(), wait=wait
+        )
 
 
 def _is_due(step: int, period: int) -> bool:

@@ -5,10 +5,11 @@ own trace, its compilations and calls are counted, and a `Ledger` adds up bytes 
 for the whole run. What is not run through here is not counted, so everything is.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,16 @@ class Ledger:
         self.num_calls[name] = self.num_calls.get(name, 0) + 1
         for axis, num_bytes in sent.items():
             self.wire_bytes[axis] = self.wire_bytes.get(axis, 0.0) + num_bytes
+
+    def copy(self) -> Self:
+        """The totals of now."""
+        return copy.deepcopy(self)
+
+    def go_on_from(self, earlier: Self) -> None:
+        """Takes over the totals of a run that is resumed."""
+        self.wire_bytes = dict(earlier.wire_bytes)
+        self.num_calls = dict(earlier.num_calls)
+        self.num_compilations = earlier.num_compilations
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,10 +19,10 @@ from prunex_jax.mesh import (
 )
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import config_to_dict, resolve_config
+from prunex_jax.train.console import Console, last_screen, start_screen
 from prunex_jax.train.experiment import Experiment, make_experiment
 from prunex_jax.train.folder import RunFolder
-from prunex_jax.train.loop import Loop, Watch
-from prunex_jax.train.screen import Screen, last_screen, start_screen
+from prunex_jax.train.loop import Loop, Surroundings, Watch
 from prunex_jax.train.summary import TrainResult, finish
 
 
@@ -32,7 +32,7 @@ def train(
     *,
     fresh: bool = False,
     launch: LaunchFlags | None = None,
-    watch: Watch = lambda loop, state: None,
+    watch: Watch | None = None,
 ) -> TrainResult | None:
     """Trains, resuming if the folder holds an unfinished run of the same settings.
 
@@ -41,8 +41,8 @@ def train(
       workdir: The run folder: settings, metrics, checkpoints and summary.
       fresh: Start over, removing the run that the folder holds.
       launch: How processes find each other; None detects it.
-      watch: Called with the loop and the training state before the first step and after
-        every one, on every process; what it raises ends the run.
+      watch:Called with a `loop.Progress` and the training state before the first step
+        and after every one, on every process; what it raises ends the run.
     Returns:
       The network and its summary, or None if Ctrl-C or SIGTERM stopped the run, which
       is saved then and goes on with the next call.
@@ -81,16 +81,17 @@ def train(
 
     with contextlib.ExitStack() as in_use:
         experiment, folder = run_together(prepare)
-        screen = Screen(topology.is_primary)
-        screen.line(start_screen(experiment, str(workdir), described, started.reason))
-        result = _run(experiment, folder, screen, watch)
+        console = Console(topology.is_primary, num_steps=experiment.num_steps)
+        in_use.enter_context(console)
+        console.line(start_screen(experiment, str(workdir), described, started.reason))
+        result = _run(experiment, folder, console, watch)
         if result is not None:
-            screen.line(last_screen(result.summary, str(workdir)))
+            console.line(last_screen(result.summary, str(workdir)))
         return result
 
 
 def _run(
-    experiment: Experiment, folder: RunFolder, screen: Screen, watch: Watch
+    experiment: Experiment, folder: RunFolder, console: Console, watch: Watch | None
 ) -> TrainResult | None:
     """Trains to the end, or until asked to stop."""
     kept = experiment.config.run.checkpoints_kept
@@ -98,14 +99,15 @@ def _run(
         Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
         StopRequest() as stop,
     ):
-        loop = Loop(experiment, folder, checkpointer, stop, screen, watch)
+        around = Surroundings(folder, checkpointer, console, stop, watch)
+        loop = Loop(experiment, around)
         state, is_complete = loop.run()
         if not is_complete:
-            screen.line(
-                f"stopped at step {loop.step} of {loop.num_steps} and saved; the same "
-                "command goes on from here"
+            console.line(
+                f"stopped at step {loop.position.step} of {loop.num_steps} and saved; "
+                "the same command goes on from here"
             )
             return None
-        result = finish(loop, state)
+        result = finish(loop.experiment, loop.position, loop.clock, state)
     folder.write_summary(result.summary)
     return result

@@ -11,9 +11,10 @@ from prunex_jax.mesh import HOST_AXIS, sharding_on
 from prunex_jax.models import Model
 from prunex_jax.shrink import Network
 from prunex_jax.shrink.cost import count_macs, count_params
+from prunex_jax.train.clock import Clock
 from prunex_jax.train.evaluation import Result, evaluate_split
 from prunex_jax.train.experiment import Experiment
-from prunex_jax.train.loop import Loop
+from prunex_jax.train.position import RunPosition
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import make_programs
 from prunex_jax.train.transitions import cut_out, network_of
@@ -34,33 +35,38 @@ class TrainResult:
     masks: Mapping[str, np.ndarray]
 
 
-def finish(loop: Loop, state: TrainState) -> TrainResult:
+def finish(
+    experiment: Experiment, position: RunPosition, clock: Clock, state: TrainState
+) -> TrainResult:
     """Makes the network that a run stands for, and says what it is worth.
 
     Args:
-      loop: The run, at its end.
+      experiment: The run, at its end.
+      position: Where it is.
+      clock: Has timed it.
       state: Its state.
     Returns:
       The network and the summary, which is not written yet.
     Collectives:
       Those of evaluating two splits.
     """
-    experiment, handover = loop.experiment, loop.handover
+    handover = position.handover
     if handover is None:
         shrunk, masks, error = cut_out(experiment, state)
     else:
         shrunk = network_of(experiment, state)
-        masks, error = handover.masks(experiment.sizes), handover.max_abs_error
+        masks = handover.masks(experiment.channels.sizes)
+        error = handover.max_abs_error
     scores = _evaluate(experiment, shrunk)
     summary = {
-        **_what_ran(loop),
+        **_what_ran(experiment),
         **_what_it_is_worth(scores),
-        **_what_is_left(experiment.model, shrunk, masks),
+        **_what_is_left(experiment.task.model, shrunk, masks),
         "shrink_max_abs_error": error,
         "shrink_step": handover and handover.step,
-        **_what_was_sent(loop),
-        "seconds_total": loop.clock.seconds_total,
-        "seconds_per_step_median": loop.clock.seconds_per_step_median,
+        **_what_was_sent(experiment, position),
+        "seconds_total": clock.seconds_total,
+        "seconds_per_step_median": clock.seconds_per_step_median,
         "seconds_per_step_median_masked": handover and handover.seconds_per_step_median,
     }
     return TrainResult(summary, shrunk, masks)
@@ -68,42 +74,31 @@ def finish(loop: Loop, state: TrainState) -> TrainResult:
 
 def _evaluate(experiment: Experiment, network: Network) -> dict[str, Result | None]:
     """Scores the final network on validation and, this once, on test if it is read."""
-    programs = experiment.programs
-    if network.model != experiment.trained:
+    current, mesh = experiment.current, experiment.mesh
+    programs = current.programs
+    if network.model != current.model:
+        ledger = experiment.ledger
         programs = make_programs(
-            network.model,
-            experiment.method,
-            experiment.mesh,
-            experiment.ledger,
-            layouts={},
+            network.model, current.method, mesh, ledger, layouts={}
         )
-    sharding = sharding_on(experiment.mesh, jax.P())
-    params, statistics = jax.device_put((network.params, network.statistics), sharding)
-    dataset = experiment.dataset
+    replicated = jax.device_put(
+        (network.params, network.statistics), sharding_on(mesh, jax.P())
+    )
+    dataset = experiment.task.dataset
     splits = {"validation": dataset.validation, "test": dataset.test}
-    is_read = {"validation": True, "test": experiment.config.run.read_test}
-    return {
-        name: evaluate_split(
-            programs.evaluate,
-            params,
-            statistics,
-            split,
-            mesh=experiment.mesh,
-            batch_size=experiment.eval_batch_size,
-            rows=experiment.eval_rows,
-            num_workers=experiment.config.data.num_workers,
-        )
-        if is_read[name]
-        else None
+    if not experiment.config.run.read_test:
+        del splits["test"]
+    scores = {
+        name: evaluate_split(experiment, programs.evaluate, replicated, split)
         for name, split in splits.items()
     }
+    return {"test": None, **scores}
 
 
-def _what_ran(loop: Loop) -> dict[str, Any]:
-    experiment = loop.experiment
+def _what_ran(experiment: Experiment) -> dict[str, Any]:
     return {
         "method": " -> ".join(phase.method for phase in experiment.phases),
-        "steps": loop.num_steps,
+        "steps": experiment.num_steps,
         "seed": experiment.config.seed,
         "hosts": experiment.topology.num_hosts,
         "devices_per_host": experiment.topology.devices_per_host,
@@ -112,7 +107,8 @@ def _what_ran(loop: Loop) -> dict[str, Any]:
 
 def _what_it_is_worth(scores: Mapping[str, Result | None]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for name, result in scores.items():
+    for name in ("validation", "test"):
+        result = scores[name]
         row[f"{name}_accuracy"] = None if result is None else result.accuracy
         row[f"{name}_loss"] = None if result is None else result.loss
     return row
@@ -138,12 +134,11 @@ def _macs_of_one_image(network: Network) -> int:
     return count_macs(network.model.apply, network.params, network.statistics, image)
 
 
-def _what_was_sent(loop: Loop) -> dict[str, Any]:
-    experiment = loop.experiment
-    ledger, method = experiment.ledger, experiment.method
+def _what_was_sent(experiment: Experiment, position: RunPosition) -> dict[str, Any]:
+    ledger, method = experiment.ledger, experiment.current.method
     host_bytes = ledger.wire_bytes.get(HOST_AXIS, 0.0)
-    dense_bytes = experiment.dense_host_bytes_per_step * loop.num_steps
-    payload = method.payload_bytes(loop.keep_counts)
+    dense_bytes = experiment.dense_host_bytes_per_step * experiment.num_steps
+    payload = method.payload_bytes(position.keep_counts)
     dense_payload = experiment.num_params * 4
     return {
         "host_wire_bytes": host_bytes,
@@ -152,6 +147,6 @@ def _what_was_sent(loop: Loop) -> dict[str, Any]:
         "host_payload_bytes_steady": payload,
         "host_payload_bytes_dense": dense_payload,
         "host_payload_ratio": payload / dense_payload,
-        "num_rounds": loop.num_rounds,
+        "num_rounds": position.num_rounds,
         "num_compilations": ledger.num_compilations,
     }

@@ -6,12 +6,10 @@ once, and the run goes on as that of an ordinary smaller network: small local st
 exchanges without choosing or gathering. The next method starts from the network that
 the last one stands for, with the inner optimizer's state where both have the same.
 
-It owns these events and what a checkpoint must say of them. `loop` says when they
-happen; `experiment` builds the programs that follow, `shrink` proves networks equal.
+`loop` says when this happens; `position` keeps what a checkpoint must say of it.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,44 +34,13 @@ from prunex_jax.mesh import (
 from prunex_jax.shrink import Cut, Network, make_cut, shrink_error
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.experiment import Experiment, with_method, with_small_network
+from prunex_jax.train.position import Handover, RunPosition
 from prunex_jax.train.program import Program
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import placements_of
 
 # Images on which masked and shrunk networks are compared.
 _NUM_COMPARED = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Handover:
-    """What a checkpoint says of the event, as plain values.
-
-    Attributes:
-      step: Steps done when it happened.
-      kept: Channel group of the full network -> positions of the channels that are
-        left, sorted. With the settings they say every width of the small network.
-      max_abs_error: Largest difference between masked and shrunk logits then.
-      seconds_per_step_median: Of the steps before it.
-    """
-
-    step: int
-    kept: Mapping[str, Sequence[int]]
-    max_abs_error: float
-    seconds_per_step_median: float
-
-    def masks(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Masks of the full network, bool[size] per group, True where kept.
-
-        Args:
-          sizes: Channels of every group.
-        Example:
-          >>> Handover(8, {'a': [0, 2]}, 1e-6, 0.1).masks({'a': 3})['a'].tolist()
-          [True, False, True]
-        """
-        return {
-            name: np.isin(np.arange(size), self.kept[name])
-            for name, size in sizes.items()
-        }
 
 
 def hand_over(
@@ -98,8 +65,8 @@ def hand_over(
     """
     _, masks, error = cut_out(experiment, state)
     kept = {
-        name: np.flatnonzero(masks.get(name, np.ones(size, bool))).tolist()
-        for name, size in experiment.sizes.items()
+        name: tuple(np.flatnonzero(masks.get(name, np.ones(size, bool))).tolist())
+        for name, size in experiment.channels.sizes.items()
     }
     handover = Handover(step, kept, error, seconds_per_step_median)
     small = experiment_after(experiment, handover)
@@ -119,16 +86,6 @@ def hand_over(
         ) from error
 
 
-def saved_handover(extra: Mapping[str, Any]) -> Handover | None:
-    """Reads the event from what a checkpoint of `loop` says beside the state.
-
-    Returns:
-      The event; None before it.
-    """
-    saved = extra["handover"]
-    return None if saved is None else Handover(**saved)
-
-
 def experiment_after(experiment: Experiment, handover: Handover | None) -> Experiment:
     """Builds the run as it goes on after the event, from settings and positions alone.
 
@@ -140,24 +97,24 @@ def experiment_after(experiment: Experiment, handover: Handover | None) -> Exper
     """
     if handover is None:
         return experiment
-    full, _ = jax.eval_shape(experiment.model.init, jax.random.key(0))
+    full, _ = jax.eval_shape(experiment.task.model.init, jax.random.key(0))
     small = jax.eval_shape(_cut_of(experiment, handover).take, full)
-    return with_small_network(experiment, experiment.model.with_widths_of(small))
+    return with_small_network(experiment, experiment.task.model.with_widths_of(small))
 
 
-def experiment_at(experiment: Experiment, extra: Mapping[str, Any]) -> Experiment:
-    """Builds the run as it was when a checkpoint of `loop` was saved.
+def experiment_at(experiment: Experiment, position: RunPosition) -> Experiment:
+    """Builds the run as it was when a checkpoint was saved.
 
     Args:
       experiment: The run as it starts.
-      extra: What the checkpoint says beside the state.
+      position: Where it was.
     Returns:
       The run with the method and the network of then.
     """
-    phase = experiment.phases[extra["phase"]]
-    if phase.method != experiment.method.name:
+    phase = experiment.phases[position.phase]
+    if phase.method != experiment.current.method.name:
         experiment = with_method(experiment, phase.method)
-    return experiment_after(experiment, saved_handover(extra))
+    return experiment_after(experiment, position.handover)
 
 
 def change_method(
@@ -194,8 +151,8 @@ def network_of(experiment: Experiment, state: TrainState) -> Network:
     Collectives:
       Those of `step.Programs.network`.
     """
-    params, statistics = jax.device_get(experiment.programs.network(state))
-    return Network(experiment.trained, params, statistics)
+    params, statistics = jax.device_get(experiment.current.programs.network(state))
+    return Network(experiment.current.model, params, statistics)
 
 
 def cut_out(
@@ -212,12 +169,12 @@ def cut_out(
     Collectives:
       Those of `step.Programs.network`.
     """
-    found = experiment.method.masks(state.opt_state)
+    found = experiment.current.method.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
     full = network_of(experiment, state)
-    cut = make_cut(experiment.trace, masks, full.params, full.statistics)
+    cut = make_cut(experiment.channels.trace, masks, full.params, full.statistics)
     shrunk = full.shrunk(cut)
-    images = comparison_images(experiment.dataset)
+    images = comparison_images(experiment.task.dataset)
     error = shrink_error(full.masked(cut), shrunk, images)
     params, statistics = jax.device_get((shrunk.params, shrunk.statistics))
     return Network(shrunk.model, params, statistics), masks, error
@@ -230,7 +187,7 @@ def describe(experiment: Experiment, handover: Handover) -> str:
       experiment: The run after it.
       handover: What was kept of it.
     """
-    params, _ = jax.eval_shape(experiment.trained.init, jax.random.key(0))
+    params, _ = jax.eval_shape(experiment.current.model.init, jax.random.key(0))
     return (
         f"goes on with {count_params(params):,} of {experiment.num_params:,} "
         "parameters; masked and shrunk network differ by at most "
@@ -248,15 +205,16 @@ def comparison_images(dataset: Dataset) -> np.ndarray:
 
 def _cut_of(experiment: Experiment, handover: Handover) -> Cut:
     """What the event cuts out of the full network."""
-    shapes = jax.eval_shape(experiment.model.init, jax.random.key(0))
-    return make_cut(experiment.trace, handover.masks(experiment.sizes), *shapes)
+    shapes = jax.eval_shape(experiment.task.model.init, jax.random.key(0))
+    channels = experiment.channels
+    return make_cut(channels.trace, handover.masks(channels.sizes), *shapes)
 
 
 def _cutter(
     before: Experiment, after: Experiment, cut: Cut
 ) -> Callable[[TrainState], TrainState]:
     """The program that makes the state of the small network; it sends nothing."""
-    placements = placements_of(before.method)
+    placements = placements_of(before.current.method)
 
     def cut_copy(state: TrainState) -> TrainState:
         state = enter(placements, state)
@@ -269,7 +227,7 @@ def _cutter(
 
     specs = specs_of(placements)
     run = map_over(before.mesh, cut_copy, (specs,), specs)
-    wanted = after.programs.abstract_state()
+    wanted = after.current.programs.abstract_state()
     return lambda state: _fitted(run(state), wanted)
 
 
@@ -277,19 +235,20 @@ def _changer(
     before: Experiment, after: Experiment
 ) -> Callable[[TrainState], TrainState]:
     """The program that makes the state of the next method."""
-    placements, next_placements = (placements_of(e.method) for e in (before, after))
+    method, next_method = before.current.method, after.current.method
+    placements, next_placements = map(placements_of, (method, next_method))
 
     def change(state: TrainState) -> TrainState:
         state = enter(placements, state)
-        params = before.method.network(state.params, state.opt_state)
-        opt_state = after.method.transform.init(params)
+        params = method.network(state.params, state.opt_state)
+        opt_state = next_method.transform.init(params)
         inner = _inner_state(
-            before.method.inner_state(state.opt_state),
-            after.method.inner_state(opt_state),
+            method.inner_state(state.opt_state),
+            next_method.inner_state(opt_state),
             state.step,
         )
         changed = state._replace(
-            params=params, opt_state=after.method.with_inner(opt_state, inner)
+            params=params, opt_state=next_method.with_inner(opt_state, inner)
         )
         return settle(next_placements, leave(next_placements, changed))
 

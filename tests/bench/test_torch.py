@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +35,8 @@ from prunex_jax.models import (  # noqa: E402
     make_resnet_spec,
 )
 from prunex_jax.train.config import config_to_dict, resolve_config  # noqa: E402
+from prunex_jax.train.evaluation import validate  # noqa: E402
 from prunex_jax.train.experiment import make_experiment  # noqa: E402
-from prunex_jax.train.loop import Loop  # noqa: E402
 
 SMALL = {
     "basic": (
@@ -203,16 +202,14 @@ def our_run(spec: Spec, shape, steps):
     config = resolve_config(spec.config)
     topology = dataclasses.replace(make_topology("1"), mesh=make_mesh(*shape))
     experiment = make_experiment(config, topology)
-    never = types.SimpleNamespace(is_due=lambda: False)
-    loop = Loop(experiment, None, None, never, None)
-    programs, losses = experiment.programs, []
+    programs, losses = experiment.current.programs, []
     state = programs.init(jax.random.key(config.seed))
-    with loop._batches() as batches:
+    with experiment.batches() as batches:
         for _ in range(steps):
             state, _ = programs.local_step(state, next(batches))
             losses.append(float(programs.report(state).loss))
             state = programs.clear(state)
-    accuracy = loop.validation_result(state).accuracy
+    accuracy = validate(experiment, state).accuracy
     return losses, programs.network(state)[0], accuracy
 
 

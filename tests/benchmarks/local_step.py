@@ -52,7 +52,7 @@ def main() -> None:
 
 def _batch(experiment: Experiment) -> dict[str, jax.Array]:
     rng = np.random.default_rng(0)
-    shape = (BATCH_SIZE, *experiment.model.image_shape)
+    shape = (BATCH_SIZE, *experiment.task.model.image_shape)
     sharding = jax.sharding.NamedSharding(experiment.mesh, jax.P(("host", "device")))
     batch = {
         "image": rng.normal(size=shape).astype(np.float32),
@@ -63,7 +63,7 @@ def _batch(experiment: Experiment) -> dict[str, jax.Array]:
 
 def _hsadmm_step(experiment: Experiment, batch):
     """The trainer's own compiled local step, until it is done."""
-    programs = experiment.programs
+    programs = experiment.current.programs
     state = programs.init(jax.random.key(0))
 
     def step() -> None:
@@ -76,7 +76,7 @@ def _hsadmm_step(experiment: Experiment, batch):
 
 def _plain_step(experiment: Experiment, batch):
     """What one would write with optax alone, with the same optimizer and metrics."""
-    model = experiment.model
+    model = experiment.task.model
     optimizer = make_inner(experiment.config.optimizer, experiment.learning_rate)
 
     def loss_of(params, statistics):

@@ -9,7 +9,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
-from prunex_jax.data import make_loader, open_dataset, place_batch
+from prunex_jax.data import make_loader, open_dataset
 from prunex_jax.data.order import ShardedOrder, permutation
 from prunex_jax.data.shards import make_order, make_shards
 from prunex_jax.mesh import make_topology
@@ -262,16 +262,15 @@ def tiny(**changes):
 def test_devices_of_a_host_get_its_shard_only() -> None:
     config = resolve_config(tiny(topology={"layout": "4"}, data={"augment": "none"}))
     experiment = make_experiment(config, make_topology("4"))
-    split, mesh = experiment.dataset.train, experiment.mesh
+    split, mesh = experiment.task.dataset.train, experiment.mesh
     shards = make_shards(split.labels(), 4, config.data)
     images = split.normalization.apply(split.read(np.arange(len(split)))[0])
     known = {image.tobytes(): example for example, image in enumerate(images)}
     host_of = {device.id: h for h, row in enumerate(mesh.devices) for device in row}
     seen = [set() for _ in shards]
-    with experiment.make_loader().batches() as batches:
+    with experiment.batches() as batches:
         for _ in range(8):  # One epoch of 57 examples in steps of 8 per host.
-            placed = place_batch(next(batches), mesh, experiment.rows)["image"]
-            for piece in placed.addressable_shards:
+            for piece in next(batches)["image"].addressable_shards:
                 examples = {known[image.tobytes()] for image in np.asarray(piece.data)}
                 seen[host_of[piece.device.id]] |= examples
     assert seen == [set(shard.tolist()) for shard in shards]

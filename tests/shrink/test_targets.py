@@ -284,9 +284,9 @@ def test_experiments_solve_before_they_train():
     topology = make_topology("2", devices=jax.devices()[:2])
     experiment = make_experiment(resolve_config(RUN), topology)
     macs = model_budget(
-        experiment.config.sparsity, experiment.model, experiment.trace
+        experiment.config.sparsity, experiment.task.model, experiment.channels.trace
     ).costs["macs"]
-    share = macs(experiment.keep_counts) / macs(experiment.sizes)
+    share = macs(experiment.channels.keep_counts) / macs(experiment.channels.sizes)
     assert 0.3 < share <= 0.4
     too_much = {**RUN["sparsity"], "sparsity": 0.9999}
     with pytest.raises(UserError, match=r"sparsity=0\.9999 of .*out of reach"):

@@ -184,14 +184,14 @@ def test_momentum_and_schedules_go_on():
     """What the inner optimizer knows is the same before and after a change."""
     config = resolve_config(scheduled("dense", "local_sgd @ 0.5"))
     experiment = make_experiment(config, make_topology(config.topology.layout))
-    state = experiment.programs.init(jax.random.key(0))
+    state = experiment.current.programs.init(jax.random.key(0))
     stepped = jax.tree.map(
         lambda x: x + 3 if x.dtype == np.int32 else x + 0.25, state.opt_state
     )
     state = state._replace(opt_state=stepped)
     after, changed = change_method(experiment, state, "local_sgd")
-    before = flatten_by_path(experiment.method.inner_state(stepped))
-    found = flatten_by_path(after.method.inner_state(changed.opt_state))
+    before = flatten_by_path(experiment.current.method.inner_state(stepped))
+    found = flatten_by_path(after.current.method.inner_state(changed.opt_state))
     assert before.keys() == found.keys() and before
     for path, leaf in before.items():
         for copy in np.asarray(found[path]):

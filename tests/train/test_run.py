@@ -31,7 +31,9 @@ def final_params(values: dict, workdir: Path) -> dict[str, np.ndarray]:
     config = resolve_config(values)
     experiment = make_experiment(config, make_topology(config.topology.layout))
     with Checkpointer(workdir / "checkpoints", keep=9) as checkpointer:
-        state, extra = checkpointer.restore(experiment.programs.abstract_state())
+        state, extra = checkpointer.restore(
+            experiment.current.programs.abstract_state()
+        )
     assert extra["step"] == config.run.steps, "the run has not ended"
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat}

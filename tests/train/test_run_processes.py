@@ -54,10 +54,12 @@ def test_two_processes_equal_two_simulated_hosts(method, tmp_path):
     states = []
     for name in ("one", "two"):
         with Checkpointer(tmp_path / name / "checkpoints", keep=2) as checkpointer:
-            state, _ = checkpointer.restore(experiment.programs.abstract_state())
-        states.append(experiment.programs.network(state))
-    born = experiment.programs.init(jax.random.key(config.seed))
-    start_of_both, _ = experiment.programs.network(born)
+            state, _ = checkpointer.restore(
+                experiment.current.programs.abstract_state()
+            )
+        states.append(experiment.current.programs.network(state))
+    born = experiment.current.programs.init(jax.random.key(config.seed))
+    start_of_both, _ = experiment.current.programs.network(born)
     (single, _), (double, _) = states
     moved = optax.tree.norm(optax.tree.sub(single, start_of_both))
     apart = optax.tree.norm(optax.tree.sub(single, double))

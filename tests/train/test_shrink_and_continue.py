@@ -20,8 +20,9 @@ from prunex_jax.shrink.cost import count_macs
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.position import RunPosition
 from prunex_jax.train.run import train
-from prunex_jax.train.transitions import experiment_after, hand_over, saved_handover
+from prunex_jax.train.transitions import experiment_at, hand_over
 from tests.helpers.tiny_runs import (
     ROUNDING,
     merged,
@@ -58,17 +59,17 @@ def experiment_of(values):
 
 
 def checkpoint_of(values, workdir, step=None):
-    """Experiment, state and extra of a checkpoint; the newest without `step`."""
+    """Experiment, state and position of a checkpoint; the newest without `step`."""
     full = experiment_of(values)
 
-    def at(extra):
-        return experiment_after(full, saved_handover(extra))
+    def at(saved):
+        return experiment_at(full, RunPosition.from_dict(saved))
 
     with Checkpointer(workdir / "checkpoints", keep=9) as checkpointer:
-        state, extra = checkpointer.restore(
-            lambda extra: at(extra).programs.abstract_state(), step
+        state, saved = checkpointer.restore(
+            lambda saved: at(saved).current.programs.abstract_state(), step
         )
-    return at(extra), state, extra
+    return at(saved), state, RunPosition.from_dict(saved)
 
 
 def sizes_of(tree):
@@ -139,7 +140,7 @@ def test_cutting_and_training_commute(form, tmp_path):
     small, state, _ = checkpoint_of(values, tmp_path / "shrunk")
     full, full_state, _ = checkpoint_of(later, tmp_path / "masked")
     cut_later, cut_state, _ = hand_over(full, full_state, NUM_STEPS, 0.0)
-    assert cut_later.trained == small.trained == shrunk.network.model
+    assert cut_later.current.model == small.current.model == shrunk.network.model
     _, at_event, _ = checkpoint_of(values, tmp_path / "shrunk", EVENT)
 
     found, wanted = flatten_by_path(state), flatten_by_path(cut_state)
@@ -198,9 +199,9 @@ def test_killed_before_and_after_the_event_it_ends_with_the_same_bits(
     resumed = re.search(r"resumed at step (\d+)", output)
     assert resumed and EVENT <= int(resumed[1]) < NUM_STEPS
 
-    small, state, extra = checkpoint_of(shrinking(), workdir)
+    small, state, position = checkpoint_of(shrinking(), workdir)
     same, expected, _ = checkpoint_of(shrinking(), reference_dir)
-    assert extra["step"] == NUM_STEPS and small.trained == same.trained
+    assert position.step == NUM_STEPS and small.current.model == same.current.model
     assert_same_bits(state, expected)
     rows = rows_of(workdir)
     assert [row["step"] for row in rows] == list(range(4, NUM_STEPS + 1, 4))
@@ -220,7 +221,7 @@ def test_a_checkpoint_before_the_event_holds_the_full_network(whole_run):
     result, workdir = whole_run
     for step, size in ((EVENT - 4, "params_dense"), (EVENT, "params_kept")):
         experiment, state, _ = checkpoint_of(shrinking(), workdir, step)
-        params, _ = experiment.programs.network(state)
+        params, _ = experiment.current.programs.network(state)
         assert sizes_of(params) == result.summary[size]
 
 
@@ -267,26 +268,29 @@ def test_steps_and_exchanges_are_those_of_the_small_network(whole_run):
     full = experiment_of(shrinking())
     small, _, _ = checkpoint_of(shrinking(), workdir)
     batch = {
-        "image": jax.ShapeDtypeStruct((32, *full.model.image_shape), np.float32),
+        "image": jax.ShapeDtypeStruct((32, *full.task.model.image_shape), np.float32),
         "label": jax.ShapeDtypeStruct((32,), np.int32),
     }
     macs, texts, payloads = [], [], []
     for experiment in (full, small):
-        state = experiment.programs.abstract_state()
-        counts = [(g.name, experiment.keep_counts[g.name]) for g in experiment.groups]
-        compiled = experiment.programs.exchange.compile(
+        state = experiment.current.programs.abstract_state()
+        counts = [
+            (g.name, experiment.channels.keep_counts[g.name])
+            for g in experiment.current.groups
+        ]
+        compiled = experiment.current.programs.exchange.compile(
             state, keep_counts=tuple(counts), kind="frozen"
         )
         sent = [c.num_elements for c in compiled.collectives if c.axes == ("host",)]
         payloads.append(max(sent))
-        build = experiment.programs.exchange._build
+        build = experiment.current.programs.exchange._build
         traced = jax.make_jaxpr(build(keep_counts=tuple(counts), kind="frozen"))(state)
         texts.append(str(traced))
-        step = experiment.programs.local_step._build()
+        step = experiment.current.programs.local_step._build()
         macs.append(count_macs(step, state, batch))
         listed = list_collectives(jax.make_jaxpr(step)(state, batch))
         sums = [c.num_elements for c in listed if c.axes == ("device",)]
-        shapes = jax.eval_shape(experiment.trained.init, jax.random.key(0))[0]
+        shapes = jax.eval_shape(experiment.current.model.init, jax.random.key(0))[0]
         assert max(sums) == sizes_of(shapes), "gradients are those of the network"
     assert macs[1] < 0.3 * macs[0]
     assert payloads[0] == payloads[1]
@@ -310,9 +314,11 @@ def test_a_part_that_cannot_be_cut_is_named(monkeypatch):
 
     monkeypatch.setattr("prunex_jax.train.experiment.make_inner", make_odd)
     experiment = experiment_of(shrinking())
-    state = experiment.programs.init(jax.random.key(0))
-    counts = tuple(experiment.keep_counts.items())
-    state = experiment.programs.exchange(state, keep_counts=counts, kind="freeze")
+    state = experiment.current.programs.init(jax.random.key(0))
+    counts = tuple(experiment.channels.keep_counts.items())
+    state = experiment.current.programs.exchange(
+        state, keep_counts=counts, kind="freeze"
+    )
     with pytest.raises(UserError, match=r"shrink_share = 0.5.*norms/.*set it to 1"):
         hand_over(experiment, state, 4, 0.1)
 
@@ -371,13 +377,13 @@ def test_processes_shrink_together(tmp_path):
     for name in ("one", "two"):
         with Checkpointer(tmp_path / name / "checkpoints", keep=9) as checkpointer:
 
-            def at(extra):
-                return experiment_after(full, saved_handover(extra))
+            def at(saved):
+                return experiment_at(full, RunPosition.from_dict(saved))
 
-            state, extra = checkpointer.restore(
-                lambda extra: at(extra).programs.abstract_state()
+            state, saved = checkpointer.restore(
+                lambda saved: at(saved).current.programs.abstract_state()
             )
-        kept.append(extra["handover"]["kept"])
+        kept.append(saved["handover"]["kept"])
         ends.append(jax.device_get(state.opt_state.global_consensus))
     assert kept[0] == kept[1]
     apart = optax.tree.norm(optax.tree.sub(*ends))

@@ -34,8 +34,9 @@ from prunex_jax.mesh import (
 )
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.config import resolve_config
+from prunex_jax.train.evaluation import validate
 from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.loop import Loop
+from prunex_jax.train.loop import Progress
 from prunex_jax.train.program import Program
 from prunex_jax.train.run import train
 from prunex_jax.train.state import TrainState
@@ -86,49 +87,51 @@ class _Watch:
         self.clock_seconds = 0.0
         self.traced_bytes = 0.0
 
-    def __call__(self, loop: Loop, state: TrainState) -> None:
+    def __call__(self, progress: Progress, state: TrainState) -> None:
         """Called by the loop between steps."""
-        if loop.step:
-            self._time(loop, state)
-        if loop.step in self.spec.boundaries:
+        if progress.step:
+            self._time(progress, state)
+        if progress.step in self.spec.boundaries:
             jax.block_until_ready(state)
-            self._stop_at_gate(loop, state)
+            self._stop_at_gate(progress, state)
 
-    def _time(self, loop: Loop, state: TrainState) -> None:
+    def _time(self, progress: Progress, state: TrainState) -> None:
         start = time.perf_counter()
         # The loop does not wait for exchanges between rounds: the next step would.
         jax.block_until_ready(state)
         time.sleep(self.spec.stand_in_seconds)
         waited = time.perf_counter() - start
-        clock_seconds = loop.clock.seconds_in_steps
+        clock_seconds = progress.position.clock.seconds_in_steps
         self.seconds.append(clock_seconds - self.clock_seconds + waited)
         self.clock_seconds = clock_seconds
 
-    def _stop_at_gate(self, loop: Loop, state: TrainState) -> None:
-        experiment, steps = loop.experiment, len(self.seconds)
-        counts = {g.name: loop.keep_counts[g.name] for g in experiment.groups}
-        traffic = steady_traffic(experiment.method, dict(experiment.mesh.shape), counts)
+    def _stop_at_gate(self, progress: Progress, state: TrainState) -> None:
+        experiment, steps = progress.experiment, len(self.seconds)
+        kept = progress.position.keep_counts
+        counts = {g.name: kept[g.name] for g in experiment.current.groups}
+        method, mesh_shape = experiment.current.method, dict(experiment.mesh.shape)
+        traffic = steady_traffic(method, mesh_shape, counts)
         self.gate.arrive(
             event="pause",
-            step=loop.step,
+            step=progress.step,
             seconds=self.seconds,
-            traced_bytes=self._bytes_so_far(loop) - self.traced_bytes,
+            traced_bytes=self._bytes_so_far(progress) - self.traced_bytes,
             formula_bytes=steps * traffic.host_bytes,
             hops=steps * traffic.hops,
             dense_bytes=experiment.dense_host_bytes_per_step,
         )
         accuracy = None
         if self.spec.evaluates:
-            result = loop.validation_result(state)
+            result = validate(experiment, state)
             accuracy = result and result.accuracy
         self.gate.arrive(event="resume", accuracy=accuracy)
         self.seconds = []
-        self.traced_bytes = self._bytes_so_far(loop)
-        if loop.step == self.spec.boundaries[-1] and not self.spec.evaluates:
+        self.traced_bytes = self._bytes_so_far(progress)
+        if progress.step == self.spec.boundaries[-1] and not self.spec.evaluates:
             raise _AllMeasuredError
 
-    def _bytes_so_far(self, loop: Loop) -> float:
-        return loop.experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0)
+    def _bytes_so_far(self, progress: Progress) -> float:
+        return progress.experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0)
 
 
 def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:

@@ -1,0 +1,296 @@
+"""What a person sees: the start screen, lines of progress, and the last screen.
+
+Files and pipes get plain lines. A terminal gets the same lines with their labels in
+bold, and a bar below them.
+"""
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, Self, TextIO
+
+import rich.console
+import rich.progress
+import rich.text
+
+import prunex_jax
+from prunex_jax.mesh import HOST_AXIS
+from prunex_jax.train.config import config_difference
+from prunex_jax.train.experiment import Experiment, with_method
+
+# The word in front of a line of the start screen and of the last screen.
+_LABELS = r"(?m)^[a-z]+( link)?(?= {2})"
+
+
+class Console:
+    """Writes lines on the primary process, and none elsewhere.
+
+    Args:
+      is_primary: Whether this process writes.
+      stream: Where to; None is the standard output of the moment.
+      num_steps: Length of the bar that a terminal shows.
+    Example:
+      >>> with Console(True) as console:
+      ...     console.line('stopped at step 8')
+      stopped at step 8
+    """
+
+    def __init__(
+        self, is_primary: bool, stream: TextIO | None = None, num_steps: int = 0
+    ) -> None:
+        self._is_primary = is_primary
+        self._stream = stream
+        self._is_terminal = (stream or sys.stdout).isatty()
+        self._terminal = rich.console.Console(file=stream, soft_wrap=True)
+        self._bar = rich.progress.Progress(
+            rich.progress.BarColumn(bar_width=None),
+            rich.progress.TaskProgressColumn(),
+            rich.progress.TimeRemainingColumn(),
+            console=self._terminal,
+            auto_refresh=False,
+            transient=True,
+            disable=not (is_primary and self._is_terminal),
+        )
+        self._task = self._bar.add_task("steps", total=num_steps)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def line(self, text: str) -> None:
+        """Writes one or more lines at once."""
+        if not self._is_primary:
+            return
+        if self._is_terminal:
+            styled = rich.text.Text(text)
+            styled.highlight_regex(_LABELS, "bold")
+            self._terminal.print(styled)
+        else:
+            stream = self._stream or sys.stdout
+            stream.write(text + "\n")
+            stream.flush()
+
+    def progress(self, row: Mapping[str, Any], num_steps: int, batch_size: int) -> None:
+        """Shows how far the run is; arguments as for `format_progress`."""
+        self.line(format_progress(row, num_steps, batch_size))
+        self._bar.update(self._task, completed=row["step"], refresh=True)
+
+
+def format_progress(row: Mapping[str, Any], num_steps: int, batch_size: int) -> str:
+    """Says how far a run is in one line of at most 120 columns, aligned with others.
+
+    Args:
+      row: Of the metrics of a run, from training; numbers that are not finite show as
+        `nan` or `-`. Up to 999,999 steps keep the width.
+      num_steps: Length of the run.
+      batch_size: Examples per step over the whole mesh.
+    Example:
+      >>> row = dict(
+      ...     step=1200, seconds_per_step_median=0.0521, host_wire_bytes=14.8e9,
+      ...     host_wire_ratio=0.065, sparsity=0.5, loss=1.234, accuracy=0.712,
+      ...     primal_residual=1.2e-3)
+      >>> print(format_progress(row, 20000, 64)[:46].strip(), '...')
+      1200/20000   6% eta   16m   1228 img/s 52.1ms ...
+    """
+    step, seconds = row["step"], row["seconds_per_step_median"]
+    host_bytes = row["host_wire_bytes"] / step / 1000
+    kilobytes = _scaled(host_bytes, ("kB", "MB", "GB", "TB")) if host_bytes else "0B"
+    return (
+        f"{step:>{len(str(num_steps))}}/{num_steps} {100 * step // num_steps:>3}%"
+        f" eta {_duration((num_steps - step) * seconds):>5}"
+        f"  {_speed(batch_size / max(seconds, 1e-9)):>5} img/s"
+        f" {_scaled(1000 * seconds, ('ms', 's')):>6}"
+        f"  host {kilobytes:>6} {_ratio(row['host_wire_ratio']):>6}"
+        f"  sparsity {_percent(row['sparsity'], 0):>3}"
+        f"  res {_power(row.get('primal_residual')):>6}"
+        f"  loss {_four_digits(row['loss']):>5}"
+        f"  acc {_percent(row['accuracy'], 1):>5}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    """At most five characters: 42s, 23m, 1h23m, 12h, 3d04h, 12d."""
+    if not math.isfinite(seconds):
+        return "-"
+    minutes, hours, days = (int(seconds // unit) for unit in (60, 3600, 86400))
+    if minutes < 1:
+        return f"{int(seconds)}s"
+    if hours < 1:
+        return f"{minutes}m"
+    if days < 1:
+        return f"{hours}h{minutes % 60:02}m" if hours < 10 else f"{hours}h"
+    return f"{days}d{hours % 24:02}h" if days < 10 else f"{days}d"
+
+
+def _scaled(value: float, units: tuple[str, ...]) -> str:
+    """Three digits and the unit; each unit is 1000 times the one before."""
+    if not math.isfinite(value):
+        return "-"
+    index = 0
+    while value >= 999.5 and index < len(units) - 1:
+        value, index = value / 1000, index + 1
+    return f"{value:.{1 if value < 99.95 else 0}f}{units[index]}"
+
+
+def _speed(value: float) -> str:
+    return f"{value:.0f}" if value < 99999.5 else _scaled(value, ("", "k", "M", "G"))
+
+
+def _ratio(value: float) -> str:
+    return f"x{value:.3f}" if value == 0 or not value < 0.001 else f"x{_power(value)}"
+
+
+def _percent(share: float, digits: int) -> str:
+    if not math.isfinite(share):
+        return "-"
+    percent = round(100 * share, digits)
+    return "100%" if percent == 100 else f"{percent:.{digits}f}%"
+
+
+def _power(value: float | None) -> str:
+    """Two digits and a short exponent: 1.2e-3."""
+    if value is None or not math.isfinite(value):
+        return "-" if value is None else str(value)
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _four_digits(value: float) -> str:
+    for limit, digits in ((9.9995, 3), (99.995, 2), (999.95, 1)):
+        if abs(value) < limit:
+            return f"{value:.{digits}f}"
+    return f"{value:.0e}" if math.isfinite(value) else str(value)
+
+
+def start_screen(
+    experiment: Experiment, workdir: str, environment: Mapping[str, Any], reason: str
+) -> str:
+    """Everything worth knowing before the first step, on one screen.
+
+    Args:
+      experiment: What will run.
+      workdir: The run folder.
+      environment: From `base.environment.environment`.
+      reason: What start-up detected, and why.
+    """
+    versions = environment["versions"]
+    names = ("python", "jax", "jaxlib", "flax", "optax", "orbax")
+    changed = [
+        f"{key}={value!r} (default {default!r})"
+        for key, (default, value) in config_difference(experiment.config).items()
+    ]
+    lines = [
+        f"prunex_jax {prunex_jax.__version__}  "
+        + "  ".join(f"{name} {versions[name]}" for name in names),
+        f"start     {reason}",
+        experiment.topology.table(),
+        *_what_is_trained(experiment),
+        *_what_is_sent(experiment),
+        f"settings  {changed[0] if changed else 'all at their defaults'}",
+        *(f"          {text}" for text in changed[1:]),
+        f"run       {experiment.num_steps} steps into {workdir}",
+    ]
+    return "\n".join(lines)
+
+
+def _what_is_trained(experiment: Experiment) -> list[str]:
+    config, mesh, data = experiment.config, experiment.mesh, experiment.task.dataset
+    batch_size, num_hosts = config.data.batch_size, mesh.shape[HOST_AXIS]
+    height, width, depth = data.image_shape
+    channels = experiment.channels
+    lines = [
+        f"data      {data.name}: {len(data.train)} training, {len(data.validation)} "
+        f"validation images of {height}x{width}x{depth}, {data.num_classes} classes",
+        f"batch     {batch_size} = {num_hosts} hosts x {batch_size // num_hosts} = "
+        f"{mesh.size} devices x {batch_size // mesh.size}",
+        f"model     {config.model.name}: {experiment.num_params:,} parameters, "
+        f"{len(channels.sizes)} channel groups with {sum(channels.sizes.values())} "
+        f"channels, {channels.trace.prunable_share():.1%} of the parameters prunable",
+    ]
+    if config.data.shards != "iid":
+        alpha = f" with alpha {config.data.dirichlet_alpha:g}"
+        drawn = alpha if config.data.shards == "dirichlet" else ""
+        lines.insert(
+            1,
+            f"shards    {config.data.shards}{drawn}: each of {num_hosts} hosts has "
+            f"{len(data.train) // num_hosts} training images of its own",
+        )
+    return lines
+
+
+def _what_is_sent(experiment: Experiment) -> list[str]:
+    if len(experiment.phases) == 1:
+        return _what_its_method_sends(experiment)
+    lines = []
+    for phase in experiment.phases:
+        lines.append(f"phase     {phase.trigger}")
+        lines += _what_its_method_sends(with_method(experiment, phase.method))
+    return lines
+
+
+def _what_its_method_sends(experiment: Experiment) -> list[str]:
+    method, plan = experiment.current.method, experiment.current.plan
+    keep_counts = experiment.channels.keep_counts
+    dense_bytes = experiment.num_params * 4
+    if not method.payload_elements(keep_counts):
+        return [
+            f"method    {method.name}: hosts exchange nothing and train networks of "
+            "their own; this shows the speed without exchanges, not a way to train"
+        ]
+    when = f"every {plan.sync_period} steps" if plan.sync_period else "every step"
+    if plan.sync_period and method.prunes:
+        stages = ", ".join(
+            f"{stage.density:.3g}{' frozen' if stage.is_frozen else ''} from step "
+            f"{stage.start_step}"
+            for stage in plan.stages
+        )
+        unit = experiment.config.sparsity.unit
+        share = "density" if unit == "channels" else f"share of {unit}"
+        when += f"; {share} {stages}"
+        if plan.shrink_step:
+            when += f"; the small network trains on from step {plan.shrink_step}"
+    payload = method.payload_bytes(keep_counts)
+    return [
+        f"method    {method.name}: exchanges {when}",
+        f"payload   {payload:,} bytes per exchange at the end, "
+        f"{payload / dense_bytes:.3f} of the dense {dense_bytes:,}",
+    ]
+
+
+def last_screen(summary: Mapping[str, Any], workdir: str) -> str:
+    """What came out, from the values of summary.json.
+
+    Args:
+      summary: What was written.
+      workdir: The run folder.
+    """
+    # A run that chooses settings has left the test split alone.
+    split = "validation" if summary["test_accuracy"] is None else "test"
+    return _LAST_SCREEN.format(
+        **summary,
+        ms=1000 * summary["seconds_per_step_median"],
+        params_share=summary["params_kept"] / summary["params_dense"],
+        macs_share=summary["macs_kept"] / summary["macs_dense"],
+        split=split,
+        split_accuracy=summary[f"{split}_accuracy"],
+        split_loss=summary[f"{split}_loss"],
+        workdir=workdir,
+    )
+
+
+_LAST_SCREEN = """\
+done      {steps} steps in {seconds_total:.0f} s, {ms:.1f} ms per step, \
+{num_compilations} programs compiled
+network   {split} accuracy {split_accuracy:.4f}, {split} loss {split_loss:.4f}
+size      {params_kept:,} of {params_dense:,} parameters ({params_share:.3f}), \
+{macs_kept:,} of {macs_dense:,} multiply-accumulates ({macs_share:.3f})
+          {channel_sparsity:.1%} of the channels removed; masked and shrunk network \
+differ by at most {shrink_max_abs_error:.1e}
+host link {host_wire_bytes:,.0f} bytes sent per host, {host_wire_ratio:.4f} of the \
+{host_wire_bytes_dense:,.0f} of hierarchical dense averaging
+          {host_payload_bytes_steady:,} bytes per round at the end, \
+{host_payload_ratio:.3f} of the dense {host_payload_bytes_dense:,}; {num_rounds} rounds
+run       {workdir}"""

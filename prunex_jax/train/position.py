@@ -1,0 +1,137 @@
+"""Where a run is: all that it resumes from beside its training state."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.train.clock import ClockTotals
+from prunex_jax.train.program import Ledger
+
+# Version 0 said the same, without a version.
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Handover:
+    """The cut after which a run goes on with its small network.
+
+    Attributes:
+      step: Steps done when it happened.
+      kept: Channel group of the full network -> positions of the channels that are
+        left, sorted. With the settings they say every width of the small network.
+      max_abs_error: Largest difference between masked and shrunk logits then.
+      seconds_per_step_median: Of the steps before it.
+    """
+
+    step: int
+    kept: Mapping[str, Sequence[int]]
+    max_abs_error: float
+    seconds_per_step_median: float
+
+    def masks(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """Masks of the full network, bool[size] per group, True where kept.
+
+        Args:
+          sizes: Channels of every group.
+        Example:
+          >>> Handover(8, {'a': [0, 2]}, 1e-6, 0.1).masks({'a': 3})['a'].tolist()
+          [True, False, True]
+        """
+        return {
+            name: np.isin(np.arange(size), self.kept[name])
+            for name, size in sizes.items()
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPosition:
+    """Where a run is, as its checkpoints keep it.
+
+    Attributes:
+      keep_counts: Channel group of the full network -> channels that are kept now.
+      counts_density: The density that they were chosen for.
+      step: Steps done.
+      phase: Position of the method of now in the schedule.
+      prepared_phase: The last phase that has done what its method does before its first
+        step; -1 before any.
+      num_rounds: Exchanges done.
+      handover: The cut that has happened; None before it.
+      clock: Times so far.
+      ledger: What was sent, called and compiled so far.
+    Example:
+      >>> position = RunPosition({'stem': 16}, step=8)
+      >>> RunPosition.from_dict(position.to_dict()) == position
+      True
+    """
+
+    keep_counts: Mapping[str, int]
+    counts_density: float = 1.0
+    step: int = 0
+    phase: int = 0
+    prepared_phase: int = -1
+    num_rounds: int = 0
+    handover: Handover | None = None
+    clock: ClockTotals = dataclasses.field(default_factory=ClockTotals)
+    ledger: Ledger = dataclasses.field(default_factory=Ledger)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Gives plain values for a checkpoint; `from_dict` inverts it."""
+        return {"version": _VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """Reads what a checkpoint holds beside the training state.
+
+        Args:
+          saved: What `to_dict` gave, now or before positions had versions; it may have
+            been JSON in between.
+        Raises:
+          UserError: It is of a later version, or not of this form.
+        """
+        version = saved.get("version", 0)
+        if version not in (0, _VERSION):
+            raise UserError(
+                f"the checkpoint has a run position of version {version!r}, and this "
+                f"version of prunex_jax reads up to {_VERSION}; use the one that wrote "
+                "it, another --workdir, or --fresh to start over"
+            )
+        fields = {key: value for key, value in saved.items() if key != "version"}
+        return _read(cls, fields, "position")
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """Makes a value of an annotated type from plain values, and refuses all others."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return None if value is None else _read(parts[0], value, where)
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        for key in sorted(hints.keys() ^ value.keys()):
+            problem = "lacks" if key in hints else "has an unknown"
+            raise _not_readable(f"{where} {problem} {key!r}")
+        items = {key: _read(hints[key], value[key], f"{where}.{key}") for key in hints}
+        return typing.cast(type, kind)(**items)
+    if isinstance(value, Mapping) and isinstance(origin, type):
+        if issubclass(origin, Mapping) and all(isinstance(key, str) for key in value):
+            return {k: _read(parts[1], v, f"{where}.{k}") for k, v in value.items()}
+    if isinstance(value, list | tuple) and isinstance(origin, type):
+        if issubclass(origin, Sequence):
+            return tuple(_read(parts[0], item, where) for item in value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is kind:
+        return value
+    raise _not_readable(f"{where} is {value!r}")
+
+
+def _not_readable(problem: str) -> UserError:
+    return UserError(
+        f"the checkpoint has a run position that cannot be read: {problem}; use the "
+        "version of prunex_jax that wrote it, another --workdir, or --fresh to start "
+        "over"
+    )
