@@ -1,5 +1,6 @@
 """Every file in configs/ loads, is valid, and builds its method without data."""
 
+import functools
 from pathlib import Path
 
 import jax
@@ -23,12 +24,16 @@ SHAPES = {
 }
 
 
+# Most configs name the same few networks.
+traced = functools.cache(trace_model)
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_config_builds(path: Path) -> None:
     config = resolve_config(load_config(str(path)))
     assert config.method.name in METHODS
     model = make_model(config.model, *SHAPES[config.data.name])
-    trace = trace_model(model)
+    trace = traced(model)
     assert trace.prunable_share() > 0.95
     sizes = {group.name: group.size for group in trace.groups}
     density = 1 - config.sparsity.sparsity
