@@ -285,22 +285,22 @@ class SparsityConfig:
     """How many channels are kept, of which groups, and when."""
 
     # Share removed at the end, in [0, 1): of the channels, or of what `unit` counts.
-    sparsity: float = 0.5
+    sparsity: float = setting(0.5, at_least=0, below=1)
     # channels | params | macs | bytes (of one exchange). In the last three, as few
     # channels are removed as reach the share, at every density on the way.
     unit: Literal["channels", "params", "macs", "bytes"] = "channels"
     # uniform (the same share of every group) | global (ranked over all groups).
     budget: Literal["uniform", "global"] = "uniform"
     # Share of the run at which pruning starts, and at which the mask freezes.
-    start_share: float = 0.1
-    freeze_share: float = 0.5
+    start_share: float = setting(0.1, at_least=0, at_most=1)
+    freeze_share: float = setting(0.5, at_least=0, at_most=1)
     # Share of the run at which dead channels are cut out and the small network trains
     # on; not before the mask freezes. 1 cuts them out at the end only.
-    shrink_share: float = 1.0
+    shrink_share: float = setting(1.0, at_least=0, at_most=1)
     # Number of densities between dense and final; each recompiles the exchange.
-    num_stairs: int = 8
+    num_stairs: int = setting(8, at_least=1)
     # Kept counts are multiples of this where a group is wide enough.
-    round_to: int = 8
+    round_to: int = setting(8, at_least=1)
     # Groups whose name contains one of these are left dense.
     exclude: tuple[str, ...] = ()
 

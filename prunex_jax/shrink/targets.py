@@ -1,7 +1,7 @@
 """Kept channels for a target in the user's unit: work, size, bytes or time.
 
-`sparsity.families` lists the kept counts that one rule can give, each inside the next;
-a cost from `cost` says what a set of counts costs; `solve_keep_counts` finds the
+A `CountFamily` lists the kept counts that one rule can give, each inside the next; a
+cost from `cost` says what a set of counts costs; `solve_keep_counts` finds the
 largest that costs no more than the target. A run asks its `Budget` once per stair.
 """
 
@@ -20,11 +20,11 @@ from prunex_jax.models import Model
 from prunex_jax.shrink.cost import Cost, Memoised, macs_cost, size_costs
 from prunex_jax.sparsity import (
     CountFamily,
+    keep_counts_at,
     normalise_scores,
     ranked_family,
     uniform_family,
 )
-from prunex_jax.sparsity.budgets import keep_counts_at
 
 Unit = Literal["channels", "params", "macs", "bytes", "latency"]
 _NOUNS = {

@@ -1,23 +1,28 @@
-"""Decides which channels live: scores, budgets, choice, projections, schedule.
+"""Decides which channels live, and when.
 
-It sits between `channels`, whose layouts say where a channel's entries are, and `comm`,
-which sends what is kept. It knows no mesh: where scores are summed over hosts, the
-caller does so, on raw scores, before anything is chosen here.
+In come trees with the layouts of their channel groups, and settings; out come kept
+counts, keep indices, masks and the stages of a run:
+
+    scores     one number per channel of every group
+    budgets    how many channels every group keeps
+    masks      which ones: the best, the same on every host
+    schedule   which density rules at which step
+    selection  the largest entries of a flat buffer, for methods that send entries
+
+It knows no mesh: where scores are summed over hosts, the caller does so, on raw scores,
+before anything is chosen here.
 """
 
-from prunex_jax.sparsity.budgets import global_keep_counts, uniform_keep_counts
-from prunex_jax.sparsity.checks import (
-    check_density,
-    check_excludes,
-    validate_sparsity,
-)
-from prunex_jax.sparsity.families import (
+from prunex_jax.sparsity.budgets import (
     CountFamily,
+    check_excludes,
+    global_keep_counts,
+    keep_counts_at,
     ranked_family,
     uniform_family,
+    uniform_keep_counts,
 )
 from prunex_jax.sparsity.masks import (
-    all_alive,
     choose_keep_indices,
     masks_of,
     narrow_alive,
@@ -29,6 +34,7 @@ from prunex_jax.sparsity.schedule import (
     density_stairs,
     stage_at,
     step_of_share,
+    validate_sparsity,
 )
 from prunex_jax.sparsity.scores import (
     channel_scores,
@@ -42,9 +48,7 @@ from prunex_jax.sparsity.selection import entry_count, largest_entries
 __all__ = [
     "CountFamily",
     "Stage",
-    "all_alive",
     "channel_scores",
-    "check_density",
     "check_excludes",
     "choose_keep_indices",
     "density_stairs",
@@ -52,6 +56,7 @@ __all__ = [
     "entry_count",
     "global_keep_counts",
     "group_sizes",
+    "keep_counts_at",
     "largest_entries",
     "masks_of",
     "narrow_alive",

@@ -1,23 +1,29 @@
-"""Turns a density into a number of kept channels per group.
+"""Turns a density, or any cost, into a number of kept channels per group.
 
 Counts are plain Python integers, computed on the host: each distinct set of counts is a
 compiled shape. Which channels fill the counts is decided by `masks`.
+
+A density names one set of counts. A `CountFamily` lists all the sets that one rule can
+give, each inside the next, so that whatever grows with the counts (parameters, work,
+bytes) grows along the family and a binary search finds what fits.
 """
 
+import dataclasses
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import SparsityConfig
-from prunex_jax.sparsity.checks import check_density, check_round_to, is_excluded
 
 # A group moves in steps of at most 1/8 of itself, so that rounding to the nearest
 # changes its density by at most 1/16.
 _QUANTA_PER_GROUP = 8
 # Absorbs what binary floats do to densities such as 1 - 0.7.
 _ROUNDING_SLACK = 1e-9
+_MAX_NAMES_SHOWN = 5
 
 
 def quantum_of(size: int, round_to: int = 8) -> int:
@@ -38,7 +44,7 @@ def quantum_of(size: int, round_to: int = 8) -> int:
       >>> [quantum_of(size) for size in (5, 16, 32, 64, 512)]
       [1, 2, 4, 8, 8]
     """
-    check_round_to(round_to)
+    _check_round_to(round_to)
     bound = max(1, min(round_to, size // _QUANTA_PER_GROUP))
     return 1 << (bound.bit_length() - 1)
 
@@ -76,11 +82,11 @@ def uniform_keep_counts(
       >>> uniform_keep_counts({'stem': 16, 'body': 64, 'tiny': 3}, 0.3)
       {'stem': 4, 'body': 16, 'tiny': 1}
     """
-    check_density(density)
-    check_round_to(round_to)
+    _check_density(density)
+    _check_round_to(round_to)
     return {
         name: size
-        if is_excluded(name, exclude)
+        if _is_excluded(name, exclude)
         else _round_count(size, density, round_to)
         for name, size in sizes.items()
     }
@@ -131,19 +137,19 @@ def global_keep_counts(
       >>> global_keep_counts({'a': strong, 'b': weak}, 0.5)
       {'a': 14, 'b': 2}
     """
-    check_density(density)
+    _check_density(density)
     if not 0.0 < floor_share <= 1.0:
         raise UserError(f"floor_share {floor_share:g} is outside (0, 1]")
     sizes = {name: len(score) for name, score in scores.items()}
-    ceilings = ceilings_of(sizes, previous)
-    ranked = [name for name in sizes if not is_excluded(name, exclude)]
+    ceilings = _ceilings_of(sizes, previous)
+    ranked = [name for name in sizes if not _is_excluded(name, exclude)]
     if density == 1.0 or not ranked:
         return {n: ceilings[n] if n in ranked else sizes[n] for n in sizes}
     floor_density = min(floor_share, density)
     options = [
         _admissible(sizes[n], ceilings[n], floor_density, round_to) for n in ranked
     ]
-    finite = finite_scores(scores)
+    finite = _finite_scores(scores)
     values = [
         _kept_values(finite[n], counts)
         for n, counts in zip(ranked, options, strict=True)
@@ -153,7 +159,7 @@ def global_keep_counts(
     return {name: chosen.get(name, size) for name, size in sizes.items()}
 
 
-def ceilings_of(
+def _ceilings_of(
     sizes: Mapping[str, int], previous: Mapping[str, int] | None
 ) -> dict[str, int]:
     """The most that each group may keep: what it kept before, or all.
@@ -190,7 +196,7 @@ def _kept_values(score: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return sums - 1e-9 * max(1.0, float(score.mean())) * counts**2 / len(score)
 
 
-def finite_scores(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _finite_scores(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Puts NaN last and infinity beside the best, without spoiling sums."""
     wide = {name: np.asarray(score, np.float64) for name, score in scores.items()}
     best = max(np.max(s, initial=1.0, where=np.isfinite(s)) for s in wide.values())
@@ -256,3 +262,199 @@ def keep_counts_at(
             previous=previous,
         )
     return uniform_keep_counts(sizes, density, config.round_to, config.exclude)
+
+
+def check_excludes(exclude: Sequence[str], names: Iterable[str]) -> None:
+    """Refuses exclude patterns that match no channel group.
+
+    A misspelt pattern would otherwise prune exactly what was to be protected.
+
+    Args:
+      exclude: Patterns; each has to be part of at least one name.
+      names: Names of all channel groups.
+    Raises:
+      UserError: A pattern matches nothing; the closest name is suggested.
+    """
+    names = sorted(names)
+    for pattern in exclude:
+        if any(pattern in name for name in names):
+            continue
+        words = dict.fromkeys([*names, *(w for name in names for w in name.split("/"))])
+        close = difflib.get_close_matches(pattern, list(words), n=1)
+        if close:
+            hint = f"did you mean {close[0]!r}?"
+        else:
+            more = ", ..." if len(names) > _MAX_NAMES_SHOWN else ""
+            hint = "channel groups: " + ", ".join(names[:_MAX_NAMES_SHOWN]) + more
+        raise UserError(
+            f"sparsity.exclude = {pattern!r} matches no channel group; {hint}"
+        )
+
+
+def _is_excluded(name: str, exclude: Sequence[str]) -> bool:
+    """Whether a channel group is left dense."""
+    return any(pattern in name for pattern in exclude)
+
+
+def _check_density(density: float) -> None:
+    if not 0.0 < density <= 1.0:  # Written so that NaN fails too.
+        raise UserError(
+            f"density {density:g} is outside (0, 1]; it is the share of the channels "
+            "that is kept, 1 keeps all"
+        )
+
+
+def _check_round_to(round_to: int) -> None:
+    if round_to < 1:
+        raise UserError(
+            f"sparsity.round_to = {round_to} must be at least 1; 1 rounds to whole "
+            "channels"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CountFamily:
+    """Sets of kept counts, from least to most; every group grows or stays.
+
+    Attributes:
+      start: The least counts, by group.
+      steps: (group, its count from here on), in the order in which groups grow.
+      ends: Member i is what the first `ends[i]` steps make of `start`; rising.
+    """
+
+    start: Mapping[str, int]
+    steps: tuple[tuple[str, int], ...]
+    ends: Sequence[int]
+
+    def __len__(self) -> int:
+        """Number of members."""
+        return len(self.ends)
+
+    def counts(self, index: int) -> dict[str, int]:
+        """Kept count per group of one member, counted from the least."""
+        return {**self.start, **dict(self.steps[: self.ends[index]])}
+
+    def thinned(self, largest: int) -> "CountFamily":
+        """At most `largest` members, evenly chosen, the least and the most included."""
+        if len(self) <= largest:
+            return self
+        chosen = np.linspace(0, len(self) - 1, max(largest, 2)).round().astype(int)
+        return dataclasses.replace(self, ends=[self.ends[i] for i in chosen])
+
+
+def uniform_family(
+    sizes: Mapping[str, int], round_to: int = 8, exclude: Sequence[str] = ()
+) -> CountFamily:
+    """Lists counts of one density in every group, to rounding, over all densities.
+
+    All counts that `uniform_keep_counts` gives are members. Groups that grow at the
+    same density do so one by one, in the given order, so that members lie close
+    together also where all groups have the same number of steps.
+
+    Args:
+      sizes: Number of channels per group.
+      round_to: See `uniform_keep_counts`.
+      exclude: Groups whose name contains one of these stay dense.
+    Returns:
+      The family.
+    Raises:
+      UserError: `round_to` below 1.
+    Example:
+      >>> family = uniform_family({'a': 16, 'b': 4})
+      >>> [family.counts(i) for i in (0, 1, 2, len(family) - 1)]
+      [{'a': 2, 'b': 1}, {'a': 4, 'b': 1}, {'a': 6, 'b': 1}, {'a': 16, 'b': 4}]
+    """
+    start, events = _uniform_events(sizes, round_to, exclude)
+    return _family(start, [(name, count) for _, name, count in events])
+
+
+def ranked_family(
+    scores: Mapping[str, np.ndarray],
+    round_to: int = 8,
+    exclude: Sequence[str] = (),
+    floor_share: float = 1 / 8,
+    previous: Mapping[str, int] | None = None,
+) -> CountFamily:
+    """Lists the counts that a falling threshold on all scores gives.
+
+    Each group's channels are ranked and taken in blocks of its quantum; the blocks of
+    all groups are ranked by their mean score. Up to `floor_share` of a group its
+    density is uniform, so that no layer vanishes because its scores are small before
+    all others are at their floor.
+
+    Where all groups have one quantum this is what `global_keep_counts` chooses for the
+    same number of channels. Where they have several, that function fits the number
+    better and its counts are not always inside each other; these are.
+
+    Args:
+      scores: float[size] per group, comparable between groups (`normalise_scores`) and
+        the same on every host. NaN counts as 0, infinity as the largest finite score.
+      round_to: See `uniform_keep_counts`.
+      exclude: Groups whose name contains one of these stay dense.
+      floor_share: Share of a group that is kept before scores decide, in (0, 1].
+      previous: Counts that may not be exceeded, those of the stair before.
+    Returns:
+      The family.
+    Raises:
+      UserError: `floor_share` outside (0, 1], `round_to` below 1, or a group missing
+        from `previous`.
+    Example:
+      >>> strong, weak = np.linspace(3, 2, 16), np.linspace(1, 0.1, 16)
+      >>> family = ranked_family({'a': strong, 'b': weak})
+      >>> [family.counts(i) for i in (0, 1, 7, 8)]
+      [{'a': 2, 'b': 2}, {'a': 4, 'b': 2}, {'a': 16, 'b': 2}, {'a': 16, 'b': 4}]
+    """
+    if not 0.0 < floor_share <= 1.0:
+        raise UserError(f"floor_share {floor_share:g} is outside (0, 1]")
+    sizes = {name: len(score) for name, score in scores.items()}
+    floors = uniform_keep_counts(sizes, floor_share, round_to, exclude)
+    start, events = _uniform_events(sizes, round_to, exclude)
+    steps = [(name, count) for _, name, count in events if count <= floors[name]]
+    steps += _ranked_steps(scores, floors, round_to)
+    ceilings = _ceilings_of(sizes, previous)
+    start = {name: min(count, ceilings[name]) for name, count in start.items()}
+    return _family(start, [(name, n) for name, n in steps if n <= ceilings[name]])
+
+
+def _family(start: Mapping[str, int], steps: Sequence[tuple[str, int]]) -> CountFamily:
+    return CountFamily(start, tuple(steps), range(len(steps) + 1))
+
+
+def _uniform_events(
+    sizes: Mapping[str, int], round_to: int, exclude: Sequence[str]
+) -> tuple[dict[str, int], list[tuple[float, str, int]]]:
+    """The least counts, and (density, group, count) wherever a group grows, rising."""
+    start, events = {}, []
+    for name, size in sizes.items():
+        quantum = quantum_of(size, round_to)
+        start[name] = size if _is_excluded(name, exclude) else quantum
+        counts = _counts_above(start[name], size, quantum)
+        for number, count in enumerate(counts, 2):
+            # Counts are rounded to the nearest multiple; see `uniform_keep_counts`.
+            events.append((min(1.0, (number - 0.5) * quantum / size), name, count))
+    return start, sorted(events, key=lambda event: event[0])
+
+
+def _counts_above(floor: int, size: int, quantum: int) -> list[int]:
+    """Counts between a floor and the whole group, rising; the last is the group."""
+    return [*range(floor + quantum, size, quantum), size] if floor < size else []
+
+
+def _ranked_steps(
+    scores: Mapping[str, np.ndarray], floors: Mapping[str, int], round_to: int
+) -> list[tuple[str, int]]:
+    """How groups grow from their floors to their sizes, best block first."""
+    finite = _finite_scores(scores)
+    best = max((float(score.max(initial=0.0)) for score in finite.values()), default=0)
+    blocks = []
+    for name, score in finite.items():
+        size, ranked = len(score), np.sort(score)[::-1]
+        counts = _counts_above(floors[name], size, quantum_of(size, round_to))
+        below = [floors[name], *counts][:-1]
+        means = [ranked[a:b].mean() for a, b in zip(below, counts, strict=True)]
+        # Coarser than the rounding of means, so that equal scores share equally.
+        ranks = np.round(np.array(means) / (best or 1.0), 12)
+        for rank, count in zip(ranks, counts, strict=True):
+            blocks.append((-rank, count / size, name, count))
+    blocks.sort(key=lambda block: block[:2])
+    return [(name, count) for _, _, name, count in blocks]

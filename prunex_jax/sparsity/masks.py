@@ -100,17 +100,6 @@ def masks_of(
     return {name: mask_of(kept, sizes[name]) for name, kept in keep_indices.items()}
 
 
-def all_alive(sizes: Mapping[str, int]) -> dict[str, jax.Array]:
-    """Makes the record of the living for the start of a run.
-
-    Args:
-      sizes: Number of channels per group.
-    Returns:
-      bool[size] per group, all True.
-    """
-    return {name: jnp.ones(size, bool) for name, size in sizes.items()}
-
-
 def narrow_alive(
     alive: Mapping[str, jax.Array], keep_indices: Mapping[str, jax.Array]
 ) -> dict[str, jax.Array]:

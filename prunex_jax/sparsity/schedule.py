@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import SparsityConfig
-from prunex_jax.sparsity.checks import validate_sparsity
+from prunex_jax.base.settings import SparsityConfig, check_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +26,38 @@ class Stage:
     start_step: int
     density: float
     is_frozen: bool
+
+
+def validate_sparsity(config: SparsityConfig) -> None:
+    """Refuses sparsity settings that contradict themselves.
+
+    Args:
+      config: The settings of a run.
+    Raises:
+      UserError: A number outside its range; a start after the freeze, or a freeze
+        after the shrinking; an unknown budget; an empty exclude pattern.
+    """
+    check_settings(config, "sparsity")
+    if config.start_share > config.freeze_share:
+        raise UserError(
+            f"sparsity.start_share = {config.start_share:g} is after "
+            f"sparsity.freeze_share = {config.freeze_share:g}; prune first, then freeze"
+        )
+    if config.freeze_share > config.shrink_share:
+        raise UserError(
+            f"sparsity.shrink_share = {config.shrink_share:g} is before "
+            f"sparsity.freeze_share = {config.freeze_share:g}; channels can be cut out "
+            "when it is settled which ones, so raise it"
+        )
+    if config.budget not in ("uniform", "global"):
+        raise UserError(
+            f"sparsity.budget = {config.budget!r} is unknown; use uniform or global"
+        )
+    if "" in config.exclude:
+        raise UserError(
+            "sparsity.exclude has an empty pattern '', which every name contains; "
+            "set sparsity.sparsity = 0 to prune nothing"
+        )
 
 
 def density_stairs(

@@ -34,8 +34,7 @@ from prunex_jax.comm import WIRE_DTYPES, dense_size
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.methods import METHODS, Recipe, make_method
 from prunex_jax.models import make_model
-from prunex_jax.sparsity import entry_count, selection
-from prunex_jax.sparsity.budgets import keep_counts_at
+from prunex_jax.sparsity import entry_count, keep_counts_at, selection
 from prunex_jax.train.experiment import trace_model
 
 IMAGE_SHAPE = (32, 32, 3)

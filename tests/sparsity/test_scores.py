@@ -8,7 +8,6 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice, layouts_of
 from prunex_jax.sparsity import (
-    all_alive,
     channel_scores,
     choose_keep_indices,
     entries_per_channel,
@@ -157,7 +156,7 @@ def test_masks_keep_exactly_the_counts():
     sizes, counts = {"a": 16, "b": 5}, {"a": 4, "b": 5}
     rng = np.random.default_rng(2)
     scores = {n: jnp.asarray(rng.normal(size=s)) for n, s in sizes.items()}
-    kept = choose_keep_indices(scores, counts, all_alive(sizes))
+    kept = choose_keep_indices(scores, counts)
     masks = masks_of(kept, sizes)
     assert {n: int(m.sum()) for n, m in masks.items()} == counts
     assert {n: m.shape[0] for n, m in masks.items()} == sizes
@@ -172,7 +171,7 @@ def test_moving_scores_do_not_trace_again():
         num_traces += 1
         return choose_keep_indices(scores, {"a": 3}, alive)
 
-    alive = all_alive({"a": 8})
+    alive = {"a": jnp.ones(8, bool)}
     seen = set()
     for seed in range(4):
         scores = {"a": jax.random.normal(jax.random.key(seed), (8,))}

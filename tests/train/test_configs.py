@@ -8,7 +8,7 @@ import pytest
 
 from prunex_jax.methods import METHODS
 from prunex_jax.models import make_model
-from prunex_jax.sparsity.budgets import keep_counts_at
+from prunex_jax.sparsity import keep_counts_at
 from prunex_jax.train.command import load_config, override_config
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import trace_model

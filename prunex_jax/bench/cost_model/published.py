@@ -33,7 +33,7 @@ from prunex_jax.bench.report.places import DENSE
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.methods import Recipe, make_method
 from prunex_jax.models import make_model
-from prunex_jax.sparsity.budgets import keep_counts_at
+from prunex_jax.sparsity import keep_counts_at
 from prunex_jax.train.experiment import trace_model
 
 TrafficOf = Callable[[int], Traffic]
