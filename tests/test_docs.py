@@ -1,0 +1,146 @@
+"""What the README and the pages of docs/ show works: snippets run, names exist."""
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import prunex_jax
+from prunex_jax.__main__ import main
+from prunex_jax.train.config import default_config
+from tests.helpers.common import ROOT, run_script
+
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# These list what has been, and what was before.
+PAST = ("migration.md", "changelog.md")
+PRESENT = [page for page in PAGES if page.name not in PAST]
+
+
+def python_of(page: Path) -> str:
+    """The Python of a page, in its order."""
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.M)
+    return "\n\n".join(blocks)
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """Shell commands of a page: in fences and in inline code."""
+    text = page.read_text()
+    found = re.findall(r"`((?:python|prunex-jax|make) [^`]+)`", text)
+    for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.M):
+        found += block.replace("\\\n", " ").splitlines()
+    found += re.findall(r"^ {4}((?:python|prunex-jax|make) .+)$", text, re.M)
+    words = [
+        shlex.split(command.replace("\n", " "), comments=True) for command in found
+    ]
+    starts = ("srun", "mpirun")
+    return [line[1:] if line[:1] and line[0] in starts else line for line in words]
+
+
+WITH_PYTHON = [page for page in PAGES if python_of(page)]
+CHECKS = {
+    "README.md": "assert int((abs(network['hidden']).sum(0) > 0).sum()) == 8\n"
+    "assert logits(jnp.zeros((1, 8, 8, 1))).shape == (1, 10)\n"
+    "assert result.summary['test_accuracy'] > 0.3, 'no better than chance'\n"
+    "assert link > 0, 'two hosts send something'\n",
+    "own_loop.md": "assert int((abs(network['hidden']).sum(0) > 0).sum()) == 8\n",
+}
+
+
+def test_python_of_every_page_runs(tmp_path: Path) -> None:
+    # One process for all pages, each in names of its own: imports are paid once.
+    lines = []
+    for page in WITH_PYTHON:
+        script = tmp_path / f"{page.stem}_page.py"
+        script.write_text(python_of(page) + "\n" + CHECKS.get(page.name, ""))
+        lines.append(f"print('page', {page.name!r}, flush=True)")
+        lines.append(f"runpy.run_path({str(script)!r})")
+    driver = tmp_path / "driver.py"
+    driver.write_text("\n".join(["import runpy", *lines]))
+    output = run_script(driver, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="4")
+    assert "group hidden" in output
+
+
+def test_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 200
+
+
+@cache
+def help_of(command: str) -> str:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        assert main([command, "--help"]) == 0
+    return text.getvalue()
+
+
+def check_flags(command: str, words: list[str]) -> None:
+    """Flags of a command are in its help, and settings among the settings."""
+    for word in words:
+        if word.startswith(("--config.", "--noconfig.")):
+            key = word.split(".", 1)[1].split("=")[0]
+            assert key in flat_keys(), f"no setting {key}"
+        elif word.startswith("--"):
+            flag = word.split("=")[0]
+            assert re.search(rf"{flag}\b", help_of(command)), f"{command} {flag}"
+
+
+@cache
+def flat_keys() -> frozenset[str]:
+    def keys(prefix: str, values: dict) -> list[str]:
+        found = []
+        for name, value in values.items():
+            found.append(prefix + name)
+            if isinstance(value, dict):
+                found += keys(f"{prefix}{name}.", value)
+        return found
+
+    return frozenset(keys("", default_config().to_dict()))
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.stem)
+def test_commands_of_pages_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for words in commands_of(page):
+        match words:
+            case ["make", target, *_] if target != "benchmark-...":
+                assert re.search(rf"^{target}:", makefile, re.M), target
+            case ["python", "-m", "prunex_jax.train", *rest]:
+                check_flags("train", rest)
+            case ["python", "-m", "prunex_jax", command, *rest] if command != "...":
+                check_flags(command, rest)
+            case ["prunex-jax", command, *rest]:
+                check_flags(command, rest)
+            case ["python", "-m", module, *_] if module.startswith("tests."):
+                assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+            case ["python", script, *_] if script.endswith(".py"):
+                assert (ROOT / script).exists(), script
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.stem)
+def test_named_files_and_settings_exist(page: Path) -> None:
+    text = page.read_text()
+    named = r"(?<![\w/.])(?:configs|notebooks|prunex_jax|tests|docs)/[\w./]+\w"
+    for name in set(re.findall(named, text)):
+        assert (ROOT / name).exists(), name
+    for key in set(re.findall(r"--(?:no)?config\.([\w.]+\w)", text)):
+        assert key in flat_keys(), f"no setting {key}"
+
+
+def test_pictures_are_up_to_date() -> None:
+    script = ROOT / "docs" / "draw" / "pictures.py"
+    output = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True
+    )
+    assert output.returncode == 0, output.stdout
+
+
+def test_versions_agree() -> None:
+    version = prunex_jax.__version__
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
