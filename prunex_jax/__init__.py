@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prunex_jax.sparsity import project_channels
     from prunex_jax.train.config import default_config
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "METHODS",

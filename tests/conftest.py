@@ -57,8 +57,7 @@ _LONG_FILES = [
     "test_run.py",
     "test_run_processes.py",
     "test_cli.py",
-    "test_notebooks.py",
-    "test_readme.py",
+    "test_docs.py",
 ]
 
 
