@@ -14,7 +14,7 @@ import dataclasses
 from methods import entry_rows, torch_rows
 from network import NETWORK
 
-from prunex_jax.bench.study import Row, Study
+from prunex_jax.bench.study import LinkStudy, Row
 
 DATA = {
     "data.augment": "none",
@@ -41,8 +41,8 @@ HALF = {"sparsity.sparsity": 0.5, "sparsity.num_stairs": 1}
 EARLY = {"sparsity.start_share": 0.01, "sparsity.freeze_share": 0.03}
 
 
-def get_study() -> Study:
-    return Study(
+def get_study() -> LinkStudy:
+    return LinkStudy(
         name="accuracy",
         config="../cifar10_resnet20_dense.py",
         settings={**NETWORK, **DATA, **TRAINING},

@@ -13,9 +13,9 @@ import dataclasses
 
 import accuracy
 
-from prunex_jax.bench.study import Study
+from prunex_jax.bench.study import LinkStudy
 
 
-def get_study() -> Study:
+def get_study() -> LinkStudy:
     slow = accuracy.get_study()
     return dataclasses.replace(slow, name="accuracy-fast", links=("r=0.37",))

@@ -7,7 +7,7 @@ The short study that CI runs; it shows bytes, not speed. `steps` has every row.
 
 from methods import every_method
 
-from prunex_jax.bench.study import Study
+from prunex_jax.bench.study import LinkStudy
 
 ROWS = (
     *("dense", "dense-int8", "hsadmm", "hsadmm-8-int8-small", "pactrain"),
@@ -15,8 +15,8 @@ ROWS = (
 )
 
 
-def get_study() -> Study:
-    return Study(
+def get_study() -> LinkStudy:
+    return LinkStudy(
         name="digits",
         config="../digits_resnet20_dense.py",
         rows=tuple(row for row in every_method() if row.name in ROWS),

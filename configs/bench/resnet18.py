@@ -7,12 +7,12 @@ Beside steps, the dense exchange alone: ours, and PyTorch's all-reduce of as man
 
 from methods import dense_rows, pruning_rows
 
-from prunex_jax.bench.study import Row, Study
+from prunex_jax.bench.study import LinkStudy, Row
 
 
-def get_study() -> Study:
+def get_study() -> LinkStudy:
     hsadmm = [row for row in pruning_rows() if row.name.startswith("hsadmm")]
-    return Study(
+    return LinkStudy(
         name="resnet18",
         config="../cifar10_resnet20_dense.py",
         settings={

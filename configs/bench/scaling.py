@@ -9,13 +9,13 @@ tiny, and every step pauses for 0.8 s divided by the number of hosts instead.
 from methods import every_method
 from network import NETWORK
 
-from prunex_jax.bench.study import Study
+from prunex_jax.bench.study import LinkStudy
 
 ROWS = ("dense", "hsadmm", "hsadmm-8-int8", "topk", "powersgd", "diloco", "none")
 
 
-def get_study() -> Study:
-    return Study(
+def get_study() -> LinkStudy:
+    return LinkStudy(
         name="scaling",
         config="../cifar10_resnet20_dense.py",
         settings={

@@ -10,11 +10,11 @@ and in Mbit/s.
 from methods import every_method, torch_rows
 from network import NETWORK
 
-from prunex_jax.bench.study import Study
+from prunex_jax.bench.study import LinkStudy
 
 
-def get_study() -> Study:
-    return Study(
+def get_study() -> LinkStudy:
+    return LinkStudy(
         name="steps",
         config="../cifar10_resnet20_dense.py",
         settings={**NETWORK, "data.name": "synthetic", "data.image_size": 32},

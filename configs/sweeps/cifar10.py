@@ -14,7 +14,7 @@ CIFAR-10 is read as TFDS has prepared it;
 
 from rows import by_sparsity, every_10_or_16, go_on_small, other_methods, references
 
-from prunex_jax.bench.sweep.sweeps import Sweep
+from prunex_jax.bench.study import Sweep
 
 HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 TRAINING = {
@@ -25,7 +25,7 @@ TRAINING = {
 }
 
 
-def get_sweep() -> Sweep:
+def get_study() -> Sweep:
     return Sweep(
         name="cifar10",
         config="../cifar10_resnet20_dense.py",

@@ -13,12 +13,12 @@ CIFAR-10 is read as TFDS has prepared it; --config.data.dir names its data direc
 from cifar10 import HOSTS, TRAINING
 from rows import by_sparsity, every_10_or_16, go_on_small, other_methods, references
 
-from prunex_jax.bench.sweep.sweeps import Sweep
+from prunex_jax.bench.study import Sweep
 
 COARSE = {"model.stem": "imagenet", "run.eval_every_steps": 1400}
 
 
-def get_sweep() -> Sweep:
+def get_study() -> Sweep:
     return Sweep(
         name="cifar10-coarse",
         config="../cifar10_resnet20_dense.py",

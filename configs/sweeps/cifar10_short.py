@@ -11,7 +11,7 @@ fast they learn per byte, not where they end. CIFAR-10 is read as TFDS has prepa
 
 from rows import every_10_or_16, other_methods, references
 
-from prunex_jax.bench.sweep.sweeps import Sweep
+from prunex_jax.bench.study import Sweep
 
 HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 NETWORK = {"model.name": "resnet18", "model.width": 0.375, "model.stem": "imagenet"}
@@ -29,7 +29,7 @@ TRAINING = {
 SETTINGS = {**HOSTS, **NETWORK, **TRAINING}
 
 
-def get_sweep() -> Sweep:
+def get_study() -> Sweep:
     return Sweep(
         name="cifar10-short",
         config="../cifar10_resnet20_dense.py",

@@ -8,13 +8,13 @@ nothing is downloaded.
 
 from pathlib import Path
 
-from prunex_jax.bench.sweep.sweeps import Row, Sweep
+from prunex_jax.bench.study import Row, Sweep
 
 CONFIGS = Path(__file__).parent.parent
 PREFIX = "digits_resnet20_"
 
 
-def get_sweep() -> Sweep:
+def get_study() -> Sweep:
     methods = sorted(
         path.stem.removeprefix(PREFIX) for path in CONFIGS.glob(f"{PREFIX}*.py")
     )

@@ -10,12 +10,12 @@ them.
 from cifar10_short import SETTINGS
 from rows import hsadmm
 
-from prunex_jax.bench.sweep.sweeps import Row, Sweep
+from prunex_jax.bench.study import Row, Sweep
 
 PERIOD = 16
 
 
-def get_sweep() -> Sweep:
+def get_study() -> Sweep:
     rows = make_rows()
     return Sweep(
         name="forms",

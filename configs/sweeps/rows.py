@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from prunex_jax.bench.sweep.sweeps import Row
+from prunex_jax.bench.study import Row
 
 HALF = {"sparsity.sparsity": 0.5}
 # Pruning ends at 40 % of the run: most of it is sent, and computed, small.

@@ -12,13 +12,13 @@ import dataclasses
 from cifar10_short import SETTINGS
 from rows import DENSE, hsadmm, local_sgd
 
-from prunex_jax.bench.sweep.sweeps import Row, Sweep
+from prunex_jax.bench.study import Row, Sweep
 
 PERIOD = 8
 SHARDS = ("label_sorted", "dirichlet")
 
 
-def get_sweep() -> Sweep:
+def get_study() -> Sweep:
     return Sweep(
         name="shards",
         config="../cifar10_resnet20_dense.py",

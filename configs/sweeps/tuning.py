@@ -8,12 +8,12 @@ The network and data of `cifar10_short.py`, hosts that meet every 16 steps in in
 from cifar10_short import SETTINGS
 from rows import hsadmm
 
-from prunex_jax.bench.sweep.sweeps import Row, Sweep
+from prunex_jax.bench.study import Row, Sweep
 
 PERIOD = 16
 
 
-def get_sweep() -> Sweep:
+def get_study() -> Sweep:
     return Sweep(
         name="tuning",
         config="../cifar10_resnet20_dense.py",

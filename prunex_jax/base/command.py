@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn
 
 from prunex_jax.base.errors import TrainingDivergedError, UserError, suggest
 
@@ -24,18 +24,6 @@ _SETTING = re.compile(r"--(no)?config\.")
 # Below the shipped `configs`: what a flag may name without a path.
 _SHIPPED = {"config": "", "study": "bench", "sweep": "sweeps"}
 _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
-
-
-class Named(Protocol):
-    """What has a name, such as a row."""
-
-    @property
-    def name(self) -> str:
-        """Its key."""
-        ...
-
-
-NamedT = TypeVar("NamedT", bound=Named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,38 +164,6 @@ def split_list(text: str) -> tuple[str, ...]:
       ('dense', 'hsadmm')
     """
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def check_name(name: str) -> None:
-    """Refuses what cannot be the name of a row, which is a folder and a flag's value.
-
-    Raises:
-      UserError: It has something else than letters, digits and dashes.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9-]+", name):
-        raise UserError(f"name {name!r} may have letters, digits and dashes only")
-
-
-def take_rows(
-    rows: Sequence[NamedT], asked: Sequence[str], of: str
-) -> tuple[NamedT, ...]:
-    """Takes rows by name, in the order asked for; all if none is.
-
-    Args:
-      rows: Of a study or a sweep.
-      asked: Names.
-      of: What they are rows of, for the message.
-    Raises:
-      UserError: There is no such row.
-    """
-    known = {row.name: row for row in rows}
-    for name in asked:
-        if name not in known:
-            raise UserError(
-                f"row {name!r} is not in {of}{suggest(name, known)} "
-                f"(there are {', '.join(known)})"
-            )
-    return tuple(known[name] for name in asked) or tuple(rows)
 
 
 def true_or_false(text: str) -> bool:

@@ -1,17 +1,23 @@
-"""What a study is: rows, hosts and links, as a small declarative file.
+"""What a study is: rows of settings times seeds, as a small Python file.
 
-It owns the description and its checks, and reading it from a file. It leaves how it is
-run to `runner`.
+There are two kinds. A `LinkStudy` runs its rows on real processes over links of several
+speeds (`bench.links`), a `Sweep` on simulated hosts (`bench.sweep`). Both are read,
+checked, narrowed and resolved here.
 """
 
 import dataclasses
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
-from prunex_jax.base.command import call_in_file, check_name, take_rows
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.command import call_in_file, find_file
+from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.settings import ExperimentConfig
+from prunex_jax.sparsity import validate_sparsity
+from prunex_jax.train.command import load_config, override_config
+from prunex_jax.train.config import resolve_config
 
 UNLIMITED = "unlimited"
 _SPEED = re.compile(r"([0-9.]+) Mbit/s")
@@ -20,14 +26,17 @@ _RATIO = re.compile(r"r=([0-9.]+)")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One method, or one peer, as a study runs it.
+    """One method with its settings, or one peer, as a study runs it.
 
     Attributes:
       name: Key, and name of its folder: letters, digits, dashes.
       label: What tables call it; empty takes `name`.
-      runtime: jax (this package) | torch (DistributedDataParallel with gloo).
       settings: Dotted key -> value, over the settings of the study.
+      config: Training config it starts from; empty takes that of the study.
+      curve: Rows of one curve, such as one method at several sparsities; empty for a
+        row that stands alone.
       period: Steps after which the pattern of exchanges repeats.
+      runtime: jax (this package) | torch (DistributedDataParallel with gloo).
       hook: What torch does to gradients: dense | fp16 | powersgd.
       exchange_only: Whether a step is a dense exchange and nothing else.
       processes_per_host: Of torch, whose users start one per device.
@@ -35,9 +44,11 @@ class Row:
 
     name: str
     label: str = ""
-    runtime: Literal["jax", "torch"] = "jax"
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    config: str = ""
+    curve: str = ""
     period: int = 1
+    runtime: Literal["jax", "torch"] = "jax"
     hook: Literal["dense", "fp16", "powersgd"] = "dense"
     exchange_only: bool = False
     processes_per_host: int = 1
@@ -48,24 +59,61 @@ class Row:
         return self.label or self.name
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
+    """Rows that are compared with each other.
+
+    Attributes:
+      name: Key, and name of its folder.
+      config: Training config that rows start from, relative to the study's file, with
+        its argument after a colon.
+      rows: What is compared, in the order of tables.
+      settings: Dotted key -> value, over that config, for all rows.
+      seeds: Each row runs once with each.
+      overrides: `--config.KEY=VALUE` of the command line, over the settings of rows.
+      reserved: Keys that the study itself decides.
+    """
+
+    name: str
+    config: str
+    rows: tuple[Row, ...]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    overrides: tuple[str, ...] = ()
+    reserved: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep(Study):
+    """Rows on simulated hosts: accuracy per byte, with its spread over seeds.
+
+    Attributes:
+      baselines: Rows that all others are compared with, for instance dense averaging.
+      split: What accuracies are of. "validation" is for choosing settings: the test
+        split is not even read. "test" is for settings that have been chosen.
+      health_rows: Rows whose residuals and drift are plotted.
+    """
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    baselines: tuple[str, ...] = ()
+    split: Literal["validation", "test"] = "test"
+    health_rows: tuple[str, ...] = ()
+    reserved: ClassVar[tuple[str, ...]] = ("seed", "run.read_test")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkStudy(Study):
     """Rows on hosts joined by links of several speeds.
 
     Attributes:
-      name: Key of its records.
-      config: Training config that all rows start from, relative to the study's file.
-      settings: Dotted key -> value, over that config, for all rows.
-      rows: What is compared.
       num_hosts: Sizes of the host axis, one after the other.
       devices_per_host: Virtual CPU devices of every host.
       links: "100 Mbit/s", "unlimited", or "r=4": so slow that one exchange of
         hierarchical dense float32 takes 4 times the computation of a step.
       held_out: Those links that the model of cost is not fitted to, but checked on.
       goal: step_time (steady steps, all links in one run per row) | accuracy (whole
-        runs, one per row and link).
+        runs, one per row, link and seed).
       rounds: Measured rounds of `Row.period` steps per link; one more goes before.
-      seeds: Of goal accuracy: every row runs once with each.
       target_accuracies: Validation accuracies whose time is asked for.
       stand_in_seconds: Pause in every step that stands for the computation of the whole
         batch on one host; each of n hosts pauses for an n-th. 0: none.
@@ -73,27 +121,140 @@ class Study:
         killed.
     """
 
-    name: str
-    config: str
-    rows: tuple[Row, ...]
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_hosts: tuple[int, ...] = (2,)
     devices_per_host: int = 1
     links: tuple[str, ...] = (UNLIMITED,)
     held_out: tuple[str, ...] = ()
     goal: Literal["step_time", "accuracy"] = "step_time"
     rounds: int = 5
-    seeds: tuple[int, ...] = (0,)
     target_accuracies: tuple[float, ...] = ()
     stand_in_seconds: float = 0.0
     limit_seconds: float = 900.0
+
+
+StudyT = TypeVar("StudyT", bound=Study)
+# Kind -> the command that runs it, and the flag that names its file.
+_COMMANDS = {LinkStudy: ("bench", "study"), Sweep: ("sweep", "sweep")}
+
+
+def load_study(
+    file: str | Path, kind: type[StudyT], overrides: Sequence[str] = ()
+) -> StudyT:
+    """Loads a study from a Python file with `get_study()`.
+
+    Args:
+      file: Its path, or the name of a shipped one; it may import its neighbours.
+      kind: What it must give.
+      overrides: As of `Study`.
+    Returns:
+      The study, with the paths of training configs as they are from here.
+    Raises:
+      UserError: The file does not exist, cannot be run, gives another kind of study or
+        none, or one that cannot be run.
+    """
+    flag = _COMMANDS[kind][1]
+    study = call_in_file(file, flag, "get_study")
+    if isinstance(study, kind):
+        folder = find_file(file, flag).parent
+
+        def found(config: str) -> str:
+            return os.path.normpath(folder / config)
+
+        rows = tuple(
+            dataclasses.replace(row, config=found(row.config or study.config))
+            for row in study.rows
+        )
+        study = dataclasses.replace(
+            study, config=found(study.config), rows=rows, overrides=tuple(overrides)
+        )
+        return check_study(study)
+    command, flag = _COMMANDS.get(type(study), ("", ""))
+    remedy = f"; python -m prunex_jax {command} --{flag}={file} runs it"
+    raise UserError(
+        f"get_study() of {file} gave {study!r:.80}, which is no {kind.__name__}"
+        f"{remedy if command else ''}"
+    )
+
+
+def check_study(study: StudyT) -> StudyT:
+    """Refuses what cannot be run, whatever the machine; returns the study.
+
+    Raises:
+      UserError: Names the value and the remedy.
+    """
+    names = [row.name for row in study.rows]
+    for name in (study.name, *names):
+        if not re.fullmatch(r"[A-Za-z0-9-]+", name):
+            raise UserError(f"name {name!r} may have letters, digits and dashes only")
+    for what, given in (("row", names), ("seed", list(map(str, study.seeds)))):
+        twice = {each for each in given if given.count(each) > 1}
+        if twice or not given:
+            found = f"{what} {min(twice)} twice" if twice else f"no {what}"
+            raise UserError(f"study {study.name!r} has {found}")
+    for settings in (study.settings, *(row.settings for row in study.rows)):
+        for key in {*study.reserved} & {*settings}:
+            raise UserError(
+                f"study {study.name!r} sets {key}, which its seeds and split decide"
+            )
+    if isinstance(study, LinkStudy):
+        _check_links(study)
+    if isinstance(study, Sweep):
+        for key in ("baselines", "health_rows"):
+            for name in getattr(study, key):
+                _check_row(name, names, f"{key} of study {study.name!r} name {name!r}")
+    return study
+
+
+def narrow_study(
+    study: StudyT, rows: Sequence[str] = (), **parts: Sequence[Any]
+) -> StudyT:
+    """Takes a part of a study; what is empty stays whole.
+
+    Args:
+      study: The study.
+      rows: Names of rows, in the order wanted.
+      **parts: Other values of its fields, such as seeds or links.
+    Raises:
+      UserError: A row that the study does not have, or values that it cannot have.
+    """
+    known = {row.name: row for row in study.rows}
+    for name in rows:
+        _check_row(name, known, f"--rows names {name!r}")
+    kept = tuple(known[name] for name in rows) or study.rows
+    changes: dict[str, Any] = {"rows": kept}
+    changes |= {key: tuple(values) for key, values in parts.items() if values}
+
+    def of(given: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in given if name in names)
+
+    if isinstance(study, LinkStudy):
+        changes["held_out"] = of(study.held_out, changes.get("links", study.links))
+    if isinstance(study, Sweep):
+        names = {row.name for row in kept}
+        changes["baselines"] = of(study.baselines, names)
+        changes["health_rows"] = of(study.health_rows, names)
+    return check_study(dataclasses.replace(study, **changes))
+
+
+def whole_numbers(flag: str, values: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of a flag that takes several.
+
+    Raises:
+      UserError: One is no whole number.
+    Example:
+      >>> whole_numbers('seeds', ('0', '1'))
+      (0, 1)
+    """
+    if not all(value.isdigit() for value in values):
+        raise UserError(f"--{flag}={','.join(values)} is not a list like 2,4")
+    return tuple(map(int, values))
 
 
 def link_megabits(link: str, seconds_per_r: float, dense_bytes: float) -> float | None:
     """Speed of a link in Mbit/s; None if it is unlimited.
 
     Args:
-      link: As in `Study.links`.
+      link: As in `LinkStudy.links`.
       seconds_per_r: Computation of a step, which r multiplies.
       dense_bytes: What a host sends in a hierarchical dense float32 exchange.
     Raises:
@@ -113,32 +274,54 @@ def link_megabits(link: str, seconds_per_r: float, dense_bytes: float) -> float 
     )
 
 
-def load_study(file: str | Path) -> Study:
-    """Loads a study from a Python file with `get_study()`.
+def overrides_of(study: Study, row: Row, own: Mapping[str, Any]) -> list[str]:
+    """Command-line arguments that turn the config into a run of a row.
 
-    Raises:
-      UserError: The file does not exist, cannot be run, gives no study, or one that
-        cannot be run.
+    Args:
+      study: The study.
+      row: One of its rows.
+      own: Dotted key -> value that the study itself decides, such as the seed.
+    Example:
+      >>> row = Row('small', settings={'model.width': 0.5, 'method.name': 'dense'})
+      >>> overrides_of(Sweep(name='a', config='b.py', rows=(row,)), row, {'seed': 1})
+      ['--config.model.width=0.5', '--config.method.name=dense', '--config.seed=1']
     """
-    study = call_in_file(file, "study", "get_study")
-    if not isinstance(study, Study):
-        raise UserError(f"get_study() of {file} gave {study!r}, which is no Study")
-    return check_study(study)
+
+    def flags(settings: Mapping[str, Any]) -> list[str]:
+        return [f"--config.{key}={value}" for key, value in settings.items()]
+
+    return [*flags({**study.settings, **row.settings}), *study.overrides, *flags(own)]
 
 
-def check_study(study: Study) -> Study:
-    """Refuses what cannot be run, whatever the machine; returns the study.
+def settings_of(study: Study, row: Row, own: Mapping[str, Any]) -> ExperimentConfig:
+    """The settings of one run of a row, resolved and checked.
 
+    Args:
+      study: The study.
+      row: One of its rows.
+      own: As of `overrides_of`.
     Raises:
-      UserError: Names the value and the remedy.
+      UserError: A setting that does not exist, or values that cannot run.
     """
-    names = [row.name for row in study.rows]
-    for name in (study.name, *names):
-        check_name(name)
-    twice = {name for name in names if names.count(name) > 1}
-    if twice or not names:
-        what = f"two rows {min(twice)!r}" if twice else "no row"
-        raise UserError(f"study {study.name!r} has {what}")
+    config = load_config(row.config or study.config)
+    try:
+        overridden = override_config(config, overrides_of(study, row, own))
+        resolved = resolve_config(overridden)
+        validate_sparsity(resolved.sparsity)
+    except UserError as error:
+        raise UserError(f"row {row.name}: {error}") from error
+    return resolved
+
+
+def _check_row(name: str, known: Iterable[str], what: str) -> None:
+    if name not in known:
+        raise UserError(
+            f"{what}, which is no row{suggest(name, known)} "
+            f"(there are {', '.join(known)})"
+        )
+
+
+def _check_links(study: LinkStudy) -> None:
     for link in study.links:
         link_megabits(link, 1.0, 1.0)
     if not set(study.held_out) <= set(study.links):
@@ -148,7 +331,6 @@ def check_study(study: Study) -> Study:
         "devices_per_host": study.devices_per_host,
         "rounds": study.rounds,
         "links": len(study.links),
-        "seeds": len(study.seeds),
         "limit_seconds": study.limit_seconds,
         "period": min(row.period for row in study.rows),
         "processes_per_host": min(row.processes_per_host for row in study.rows),
@@ -166,27 +348,3 @@ def check_study(study: Study) -> Study:
         raise UserError(
             f"stand_in_seconds={study.stand_in_seconds} must not be negative"
         )
-    return study
-
-
-def narrow_study(
-    study: Study,
-    rows: Sequence[str] = (),
-    num_hosts: Sequence[int] = (),
-    links: Sequence[str] = (),
-) -> Study:
-    """Takes a part of a study; what is empty stays whole.
-
-    Raises:
-      UserError: A row that the study does not have, or a link that is not understood.
-    """
-    links = tuple(links) or study.links
-    return check_study(
-        dataclasses.replace(
-            study,
-            rows=take_rows(study.rows, rows, f"study {study.name!r}"),
-            num_hosts=tuple(num_hosts) or study.num_hosts,
-            links=links,
-            held_out=tuple(link for link in study.held_out if link in links),
-        )
-    )

@@ -8,7 +8,6 @@ for the whole run. What is not run through here is not counted, so everything is
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -109,20 +108,6 @@ class Program:
             self._compiled[key] = _Compiled(traced.lower().compile(), listed, sent)
             self._ledger.num_compilations += 1
         return self._compiled[key]
-
-
-def keeping_programs(folder: Path) -> dict[str, str]:
-    """Environment of processes that share what they compile.
-
-    Args:
-      folder: Where jax keeps it; made when there is something to keep.
-    Returns:
-      Variables that jax reads when it is imported.
-    """
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(folder),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
-    }
 
 
 def _counted(

@@ -8,10 +8,8 @@ from prunex_jax.base.command import (
     call_in_file,
     find_file,
     run_command,
-    take_rows,
 )
 from prunex_jax.base.errors import TrainingDivergedError, UserError
-from prunex_jax.bench.study import Row
 from tests.helpers.common import ROOT
 
 COMMAND = Command(
@@ -162,11 +160,3 @@ def test_a_file_may_import_its_neighbours(tmp_path):
     (tmp_path / "f.py").write_text("from beside_it import get_study")
     (tmp_path / "beside_it.py").write_text("def get_study(x):\n    return x + 1")
     assert call_in_file(tmp_path / "f.py", "study", "get_study", 1) == 2
-
-
-def test_rows_are_taken_by_name():
-    rows = [Row("a", "dense"), Row("b", "dense")]
-    assert take_rows(rows, ["b", "a"], "x") == (rows[1], rows[0])
-    assert take_rows(rows, [], "x") == tuple(rows)
-    with pytest.raises(UserError, match=r"row 'c' is not in x.*there are a, b"):
-        take_rows(rows, ["c"], "x")

@@ -17,7 +17,6 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.bench import __main__ as command_line
 from prunex_jax.bench.links.hosts import LoopbackHosts
 from prunex_jax.bench.links.kernel import share_cores
-from prunex_jax.bench.links.processes import Processes, ProcessFailedError
 from prunex_jax.bench.links.records import (
     RECORDS_FILE,
     Curve,
@@ -29,7 +28,8 @@ from prunex_jax.bench.links.records import (
 from prunex_jax.bench.links.runner import run_study
 from prunex_jax.bench.links.sandbox import sandbox_kind
 from prunex_jax.bench.links.tasks import Planner, row_settings
-from prunex_jax.bench.study import Row, Study, check_study, load_study, narrow_study
+from prunex_jax.bench.processes import Processes, ProcessFailedError
+from prunex_jax.bench.study import LinkStudy, Row, check_study, load_study, narrow_study
 from tests.helpers.bench_records import make_measurement
 from tests.helpers.common import free_port
 
@@ -40,9 +40,9 @@ STUDIES = sorted(
     if "def get_study" in path.read_text()
 )
 STAND_IN = ROOT / "tests/helpers/bench_host.py"
-STUDY = Study(
+STUDY = LinkStudy(
     name="made-up",
-    config="digits_resnet20_dense.py",
+    config=str(ROOT / "configs" / "digits_resnet20_dense.py"),
     rows=(
         Row("dense", settings={"method.name": "dense"}),
         Row("hsadmm", "H-SADMM", settings={"method.name": "hsadmm"}, period=4),
@@ -98,8 +98,8 @@ def run(tmp_path, monkeypatch):
         made.append(CountingHosts(num_hosts))
         return made[-1]
 
-    def call(study: Study = STUDY):
-        records = run_study(study, ROOT / "configs", tmp_path, make, said.append)
+    def call(study: LinkStudy = STUDY):
+        records = run_study(study, tmp_path, make, said.append)
         return records, made, said
 
     return call
@@ -116,7 +116,8 @@ def test_steps_are_measured_over_every_link(run):
     assert all(r.seconds == (2.0, 2.0) for r in records[1:])
     # r = 4 of 2 s for 5 MB; after every phase the limit is lifted.
     speeds = [None, 5e6 * 8 / 1e6 / 8.0, 8.0]
-    assert made[0].speeds == [None, None, *2 * [s for x in speeds for s in (x, None)]]
+    over_all = [None, *(s for x in speeds for s in (x, None))]
+    assert made[0].speeds == [None, None, None, *over_all, *over_all]
     assert [r.setup.r for r in records[1:4]] == [0.0, 4.0, 2.5]
     for record in records:
         steps = {"computation": 30, "dense": 3, "hsadmm": 3 * 4}[record.setup.row]
@@ -126,7 +127,7 @@ def test_steps_are_measured_over_every_link(run):
 
 
 def test_processes_are_told_how_many_hosts_share_the_data(tmp_path):
-    planner = Planner(STUDY, row_settings(STUDY, ROOT / "configs"), 4, tmp_path)
+    planner = Planner(STUDY, row_settings(STUDY), 4, tmp_path)
     assert planner.steady(STUDY.rows[0], STUDY.links).spec.num_hosts == 4
 
 
@@ -154,7 +155,7 @@ def test_accuracy_is_followed_with_links_lifted_while_it_is_scored(run):
     assert [point.accuracy for point in curve.points] == [0.0, 0.2, 0.4, 0.5]
     assert [point.seconds for point in curve.points] == [0.0, 140.0, 280.0, 400.0]
     assert [point.host_bytes for point in curve.points] == [0, 750, 1500, 2250]
-    assert made[0].speeds[2:] == [None, 5.0, None, 5.0, None, 5.0, None]
+    assert made[0].speeds[3:] == [None, 5.0, None, 5.0, None, 5.0, None]
     assert curve.reached(0.3) is curve.points[2]
     assert curve.reached(0.6) is None
 
@@ -208,7 +209,7 @@ def test_plain_processes_end_with_a_runner_that_is_killed(tmp_path):
         "import os, sys, time\n"
         "from pathlib import Path\n"
         "from prunex_jax.bench.links.hosts import LoopbackHosts\n"
-        "from prunex_jax.bench.links.processes import Processes\n"
+        "from prunex_jax.bench.processes import Processes\n"
         "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
         "command = LoopbackHosts(1).command(0, sleep)\n"
         "with Processes([command], Path(sys.argv[1]), os.environ, 60.0) as processes:\n"
@@ -260,10 +261,10 @@ def test_processes_share_all_cores_evenly(processes, monkeypatch):
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_studies_of_the_package_can_be_run(path):
-    study = load_study(path)
+    study = load_study(path, LinkStudy)
     rows = {row.name for row in study.rows}
     assert "dense" in rows, "everything is compared with it"
-    settings = row_settings(study, path.parent)
+    settings = row_settings(study)
     assert set(settings) == rows | {"computation"}
     if study.goal == "accuracy":
         return
@@ -280,7 +281,7 @@ def test_studies_of_the_package_can_be_run(path):
     [
         ({"links": ("4 MB/s",)}, "'4 MB/s' is not understood"),
         ({"rows": ()}, "no row"),
-        ({"rows": (Row("a"), Row("a"))}, "two rows 'a'"),
+        ({"rows": (Row("a"), Row("a"))}, "row a twice"),
         ({"rows": (Row("a b"),)}, "'a b' may have letters"),
         ({"held_out": ("r=1",)}, "not measured"),
         ({"num_hosts": (0,)}, "num_hosts=0 must be at least 1"),
@@ -296,7 +297,7 @@ def test_bad_studies_are_refused(changes, message):
 def test_rows_on_simulated_devices_are_refused():
     study = dataclasses.replace(STUDY, settings={"topology.simulated": "4x1"})
     with pytest.raises(UserError, match="'4x1' has no links to measure"):
-        row_settings(study, ROOT / "configs")
+        row_settings(study)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_interfaces_count_what_traces_say(tmp_path):
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    study = load_study(ROOT / "configs" / "bench" / "digits.py")
+    study = load_study(ROOT / "configs" / "bench" / "digits.py", LinkStudy)
     records = read_records(tmp_path / "bench")
     assert len(records) == 1 + len(study.rows)
     for record in records:
@@ -353,7 +354,7 @@ def test_interfaces_count_what_traces_say(tmp_path):
 
 @pytest.mark.slow
 def test_processes_of_a_launcher_measure_themselves(tmp_path):
-    """As on a cluster: nobody starts them, links are what they are."""
+    """As on a cluster: nobody starts them, real links are used unchanged."""
     port = free_port()
     processes = [
         subprocess.Popen(

@@ -13,18 +13,18 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.report import plots
 from prunex_jax.bench.report.sweep import accuracy_table, divergence_table, write_report
+from prunex_jax.bench.study import (
+    Row,
+    Sweep,
+    check_study,
+    load_study,
+    narrow_study,
+    settings_of,
+)
 from prunex_jax.bench.sweep import runs as sweep_runs
 from prunex_jax.bench.sweep.__main__ import main as sweep_main
 from prunex_jax.bench.sweep.results import Findings, read_findings
 from prunex_jax.bench.sweep.runs import DIVERGED, forget, run_missing, runs_of
-from prunex_jax.bench.sweep.sweeps import (
-    Row,
-    Sweep,
-    check_sweep,
-    load_sweep,
-    narrow_sweep,
-    settings_of,
-)
 from prunex_jax.models import make_model
 from prunex_jax.shrink.targets import model_budget
 from prunex_jax.train.command import main as train_main
@@ -38,8 +38,9 @@ RUN = {"steps": 12, "log_every_steps": 2, "eval_every_steps": 4}
 SHRUNK = {"sparsity.start_share": 0.0, "sparsity.freeze_share": 0.5}
 
 
-def make_sweep(*rows: Row, **changes) -> Sweep:
-    values = {"name": "tiny", "config": "settings.py", "rows": rows, "seeds": (0, 1)}
+def make_sweep(*rows: Row, folder=".", **changes) -> Sweep:
+    config = f"{folder}/settings.py"
+    values = {"name": "tiny", "config": config, "rows": rows, "seeds": (0, 1)}
     return Sweep(**{**values, **changes})
 
 
@@ -61,15 +62,16 @@ def trained(tmp_path_factory):
         Row("wild", settings={"optimizer.learning_rate": 1e30}),
         baselines=("dense",),
         health_rows=("hsadmm",),
+        folder=folder,
     )
-    runs, said = runs_of(sweep, folder, folder / "runs"), []
-    failed = run_missing(runs, said.append, in_this_process)
+    runs, said = runs_of(sweep, folder / "runs"), []
+    failed = run_missing(runs, folder / "runs", said.append, in_this_process)
     assert not failed, said
     return sweep, folder, runs, said
 
 
 def test_every_row_runs_with_every_seed_and_none_twice(trained):
-    _, _, runs, said = trained
+    _, folder, runs, said = trained
     places = {(run.row.name, run.seed): run.workdir for run in runs}
     assert len(places) == 6 and len(set(places.values())) == 6
     for (name, seed), place in places.items():
@@ -82,7 +84,7 @@ def test_every_row_runs_with_every_seed_and_none_twice(trained):
     def refuse(command, log):
         raise AssertionError("ran again")
 
-    assert run_missing(runs, said.append, refuse) == []
+    assert run_missing(runs, folder / "runs", said.append, refuse) == []
     assert sum("from before" in line for line in said) == 6
 
 
@@ -116,17 +118,18 @@ def test_shares_are_of_the_first_baseline(trained):
 
 def test_a_failing_run_is_told_and_the_others_go_on(tmp_path):
     write_config(tmp_path, SETTINGS)
-    sweep = make_sweep(Row("a"), Row("b"), seeds=(0,))
-    runs, said = runs_of(sweep, tmp_path, tmp_path / "runs"), []
+    sweep = make_sweep(Row("a"), Row("b"), seeds=(0,), folder=tmp_path)
+    workdir, said = tmp_path / "runs", []
+    runs = runs_of(sweep, workdir)
 
     def start(command, log):
         log.write_text("line\nKeyError: lost\n")
         return 7
 
-    assert run_missing(runs, said.append, start) == runs
+    assert run_missing(runs, workdir, said.append, start) == runs
     assert sum("exit code 7\n  line\n  KeyError: lost" in line for line in said) == 2
     assert read_findings(sweep, runs).num_missing == 2
-    assert run_missing(runs, said.append, lambda command, log: 0) == runs
+    assert run_missing(runs, workdir, said.append, lambda command, log: 0) == runs
     assert "was stopped" in said[-1], "a run that saves when stopped has not failed"
 
 
@@ -139,7 +142,9 @@ def test_runs_share_what_they_compile(tmp_path, monkeypatch):
         "import os; print(os.environ['JAX_COMPILATION_CACHE_DIR'])",
     ]
     run = dataclasses.replace(
-        runs_of(make_sweep(Row("a"), seeds=(0,)), tmp_path, tmp_path / "runs")[0],
+        runs_of(make_sweep(Row("a"), seeds=(0,), folder=tmp_path), tmp_path / "runs")[
+            0
+        ],
         command=tuple(show),
     )
     log = run.workdir.with_suffix(".log.txt")
@@ -147,7 +152,7 @@ def test_runs_share_what_they_compile(tmp_path, monkeypatch):
         monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
         if kept:
             monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", kept)
-        run_missing([run], lambda line: None)
+        run_missing([run], tmp_path / "runs", lambda line: None)
         assert log.read_text().splitlines()[-1] == shown
 
 
@@ -171,12 +176,12 @@ def test_a_sweep_that_is_stopped_lets_its_run_save_and_starts_no_other(
         "import pathlib, signal, sys\n"
         # Tests may run where it is ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from prunex_jax.bench.study import Row\n"
         "from prunex_jax.bench.sweep.runs import Run, run_missing\n"
-        "from prunex_jax.bench.sweep.sweeps import Row\n"
         "place = pathlib.Path('runs')\n"
         "command = (sys.executable, 'saving.py')\n"
-        "runs = [Run(Row('a'), s, place / str(s), command, place) for s in (0, 1)]\n"
-        "run_missing(runs, print)\n"
+        "runs = [Run(Row('a'), s, place / str(s), command) for s in (0, 1)]\n"
+        "run_missing(runs, place, print)\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -200,7 +205,7 @@ def test_a_folder_of_other_settings_is_refused(trained):
     sweep, folder, _, _ = trained
     other = dataclasses.replace(sweep, settings={"optimizer.momentum": 0.5})
     with pytest.raises(UserError, match=r"momentum=0\.9.*asks for 0\.5"):
-        runs_of(other, folder, folder / "runs")
+        runs_of(other, folder / "runs")
 
 
 def test_the_report_is_there_at_any_time(trained, tmp_path):
@@ -220,11 +225,11 @@ def test_the_report_is_there_at_any_time(trained, tmp_path):
     "path", [p for p in SWEEPS if p.stem not in LIBRARY], ids=lambda p: p.stem
 )
 def test_sweeps_load_and_all_settings_resolve(path, tmp_path):
-    sweep = load_sweep(path)
-    runs = runs_of(narrow_sweep(sweep, seeds=(0,)), path.parent, tmp_path)
+    sweep = load_study(path, Sweep)
+    runs = runs_of(narrow_study(sweep, seeds=(0,)), tmp_path)
     assert len(runs) == len(sweep.rows)
     for row in sweep.rows:
-        config = settings_of(sweep, path.parent, row, 0)
+        config = settings_of(sweep, row, {"seed": 0})
         can_shrink = config.method.name == "hsadmm" and config.sparsity.sparsity
         assert can_shrink or config.sparsity.shrink_share == 1, row.name
     text = path.read_text().split('"""')[1]
@@ -234,11 +239,11 @@ def test_sweeps_load_and_all_settings_resolve(path, tmp_path):
 @pytest.mark.parametrize("name", ["cifar10", "cifar10_coarse", "cifar10_short"])
 def test_the_small_network_is_as_wide_as_what_pruning_leaves(name):
     folder = ROOT / "configs" / "sweeps"
-    sweep = load_sweep(folder / f"{name}.py")
+    sweep = load_study(folder / f"{name}.py", Sweep)
     rows = {row.name: row for row in sweep.rows}
 
     def channels_of(row):
-        config = settings_of(sweep, folder, rows[row], 0)
+        config = settings_of(sweep, rows[row], {"seed": 0})
         model = make_model(config.model, (32, 32, 3), 10)
         trace = trace_model(model)
         budget = model_budget(config.sparsity, model, trace)
@@ -265,30 +270,31 @@ def test_the_small_network_is_as_wide_as_what_pruning_leaves(name):
 def test_sweeps_that_mean_nothing_are_refused(changes, match):
     values = {"rows": (Row("dense"),), **changes}
     with pytest.raises(UserError, match=match):
-        check_sweep(make_sweep(*values.pop("rows"), **values))
+        check_study(make_sweep(*values.pop("rows"), **values))
 
 
 def test_every_row_is_checked_before_the_first_one_runs(tmp_path):
     late = Row("late", settings={"sparsity.shrink_share": 0.4})
-    sweep = make_sweep(Row("dense"), late)
-    folder = write_config(tmp_path, SETTINGS).parent
+    sweep = make_sweep(Row("dense"), late, folder=tmp_path)
+    write_config(tmp_path, SETTINGS)
     with pytest.raises(UserError, match=r"row late: sparsity.shrink_share = 0.4 is be"):
-        runs_of(sweep, folder, tmp_path)
+        runs_of(sweep, tmp_path)
 
 
 def test_the_command_line(tmp_path, capsys, monkeypatch):
     file = tmp_path / "sweep.py"
     file.write_text(
-        "from prunex_jax.bench.sweep.sweeps import Row, Sweep\n\n\n"
-        "def get_sweep():\n"
-        "    return Sweep('digits', 'settings.py', (Row('dense'),))\n"
+        "from prunex_jax.bench.study import Row, Sweep\n\n\n"
+        "def get_study():\n"
+        "    rows = (Row('dense'),)\n"
+        "    return Sweep(name='digits', config='settings.py', rows=rows)\n"
     )
     write_config(tmp_path, SETTINGS)
     flags = [f"--sweep={file}", f"--workdir={tmp_path / 'runs'}"]
     assert sweep_main([*flags, "--dry_run", "--seeds=4", "--config.run.steps=9"]) == 0
     command = capsys.readouterr().out
-    assert "prunex_jax.train" in command and "--config.seed=4" in command
-    assert command.rstrip().endswith("--config.run.steps=9")
+    own = ["--config.run.steps=9", "--config.seed=4", "--config.run.read_test=True"]
+    assert "prunex_jax.train" in command and command.split()[-3:] == own
     for wrong, match in (
         ("--rows=denes", "did you mean 'dense'"),
         ("--seeds=x", "not a list"),
@@ -297,7 +303,7 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     ):
         assert sweep_main([*flags, wrong]) == 2
         assert match in capsys.readouterr().err
-    monkeypatch.setattr(sweep_runs, "_start", lambda command, log, programs: 7)
+    monkeypatch.setattr(sweep_runs, "run_process", lambda command, log, environ: 7)
     assert sweep_main(flags) == 1, "runs that fail are no bad input"
     assert "failed with exit code 7" in capsys.readouterr().out
     monkeypatch.setattr(plots, "is_available", lambda: False)

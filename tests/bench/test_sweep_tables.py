@@ -8,8 +8,8 @@ import pytest
 
 from prunex_jax.bench.report import plots
 from prunex_jax.bench.report.sweep import accuracy_table, difference, make_sections
+from prunex_jax.bench.study import Row, Sweep
 from prunex_jax.bench.sweep.results import Findings, Point, Result
-from prunex_jax.bench.sweep.sweeps import Row, Sweep
 
 
 def findings_of(results: dict[str, list[Result]], **changes) -> Findings:

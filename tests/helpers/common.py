@@ -1,7 +1,6 @@
 """What many tests need: the repository, meshes, ports, scripts in other processes."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from prunex_jax.bench.processes import free_port as free_port
 from prunex_jax.mesh import MeshAxes
 
 MESH = MeshAxes()
@@ -20,13 +20,6 @@ def make_mesh(num_hosts: int, devices_per_host: int) -> jax.sharding.Mesh:
     count = num_hosts * devices_per_host
     devices = np.array(jax.devices()[:count]).reshape(num_hosts, devices_per_host)
     return jax.sharding.Mesh(devices, ("host", "device"))
-
-
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens at."""
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return int(asked.getsockname()[1])
 
 
 def run_script(script: Path, **environment: str) -> str:

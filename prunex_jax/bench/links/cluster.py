@@ -3,8 +3,8 @@
 Every process runs every row, one after the other, and meets the others at gates by
 exchanging what each has to say. The same runner as on one machine turns that into
 records, in a thread beside the training, on every process; the first one keeps them.
-Links are what they are, and what a machine sends is counted with everything else that
-it sends.
+Real links are used unchanged, and what a machine sends is counted with everything else
+that it sends.
 """
 
 import dataclasses
@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.bench.links.hosts import ClusterLinks
 from prunex_jax.bench.links.jax_host import run_spec
-from prunex_jax.bench.links.kernel import interface_bytes, peak_memory
+from prunex_jax.bench.links.kernel import peak_memory
 from prunex_jax.bench.links.records import Record, forget_study, write_record
 from prunex_jax.bench.links.runner import Bench
 from prunex_jax.bench.links.tasks import Planner, row_settings
-from prunex_jax.bench.study import UNLIMITED, Study
+from prunex_jax.bench.study import UNLIMITED, LinkStudy
 from prunex_jax.mesh import (
     LaunchFlags,
     gather_texts,
@@ -32,8 +33,7 @@ from prunex_jax.train.config import resolve_config
 
 
 def run_on_cluster(
-    study: Study,
-    study_folder: Path,
+    study: LinkStudy,
     workdir: Path,
     launch: LaunchFlags,
     say: Callable[[str], None],
@@ -42,7 +42,6 @@ def run_on_cluster(
 
     Args:
       study: Its numbers of hosts and links are replaced by what there is.
-      study_folder: What `Study.config` is relative to.
       workdir: Gets records and run folders.
       launch: How processes find each other.
       say: Gets lines for people, on the first process.
@@ -54,7 +53,7 @@ def run_on_cluster(
     rows = tuple(row for row in study.rows if row.runtime == "jax")
     if not rows:
         raise UserError(f"study {study.name!r} has no row that runs on a cluster")
-    settings = row_settings(study, study_folder, is_simulated=False)
+    settings = row_settings(study, is_simulated=False)
     config = resolve_config(settings[rows[0].name])
     start_processes(config.topology, launch)
     topology = make_topology(config.topology.layout)
@@ -75,11 +74,10 @@ def run_on_cluster(
         if topology.is_primary:
             write_record(workdir, record)
 
-    hosts = ClusterLinks(topology.num_hosts)
     planner = Planner(study, settings, topology.num_hosts, workdir)
     quiet = say if topology.is_primary else lambda text: None
-    bench = Bench(study, planner, hosts, records, keep, quiet)
-    _run_beside(bench, launch)
+    links = ClusterLinks(topology.num_hosts)
+    _run_beside(Bench(planner, links, records, keep, quiet), launch)
     return topology.is_primary
 
 
@@ -115,9 +113,9 @@ class OwnMeeting:
 
     def __init__(self) -> None:
         self._arrived: queue.Queue[list[dict[str, Any]]] = queue.Queue()
-        self._released: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._may_go_on: queue.Queue[bool] = queue.Queue()
 
-    def arrive(self, **facts: Any) -> dict[str, Any]:
+    def arrive(self, **facts: Any) -> None:
         """As `gates.Gate.arrive`.
 
         Raises:
@@ -127,10 +125,8 @@ class OwnMeeting:
         """
         texts = gather_texts(json.dumps(facts))
         self._arrived.put([dict(json.loads(text)) for text in texts])
-        orders = self._released.get()
-        if orders is None:
+        if not self._may_go_on.get():
             raise EOFError("the runner is gone")
-        return orders
 
     def meet(self, event: str) -> list[dict[str, Any]]:
         """As `processes.Processes.meet`."""
@@ -138,45 +134,14 @@ class OwnMeeting:
         assert all(said["event"] == event for said in facts), (event, facts)
         return facts
 
-    def release(self, **orders: Any) -> None:
+    def release(self) -> None:
         """As `processes.Processes.release`."""
-        self._released.put(orders)
+        self._may_go_on.put(True)
 
     def give_up(self) -> None:
         """Ends the training at its next gate."""
-        self._released.put(None)
+        self._may_go_on.put(False)
 
     def peak_memory(self) -> int:
         """As `processes.Processes.peak_memory`, of this process."""
         return peak_memory()
-
-
-class ClusterLinks:
-    """The links that the hosts of a cluster have.
-
-    Args:
-      num_hosts: Size of the host axis.
-    """
-
-    kind = "cluster"
-
-    def __init__(self, num_hosts: int) -> None:
-        self.num_hosts = num_hosts
-
-    def shape(self, megabits: float | None) -> None:
-        """Does nothing for None.
-
-        Raises:
-          UserError: A speed: links of a cluster are not ours to limit.
-        """
-        if megabits is not None:
-            raise UserError(
-                f"the links of a cluster cannot be set to {megabits} Mbit/s"
-            )
-
-    def sent_bytes(self) -> tuple[int, ...] | None:
-        """What this machine has sent so far, over all interfaces but the loopback."""
-        found = interface_bytes()
-        if not found:
-            return None
-        return (sum(sent for name, (_, sent) in found.items() if name != "lo"),)

@@ -54,42 +54,32 @@ def read_specs(path: str | Path) -> list[Spec]:
 
 
 class Gatekeeper(Protocol):
-    """Where a process tells what happened and waits for its orders."""
+    """Where a process tells what happened and waits until it may go on."""
 
-    def arrive(self, **facts: Any) -> dict[str, Any]:
+    def arrive(self, **facts: Any) -> None:
         """As `Gate.arrive`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """The process's end of the pipes: lines to the runner, and lines from it."""
+    """The process's end of the pipes: `news` to the runner, `orders` from it."""
 
     news: IO[str]
     orders: IO[str]
 
     @classmethod
     def of(cls, descriptors: str) -> "Gate":
-        """Opens the inherited pipes.
-
-        Args:
-          descriptors: Their numbers, as in "5,6": to write to, to read from.
-        """
+        """Opens the inherited pipes, given by their numbers, as in "5,6"."""
         write, read = (int(number) for number in descriptors.split(","))
         return cls(os.fdopen(write, "w"), os.fdopen(read))
 
-    def arrive(self, **facts: Any) -> dict[str, Any]:
-        """Tells the runner what happened and waits until it lets the process on.
+    def arrive(self, **facts: Any) -> None:
+        """Tells the runner what happened, in plain values, and waits to go on.
 
-        Args:
-          **facts: Plain values.
-        Returns:
-          The runner's orders.
         Raises:
           EOFError: The runner is gone.
         """
         self.news.write(json.dumps(facts) + "\n")
         self.news.flush()
-        line = self.orders.readline()
-        if not line:
+        if not self.orders.readline():
             raise EOFError("the runner is gone")
-        return dict(json.loads(line))

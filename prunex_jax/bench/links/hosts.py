@@ -9,8 +9,8 @@
 A token bucket limits both ends of a pair, so a link is equally fast both ways, at the
 same time. What v0 has received is what host 0 has sent: data, 0.75 % of it for headers,
 and at most 0.4 % of what it receives for acknowledgements. `LoopbackHosts` are the
-fallback: plain processes, neither limited nor counted. It owns making and removing
-hosts; it leaves the sandbox to `sandbox` and what runs in hosts to the runner.
+fallback: plain processes, neither limited nor counted. On a cluster there is nothing to
+make: `ClusterLinks` only counts.
 """
 
 import abc
@@ -47,21 +47,66 @@ _KILL_SECONDS = 5.0
 _NAMES = Path("/run/hosts")
 
 
-class Hosts(abc.ABC):
-    """Hosts that exist while the context is entered.
+class Links(abc.ABC):
+    """What joins the hosts of a study.
+
+    Attributes:
+      kind: namespaces (limited and counted) | loopback (neither) | cluster (counted).
+      num_hosts: How many it joins.
+    """
+
+    kind: ClassVar[Literal["namespaces", "loopback", "cluster"]]
+    num_hosts: int
+
+    def shape(self, megabits: float | None) -> None:
+        """Sets the speed of every link, both ways. Links should be idle meanwhile.
+
+        Args:
+          megabits: In Mbit/s, with all headers; None lifts the limit.
+        Raises:
+          UserError: These links cannot be limited so.
+        """
+        if megabits is not None:
+            raise UserError(
+                f"a link of {megabits:g} Mbit/s needs namespaces; links of {self.kind} "
+                "hosts are never limited"
+            )
+
+    @abc.abstractmethod
+    def sent_bytes(self) -> tuple[int, ...] | None:
+        """What every host has sent so far, with all headers; None if not counted."""
+
+
+class ClusterLinks(Links):
+    """The links that the hosts of a cluster have: real ones, used unchanged.
+
+    Args:
+      num_hosts: Size of the host axis.
+    """
+
+    kind = "cluster"
+
+    def __init__(self, num_hosts: int) -> None:
+        self.num_hosts = num_hosts
+
+    def sent_bytes(self) -> tuple[int, ...] | None:
+        """What this machine has sent so far, over all interfaces but the loopback."""
+        found = interface_bytes()
+        if not found:
+            return None
+        return (sum(sent for name, (_, sent) in found.items() if name != "lo"),)
+
+
+class Hosts(Links):
+    """Hosts of this machine that exist while the context is entered.
 
     Leaving it ends the processes that still run on namespaces, and removes those.
 
     Args:
       num_hosts: How many.
-    Attributes:
-      kind: namespaces (limited and counted) | loopback (neither).
-      num_hosts: How many.
     Raises:
       UserError: Not a possible number.
     """
-
-    kind: ClassVar[Literal["namespaces", "loopback"]]
 
     def __init__(self, num_hosts: int) -> None:
         if not 1 <= num_hosts <= MAX_HOSTS:
@@ -98,21 +143,6 @@ class Hosts(abc.ABC):
     def interface(self, host: int) -> str:
         """Name that a host's network interface has on that host."""
 
-    @abc.abstractmethod
-    def shape(self, megabits: float | None) -> None:
-        """Sets the speed of every link, both ways. Links should be idle meanwhile.
-
-        Args:
-          megabits: In Mbit/s, with all headers; None lifts the limit.
-        Raises:
-          UserError: These links cannot be limited so.
-        """
-
-    @abc.abstractmethod
-    def sent_bytes(self) -> tuple[int, ...] | None:
-        """What every host has sent so far, with all headers; None if not counted."""
-
-    @abc.abstractmethod
     def _make(self, undo: contextlib.ExitStack) -> None:
         """Makes the hosts, and says how to remove what is made."""
 
@@ -153,14 +183,14 @@ class NamespaceHosts(Hosts):
         return "eth0"
 
     def shape(self, megabits: float | None) -> None:
-        """See `Hosts`."""
+        """See `Links`."""
         limit = _limit(megabits)
         for host in range(self.num_hosts):
             _run(f"tc qdisc replace dev v{host} root {limit}")
             _run(f"tc -n h{host} qdisc replace dev eth0 root {limit}")
 
     def sent_bytes(self) -> tuple[int, ...]:
-        """See `Hosts`; all are read at once, at the far ends of the links."""
+        """See `Links`; all are read at once, at the far ends of the links."""
         found = interface_bytes()
         return tuple(found[f"v{host}"][0] for host in range(self.num_hosts))
 
@@ -248,19 +278,8 @@ class LoopbackHosts(Hosts):
         del host
         return "lo"
 
-    def shape(self, megabits: float | None) -> None:
-        """See `Hosts`; nothing but lifting a limit is possible."""
-        if megabits is not None:
-            raise UserError(
-                f"a link of {megabits:g} Mbit/s needs namespaces; links of loopback "
-                "hosts are never limited"
-            )
-
     def sent_bytes(self) -> None:
-        """See `Hosts`."""
-
-    def _make(self, undo: contextlib.ExitStack) -> None:
-        del undo  # this machine is there already
+        """See `Links`."""
 
 
 def _limit(megabits: float | None) -> str:

@@ -1,7 +1,6 @@
-"""What a study finds, as lines of `records.jsonl`.
+"""What a study over links finds, as lines of `records.jsonl`.
 
-It owns the two kinds of records and their file. `runner` writes them, tables, plots and
-the model of cost read them.
+`runner` writes them; tables, plots and the model of cost read them.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ class Setup:
       devices_per_host: Devices of every host.
       hosts_kind: namespaces (counted and shaped) | loopback (neither) | cluster
         (counted, not shaped; other traffic of the machine counts too).
-      link: As in `Study.links`.
+      link: As in `LinkStudy.links`.
       megabits: Its speed in Mbit/s, each way; None if it is not limited.
       compute_seconds: Computation of a step of the unpruned network: that of method
         `none` on as many hosts.
@@ -95,22 +94,22 @@ class Measurement:
         return first, third
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Point:
     """The network after some steps.
 
     Attributes:
       step: Steps done.
-      seconds: Spent in steps, without compilation and evaluation.
-      host_bytes: Sent by a host so far, as its interface counted (mean over hosts), or
-        by the trace where nothing could be counted.
       accuracy: On the validation split.
+      host_bytes: Sent by a host so far: as its interface counted (mean over hosts), or
+        by the trace where nothing could be counted.
+      seconds: Spent in steps, without compilation and evaluation.
     """
 
     step: int
-    seconds: float
-    host_bytes: float
     accuracy: float
+    host_bytes: float
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,12 +134,11 @@ class Curve:
 
 
 Record = Measurement | Curve
-_KINDS: Mapping[str, type] = {"measurement": Measurement, "curve": Curve}
 
 
 def write_record(folder: Path, record: Record) -> None:
     """Appends a record to the folder's file, after its last whole line."""
-    kind = "measurement" if isinstance(record, Measurement) else "curve"
+    kind = type(record).__name__.lower()
     line = json.dumps({"kind": kind, **dataclasses.asdict(record)}) + "\n"
     path = folder / RECORDS_FILE
     with open(path, "r+b" if path.exists() else "w+b") as file:
@@ -168,12 +166,10 @@ def forget_study(folder: Path, study: str) -> None:
 
 
 def _record(values: dict[str, Any]) -> Record:
-    kind = _KINDS[values.pop("kind")]
-    values["setup"] = Setup(**values["setup"])
+    kind, setup = values.pop("kind"), Setup(**values.pop("setup"))
+    if kind == "curve":
+        points = tuple(Point(**point) for point in values.pop("points"))
+        return Curve(setup=setup, points=points, **values)
     # Earlier versions counted collectives beside hops.
     values.pop("messages", None)
-    if kind is Measurement:
-        values["seconds"] = tuple(values["seconds"])
-    else:
-        values["points"] = tuple(Point(**point) for point in values["points"])
-    return kind(**values)
+    return Measurement(setup=setup, seconds=tuple(values.pop("seconds")), **values)

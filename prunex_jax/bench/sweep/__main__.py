@@ -19,16 +19,14 @@ from prunex_jax.base.command import (
     Command,
     Flag,
     Values,
-    find_file,
     run_command,
     split_list,
 )
-from prunex_jax.base.errors import UserError
 from prunex_jax.bench.report.page import check_png
 from prunex_jax.bench.report.sweep import write_report
+from prunex_jax.bench.study import Sweep, load_study, narrow_study, whole_numbers
 from prunex_jax.bench.sweep.results import read_findings
 from prunex_jax.bench.sweep.runs import forget, run_missing, runs_of
-from prunex_jax.bench.sweep.sweeps import Sweep, load_sweep, narrow_sweep
 
 COMMAND = Command(
     text=str(__doc__),
@@ -63,35 +61,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(values: Values, overrides: Sequence[str]) -> int:
-    whole = load_sweep(values.sweep)
-    sweep, workdir = _narrowed(whole, values), Path(values.workdir)
-    folder = find_file(values.sweep, "sweep").parent
+    whole = load_study(values.sweep, Sweep, overrides)
+    seeds = whole_numbers("seeds", split_list(values.seeds))
+    part = narrow_study(whole, split_list(values.rows), seeds=seeds)
+    workdir = Path(values.workdir)
     png = Path(values.png) if values.png else None
     check_png(png)  # Before hours of runs.
-    runs = runs_of(sweep, folder, workdir, overrides)
+    runs = runs_of(part, workdir)
     if values.dry_run:
         for run in runs:
             _say(shlex.join(run.command))
         return 0
     # The report shows what there is of the whole sweep, whatever part is run now.
-    everything = runs_of(whole, folder, workdir, overrides)
+    everything = runs_of(whole, workdir)
     failed = []
     if not values.report:
         if values.retry:
             forget(runs)
-        failed = run_missing(runs, _say)
+        failed = run_missing(runs, workdir, _say)
     found = read_findings(whole, everything)
     if found.results or not failed:
         _say(str(write_report(found, workdir / whole.name, png)))
     return 1 if failed else 0
-
-
-def _narrowed(sweep: Sweep, values: Values) -> Sweep:
-    seeds = split_list(values.seeds)
-    if not all(seed.isdigit() for seed in seeds):
-        raise UserError(f"--seeds={values.seeds} is not a list like 0,1,2")
-    rows = split_list(values.rows)
-    return narrow_sweep(sweep, rows, tuple(int(seed) for seed in seeds))
 
 
 def _say(text: str) -> None:

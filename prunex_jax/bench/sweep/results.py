@@ -1,34 +1,16 @@
 """What the runs of a sweep have found, read from their folders.
 
-It owns reading; `tables` and `plots` show it. A run that has not ended yet is left out,
-so a report can be made at any time.
+A run that has not ended yet is left out, so a report can be made at any time.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prunex_jax.bench.links.records import Point
+from prunex_jax.bench.study import Row, Sweep
 from prunex_jax.bench.sweep.runs import DIVERGED, Run
-from prunex_jax.bench.sweep.sweeps import Row, Sweep
 from prunex_jax.train.folder import ENVIRONMENT, SUMMARY, RunFolder
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """Validation during a run.
-
-    Attributes:
-      step: Steps done.
-      accuracy: On the validation split.
-      host_bytes: What a host has sent over the host axis by then.
-      seconds: Spent in steps by then.
-    """
-
-    step: int
-    accuracy: float
-    host_bytes: float
-    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +57,7 @@ class Findings:
 
         Without one, or until it has ended, one of the largest network there is.
         """
-        ended = [
-            each
-            for results in self.results.values()
-            for each in results
-            if each.summary
-        ]
+        ended = [r for results in self.results.values() for r in results if r.summary]
         for each in ended:
             if each.row.name in self.sweep.baselines[:1]:
                 return each
@@ -103,8 +80,7 @@ class Findings:
         whole = reference.summary[of] if reference else 0
         if not whole:
             return []
-        ended = [each.summary for each in self.results[name] if each.summary]
-        return [summary[key] / whole for summary in ended]
+        return [r.summary[key] / whole for r in self.results[name] if r.summary]
 
 
 def read_findings(sweep: Sweep, runs: Sequence[Run]) -> Findings:
@@ -114,38 +90,34 @@ def read_findings(sweep: Sweep, runs: Sequence[Run]) -> Findings:
       sweep: The sweep.
       runs: From `runs.runs_of`.
     """
-    results: dict[str, list[Result]] = {}
+    results: dict[str, list[Result]] = {row.name: [] for row in sweep.rows}
     for run in runs:
         if run.is_done:
-            results.setdefault(run.row.name, []).append(_read(run))
+            results[run.row.name].append(_read(run))
     num_missing = sum(not run.is_done for run in runs)
-    ordered = {r.name: results[r.name] for r in sweep.rows if r.name in results}
-    return Findings(sweep, ordered, num_missing)
+    known = {name: found for name, found in results.items() if found}
+    return Findings(sweep, known, num_missing)
 
 
 def _read(run: Run) -> Result:
     lines = RunFolder(run.workdir, is_primary=False).read_rows()
-    summary, diverged = (_json(run, name) for name in (SUMMARY, DIVERGED))
+    summary = run.read(SUMMARY)
+    points = tuple(
+        Point(
+            step=line["step"],
+            accuracy=line["validation_accuracy"],
+            host_bytes=line["host_wire_bytes"],
+            seconds=line["seconds_in_steps"],
+        )
+        for line in lines
+        if "validation_accuracy" in line
+    )
     return Result(
         row=run.row,
         seed=run.seed,
         summary=summary,
-        points=tuple(_point(line) for line in lines if "validation_accuracy" in line),
+        points=points,
         health=tuple(line for line in lines if "loss" in line),
-        reason="" if summary else diverged.get("reason", ""),
-        environment=_json(run, ENVIRONMENT),
+        reason="" if summary else run.read(DIVERGED).get("reason", ""),
+        environment=run.read(ENVIRONMENT),
     )
-
-
-def _point(line: Mapping[str, Any]) -> Point:
-    return Point(
-        line["step"],
-        line["validation_accuracy"],
-        line["host_wire_bytes"],
-        line["seconds_in_steps"],
-    )
-
-
-def _json(run: Run, name: str) -> dict[str, Any]:
-    path = run.workdir / name
-    return json.loads(path.read_text()) if path.exists() else {}

@@ -1,8 +1,9 @@
-"""Host processes: starting them, meeting them at gates, ending them.
+"""Processes of studies: starting them, meeting them at gates, ending them.
 
-It owns the runner's end of the gates, the time limit and the logs: a process that dies
-or takes too long ends the others, and what it wrote is shown. It leaves what they run
-to `jax_host` and `torch.host`, and where to `hosts`.
+A sweep runs one after the other, with `run_process`. A study over links starts one or
+more per host and meets them at gates: `Processes` has the runner's end of the gates, a
+time limit and the logs. One that dies or takes too long ends the others, and what it
+wrote is shown.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from prunex_jax.base.signals import handling
 from prunex_jax.bench.links.kernel import peak_memory
 
 # Lines of its log that are shown of a process that failed.
@@ -28,6 +31,60 @@ _GRACE_SECONDS = 3.0
 
 class ProcessFailedError(RuntimeError):
     """A process died, or a run took too long; says what the log ends with."""
+
+
+def environment_of(workdir: Path) -> dict[str, str]:
+    """Environment of the processes of a study, which share what they compile.
+
+    Args:
+      workdir: Keeps compiled programs, unless our own environment names a folder.
+    """
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(workdir / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens at."""
+    with socket.socket() as asked:
+        asked.bind(("", 0))
+        return int(asked.getsockname()[1])
+
+
+def last_lines(log: Path, count: int = _SHOWN_LINES) -> list[str]:
+    """The end of what a process has printed; [] if it never began."""
+    if not log.exists():
+        return []
+    return log.read_text(errors="replace").splitlines()[-count:]
+
+
+def run_process(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> int:
+    """Runs a command, appends its output to a file, and returns its exit code.
+
+    Ctrl-C and SIGTERM are handed to it as SIGTERM, so that it can save and end; then
+    this process ends. If it went on alone, it would be in the way of the next one.
+    """
+    heard: list[int] = []
+    with (
+        log.open("a") as file,
+        subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=dict(environ)
+        ) as process,
+    ):
+
+        def hear(number: int, frame: object) -> None:
+            del frame
+            heard.append(number)
+            process.terminate()
+
+        with handling((signal.SIGINT, signal.SIGTERM), hear):
+            code = process.wait()
+    if heard:
+        signal.raise_signal(heard[0])
+    return code
 
 
 @dataclasses.dataclass(eq=False)
@@ -119,12 +176,11 @@ class Processes:
                 raise self._failure(number, f"said {said['event']!r}, not {event!r}")
         return facts
 
-    def release(self, **orders: Any) -> None:
+    def release(self) -> None:
         """Lets all go on from the gate."""
-        line = (json.dumps(orders) + "\n").encode()
         for number, process in enumerate(self._all):
             try:
-                os.write(process.orders, line)
+                os.write(process.orders, b"\n")
             except BrokenPipeError:
                 raise self._end_of(number, "ended at a gate") from None
 
@@ -148,27 +204,24 @@ class Processes:
         return max(peaks, default=0)
 
     def _start(self, number: int, command: Sequence[str]) -> _Process:
-        news, their_news = os.pipe()
-        their_orders, orders = os.pipe()
-        log = self._logs / f"process_{number}.log"
-        try:
-            with open(log, "wb") as output:
-                child = subprocess.Popen(
-                    [
-                        part.replace("{gate}", f"{their_news},{their_orders}")
-                        for part in command
-                    ],
-                    env=dict(self._environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(their_news, their_orders),
-                    # A Ctrl-C is for the runner, which then ends them.
-                    start_new_session=True,
-                )
-        finally:
-            os.close(their_news)
-            os.close(their_orders)
+        with contextlib.ExitStack() as theirs:
+            news, their_news = os.pipe()
+            theirs.callback(os.close, their_news)
+            their_orders, orders = os.pipe()
+            theirs.callback(os.close, their_orders)
+            log = self._logs / f"process_{number}.log"
+            output = theirs.enter_context(open(log, "wb"))
+            gate = f"{their_news},{their_orders}"
+            child = subprocess.Popen(
+                [part.replace("{gate}", gate) for part in command],
+                env=dict(self._environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(their_news, their_orders),
+                # A Ctrl-C is for the runner, which then ends them.
+                start_new_session=True,
+            )
         return _Process(child, news, orders, log)
 
     def _remaining(self, what: str) -> float:
@@ -187,32 +240,21 @@ class Processes:
         return self._failure(number, what)
 
     def _failure(self, number: int, what: str) -> ProcessFailedError:
-        process = self._all[number]
-        text = process.log.read_text(errors="replace").splitlines()
-        shown = "\n".join(f"  | {line}" for line in text[-_SHOWN_LINES:])
-        return ProcessFailedError(
-            f"process {number} {what}; {process.log} ends with\n{shown}"
-        )
+        log = self._all[number].log
+        shown = "\n".join(f"  | {line}" for line in last_lines(log))
+        return ProcessFailedError(f"process {number} {what}; {log} ends with\n{shown}")
 
     def _end(self) -> None:
         for sent in (signal.SIGTERM, signal.SIGKILL):
             alive = [p for p in self._all if p.child.poll() is None]
             for process in alive:
-                _signal_group(process.child.pid, sent)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.child.pid, sent)
             deadline = time.monotonic() + _GRACE_SECONDS
             for process in alive:
-                try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     process.child.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    continue
         for process in self._all:
             os.close(process.news)
             os.close(process.orders)
         self._all = []
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return
