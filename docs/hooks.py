@@ -1,5 +1,6 @@
 """Hooks of the site's build: equations, what is made from the code, no remote parts."""
 
+import logging
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parent))
 import generated
 
+NO_TEXT = 'alt="No description has been provided for this image"'
 REMOTE = re.compile(r"<(?:script|link|img)\b[^>]*\b(?:src|href)=\"(https?:)?//[^>]*>")
 
 
@@ -25,6 +27,8 @@ def math_fence(source: str, *_: object, **__: object) -> str:
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Teaches fences named `math` to be equations."""
     fence = {"name": "math", "class": "math", "format": math_fence}
+    # nbconvert misses the texts of pictures that `_name_pictures` puts in later.
+    logging.getLogger("traitlets").setLevel(logging.ERROR)
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
     return config
 
@@ -40,10 +44,21 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return markdown
 
 
+def _name_pictures(output: str) -> str:
+    """Gives pictures of a notebook the heading above them as alternative text."""
+    heading, parts = "", []
+    for part in re.split(r"(<h2\b[^>]*>.*?</h2>)", output, flags=re.DOTALL):
+        if part.startswith("<h2"):
+            heading = re.sub(r"<[^>]*>|[¶\"]", "", part).strip()
+        parts.append(part.replace(NO_TEXT, f'alt="{heading}"'))
+    return "".join(parts)
+
+
 @event_priority(-100)
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Removes the notebook template's remote scripts, and refuses any other."""
     if page.file.src_uri.endswith(".ipynb"):
+        output = _name_pictures(output)
         output = re.sub(
             r"<script\b[^>]*\bsrc=\"(https://[^>]*)?\">\s*</script>", "", output
         )
