@@ -1,12 +1,12 @@
 """Exports a function as a folder that runs without this package, and reads it back.
 
-    program    the function as StableHLO, through `jax.export`
-    batching   for any number of examples, wherever that is possible
-    manifest   what the folder says of itself
-    folder     the files: written whole or not at all, and checked before they are used
-    __main__   python -m prunex_jax export: of a run
+In come any function of JAX, its parameters, example inputs and the certificate of its
+cut; out comes a folder of arrays, a StableHLO program and a manifest:
 
-`export_model` takes any function of JAX and knows nothing of the trainer.
+    folder     the files: written whole or not at all, and checked before they are used
+    program    the function as StableHLO of any batch size, through `jax.export`
+
+It knows no trainer: `train.export` exports a run.
 """
 
 from prunex_jax.export.folder import ExportedModel, export_model, read_model

@@ -1,18 +1,35 @@
 """Writes an exported function as a folder, and reads it back.
 
-It owns safetensors and the files:
-
     model.safetensors    parameters by path, float32 unless they were something else
     program.stablehlo    serialized `jax.export.Exported` of (arrays, *inputs)
-    manifest.json        see `manifest`
+    manifest.json        what the folder says of itself
 
 No file holds code of Python, and none is a pickle: arrays are plain bytes behind a JSON
 header, the program is a flatbuffer. The folder appears at once, under its name, when
 everything in it has been written and read back.
+
+The manifest is strict JSON:
+
+    format        1; readers refuse a later one
+    files         file -> SHA-256
+    program       how to call it: platforms, inputs, outputs, as in float32[batch,8,8,1]
+    arrays        path -> type and shape
+    channels      per group: name, original width `size`, `kept` positions
+    certificate   what masked and shrunk function differ by; null if nothing was cut
+    versions      of jax, this package, python and others, at the time of the export
+
+and whatever the caller adds. `train.export` adds
+
+    trained       workdir, step and method
+    dataset       name; how images become inputs: `preprocessing`; `classes`
+    metrics       summary.json of the run, if the export is of its end; `logged`: the
+                  last row logged
+    config        all settings, resolved
 """
 
 import dataclasses
 import functools
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -24,31 +41,28 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from prunex_jax.base.environment import versions
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import digests_of, find_damage, whole_folder
 from prunex_jax.base.trees import PyTree
-from prunex_jax.channels import ChannelGroup
-from prunex_jax.export.batching import fixed_batch_error, one_more
-from prunex_jax.export.manifest import (
-    MANIFEST,
-    check_about,
-    kept_channels,
-    make_manifest,
-    read_manifest,
-    write_manifest,
-)
 from prunex_jax.export.program import (
     PLATFORMS,
+    fixed_batch_error,
     flat_arrays,
     load_program,
     make_program,
+    one_more,
     plain_tree,
     runs_here,
+    shape_word,
 )
-from prunex_jax.shrink import Certificate, certify
+from prunex_jax.shrink import Certificate, Cut, certify
 
 ARRAYS = "model.safetensors"
 PROGRAM = "program.stablehlo"
+MANIFEST = "manifest.json"
+FORMAT = 1
+_OWN_KEYS = "format files program arrays channels certificate versions".split()
 # What safetensors can give back as numpy arrays.
 _STORABLE = (
     *("float32", "bfloat16", "float16", "float64", "complex64", "bool"),
@@ -93,8 +107,7 @@ def export_model(
     inputs: Sequence[PyTree],
     *,
     certificate: Certificate | None,
-    groups: Sequence[ChannelGroup] = (),
-    masks: Mapping[str, Any] | None = None,
+    cut: Cut | None = None,
     about: Mapping[str, Any] | None = None,
     fixed_batch: bool = False,
     platforms: Sequence[str] = PLATFORMS,
@@ -110,8 +123,7 @@ def export_model(
         that the program takes any number of examples; `make_program` has the details.
         Given arrays, the written program is run and compared with `apply`.
       certificate: From `certify`, for what was cut; None if nothing was.
-      groups: Channel groups of the full function, for the manifest.
-      masks: bool[size] per group, True where kept, for the manifest.
+      cut: What was cut, for the manifest.
       about: Further sections of the manifest, JSON-able.
       fixed_batch: Export for the shapes of the inputs only.
       platforms: Lower for these, where that is possible.
@@ -135,31 +147,32 @@ def export_model(
       (4, 3)
     """
     path = check_target(folder, overwrite)
-    masks, about = masks or {}, about or {}
-    _check_proven(certificate, masks)
-    check_about(about)
-    channels = kept_channels(groups, masks)
+    about = about or {}
+    _check_proven(certificate, cut)
+    _check_about(about)
     arrays = flat_arrays(params)
     _check_storable(arrays)
     program = make_program(
         apply, params, inputs, fixed_batch=fixed_batch, platforms=platforms
     )
-
     try:
         with whole_folder(path) as unfinished:
             (unfinished / PROGRAM).write_bytes(program.content)
             save_file(arrays, unfinished / ARRAYS)
             # It lets nobody but the owner read, whatever the user's umask.
             shutil.copymode(unfinished / PROGRAM, unfinished / ARRAYS)
-            manifest = make_manifest(
-                files=digests_of(unfinished),
-                program={"file": PROGRAM, **program.description},
-                arrays=arrays,
-                channels=channels,
-                certificate=certificate,
-                about=about,
-            )
-            write_manifest(unfinished, manifest)
+            manifest = {
+                "format": FORMAT,
+                **about,
+                "channels": [] if cut is None else _kept_channels(cut),
+                "certificate": None if certificate is None else certificate.as_dict(),
+                "versions": versions(),
+                "program": {"file": PROGRAM, **program.description},
+                "arrays": {path: shape_word(x) for path, x in arrays.items()},
+                "files": digests_of(unfinished),
+            }
+            content = json.dumps(manifest, indent=1, allow_nan=False) + "\n"
+            (unfinished / MANIFEST).write_text(content, encoding="utf-8")
             _check_readback(unfinished, apply, params, inputs, fixed_batch)
     except (OSError, SafetensorError) as error:
         raise UserError(
@@ -220,7 +233,7 @@ def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Pat
 
 def _read(path: Path) -> tuple[ExportedModel, Any]:
     """The function, and the program as jax knows it."""
-    manifest = read_manifest(path)
+    manifest = _read_manifest(path)
     wanted = {name: manifest["files"].get(name, "") for name in (ARRAYS, PROGRAM)}
     try:
         damage = find_damage(wanted, digests_of(path))
@@ -236,14 +249,59 @@ def _read(path: Path) -> tuple[ExportedModel, Any]:
     return ExportedModel(manifest, arrays, exported.call), exported
 
 
-def _check_proven(certificate: Certificate | None, masks: Mapping[str, Any]) -> None:
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        written_as = manifest["format"]
+        complete = all(key in manifest for key in _OWN_KEYS)
+    except (OSError, ValueError, KeyError, TypeError):
+        written_as, complete = FORMAT, False
+    if written_as != FORMAT:
+        raise UserError(
+            f"{folder} has format {written_as} and this version reads {FORMAT}; use "
+            "the version of prunex_jax that wrote it"
+        )
+    if not complete:
+        raise UserError(
+            f"{folder} is no exported model: it has no readable {MANIFEST}; give a "
+            "folder made by python -m prunex_jax export"
+        )
+    return manifest
+
+
+def _check_proven(certificate: Certificate | None, cut: Cut | None) -> None:
     if certificate is not None:
         certificate.check()
-    elif not all(np.all(mask) for mask in masks.values()):
+    elif cut is not None and not all(np.all(mask) for mask in cut.masks.values()):
         raise UserError(
             "masks say that channels were cut and there is no certificate; give what "
             "prunex_jax.shrink.certify returns"
         )
+
+
+def _check_about(about: Mapping[str, Any]) -> None:
+    """Refuses sections that cannot be written, before long work."""
+    for name, section in about.items():
+        if name in _OWN_KEYS:
+            raise UserError(
+                f"about[{name!r}] would replace the manifest's own section; choose "
+                "another name"
+            )
+        try:
+            json.dumps(section, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"about[{name!r}] cannot be written as JSON ({error}); give finite "
+                "numbers, strings, lists and dicts"
+            ) from error
+
+
+def _kept_channels(cut: Cut) -> list[dict[str, Any]]:
+    """Name, original width and kept positions of every group."""
+    return [
+        {"name": name, "size": mask.size, "kept": np.flatnonzero(mask).tolist()}
+        for name, mask in cut.masks.items()
+    ]
 
 
 def _check_storable(arrays: Mapping[str, np.ndarray]) -> None:

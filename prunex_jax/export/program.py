@@ -1,9 +1,12 @@
 """Turns a function into a StableHLO program of flat arrays, and back.
 
-It owns `jax.export`, and how arrays are named: parameters cross as one flat dict from
-path to array, so that whoever can read the arrays can call the program. An input or
-output that is one array stays one; any other tree is a flat dict by path as well, which
-keeps the classes of trees out of the file.
+Parameters cross as one flat dict from path to array, so that whoever can read the
+arrays can call the program. An input or output that is one array stays one; any other
+tree is a flat dict by path as well, which keeps the classes of trees out of the file.
+
+The batch is symbolic. Some functions cannot be traced with one, because they look at
+every size, as the shrunk functions of `shrink` do; where examples do not influence each
+other, such a function of one example is mapped over the batch instead.
 
 How long a program can be read is up to jax: by versions up to six months newer and
 three weeks older than the one that wrote it, as https://docs.jax.dev/en/latest/export/
@@ -16,17 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path
-from prunex_jax.export.batching import (
-    first_line,
-    fixed_batch_error,
-    mapped_over_examples,
-    with_symbolic_batch,
-)
+from prunex_jax.shrink import certify
 
 # What a program is lowered for, wherever that is possible.
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -105,7 +104,7 @@ def make_program(
     for index, tree in enumerate(inputs):
         _check_paths(tree, f"input {index}")
     fixed = [jax.tree.map(_shape_of, tree) for tree in inputs]
-    shapes = fixed if fixed_batch else with_symbolic_batch(fixed)
+    shapes = fixed if fixed_batch else _with_symbolic_batch(fixed)
     flat = {path: _shape_of(leaf) for path, leaf in flatten_by_path(params).items()}
 
     def lower(apply: Callable[..., PyTree], inputs: Sequence[PyTree]) -> Any:
@@ -118,11 +117,11 @@ def make_program(
         except Exception as error:
             if not _is_possible(lower, apply, fixed):
                 raise UserError(
-                    f"the function cannot be exported ({first_line(error)}); it must "
+                    f"the function cannot be exported ({_first_line(error)}); it must "
                     "be traceable by jax.jit with these parameters and inputs, and use "
                     "operations that jax.export allows"
                 ) from error
-            mapped = mapped_over_examples(apply, params, inputs)
+            mapped = _mapped_over_examples(apply, params, inputs)
             if mapped is None or not _is_possible(lower, mapped, shapes):
                 raise fixed_batch_error(error) from error
             exported, is_mapped = lower(mapped, shapes), True
@@ -152,7 +151,7 @@ def load_program(content: bytes, written_by: str | None) -> export.Exported:
     except Exception as error:
         raise UserError(
             f"jax {jax.__version__} cannot read the program, which jax "
-            f"{written_by or 'of unknown version'} wrote ({first_line(error)}); use "
+            f"{written_by or 'of unknown version'} wrote ({_first_line(error)}); use "
             "that version, or export again with this one"
         ) from error
 
@@ -239,18 +238,18 @@ def _describe(exported: export.Exported, is_mapped: bool) -> dict[str, Any]:
     """What a reader has to know to call the program."""
     (_, *inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
     outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
-    described = [jax.tree.map(_word, tree) for tree in inputs]
+    described = [jax.tree.map(shape_word, tree) for tree in inputs]
     return {
         "call": "jax.export.deserialize(bytearray(content)).call(arrays, *inputs)",
         "platforms": list(exported.platforms),
         "calling_convention_version": exported.calling_convention_version,
         "is_mapped_over_examples": is_mapped,
         "inputs": described,
-        "outputs": jax.tree.map(_word, outputs),
+        "outputs": jax.tree.map(shape_word, outputs),
     }
 
 
-def _word(shaped: Any) -> str:
+def shape_word(shaped: Any) -> str:
     """Type and shape in one word, as in `float32[batch,32,32,3]`."""
     return f"{shaped.dtype}[{','.join(map(str, shaped.shape))}]"
 
@@ -283,3 +282,142 @@ def _without_source_folders() -> Iterator[None]:
         yield
     finally:
         jax.config.update(_SOURCE_FILES, before)
+
+
+def _with_symbolic_batch(shapes: Sequence[PyTree]) -> list[PyTree]:
+    """Replaces first axes by a symbolic size.
+
+    Args:
+      shapes: Trees of jax.ShapeDtypeStruct.
+    Returns:
+      The same, of any batch size; as they are, if the caller has made some symbolic.
+    Raises:
+      UserError: First axes differ, so that the batch is not known.
+    """
+    leaves = [x for x in jax.tree.leaves(list(shapes)) if x.shape]
+    if any(map(_is_symbolic, leaves)):
+        return list(shapes)
+    sizes = sorted({x.shape[0] for x in leaves})
+    if len(sizes) > 1:
+        raise UserError(
+            f"inputs have first axes of {sizes[0]} and {sizes[1]}, so which of them is "
+            "the batch is not clear; give shapes with jax.export.symbolic_shape, or "
+            "fixed_batch=True"
+        )
+    (batch,) = export.symbolic_shape("batch")
+
+    def widen(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) if x.shape else x
+
+    return jax.tree.map(widen, list(shapes))
+
+
+def one_more(inputs: Sequence[PyTree]) -> list[PyTree] | None:
+    """Gives inputs one example more, to try a program at another batch size.
+
+    A function may be lowered for any batch and hold a fixed one all the same, say in a
+    reshape: jax finds out only when the program is compiled for another one.
+
+    Args:
+      inputs: Arrays or shapes.
+    Returns:
+      Inputs whose last example is there twice, or their shapes; None if shapes have
+      symbolic dimensions of the caller's.
+    Example:
+      >>> one_more([np.array([1, 2])])[0].tolist()
+      [1, 2, 2]
+    """
+    if any(map(_is_symbolic, jax.tree.leaves(list(inputs)))):
+        return None
+
+    def more(x: Any) -> Any:
+        if not np.ndim(x):
+            return x
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct((x.shape[0] + 1, *x.shape[1:]), x.dtype)
+        return jnp.concatenate([x, x[-1:]])
+
+    return jax.tree.map(more, list(inputs))
+
+
+def _mapped_over_examples(
+    apply: Callable[..., PyTree], params: PyTree, inputs: Sequence[PyTree]
+) -> Callable[..., PyTree] | None:
+    """Makes a function of a batch from what it computes of single examples.
+
+    Args:
+      apply: (params, *inputs) -> any tree of arrays with a batch in front.
+      params: Arrays.
+      inputs: Arrays to prove on that it is the same function.
+    Returns:
+      A function of the same arguments that traces `apply` for one example whatever the
+      batch; None if it is not the same, or nothing is there to prove it with.
+    Example:
+      >>> apply = lambda params, x: x * params
+      >>> mapped = _mapped_over_examples(apply, 2.0, [np.ones((3, 2))])
+      >>> mapped(2.0, np.ones((5, 2))).shape
+      (5, 2)
+      >>> apply = lambda params, x: x - x.mean(0, keepdims=True)
+      >>> _mapped_over_examples(apply, 2.0, [np.eye(3)]) is None
+      True
+    """
+    leaves = jax.tree.leaves((params, list(inputs)))
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        return None
+
+    def mapped(params: PyTree, *inputs: PyTree) -> PyTree:
+        axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, inputs)
+        batched = jax.tree.map(lambda x: bool(np.ndim(x)), inputs)
+
+        def of_one(*rows: PyTree) -> PyTree:
+            batch = jax.tree.map(
+                lambda x, is_in: x[None] if is_in else x, rows, batched
+            )
+            return jax.tree.map(_only, apply(params, *batch))
+
+        return jax.vmap(of_one, in_axes=axes)(*inputs)
+
+    try:
+        same = certify(
+            apply,
+            mapped,
+            params,
+            params,
+            one_more(inputs) or [],
+            take=lambda tree: tree,
+            gradients=False,
+        )
+    except Exception:
+        return None
+    return mapped if same.is_equal else None
+
+
+def fixed_batch_error(error: Exception) -> UserError:
+    """Says that a function can be exported for one batch size only."""
+    return UserError(
+        "the function cannot be exported for batches of any size "
+        f"({_first_line(error)}); its program holds a fixed one: give fixed_batch=True "
+        "to export it for the size of the inputs given"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    """Type and first line of an error's text.
+
+    Example:
+      >>> _first_line(ValueError('no such axis, and more'))
+      'ValueError: no such axis, and more'
+    """
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no message'}"
+
+
+def _only(y: jax.Array) -> jax.Array:
+    """What an output says of the only example of a batch."""
+    if y.shape[:1] != (1,):
+        raise ValueError(f"output {y.shape} does not have the batch in front")
+    return y[0]
+
+
+def _is_symbolic(leaf: Any) -> bool:
+    return any(map(export.is_symbolic_dim, np.shape(leaf)))

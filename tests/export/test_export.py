@@ -16,9 +16,9 @@ from jax import export
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import digests_of
-from prunex_jax.channels import ChannelGroup, trace_channels
+from prunex_jax.channels import TraceOptions, trace_channels
 from prunex_jax.export import export_model, read_model
-from prunex_jax.shrink import Certificate, certify, make_cut
+from prunex_jax.shrink import Certificate, Cut, certify, make_cut
 from tests.helpers.channel_checks import draw
 
 ROOT = Path(__file__).parents[2]
@@ -198,13 +198,16 @@ def test_contains_no_pickle_and_no_folder_of_this_machine(tmp_path, monkeypatch)
             pickle.loads(content)
 
 
+def cut_of(**masks):
+    """A cut of which only the masks matter."""
+    masks = {name: np.array(mask) for name, mask in masks.items()}
+    return Cut((), masks, {}, None, TraceOptions())
+
+
 def test_says_which_channels_are_kept(tmp_path):
-    groups = [ChannelGroup("a", 4, ()), ChannelGroup("b", 2, ())]
-    masks = {"a": np.array([True, False, False, True])}
+    cut = cut_of(a=[True, False, False, True], b=[True, True])
     about = {"task": {"classes": ["cat", "dog"]}}
-    manifest = write(
-        tmp_path / "m", certificate=EQUAL, groups=groups, masks=masks, about=about
-    )
+    manifest = write(tmp_path / "m", certificate=EQUAL, cut=cut, about=about)
     assert manifest["channels"] == [
         {"name": "a", "size": 4, "kept": [0, 3]},
         {"name": "b", "size": 2, "kept": [0, 1]},
@@ -219,11 +222,7 @@ def test_says_which_channels_are_kept(tmp_path):
     [
         ({"certificate": Certificate(1e-3, None, 0.1, 8)}, "above the allowed 1e-05"),
         ({"certificate": Certificate(1e-7, 1e-3, 0.1, 8)}, "above the allowed 0.0001"),
-        (
-            {"groups": [ChannelGroup("a", 2, ())], "masks": {"a": [True, False]}},
-            "there is no certificate",
-        ),
-        ({"certificate": EQUAL, "masks": {"b": [True]}}, "'b' has shape .* fits no"),
+        ({"cut": cut_of(a=[True, False])}, "there is no certificate"),
         ({"about": {"files": {}}}, r"about\['files'\] would replace"),
         ({"about": {"x": float("nan")}}, r"about\['x'\] cannot be written as JSON"),
         ({"params": {"a": {"b": 1.0}, "a/b": 2.0}}, "have 1 different paths"),
@@ -308,8 +307,7 @@ def test_a_shrunk_function_is_exported_for_any_batch(tmp_path):
         params=cut.take(params),
         inputs=[given],
         certificate=certificate,
-        groups=trace.groups,
-        masks=masks,
+        cut=cut,
     )
     assert manifest["program"]["inputs"] == ["float32[batch,6,6,3]"]
     assert manifest["arrays"]["conv/kernel"] == "float32[3,3,3,2]"
@@ -366,7 +364,7 @@ def test_replaces_an_export_only_if_asked_and_nothing_else_ever(tmp_path):
     assert names_in(tmp_path) == {"m"}
 
 
-@pytest.mark.parametrize("when", ["export.folder.write_manifest", "base.files._flush"])
+@pytest.mark.parametrize("when", ["export.folder.save_file", "base.files._flush"])
 def test_a_failed_export_leaves_the_earlier_one_whole(tmp_path, monkeypatch, when):
     def full(*args):
         raise OSError("No space left on device")
