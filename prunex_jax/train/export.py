@@ -150,8 +150,7 @@ class TrainedNetwork:
             {"params": shrunk.params, "statistics": shrunk.statistics},
             [comparison_images(experiment.task.dataset)],
             certificate=self.certify(),
-            groups=experiment.channels.trace.groups,
-            masks=self.cut.masks,
+            cut=self.cut,
             about={
                 "trained": {
                     "workdir": workdir.name,
