@@ -1,21 +1,18 @@
 """Starts the processes of a run and arranges their devices as hosts x devices.
 
-It owns the two mesh axes, the detection of launchers (Slurm, Open MPI, Kubernetes,
-flags), the start of `jax.distributed`, and the decision which devices form a host. It
-leaves what runs on the mesh to everything right of it. In the flow it comes after
-config and before data.
+In: the settings `topology.*`, flags and the environment. Out: a `Topology`, whose mesh
+has the axes ('host', 'device'), and what programs need to run on it.
 
-    clusters, gpus   what launchers and the machine tell a process
-    launcher         one answer from them and from the flags: `detect_launch`
-    start            acts on it: `start_processes`
-    memory           what jax frees on CPU stays for its next step: `keep_freed_memory`
-    machines         which machine each process runs on
-    hosts            devices -> hosts, as plain records
-    axes             names of mesh axes: `MeshAxes`, `vary`
-    placement        where parts of a tree live: `Placement`, `enter`, `leave`
-    mesh             the `jax.sharding.Mesh` and its table: `make_topology`
-    folding          a mesh that one device simulates: `map_over` works on both
-    agreement        all processes go on, or none: `run_together`, `gather_texts`
+    launcher     several processes? which is this, and which GPUs are its own?
+    start        acts on the answer, before jax computes anything
+    memory       what jax frees on CPU stays for its next step, in commands
+    machines     which machine each process runs on
+    hosts        devices -> hosts, as plain records
+    mesh         the `jax.sharding.Mesh` and its table
+    folding      a mesh that one device simulates: `map_over` works on both
+    axes         names of mesh axes: `MeshAxes`, `vary`
+    placement    where parts of a tree live: `Placement`, `enter`, `leave`
+    agreement    all processes go on, or none
 """
 
 from prunex_jax.mesh.agreement import gather_texts, run_together

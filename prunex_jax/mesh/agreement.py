@@ -1,8 +1,4 @@
-"""Lets processes know of each other, and fail together when one cannot go on.
-
-A process that stops alone leaves the others waiting in their next collective. Whatever
-may fail on some processes only runs in here, before the first step.
-"""
+"""Processes fail together: one that stops alone leaves the others waiting."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,11 +1,9 @@
 """Simulates the devices of a mesh on one real device, where their blocks lie stacked.
 
-It owns the folded mesh and the one function through which programs reach a mesh of
-either kind, `map_over`. Every operation then does the work of all simulated devices at
-once, and collectives are sums and copies along the stack, so a laptop's GPU can train
-what several hosts would: the same numbers up to rounding, and the same bytes, which are
-those of the program on the mesh that is simulated. It leaves algorithms to everything
-right of topology, which does not know of it.
+Every operation then does the work of all simulated devices at once, and collectives are
+sums and copies along the stack, so a laptop's GPU can train what several hosts would:
+the same numbers up to rounding, and the same bytes, which are those of the program on
+the mesh that is simulated. Programs reach a mesh of either kind by `map_over`.
 """
 
 import dataclasses

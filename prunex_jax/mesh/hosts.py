@@ -1,9 +1,4 @@
-"""Groups devices into hosts: the rows of the mesh.
-
-It owns the layouts (host, process, slice, a number) and the refusal of uneven shapes.
-It works on plain records, so it knows neither jax nor the other processes; `machines`
-finds what the records say and `mesh` turns the rows into a mesh.
-"""
+"""Groups devices, given as plain records, into hosts: the rows of the mesh."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""Finds out on which machine each process of the run is.
-
-It owns machine identity and its exchange between processes. It leaves what follows
-from it to `hosts`. In the flow it comes after `start` and before `mesh`.
-"""
+"""Finds out on which machine each process of the run is."""
 
 import collections
 import dataclasses

@@ -1,8 +1,6 @@
 """Makes simulated devices and joins this process to the others of the run.
 
-It owns every change to jax's global state that must come before the first
-computation. It leaves the decision to `launcher` and the mesh to `mesh`. In the flow
-it is the first thing a run does with jax.
+Every change to jax's global state that must come before the first computation is here.
 """
 
 import dataclasses
@@ -12,7 +10,7 @@ from collections.abc import Mapping
 import jax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.base.settings import TopologyConfig, check_settings
 from prunex_jax.mesh.launcher import Launch, LaunchFlags, Probes, detect_launch
 from prunex_jax.mesh.memory import keep_freed_memory
 
@@ -44,11 +42,7 @@ def start_processes(
       UserError: The processes cannot be joined, or jax runs already and with other
         devices than `config` asks for.
     """
-    if config.cpu_devices < 0:
-        raise UserError(
-            f"topology.cpu_devices={config.cpu_devices} must be 0 (the devices the "
-            "machine has) or more"
-        )
+    check_settings(config, "topology")
     launch = _detect(config, flags, environ)
     if config.cpu_devices:
         _request_cpu_devices(config.cpu_devices)
@@ -65,9 +59,7 @@ def _detect(
     config: TopologyConfig, flags: LaunchFlags, environ: Mapping[str, str]
 ) -> Launch:
     if jax.distributed.is_initialized():
-        return Launch(
-            "caller", None, None, None, None, "jax.distributed was started before"
-        )
+        return Launch("caller", "jax.distributed was started before")
     probes = Probes()
     if config.cpu_devices:
         # GPUs that nobody is going to use must not stop a run by being uneven.

@@ -4,7 +4,7 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import TopologyConfig
 from prunex_jax.mesh import LaunchFlags, Probes, detect_launch, start_processes
-from prunex_jax.mesh.gpus import count_visible_gpus, split_gpus
+from prunex_jax.mesh.launcher import count_visible_gpus, split_gpus
 
 SLURM = {
     "SLURM_JOB_ID": "42",
