@@ -1,6 +1,7 @@
 """What the README and the pages of docs/ show works: snippets run, names exist."""
 
 import contextlib
+import importlib
 import io
 import re
 import shlex
@@ -144,3 +145,13 @@ def test_versions_agree() -> None:
     version = prunex_jax.__version__
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_new_names_of_the_migration_page_exist() -> None:
+    tables = (ROOT / "docs" / "migration.md").read_text()
+    names = re.findall(r"\| `(prunex_jax\.[\w.]+)` \|$", tables, re.M)
+    assert len(names) > 40
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        found = hasattr(importlib.import_module(parent), last)
+        assert found or importlib.import_module(name), name
