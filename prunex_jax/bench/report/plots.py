@@ -7,6 +7,7 @@ Matplotlib is optional, and imported when something is drawn.
 
 import dataclasses
 import io
+import itertools
 import math
 import textwrap
 import zlib
@@ -16,12 +17,12 @@ from typing import Any, Literal
 from prunex_jax.bench.report.tables import digits
 
 Theme = Literal["light", "dark"]
-THEMES: tuple[Theme, ...] = ("light", "dark")
 XY = tuple[float, float]
+THEMES: tuple[Theme, ...] = ("light", "dark")
 
 # Method -> colour and mark; None is the ink of the theme. Told apart on white and on
-# black, most of them with any colour vision (after Okabe and Ito). The order is that in
-# which methods are emphasised.
+# black, most of them with any colour vision (after Okabe and Ito). Methods are
+# emphasised in this order.
 STYLES: Mapping[str, tuple[str | None, str]] = {
     "dense": (None, "o"),
     "hsadmm": ("#D55E00", "s"),
@@ -35,35 +36,28 @@ STYLES: Mapping[str, tuple[str | None, str]] = {
     "importance": ("#7D6BD0", ">"),
     "none": ("#1FA3A3", "d"),
 }
-_UNKNOWN = (("#B8860B", "*"), ("#5B8C5A", "p"), ("#B5546A", "H"))  # Other methods.
 MOST_EMPHASISED = 6
-_MOST_OF_A_METHOD = 3  # Of the method that this package is for, before any other's.
+_MOST_OF_HSADMM = 3  # Emphasised before any other method's second row.
+_OTHER_METHODS = (("#B8860B", "*"), ("#5B8C5A", "p"), ("#B5546A", "H"))
 _SHADES = (0.0, 0.45, 0.22)  # Of rows of one method: how much nearer to the ink.
-_OTHERS = "#A8A8A8"
+_GREY = "#A8A8A8"
 _INK = {"light": "#000000", "dark": "#ffffff"}
 _PAPER = {"light": "#ffffff", "dark": "#151515"}
 
 # Inches and points, such that letters can be read where the picture is 400 pixels wide.
-_WIDTH, _HEIGHT = 4.4, 3.3
-_LETTERS = 7.8
-_TITLE_LENGTH, _NAME_LENGTH = 62, 21
-_LINE_HEIGHT = 1.25 * _LETTERS / 72
+_WIDTH, _HEIGHT, _LETTERS = 4.4, 3.3, 7.8
+_TITLE_LENGTH, _NAME_LENGTH = 62, 23
 _MOST_MARKS = 5  # On a line.
-_UNLIMITED_GAP = 2.5  # Factor from the fastest link to the mark of no limit.
-_MOST_DECADES = 2.2  # For ticks at 1, 2 and 5; beyond, at 1 only.
 _MOST_TICKS = 6
-# Where a name may stand beside its mark: offset in points, and alignment.
-_SIDES = (
-    (6, 0, "left", "center"),
-    (-6, 0, "right", "center"),
-    (0, 6, "center", "bottom"),
-    (0, -6, "center", "top"),
-    (4, 5, "left", "bottom"),
-    (4, -5, "left", "top"),
-    (-4, 5, "right", "bottom"),
-    (-4, -5, "right", "top"),
-)
+_MOST_DECADES = 2.2  # For ticks at 1, 2 and 5; beyond, at 1 only.
 _LEAST_RANGE = 4.0  # Of a logarithmic axis: right end over left end.
+_UNLIMITED_GAP = 2.5  # Factor from the fastest link to the mark of no limit.
+# Where a name may stand: sides of its mark, and distances in points.
+_SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+_DISTANCES = (5, 12, 20, 30, 40)
+_NEAR = 9  # Pixels from a name to any mark, at least.
+# From a name to what it names.
+_LEASH = {"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.6, "shrinkA": 1, "shrinkB": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,31 +66,26 @@ class Look:
 
     Attributes:
       title: What tables call it.
-      method: Whose colour it has.
-      shade: 0 is the method's own colour; further rows of a method are nearer to
-        the ink.
+      hue: Colour of its method; None is the ink of the theme.
+      mark: Of its points.
+      shade: 0 for the first row of a method; further ones are nearer to the ink.
       is_dashed: Whether it is a peer.
       rank: Of emphasis: the six lowest of a plot are emphasised.
     """
 
     title: str
-    method: str
+    hue: str | None
+    mark: str
     shade: int = 0
     is_dashed: bool = False
     rank: int = 0
 
     def colour(self, theme: Theme) -> str:
-        """Of its lines and marks."""
-        base = STYLES.get(self.method, _unknown(self.method))[0]
+        """Of its lines, marks and name."""
         amount = _SHADES[self.shade % len(_SHADES)]
-        if base is None:
+        if self.hue is None:
             return _blended(_INK[theme], _PAPER[theme], amount)
-        return _blended(base, _INK[theme], amount)
-
-    @property
-    def mark(self) -> str:
-        """Of its points."""
-        return STYLES.get(self.method, _unknown(self.method))[1]
+        return _blended(self.hue, _INK[theme], amount)
 
 
 Looks = Mapping[str, Look]
@@ -159,15 +148,8 @@ class Plot:
     @property
     def emphasised(self) -> list[str]:
         """Rows that are drawn in colour, with their names."""
-        rows = sorted(
-            {each.row for each in self.series}, key=lambda r: self.looks[r].rank
-        )
-        return rows[:MOST_EMPHASISED]
-
-
-def unlimited_at(fastest: float) -> float:
-    """Where a link without a limit is drawn, right of the fastest one in Mbit/s."""
-    return fastest * _UNLIMITED_GAP
+        rows = {each.row for each in self.series}
+        return sorted(rows, key=lambda r: self.looks[r].rank)[:MOST_EMPHASISED]
 
 
 def is_available() -> bool:
@@ -191,18 +173,19 @@ def make_looks(
       methods: Row -> its method; without, `method_of` tells it by the row's name.
       first: Rows that others are compared with; emphasised before all others.
     """
-    methods = methods or {}
-    counts: dict[str, int] = {}
-    looks, order = {}, {}
-    for number, (row, title) in enumerate(titles.items()):
-        method = methods.get(row) or method_of(row)
+    looks: dict[str, Look] = {}
+    order, counts = {}, dict.fromkeys(STYLES, 0)
+    for row, title in titles.items():
+        method = (methods or {}).get(row) or method_of(row)
+        digest = zlib.crc32(method.encode()) % len(_OTHER_METHODS)
+        hue, mark = STYLES.get(method, _OTHER_METHODS[digest])
         shade = counts.get(method, 0)
         counts[method] = shade + 1
-        looks[row] = Look(title, method, shade, is_dashed=method == "torch")
-        place = [*STYLES, method].index(method)
-        turn = max(0, shade - _MOST_OF_A_METHOD + 1) if method == "hsadmm" else shade
-        order[row] = (row not in first, turn, place, number)
-    ranked = sorted(titles, key=lambda row: order[row])
+        looks[row] = Look(title, hue, mark, shade, method == "torch")
+        spared = _MOST_OF_HSADMM - 1 if method == "hsadmm" else 0
+        place = list(counts).index(method)
+        order[row] = (row not in first, max(0, shade - spared), place)
+    ranked = sorted(titles, key=order.__getitem__)
     return {
         row: dataclasses.replace(look, rank=ranked.index(row))
         for row, look in looks.items()
@@ -220,21 +203,36 @@ def method_of(row: str) -> str:
     return next((name for name in STYLES if key.startswith(name)), key)
 
 
+def unlimited_at(fastest: float) -> float:
+    """Where a link without a limit is drawn, right of the fastest one in Mbit/s."""
+    return fastest * _UNLIMITED_GAP
+
+
 def render(
     plot: Plot, kind: Literal["png", "svg"] = "png", theme: Theme = "light"
 ) -> bytes:
-    """Draws a plot.
-
-    Args:
-      plot: What is drawn.
-      kind: Format of the picture.
-      theme: Its background is white, or none.
-    """
+    """Draws a plot as a file; its background is white in the light theme, else none."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_settings(theme)):
+    lines = ("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color")
+    settings: Any = {
+        **dict.fromkeys((*lines, "xtick.color", "ytick.color"), _INK[theme]),
+        "font.family": "DejaVu Sans",  # Comes with matplotlib.
+        "font.size": _LETTERS,
+        "figure.titlesize": 1.1 * _LETTERS,
+        "figure.titleweight": "bold",
+        "figure.dpi": 200,  # That of files too: letters must be as wide as measured.
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.facecolor": "none",
+        "grid.alpha": 0.15,
+        "savefig.facecolor": "white" if theme == "light" else "none",
+        "svg.hashsalt": "prunex_jax",
+    }
+    with matplotlib.rc_context(settings):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         FigureCanvasAgg(figure)
         title = textwrap.fill(plot.title, _TITLE_LENGTH)
@@ -248,78 +246,24 @@ def render(
 
 def draw(plot: Plot, axes: Any, theme: Theme = "light") -> None:
     """Draws a plot on axes of matplotlib."""
-    names: dict[str, XY] = {}
+    ink, ends = _INK[theme], {}
+    if plot.names_at_marks:
+        axes.margins(0.08, 0.2)
     for each in plot.series:
-        end = _draw_series(axes, plot, each, theme)
-        if end is not None and each.row in plot.emphasised:
-            names.setdefault(each.row, end)
+        _draw_series(axes, plot, each, theme)
+        points = [*each.points, *(each.line or ())]
+        if points and each.row in plot.emphasised:
+            ends.setdefault(each.row, max(points))
     if plot.diagonal is not None:
-        _draw_diagonal(axes, plot, _INK[theme])
-    for level in plot.levels:
-        axes.axhline(level, color=_INK[theme], linewidth=0.8, linestyle=":", zorder=1)
-    _set_scales(axes, plot)
+        xs = [x for each in plot.series for x, _ in each.points]
+        low, high = min(xs), max(xs)
+        axes.plot((low, high), (low, high), color=ink, linewidth=0.8, alpha=0.5)
+        axes.annotate(plot.diagonal, (high, high), ha="right", va="bottom")
+        sides = ([(1 + k * plot.band) * x for x in (low, high)] for k in (-1, 1))
+        axes.fill_between((low, high), *sides, color=ink, alpha=0.1, linewidth=0)
     for level, text in plot.levels.items():
-        where = axes.get_yaxis_transform()
-        axes.text(0.01, level, text, transform=where, va="bottom")
-    axes.set_xlabel(plot.across)
-    axes.set_ylabel(plot.up)
-    place = _names_at_marks if plot.names_at_marks else _names_at_ends
-    place(axes, plot, names, theme)
-
-
-def _draw_series(axes: Any, plot: Plot, series: Series, theme: Theme) -> XY | None:
-    """Draws one series; returns its right end."""
-    look = plot.looks[series.row]
-    is_emphasised = series.row in plot.emphasised
-    style = {
-        "color": look.colour(theme) if is_emphasised else _OTHERS,
-        "zorder": 3 if is_emphasised else 2,
-        "linewidth": 1.5 if is_emphasised else 0.6,
-    }
-    line = series.points if series.line is None else series.line
-    if len(line) > 1:
-        dashes = (0, (4, 2)) if look.is_dashed else "-"
-        axes.plot(*zip(*line, strict=True), linestyle=dashes, label=look.title, **style)
-    points = list(series.points)
-    if series.line is None and not series.spread:
-        points = points[:: max(1, len(points) // _MOST_MARKS)]
-    is_marked = is_emphasised or len(line) < 2
-    if points and is_marked:
-        xs, ys = zip(*points, strict=True)
-        spread = None
-        if series.spread:
-            pairs = zip(series.points, series.spread, strict=True)
-            ends = [(y - low, high - y) for (_, y), (low, high) in pairs]
-            spread = list(zip(*ends, strict=True))
-        axes.errorbar(
-            xs,
-            ys,
-            yerr=spread,
-            marker=look.mark,
-            markersize=4.5 if is_emphasised else 3,
-            markerfacecolor="none" if series.is_hollow else style["color"],
-            elinewidth=0.8,
-            linestyle="none",
-            label=look.title,
-            **style,
-        )
-    everything = [*line, *series.points]
-    return max(everything) if everything else None
-
-
-def _draw_diagonal(axes: Any, plot: Plot, ink: str) -> None:
-    """A line of slope one below all of the data, and the band around it."""
-    xs = [x for each in plot.series for x, _ in each.points]
-    ends = [min(xs), max(xs)]
-    axes.plot(ends, ends, color=ink, linewidth=0.8, alpha=0.5, zorder=1)
-    axes.annotate(plot.diagonal or "", (ends[1], ends[1]), ha="right", va="bottom")
-    if plot.band:
-        sides = ([(1 + sign * plot.band) * end for end in ends] for sign in (-1, 1))
-        axes.fill_between(ends, *sides, color=ink, alpha=0.1, linewidth=0)
-
-
-def _set_scales(axes: Any, plot: Plot) -> None:
-    """Logarithmic axes with plain numbers, and not narrower than can be read."""
+        axes.axhline(level, color=ink, linewidth=0.8, linestyle=":", zorder=1)
+        axes.text(0.01, level, text, transform=axes.get_yaxis_transform(), va="top")
     for name in plot.log:
         axis = getattr(axes, f"{name}axis")
         getattr(axes, f"set_{name}scale")("log", base=2 if plot.hosts else 10)
@@ -327,10 +271,51 @@ def _set_scales(axes: Any, plot: Plot) -> None:
         # What costs the same stands above each other, not apart by its last digit.
         wider = max(1.0, math.sqrt(_LEAST_RANGE * low / high)) if name == "x" else 1.0
         getattr(axes, f"set_{name}lim")(low / wider, high * wider)
-        _plain_ticks(axis, plot, is_across=name == "x")
+        _set_ticks(axis, plot, is_across=name == "x")
+    axes.set_xlabel(plot.across)
+    axes.set_ylabel(plot.up)
+    (_names_at_marks if plot.names_at_marks else _names_at_ends)(
+        axes, plot, ends, theme
+    )
 
 
-def _plain_ticks(axis: Any, plot: Plot, is_across: bool) -> None:
+def _draw_series(axes: Any, plot: Plot, series: Series, theme: Theme) -> None:
+    look = plot.looks[series.row]
+    is_emphasised = series.row in plot.emphasised
+    style = {
+        "color": look.colour(theme) if is_emphasised else _GREY,
+        "zorder": 3 if is_emphasised else 2,
+        "linewidth": 1.5 if is_emphasised else 0.6,
+        "label": look.title,
+    }
+    line, points = series.line, series.points
+    if line is None:
+        line = points
+        if not series.spread:
+            points = points[:: max(1, len(points) // _MOST_MARKS)]
+    if len(line) > 1:
+        dashes = (0, (4, 2)) if look.is_dashed else "-"
+        axes.plot(*zip(*line, strict=True), linestyle=dashes, **style)
+    if points and (is_emphasised or len(line) < 2):
+        ys = [y for _, y in points]
+        spread = [
+            [abs(y - end[side]) for y, end in zip(ys, series.spread, strict=True)]
+            for side in range(2 if series.spread else 0)
+        ]
+        axes.errorbar(
+            [x for x, _ in points],
+            ys,
+            spread or None,
+            marker=look.mark,
+            markersize=4.5 if is_emphasised else 3,
+            markerfacecolor="none" if series.is_hollow else style["color"],
+            elinewidth=0.8,
+            linestyle="none",
+            **style,
+        )
+
+
+def _set_ticks(axis: Any, plot: Plot, is_across: bool) -> None:
     """Ticks of a logarithmic axis, written as plain numbers: hosts, or 1, 2 and 5."""
     from matplotlib.ticker import AutoLocator, NullLocator
 
@@ -362,27 +347,20 @@ def _names_at_ends(axes: Any, plot: Plot, ends: Mapping[str, XY], theme: Theme) 
     to_axes = axes.transData + axes.transAxes.inverted()
     wanted = {row: float(to_axes.transform(end)[1]) for row, end in ends.items()}
     rows = sorted(ends, key=lambda row: -wanted[row])
-    texts = {row: _wrapped(plot.looks[row].title) for row in rows}
-    heights = [_LINE_HEIGHT * (texts[row].count("\n") + 1.4) / _HEIGHT for row in rows]
+    names = [_wrapped(plot.looks[row].title) for row in rows]
+    line_height = 1.25 * _LETTERS / 72 / _HEIGHT
+    heights = [line_height * (name.count("\n") + 1.4) for name in names]
     middles = _spread_out([wanted[row] for row in rows], heights)
-    for row, middle in zip(rows, middles, strict=True):
+    for row, name, middle in zip(rows, names, middles, strict=True):
         colour = plot.looks[row].colour(theme)
         axes.annotate(
-            texts[row],
+            name,
             ends[row],
             (1.04, middle),
             textcoords="axes fraction",
             color=colour,
             va="center",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.5,
-                "alpha": 0.6,
-                "relpos": (0, 0.5),
-                "shrinkA": 1,
-                "shrinkB": 2,
-            },
+            arrowprops={**_LEASH, "color": colour, "relpos": (0, 0.5)},
         )
 
 
@@ -397,11 +375,10 @@ def _spread_out(wanted: Sequence[float], heights: Sequence[float]) -> list[float
       [0.5, 0.3, 0.1]
     """
     middles: list[float] = []
-    ceiling = 1.0 + heights[0] / 2 if heights else 1.0
+    ceiling, floor = 1.1, 0.0
     for middle, height in zip(wanted, heights, strict=True):
         middles.append(min(middle, ceiling - height / 2))
         ceiling = middles[-1] - height / 2
-    floor = 0.0
     for number in reversed(range(len(middles))):
         middles[number] = max(middles[number], floor + heights[number] / 2)
         floor = middles[number] + heights[number] / 2
@@ -411,68 +388,57 @@ def _spread_out(wanted: Sequence[float], heights: Sequence[float]) -> list[float
 def _names_at_marks(
     axes: Any, plot: Plot, ends: Mapping[str, XY], theme: Theme
 ) -> None:
-    """Names beside marks, where there is room; coloured ones choose first."""
+    """Names beside marks where there is room; those in colour choose first."""
+    from matplotlib.text import Text
+
     figure = axes.get_figure()
     figure.draw_without_rendering()
     renderer, frame = figure.canvas.get_renderer(), axes.get_window_extent()
-    points = {each.row: max(each.points) for each in plot.series if each.points}
+    points = {each.row: each.points[0] for each in plot.series}
     marks = axes.transData.transform(list(points.values()))
     taken: list[Any] = []
     for row in sorted(points, key=lambda row: plot.looks[row].rank):
-        is_emphasised = row in ends
-        for dx, dy, across, up in _SIDES:
+        name = _wrapped(plot.looks[row].title)
+        colour = plot.looks[row].colour(theme) if row in ends else _GREY
+        # Only names in colour go further away, on a leash.
+        distances = _DISTANCES if row in ends else _DISTANCES[:1]
+        for distance, (x, y) in itertools.product(distances, _SIDES):
             text = axes.annotate(
-                _wrapped(plot.looks[row].title),
+                name,
                 points[row],
-                (dx, dy),
+                (x * distance, y * distance),
                 textcoords="offset points",
-                ha=across,
-                va=up,
-                color=plot.looks[row].colour(theme) if is_emphasised else _OTHERS,
-                size=_LETTERS if is_emphasised else 0.85 * _LETTERS,
+                ha=("center", "left", "right")[x],
+                va=("center", "bottom", "top")[y],
+                color=colour,
+                size=_LETTERS if row in ends else 0.85 * _LETTERS,
+                arrowprops={**_LEASH, "color": colour},
             )
             text.set_in_layout(False)
-            box = text.get_window_extent(renderer)
-            is_inside = frame.containsx(box.x0) and frame.containsx(box.x1)
-            is_inside &= frame.containsy(box.y0) and frame.containsy(box.y1)
-            if (
-                is_inside
-                and not box.count_overlaps(taken)
-                and not any(box.contains(*mark) for mark in marks)
-            ):
+            text.update_positions(renderer)
+            box = Text.get_window_extent(text, renderer)  # Without the leash.
+            is_inside = all(frame.contains(*corner) for corner in box.corners())
+            is_free = not box.count_overlaps(taken)
+            near = box.padded(_NEAR)
+            if is_inside and is_free and not any(near.contains(*at) for at in marks):
                 taken.append(box)
                 break
             text.remove()
 
 
 def _wrapped(name: str) -> str:
-    return textwrap.fill(name, _NAME_LENGTH)
+    r"""A name in as few lines as there are, and those as short as can be.
 
-
-def _settings(theme: Theme) -> Any:
-    """Of matplotlib, by its names."""
-    lines = ("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color")
-    return {
-        **dict.fromkeys((*lines, "xtick.color", "ytick.color"), _INK[theme]),
-        "font.family": "DejaVu Sans",  # Comes with matplotlib.
-        "font.size": _LETTERS,
-        "figure.titlesize": 1.1 * _LETTERS,
-        "figure.titleweight": "bold",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.alpha": 0.15,
-        "grid.linewidth": 0.6,
-        "figure.dpi": 200,  # That of files too: letters must be as wide as measured.
-        "savefig.facecolor": "white" if theme == "light" else "none",
-        "axes.facecolor": "none",
-        "svg.hashsalt": "prunex_jax",
-    }
-
-
-def _unknown(method: str) -> tuple[str, str]:
-    """Colour and mark of a method that has none of its own, always the same."""
-    return _UNKNOWN[zlib.crc32(method.encode()) % len(_UNKNOWN)]
+    Example:
+      >>> _wrapped('local SGD, every 8 steps, int8')
+      'local SGD, every\n8 steps, int8'
+    """
+    lines = textwrap.wrap(name, _NAME_LENGTH)
+    for length in range(1, _NAME_LENGTH):
+        shorter = textwrap.wrap(name, length)
+        if len(shorter) == len(lines):
+            return "\n".join(shorter)
+    return "\n".join(lines)
 
 
 def _blended(colour: str, other: str, amount: float) -> str:
