@@ -246,7 +246,8 @@ def render(
 
 def draw(plot: Plot, axes: Any, theme: Theme = "light") -> None:
     """Draws a plot on axes of matplotlib."""
-    ink, ends = _INK[theme], {}
+    ink = _INK[theme]
+    ends: dict[str, XY] = {}
     if plot.names_at_marks:
         axes.margins(0.08, 0.2)
     for each in plot.series:
