@@ -133,6 +133,16 @@ def test_named_files_and_settings_exist(page: Path) -> None:
         assert key in flat_keys(), f"no setting {key}"
 
 
+@pytest.mark.parametrize("walk", ["From the loss", "From the score"])
+def test_walks_through_the_code_name_what_exists(walk: str) -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    section = page.split(f"## {walk}")[1].split("\n## ")[0]
+    steps = re.findall(r"^\d\. `(prunex_jax/[\w/]+\.py)`, `(\w+)`", section, re.M)
+    assert 5 <= len({path for path, _ in steps}) <= 8
+    for path, name in steps:
+        assert re.search(rf"(def|class) {name}\b", (ROOT / path).read_text()), name
+
+
 def test_pictures_are_up_to_date() -> None:
     script = ROOT / "docs" / "draw" / "pictures.py"
     output = subprocess.run(
