@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -26,7 +25,7 @@ from prunex_jax.channels import (
 )
 from prunex_jax.comm import dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
-from prunex_jax.data import Dataset, batch_rows, make_loader, open_dataset, place_batch
+from prunex_jax.data import batch_rows, make_loader, open_dataset, place_batch
 from prunex_jax.data.shards import check_shards
 from prunex_jax.mesh import HOST_AXIS, AnyMesh, Topology
 from prunex_jax.methods import Method, Recipe, make_method
@@ -36,30 +35,10 @@ from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, validate_sparsity
 from prunex_jax.train.config import total_steps
 from prunex_jax.train.objective import Objective
-from prunex_jax.train.phases import Phase, parse_phases
 from prunex_jax.train.program import Ledger
-from prunex_jax.train.rounds import RoundPlan, make_round_plan
+from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases
 from prunex_jax.train.step import Programs, make_programs
-from prunex_jax.train.teacher import Teacher, read_teacher
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Task:
-    """What is learned, and by which network: all that knows images and labels.
-
-    Attributes:
-      dataset: The examples.
-      model: The network at full width.
-      teacher: What is learned from beside the labels.
-    """
-
-    dataset: Dataset
-    model: Model
-    teacher: Teacher | None
-
-    def taught(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """A training batch as the local step takes it: with a teacher's answers."""
-        return self.teacher.taught(batch) if self.teacher else batch
+from prunex_jax.train.task import Task, read_teacher
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -183,34 +162,27 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     validate_sparsity(config.sparsity)
     _check_batches(config, topology.mesh)
     dataset = open_dataset(config.data, config.seed)
-    _check_can_train(config, dataset)
+    if len(dataset.train) < config.data.batch_size:
+        raise UserError(
+            f"config.data.batch_size={config.data.batch_size} is more than the "
+            f"{len(dataset.train)} training examples of {dataset.name}; lower it"
+        )
     check_shards(dataset.train, config.data, topology.num_hosts)
     model = make_model(config.model, dataset.image_shape, dataset.num_classes)
     channels = _find_channels(config, model)
     num_steps = total_steps(config, len(dataset.train))
-    ledger = Ledger()
-    phases = parse_phases(config.method, num_steps)
-    setups = [
-        _make_setup(
-            phase.method,
-            model,
-            channels.trace.groups,
-            config=config,
-            mesh=topology.mesh,
-            ledger=ledger,
-            keep_counts=channels.keep_counts,
-            num_steps=num_steps,
-        )
-        for phase in phases
-    ]
-    made = [(setup.method, setup.plan) for setup in setups]
-    _check_phases(phases, made)
-    _check_can_shrink(config, made)
-    _check_budget(config, made)
+    phases, ledger = parse_phases(config.method, num_steps), Ledger()
+    fixed = config, topology.mesh, ledger, channels.keep_counts, num_steps
+    groups = channels.trace.groups
+    setups = [_make_setup(p.method, model, groups, *fixed) for p in phases]
+    _check_phases(phases, setups)
+    _check_can_shrink(config, setups)
+    _check_budget(config, setups)
+    teacher = read_teacher(config, dataset, topology.mesh, ledger)
     return Experiment(
         config=config,
         topology=topology,
-        task=Task(dataset, model, read_teacher(config, dataset, topology.mesh, ledger)),
+        task=Task(dataset, model, teacher),
         channels=channels,
         phases=phases,
         learning_rate=make_learning_rate(config.optimizer, num_steps),
@@ -255,11 +227,11 @@ def _with_setup(
         name,
         model,
         groups,
-        config=experiment.config,
-        mesh=experiment.mesh,
-        ledger=experiment.ledger,
-        keep_counts=experiment.channels.keep_counts if groups else {},
-        num_steps=experiment.num_steps,
+        experiment.config,
+        experiment.mesh,
+        experiment.ledger,
+        experiment.channels.keep_counts if groups else {},
+        experiment.num_steps,
     )
     return dataclasses.replace(experiment, current=setup)
 
@@ -268,7 +240,6 @@ def _make_setup(
     name: str,
     model: Model,
     groups: tuple[ChannelGroup, ...],
-    *,
     config: ExperimentConfig,
     mesh: AnyMesh,
     ledger: Ledger,
@@ -313,9 +284,14 @@ def _make_setup(
 def _find_channels(config: ExperimentConfig, model: Model) -> Channels:
     trace = trace_model(model)
     check_excludes(config.sparsity.exclude, {g.name: g.size for g in trace.groups})
+    for name in config.method.send_whole:
+        if not any(name in path for path in trace.shapes):
+            raise UserError(
+                f"config.method.send_whole has {name!r}, which is part of no path of a "
+                f"parameter; the first are {', '.join(list(trace.shapes)[:3])}"
+            )
     budget = model_budget(config.sparsity, model, trace)
     keep_counts = budget.keep_counts_at(1 - config.sparsity.sparsity)
-    _check_names(config.method.send_whole, trace.shapes)
     return Channels(trace, budget, keep_counts)
 
 
@@ -341,22 +317,12 @@ def _check_batches(config: ExperimentConfig, mesh: AnyMesh) -> None:
         )
 
 
-def _check_can_train(config: ExperimentConfig, dataset: Dataset) -> None:
-    if len(dataset.train) < config.data.batch_size:
-        raise UserError(
-            f"config.data.batch_size={config.data.batch_size} is more than the "
-            f"{len(dataset.train)} training examples of {dataset.name}; lower it"
-        )
-
-
-def _check_phases(
-    phases: Sequence[Phase], made: Sequence[tuple[Method, RoundPlan]]
-) -> None:
+def _check_phases(phases: Sequence[Phase], setups: Sequence[Setup]) -> None:
     """Refuses schedules in which methods would undo or contradict each other."""
     pruning = [
-        (phase, plan)
-        for phase, (method, plan) in zip(phases, made, strict=True)
-        if method.prunes or method.prepare is not None
+        (phase, setup.plan)
+        for phase, setup in zip(phases, setups, strict=True)
+        if setup.method.prunes or setup.method.prepare is not None
     ]
     if len(pruning) > 1:
         raise UserError(
@@ -374,20 +340,9 @@ def _check_phases(
             )
 
 
-def _check_names(names: Sequence[str], shapes: Mapping[str, Any]) -> None:
-    for name in names:
-        if not any(name in path for path in shapes):
-            raise UserError(
-                f"config.method.send_whole has {name!r}, which is part of no path of a "
-                f"parameter; the first are {', '.join(list(shapes)[:3])}"
-            )
-
-
-def _check_budget(
-    config: ExperimentConfig, made: Sequence[tuple[Method, RoundPlan]]
-) -> None:
+def _check_budget(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
     """Pruning before the first step needs counts before there are scores."""
-    early = [method.name for method, _ in made if method.prepare is not None]
+    early = [s.method.name for s in setups if s.method.prepare is not None]
     if early and config.sparsity.budget == "global":
         raise UserError(
             f"sparsity.budget='global' is not known to method {early[0]}, which prunes "
@@ -395,18 +350,17 @@ def _check_budget(
         )
 
 
-def _check_can_shrink(
-    config: ExperimentConfig, made: Sequence[tuple[Method, RoundPlan]]
-) -> None:
-    share = config.sparsity.shrink_share
-    if share < 1.0 and all(plan.shrink_step is None for _, plan in made):
-        names = ", ".join(dict.fromkeys(method.name for method, _ in made))
-        reason = f"method {names} prunes none"
-        if any(method.prepare is not None for method, _ in made):
-            reason = f"method {names} prunes before its first step, and cuts at the end"
-        if any(method.prunes for method, _ in made):
-            reason = f"sparsity.sparsity = {config.sparsity.sparsity:g} prunes none"
-        raise UserError(
-            f"sparsity.shrink_share = {share:g} asks for dead channels to be cut out "
-            f"during the run, and {reason}; set it to 1"
-        )
+def _check_can_shrink(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
+    share, methods = config.sparsity.shrink_share, [s.method for s in setups]
+    if share == 1.0 or any(setup.plan.shrink_step is not None for setup in setups):
+        return
+    names = ", ".join(dict.fromkeys(method.name for method in methods))
+    reason = f"method {names} prunes none"
+    if any(method.prepare is not None for method in methods):
+        reason = f"method {names} prunes before its first step, and cuts at the end"
+    if any(method.prunes for method in methods):
+        reason = f"sparsity.sparsity = {config.sparsity.sparsity:g} prunes none"
+    raise UserError(
+        f"sparsity.shrink_share = {share:g} asks for dead channels to be cut out "
+        f"during the run, and {reason}; set it to 1"
+    )

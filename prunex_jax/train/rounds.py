@@ -1,20 +1,162 @@
-"""When exchanges happen, and of what kind: the sparsity schedule, round by round.
+"""When things happen: which method at which step, and which exchange after which.
 
-Turns the stages of `sparsity.schedule` into what the loop asks after every step. It
-knows steps and counts only; what an exchange does is the method's business.
+A schedule of methods is a list of entries, `method` or `method @ trigger`:
+
+    ('dense', 'hsadmm @ 0.1', 'diloco @ 0.6')
+    ('dense', 'topk @ accuracy > 0.5', 'dgc @ step 4000')
+
+A trigger is a share of the run, a step, or a metric of the log with a bound; the first
+entry starts the run and has none. Within a phase, the sparsity schedule says which
+exchange chooses how many channels.
 """
 
 import dataclasses
+import re
+from collections.abc import Mapping
 
-from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import SparsityConfig
+from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.settings import MethodConfig, SparsityConfig
+from prunex_jax.methods import check_method
 from prunex_jax.methods.transforms import RoundKind
-from prunex_jax.sparsity import (
-    Stage,
-    density_stairs,
-    stage_at,
-    step_of_share,
-)
+from prunex_jax.sparsity import Stage, density_stairs, stage_at, step_of_share
+
+# Of training since the last logged step, and of the last validation.
+METRICS = ("loss", "accuracy", "validation_loss", "validation_accuracy")
+_ENTRY = re.compile(r"\s*(\w+)\s*(?:@\s*(.*?)\s*)?")
+_STEP = re.compile(r"step\s+(\d+)")
+_BOUND = re.compile(r"(\w+)\s*([<>])\s*(\S+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trigger:
+    """What starts a phase: a step, or a metric beyond a bound.
+
+    Attributes:
+      step: Steps done; None for a metric.
+      metric: One of `METRICS`; empty for a step.
+      is_above: Whether it must exceed the bound, or else stay below it.
+      bound: The bound.
+    """
+
+    step: int | None
+    metric: str = ""
+    is_above: bool = False
+    bound: float = 0.0
+
+    def __str__(self) -> str:
+        """When it is, for people."""
+        if self.step is not None:
+            return f"from step {self.step}"
+        return f"once {self.metric} {'>' if self.is_above else '<'} {self.bound:g}"
+
+    def is_due(self, num_steps: int, metrics: Mapping[str, float]) -> bool:
+        """Whether the phase starts now.
+
+        Args:
+          num_steps: Steps done.
+          metrics: Those that are new after this step.
+        Example:
+          >>> Trigger(None, 'accuracy', True, 0.9).is_due(10, {'accuracy': 0.95})
+          True
+        """
+        if self.step is not None:
+            return num_steps >= self.step
+        if self.metric not in metrics:
+            return False
+        value = metrics[self.metric]
+        return value > self.bound if self.is_above else value < self.bound
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """One method of a run, by its key in `methods.METHODS`, and what starts it."""
+
+    method: str
+    trigger: Trigger
+
+
+def parse_phases(config: MethodConfig, total_steps: int) -> tuple[Phase, ...]:
+    """Reads the schedule of methods.
+
+    Args:
+      config: `schedule`, or `name` for a run of one method.
+      total_steps: Length of the run.
+    Returns:
+      The phases in order, one at least.
+    Raises:
+      UserError: An entry that means nothing, names no method, or starts before the one
+        in front of it or after the run.
+    Example:
+      >>> config = MethodConfig(schedule=('dense', 'hsadmm @ 0.1', 'diloco @ step 80'))
+      >>> [(p.method, p.trigger.step) for p in parse_phases(config, 100)]
+      [('dense', 0), ('hsadmm', 10), ('diloco', 80)]
+    """
+    if not config.schedule:
+        check_method(config.name)
+        return (Phase(config.name, Trigger(0)),)
+    phases, last = list[Phase](), 0
+    for entry in config.schedule:
+        phase = _phase(entry, not phases, total_steps)
+        step = phase.trigger.step
+        if phases and step is not None:
+            if not last < step < total_steps:
+                raise _refusal(
+                    entry,
+                    f", which is step {step}; it must lie after step {last} and before "
+                    f"the end, step {total_steps}",
+                )
+            last = step
+        phases.append(phase)
+    return tuple(phases)
+
+
+def _phase(entry: str, is_first: bool, total_steps: int) -> Phase:
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        raise _refusal(entry, "; write method or method @ trigger")
+    name, trigger = found.groups()
+    check_method(name, "config.method.schedule")
+    if is_first and trigger is not None:
+        raise _refusal(entry, ", which starts the run, so it takes no trigger")
+    if not is_first and trigger is None:
+        needed = "needs a trigger, such as `@ 0.3` or `@ accuracy > 0.9`"
+        raise _refusal(entry, f", which {needed}")
+    if trigger is None:
+        return Phase(name, Trigger(0))
+    return Phase(name, _trigger(trigger, entry, total_steps))
+
+
+def _trigger(text: str, entry: str, total_steps: int) -> Trigger:
+    if step := _STEP.fullmatch(text):
+        return Trigger(int(step[1]))
+    if bound := _BOUND.fullmatch(text):
+        metric, sign, number = bound.groups()
+        if metric not in METRICS:
+            known = f"{suggest(metric, METRICS)} (known: {', '.join(METRICS)})"
+            raise _refusal(entry, f": {metric!r} is not a metric{known}")
+        return Trigger(None, metric, sign == ">", _number(number, entry))
+    share = _number(text, entry)
+    if not 0 < share < 1:
+        raise _refusal(
+            entry,
+            ": a share of the run lies between 0 and 1; write `@ step 400` for a step",
+        )
+    return Trigger(max(1, round(share * total_steps)))
+
+
+def _number(text: str, entry: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _refusal(
+            entry,
+            f": {text!r} is not a number; write a share such as 0.3, `step 400`, or a "
+            "metric such as `accuracy > 0.9`",
+        ) from None
+
+
+def _refusal(entry: str, problem: str) -> UserError:
+    return UserError(f"config.method.schedule has {entry!r}{problem}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +164,7 @@ class Round:
     """One exchange.
 
     Attributes:
-      stage: The stage it closes a part of.
+      stage: The stage of the sparsity schedule that it closes a part of.
       kind: Whether masks move, move for the last time, or stay.
     """
 
@@ -32,7 +174,7 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class RoundPlan:
-    """All exchanges of a run.
+    """All exchanges of a run with one method.
 
     Attributes:
       stages: Densities over steps.
@@ -74,11 +216,12 @@ class RoundPlan:
         """The round after so many steps, whether or not one is due."""
         stage = stage_at(self.stages, num_steps - 1)
         # With everything kept there is nothing to choose, and no score to send.
-        is_dense = stage.density == 1.0
+        if stage.density == 1.0:
+            return Round(stage, "frozen")
         if not stage.is_frozen:
-            return Round(stage, "frozen" if is_dense else "moving")
+            return Round(stage, "moving")
         is_first = num_steps - self.sync_period <= stage.start_step
-        return Round(stage, "freeze" if is_first and not is_dense else "frozen")
+        return Round(stage, "freeze" if is_first else "frozen")
 
 
 def make_round_plan(
@@ -98,26 +241,19 @@ def make_round_plan(
     if not (sync_period and prunes):
         return RoundPlan((Stage(0, 1.0, True),), sync_period, total_steps)
     stages = density_stairs(config, total_steps, sync_period)
-    shrink_step = _shrink_step(config, stages[-1], total_steps, sync_period)
-    return RoundPlan(stages, sync_period, total_steps, shrink_step)
-
-
-def _shrink_step(
-    config: SparsityConfig, frozen: Stage, total_steps: int, sync_period: int
-) -> int | None:
-    """When the small network takes over, if it does before the end."""
-    if config.shrink_share == 1.0 or frozen.density == 1.0:
-        return None
+    plan = RoundPlan(stages, sync_period, total_steps)
+    frozen, share = stages[-1], config.shrink_share
+    if share == 1.0 or frozen.density == 1.0:
+        return plan
     # The first round of the frozen stage settles the masks.
     step = max(
-        step_of_share(config.shrink_share, total_steps, sync_period),
-        frozen.start_step + sync_period,
+        step_of_share(share, total_steps, sync_period), frozen.start_step + sync_period
     )
     if step >= total_steps:
         raise UserError(
-            f"sparsity.shrink_share = {config.shrink_share:g} leaves the small network "
-            f"no step: dead channels would be cut out after step {step} of "
-            f"{total_steps}; lower it and sparsity.freeze_share, train longer, or set "
-            "it to 1 to cut them out at the end"
+            f"sparsity.shrink_share = {share:g} leaves the small network no step: dead "
+            f"channels would be cut out after step {step} of {total_steps}; lower it "
+            "and sparsity.freeze_share, train longer, or set it to 1 to cut them out "
+            "at the end"
         )
-    return step
+    return dataclasses.replace(plan, shrink_step=step)

@@ -1,8 +1,9 @@
-"""A trained network whose answers are learned beside the labels: distillation.
+"""What is learned: the examples, the network, and a teacher for distillation.
 
-Any export serves as a teacher: that of a dense run, of an earlier checkpoint, or of a
-network of another package, as long as it reads the same images. Its logits are computed
-for every training batch on the device that has the images, and nothing is sent for it.
+All that knows images and labels is here and in `objective`. Any export serves as a
+teacher: that of a dense run, of an earlier checkpoint, or of a network of another
+package, as long as it reads the same images. Its logits are computed for every training
+batch on the device that has the images, and nothing is sent for it.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from prunex_jax.base.settings import ExperimentConfig
 from prunex_jax.data import Dataset
 from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, sharding_on
+from prunex_jax.models import Model
 from prunex_jax.train.objective import TEACHER
 from prunex_jax.train.program import Ledger, Program
 
@@ -27,7 +29,7 @@ _BATCH = jax.P((HOST_AXIS, DEVICE_AXIS))
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Teacher:
-    """A network that answers training batches.
+    """A trained network whose answers are learned beside the labels.
 
     Attributes:
       arrays: Its parameters, on every device.
@@ -38,9 +40,27 @@ class Teacher:
     arrays: Mapping[str, jax.Array]
     program: Program
 
-    def taught(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The batch with what the teacher says of its images."""
-        return {**batch, TEACHER: self.program(self.arrays, batch["image"])}
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """What is learned, and by which network.
+
+    Attributes:
+      dataset: The examples.
+      model: The network at full width.
+      teacher: What is learned from beside the labels.
+    """
+
+    dataset: Dataset
+    model: Model
+    teacher: Teacher | None
+
+    def taught(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """A training batch as the local step takes it: with a teacher's answers."""
+        if self.teacher is None:
+            return batch
+        answers = self.teacher.program(self.teacher.arrays, batch["image"])
+        return {**batch, TEACHER: answers}
 
 
 def read_teacher(
@@ -63,14 +83,14 @@ def read_teacher(
     if not folder:
         return None
     model = read_model(folder)
-    _check_normalization(model, dataset, folder)
-    images_per_device = config.data.batch_size // mesh.devices.size
-    _check_answers(model, dataset, images_per_device, folder)
+    _check_teacher(model, dataset, config.data.batch_size // mesh.devices.size, folder)
     program = Program(
         "teacher", lambda: _on_mesh(model.program, mesh), dict(mesh.shape), ledger
     )
+    everywhere = sharding_on(mesh, jax.P())
     arrays = {
-        path: _on_all_devices(array, mesh) for path, array in model.arrays.items()
+        path: jax.make_array_from_callback(array.shape, everywhere, array.__getitem__)
+        for path, array in model.arrays.items()
     }
     return Teacher(arrays, program)
 
@@ -90,19 +110,13 @@ def _on_mesh(program: Callable[..., Any], mesh: AnyMesh) -> Callable[..., jax.Ar
     )
 
 
-def _on_all_devices(array: np.ndarray, mesh: AnyMesh) -> jax.Array:
-    sharding = sharding_on(mesh, jax.P())
-    return jax.make_array_from_callback(
-        array.shape, sharding, lambda index: array[index]
-    )
-
-
-def _check_normalization(model: ExportedModel, dataset: Dataset, folder: str) -> None:
-    """Refuses a teacher that knows other images; exports of functions do not say."""
-    said = model.manifest.get("dataset")
-    if said is None:
-        return
-    for key in ("mean", "std"):
+def _check_teacher(
+    model: ExportedModel, dataset: Dataset, count: int, folder: str
+) -> None:
+    """Refuses a teacher that cannot take a device's images, or knows other classes."""
+    # Exports of functions do not say what they were trained on.
+    said = model.manifest.get("dataset") or {}
+    for key in ("mean", "std") if said else ():
         theirs = said["preprocessing"][key]
         ours = list(getattr(dataset.normalization, key))
         if not np.array_equal(theirs, ours):
@@ -111,14 +125,7 @@ def _check_normalization(model: ExportedModel, dataset: Dataset, folder: str) ->
                 f"of {key} {theirs}, and {dataset.name} has {ours} here; train one on "
                 "this data set, with the same data.validation_share"
             )
-
-
-def _check_answers(
-    model: ExportedModel, dataset: Dataset, count: int, folder: str
-) -> None:
-    """Refuses a teacher that cannot take a device's images, or knows other classes."""
     images = jax.ShapeDtypeStruct((count, *dataset.image_shape), np.float32)
-    wanted = (count, dataset.num_classes)
     try:
         shape = jax.eval_shape(model.program, dict(model.arrays), images).shape
     except (TypeError, ValueError, AttributeError) as error:
@@ -126,7 +133,7 @@ def _check_answers(
             f"the teacher in {folder} takes no {count} images {dataset.image_shape}"
             f" of {dataset.name}: {str(error).splitlines()[0]}"
         ) from error
-    if shape != wanted:
+    if shape != (count, dataset.num_classes):
         raise UserError(
             f"the teacher in {folder} answers {count} images with {list(shape)} "
             f"numbers, and {dataset.name} has {dataset.num_classes} classes"

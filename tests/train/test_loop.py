@@ -1,0 +1,243 @@
+"""The loop: what happens in which order, and that a run may stop anywhere in it."""
+
+import dataclasses
+import io
+
+import jax
+import numpy as np
+import pytest
+
+from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.mesh import make_topology
+from prunex_jax.train.config import resolve_config
+from prunex_jax.train.console import Console
+from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.loop import Loop, Surroundings
+from tests.helpers.tiny_runs import merged, settings
+
+BASE = settings(
+    topology={"layout": "2"},
+    data={"batch_size": 8},
+    run={"steps": 6, "log_every_steps": 2, "checkpoint_every_steps": 3},
+)
+
+
+class Folder:
+    """Keeps rows in memory."""
+
+    def __init__(self, events):
+        self.events, self.rows = events, []
+
+    def append(self, row):
+        kind = "validate" if "validation_loss" in row else "log"
+        self.events.append((kind, row["step"]))
+        self.rows.append(row)
+
+    def truncate_after(self, step):
+        self.rows = [row for row in self.rows if row["step"] <= step]
+
+
+class Checkpoints:
+    """Keeps what is saved in memory, as host arrays and plain values."""
+
+    def __init__(self, events):
+        self.events, self.saved = events, {}
+
+    def latest_step(self):
+        return max(self.saved, default=None)
+
+    def save(self, step, state, position, *, wait=False):
+        self.events.append(("save", step))
+        self.saved.setdefault(step, (jax.device_get(state), position))
+
+    def restore(self, make_abstract_state):
+        state, position = self.saved[self.latest_step()]
+        shardings = jax.tree.map(lambda x: x.sharding, make_abstract_state(position))
+        return jax.device_put(state, shardings), position
+
+
+class Stop:
+    """Asks a run to stop once it has been asked so often."""
+
+    def __init__(self, after=None):
+        self.after, self.asked = after, 0
+
+    def is_due(self):
+        self.asked += 1
+        return self.asked == self.after
+
+
+def experiment_of(**changes):
+    config = resolve_config(merged(BASE, changes))
+    topology = make_topology(config.topology.layout, devices=jax.devices()[:2])
+    return make_experiment(config, topology)
+
+
+def run_one(experiment, checkpoints=None, stop=None, watch=None, shown=None):
+    """Runs from what the checkpoints hold; gives loop, state, and how it went."""
+    events = []
+    folder = Folder(events)
+    checkpoints = checkpoints or Checkpoints(events)
+    checkpoints.events = events
+    console = Console(True, shown or io.StringIO())
+    stop = stop or Stop()
+    loop = Loop(experiment, Surroundings(folder, checkpoints, console, stop, watch))
+    state, is_complete = loop.run()
+    return loop, state, is_complete, events, folder.rows
+
+
+@pytest.fixture(scope="module")
+def dense():
+    """One experiment, whose programs are compiled once."""
+    return experiment_of(method={"name": "dense"}, run={"eval_every_steps": 3})
+
+
+def test_what_follows_a_step_comes_in_order(dense):
+    events = []
+
+    def watch(progress, state):
+        events.append(("watch", progress.step))
+        assert int(state.step) == progress.step == progress.position.clock.num_steps
+
+    checkpoints = Checkpoints(events)
+    loop, _, is_complete, _, _ = run_one(dense, checkpoints, watch=watch)
+    # Rows and saves go to the list of the run; watchers to that of the test.
+    assert events == [("watch", step) for step in range(7)]
+    assert is_complete and loop.position.step == 6
+    assert checkpoints.events == [
+        ("log", 2),
+        ("validate", 3),
+        ("save", 3),
+        ("log", 4),
+        ("log", 6),
+        ("save", 6),
+        ("save", 6),
+    ]
+
+
+def test_watchers_come_after_the_checkpoint_of_their_step(dense):
+    checkpoints, seen = Checkpoints([]), {}
+
+    def watch(progress, state):
+        seen[progress.step] = checkpoints.latest_step()
+
+    run_one(dense, checkpoints, watch=watch)
+    assert seen == {0: None, 1: None, 2: None, 3: 3, 4: 3, 5: 3, 6: 6}
+
+
+def test_a_watcher_sees_what_a_checkpoint_would_hold(dense):
+    checkpoints, seen = Checkpoints([]), {}
+
+    def watch(progress, state):
+        seen[progress.step] = progress.position
+
+    run_one(dense, checkpoints, watch=watch)
+    saved = checkpoints.saved[3][1]
+    shown = seen[3].to_dict()
+    for position in (saved, shown):
+        position["clock"] = position["clock"] | {"seconds_total": 0.0}
+    assert shown == saved
+    assert seen[6].ledger.wire_bytes["host"] > seen[3].ledger.wire_bytes["host"] > 0
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5])
+def test_a_run_that_is_asked_to_stop_saves_and_ends(dense, after):
+    without_evaluation = dataclasses.replace(
+        dense.config, run=dataclasses.replace(dense.config.run, eval_every_steps=0)
+    )
+    experiment = dataclasses.replace(dense, config=without_evaluation)
+    loop, state, is_complete, events, _ = run_one(experiment, stop=Stop(after))
+    assert not is_complete
+    assert int(state.step) == loop.position.step == after
+    assert events[-1] == ("save", after)
+
+
+def test_the_last_step_is_not_stopped_but_ended(dense):
+    _, _, is_complete, events, _ = run_one(dense, stop=Stop(6))
+    assert is_complete and events[-1] == ("save", 6)
+
+
+def test_a_run_that_has_ended_does_nothing_again(dense):
+    checkpoints = Checkpoints([])
+    _, state, _, _, _ = run_one(dense, checkpoints)
+    shown = io.StringIO()
+    loop, again, is_complete, events, rows = run_one(dense, checkpoints, shown=shown)
+    assert is_complete and events == [("save", 6)] and rows == []
+    assert shown.getvalue() == "resumed at step 6 of 6\n"
+    assert same_bits(again, state) and loop.position.clock.num_steps == 6
+
+
+def same_bits(found, wanted):
+    found, wanted = flatten_by_path(found), flatten_by_path(wanted)
+    assert found.keys() == wanted.keys()
+    for path, leaf in found.items():
+        assert np.asarray(leaf).tobytes() == np.asarray(wanted[path]).tobytes(), path
+    return True
+
+
+# Three methods, and two transitions: exchanges every 4 steps from step 4 on; masks
+# freeze in the round that ends at step 12 and dead channels are cut out at step 16.
+LONG = {
+    "sparsity": {
+        "start_share": 0.2,
+        "freeze_share": 0.4,
+        "shrink_share": 0.75,
+        "num_stairs": 1,
+    },
+    "method": {
+        "schedule": ("dense", "hsadmm @ step 4", "local_sgd @ step 18"),
+        "local_sgd": {"sync_period": 2},
+    },
+    "run": {"steps": 21, "log_every_steps": 4, "checkpoint_every_steps": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def long_run():
+    """A run that saves after every step, and what it leaves behind."""
+    experiment, checkpoints = experiment_of(**LONG), Checkpoints([])
+    loop, state, _, _, rows = run_one(experiment, checkpoints)
+    return experiment, checkpoints.saved, loop.position, state, rows
+
+
+def timeless(rows):
+    return [
+        {key: value for key, value in row.items() if not key.startswith("seconds")}
+        for row in rows
+    ]
+
+
+# Within a phase, where one begins, within a round, at its end, where masks are settled,
+# at the cut, after it, and before the last step.
+BOUNDARIES = (1, 4, 6, 8, 12, 16, 17, 18, 20)
+
+
+@pytest.mark.parametrize("step", BOUNDARIES)
+def test_a_run_resumed_anywhere_is_the_one_never_stopped(long_run, step):
+    experiment, saved, position, state, rows = long_run
+    checkpoints = Checkpoints([])
+    checkpoints.saved = {step: saved[step]}
+    loop, resumed, is_complete, _, later_rows = run_one(experiment, checkpoints)
+    assert is_complete and same_bits(resumed, state)
+    changes = {
+        "clock": position.clock,
+        "ledger": dataclasses.replace(
+            loop.progress.position.ledger,
+            num_compilations=position.ledger.num_compilations,
+        ),
+    }
+    assert dataclasses.replace(loop.position, **changes) == dataclasses.replace(
+        position, **changes
+    )
+    expected = [row for row in rows if row["step"] > step]
+    assert timeless(later_rows) == timeless(expected)
+
+
+def test_every_step_of_the_long_run_says_where_it_is(long_run):
+    _, saved, position, _, _ = long_run
+    phases = [saved[step][1]["phase"] for step in range(1, 22)]
+    assert phases == [0] * 3 + [1] * 14 + [2] * 4
+    assert position.handover is not None and position.handover.step == 16
+    assert [saved[step][1]["handover"] is None for step in (15, 16)] == [True, False]
+    # Every step of dense; steps 8, 12, 16 and 18 of hsadmm; then 20 and 21.
+    assert position.num_rounds == 4 + 4 + 2

@@ -1,0 +1,124 @@
+"""The summary of a run: its keys in their order, and how its numbers follow."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from prunex_jax.mesh import HOST_AXIS, make_topology
+from prunex_jax.train.clock import Clock, ClockTotals
+from prunex_jax.train.config import resolve_config
+from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.folder import SUMMARY_KEYS
+from prunex_jax.train.position import Handover, RunPosition
+from prunex_jax.train.summary import finish
+from prunex_jax.train.transitions import experiment_at
+from tests.helpers.tiny_runs import merged, settings
+
+# As other programs find them in summary.json.
+KEYS = """method steps seed hosts devices_per_host validation_accuracy validation_loss
+test_accuracy test_loss params_dense params_kept macs_dense macs_kept channel_sparsity
+shrink_max_abs_error shrink_step host_wire_bytes host_wire_bytes_dense host_wire_ratio
+host_payload_bytes_steady host_payload_bytes_dense host_payload_ratio num_rounds
+num_compilations seconds_total seconds_per_step_median
+seconds_per_step_median_masked""".split()
+CLOCK = ClockTotals(50.0, 6.0, 12, (0.5, 0.25, 0.25))
+
+
+def experiment_of(**changes):
+    config = resolve_config(merged(settings(data={"batch_size": 8}), changes))
+    return make_experiment(config, make_topology("2", devices=jax.devices()[:4]))
+
+
+def finished(experiment, **position):
+    """The result of a run that has only been born."""
+    state = experiment.current.programs.init(jax.random.key(0))
+    counts = position.pop("keep_counts", experiment.channels.sizes)
+    place = RunPosition(counts, step=experiment.num_steps, **position)
+    clock = Clock(CLOCK, now=lambda: 7.0)
+    return finish(experiment, place, clock, state)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    experiment = experiment_of(method={"name": "dense"})
+    experiment.ledger.wire_bytes[HOST_AXIS] = 1000.0
+    return experiment, finished(experiment, num_rounds=26)
+
+
+def test_keys_are_those_that_others_read(dense):
+    _, result = dense
+    assert list(result.summary) == KEYS
+    assert set(SUMMARY_KEYS) <= set(KEYS)
+
+
+def test_sizes_and_bytes_of_a_dense_run(dense):
+    experiment, result = dense
+    summary = result.summary
+    count = sum(leaf.size for leaf in jax.tree.leaves(result.network.params))
+    assert summary["params_dense"] == summary["params_kept"] == count
+    assert summary["macs_dense"] == summary["macs_kept"] > 0
+    assert summary["channel_sparsity"] == summary["shrink_max_abs_error"] == 0.0
+    assert summary["shrink_step"] is None and result.masks == {}
+    assert summary["host_wire_bytes_dense"] == 26 * experiment.dense_host_bytes_per_step
+    ratio = summary["host_wire_bytes"] / summary["host_wire_bytes_dense"]
+    assert summary["host_wire_ratio"] == ratio
+    assert summary["host_wire_bytes"] > 1000.0, "evaluation is counted too"
+    assert summary["host_payload_bytes_steady"] == 4 * count
+    assert summary["host_payload_ratio"] == 1.0
+    assert summary["num_rounds"] == 26
+    assert summary["num_compilations"] == experiment.ledger.num_compilations > 0
+
+
+def test_times_go_on_from_the_clock(dense):
+    summary = dense[1].summary
+    assert summary["seconds_total"] == 50.0
+    assert summary["seconds_per_step_median"] == 0.25
+    assert summary["seconds_per_step_median_masked"] is None
+
+
+def test_both_splits_are_scored(dense):
+    experiment, result = dense
+    for split in ("validation", "test"):
+        data = getattr(experiment.task.dataset, split)
+        images, labels = (
+            data.normalization.apply(data.read(np.arange(len(data)))[0]),
+            (data.labels()),
+        )
+        right = np.argmax(result.network.logits(images), axis=-1) == labels
+        accuracy = result.summary[f"{split}_accuracy"]
+        assert accuracy == pytest.approx(right.mean(), abs=2 / len(data))
+
+
+def test_a_test_split_that_is_not_read_is_null(dense):
+    experiment, _ = dense
+    run = dataclasses.replace(experiment.config.run, read_test=False)
+    config = dataclasses.replace(experiment.config, run=run)
+    summary = finished(dataclasses.replace(experiment, config=config)).summary
+    assert (summary["test_accuracy"], summary["test_loss"]) == (None, None)
+    assert summary["validation_accuracy"] is not None
+    assert list(summary) == KEYS
+
+
+def test_a_run_after_its_cut_says_when_and_how_exact():
+    full = experiment_of(
+        sparsity={"shrink_share": 0.8, "freeze_share": 0.4, "num_stairs": 1}
+    )
+    kept = {
+        name: tuple(range(count)) for name, count in full.channels.keep_counts.items()
+    }
+    handover = Handover(20, kept, 3e-6, 0.75)
+    counts = full.channels.keep_counts
+    position = RunPosition(counts, handover=handover)
+    small = experiment_at(full, position)
+    result = finished(small, keep_counts=counts, handover=handover)
+    summary = result.summary
+    assert summary["shrink_step"] == 20
+    assert summary["shrink_max_abs_error"] == 3e-6
+    assert summary["seconds_per_step_median_masked"] == 0.75
+    assert summary["channel_sparsity"] == 0.5
+    assert summary["params_kept"] < 0.35 * summary["params_dense"]
+    assert summary["macs_kept"] < 0.5 * summary["macs_dense"]
+    assert summary["host_payload_bytes_steady"] == 4 * summary["params_kept"]
+    assert {n: m.sum() for n, m in result.masks.items()} == dict(counts)
