@@ -1,8 +1,6 @@
 """Keeps the run folder: what ran, on what, what it logged and how it ended.
 
-It owns the files of a run but for what lies inside `checkpoints/`, and the description
-of the environment. It leaves to its callers which numbers are logged and when. It sits
-right of `checkpoint` and left of `loop`. Other programs read these files:
+Other programs read these files:
 
     config.json        The resolved settings, keys sorted; it can be run again.
     environment.json   Versions, devices, host x device table, source revision;
@@ -36,28 +34,12 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 
-SUMMARY_KEYS = (
-    "method",
-    "steps",
-    "seed",
-    "hosts",
-    "devices_per_host",
-    "test_accuracy",
-    "test_loss",
-    "params_dense",
-    "params_kept",
-    "macs_dense",
-    "macs_kept",
-    "channel_sparsity",
-    "host_wire_bytes",
-    "host_wire_bytes_dense",
-    "host_wire_ratio",
-    "host_payload_bytes_steady",
-    "num_rounds",
-    "num_compilations",
-    "shrink_max_abs_error",
-    "seconds_total",
-    "seconds_per_step_median",
+SUMMARY_KEYS = tuple(
+    "method steps seed hosts devices_per_host test_accuracy test_loss params_dense "
+    "params_kept macs_dense macs_kept channel_sparsity host_wire_bytes "
+    "host_wire_bytes_dense host_wire_ratio host_payload_bytes_steady num_rounds "
+    "num_compilations shrink_max_abs_error seconds_total "
+    "seconds_per_step_median".split()
 )
 
 _MESH_KEYS = ("num_hosts", "devices_per_host")
@@ -107,6 +89,8 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             holds_run = _holds_run(path)
+            if holds_run and fresh:
+                _remove_results(path)
             is_resumed = holds_run and not fresh
             config = _plain(config_dict, "config")
             environment = _plain(environment_dict, "environment")
@@ -114,8 +98,6 @@ class RunFolder:
                 held = _read_json(path / ENVIRONMENT)
                 _check_same_run(path, held, config, environment)
                 environment["earlier"] = _earlier(held, environment)
-            elif holds_run:
-                _remove_results(path)
             # Last the config: together they mark the folder as that of a run.
             write_json(path / ENVIRONMENT, environment, sort_keys=True)
             write_json(path / CONFIG, config, sort_keys=True)

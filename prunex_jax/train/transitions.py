@@ -9,6 +9,7 @@ the last one stands for, with the inner optimizer's state where both have the sa
 `loop` says when this happens; `position` keeps what a checkpoint must say of it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -69,13 +70,8 @@ def hand_over(
         for name, size in experiment.channels.sizes.items()
     }
     handover = Handover(step, kept, error, seconds_per_step_median)
-    small = experiment_after(experiment, handover)
-    program = Program(
-        "shrink",
-        lambda: _cutter(experiment, small, _cut_of(experiment, handover)),
-        dict(experiment.mesh.shape),
-        experiment.ledger,
-    )
+    small = _after(experiment, handover)
+    program = _program("shrink", _cutter, experiment, small, handover)
     try:
         return small, program(state), handover
     except UserError as error:
@@ -84,22 +80,6 @@ def hand_over(
             f"sparsity.shrink_share = {share:g}: dead channels cannot be cut out of "
             f"this run ({error}); set it to 1 to cut them out at the end"
         ) from error
-
-
-def experiment_after(experiment: Experiment, handover: Handover | None) -> Experiment:
-    """Builds the run as it goes on after the event, from settings and positions alone.
-
-    Args:
-      experiment: The run with its full network.
-      handover: What a checkpoint says; None before the event.
-    Returns:
-      The run with the small network; `experiment` itself before the event.
-    """
-    if handover is None:
-        return experiment
-    full, _ = jax.eval_shape(experiment.task.model.init, jax.random.key(0))
-    small = jax.eval_shape(_cut_of(experiment, handover).take, full)
-    return with_small_network(experiment, experiment.task.model.with_widths_of(small))
 
 
 def experiment_at(experiment: Experiment, position: RunPosition) -> Experiment:
@@ -114,7 +94,9 @@ def experiment_at(experiment: Experiment, position: RunPosition) -> Experiment:
     phase = experiment.phases[position.phase]
     if phase.method != experiment.current.method.name:
         experiment = with_method(experiment, phase.method)
-    return experiment_after(experiment, position.handover)
+    if position.handover is None:
+        return experiment
+    return _after(experiment, position.handover)
 
 
 def change_method(
@@ -136,13 +118,7 @@ def change_method(
       Those of `step.Programs.network`, and a sum over the mesh of the inner state.
     """
     after = with_method(experiment, name)
-    program = Program(
-        "change_method",
-        lambda: _changer(experiment, after),
-        dict(experiment.mesh.shape),
-        experiment.ledger,
-    )
-    return after, program(state)
+    return after, _program("change_method", _changer, experiment, after)(state)
 
 
 def network_of(experiment: Experiment, state: TrainState) -> Network:
@@ -181,12 +157,7 @@ def cut_out(
 
 
 def describe(experiment: Experiment, handover: Handover) -> str:
-    """Says in one line what the event did.
-
-    Args:
-      experiment: The run after it.
-      handover: What was kept of it.
-    """
+    """Says in one line what a cut has done to a run, which goes on after it."""
     params, _ = jax.eval_shape(experiment.current.model.init, jax.random.key(0))
     return (
         f"goes on with {count_params(params):,} of {experiment.num_params:,} "
@@ -203,17 +174,34 @@ def comparison_images(dataset: Dataset) -> np.ndarray:
         return next(batches)["image"]
 
 
+def _program(
+    name: str, build: Callable[..., Any], run: Experiment, *to: Any
+) -> Program:
+    """A program that takes the state of a run to that of the run after it."""
+    build = functools.partial(build, run, *to)
+    return Program(name, build, dict(run.mesh.shape), run.ledger)
+
+
+def _after(experiment: Experiment, handover: Handover) -> Experiment:
+    """The run as it goes on after its cut, from settings and positions alone."""
+    model = experiment.task.model
+    full, _ = jax.eval_shape(model.init, jax.random.key(0))
+    small = jax.eval_shape(_cut_of(experiment, handover).take, full)
+    return with_small_network(experiment, model.with_widths_of(small))
+
+
 def _cut_of(experiment: Experiment, handover: Handover) -> Cut:
-    """What the event cuts out of the full network."""
+    """What goes from the full network."""
     shapes = jax.eval_shape(experiment.task.model.init, jax.random.key(0))
     channels = experiment.channels
     return make_cut(channels.trace, handover.masks(channels.sizes), *shapes)
 
 
 def _cutter(
-    before: Experiment, after: Experiment, cut: Cut
+    before: Experiment, after: Experiment, handover: Handover
 ) -> Callable[[TrainState], TrainState]:
     """The program that makes the state of the small network; it sends nothing."""
+    cut = _cut_of(before, handover)
     placements = placements_of(before.current.method)
 
     def cut_copy(state: TrainState) -> TrainState:

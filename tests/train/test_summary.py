@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -82,11 +83,9 @@ def test_both_splits_are_scored(dense):
     experiment, result = dense
     for split in ("validation", "test"):
         data = getattr(experiment.task.dataset, split)
-        images, labels = (
-            data.normalization.apply(data.read(np.arange(len(data)))[0]),
-            (data.labels()),
-        )
-        right = np.argmax(result.network.logits(images), axis=-1) == labels
+        images = data.normalization.apply(data.read(np.arange(len(data)))[0])
+        logits = result.network.logits(jnp.asarray(images))
+        right = np.argmax(logits, axis=-1) == data.labels()
         accuracy = result.summary[f"{split}_accuracy"]
         assert accuracy == pytest.approx(right.mean(), abs=2 / len(data))
 
