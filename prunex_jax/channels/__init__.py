@@ -1,6 +1,16 @@
-"""Channels of any JAX function: found by tracing, named as groups, cut by position."""
+"""Channels of any JAX function: found by tracing, named as groups, cut by position.
 
-from prunex_jax.channels.components import FrozenChannels
+In comes a function with its parameters, out comes a `ChannelTrace`: groups of channels
+that can only go together, and why the others stay. Read in this order:
+
+    groups       what a channel group is, and who owns which position of a leaf
+    slicing      takes channels out of trees, puts them back, masks them
+    trace        from a function to its groups
+    walk         labels every value of a program, equation by equation, by the rules in
+                 `rules`, with what `labels`, `numbers` and `derivatives` know
+    resolve      which labels are one channel, and which channels form a group
+"""
+
 from prunex_jax.channels.context import Context, Rule, freeze_all
 from prunex_jax.channels.groups import (
     AxisLayout,
@@ -9,8 +19,8 @@ from prunex_jax.channels.groups import (
     Layouts,
     layouts_of,
 )
-from prunex_jax.channels.labelling import TraceOptions
 from prunex_jax.channels.labels import Reason, Traced
+from prunex_jax.channels.resolve import FrozenChannels
 from prunex_jax.channels.rules import RULES
 from prunex_jax.channels.slicing import (
     KeepIndices,
@@ -24,6 +34,7 @@ from prunex_jax.channels.slicing import (
 )
 from prunex_jax.channels.trace import (
     ChannelTrace,
+    TraceOptions,
     trace_channels,
 )
 

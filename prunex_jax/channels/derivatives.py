@@ -11,11 +11,14 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from prunex_jax.channels.labelled import LabelledProgram
-from prunex_jax.channels.labels import FROZEN, LabelTable, Reason, Traced
-
-# (program, arguments) -> the program with labels
-_Walk = Callable[[Any, Sequence[Traced]], LabelledProgram]
+from prunex_jax.channels.context import Walk
+from prunex_jax.channels.labels import (
+    FROZEN,
+    LabelledProgram,
+    LabelTable,
+    Reason,
+    Traced,
+)
 
 
 def has_tangent(atom: Any) -> bool:
@@ -28,7 +31,7 @@ def label_jvp(
     operands: Sequence[Traced],
     results: Sequence[Traced],
     table: LabelTable,
-    walk: _Walk,
+    walk: Walk,
 ) -> LabelledProgram:
     """Labels the forward derivative of a `custom_jvp_call`.
 
@@ -81,7 +84,7 @@ def label_vjp(
     operands: Sequence[Traced],
     results: Sequence[Traced],
     table: LabelTable,
-    walk: _Walk,
+    walk: Walk,
     evaluate: Callable[..., list[Any]],
 ) -> LabelledProgram:
     """Labels the backward derivative of a `custom_vjp_call`.

@@ -1,18 +1,17 @@
 """Labels that say which positions of which axes are one and the same channel.
 
 Every position of every axis of every intermediate value carries an integer label. Equal
-or joined labels are one channel. It owns the bookkeeping (join, freeze, split and merge
-axes); what each primitive does to labels is decided in `channels.rules`, what values
-dead channels have in `channels.numbers`, and what follows from it all in
-`channels.resolve`.
+or joined labels are one channel. A `LabelTable` records what is joined, frozen, split
+and merged. A `LabelledProgram` is a traced program with what is known of every value.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.extend import core
 
 # A position that cannot be removed, whatever it is combined with.
 FROZEN = 0
@@ -22,11 +21,7 @@ UNIFORM = -1
 
 
 class Constant:
-    """A value that depends on neither parameters nor inputs, computed when asked for.
-
-    Args:
-      compute: Gives the value.
-    """
+    """A value that depends on neither parameters nor inputs; computed when asked."""
 
     def __init__(self, compute: Callable[[], Any]) -> None:
         self._compute = compute
@@ -155,8 +150,6 @@ class Product:
     Attributes:
       flat: int64[*sizes] labels of the flat axis.
       factors: int64[size] labels per factor.
-      primitive: The operation.
-      source: `file:line` of the caller's code, or "".
     """
 
     flat: np.ndarray
@@ -247,3 +240,32 @@ class LabelTable:
             self.edges.append((left[both], right[both]))
         is_frozen = (left == FROZEN) | (right == FROZEN)
         return np.where(is_frozen, FROZEN, np.maximum(left, right))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelledEquation:
+    """One equation, with what is known of its operands and results.
+
+    Attributes:
+      fits: (operand, axis) -> int64[size] labels that the operand is cut to first.
+      inner: Programs that it calls.
+      notes: What its rule noted.
+    """
+
+    eqn: core.JaxprEqn
+    operands: Sequence[Traced]
+    results: Sequence[Traced]
+    fits: Mapping[tuple[int, int], np.ndarray]
+    inner: Sequence["LabelledProgram"]
+    notes: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelledProgram:
+    """A program, with what is known of its arguments and results."""
+
+    jaxpr: core.Jaxpr
+    consts: Sequence[Any]
+    arguments: Sequence[Traced]
+    equations: Sequence[LabelledEquation]
+    results: Sequence[Traced]

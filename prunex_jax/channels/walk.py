@@ -9,11 +9,18 @@ import numpy as np
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.channels.context import Context, Rule, freeze_all
+from prunex_jax.channels.context import (
+    Context,
+    Rule,
+    freeze_all,
+    is_of_jax,
+    source_of,
+)
 from prunex_jax.channels.derivatives import label_jvp, label_vjp
-from prunex_jax.channels.labelled import LabelledEquation, LabelledProgram
 from prunex_jax.channels.labels import (
     Constant,
+    LabelledEquation,
+    LabelledProgram,
     LabelTable,
     Reason,
     Traced,
@@ -22,7 +29,6 @@ from prunex_jax.channels.labels import (
     uniform_axis,
     uniform_value,
 )
-from prunex_jax.channels.source import is_of_jax, source_of
 
 # Primitives that call a program once.
 _CALLS = {

@@ -10,8 +10,7 @@ from jax.extend import core
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.channels import TraceOptions
-from prunex_jax.channels.labelled import LabelledEquation, LabelledProgram
-from prunex_jax.channels.labels import Traced
+from prunex_jax.channels.labels import LabelledEquation, LabelledProgram, Traced
 from prunex_jax.channels.resolve import Resolution
 from prunex_jax.channels.walk import evaluate
 

@@ -15,9 +15,9 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
 from prunex_jax.channels import ChannelGroup, TraceOptions, layouts_of
-from prunex_jax.channels.labelling import Labelled, label_function
 from prunex_jax.channels.labels import Traced
 from prunex_jax.channels.resolve import ALIVE, DEAD, Resolution, resolve
+from prunex_jax.channels.trace import Labelled, label_function
 from prunex_jax.shrink.evaluator import Evaluator
 from prunex_jax.shrink.rebuild import REBUILDS
 

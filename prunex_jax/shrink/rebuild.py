@@ -16,8 +16,7 @@ from prunex_jax.channels.derivatives import (
     moving_operands,
     tangents_of,
 )
-from prunex_jax.channels.labelled import LabelledEquation, LabelledProgram
-from prunex_jax.channels.labels import Traced
+from prunex_jax.channels.labels import LabelledEquation, LabelledProgram, Traced
 from prunex_jax.channels.walk import evaluate
 from prunex_jax.shrink.evaluator import Evaluator, Rebuild, take_positions
 

@@ -8,26 +8,19 @@ touches, by name: it is never taken to be harmless. `channels.trace` walks the p
 from collections.abc import Mapping
 
 from prunex_jax.channels.context import Rule
-from prunex_jax.channels.elementwise import (
-    bitcast,
-    convert,
-    elementwise,
-    integer_pow,
-    select,
-)
 from prunex_jax.channels.numbers import ELEMENTWISE
-from prunex_jax.channels.rules import axes, calls, lookup, sums
+from prunex_jax.channels.rules import axes, calls, elementwise, lookup, sums
 
 RULES: Mapping[str, Rule] = {
-    **{name: elementwise for name in ELEMENTWISE},
+    **{name: elementwise.elementwise for name in ELEMENTWISE},
     "argmax": sums.arg_reduce,
     "argmin": sums.arg_reduce,
-    "bitcast_convert_type": bitcast,
+    "bitcast_convert_type": elementwise.bitcast,
     "broadcast_in_dim": axes.broadcast_in_dim,
     "concatenate": axes.concatenate,
     "cond": calls.cond,
     "conv_general_dilated": sums.conv,
-    "convert_element_type": convert,
+    "convert_element_type": elementwise.convert,
     "cumlogsumexp": sums.cumulative,
     "cummax": sums.cumulative,
     "cummin": sums.cumulative,
@@ -38,7 +31,7 @@ RULES: Mapping[str, Rule] = {
     "dynamic_update_slice": lookup.dynamic_update_slice,
     "eq": lookup.compare,
     "gather": lookup.gather,
-    "integer_pow": integer_pow,
+    "integer_pow": elementwise.integer_pow,
     "iota": axes.made,
     "name": axes.passthrough,
     "ne": lookup.compare,
@@ -67,7 +60,7 @@ RULES: Mapping[str, Rule] = {
     "scatter": lookup.scatter,
     "scatter-add": lookup.scatter,
     "scatter_add": lookup.scatter,
-    "select_n": select,
+    "select_n": elementwise.select,
     "sharding_constraint": axes.passthrough,
     "slice": axes.slice_,
     "sort": sums.sort,

@@ -8,10 +8,10 @@ import numpy as np
 from jax.extend import core
 
 from prunex_jax.channels.context import Context
-from prunex_jax.channels.labelled import LabelledProgram
 from prunex_jax.channels.labels import (
     FROZEN,
     UNIFORM,
+    LabelledProgram,
     Traced,
     frozen_axis,
     frozen_value,

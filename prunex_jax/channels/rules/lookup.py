@@ -14,6 +14,7 @@ from prunex_jax.channels.labels import (
     has_channels,
 )
 from prunex_jax.channels.numbers import Value, is_nan, same_value
+from prunex_jax.channels.rules.elementwise import elementwise
 
 _BY_NUMBER = "looks positions up by number"
 
@@ -186,8 +187,6 @@ def scatter(
 
 def compare(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
     """Of inputs with a counter: a lookup by number in other words (one-hot)."""
-    from prunex_jax.channels.elementwise import elementwise
-
     (out,) = elementwise(ctx, left, right)
     is_known = left.constant is not None and right.constant is not None
     if left.is_given and right.is_given and not is_known and out.labels:
