@@ -84,7 +84,7 @@ def test_both_splits_are_scored(dense):
     for split in ("validation", "test"):
         data = getattr(experiment.task.dataset, split)
         images = data.normalization.apply(data.read(np.arange(len(data)))[0])
-        logits = result.network.logits(jnp.asarray(images))
+        logits = np.asarray(result.network.logits(jnp.asarray(images)))
         right = np.argmax(logits, axis=-1) == data.labels()
         accuracy = result.summary[f"{split}_accuracy"]
         assert accuracy == pytest.approx(right.mean(), abs=2 / len(data))
