@@ -95,21 +95,24 @@ def setting(
 
 
 def check_settings(settings: Any, where: str) -> None:
-    """Refuses numbers outside their ranges, at any depth.
+    """Refuses numbers outside their ranges and words that are no choice, at any depth.
 
     Args:
       settings: A settings dataclass; its fields may be settings themselves.
       where: Dotted path of it, for messages, such as `config.data`.
     Raises:
-      UserError: A number is not finite or outside its range.
+      UserError: A number is not finite or outside its range, or a word is not one of
+        the literals that its type lists.
     """
+    hints = typing.get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
+        value, path = getattr(settings, field.name), f"{where}.{field.name}"
         if dataclasses.is_dataclass(value):
-            check_settings(value, f"{where}.{field.name}")
+            check_settings(value, path)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            limits = field.metadata.get("range", Range())
-            limits.check(f"{where}.{field.name}", value)
+            field.metadata.get("range", Range()).check(path, value)
+        elif typing.get_origin(hints[field.name]) is Literal:
+            _as_type(value, hints[field.name], path)
 
 
 def read_settings(
@@ -213,11 +216,11 @@ class DataConfig:
     # Share of the training split held out for validation.
     validation_share: float = setting(0.1, at_least=0, below=1)
     # none | shift (1 pixel) | crop_flip (pad 4, CIFAR) | random_resized_crop (ImageNet)
-    augment: str = "none"
+    augment: Literal["none", "shift", "crop_flip", "random_resized_crop"] = "none"
     # Side of the image after decoding and resizing; 0 keeps the size of the set.
     image_size: int = setting(0, at_least=0)
     # auto | memory (whole set in memory) | grain (read and decoded while training).
-    loader: str = "auto"
+    loader: Literal["auto", "memory", "grain"] = "auto"
     # Grain worker processes per jax process; 0 decodes in threads.
     num_workers: int = setting(0, at_least=0)
     # Evaluation batch over the whole mesh; 0 means `batch_size`.
@@ -245,7 +248,7 @@ class ModelConfig:
     # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19
     name: str = "resnet20"
     # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size).
-    stem: str = "auto"
+    stem: Literal["auto", "cifar", "imagenet"] = "auto"
     # Multiplies every width.
     width: float = setting(1.0, above=0)
     # Batch statistics over the images of one device, or of all devices of a host.

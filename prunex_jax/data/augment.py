@@ -6,7 +6,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from prunex_jax.base.errors import UserError
 from prunex_jax.data.images import Images, Pixels, centre_view, resize_box
 
 Uniforms = npt.NDArray[np.float64]
@@ -63,13 +62,6 @@ class Recipe:
 
     augment: str
     image_shape: tuple[int, int, int]
-
-    def __post_init__(self) -> None:
-        if self.augment not in NUM_DRAWS:
-            raise UserError(
-                f"data.augment={self.augment!r} is unknown: choose one of "
-                + ", ".join(NUM_DRAWS)
-            )
 
     @property
     def num_draws(self) -> int:

@@ -40,7 +40,7 @@ def open_dataset(config: DataConfig, seed: int) -> Dataset:
     Raises:
       UserError: If the set is unknown or not prepared, or a setting does not fit it.
     """
-    _check(config)
+    check_settings(config, "data")
     stored = _open_stored(config, seed)
     recipe = Recipe(config.augment, _image_shape(config, stored))
     train, held_out = _cut_validation(config, stored.train.num_examples)
@@ -71,14 +71,6 @@ def open_dataset(config: DataConfig, seed: int) -> Dataset:
         normalization=normalization,
         class_names=stored.class_names,
     )
-
-
-def _check(config: DataConfig) -> None:
-    check_settings(config, "data")
-    if config.loader not in ("auto", "memory", "grain"):
-        raise UserError(
-            f"data.loader={config.loader!r} is unknown: choose auto, memory or grain"
-        )
 
 
 def _open_stored(config: DataConfig, seed: int) -> StoredSet:

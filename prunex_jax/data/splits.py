@@ -132,16 +132,6 @@ class Split:
         assert self.in_memory, f"split {self.name!r} is not in memory"
         return self._memory[1]
 
-    def preload(self) -> None:
-        """Opens the split, and reads it where it is kept in memory.
-
-        Otherwise the first batch does this; calling it early keeps it out of timings.
-        """
-        if self.in_memory and len(self):
-            _ = self._memory
-        elif len(self):
-            _ = self._source
-
     @functools.cached_property
     def _source(self) -> Source:
         return self.stored.open()

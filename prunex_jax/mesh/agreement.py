@@ -11,8 +11,6 @@ from prunex_jax.base.errors import UserError
 
 Value = TypeVar("Value")
 
-_MESSAGE_BYTES = 1024
-
 
 def run_together(prepare: Callable[[], Value]) -> Value:
     """Runs something on every process, and goes on only if it worked on all of them.
@@ -26,7 +24,7 @@ def run_together(prepare: Callable[[], Value]) -> Value:
     Raises:
       UserError: Its own, or that of the first process on which it failed.
     Collectives:
-      With several processes, one gather of 1 KiB per process.
+      As `gather_texts`.
     """
     problem: UserError | None = None
     try:
@@ -34,7 +32,9 @@ def run_together(prepare: Callable[[], Value]) -> Value:
     except UserError as error:
         problem = error
     if jax.process_count() > 1:
-        _raise_first(str(problem or ""))
+        for process, text in enumerate(gather_texts(str(problem or ""))):
+            if text:
+                raise UserError(f"process {process}: {text}")
     if problem is not None:
         raise problem
     return value
@@ -48,25 +48,18 @@ def gather_texts(text: str) -> list[str]:
     Returns:
       The texts of all processes, in their order.
     Collectives:
-      With several processes, two gathers: of a length, and of the longest text.
+      With several processes, a gather of a length, and unless all are zero one of the
+      longest text.
     """
     if jax.process_count() == 1:
         return [text]
     own = text.encode()
     lengths = multihost_utils.process_allgather(np.asarray(len(own), np.int32))
+    if not np.any(lengths):
+        return [""] * len(lengths)
     padded = own.ljust(int(np.max(lengths)), b"\0")
     rows = multihost_utils.process_allgather(np.frombuffer(padded, np.uint8))
     return [
         row.tobytes()[:length].decode()
         for row, length in zip(np.asarray(rows, np.uint8), lengths, strict=True)
     ]
-
-
-def _raise_first(problem: str) -> None:
-    """Raises the problem of the lowest process that has one, on all processes."""
-    own = problem.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b"\0")
-    rows = multihost_utils.process_allgather(np.frombuffer(own, np.uint8))
-    for process, row in enumerate(np.asarray(rows, np.uint8)):
-        text = row.tobytes().rstrip(b"\0").decode(errors="ignore")
-        if text:
-            raise UserError(f"process {process}: {text}")

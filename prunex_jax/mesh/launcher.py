@@ -9,7 +9,8 @@ The variables are read here all the same, for what jax says otherwise or not at 
 
 - whether there are several processes, before jax is started: jax would take a batch
   script inside an allocation, or a notebook in a pod, for a part of something larger;
-- the number of processes in an interactive Slurm step, which keeps the job's SLURM_NTASKS;
+- the number of processes in an interactive Slurm step, which keeps the SLURM_NTASKS of
+  its job;
 - Open MPI 5, which jax does not know;
 - the GPUs of a process: jax gives each process exactly one, here it is an equal share;
 - what is missing, and what to do about it, in one line.
@@ -196,6 +197,10 @@ def split_gpus(
     return tuple(range(local_rank * share, (local_rank + 1) * share))
 
 
+def _has_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
 @dataclasses.dataclass(frozen=True)
 class Probes:
     """Questions about the machine that the environment does not answer.
@@ -208,9 +213,7 @@ class Probes:
 
     count_gpus: Callable[[Mapping[str, str]], int | None] = count_visible_gpus
     fqdn: Callable[[], str] = socket.getfqdn
-    has_module: Callable[[str], bool] = lambda name: bool(
-        importlib.util.find_spec(name)
-    )
+    has_module: Callable[[str], bool] = _has_module
 
 
 def detect_launch(

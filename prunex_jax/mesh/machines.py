@@ -9,13 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from prunex_jax.base.errors import UserError
-
-_DIGEST_BYTES = 32
-_NAME_BYTES = 96
+from prunex_jax.mesh.agreement import gather_texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +61,7 @@ def gather_machines() -> tuple[Machine, ...]:
       The machine of each process, in the order of the processes; equal on all.
 
     Collectives:
-      With several processes, one gather of 128 bytes per process over all devices.
+      As `gather_texts`.
 
     Raises:
       UserError: Processes have different numbers of devices.
@@ -82,18 +78,5 @@ def gather_machines() -> tuple[Machine, ...]:
             "same number (CUDA_VISIBLE_DEVICES, --gpus-per-task, or "
             "topology.cpu_devices for simulated ones)"
         )
-    gathered = multihost_utils.process_allgather(encode_machine(local))
-    return tuple(decode_machine(row) for row in np.asarray(gathered))
-
-
-def encode_machine(machine: Machine) -> np.ndarray:
-    """Writes a machine as uint8[128], cutting a long name."""
-    name = machine.name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
-    return np.frombuffer(bytes.fromhex(machine.key) + name, np.uint8)
-
-
-def decode_machine(row: np.ndarray) -> Machine:
-    """Reads what `encode_machine` wrote."""
-    data = np.asarray(row, np.uint8).tobytes()
-    name = data[_DIGEST_BYTES:].rstrip(b"\0").decode(errors="ignore")
-    return Machine(data[:_DIGEST_BYTES].hex(), name)
+    texts = gather_texts(f"{local.key} {local.name}")
+    return tuple(Machine(*text.split(" ", 1)) for text in texts)

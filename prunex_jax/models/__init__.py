@@ -1,11 +1,13 @@
 """Networks by name: the table of models, and the one function that builds them.
 
-It owns the names; `base` has the interface, `resnet` and `vgg` the architectures,
+In: the settings `model.*` and the shape of an image. Out: a `Model`, pure functions
+over plain trees. `base` has the interface, `resnet` and `vgg` the architectures,
 `layers` their parts. Models know nothing of channels, methods or meshes.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import cast
 
 import jax
 
@@ -15,7 +17,6 @@ from prunex_jax.models.base import (
     Model,
     ModelSpec,
     from_moments,
-    shrunk_spec,
     to_moments,
 )
 from prunex_jax.models.layers import Convolution
@@ -31,7 +32,6 @@ __all__ = [
     "VggSpec",
     "from_moments",
     "make_model",
-    "shrunk_spec",
     "to_moments",
 ]
 
@@ -83,9 +83,11 @@ def make_model(
       >>> make_model(ModelConfig(name='resnet18', width=0.5), (32, 32, 3), 10).spec.stem
       'cifar'
     """
-    _check_known("name", config.name, MODELS)
-    _check_known("stem", config.stem, ("auto", "cifar", "imagenet"))
-    _check_known("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
+    if config.name not in MODELS:
+        raise UserError(
+            f"config.model.name={config.name!r} is not known"
+            f"{suggest(config.name, MODELS)}; choose one of {', '.join(MODELS)}"
+        )
     check_settings(config, "config.model")
     if len(image_shape) != 3 or min(*image_shape, num_classes) < 1:
         raise UserError(
@@ -109,23 +111,13 @@ def make_model(
     )
 
 
-def _check_known(setting: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise UserError(
-            f"config.model.{setting}={value!r} is not known{suggest(value, known)}; "
-            f"choose one of {', '.join(known)}"
-        )
-
-
 def _stem(stem: str, image_shape: tuple[int, int, int]) -> Stem:
     if stem == "auto":
-        is_small = max(image_shape[:2]) <= _LARGEST_SMALL_SIDE
-        return "cifar" if is_small else "imagenet"
-    return "cifar" if stem == "cifar" else "imagenet"
+        stem = "cifar" if max(image_shape[:2]) <= _LARGEST_SMALL_SIDE else "imagenet"
+    return cast(Stem, stem)
 
 
 def _convolution(convolution: str) -> Convolution:
-    _check_known("convolution", convolution, ("auto", "direct", "chunked"))
     if convolution == "auto":
-        return "chunked" if jax.default_backend() == "cpu" else "direct"
-    return "chunked" if convolution == "chunked" else "direct"
+        convolution = "chunked" if jax.default_backend() == "cpu" else "direct"
+    return cast(Convolution, convolution)

@@ -1,16 +1,13 @@
 """A network as pure functions over plain trees, with every width written down.
 
-It owns `Model`, what the rest of the package knows of a network: a hashable
-specification and the functions `init`, `apply` and `apply_train` over nested dicts of
-arrays. Flax NNX builds the networks and stays behind this border, so that channels,
-methods, checkpoints and shrinking see trees only. Architectures are in `resnet` and
-`vgg`; placement on a mesh is the business of the steps to the right.
+Flax NNX builds the networks and stays behind this border, so that channels, methods,
+checkpoints and shrinking see trees only.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,21 +42,6 @@ class ModelSpec(Protocol):
     def with_widths_of(self, params: PyTree) -> Self:
         """Returns the same network with the widths that the parameters have."""
         ...
-
-
-Spec = TypeVar("Spec", bound=ModelSpec)
-
-
-def shrunk_spec(spec: Spec, params: PyTree) -> Spec:
-    """Reads the widths off parameters from which channels were cut.
-
-    Args:
-      spec: Specification of the network before the cut.
-      params: Nested dicts with the keys of `Model.init` and smaller arrays.
-    Returns:
-      A specification whose `Model.init` makes arrays of exactly these shapes.
-    """
-    return spec.with_widths_of(params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +182,7 @@ class Model:
         Returns:
           A model whose `apply` takes these parameters.
         """
-        return dataclasses.replace(self, spec=shrunk_spec(self.spec, params))
+        return dataclasses.replace(self, spec=self.spec.with_widths_of(params))
 
     @functools.cached_property
     def _graph(self) -> Any:

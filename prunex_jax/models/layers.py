@@ -1,8 +1,12 @@
 """Layers with channel counts passed in, and the policy of batch norm on a mesh.
 
-It owns convolution, batch norm, dense layers and max pooling; `resnet` and `vgg`
-arrange them. Everything is NHWC and traces to ordinary primitives. Parameters and
-statistics are float32; `Pass.dtype` is the type of the activations.
+Everything is NHWC and traces to ordinary primitives. Parameters and statistics are
+float32; `Pass.dtype` is the type of the activations.
+
+Pooling is flax's. Its layers compute something else: `nnx.Conv` has no kernel gradient
+in chunks, `nnx.BatchNorm` no statistics that stay on the device until they are averaged
+as moments, and all of them fix the type of activations, and whether they train, when
+they are built, while here one network does both.
 
 Batch norm policy. Scale and bias are ordinary parameters: they are exchanged, pruned
 and shrunk like kernels. Batch statistics are taken over the images of one device, or,
@@ -153,13 +157,6 @@ class Dense(nnx.Module):
 def relu(x: jax.Array) -> jax.Array:
     """`jax.nn.relu`, traced once per shape and not once per call."""
     return jax.nn.relu(x)
-
-
-def max_pool(x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
-    """Takes maxima over square windows; padding never wins."""
-    around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-    window, strides = (1, size, size, 1), (1, stride, stride, 1)
-    return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, around)
 
 
 def mean_over_space(x: jax.Array) -> jax.Array:

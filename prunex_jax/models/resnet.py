@@ -1,9 +1,9 @@
 """Residual networks with every width explicit.
 
-It owns the CIFAR form (three stages of basic blocks) and the ImageNet form (four
-stages, basic or bottleneck), each behind a small or a large stem. Where a block changes
-the shape of the stream, its shortcut is a 1x1 convolution with batch norm, which unlike
-padding with zeros lets every stage keep its own channels. `layers` has the parts.
+The CIFAR form has three stages of basic blocks, the ImageNet form four, basic or
+bottleneck, each behind a small or a large stem. Where a block changes the shape of the
+stream, its shortcut is a 1x1 convolution with batch norm, which unlike padding with
+zeros lets every stage keep its own channels.
 """
 
 import dataclasses
@@ -19,7 +19,6 @@ from prunex_jax.models.layers import (
     Conv,
     Dense,
     Pass,
-    max_pool,
     mean_over_space,
     relu,
 )
@@ -151,7 +150,7 @@ class _Stem(nnx.Module):
 
     def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
         x = relu(self.norm(self.conv(x, how), how))
-        return max_pool(x, 3, 2, padding=1) if self.is_large else x
+        return nnx.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))) if self.is_large else x
 
 
 class _Shortcut(nnx.Module):

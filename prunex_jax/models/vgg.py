@@ -1,7 +1,7 @@
 """VGG networks with batch norm, and with every width explicit.
 
-It owns plain stacks of 3x3 convolutions between maxima, the flattening of the last map,
-and one or three dense layers. `layers` has the parts.
+Plain stacks of 3x3 convolutions between maxima, the flattened last map, and one or
+three dense layers.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.models.layers import BatchNorm, Conv, Dense, Pass, max_pool, relu
+from prunex_jax.models.layers import BatchNorm, Conv, Dense, Pass, relu
 from prunex_jax.models.resnet import Stem, scaled
 
 _STAGE_WIDTHS = (64, 128, 256, 512, 512)
@@ -140,7 +140,7 @@ class Vgg(nnx.Module):
         for layer, ends in zip(self.features, self.ends, strict=True):
             x = layer(x, how)
             if ends:
-                x = max_pool(x, 2, 2)
+                x = nnx.max_pool(x, (2, 2), (2, 2))
         x = x.reshape(x.shape[0], -1)
         for dense in self.hidden:
             x = relu(dense(x, how.dtype))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prunex_jax.base.errors import UserError
 from prunex_jax.data.augment import NUM_DRAWS, Normalization, Recipe
 from prunex_jax.data.images import centre_view, decode_image, resize_box
 from prunex_jax.data.order import uniforms
@@ -147,8 +146,3 @@ def test_normalization_follows_its_formula(images: np.ndarray) -> None:
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
     alone = Normalization(mean, std).apply(images[7:8])
     assert np.array_equal(values[7:8], alone)
-
-
-def test_unknown_augmentation_is_refused() -> None:
-    with pytest.raises(UserError, match=r"data.augment='cutout' is unknown: .*shift"):
-        Recipe("cutout", (8, 8, 1))

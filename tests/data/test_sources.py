@@ -132,12 +132,12 @@ def test_loader_decides_what_is_kept_in_memory(
         ({"validation_share": 1.0}, r"validation_share=1.0 must lie in \[0, 1\)"),
         ({"validation_share": -0.1}, r"validation_share=-0.1 must lie in \[0, 1\)"),
         ({"validation_share": 0.999}, "leaves none of the 200 examples"),
-        ({"loader": "fast"}, "data.loader='fast' is unknown"),
+        ({"loader": "fast"}, "data.loader='fast' is not one of auto, memory"),
         ({"image_size": -1}, "data.image_size=-1 must not be negative"),
         ({"num_workers": -1}, "data.num_workers=-1 must not be negative"),
         ({"synthetic_examples": 0}, "synthetic_examples=0 must be at least 1"),
         ({"synthetic_classes": 0}, "synthetic_classes=0 must be at least 1"),
-        ({"augment": "mixup"}, "data.augment='mixup' is unknown"),
+        ({"augment": "mixup"}, "data.augment='mixup' is not one of none, shift"),
     ],
 )
 def test_bad_settings_are_refused(changes: dict[str, object], message: str) -> None:

@@ -23,9 +23,6 @@ from prunex_jax.mesh import (
 )
 from prunex_jax.mesh.hosts import arrange_hosts, parse_layout, resolve_layout
 from prunex_jax.mesh.machines import (
-    Machine,
-    decode_machine,
-    encode_machine,
     gather_machines,
     local_machine,
 )
@@ -142,12 +139,16 @@ def test_machine_identity_prefers_the_user_then_the_kernel(tmp_path):
     assert local_machine({"PRUNEX_HOST_ID": ""}, boot) == by_kernel
 
 
-@pytest.mark.parametrize("name", ["node1", "knoten-ü", "x" * 300])
-def test_machines_survive_the_exchange(name):
-    machine = Machine("ab" * 32, name)
-    row = encode_machine(machine)
-    assert (row.shape, row.dtype) == ((128,), np.uint8)
-    assert decode_machine(row) == Machine(machine.key, name[:96])
+@pytest.mark.parametrize("name", ["node1", "knoten-ü", "two words", "x" * 300])
+def test_machines_survive_the_exchange(name, monkeypatch):
+    devices = [types.SimpleNamespace(process_index=p) for p in (0, 1)]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    monkeypatch.setattr(
+        "prunex_jax.mesh.machines.gather_texts", lambda text: [text, text]
+    )
+    monkeypatch.setenv("PRUNEX_HOST_ID", name)
+    assert gather_machines() == (local_machine({"PRUNEX_HOST_ID": name}),) * 2
 
 
 def test_processes_with_different_numbers_of_devices_are_refused(monkeypatch):

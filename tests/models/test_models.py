@@ -19,7 +19,6 @@ from prunex_jax.models import (
     VggSpec,
     layers,
     make_model,
-    shrunk_spec,
 )
 
 BASIC = ResNetSpec(
@@ -206,13 +205,6 @@ def test_batch_norm_normalises_and_keeps_a_moving_average():
     np.testing.assert_allclose(norm.var[...], 0.9 + 0.1 * x.var((0, 1, 2)), rtol=1e-4)
 
 
-def test_padding_never_wins_a_maximum():
-    x = jnp.full((1, 4, 4, 2), -3.0)
-    pooled = layers.max_pool(x, 3, 2, padding=1)
-    assert pooled.shape == (1, 2, 2, 2)
-    assert bool((pooled == -3.0).all())
-
-
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_evaluation_with_the_statistics_of_the_batch_is_training(name):
     model = small_model(name)
@@ -372,7 +364,7 @@ def test_residual_network_cut_by_hand_is_the_masked_network():
 def test_widths_are_read_off_any_parameters(name):
     wide = SPECS[name]
     params, _ = jax.eval_shape(small_model(name).init, jax.random.key(0))
-    assert shrunk_spec(wide, params) == wide
+    assert wide.with_widths_of(params) == wide
     if name == "vgg":
         narrow = VggSpec(stages=((2,), (3, 4)), hidden=(6, 3))
     else:
