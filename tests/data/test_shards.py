@@ -245,10 +245,13 @@ def test_impossible_shards_are_refused(changes, num_hosts, message) -> None:
         batches_of(config, np.arange(1), 0, 1, num_hosts)
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
-def test_alpha_is_positive(alpha: float) -> None:
+@pytest.mark.parametrize(
+    ("alpha", "rule"),
+    [(0.0, "positive"), (-1.0, "positive"), (float("nan"), "a finite number")],
+)
+def test_alpha_is_positive(alpha: float, rule: str) -> None:
     values = {"run": {"steps": 1}, "data": {"dirichlet_alpha": alpha}}
-    with pytest.raises(UserError, match=r"data\.dirichlet_alpha=.* must be positive"):
+    with pytest.raises(UserError, match=rf"data\.dirichlet_alpha=.* must be {rule}"):
         resolve_config(values)
 
 
