@@ -25,7 +25,6 @@ from prunex_jax.channels.rules import RULES
 from prunex_jax.channels.slicing import (
     KeepIndices,
     Masks,
-    keep_indices_of,
     mask_channels,
     mask_of,
     put_channels,
@@ -54,7 +53,6 @@ __all__ = [
     "TraceOptions",
     "Traced",
     "freeze_all",
-    "keep_indices_of",
     "layouts_of",
     "mask_channels",
     "mask_of",

@@ -35,12 +35,6 @@ def label_jvp(
 ) -> LabelledProgram:
     """Labels the forward derivative of a `custom_jvp_call`.
 
-    Args:
-      eqn: The equation.
-      operands: What is known of its operands.
-      results: What is known of its results.
-      table: Where labels are joined.
-      walk: Walks a program.
     Returns:
       A program of the operands that are no constants, and of the tangents of those that
       have some. It gives the results and their tangents; see `tangents_of`.
@@ -89,13 +83,6 @@ def label_vjp(
 ) -> LabelledProgram:
     """Labels the backward derivative of a `custom_vjp_call`.
 
-    Args:
-      eqn: The equation.
-      operands: What is known of its operands.
-      results: What is known of its results.
-      table: Where labels are joined.
-      walk: Walks a program.
-      evaluate: Does an equation.
     Returns:
       A program of the operands and of the cotangents of those results that have some.
       It gives the cotangents of the operands that have some.

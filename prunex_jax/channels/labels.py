@@ -69,7 +69,6 @@ class Sum:
     """A plain sum over channels, which a division may make their mean.
 
     Attributes:
-      labels: int64[size] labels of what was summed.
       total: Number of terms, with those along other axes.
       reason: Why it is inexact without the dead ones; None if it is not.
     """

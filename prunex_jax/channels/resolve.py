@@ -29,8 +29,7 @@ class Resolution:
 
     Attributes:
       component: int64[num_labels]; labels of one component are one channel.
-      first_reason: int64[num_components], -1 where the channel can be removed.
-      reasons: What `first_reason` counts.
+      first_reason: int64[num_components] among `reasons`, -1 where it can be removed.
       status: int8[num_components], UNKNOWN, ALIVE, DEAD or both bits.
     """
 
@@ -60,8 +59,6 @@ def resolve(table: LabelTable, status: np.ndarray | None = None) -> Resolution:
     Args:
       table: The table.
       status: int8[num_labels], what is known of labels beforehand.
-    Returns:
-      The resolution.
     """
     num_components, component = _components(table)
     first_reason = np.full(num_components, -1, np.int64)
@@ -263,13 +260,7 @@ class FrozenChannels:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Bundle:
-    """Channels that occur in the same places.
-
-    Attributes:
-      places: Index of a place per occurrence of a channel, ascending.
-      positions: int32[num_channels, len(places)] position in each of them.
-      reason: Index of the reason why they stay, or -1.
-    """
+    """Channels that occur in the same places: int32[num_channels, len(places)]."""
 
     places: tuple[int, ...]
     positions: np.ndarray

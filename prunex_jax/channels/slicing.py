@@ -32,21 +32,6 @@ def mask_of(keep_indices: jax.Array, size: int) -> jax.Array:
     return jnp.zeros(size, bool).at[keep_indices].set(True)
 
 
-def keep_indices_of(mask: jax.Array, keep_count: int) -> jax.Array:
-    """Turns booleans into sorted positions; inverse of `mask_of`.
-
-    Args:
-      mask: bool[size] with exactly `keep_count` True.
-      keep_count: Static number of kept channels.
-    Returns:
-      int32[keep_count], sorted.
-    Example:
-      >>> keep_indices_of(jnp.array([True, False, True, False]), 2).tolist()
-      [0, 2]
-    """
-    return jnp.nonzero(mask, size=keep_count)[0].astype(jnp.int32)
-
-
 def take_channels(tree: PyTree, layouts: Layouts, keep_indices: KeepIndices) -> PyTree:
     """Keeps only the given channels of every leaf, in their old order.
 

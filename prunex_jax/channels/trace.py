@@ -168,13 +168,8 @@ def _together_with(owner: FrozenChannels, path: str, axis: int) -> str:
 class Labelled:
     """A function with labels: what `trace_channels` and `shrink` start from.
 
-    Attributes:
-      program: The program with labels.
-      table: What is joined and frozen.
-      weights: What is known of every parameter.
-      running: What is known of every running statistic.
-      first_use: When each of them is first read.
-      outputs: Structure of what the function returns.
+    `weights` and `running` say what is known of parameters and running statistics,
+    `first_use` when each is first read, `outputs` how results are structured.
     """
 
     program: LabelledProgram
@@ -263,25 +258,11 @@ def label_function(
     apply: Callable[..., Any],
     params: PyTree,
     inputs: Sequence[Any],
-    statistics: PyTree | None = None,
-    options: TraceOptions | None = None,
+    statistics: PyTree | None,
+    options: TraceOptions,
     with_jax_derivatives: bool = False,
 ) -> Labelled:
-    """Traces a function and walks its program.
-
-    Args:
-      apply: As for `trace_channels`.
-      params: Parameters or their shapes.
-      inputs: Inputs or their shapes.
-      statistics: As for `trace_channels`.
-      options: How to trace.
-      with_jax_derivatives: See `walk.Walk`.
-    Returns:
-      The program with labels, before it is concluded what they come to.
-    Raises:
-      UserError: As `trace_channels` does.
-    """
-    options = options or TraceOptions()
+    """Traces a function and walks its program; arguments as for `trace_channels`."""
     trees = (params,) if statistics is None else (params, statistics)
     closed, outputs = jax.make_jaxpr(apply, return_shape=True)(*trees, *inputs)
     table = LabelTable()

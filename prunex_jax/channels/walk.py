@@ -45,7 +45,7 @@ class Walk:
     Args:
       rules: Rule of every known primitive.
       table: Where labels are joined and frozen.
-      renormalise: Whether sums over channels may become means over fewer.
+      renormalise: See `trace_channels`.
       with_jax_derivatives: Whether forward derivatives of jax's own are walked.
         They mix no channels that the functions keep apart, so it can be left out where
         nothing is differentiated.
@@ -252,15 +252,7 @@ def _constants(
 
 
 def evaluate(eqn: core.JaxprEqn, values: Sequence[Any], **params: Any) -> list[Any]:
-    """Does what an equation does, with other values and perhaps other parameters.
-
-    Args:
-      eqn: The equation.
-      values: Its operands.
-      **params: Parameters that differ from those of the equation.
-    Returns:
-      A list of its results.
-    """
+    """Does what an equation does, with other operands and perhaps other parameters."""
     primitive: Any = eqn.primitive
     bound = primitive.get_bind_params({**eqn.params, **params})
     result = primitive.bind(*values, **bound)

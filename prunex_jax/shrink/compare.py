@@ -45,14 +45,11 @@ class Row:
     """One line of the table.
 
     Attributes:
-      name: What is compared.
       unit: parameters | macs | seconds | examples/s | bytes.
       batch_size: Examples per call; None where it does not matter.
       full: Of the network.
       small: Of its shrunk form.
       ratio: small / full; of times the median of the paired quotients.
-      full_quartiles: Of times.
-      small_quartiles: Of times.
     """
 
     name: str
@@ -92,10 +89,6 @@ class Comparison:
                 f"no row {name!r} for batch size {batch_size}; there are {known}"
             )
         return found[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values that JSON can hold."""
-        return dataclasses.asdict(self)
 
     def format(self, style: Literal["text", "markdown"] = "text") -> str:
         """Writes the table, and below it how and where it was measured."""

@@ -104,14 +104,20 @@ class Cut:
         return self._changed(tree, mask_channels, masks)
 
     def function(self, apply: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """The function without the dead channels; see `shrink_function`.
+        """The function that the masked network computes, of parameters that are cut.
+
+        It can be differentiated, vmapped and given any batch size, and should be
+        jitted: every call traces `apply` again, for the shapes it is given.
 
         Args:
-          apply: A function of the full network: the one that was traced, or another one
-            of the same parameters, such as that of training.
+          apply: A function of the full network, `apply(params, *inputs)` or
+            `apply(params, statistics, *inputs)`: the one that was traced, or another
+            one of the same parameters, such as that of training.
           **options: Fields of `TraceOptions` that are different for this function.
         Returns:
-          A function of smaller parameters.
+          A function of the same arguments, with smaller parameters and statistics. It
+          raises UserError if they have other sizes than those that are left, or if
+          `apply` ties what is dead to what is kept, which the traced function does not.
         """
         return shrink_function(
             apply,

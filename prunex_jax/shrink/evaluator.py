@@ -9,7 +9,6 @@ from jax import lax
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.channels import TraceOptions
 from prunex_jax.channels.labels import LabelledEquation, LabelledProgram, Traced
 from prunex_jax.channels.resolve import Resolution
 from prunex_jax.channels.walk import evaluate
@@ -20,18 +19,12 @@ class Evaluator:
 
     Args:
       resolution: Which labels are alive.
-      options: How the program was traced.
       rebuilds: How primitives are done on fewer channels, where not as they are.
     """
 
     def __init__(
-        self,
-        resolution: Resolution,
-        options: TraceOptions,
-        rebuilds: Mapping[str, "Rebuild"],
+        self, resolution: Resolution, rebuilds: Mapping[str, "Rebuild"]
     ) -> None:
-        self.resolution = resolution
-        self.options = options
         self.rebuilds = rebuilds
         self.alive = resolution.is_alive()
 
@@ -44,14 +37,7 @@ class Evaluator:
         return tuple(int(self.alive[labels].sum()) for labels in value.labels)
 
     def run(self, program: LabelledProgram, values: Sequence[Any]) -> list[Any]:
-        """Evaluates a program.
-
-        Args:
-          program: With labels.
-          values: What is left of its arguments.
-        Returns:
-          What is left of its results.
-        """
+        """What is left of a program's results, from what is left of its arguments."""
         jaxpr = program.jaxpr
         known: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
         known.update(zip(jaxpr.constvars, program.consts, strict=True))
@@ -114,15 +100,7 @@ def as_it_is(
 
 
 def take_positions(x: Any, positions: np.ndarray, axis: int) -> Any:
-    """Takes positions along an axis that are known beforehand.
-
-    Args:
-      x: An array.
-      positions: int[n], ascending or not.
-      axis: The axis.
-    Returns:
-      The array with n positions on that axis.
-    """
+    """Takes positions int[n], known beforehand, along an axis."""
     count = len(positions)
     if count and count == x.shape[axis] and (positions == np.arange(count)).all():
         return x

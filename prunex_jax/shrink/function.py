@@ -29,28 +29,10 @@ def shrink_function(
     groups: Sequence[ChannelGroup],
     masks: Mapping[str, np.ndarray],
     shapes: Shapes,
-    statistics_shapes: Shapes | None = None,
-    options: TraceOptions | None = None,
+    statistics_shapes: Shapes | None,
+    options: TraceOptions,
 ) -> Callable[..., Any]:
-    """Makes the function that a masked network computes, of parameters that are cut.
-
-    It can be differentiated, vmapped and given any batch size, and should be jitted:
-    every call traces `apply` again, for the shapes it is given.
-
-    Args:
-      apply: `apply(params, *inputs)`, or `apply(params, statistics, *inputs)`.
-      groups: Channel groups of the network.
-      masks: bool[size] per group, True where kept.
-      shapes: Shape of every parameter by path, at full size.
-      statistics_shapes: The same of running statistics, if there are any.
-      options: How to trace.
-    Returns:
-      A function of the same arguments, with smaller parameters and statistics. It
-      raises UserError if they have other sizes than those that are left, or if `apply`
-      ties what is dead to what is kept, which a function that was not traced for
-      `groups` can do.
-    """
-    options = options or TraceOptions()
+    """Makes the function of what is left; see `Cut.function`."""
     sizes = _Sizes.of(groups, masks, shapes, "members")
     running = _Sizes.of(groups, masks, statistics_shapes or {}, "statistics")
     rebuilds = {**REBUILDS, **(options.rebuilds or {})}
@@ -63,15 +45,10 @@ def shrink_function(
         full_statistics = running.full(statistics, "statistic")
         given = jax.tree.map(jax.typeof, inputs)
         found = label_function(
-            apply,
-            full,
-            given,
-            full_statistics,
-            options,
-            with_jax_derivatives=True,
+            apply, full, given, full_statistics, options, with_jax_derivatives=True
         )
         resolution = _resolve(found, sizes, running)
-        evaluator = Evaluator(resolution, options, rebuilds)
+        evaluator = Evaluator(resolution, rebuilds)
         values = jax.tree.leaves((params, *rest))
         return jax.tree.unflatten(found.outputs, evaluator.run(found.program, values))
 
