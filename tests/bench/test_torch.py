@@ -20,13 +20,12 @@ torch = pytest.importorskip("torch")
 from prunex_jax.base.errors import TrainingDivergedError, UserError  # noqa: E402
 from prunex_jax.base.settings import ModelConfig  # noqa: E402
 from prunex_jax.base.trees import flatten_by_path  # noqa: E402
+from prunex_jax.bench.links import host as bench_host  # noqa: E402
 from prunex_jax.bench.links.gates import Spec, write_specs  # noqa: E402
-from prunex_jax.bench.torch import host as torch_host  # noqa: E402
 from prunex_jax.bench.torch import models as torch_models  # noqa: E402
 from prunex_jax.bench.torch import training as torch_training  # noqa: E402
-from prunex_jax.bench.torch.tasks import Seat, make_task  # noqa: E402
 from prunex_jax.data.shards import make_shards  # noqa: E402
-from prunex_jax.mesh import make_topology  # noqa: E402
+from prunex_jax.mesh import LaunchFlags, make_topology  # noqa: E402
 from prunex_jax.models import (  # noqa: E402
     MODELS,
     Model,
@@ -197,6 +196,10 @@ def address() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
+def seat(process: int = 0, processes: int = 1) -> LaunchFlags:
+    return LaunchFlags(address(), processes, process)
+
+
 def our_run(spec: Spec, shape, steps):
     """Losses of our own dense run, its network after the steps, and its accuracy."""
     config = resolve_config(spec.config)
@@ -216,9 +219,11 @@ def our_run(spec: Spec, shape, steps):
 def test_steps_are_ours(tmp_path):
     """Clipping, decay, momentum, schedule and smoothing, parameter by parameter."""
     spec = spec_of(tmp_path, [4])
-    seat = Seat(address())
-    with torch_training.joined(seat):
-        with torch_training.Trainer(make_task(spec, seat), "dense") as trainer:
+    own = seat()
+    with torch_training.joined(own):
+        with torch_training.Trainer(
+            torch_training.make_task(spec, own), "dense"
+        ) as trainer:
             losses = [trainer.step() for _ in range(4)]
             found = {k: v.detach() for k, v in trainer.network.named_parameters()}
     wanted_losses, params, _ = our_run(spec, (1, 1), 4)
@@ -228,8 +233,8 @@ def test_steps_are_ours(tmp_path):
 
 def test_processes_of_a_host_train_on_its_shard(tmp_path):
     spec = spec_of(tmp_path, [1], settings={"data.shards": "label_sorted"}, num_hosts=2)
-    task = make_task(spec, Seat(address(), process=3, processes=4))
-    with torch_training.joined(Seat(address())):
+    task = torch_training.make_task(spec, seat(3, 4))
+    with torch_training.joined(seat()):
         with torch_training.Trainer(task, "dense") as trainer:
             batches = [next(trainer._batches) for _ in range(40)]
     labels = task.dataset.train.labels()
@@ -251,7 +256,9 @@ class Reached:
 def test_steps_are_timed_between_gates_with_their_pause(tmp_path):
     gate, scores = Reached(), iter([0.25, 0.5])
     spec = spec_of(tmp_path, [0, 2], evaluates=True, stand_in_seconds=0.02)
-    torch_host.pass_gates(spec, gate, lambda: 1.0, lambda: next(scores), str)
+    bench_host.pass_gates(
+        spec, gate, lambda: 1.0, lambda steps: {}, lambda: next(scores)
+    )
     first, _, second, last = gate.said
     assert (first["event"], first["step"], first["seconds"]) == ("pause", 0, [])
     assert (second["step"], len(second["seconds"])) == (2, 2)
@@ -262,7 +269,7 @@ def test_steps_are_timed_between_gates_with_their_pause(tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
     spec = spec_of(tmp_path, [1])
     with pytest.raises(TrainingDivergedError, match="step 1"):
-        torch_host.pass_gates(spec, Reached(), lambda: float("nan"), lambda: None, str)
+        bench_host.pass_gates(spec, Reached(), lambda: float("nan"), lambda steps: {})
 
 
 @pytest.mark.parametrize(
@@ -278,15 +285,20 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
 def test_what_torch_does_not_have_is_refused(tmp_path, setting, value, message):
     spec = spec_of(tmp_path, [4], settings={setting: value})
     with pytest.raises(UserError, match=message):
-        make_task(spec, Seat("", processes=2))
+        torch_training.make_task(spec, seat(0, 2))
 
 
 def test_torch_that_is_missing_is_named_in_one_line(tmp_path, monkeypatch, capsys):
     path = tmp_path / "specs.json"
     write_specs(path, [spec_of(tmp_path, [1])])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    command = [f"--spec={path}", "--gate=0,0", "--coordinator=localhost:1"]
-    assert torch_host.main(command) == 2
+    command = [
+        f"--spec={path}",
+        "--runtime=torch",
+        "--gate=0,0",
+        "--coordinator=localhost:1",
+    ]
+    assert bench_host.main(command) == 2
     error = capsys.readouterr().err
     assert "pip install 'prunex_jax[torch]'" in error and error.count("\n") == 1
 
@@ -303,10 +315,10 @@ def processes(tmp_path, specs, count=2):
         their_orders, orders = os.pipe()
         logs.append(tmp_path / f"{number}.log")
         command = [
-            *(sys.executable, "-W", "error", "-m", "prunex_jax.bench.torch.host"),
+            *(sys.executable, "-W", "error", "-m", "prunex_jax.bench.links.host"),
             *(f"--spec={path}", f"--gate={theirs},{their_orders}"),
             *(f"--coordinator={where}", f"--process_id={number}"),
-            *(f"--num_processes={count}", "--interface=lo"),
+            *(f"--num_processes={count}", "--interface=lo", "--runtime=torch"),
         ]
         with open(logs[-1], "w") as log:
             running.append(

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.bench.links.host import run_spec
 from prunex_jax.bench.links.hosts import ClusterLinks
-from prunex_jax.bench.links.jax_host import run_spec
 from prunex_jax.bench.links.kernel import peak_memory
 from prunex_jax.bench.links.records import Record, forget_study, write_record
 from prunex_jax.bench.links.runner import Bench

@@ -20,11 +20,6 @@ from prunex_jax.train.config import config_to_dict
 
 # The row that every study runs first: steps without any exchange are what r counts in.
 COMPUTATION = Row(places.COMPUTATION, "computation alone", {"method.name": "none"})
-# Runtime -> module of a host process.
-_MODULES = {
-    "jax": "prunex_jax.bench.links.jax_host",
-    "torch": "prunex_jax.bench.torch.host",
-}
 # Rounds before measuring: dense, pruned, frozen and cut out, small; then one to spare.
 _WARM_UP_ROUNDS = 5
 _LEAST_WARM_UP_STEPS = 12
@@ -171,7 +166,8 @@ def session_commands(
     write_specs(specs, [task.spec for task in tasks])
     total, commands = hosts.num_hosts * per_host, []
     shared = [
-        *(sys.executable, "-m", _MODULES[runtime], f"--spec={specs}", "--gate={gate}"),
+        *(sys.executable, "-m", "prunex_jax.bench.links.host", f"--runtime={runtime}"),
+        *(f"--spec={specs}", "--gate={gate}"),
         *(
             f"--coordinator={hosts.address(0)}:{free_port()}",
             f"--num_processes={total}",

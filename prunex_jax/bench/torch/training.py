@@ -1,53 +1,184 @@
 """Training with PyTorch's DistributedDataParallel over gloo, as its users would.
 
-It owns the process group, the optimizer, the hooks of gradients, one training step and
-evaluation. It leaves networks to `torch_models`, and what is trained to `torch_tasks`.
-Importing it needs torch.
+Data and their order, the network, its first parameters and learning rates are those of
+this package; settings that PyTorch's side does not have are refused. Importing it needs
+torch.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import torch
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from prunex_jax.base.settings import OptimizerConfig
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import ExperimentConfig, OptimizerConfig
 from prunex_jax.base.trees import shapes_by_path
+from prunex_jax.bench.links.gates import Gatekeeper, Spec
+from prunex_jax.bench.links.host import free_memory, pass_gates
 from prunex_jax.bench.links.kernel import num_cores
 from prunex_jax.bench.torch.models import load_params, make_torch_model
-from prunex_jax.bench.torch.tasks import Seat, Task
-from prunex_jax.data import Batch, evaluation_batches, make_loader
+from prunex_jax.data import (
+    Batch,
+    Dataset,
+    evaluation_batches,
+    make_loader,
+    open_dataset,
+)
+from prunex_jax.mesh import LaunchFlags, keep_freed_memory
+from prunex_jax.methods.inner import make_learning_rate
+from prunex_jax.models import Model, make_model
+from prunex_jax.train.config import resolve_config, total_steps
 
 # Steps before PowerSGD compresses; with feedback of errors it takes no fewer than two.
 _POWERSGD_START = 2
 # Its hook chains sums per bucket. Those of two buckets may start in another order on
 # another process, and gloo takes one for the other: all gradients make one bucket.
 _BUCKET_MEGABYTES = {"powersgd": 100_000}
+# What nobody traces here.
+_UNKNOWN = dict.fromkeys(("traced_bytes", "formula_bytes", "hops"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """What a process trains: everything that our own run has in common with PyTorch's.
+
+    Attributes:
+      config: All settings.
+      dataset: What is learned.
+      model: The network, as this package describes it.
+      rates: Learning rate of every step up to the last gate.
+      rows: Rows of the global batch that this process has.
+      eval_batch_size: Examples per evaluation batch over all processes.
+      eval_rows: Rows of evaluation batches.
+      num_hosts: Hosts that the processes are on.
+    """
+
+    config: ExperimentConfig
+    dataset: Dataset
+    model: Model
+    rates: np.ndarray
+    rows: np.ndarray
+    eval_batch_size: int
+    eval_rows: np.ndarray
+    num_hosts: int
+
+
+def run_specs(
+    specs: Sequence[Spec], gate: Gatekeeper, launch: LaunchFlags, interface: str = ""
+) -> None:
+    """Runs them on this process, with all others, one after the other.
+
+    Args:
+      specs: The same on all processes.
+      gate: Where they wait.
+      launch: How they find each other.
+      interface: Network interface to exchange over; empty lets gloo choose.
+    Raises:
+      UserError: A setting that the PyTorch side lacks.
+      TrainingDivergedError: The loss is no longer finite.
+    """
+    # Here jax gives data, schedule and first parameters, and computes nothing else.
+    jax.config.update("jax_platforms", "cpu")
+    # As the processes that it is compared with do.
+    keep_freed_memory()
+    with joined(launch, interface):
+        for spec in specs:
+            free_memory()
+            task = make_task(spec, launch)
+            if spec.exchange_only:
+                pass_gates(spec, gate, make_exchange(task), lambda steps: _UNKNOWN)
+            else:
+                with Trainer(task, spec.hook) as trainer:
+                    pass_gates(
+                        spec, gate, trainer.step, trainer.facts, trainer.accuracy
+                    )
+            gate.arrive(event="done")
+
+
+def make_task(spec: Spec, launch: LaunchFlags) -> Task:
+    """Builds a task from what the runner wrote; nothing is trained or loaded yet.
+
+    Raises:
+      UserError: A setting that the PyTorch side does not have.
+    """
+    config = resolve_config(spec.config)
+    _check_supported(config)
+    data = config.data
+    rows = _rows(launch, data.batch_size, "batch_size")
+    eval_batch_size = data.eval_batch_size or data.batch_size
+    eval_rows = _rows(launch, eval_batch_size, "eval_batch_size")
+    dataset = open_dataset(data, config.seed)
+    num_steps, last = total_steps(config, len(dataset.train)), spec.boundaries[-1]
+    if last > num_steps:
+        raise UserError(f"a gate after step {last} comes after the last, {num_steps}")
+    schedule = make_learning_rate(config.optimizer, num_steps)
+    rates = jax.vmap(lambda step: jnp.asarray(schedule(step)))(jnp.arange(last))
+    return Task(
+        config=config,
+        dataset=dataset,
+        model=make_model(config.model, dataset.image_shape, dataset.num_classes),
+        rates=np.asarray(rates),
+        rows=rows,
+        eval_batch_size=eval_batch_size,
+        eval_rows=eval_rows,
+        num_hosts=spec.num_hosts,
+    )
+
+
+def _rows(launch: LaunchFlags, batch_size: int, setting: str) -> np.ndarray:
+    """Rows of a global batch that this process has: those of one of our hosts."""
+    count = launch.num_processes
+    if batch_size % count:
+        raise UserError(
+            f"config.data.{setting}={batch_size} does not divide evenly over {count} "
+            f"hosts; use a multiple of {count}"
+        )
+    size = batch_size // count
+    return np.arange(launch.process_id * size, (launch.process_id + 1) * size)
+
+
+def _check_supported(config: ExperimentConfig) -> None:
+    """Refuses what the PyTorch side does not have, rather than leaving it out."""
+    for key, value, supported in (
+        ("optimizer.name", config.optimizer.name, "sgd"),
+        ("optimizer.micro_batches", config.optimizer.micro_batches, 1),
+        ("model.compute_dtype", config.model.compute_dtype, "float32"),
+    ):
+        if value != supported:
+            raise UserError(
+                f"config.{key}={value!r} is not supported with runtime torch; set it "
+                f"to {supported!r}"
+            )
 
 
 @contextlib.contextmanager
-def joined(seat: Seat) -> Iterator[None]:
+def joined(launch: LaunchFlags, interface: str = "") -> Iterator[None]:
     """Joins the other processes, for as long as the context lasts.
 
     Args:
-      seat: Which process this is.
+      launch: Which process this is, and how it finds the others.
+      interface: Network interface to exchange over; empty lets gloo choose.
     """
     torch.set_num_threads(num_cores())
-    if seat.interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = seat.interface
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     distributed.init_process_group(
         "gloo",
-        init_method=f"tcp://{seat.address}",
-        rank=seat.process,
-        world_size=seat.processes,
+        init_method=f"tcp://{launch.coordinator}",
+        rank=launch.process_id,
+        world_size=launch.num_processes,
     )
     try:
         yield
@@ -173,12 +304,13 @@ class Trainer:
         correct, examples = seen.tolist()
         return correct / examples if examples else None
 
-    def digest(self) -> str:
-        """SHA-256 of the parameters, in hexadecimal digits."""
+    def facts(self, steps: int) -> dict[str, Any]:
+        """What gates are told: SHA-256 of the parameters, equal on all processes."""
+        del steps
         found = hashlib.sha256()
         for value in self.network.parameters():
             found.update(value.detach().cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+        return {**_UNKNOWN, "digest": found.hexdigest()}
 
 
 def _tensors(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -204,7 +336,7 @@ def _register_hook(replica: DistributedDataParallel, hook: str, rank: int) -> No
 
 
 def _make_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.SGD:
-    """As `optim.inner.make_inner` makes it: kernels decay, biases and scales do not."""
+    """As `methods.inner.make_inner`: kernels decay, biases and scales do not."""
     params = list(network.parameters())
     groups: list[dict[str, Any]] = [
         {"params": [p for p in params if p.ndim > 1]},

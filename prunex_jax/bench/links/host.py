@@ -1,22 +1,27 @@
-"""A host of a study that runs this package: one process, its devices, and its gates.
+"""One process of a study, and what it does between its gates.
 
-It owns what a process does between gates: training as `python -m prunex_jax.train`
-does, or the dense exchange alone. It leaves links and counters to the runner.
+It trains as `python -m prunex_jax.train` does, or runs the dense exchange alone; with
+PyTorch, `bench.torch` does the same.
 
-    python -m prunex_jax.bench.links.jax_host --spec=FILE --gate=W,R
+    python -m prunex_jax.bench.links.host --spec=FILE --gate=W,R
         --coordinator=HOST:PORT --num_processes=N --process_id=I
+        [--runtime=torch --interface=NAME]
 """
 
 import contextlib
 import gc
+import importlib.util
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
+from prunex_jax.base.errors import TrainingDivergedError, UserError
 from prunex_jax.bench.cost_model.step_time import steady_traffic
 from prunex_jax.bench.links.gates import Gate, Gatekeeper, Spec, read_specs
 from prunex_jax.bench.links.kernel import forget_peak_memory, share_cores
@@ -46,9 +51,18 @@ COMMAND = Command(
     flags=(
         Flag("spec", "", "What to run, written by the runner.", is_required=True),
         Flag("gate", "", "Pipes to the runner.", is_required=True),
+        Flag("runtime", "jax", "What runs it.", choices=("jax", "torch")),
+        Flag("interface", "", "Network interface over which torch exchanges."),
         *LAUNCH_FLAGS,
     ),
 )
+
+
+def free_memory() -> None:
+    """Frees what an earlier run of this process has left, and forgets its peak."""
+    gc.collect()
+    return_freed_memory()
+    forget_peak_memory()
 
 
 def run_spec(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
@@ -60,9 +74,7 @@ def run_spec(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
       launch: How they find each other.
     """
     jax.clear_caches()
-    gc.collect()
-    return_freed_memory()
-    forget_peak_memory()
+    free_memory()
     if spec.exchange_only:
         _exchange(spec, gate, launch)
     else:
@@ -134,6 +146,44 @@ class _Watch:
         return progress.experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0)
 
 
+def pass_gates(
+    spec: Spec,
+    gate: Gatekeeper,
+    step: Callable[[], float],
+    facts: Callable[[int], Mapping[str, Any]],
+    accuracy: Callable[[], float | None] = lambda: None,
+) -> None:
+    """Takes timed steps and stops at the gates between them.
+
+    A pause that stands for computation comes before the real one: what PyTorch hides
+    behind its backward pass it hides behind the real one only.
+
+    Args:
+      spec: Where the gates are.
+      gate: Is told the loss of every step on this process, too.
+      step: Takes one and returns its loss.
+      facts: Number of steps since the last gate -> what else the gate is told.
+      accuracy: Scores the network; called if the spec asks for it.
+    Raises:
+      TrainingDivergedError: A loss is not finite.
+    """
+    done = 0
+    for boundary in spec.boundaries:
+        seconds, losses = list[float](), list[float]()
+        while done < boundary:
+            start = time.perf_counter()
+            time.sleep(spec.stand_in_seconds)
+            losses.append(step())
+            seconds.append(time.perf_counter() - start)
+            done += 1
+        if not all(map(math.isfinite, losses)):
+            raise TrainingDivergedError(f"the loss is not finite at step {done}")
+        more = facts(len(seconds))
+        gate.arrive(event="pause", step=done, seconds=seconds, losses=losses, **more)
+        found = accuracy() if spec.evaluates else None
+        gate.arrive(event="resume", accuracy=found)
+
+
 def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
     """Averages as many numbers as the network has parameters, and nothing else."""
     config = resolve_config(spec.config)
@@ -142,26 +192,21 @@ def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
     program, values = _mean_program(experiment)
     compiled = program.compile(values)
     hops = count_hops(compiled.collectives, HOST_AXIS)
-    sent = compiled.sent[HOST_AXIS]
-    done, seconds = 0, list[float]()
-    for boundary in spec.boundaries:
-        while done < boundary:
-            start = time.perf_counter()
-            values = jax.block_until_ready(program(values))
-            seconds.append(time.perf_counter() - start)
-            done += 1
-        steps = len(seconds)
-        gate.arrive(
-            event="pause",
-            step=done,
-            seconds=seconds,
-            traced_bytes=steps * sent,
-            formula_bytes=steps * experiment.dense_host_bytes_per_step,
-            hops=steps * hops,
-            dense_bytes=experiment.dense_host_bytes_per_step,
-        )
-        gate.arrive(event="resume", accuracy=None)
-        seconds = []
+
+    def step() -> float:
+        nonlocal values
+        values = jax.block_until_ready(program(values))
+        return 0.0
+
+    def facts(steps: int) -> Mapping[str, float]:
+        return {
+            "traced_bytes": steps * compiled.sent[HOST_AXIS],
+            "formula_bytes": steps * experiment.dense_host_bytes_per_step,
+            "hops": steps * hops,
+            "dense_bytes": experiment.dense_host_bytes_per_step,
+        }
+
+    pass_gates(spec, gate, step, facts)
 
 
 def _mean_program(experiment: Experiment) -> tuple[Program, jax.Array]:
@@ -196,10 +241,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(values: Values, rest: list[str]) -> None:
     del rest
-    launch = given_launch(values)
+    launch, specs = given_launch(values), read_specs(values.spec)
     share_cores(launch.process_id, launch.num_processes)
+    if values.runtime == "torch":
+        if importlib.util.find_spec("torch") is None:
+            raise UserError("torch is not installed: pip install 'prunex_jax[torch]'")
+        from prunex_jax.bench.torch.training import run_specs
+
+        run_specs(specs, Gate.of(values.gate), launch, values.interface)
+        return
     gate = Gate.of(values.gate)
-    for spec in read_specs(values.spec):
+    for spec in specs:
         run_spec(spec, gate, launch)
 
 
