@@ -21,7 +21,10 @@ REMOTE = re.compile(r"<(?:script|link|img)\b[^>]*\b(?:src|href)=\"(https?:)?//[^
 def math_fence(source: str, *_: object, **__: object) -> str:
     """Writes a fence of LaTeX, one equation per line, as MathML; needs no script."""
     lines = [line for line in source.splitlines() if line.strip()]
-    return "\n".join(convert(line, display="block") for line in lines)
+    written = "\n".join(convert(line, display="block") for line in lines)
+    if "\\" in written:
+        raise PluginError(f"an equation has a command that is not known: {source}")
+    return written
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

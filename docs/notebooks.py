@@ -48,6 +48,7 @@ def main(arguments: list[str]) -> None:
     if not store:
         os.environ["NOTEBOOK_EPOCHS"] = "1"
     os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "compiled"))
     for path in NOTEBOOKS:
         notebook = run(path)
         print(f"{path.name} runs")
