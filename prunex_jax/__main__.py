@@ -35,7 +35,7 @@ COMMANDS = {
         "Train rows of settings with several seeds and compare them.",
     ),
     "report": (
-        "prunex_jax.bench.report.command",
+        "prunex_jax.bench.report.__main__",
         "Write tables and plots of what studies have found.",
     ),
 }

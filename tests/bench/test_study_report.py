@@ -15,8 +15,8 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.links.records import RECORDS_FILE, write_record
 from prunex_jax.bench.report import plots
+from prunex_jax.bench.report.__main__ import main
 from prunex_jax.bench.report.accuracy import time_to_accuracy
-from prunex_jax.bench.report.command import main
 from prunex_jax.bench.report.cost import (
     Extrapolation,
     Modelled,
@@ -352,13 +352,14 @@ def test_the_model_is_judged_by_points_it_has_not_seen():
 
 
 def test_extrapolations_are_a_table_for_each_setting():
-    def at(row, num_hosts, seconds, setting="a"):
-        return Extrapolation(
-            setting=setting, row=row, title=row, num_hosts=num_hosts, seconds=seconds
-        )
-
-    here = [at("dense", 1, 8.0), at("dense", 16, 2.0), at("topk", 16, 1.0)]
-    first, second = extrapolation_tables([*here, at("topk", 4, 1.0, "b")])
+    titles = {"dense": "dense", "topk": "topk"}
+    times = {"dense": {1: 8.0, 16: 2.0}, "topk": {16: 1.0}}
+    first, second = extrapolation_tables(
+        [
+            Extrapolation("a", titles, times),
+            Extrapolation("b", titles, {"topk": {4: 1.0}}),
+        ]
+    )
     assert texts(first)["dense"]["16 hosts"] == "2.00 s\n1.00 of dense\n4.00x"
     assert texts(first)["topk"] == {"1 host": "-", "16 hosts": "1.00 s\n0.500 of dense"}
     assert (second.title, second.header) == ("Extrapolated: b", ("method", "4 hosts"))
@@ -404,12 +405,12 @@ def test_a_report_needs_nothing_else(folder):
     pytest.importorskip("matplotlib")
     modelled = Modelled(
         predictions=(seconds_modelled(), seconds_modelled(is_held_out=False)),
-        extrapolations=tuple(
+        extrapolations=(
             Extrapolation(
-                setting="s", row=row, title=row, num_hosts=hosts, seconds=9 / hosts
-            )
-            for row in ("dense", "new")
-            for hosts in (1, 4096)
+                "s",
+                {"dense": "dense", "new": "new"},
+                {row: {1: 9.0, 4096: 9 / 4096} for row in ("dense", "new")},
+            ),
         ),
         lines={("steps", "dense", 2): [(8.0, 9.0), (100.0, 1.0)]},
     )

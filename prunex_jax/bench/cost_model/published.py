@@ -137,17 +137,14 @@ def published_extrapolations(setting: Setting) -> tuple[Extrapolation, ...]:
             if is_strong
             else "as many images on every device (speed-ups are efficiencies)"
         )
-        for row, title in setting.titles.items():
-            for point in setting.points(row, *HOSTS, is_strong=is_strong):
-                found.append(
-                    Extrapolation(
-                        setting=f"PruneX's cluster, {name}",
-                        row=row,
-                        title=title,
-                        num_hosts=point.num_hosts,
-                        seconds=point.seconds,
-                    )
-                )
+        times = {
+            row: {
+                point.num_hosts: point.seconds
+                for point in setting.points(row, *HOSTS, is_strong=is_strong)
+            }
+            for row in setting.titles
+        }
+        found.append(Extrapolation(f"PruneX's cluster, {name}", setting.titles, times))
     return tuple(found)
 
 

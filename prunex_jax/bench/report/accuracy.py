@@ -56,7 +56,7 @@ def time_to_accuracy(
         for rows in links.values():
             columns = [
                 column
-                for target in targets.get(place.bed.study, ())
+                for target in targets.get(place.study, ())
                 for column in _target_columns(rows, target)
             ]
             for name, of in _FINALS:
@@ -104,7 +104,7 @@ def accuracy_plots(
                     "validation accuracy",
                     series,
                     looks,
-                    levels=dict.fromkeys(targets.get(place.bed.study, ()), ""),
+                    levels=dict.fromkeys(targets.get(place.study, ()), ""),
                 )
                 plots.append(plot)
     return plots

@@ -13,9 +13,9 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.cost_model.step_time import CostModel, Sample, fit
 from prunex_jax.bench.links.records import Measurement, Record
-from prunex_jax.bench.report.places import DENSE, Bed, measured
+from prunex_jax.bench.report.places import DENSE, Place, measured
 from prunex_jax.bench.report.plots import XY, Looks, Plot, Series
-from prunex_jax.bench.report.steps import Lines, speed_up_plot
+from prunex_jax.bench.report.steps import Lines, Times, speed_up_plot
 from prunex_jax.bench.report.tables import (
     Cell,
     Column,
@@ -53,23 +53,19 @@ class Prediction:
         return self.seconds / self.record.median - 1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Extrapolation:
-    """A step time by a model of cost that nobody measured.
+    """Step times by a model of cost that nobody measured.
 
     Attributes:
-      setting: Which network and link, in words; each has a table of its own.
-      row: `Row.name`.
-      title: `Row.title`.
-      num_hosts: Size of the host axis.
-      seconds: Per step.
+      setting: Which network and link, in words.
+      titles: Row -> `Row.title`.
+      times: Row -> number of hosts -> seconds per step.
     """
 
     setting: str
-    row: str
-    title: str
-    num_hosts: int
-    seconds: float
+    titles: Mapping[str, str]
+    times: Times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,16 +119,16 @@ def modelled(
 
 def splits(
     records: Iterable[Record], held_out: Mapping[str, Collection[str]]
-) -> dict[Bed, tuple[list[Measurement], list[Measurement]]]:
+) -> dict[Place, tuple[list[Measurement], list[Measurement]]]:
     """Bed -> steady steps that the model is fitted to, and those over held-out links.
 
     A bed of held-out links alone is left out.
     """
-    found: dict[Bed, tuple[list[Measurement], list[Measurement]]] = {}
+    found: dict[Place, tuple[list[Measurement], list[Measurement]]] = {}
     for place, links in measured(records).items():
-        parts = found.setdefault(place.bed, ([], []))
+        parts = found.setdefault(place.of_any_size, ([], []))
         for link, rows in links.items():
-            is_held_out = link in held_out.get(place.bed.study, ())
+            is_held_out = link in held_out.get(place.study, ())
             parts[is_held_out].extend(rows.values())
     return {bed: parts for bed, parts in found.items() if parts[0]}
 
@@ -188,16 +184,14 @@ def extrapolation_tables(extrapolations: Sequence[Extrapolation]) -> list[Table]
         f"of the time of row {DENSE!r} on as many hosts; speed-up over the same "
         "method on one host."
     )
-    called = {each.row: each.title for each in extrapolations}
     tables = []
-    for setting, times in _by_setting(extrapolations).items():
-        hosts = sorted({number for row in times.values() for number in row})
+    for each in extrapolations:
         columns = [
-            Column(many(num, "host"), functools.partial(_extrapolated, num, times))
-            for num in hosts
+            Column(many(num, "host"), functools.partial(_extrapolated, num, each.times))
+            for num in sorted({num for row in each.times.values() for num in row})
         ]
-        title = f"Extrapolated: {setting}"
-        tables.append(method_table(title, called, columns, (note,)))
+        title = f"Extrapolated: {each.setting}"
+        tables.append(method_table(title, each.titles, columns, (note,)))
     return tables
 
 
@@ -231,27 +225,13 @@ def model_plots(modelled: Modelled, looks: Looks) -> list[Plot]:
                 band=ALLOWED_ERROR,
             )
         )
-    settings = _by_setting(modelled.extrapolations)
-    for number, (setting, times) in enumerate(settings.items(), start=1):
-        name, title = f"extrapolated-{number}", f"Extrapolated: {setting}"
-        plots += speed_up_plot(name, title, times, looks)
+    for number, each in enumerate(modelled.extrapolations, start=1):
+        name, title = f"extrapolated-{number}", f"Extrapolated: {each.setting}"
+        plots += speed_up_plot(name, title, each.times, looks)
     return plots
 
 
-def _by_setting(
-    extrapolations: Iterable[Extrapolation],
-) -> dict[str, dict[str, dict[int, float]]]:
-    """Setting -> row -> number of hosts -> seconds per step."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
-    for each in extrapolations:
-        rows = found.setdefault(each.setting, {})
-        rows.setdefault(each.row, {})[each.num_hosts] = each.seconds
-    return found
-
-
-def _extrapolated(
-    num_hosts: int, times: Mapping[str, Mapping[int, float]], row: str
-) -> Cell | None:
+def _extrapolated(num_hosts: int, times: Times, row: str) -> Cell | None:
     value = times.get(row, {}).get(num_hosts)
     if value is None:
         return None
@@ -275,7 +255,7 @@ def _predict(
 
 
 def _lines(
-    model: CostModel, bed: Bed, records: Sequence[Measurement]
+    model: CostModel, bed: Place, records: Sequence[Measurement]
 ) -> dict[tuple[str, str, int], Sequence[XY]]:
     """Step times over all link speeds between the slowest and the fastest."""
     limited: dict[tuple[str, int], list[Measurement]] = {}
@@ -292,7 +272,7 @@ def _lines(
     return lines
 
 
-def _note(model: CostModel, bed: Bed, fitted: Sequence[Measurement]) -> str:
+def _note(model: CostModel, bed: Place, fitted: Sequence[Measurement]) -> str:
     links = dict.fromkeys(each.setup.link for each in fitted)
     own = span([cost.efficiency for cost in model.rows.values()])
     hosts = sorted({each.setup.num_hosts for each in fitted})

@@ -13,46 +13,38 @@ COMPUTATION = "computation"  # Row that r is counted in; it exchanges nothing.
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Bed:
-    """What records share that differ in numbers of hosts only; fields as in `Setup`."""
+class Place:
+    """What records share that are compared with each other; fields as in `Setup`.
+
+    0 hosts stand for any number of them.
+    """
 
     study: str
     hosts_kind: str
     devices_per_host: int
-
-    @property
-    def title(self) -> str:
-        """In words."""
-        return f"{self.study}, {many(self.devices_per_host, 'device')} per host" + (
-            self.kind
-        )
-
-    @property
-    def kind(self) -> str:
-        """What hosts are, where they are not namespaces."""
-        return "" if self.hosts_kind == "namespaces" else f" ({self.hosts_kind})"
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Place:
-    """What records share that are compared with each other."""
-
-    bed: Bed
-    num_hosts: int
+    num_hosts: int = 0
 
     @classmethod
     def of(cls, setup: Setup) -> "Place":
         """The place of a record."""
-        bed = Bed(setup.study, setup.hosts_kind, setup.devices_per_host)
-        return cls(bed, setup.num_hosts)
+        return cls(
+            setup.study, setup.hosts_kind, setup.devices_per_host, setup.num_hosts
+        )
+
+    @property
+    def of_any_size(self) -> "Place":
+        """The same with any number of hosts."""
+        return dataclasses.replace(self, num_hosts=0)
 
     @property
     def title(self) -> str:
         """In words."""
-        bed, hosts = self.bed, many(self.num_hosts, "host")
-        return f"{bed.study}, {hosts} x {many(bed.devices_per_host, 'device')}" + (
-            bed.kind
-        )
+        size = f"{many(self.devices_per_host, 'device')} per host"
+        if self.num_hosts:
+            devices = many(self.devices_per_host, "device")
+            size = f"{many(self.num_hosts, 'host')} x {devices}"
+        kind = "" if self.hosts_kind == "namespaces" else f" ({self.hosts_kind})"
+        return f"{self.study}, {size}{kind}"
 
 
 # Row -> what it did over one link of one place.

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from prunex_jax.bench.links.records import Measurement, Record, Setup
 from prunex_jax.bench.report.places import (
     DENSE,
-    Bed,
     Measured,
     Place,
     link_title,
@@ -42,6 +41,8 @@ _PAUSE = ", pause for computation"
 
 # Number of hosts -> link -> row -> what was measured.
 Sizes = Mapping[int, Mapping[str, Measured]]
+# Row -> number of hosts -> seconds per step.
+Times = Mapping[str, Mapping[int, float]]
 # Study, row, number of hosts -> speed of the link in Mbit/s and seconds per step.
 Lines = Mapping[tuple[str, str, int], Sequence[XY]]
 
@@ -50,12 +51,7 @@ Lines = Mapping[tuple[str, str, int], Sequence[XY]]
 class Disagreement:
     """Counted bytes too far from those foreseen.
 
-    Attributes:
-      setup: Where.
-      source: trace | formula.
-      counted: Bytes per step at the interface.
-      foreseen: Bytes per step by the source.
-      allowed: How far they may differ.
+    `source` is trace or formula; numbers are bytes per step.
     """
 
     setup: Setup
@@ -214,7 +210,7 @@ def step_time_plots(
         for row in looks:
             mine = [each for each in found if each.setup.row == row]
             points = [(each.setup.megabits or unlimited, each.median) for each in mine]
-            line = lines.get((place.bed.study, row, place.num_hosts))
+            line = lines.get((place.study, row, place.num_hosts))
             if line is None:
                 line = [point for point in points if point[0] < unlimited]
             if mine:
@@ -242,16 +238,16 @@ def scaling_plots(records: Sequence[Record], looks: Looks) -> list[Plot]:
     for bed, sizes in _scaling_beds(records).items():
         pause = _PAUSE * any(setup.stand_in_seconds for setup in _setups(sizes))
         for link in _links_beyond_one_host(sizes):
-            name = plot_name("scaling", Place(bed, max(sizes)), link)
+            name = plot_name(
+                "scaling", dataclasses.replace(bed, num_hosts=max(sizes)), link
+            )
             title = f"Scaling: {bed.title}, {link}{pause}"
             times = {row: step_seconds(sizes, link, row) for row in looks}
             plots += speed_up_plot(name, title, times, looks)
     return plots
 
 
-def speed_up_plot(
-    name: str, title: str, times: Mapping[str, Mapping[int, float]], looks: Looks
-) -> list[Plot]:
+def speed_up_plot(name: str, title: str, times: Times, looks: Looks) -> list[Plot]:
     """Plots speed-ups over one host; nothing where no row ran on one and on more.
 
     Args:
@@ -296,22 +292,23 @@ def step_seconds(sizes: Sizes, link: str, row: str) -> dict[int, float]:
 
 def plot_name(what: str, place: Place, link: str = "") -> str:
     """Name of the file of a plot: letters, digits, dots, dashes."""
-    size = f"{place.num_hosts}x{place.bed.devices_per_host}"
-    parts = [what, place.bed.study, size, place.bed.hosts_kind, link]
+    size = f"{place.num_hosts}x{place.devices_per_host}"
+    parts = [what, place.study, size, place.hosts_kind, link]
     text = "_".join(part for part in parts if part and part != "namespaces")
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)
 
 
-def _by_bed(records: Sequence[Record]) -> dict[Bed, dict[int, dict[str, Measured]]]:
-    beds: dict[Bed, dict[int, dict[str, Measured]]] = {}
+def _by_bed(records: Sequence[Record]) -> dict[Place, dict[int, dict[str, Measured]]]:
+    """Place of any size -> number of hosts -> link -> row -> what was measured."""
+    beds: dict[Place, dict[int, dict[str, Measured]]] = {}
     for place, links in measured(records).items():
-        beds.setdefault(place.bed, {})[place.num_hosts] = links
+        beds.setdefault(place.of_any_size, {})[place.num_hosts] = links
     return beds
 
 
 def _scaling_beds(
     records: Sequence[Record],
-) -> dict[Bed, dict[int, dict[str, Measured]]]:
+) -> dict[Place, dict[int, dict[str, Measured]]]:
     """Where steps were measured on one host and on more, or with a stand-in."""
     return {
         bed: sizes
@@ -354,9 +351,7 @@ def _step_cell(rows: Measured, row: str) -> Cell | None:
     return Cell("\n".join(lines), found.median)
 
 
-def _scaling_cell(
-    num_hosts: int, times: Mapping[str, Mapping[int, float]], row: str
-) -> Cell | None:
+def _scaling_cell(num_hosts: int, times: Times, row: str) -> Cell | None:
     if num_hosts not in times[row]:
         return None
     seconds = times[row][num_hosts]

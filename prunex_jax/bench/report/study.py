@@ -141,7 +141,7 @@ def _looks(findings: Findings) -> dict[str, Look]:
     """Row -> how it is drawn, in all plots of a report."""
     called = titles(findings.records)
     for each in findings.modelled.extrapolations:
-        called.setdefault(each.row, each.title)
+        called |= {row: each.titles[row] for row in each.titles if row not in called}
     return make_looks(called, first=(DENSE,))
 
 

@@ -54,28 +54,6 @@ _HEALTH = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """Difference of two means, with its uncertainty.
-
-    Attributes:
-      mean: Mean of the one minus mean of the other.
-      half_width: Half of the interval that contains the true difference with 95 %
-        probability; infinite where a row has one run only.
-    """
-
-    mean: float
-    half_width: float
-
-    def __str__(self) -> str:
-        text = f"{100 * self.mean:+.2f}"
-        if math.isinf(self.half_width):
-            return text
-        text += f" ± {100 * self.half_width:.2f}"
-        # Beyond spread where zero lies outside of the interval.
-        return text if abs(self.mean) > self.half_width else f"{text}\nwithin spread"
-
-
 def write_report(findings: Findings, folder: Path, png: Path | None = None) -> Path:
     """Writes the report of a sweep.
 
@@ -245,20 +223,21 @@ def mean_curve(
     return [point for point in points if point[0] > 0]
 
 
-def difference(ones: Sequence[float], others: Sequence[float]) -> Difference:
-    r"""Compares two rows by Welch's interval, which lets their spreads differ.
+def difference(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Compares two rows by Welch's interval, which lets their spreads differ.
 
     Args:
       ones: One number per seed.
       others: The same for the row it is compared with.
+    Returns:
+      Difference of the means, and half of the interval that contains the true one with
+      95 % probability: infinite where a row has one run only.
     Raises:
       ValueError: One of them is empty.
     Example:
       >>> found = difference([0.70, 0.71, 0.72], [0.60, 0.61, 0.62])
-      >>> round(found.mean, 3), round(found.half_width, 3)
-      (0.1, 0.023)
-      >>> str(difference([0.701, 0.72], [0.70, 0.71]))
-      '+0.55 ± 6.37\nwithin spread'
+      >>> [round(value, 3) for value in found]
+      [0.1, 0.023]
 
     References:
       Welch, The generalization of Student's problem when several different population
@@ -266,9 +245,9 @@ def difference(ones: Sequence[float], others: Sequence[float]) -> Difference:
     """
     mean = statistics.fmean(ones) - statistics.fmean(others)
     if min(len(ones), len(others)) < 2:
-        return Difference(mean, math.inf)
+        return mean, math.inf
     if not statistics.variance(ones) + statistics.variance(others):
-        return Difference(mean, 0.0)
+        return mean, 0.0
     # Imported here: it takes a while, and only reports need it.
     from scipy import stats
 
@@ -276,7 +255,7 @@ def difference(ones: Sequence[float], others: Sequence[float]) -> Difference:
         # Seeds that agree to the last digit, of one row only, are no problem.
         warnings.simplefilter("ignore", RuntimeWarning)
         interval = stats.ttest_ind(ones, others, equal_var=False).confidence_interval()
-    return Difference(mean, float(interval.high - interval.low) / 2)
+    return mean, float(interval.high - interval.low) / 2
 
 
 def shown_mean(values: Sequence[float]) -> str:
@@ -310,8 +289,13 @@ def _difference(findings: Findings, other: str, row: str) -> Cell | None:
     ones, others = findings.accuracies(row), findings.accuracies(other)
     if row == other or not ones or not others:
         return None
-    found = difference(ones, others)
-    return Cell(str(found), found.mean)
+    mean, half_width = difference(ones, others)
+    text = f"{100 * mean:+.2f}"
+    if math.isfinite(half_width):
+        text += f" ± {100 * half_width:.2f}"
+        # Beyond spread where zero lies outside of the interval.
+        text += "\nwithin spread" * (abs(mean) <= half_width)
+    return Cell(text, mean)
 
 
 def _share(findings: Findings, key: str, of: str, row: str) -> Cell | None:
