@@ -21,7 +21,14 @@ def run(path: Path) -> nbformat.NotebookNode:
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
-        NotebookClient(notebook, timeout=3600, resources=resources).execute()
+        client = NotebookClient(
+            notebook,
+            timeout=3600,
+            resources=resources,
+            # It warns that it listens on this machine, which is meant.
+            extra_arguments=["--log-level=40"],
+        )
+        client.execute()
     return notebook
 
 
