@@ -1,9 +1,12 @@
 """Networks made to mislead: shrunk exactly, or explained; none comes out wrong."""
 
+import jax
 import pytest
 
+from prunex_jax.channels import RULES
 from tests.helpers.attacks import (
     ATTACKS,
+    arguments_of,
     check,
     derivatives,
     layouts,
@@ -12,6 +15,7 @@ from tests.helpers.attacks import (
     sequences,
     vision,
 )
+from tests.helpers.channel_checks import primitives_of
 
 MODULES = (
     derivatives,
@@ -21,18 +25,39 @@ MODULES = (
     sequences,
     vision,
 )
+# In the quick tests: together they meet every rule that any of them meets.
+QUICK = set(
+    """
+    insert while_any gumbel halves_depthwise complex_angle conv_forces_smooth
+    switch_branches kan_full odeint_weights opt_barrier gather_partial_window shift
+    bool_allnot remat_policy shared_depthwise_multiplier ln cumlogsumexp_time winC
+    topk_time_indices reduce_precision erf cbrt triu_mix segment_max_empty lredwin
+    lgamma0 digamma0 erfinv_half acosh1 cplx boolxor popcount kv_cache vq gamma_sample
+    logdet_cov spatial_transformer
+    """.split()
+)
 
 
-# Every other one in the quick tests.
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if index % 2 else [])
-        for index, name in enumerate(ATTACKS)
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name in ATTACKS
     ],
 )
 def test_masked_equals_shrunk_or_all_stays(name):
     check(name)
+
+
+@pytest.mark.slow
+def test_quick_attacks_meet_every_rule_that_others_meet():
+    met = {}
+    for name, case in ATTACKS.items():
+        with jax.numpy_rank_promotion("allow"):
+            program = jax.make_jaxpr(case.apply)(*arguments_of(case))
+        met[name] = primitives_of(program) & set(RULES)
+    quick = set().union(*(met[name] for name in QUICK))
+    assert quick >= set().union(*met.values())
 
 
 def test_every_module_has_attacks():

@@ -17,7 +17,11 @@ from tests.helpers.channel_checks import DENSITIES, assert_exact, draw, primitiv
 # More of them: PRUNEX_RANDOM_NETWORKS=1000 pytest tests/channels/test_random.py
 NUM_NETWORKS = int(os.environ.get("PRUNEX_RANDOM_NETWORKS", "20"))
 FIRST_SEED = int(os.environ.get("PRUNEX_RANDOM_FIRST", "0"))
-SEEDS = range(FIRST_SEED, FIRST_SEED + NUM_NETWORKS)
+NUM_QUICK = 6  # the others are left to `make test-all`
+SEEDS = [
+    pytest.param(seed, marks=[pytest.mark.slow] if index >= NUM_QUICK else [])
+    for index, seed in enumerate(range(FIRST_SEED, FIRST_SEED + NUM_NETWORKS))
+]
 SIDE = 4
 EXACT_STEP = jax.custom_jvp(jnp.sin)
 EXACT_STEP.defjvp(lambda xs, ts: (jnp.sin(xs[0]), 2 * ts[0] * jnp.cos(xs[0])))

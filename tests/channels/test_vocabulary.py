@@ -10,7 +10,7 @@ from jax.extend.random import threefry_2x32
 
 from prunex_jax.channels import RULES
 from prunex_jax.channels.numbers import ELEMENTWISE
-from tests.channels import test_networks, test_trace
+from tests.helpers import any_width, networks
 from tests.helpers.channel_checks import assert_exact, draw, members_of, primitives_of
 
 X = draw({"x": (4, 3)}, seed=1)["x"]
@@ -391,9 +391,8 @@ UNMET = {
 def test_every_rule_is_met_by_some_network():
     """Those of operations without axes are compared in test_values.py."""
     met = set()
-    for cases in (CASES, test_networks.CASES, test_trace.CASES):
-        for apply, shapes, _, *inputs in cases.values():
-            inputs = inputs[0] if isinstance(inputs[0], tuple) else inputs
+    for cases in (CASES, networks.CASES, any_width.CASES):
+        for apply, shapes, _, inputs in cases.values():
             met |= primitives_of(jax.make_jaxpr(apply)(draw(shapes), *inputs))
     unmet = set(RULES) - set(ELEMENTWISE) - met
     assert unmet <= set(UNMET), f"no network has {sorted(unmet - set(UNMET))}"

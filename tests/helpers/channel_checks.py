@@ -1,5 +1,7 @@
 """Shared by the tests of channels: random trees and masks, masked against shrunk."""
 
+import zlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,8 +46,9 @@ def draw(shapes, seed=0):
     )
 
 
-def shapes_of(tree):
-    return {path: np.shape(leaf) for path, leaf in flatten_by_path(tree).items()}
+def one_density(name):
+    """One of `DENSITIES`, the same one for a name every time."""
+    return (DENSITIES[zlib.crc32(name.encode()) % len(DENSITIES)],)
 
 
 def random_masks(groups, density, rng):
@@ -57,10 +60,6 @@ def random_masks(groups, density, rng):
         mask[rng.permutation(group.size)[:count]] = True
         masks[group.name] = mask
     return masks
-
-
-def keep_of(masks):
-    return {name: np.flatnonzero(mask) for name, mask in masks.items()}
 
 
 def relative_error(a, b):

@@ -14,7 +14,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import trace_channels
 from prunex_jax.shrink import make_cut
-from tests.channels import test_networks
+from tests.helpers import networks
 from tests.helpers.channel_checks import (
     DENSITIES,
     assert_equal_results,
@@ -253,9 +253,9 @@ def test_inputs_may_be_numbers_keys_and_trees():
 # Every channel is kept, or one of each group.
 
 
-@pytest.mark.parametrize("name", test_networks.CASES)
+@pytest.mark.parametrize("name", networks.CASES)
 def test_nothing_changes_where_all_channels_are_kept(name):
-    apply, shapes, _, inputs = test_networks.CASES[name]
+    apply, shapes, _, inputs = networks.CASES[name]
     params = draw(shapes)
     cut = make_cut(trace_channels(apply, params, *inputs), {}, params)
     assert all(mask.all() for mask in cut.masks.values())
@@ -274,9 +274,9 @@ def test_nothing_changes_where_all_channels_are_kept(name):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", test_networks.CASES)
+@pytest.mark.parametrize("name", networks.CASES)
 def test_a_single_channel_may_be_left_of_every_group(name):
-    apply, shapes, _, inputs = test_networks.CASES[name]
+    apply, shapes, _, inputs = networks.CASES[name]
     assert_exact(apply, draw(shapes), *inputs, densities=(0.0,))
 
 

@@ -1,7 +1,7 @@
 """Networks made to mislead the tracer: a table of them, and how each is checked.
 
 An attack is a network with what is claimed of it: that some of its channels can be
-removed, or that none can and why. Modules `attacks_*` fill the table.
+removed, or that none can and why. The modules beside fill the table.
 """
 
 import dataclasses
@@ -94,11 +94,17 @@ def check(name: str) -> ChannelTrace:
         return _check(name, ATTACKS[name])
 
 
-def _check(name: str, case: Attack) -> ChannelTrace:
-    is_array = lambda x: hasattr(x, "dtype")  # noqa: E731
-    drawn = draw({k: v for k, v in case.params.items() if not is_array(v)})
+def arguments_of(case: Attack) -> tuple[Any, ...]:
+    """Parameters, statistics if it takes some, and inputs."""
+    drawn = draw({k: v for k, v in case.params.items() if not hasattr(v, "dtype")})
     params = {k: drawn.get(k, v) for k, v in case.params.items()}
-    statistics = None if case.statistics is None else draw(case.statistics, seed=5)
+    running = () if case.statistics is None else (draw(case.statistics, seed=5),)
+    return params, *running, *case.inputs
+
+
+def _check(name: str, case: Attack) -> ChannelTrace:
+    params, *rest = arguments_of(case)
+    statistics = None if case.statistics is None else rest[0]
     trace = trace_channels(
         case.apply,
         params,

