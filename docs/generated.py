@@ -55,7 +55,8 @@ def _kind(kind: Any, limits: Any) -> str:
 
 def _comments(kind: type) -> dict[str, str]:
     found, comment = {}, []
-    for line in inspect.getsource(kind).splitlines():
+    sources = [inspect.getsource(cls) for cls in kind.__mro__[:-1] if _has_source(cls)]
+    for line in "\n".join(sources).splitlines():
         text = line.strip()
         if text.startswith("#"):
             comment.append(text.removeprefix("#").strip())
@@ -78,3 +79,11 @@ def commands() -> str:
             main([name, "--help"])
         parts.append(f"## {name}\n\n{about}\n\n```text\n{text.getvalue().strip()}\n```")
     return "\n\n".join(parts)
+
+
+def _has_source(kind: type) -> bool:
+    """False of the settings that the table of methods composes."""
+    try:
+        return bool(inspect.getsource(kind))
+    except OSError:
+        return False

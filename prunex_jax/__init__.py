@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from prunex_jax.base.errors import UserError
     from prunex_jax.channels import trace_channels
     from prunex_jax.export import export_model, read_model
-    from prunex_jax.methods import METHODS
-    from prunex_jax.methods.transforms import (
+    from prunex_jax.mesh import MeshAxes
+    from prunex_jax.methods import (
+        METHODS,
         average_gradients,
         dgc,
         hsadmm,
         importance,
         pactrain,
         powersgd,
+        register_method,
         topk,
     )
     from prunex_jax.shrink import certify, make_cut
@@ -30,6 +32,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "METHODS",
+    "MeshAxes",
     "UserError",
     "average_gradients",
     "certify",
@@ -43,6 +46,7 @@ __all__ = [
     "powersgd",
     "project_channels",
     "read_model",
+    "register_method",
     "topk",
     "trace_channels",
 ]
@@ -51,10 +55,10 @@ _HOMES = {
     "base.errors": ("UserError",),
     "channels": ("trace_channels",),
     "export": ("export_model", "read_model"),
-    "methods": ("METHODS",),
-    "methods.transforms": (
-        *("average_gradients", "dgc", "hsadmm", "importance", "pactrain"),
-        *("powersgd", "topk"),
+    "mesh": ("MeshAxes",),
+    "methods": (
+        *("METHODS", "average_gradients", "dgc", "hsadmm", "importance", "pactrain"),
+        *("powersgd", "register_method", "topk"),
     ),
     "shrink": ("certify", "make_cut"),
     "sparsity": ("project_channels",),

@@ -24,7 +24,6 @@ import numpy as np
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import MethodConfig
 from prunex_jax.bench.cost_model.step_time import Traffic, late_options, steady_traffic
 from prunex_jax.bench.links.probe import ProbedLink, probe_links, slowest
 from prunex_jax.data import place_batch
@@ -35,6 +34,7 @@ from prunex_jax.mesh import (
     run_together,
     start_processes,
 )
+from prunex_jax.methods import MethodConfig
 from prunex_jax.train.command import (
     CONFIG_FLAG,
     LAUNCH_FLAGS,
@@ -113,7 +113,8 @@ def candidates(config: MethodConfig) -> dict[str, dict[str, Any]]:
     """Lists what is compared: label -> settings over those of the config.
 
     Example:
-      >>> candidates(MethodConfig())['dense, int8']
+      >>> from prunex_jax.methods import method_config
+      >>> candidates(method_config())['dense, int8']
       {'method.name': 'dense', 'method.wire_dtype': 'int8'}
     """
     rows: dict[str, dict[str, Any]] = {}

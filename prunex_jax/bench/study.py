@@ -14,10 +14,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from prunex_jax.base.command import call_in_file, find_file
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import ExperimentConfig
 from prunex_jax.sparsity import validate_sparsity
 from prunex_jax.train.command import load_config, override_config
-from prunex_jax.train.config import resolve_config
+from prunex_jax.train.config import ExperimentConfig, resolve_config
 
 UNLIMITED = "unlimited"
 _SPEED = re.compile(r"([0-9.]+) Mbit/s")

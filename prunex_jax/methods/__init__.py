@@ -1,60 +1,57 @@
-"""The methods that can be compared, by name: the whole list."""
+"""The methods that can be compared: what is sent between hosts, and when.
 
-from collections.abc import Callable, Mapping
+In come a `Recipe` (settings, inner optimizer, channel groups, mesh axes); out comes a
+`Method`, which the trainer runs. Every method is one file, or folder, with settings, an
+optax transformation for anybody's training loop, its state, its traffic formula and its
+row; `table` lists the rows, and `register_method` adds to them.
+"""
 
-from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.methods.base import Method
-from prunex_jax.methods.dense import make_dense
-from prunex_jax.methods.dgc import make_dgc
-from prunex_jax.methods.hsadmm.method import make_hsadmm, parameters_of
-from prunex_jax.methods.importance import make_importance
-from prunex_jax.methods.local_sgd import make_diloco, make_local_sgd
-from prunex_jax.methods.none import make_none
-from prunex_jax.methods.pactrain import make_pactrain
-from prunex_jax.methods.powersgd import make_powersgd
-from prunex_jax.methods.recipe import Recipe
-from prunex_jax.methods.topk import make_topk
-from prunex_jax.methods.transforms import average_gradients
-
-METHODS: Mapping[str, Callable[[Recipe], Method]] = {
-    "dense": make_dense,
-    "hsadmm": make_hsadmm,
-    "local_sgd": make_local_sgd,
-    "diloco": make_diloco,
-    "none": make_none,
-    "topk": make_topk,
-    "dgc": make_dgc,
-    "powersgd": make_powersgd,
-    "importance": make_importance,
-    "pactrain": make_pactrain,
-}
-
-
-def check_method(name: str, setting: str = "config.method.name") -> None:
-    """Raises UserError if there is no method of that name, which a setting gives."""
-    if name not in METHODS:
-        raise UserError(
-            f"{setting}={name!r} is not a method{suggest(name, METHODS)} "
-            f"(known: {', '.join(METHODS)})"
-        )
-
-
-def make_method(recipe: Recipe) -> Method:
-    """Builds the method that the settings name.
-
-    Raises:
-      UserError: No such method.
-    """
-    check_method(recipe.config.name)
-    return METHODS[recipe.config.name](recipe)
-
+from prunex_jax.methods.dense import average_gradients
+from prunex_jax.methods.dgc import dgc
+from prunex_jax.methods.hsadmm import hsadmm
+from prunex_jax.methods.importance import importance
+from prunex_jax.methods.method import (
+    Method,
+    MethodConfig,
+    MethodRow,
+    Recipe,
+    RoundKind,
+    Variant,
+)
+from prunex_jax.methods.pactrain import pactrain
+from prunex_jax.methods.powersgd import powersgd
+from prunex_jax.methods.table import (
+    METHODS,
+    all_variants,
+    check_method,
+    find_variants,
+    load_plugins,
+    make_method,
+    method_config,
+    register_method,
+)
+from prunex_jax.methods.topk import topk
 
 __all__ = [
     "METHODS",
     "Method",
+    "MethodConfig",
+    "MethodRow",
     "Recipe",
+    "RoundKind",
+    "Variant",
+    "all_variants",
     "average_gradients",
     "check_method",
+    "dgc",
+    "find_variants",
+    "hsadmm",
+    "importance",
+    "load_plugins",
     "make_method",
-    "parameters_of",
+    "method_config",
+    "pactrain",
+    "powersgd",
+    "register_method",
+    "topk",
 ]

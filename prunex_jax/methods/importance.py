@@ -1,17 +1,399 @@
-"""Importance-weighted pruning as a method: shared positions in every step."""
+"""Importance-weighted pruning: few hosts choose positions, all hosts average there.
+
+Every host adds up what it has not sent. In each exchange a few hosts, in turns that all
+know, choose the entries whose held back gradient is large against the weight, and send
+their positions to all. Everybody then sends its values there, so that an ordinary
+all-reduce of a short dense buffer does the rest, in the backend's own way or on the
+explicit ring of `comm.ring`.
+"""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
-from prunex_jax.comm import Collective, dense_size
+import jax
+import jax.numpy as jnp
+import optax
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import setting
+from prunex_jax.base.trees import PyTree, shapes_by_path
+from prunex_jax.comm import (
+    FLOAT32,
+    Collective,
+    Wire,
+    check_local,
+    dense_size,
+    gather_over_hosts,
+    mean_over_devices,
+    mean_over_hosts,
+    refuse_ternary,
+    ring_mean_over_hosts,
+    sum_over_hosts,
+)
 from prunex_jax.comm.formulas import device_sum, host_gather, host_sum, ring_sum
-from prunex_jax.methods.base import Method
-from prunex_jax.methods.gradients import gradient_method, momentum_of
-from prunex_jax.methods.importance_transform import importance, state_placements
-from prunex_jax.methods.inner import after_momentum
-from prunex_jax.methods.positions import chosen_counts, sums_positions
-from prunex_jax.methods.recipe import Recipe
+from prunex_jax.mesh import ALONE, MeshAxes, axis_size, position
+from prunex_jax.methods.entries import Layout, is_named
+from prunex_jax.methods.gradients import gradient_method
+from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
+from prunex_jax.methods.momentum import (
+    add_momentum,
+    after_momentum,
+    clip_of_host,
+    momentum_of,
+)
+from prunex_jax.sparsity import entry_count, largest_entries
+
+AllReduce = Literal["native", "ring"]
+# Keeps scores finite where a whole layer is zero; far below any weight.
+_TINY = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportanceConfig:
+    """Importance-weighted pruning on a ring."""
+
+    # Share of the entries of every layer that one host chooses.
+    density: float = setting(0.01, above=0, at_most=1)
+    # Hosts that choose in one step.
+    num_choosers: int = setting(1, at_least=1)
+    # Steps for which a choice is used.
+    refresh_period: int = setting(1, at_least=1)
+    # Weights below this share of the rms of their layer count as no smaller; 0 ranks by
+    # gradient over weight, large values by the gradient alone.
+    damping: float = setting(1.0, at_least=0)
+    # native (the all-reduce of the backend) | ring (neighbour to neighbour).
+    all_reduce: AllReduce = "native"
+
+
+class ImportanceState(NamedTuple):
+    """State of `importance`: flat buffers over all leaves.
+
+    Leaves that are chosen from come first, then those that are sent whole; both in the
+    order of the tree.
+    """
+
+    num_steps: jax.Array  # int32[], replicated
+    num_choices: jax.Array  # int32[], replicated: sets of positions chosen so far
+    chosen: (
+        jax.Array
+    )  # int32[num_choosers * chosen by one], replicated; see `without_twins`
+    momentum: jax.Array  # float32[entries], per_host: u
+    residual: jax.Array  # float32[entries that are chosen from], per_host: r, held back
+
+
+# Where the parts of the state live.
+_PLACES: Any = ("replicated", "replicated", "replicated", "per_host", "per_host")
+IMPORTANCE_PLACEMENTS = ImportanceState(*_PLACES)
+
+
+def importance(
+    density: float,
+    *,
+    num_choosers: int = 1,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    clip_norm: float = 0.0,
+    damping: float = 1.0,
+    all_reduce: AllReduce = "native",
+    wire: Wire = FLOAT32,
+    send_whole: Sequence[str] = (),
+    axes: MeshAxes = ALONE,
+    seed: int = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """Makes importance-weighted pruning an optax transformation.
+
+    With g the mean gradient of a host, clipped, per host and entry:
+
+        u = momentum u + g ;  r = r + u
+        importance = |r| / (|w| + damping * rms of w in the layer)
+
+    Of every layer each chooser takes the density * entries most important ones.
+    At these positions the mean of r over hosts is the update, and u and r become zero;
+    elsewhere the update is zero. What a host does not send it keeps in r. An inner
+    optimizer comes after it and must have no momentum of its own; `methods.momentum`
+    has `after_momentum` for that.
+
+    Leaves of fewer than two axes (biases, norm scales and offsets: many start at zero,
+    where every gradient is important) are sent whole: the mean of u is the update,
+    which is ordinary momentum. So are leaves in which the choosers could take
+    everything; density 1 is dense momentum SGD.
+
+    Args:
+      density: Share of the entries of every layer that one host chooses, in (0, 1].
+      num_choosers: Hosts that choose at a time.
+      momentum: Of u. With `nesterov`, r gains g + momentum u.
+      nesterov: See there.
+      clip_norm: Largest norm of the mean gradient of all hosts, if those of the hosts
+        were independent: g is clipped to it times sqrt(hosts). 0 means no clipping.
+      damping: Weights below this share of the rms of their layer count as no smaller
+        than it. 0 divides by the weight alone; large values rank by |r|.
+      all_reduce: "native" leaves the form of the all-reduce to the backend, "ring" is
+        `comm.ring_mean_over_hosts`.
+      wire: How values cross the host axis; buckets are for the native all-reduce.
+        Positions are int32.
+      send_whole: Leaves whose path contains one of these are sent whole, too.
+      axes: Mesh axes of the caller. With a single host the update is that of ordinary
+        momentum, and nothing is held back.
+      seed: Of the rotation; the same on all hosts.
+    Returns:
+      A transformation of local gradients into one direction, replicated; `update` needs
+      the parameters. It takes `refresh` as a further, static argument: False uses the
+      positions of the last time again, and sends none.
+    Raises:
+      UserError: A setting outside its range; in `update`, more choosers than hosts or
+        gradients that are summed over the mesh already.
+    Collectives:
+      As `comm.mean_over_devices` for all gradients. Then, with n entries chosen by one
+      host, q choosers, M hosts and w entries sent whole: if `refresh`, int32 positions,
+      as `comm.sum_over_hosts` for q n of them, or as `comm.gather_over_hosts` for n,
+      whichever sends less (2 q < M: the sum); q n + w values as `comm.mean_over_hosts`
+      or `comm.ring_mean_over_hosts`.
+    Example:
+      >>> tx = importance(0.25, momentum=0.0, axes=MeshAxes('host', None))
+      >>> params = {'kernel': jnp.ones((2, 2))}
+      >>> def step(grads):
+      ...     return tx.update(grads, tx.init(params), params)
+      >>> grads = {'kernel': jnp.array([[[9.0, 2.0], [3.0, 1.0]],
+      ...                               [[5.0, 4.0], [6.0, 8.0]]])}
+      >>> updates, state = jax.vmap(step, axis_name='host')(grads)
+      >>> updates['kernel'][0].tolist()  # the first turn was that of the first host
+      [[7.0, 0.0], [0.0, 0.0]]
+      >>> state.residual[1].tolist()
+      [0.0, 4.0, 6.0, 8.0]
+
+    References:
+      Cheng and Xu, Bandwidth Reduction using Importance Weighted Pruning on Ring
+      AllReduce, 2019, arXiv:1901.01544.
+      Lin et al., Deep Gradient Compression, 2018, arXiv:1712.01887 (u and r).
+    Differs from:
+      The paper, of which little more than the ratio |g / w| is public. The ratio is
+      taken of r, or what is held back would stay there; it is damped; a static number
+      of entries per layer stands for thresholds; every host chooses equally often;
+      positions travel as integers and are counted.
+    """
+    _check_settings(density, num_choosers, momentum, clip_norm, damping)
+    refuse_ternary(wire)
+    core = _Importance(
+        density, num_choosers, momentum, nesterov, clip_norm, damping, all_reduce,
+        wire, tuple(send_whole), axes, seed,
+    )  # fmt: skip
+    return optax.GradientTransformationExtraArgs(core.init, core.update)
+
+
+def _check_settings(
+    density: float,
+    num_choosers: int,
+    momentum: float,
+    clip_norm: float,
+    damping: float,
+) -> None:
+    if not 0.0 < density <= 1.0:
+        raise UserError(f"density {density:g} is outside (0, 1]")
+    if num_choosers < 1:
+        raise UserError(f"num_choosers={num_choosers} must be at least 1")
+    if not 0.0 <= momentum < 1.0:
+        raise UserError(f"momentum {momentum:g} is outside [0, 1)")
+    for name, value in (("clip_norm", clip_norm), ("damping", damping)):
+        if value < 0.0:
+            raise UserError(f"{name} {value:g} must not be negative")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Importance:
+    """The transformation; attributes are the arguments of `importance`."""
+
+    density: float
+    num_choosers: int
+    momentum: float
+    nesterov: bool
+    clip_norm: float
+    damping: float
+    all_reduce: AllReduce
+    wire: Wire
+    send_whole: tuple[str, ...]
+    axes: MeshAxes
+    seed: int
+
+    def layout_of(self, tree: PyTree) -> Layout:
+        shapes = shapes_by_path(tree)
+        counts = chosen_counts(shapes, self.density, self.num_choosers, self.send_whole)
+        return Layout(tuple(shapes.values()), tuple(counts))
+
+    def init(self, params: PyTree) -> ImportanceState:
+        layout = self.layout_of(params)
+        num_chosen = self.num_choosers * sum(layout.counts)
+        return ImportanceState(
+            num_steps=jnp.zeros((), jnp.int32),
+            num_choices=jnp.zeros((), jnp.int32),
+            chosen=jnp.full(num_chosen, layout.num_entries, jnp.int32),
+            momentum=jnp.zeros(layout.num_entries, jnp.float32),
+            residual=jnp.zeros(layout.num_open, jnp.float32),
+        )
+
+    def update(
+        self,
+        grads: PyTree,
+        state: ImportanceState,
+        params: PyTree | None = None,
+        *,
+        refresh: bool = True,
+        **extra: Any,
+    ) -> tuple[PyTree, ImportanceState]:
+        del extra
+        if params is None:
+            raise UserError(
+                "importance is a matter of the parameters: call update(updates, state, "
+                "params)"
+            )
+        check_local(grads, self.axes)
+        layout = self.layout_of(grads)
+        own = layout.join(mean_over_devices(grads, self.axes))
+        own = clip_of_host(own, self.clip_norm, self.axes)
+        momentum, moved = add_momentum(
+            own, state.momentum, self.momentum, self.nesterov
+        )
+        state = state._replace(momentum=momentum, num_steps=state.num_steps + 1)
+        if axis_size(self.axes.host) == 1:
+            mean = mean_over_hosts(moved, self.axes)
+            return layout.split(mean, grads), state
+        num_open = layout.num_open
+        residual = state.residual + moved[:num_open]
+        if refresh and num_open:
+            chosen = self._choose(residual, params, layout, state.num_choices)
+            state = state._replace(chosen=chosen, num_choices=state.num_choices + 1)
+        at = state.chosen
+        values = residual.at[at].get(mode="fill", fill_value=0.0)
+        mean = self._mean(jnp.concatenate([values, moved[num_open:]]), state.num_steps)
+        direction = jnp.zeros(num_open, jnp.float32)
+        direction = direction.at[at].set(mean[: at.size], mode="drop")
+        direction = jnp.concatenate([direction, mean[at.size :]])
+        return layout.split(direction, grads), state._replace(
+            momentum=momentum.at[at].set(0.0, mode="drop"),
+            residual=residual.at[at].set(0.0, mode="drop"),
+        )
+
+    def _choose(
+        self,
+        residual: jax.Array,
+        params: PyTree,
+        layout: Layout,
+        num_choices: jax.Array,
+    ) -> jax.Array:
+        """Positions of this turn's choosers, the same on every host."""
+        num_hosts = axis_size(self.axes.host)
+        if self.num_choosers > num_hosts:
+            raise UserError(
+                f"num_choosers={self.num_choosers} is more than the {num_hosts} hosts "
+                "there are; lower it"
+            )
+        own = _most_important(residual, params, layout, self.damping)
+        choosers = choosers_of(num_choices, num_hosts, self.num_choosers, self.seed)
+        if sums_positions(self.num_choosers, num_hosts):
+            is_mine = choosers == position(self.axes.host)
+            rows = jnp.where(is_mine[:, None], own[None], 0)
+            rows = sum_over_hosts(rows, self.axes)
+        else:
+            rows = gather_over_hosts(own, self.axes)[choosers]
+        if self.num_choosers == 1:
+            return rows.ravel()
+        return without_twins(rows.ravel(), layout.num_entries)
+
+    def _mean(self, buffer: jax.Array, num_steps: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(self.seed), num_steps)
+        if self.all_reduce == "ring":
+            return ring_mean_over_hosts(buffer, self.axes, self.wire, key)
+        return mean_over_hosts(buffer, self.axes, self.wire, key)
+
+
+def _most_important(
+    residual: jax.Array, params: PyTree, layout: Layout, damping: float
+) -> jax.Array:
+    """Positions that one host would choose, int32[sum of counts], layer by layer."""
+    leaves = jax.tree.leaves(params)
+    positions, start = [], 0
+    for i in layout.order:
+        size, count = layout.sizes[i], layout.counts[i]
+        if count:
+            weight = jnp.abs(leaves[i].astype(jnp.float32).ravel())
+            least = damping * jnp.sqrt(jnp.mean(jnp.square(weight))) + _TINY
+            score = jnp.abs(residual[start : start + size]) / (weight + least)
+            positions.append(largest_entries(score, count) + start)
+        start += size
+    return jnp.concatenate(positions)
+
+
+def chosen_counts(
+    shapes: Mapping[str, Sequence[int]],
+    density: float,
+    num_choosers: int,
+    send_whole: Sequence[str] = (),
+) -> list[int]:
+    """Entries that one host chooses of every leaf; 0 where it is sent whole.
+
+    Args:
+      shapes: Of the leaves, by path.
+      density: See `importance`.
+      num_choosers: See `importance`.
+      send_whole: See `importance`.
+    Example:
+      >>> shapes = {'kernel': (3, 100), 'bias': (100,), 'tiny': (2, 2)}
+      >>> chosen_counts(shapes, 0.01, 4)
+      [3, 0, 0]
+    """
+    counts = []
+    named = is_named(shapes, send_whole)
+    for shape, is_sent_whole in zip(shapes.values(), named, strict=True):
+        size = math.prod(shape)
+        count = entry_count(density, size)
+        is_whole = is_sent_whole or len(shape) < 2 or num_choosers * count >= size
+        counts.append(0 if is_whole else count)
+    return counts
+
+
+def choosers_of(
+    num_choices: jax.Array, num_hosts: int, num_choosers: int, seed: int = 0
+) -> jax.Array:
+    """Says whose turn it is: the same on every host, without asking.
+
+    Hosts are shuffled, take their turns, and are shuffled again.
+
+    Args:
+      num_choices: int32[], turns so far.
+      num_hosts: Hosts.
+      num_choosers: Those of them that choose at a time.
+      seed: Of the shuffling.
+    Returns:
+      int32[num_choosers], distinct.
+    Example:
+      >>> turns = [choosers_of(jnp.int32(i), 4, 2).tolist() for i in range(2)]
+      >>> sorted(turns[0] + turns[1])
+      [0, 1, 2, 3]
+    """
+    turns_per_cycle = -(-num_hosts // num_choosers)
+    cycle, turn = num_choices // turns_per_cycle, num_choices % turns_per_cycle
+    key = jax.random.fold_in(jax.random.key(seed), cycle)
+    order = jax.random.permutation(key, num_hosts)
+    places = (turn * num_choosers + jnp.arange(num_choosers)) % num_hosts
+    return order[places].astype(jnp.int32)
+
+
+def sums_positions(num_choosers: int, num_hosts: int) -> bool:
+    """Whether a sum, to which the others add zeros, sends less than a gather."""
+    return 2 * num_choosers < num_hosts
+
+
+def without_twins(positions: jax.Array, nowhere: int) -> jax.Array:
+    """Sorts positions; those that occur again point nowhere instead.
+
+    Example:
+      >>> without_twins(jnp.array([7, 2, 7, 3]), 9).tolist()
+      [2, 3, 7, 9]
+    """
+    ordered = jnp.sort(positions)
+    is_again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])
+    return jnp.where(is_again, nowhere, ordered)
 
 
 def make_importance(recipe: Recipe) -> Method:
@@ -23,11 +405,11 @@ def make_importance(recipe: Recipe) -> Method:
     Raises:
       UserError: The inner optimizer is not SGD.
     """
-    config = recipe.config.importance
+    config: ImportanceConfig = recipe.settings
     exchange = importance(
         config.density,
         num_choosers=config.num_choosers,
-        **momentum_of("importance", recipe),
+        **momentum_of(recipe),
         damping=config.damping,
         all_reduce=config.all_reduce,
         wire=recipe.wire,
@@ -42,13 +424,11 @@ def make_importance(recipe: Recipe) -> Method:
         return {"refresh": step % config.refresh_period == 0}
 
     return gradient_method(
-        "importance",
         recipe,
         exchange,
-        placement=state_placements(),
+        placement=IMPORTANCE_PLACEMENTS,
         formula=traffic.step,
         payload_elements=traffic.num_values,
-        wire=recipe.wire,
         position_bytes=traffic.position_bytes,
         inner=after_momentum(recipe.inner, recipe.learning_rate),
         step_options=step_options,
@@ -59,7 +439,8 @@ class _Traffic:
     """What one step must send, from sizes alone."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self.config = config = recipe.config.importance
+        self.config: ImportanceConfig = recipe.settings
+        config = self.config
         self.wire = recipe.wire
         shapes = recipe.shapes
         counts = chosen_counts(
@@ -95,3 +476,18 @@ class _Traffic:
             sums = host_sum(total, mesh_shape)
             return [dataclasses.replace(sent, dtype="int32") for sent in sums]
         return host_gather(self.num_positions, mesh_shape, "int32")
+
+
+ROW = MethodRow(
+    "importance",
+    make_importance,
+    ImportanceConfig,
+    variants=(
+        Variant(
+            "importance",
+            "importance, 1 %, one choice in 4 steps",
+            {"method.importance.refresh_period": 4},
+            period=4,
+        ),
+    ),
+)

@@ -1,9 +1,6 @@
 """The inner optimizer and its learning rate, from settings; the chain in one place."""
 
-from typing import NamedTuple
-
 import jax
-import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.settings import OptimizerConfig
@@ -76,53 +73,6 @@ def make_inner(
             optax.adamw(learning_rate, weight_decay=config.weight_decay, mask=is_kernel)
         )
     return optax.chain(*parts)
-
-
-class AfterMomentumState(NamedTuple):
-    """State of an optimizer that is given momentum; replicated."""
-
-    inner: PyTree  # of the optimizer with momentum
-    scale: PyTree  # of its learning rate
-
-
-def after_momentum(
-    inner: optax.GradientTransformation, learning_rate: optax.ScalarOrSchedule
-) -> optax.GradientTransformation:
-    """Makes the optimizer behind an exchange that applies momentum itself.
-
-    update = inner's update for gradients of zero - learning_rate * direction: weight
-    decay keeps the momentum and the state that it has in `inner`, and for SGD, which is
-    linear, decay and direction add up to what `inner` does to gradients.
-
-    Args:
-      inner: SGD with momentum, weight decay and learning rate, in that order or any.
-      learning_rate: The one it has.
-    Returns:
-      A transformation for directions that have momentum already.
-    Example:
-      >>> sgd = optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1, 0.9))
-      >>> tx = after_momentum(sgd, 0.1)
-      >>> params = jnp.array([2.0])
-      >>> update, _ = tx.update(jnp.array([3.0]), tx.init(params), params)
-      >>> round(float(update[0]), 6)  # 0.1 * (3 + 0.5 * 2)
-      -0.4
-    """
-
-    scale = optax.scale_by_learning_rate(learning_rate)
-
-    def init(params: PyTree) -> AfterMomentumState:
-        return AfterMomentumState(inner.init(params), scale.init(params))
-
-    def update(
-        direction: PyTree, state: AfterMomentumState, params: PyTree | None = None
-    ) -> tuple[PyTree, AfterMomentumState]:
-        nothing = jax.tree.map(jnp.zeros_like, direction)
-        decay, inner_state = inner.update(nothing, state.inner, params)
-        scaled, scale_state = scale.update(direction, state.scale)
-        updates = jax.tree.map(jnp.add, decay, scaled)
-        return updates, AfterMomentumState(inner_state, scale_state)
-
-    return optax.GradientTransformation(init, update)
 
 
 def is_kernel(params: PyTree) -> PyTree:

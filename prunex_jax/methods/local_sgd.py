@@ -5,10 +5,26 @@ round from the consensus, which moves along the mean of how far they went. H-SAD
 presets `reset` and `recommended` are the same on compact channels.
 """
 
-from prunex_jax.methods.base import Method
+import dataclasses
+from typing import Any
+
+from prunex_jax.base.settings import setting
+from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.method import consensus_method
-from prunex_jax.methods.recipe import Recipe
-from prunex_jax.methods.transforms import Hsadmm, HsadmmParameters
+from prunex_jax.methods.hsadmm.presets import HsadmmParameters
+from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSgdConfig:
+    """Local steps, and an outer step of the mean."""
+
+    # Steps between exchanges over the host axis.
+    sync_period: int = setting(8, at_least=1)
+    # Outer step and Nesterov momentum; None takes those of the method: 1 and 0 for
+    # local_sgd, 0.7 and 0.9 for diloco.
+    outer_step: float | None = None
+    outer_momentum: float | None = None
 
 
 def make_local_sgd(recipe: Recipe) -> Method:
@@ -19,7 +35,7 @@ def make_local_sgd(recipe: Recipe) -> Method:
     References:
       Stich, Local SGD Converges Fast and Communicates Little, 2018, arXiv:1805.09767.
     """
-    return _averaging("local_sgd", recipe, outer_step=1.0, outer_momentum=0.0)
+    return _averaging(recipe, outer_step=1.0, outer_momentum=0.0)
 
 
 def make_diloco(recipe: Recipe) -> Method:
@@ -32,13 +48,11 @@ def make_diloco(recipe: Recipe) -> Method:
       Douillard et al., DiLoCo, 2023, arXiv:2311.08105, algorithm 1; outer step 0.7 and
       momentum 0.9 are those of its section 3.
     """
-    return _averaging("diloco", recipe, outer_step=0.7, outer_momentum=0.9)
+    return _averaging(recipe, outer_step=0.7, outer_momentum=0.9)
 
 
-def _averaging(
-    name: str, recipe: Recipe, outer_step: float, outer_momentum: float
-) -> Method:
-    config = recipe.config.local_sgd
+def _averaging(recipe: Recipe, outer_step: float, outer_momentum: float) -> Method:
+    config: LocalSgdConfig = recipe.settings
     given = (config.outer_step, config.outer_momentum)
     step, momentum = (
         default if value is None else value
@@ -57,4 +71,35 @@ def _averaging(
         axes=recipe.axes,
         learning_rate=recipe.learning_rate,
     )
-    return consensus_method(name, core, recipe, prunes=False)
+    return consensus_method(core, recipe, prunes=False)
+
+
+def _variants(name: str, title: str, *rare_periods: int) -> tuple[Variant, ...]:
+    """Every 8 steps in float32, and every so many steps in int8."""
+
+    def variant(period: int, suffix: str, words: str, **more: Any) -> Variant:
+        settings = {"method.local_sgd.sync_period": period, **more}
+        named = f"{title}, every {period} steps{words}"
+        return Variant(f"{name}{suffix}", named, settings, period)
+
+    int8 = {"method.wire_dtype": "int8"}
+    return (
+        variant(8, "", ""),
+        *(variant(each, f"-{each}-int8", ", int8", **int8) for each in rare_periods),
+    )
+
+
+LOCAL_SGD = MethodRow(
+    "local_sgd",
+    make_local_sgd,
+    LocalSgdConfig,
+    key="local_sgd",
+    variants=_variants("local-sgd", "local SGD", 8, 10, 32),
+)
+DILOCO = MethodRow(
+    "diloco",
+    make_diloco,
+    LocalSgdConfig,
+    key="local_sgd",
+    variants=_variants("diloco", "DiLoCo", 8),
+)

@@ -1,15 +1,20 @@
-"""Clipping and momentum in front of an exchange, on what one host has.
+"""Momentum in front of an exchange, and the optimizer that then follows it.
 
 For exchanges that send few entries: momentum that is applied behind them would be that
-of a gradient long past. `optim.inner.after_momentum` makes the optimizer that follows.
+of a gradient long past.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import MeshAxes, axis_size
+from prunex_jax.methods.method import Recipe
 
 # Smallest norm that is divided by.
 _TINY = 1e-30
@@ -52,3 +57,74 @@ def add_momentum(
     """
     velocity = momentum * velocity + local
     return velocity, local + momentum * velocity if nesterov else velocity
+
+
+class AfterMomentumState(NamedTuple):
+    """State of an optimizer that is given momentum; replicated."""
+
+    inner: PyTree  # of the optimizer with momentum
+    scale: PyTree  # of its learning rate
+
+
+def after_momentum(
+    inner: optax.GradientTransformation, learning_rate: optax.ScalarOrSchedule
+) -> optax.GradientTransformation:
+    """Makes the optimizer behind an exchange that applies momentum itself.
+
+    update = inner's update for gradients of zero - learning_rate * direction: weight
+    decay keeps the momentum and the state that it has in `inner`, and for SGD, which is
+    linear, decay and direction add up to what `inner` does to gradients.
+
+    Args:
+      inner: SGD with momentum, weight decay and learning rate, in that order or any.
+      learning_rate: The one it has.
+    Returns:
+      A transformation for directions that have momentum already.
+    Example:
+      >>> sgd = optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1, 0.9))
+      >>> tx = after_momentum(sgd, 0.1)
+      >>> params = jnp.array([2.0])
+      >>> update, _ = tx.update(jnp.array([3.0]), tx.init(params), params)
+      >>> round(float(update[0]), 6)  # 0.1 * (3 + 0.5 * 2)
+      -0.4
+    """
+
+    scale = optax.scale_by_learning_rate(learning_rate)
+
+    def init(params: PyTree) -> AfterMomentumState:
+        return AfterMomentumState(inner.init(params), scale.init(params))
+
+    def update(
+        direction: PyTree, state: AfterMomentumState, params: PyTree | None = None
+    ) -> tuple[PyTree, AfterMomentumState]:
+        nothing = jax.tree.map(jnp.zeros_like, direction)
+        decay, inner_state = inner.update(nothing, state.inner, params)
+        scaled, scale_state = scale.update(direction, state.scale)
+        updates = jax.tree.map(jnp.add, decay, scaled)
+        return updates, AfterMomentumState(inner_state, scale_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def momentum_of(recipe: Recipe) -> dict[str, Any]:
+    """What a method takes over of the inner optimizer that applies momentum itself.
+
+    Args:
+      recipe: What the trainer has built.
+    Returns:
+      momentum, nesterov and clip_norm, for the factory of its exchange.
+    Raises:
+      UserError: The inner optimizer is not SGD.
+    """
+    optimizer = recipe.optimizer
+    if optimizer.name != "sgd":
+        raise UserError(
+            f"method {recipe.config.name} has no form of optimizer.name="
+            f"{optimizer.name!r}: it applies the momentum of SGD before it sends; "
+            "choose sgd, or method topk"
+        )
+    return {
+        "momentum": optimizer.momentum,
+        "nesterov": optimizer.nesterov,
+        "clip_norm": optimizer.clip_norm,
+    }

@@ -1,4 +1,4 @@
-"""No exchange over hosts at all: an upper bound on speed, not a way to train.
+"""No exchange over hosts at all: a reference for speed.
 
 Every host trains a network of its own. What is evaluated is the network of the first
 host, which has seen its own share of the data only.
@@ -12,9 +12,9 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, dense_size, take_from_host
 from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.mesh import MeshAxes
-from prunex_jax.methods.base import Method
-from prunex_jax.methods.recipe import Recipe
-from prunex_jax.methods.transforms import average_gradients
+from prunex_jax.methods.dense import average_gradients
+from prunex_jax.methods.gradients import chain_hooks
+from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 
 
 def make_none(recipe: Recipe) -> Method:
@@ -31,18 +31,13 @@ def make_none(recipe: Recipe) -> Method:
         return mesh_sum(num_elements, {**mesh_shape, host_axis: 1})
 
     return Method(
-        name="none",
+        transform=optax.with_extra_args_support(optax.chain(average, recipe.inner)),
+        step_formula=formula,
         params_placement="per_host",
         opt_placement="per_host",
-        transform=optax.with_extra_args_support(optax.chain(average, recipe.inner)),
-        sync_period=0,
-        exchange=None,
         network=network,
-        masks=lambda opt_state: {},
-        health=lambda opt_state: {},
-        step_formula=formula,
-        exchange_formula=lambda mesh_shape, keep_counts, kind: [],
-        payload_elements=lambda keep_counts: 0,
-        inner_state=lambda opt_state: opt_state[1],
-        with_inner=lambda opt_state, inner_state: (opt_state[0], inner_state),
+        **chain_hooks(),
     )
+
+
+ROW = MethodRow("none", make_none, variants=(Variant("none", "no exchange"),))

@@ -1,25 +1,131 @@
-"""Top-K as a method: the largest entries of gradients, in every step."""
+"""Top-K: averages the largest entries of gradients over hosts, with error feedback."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from prunex_jax.comm import Collective
-from prunex_jax.methods.base import Method
-from prunex_jax.methods.entries import EntryTraffic
+import jax
+import optax
+
+from prunex_jax.base.settings import setting
+from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import FLOAT32, Wire
+from prunex_jax.mesh import ALONE, MeshAxes
+from prunex_jax.methods.entries import EntryTraffic, Sparsifier
 from prunex_jax.methods.gradients import gradient_method
-from prunex_jax.methods.recipe import Recipe
-from prunex_jax.methods.topk_transform import TOPK_PLACEMENTS, topk
+from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
+
+
+@dataclasses.dataclass(frozen=True)
+class TopkConfig:
+    """Largest entries with error feedback."""
+
+    # Share of the entries that every host sends in every step.
+    density: float = setting(0.01, above=0, at_most=1)
+    # False misses one in twenty of the largest, for a faster choice.
+    is_exact: bool = True
+
+
+class TopkState(NamedTuple):
+    """What Top-K carries from step to step."""
+
+    residual: jax.Array  # float32[all entries of the tree], per_host: not sent yet
+
+
+# Where the parts of the state live.
+TOPK_PLACEMENTS = TopkState("per_host")  # type: ignore[arg-type]
+
+
+def topk(
+    density: float = 0.01,
+    *,
+    is_exact: bool = True,
+    wire: Wire = FLOAT32,
+    send_whole: Sequence[str] = (),
+    axes: MeshAxes = ALONE,
+) -> optax.GradientTransformationExtraArgs:
+    """Averages gradients over the mesh, the largest entries of every host only.
+
+    Gradients are averaged over the devices of a host first. With g_i the mean gradient
+    of host i, as one buffer for the whole tree:
+
+        v_i = g_i + held back by host i
+        sent_i = the k entries of v_i of largest magnitude
+        direction = mean over hosts of sent_i
+        held back by host i = v_i - sent_i
+
+    Hosts choose for themselves, so positions travel with values, and all messages go to
+    all hosts: (M - 1) * k * 8 bytes per host in float32. What a narrow wire rounds away
+    is held back, too, so v_i = sent_i + held back exactly, whatever the wire. With one
+    host nothing is sent, and nothing held back.
+
+    Args:
+      density: Share of all entries that every host sends, in (0, 1].
+      is_exact: False may miss some of the largest for a faster choice; what is missed
+        is held back. See `sparsity.largest_entries`.
+      wire: Format of the values on the host axis; positions are int32.
+      send_whole: Leaves whose path contains one of these do not compete: they are sent
+        whole, in float32, and nothing of them is held back.
+      axes: Mesh axes of the caller; none is a single device.
+    Returns:
+      A transformation from local gradients to one direction, replicated. `update` takes
+      a further static argument: `density=` in the stead of the usual one.
+    Raises:
+      UserError: A density outside (0, 1], an ternary wire, or gradients that are sums
+        over the mesh already; see `comm.check_local`.
+    Collectives:
+      One sum over `device_axis` of all gradients. Over `host_axis` as
+      `comm.mean_of_entries` for k = density * all entries.
+    Example:
+      >>> import jax.numpy as jnp
+      >>> tx = topk(0.25, axes=MeshAxes('host', None))
+      >>> grads = jnp.array([[4., 1., 0., 2.], [1., 0., 0., 6.]])  # one row per host
+      >>> state = tx.init(jnp.zeros(4))
+      >>> def step(grad):
+      ...     direction, after = tx.update(grad, state)
+      ...     return direction, after.residual
+      >>> direction, residual = jax.vmap(step, axis_name='host')(grads)
+      >>> direction[0].tolist()
+      [2.0, 0.0, 0.0, 3.0]
+      >>> residual.tolist()
+      [[0.0, 1.0, 0.0, 2.0], [1.0, 0.0, 0.0, 0.0]]
+
+    References:
+      Stich et al., Sparsified SGD with Memory, 2018, arXiv:1809.07599, algorithm 1.
+      Aji and Heafield, Sparse Communication for Distributed Gradient Descent, 2017,
+      arXiv:1704.05021.
+    Differs from:
+      The papers: entries of all leaves compete in one buffer, where the latter chooses
+      by layer or globally. Dense inside a host, sparse between hosts only. What is held
+      back is in the scale of gradients, not of updates, so that any optimizer follows.
+    """
+    sparsifier = Sparsifier(density, is_exact, wire, tuple(send_whole), axes)
+
+    def init(params: PyTree) -> TopkState:
+        return TopkState(sparsifier.zeros(params))
+
+    def update(
+        grads: PyTree,
+        state: TopkState,
+        params: PyTree | None = None,
+        *,
+        density: float | None = None,
+        **extra: Any,
+    ) -> tuple[PyTree, TopkState]:
+        del params, extra
+        layout, local = sparsifier.local_mean(grads)
+        sent = sparsifier.send(local + state.residual, layout.num_open, density)
+        return layout.split(sent.mean, grads), TopkState(sent.held_back)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def make_topk(recipe: Recipe) -> Method:
     """Builds the Top-K method."""
-    config = recipe.config.topk
+    config: TopkConfig = recipe.settings
     traffic = EntryTraffic(recipe)
-
-    def formula(mesh_shape: Mapping[str, int]) -> list[Collective]:
-        return traffic.step(mesh_shape, config.density)
-
+    count = traffic.count(config.density)
     return gradient_method(
-        "topk",
         recipe,
         topk(
             config.density,
@@ -29,8 +135,12 @@ def make_topk(recipe: Recipe) -> Method:
             axes=recipe.axes,
         ),
         placement=TOPK_PLACEMENTS,
-        formula=formula,
-        payload_elements=max(traffic.count(config.density), traffic.num_whole),
-        wire=recipe.wire,
-        position_bytes=4 * traffic.count(config.density),
+        formula=lambda mesh_shape: traffic.step(mesh_shape, config.density),
+        payload_elements=max(count, traffic.num_whole),
+        position_bytes=4 * count,
     )
+
+
+ROW = MethodRow(
+    "topk", make_topk, TopkConfig, variants=(Variant("topk", "Top-K, 1 %"),)
+)

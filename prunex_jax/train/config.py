@@ -1,8 +1,7 @@
 """Turns a ConfigDict into frozen, checked dataclasses, once.
 
-The complete list of settings is in `settings`. Config files start from
-`default_config()`, change what their experiment changes, and nothing right of this
-module ever sees a ConfigDict.
+Config files start from `default_config()`, change what their experiment changes, and
+nothing right of this module ever sees a ConfigDict.
 """
 
 import dataclasses
@@ -16,26 +15,17 @@ import ml_collections
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import (
     DataConfig,
-    DenseConfig,
-    DgcConfig,
     DistillConfig,
-    ExperimentConfig,
-    HsadmmConfig,
-    ImportanceConfig,
-    LocalSgdConfig,
-    MethodConfig,
     ModelConfig,
     OptimizerConfig,
-    PactrainConfig,
-    PowersgdConfig,
     RunConfig,
     SparsityConfig,
-    TopkConfig,
     TopologyConfig,
     check_settings,
     read_settings,
     without_none,
 )
+from prunex_jax.methods import MethodConfig, load_plugins, method_config
 
 # Settings that may change when a run continues, because its parameters do not depend on
 # them: how often it reports, evaluates or saves; where data lie and how they are read
@@ -55,6 +45,22 @@ FREE_ON_RESUME = (
     "topology.layout",
     "topology.simulated",
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """Everything that defines a run."""
+
+    seed: int = 0
+    topology: TopologyConfig = TopologyConfig()  # noqa: RUF009
+    data: DataConfig = DataConfig()  # noqa: RUF009
+    model: ModelConfig = ModelConfig()  # noqa: RUF009
+    optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
+    sparsity: SparsityConfig = SparsityConfig()  # noqa: RUF009
+    # With the settings of every registered method.
+    method: MethodConfig = dataclasses.field(default_factory=method_config)
+    distill: DistillConfig = DistillConfig()  # noqa: RUF009
+    run: RunConfig = RunConfig()  # noqa: RUF009
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -93,6 +99,8 @@ def resolve_config(
         resolved = config
     else:
         plain = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+        method = plain.get("method", {})
+        load_plugins(method.get("plugins", ()) if isinstance(method, Mapping) else ())
         resolved = read_settings(ExperimentConfig(), plain, "config")
     check_settings(resolved, "config")
     _check_run(resolved.run, resolved.data)
@@ -204,32 +212,3 @@ def total_steps(config: ExperimentConfig, num_examples: int) -> int:
     if config.run.steps:
         return config.run.steps
     return max(1, round(config.run.epochs * num_examples / config.data.batch_size))
-
-
-__all__ = [
-    "FREE_ON_RESUME",
-    "DataConfig",
-    "DenseConfig",
-    "DgcConfig",
-    "DistillConfig",
-    "ExperimentConfig",
-    "HsadmmConfig",
-    "ImportanceConfig",
-    "LocalSgdConfig",
-    "MethodConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "PactrainConfig",
-    "PowersgdConfig",
-    "RunConfig",
-    "SparsityConfig",
-    "TopkConfig",
-    "TopologyConfig",
-    "config_difference",
-    "config_to_dict",
-    "default_config",
-    "dotted_keys",
-    "fixed_differences",
-    "resolve_config",
-    "total_steps",
-]

@@ -15,7 +15,6 @@ import numpy as np
 import optax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ExperimentConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.channels import (
     ChannelGroup,
@@ -33,7 +32,7 @@ from prunex_jax.methods.inner import make_inner, make_learning_rate
 from prunex_jax.models import Model, make_model
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, validate_sparsity
-from prunex_jax.train.config import total_steps
+from prunex_jax.train.config import ExperimentConfig, total_steps
 from prunex_jax.train.objective import Objective
 from prunex_jax.train.program import Ledger
 from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases

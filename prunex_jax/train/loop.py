@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import HOST_AXIS, run_together
@@ -101,7 +100,7 @@ class Loop:
         self.clock = Clock()
         self._around = around
         # The method that has said that its steps may be the usual ones.
-        self._ready_method: Method | None = None
+        self._settled_method: Method | None = None
         # Metrics that became known after the last step.
         self._news: dict[str, float] = {}
         self._tickets: collections.deque[jax.Array] = collections.deque()
@@ -231,10 +230,11 @@ class Loop:
     def _step_options(self, state: TrainState) -> dict[str, Any]:
         """Static arguments of the next step."""
         method = self.experiment.current.method
-        if self._ready_method is not method and method.is_ready is not None:
-            if not np.asarray(method.is_ready(state.opt_state)):
-                return dict(method.unready_options)
-        self._ready_method = method
+        if self._settled_method is not method and method.early_options is not None:
+            options = method.early_options(state.opt_state)
+            if options is not None:
+                return options
+        self._settled_method = method
         return method.step_options(self.position.step)
 
     def _wait_for(self, ticket: jax.Array) -> None:

@@ -15,9 +15,8 @@ import re
 from collections.abc import Mapping
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import MethodConfig, SparsityConfig
-from prunex_jax.methods import check_method
-from prunex_jax.methods.transforms import RoundKind
+from prunex_jax.base.settings import SparsityConfig
+from prunex_jax.methods import MethodConfig, RoundKind, check_method
 from prunex_jax.sparsity import Stage, density_stairs, stage_at, step_of_share
 
 # Of training since the last logged step, and of the last validation.
@@ -87,7 +86,8 @@ def parse_phases(config: MethodConfig, total_steps: int) -> tuple[Phase, ...]:
       UserError: An entry that means nothing, names no method, or starts before the one
         in front of it or after the run.
     Example:
-      >>> config = MethodConfig(schedule=('dense', 'hsadmm @ 0.1', 'diloco @ step 80'))
+      >>> from prunex_jax.methods import method_config
+      >>> config = method_config(schedule=('dense', 'hsadmm @ 0.1', 'diloco @ step 80'))
       >>> [(p.method, p.trigger.step) for p in parse_phases(config, 100)]
       [('dense', 0), ('hsadmm', 10), ('diloco', 80)]
     """

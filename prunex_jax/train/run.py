@@ -9,7 +9,6 @@ import ml_collections
 
 from prunex_jax.base.environment import environment
 from prunex_jax.base.files import alone_in
-from prunex_jax.base.settings import ExperimentConfig
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import (
     LaunchFlags,
@@ -18,7 +17,7 @@ from prunex_jax.mesh import (
     start_processes,
 )
 from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.config import config_to_dict, resolve_config
+from prunex_jax.train.config import ExperimentConfig, config_to_dict, resolve_config
 from prunex_jax.train.console import Console, last_screen, start_screen
 from prunex_jax.train.experiment import Experiment, make_experiment
 from prunex_jax.train.folder import RunFolder

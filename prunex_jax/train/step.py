@@ -30,8 +30,7 @@ from prunex_jax.mesh import (
     specs_of,
     vary,
 )
-from prunex_jax.methods import Method
-from prunex_jax.methods.transforms import RoundKind
+from prunex_jax.methods import Method, RoundKind
 from prunex_jax.models import Model, from_moments, to_moments
 from prunex_jax.train.accumulation import accumulated_grads
 from prunex_jax.train.objective import Objective
@@ -70,7 +69,7 @@ class Programs:
     Attributes:
       init: key -> TrainState, born where it will live.
       prepare: (state, batches) -> state, as `Method.prepare` says; donates the state.
-      local_step: (state, batch; what `Method.step_options` gave) -> (state, ticket);
+      local_step: (state, batch; options of the step, see `Method`) -> (state, ticket);
         donates the state. The ticket is the step number, ready when the step is done,
         and outlives the state.
       exchange: (state; keep_counts, kind) -> state; donates the state.
@@ -176,6 +175,11 @@ class _Builder:
         return map_over(self.mesh, fn, in_specs, out_specs)
 
     @property
+    def _norm_axis(self) -> str | None:
+        """Axis over which batch statistics are taken, beside the images of a device."""
+        return DEVICE_AXIS if self.norm_scope == "host" else None
+
+    @property
     def _placements(self) -> TrainState:
         return placements_of(self.method)
 
@@ -216,11 +220,12 @@ class _Builder:
         def fn(state: TrainState, batches: Sequence[Batch]) -> TrainState:
             state = enter(self._placements, state)
 
-            def loss_fn(params: PyTree, part: Batch, temperature: float) -> jax.Array:
-                return self._loss(params, state.statistics, part, temperature)[0]
+            def forward(params: PyTree, batch: Batch) -> jax.Array:
+                return self._train_logits(params, state.statistics, batch)[0]
 
-            parts = [part for batch in batches for part in _halves(batch)]
-            params, opt_state = run(loss_fn, state.params, state.opt_state, parts)
+            params, opt_state = run(
+                forward, self.objective, state.params, state.opt_state, batches
+            )
             after = state._replace(params=params, opt_state=opt_state)
             return leave(self._placements, after)
 
@@ -250,19 +255,20 @@ class _Builder:
 
         return self._shard(fn, (self._specs, _BATCH), (self._specs, jax.P()))
 
+    def _train_logits(
+        self, params: PyTree, statistics: PyTree, batch: Batch
+    ) -> tuple[jax.Array, PyTree]:
+        """Answers for the images of this device, and the statistics after them."""
+        return self.model.apply_train(
+            params, statistics, batch["image"], axis_name=self._norm_axis
+        )
+
     def _loss(
-        self,
-        params: PyTree,
-        statistics: PyTree,
-        batch: Mapping[str, jax.Array],
-        temperature: float = 1.0,
+        self, params: PyTree, statistics: PyTree, batch: Batch
     ) -> tuple[jax.Array, tuple[PyTree, jax.Array]]:
         """Mean loss over the images of this device, and what was seen on the way."""
-        axis = DEVICE_AXIS if self.norm_scope == "host" else None
-        logits, statistics = self.model.apply_train(
-            params, statistics, batch["image"], axis_name=axis
-        )
-        loss = self.objective(logits / temperature, batch)
+        logits, statistics = self._train_logits(params, statistics, batch)
+        loss = self.objective(logits, batch)
         correct = jnp.sum(jnp.argmax(logits, axis=-1) == batch["label"])
         statistics = vary(statistics, _AXES.names)
         return loss, (statistics, correct.astype(jnp.float32))
@@ -325,9 +331,12 @@ class _Builder:
         def fn(state: TrainState, batch: Batch, num_seen: jax.Array) -> TrainState:
             state = enter(self._placements, state)
             params = self.method.network(state.params, state.opt_state)
-            axis = DEVICE_AXIS if self.norm_scope == "host" else None
             statistics = self.model.reestimate(
-                params, state.statistics, batch["image"], num_seen, axis_name=axis
+                params,
+                state.statistics,
+                batch["image"],
+                num_seen,
+                axis_name=self._norm_axis,
             )
             statistics = vary(statistics, _AXES.names)
             return leave(self._placements, state._replace(statistics=statistics))
@@ -356,15 +365,6 @@ class _Builder:
             return sum_squares_by_channel(params, self.layouts)
 
         return self._shard(fn, (self._specs,), jax.P())
-
-
-def _halves(batch: Batch) -> list[Batch]:
-    """Both halves of the images of a device; one image has none."""
-    count = len(batch["label"]) // 2
-    if not count:
-        return [batch]
-    cuts = (slice(None, count), slice(count, 2 * count))
-    return [jax.tree.map(lambda x, cut=cut: x[cut], dict(batch)) for cut in cuts]
 
 
 def _add_to(

@@ -16,11 +16,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ExperimentConfig
 from prunex_jax.data import Dataset
 from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, sharding_on
 from prunex_jax.models import Model
+from prunex_jax.train.config import ExperimentConfig
 from prunex_jax.train.objective import TEACHER
 from prunex_jax.train.program import Ledger, Program
 

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import (
-    HsadmmConfig,
-    ImportanceConfig,
-    MethodConfig,
-)
 from prunex_jax.bench.cost_model.step_time import Link, Sample, fit, steady_traffic
 from prunex_jax.comm import wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
-from prunex_jax.methods import METHODS, make_method
+from prunex_jax.methods import METHODS, MethodConfig, make_method, method_config
+from prunex_jax.methods.hsadmm.method import HsadmmConfig
+from prunex_jax.methods.importance import ImportanceConfig
 from tests.benchmarks.compression import make_recipe
 from tests.benchmarks.traffic_table import keep_counts, traced_bytes
 
@@ -38,7 +35,7 @@ def method_of(recipe, config: MethodConfig):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_steady_traffic_is_that_of_the_traced_program(recipe, name):
-    method = method_of(recipe, MethodConfig(name))
+    method = method_of(recipe, method_config(name))
     traffic = steady_traffic(method, MESH, keep_counts(method, recipe))
     traced = traced_bytes(method, recipe, MESH, {}) if name != "none" else 0.0
     assert traffic.host_bytes == traced / max(1, method.sync_period)
@@ -46,7 +43,7 @@ def test_steady_traffic_is_that_of_the_traced_program(recipe, name):
 
 
 def test_hops_of_a_dense_step(recipe):
-    method = method_of(recipe, MethodConfig("dense"))
+    method = method_of(recipe, method_config("dense"))
     traffic = steady_traffic(method, MESH, {})
     # One ring sum of 4 hosts; inside hosts, of two devices, a scatter and a gather.
     assert (traffic.hops, traffic.device_hops) == (6, 2)
@@ -55,7 +52,7 @@ def test_hops_of_a_dense_step(recipe):
 
 
 def test_steps_of_several_kinds_count_as_their_mean(recipe):
-    config = MethodConfig("importance", importance=ImportanceConfig(refresh_period=4))
+    config = method_config("importance", importance=ImportanceConfig(refresh_period=4))
     method = method_of(recipe, config)
     often = steady_traffic(method, MESH, {}, {"refresh": True}).host_bytes
     rarely = steady_traffic(method, MESH, {}, {"refresh": False}).host_bytes
@@ -65,7 +62,7 @@ def test_steps_of_several_kinds_count_as_their_mean(recipe):
 
 
 def test_traffic_needs_no_devices(recipe):
-    config = MethodConfig("hsadmm", hsadmm=HsadmmConfig(sync_period=8))
+    config = method_config("hsadmm", hsadmm=HsadmmConfig(sync_period=8))
     method = method_of(recipe, config)
     huge = {"host": 4096, "device": 8}
     small = steady_traffic(method, MESH, recipe.keep_counts)

@@ -24,15 +24,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from prunex_jax.base.settings import (
-    MethodConfig,
-    ModelConfig,
-    SparsityConfig,
-)
+from prunex_jax.base.settings import ModelConfig, SparsityConfig
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import WIRE_DTYPES, dense_size
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
-from prunex_jax.methods import METHODS, Recipe, make_method
+from prunex_jax.methods import METHODS, Recipe, make_method, method_config
 from prunex_jax.models import make_model
 from prunex_jax.sparsity import entry_count, keep_counts_at, selection
 from prunex_jax.train.experiment import trace_model
@@ -105,7 +101,7 @@ def make_recipe(
     trace = trace_model(model)
     sizes = {group.name: group.size for group in trace.groups}
     return Recipe(
-        config=MethodConfig(wire_dtype=wire_dtype),  # type: ignore[arg-type]
+        config=method_config(wire_dtype=wire_dtype),  # type: ignore[arg-type]
         inner=optax.identity(),
         learning_rate=optax.constant_schedule(0.1),
         groups=trace.groups,

@@ -16,54 +16,51 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from prunex_jax.base.settings import (
-    DgcConfig,
-    ImportanceConfig,
-    LocalSgdConfig,
-    MethodConfig,
-    PactrainConfig,
-    PowersgdConfig,
-    TopkConfig,
-)
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import dense_size, list_collectives, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, enter, leave, specs_of, vary
-from prunex_jax.methods import Method, Recipe, make_method
+from prunex_jax.methods import Method, MethodConfig, Recipe, make_method, method_config
+from prunex_jax.methods.dgc import DgcConfig
+from prunex_jax.methods.importance import ImportanceConfig
+from prunex_jax.methods.local_sgd import LocalSgdConfig
+from prunex_jax.methods.pactrain import PactrainConfig
+from prunex_jax.methods.powersgd import PowersgdConfig
+from prunex_jax.methods.topk import TopkConfig
 from tests.benchmarks.compression import TOTAL_STEPS, make_recipe
 
 HOSTS = (2, 4, 8)
 DEVICES_PER_HOST = 2
 
 ROWS: Mapping[str, MethodConfig] = {
-    "`dense`": MethodConfig("dense"),
-    "`dense`, bfloat16": MethodConfig("dense", wire_dtype="bfloat16"),
-    "`dense`, int8": MethodConfig("dense", wire_dtype="int8"),
-    "`hsadmm`, half of the channels": MethodConfig("hsadmm"),
-    "`hsadmm`, half of the channels, int8": MethodConfig("hsadmm", wire_dtype="int8"),
-    "`pactrain`, half of the channels": MethodConfig("pactrain"),
-    "`pactrain`, half of the channels, int8": MethodConfig(
+    "`dense`": method_config("dense"),
+    "`dense`, bfloat16": method_config("dense", wire_dtype="bfloat16"),
+    "`dense`, int8": method_config("dense", wire_dtype="int8"),
+    "`hsadmm`, half of the channels": method_config("hsadmm"),
+    "`hsadmm`, half of the channels, int8": method_config("hsadmm", wire_dtype="int8"),
+    "`pactrain`, half of the channels": method_config("pactrain"),
+    "`pactrain`, half of the channels, int8": method_config(
         "pactrain", wire_dtype="int8"
     ),
-    "`pactrain`, 20 % of the weights": MethodConfig(
+    "`pactrain`, 20 % of the weights": method_config(
         "pactrain", pactrain=PactrainConfig(structure="weights", density=0.2)
     ),
-    "`pactrain`, 20 % of the weights, ternary": MethodConfig(
+    "`pactrain`, 20 % of the weights, ternary": method_config(
         "pactrain",
         pactrain=PactrainConfig(structure="weights", density=0.2, is_ternary=True),
     ),
-    "`topk`, 1 %": MethodConfig("topk", topk=TopkConfig(density=0.01)),
-    "`dgc`, 0.1 %": MethodConfig("dgc", dgc=DgcConfig(density=0.001)),
-    "`powersgd`, rank 2": MethodConfig("powersgd", powersgd=PowersgdConfig(rank=2)),
-    "`powersgd`, rank 4": MethodConfig("powersgd", powersgd=PowersgdConfig(rank=4)),
-    "`importance`, 1 %, one choice in 4 steps": MethodConfig(
+    "`topk`, 1 %": method_config("topk", topk=TopkConfig(density=0.01)),
+    "`dgc`, 0.1 %": method_config("dgc", dgc=DgcConfig(density=0.001)),
+    "`powersgd`, rank 2": method_config("powersgd", powersgd=PowersgdConfig(rank=2)),
+    "`powersgd`, rank 4": method_config("powersgd", powersgd=PowersgdConfig(rank=4)),
+    "`importance`, 1 %, one choice in 4 steps": method_config(
         "importance", importance=ImportanceConfig(density=0.01, refresh_period=4)
     ),
-    "`importance`, 1 %, bfloat16": MethodConfig(
+    "`importance`, 1 %, bfloat16": method_config(
         "importance", importance=ImportanceConfig(density=0.01), wire_dtype="bfloat16"
     ),
-    "`local_sgd`, `diloco`": MethodConfig("local_sgd", local_sgd=LocalSgdConfig()),
-    "`none`": MethodConfig("none"),
+    "`local_sgd`, `diloco`": method_config("local_sgd", local_sgd=LocalSgdConfig()),
+    "`none`": method_config("none"),
 }
 
 

@@ -24,7 +24,7 @@ from prunex_jax.comm import (
 from prunex_jax.comm.formulas import flat_sum, host_sum, mesh_sum
 from prunex_jax.comm.wires import BLOCK, decode, encode
 from prunex_jax.mesh import ALONE, vary
-from prunex_jax.methods.transforms import average_gradients
+from prunex_jax.methods import average_gradients
 from tests.helpers.common import MESH, ROOT, free_port, make_mesh
 
 AXES = ("host", "device")

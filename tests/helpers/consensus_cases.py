@@ -15,12 +15,7 @@ import optax
 
 from prunex_jax.channels import ChannelGroup, ChannelSlice
 from prunex_jax.mesh import ALONE, leave, specs_of, vary
-from prunex_jax.methods.transforms import (
-    Hsadmm,
-    HsadmmParameters,
-    preset,
-    state_placements,
-)
+from prunex_jax.methods.hsadmm import Hsadmm, HsadmmParameters, preset, state_placements
 from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")

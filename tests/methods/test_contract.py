@@ -9,23 +9,20 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import (
-    DenseConfig,
-    DgcConfig,
-    HsadmmConfig,
-    ImportanceConfig,
-    LocalSgdConfig,
-    MethodConfig,
-    OptimizerConfig,
-    PactrainConfig,
-    PowersgdConfig,
-    TopkConfig,
-)
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of
 from prunex_jax.comm import compact_size, list_collectives, wire_bytes
 from prunex_jax.mesh import enter, leave, specs_of, vary
-from prunex_jax.methods import METHODS, Recipe, make_method
+from prunex_jax.methods import METHODS, Recipe, make_method, method_config
+from prunex_jax.methods.dense import DenseConfig
+from prunex_jax.methods.dgc import DgcConfig
+from prunex_jax.methods.hsadmm.method import HsadmmConfig
+from prunex_jax.methods.importance import ImportanceConfig
+from prunex_jax.methods.local_sgd import LocalSgdConfig
+from prunex_jax.methods.pactrain import PactrainConfig
+from prunex_jax.methods.powersgd import PowersgdConfig
+from prunex_jax.methods.topk import TopkConfig
 from tests.helpers.common import make_mesh
 from tests.helpers.consensus_cases import (
     AXES,
@@ -42,20 +39,20 @@ from tests.helpers.consensus_reference import entry_masks
 
 def _hsadmm(wire_dtype="float32", bucket_bytes=0, **settings):
     config = HsadmmConfig(sync_period=2, **settings)
-    return MethodConfig(
-        "hsadmm", config, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes
+    return method_config(
+        "hsadmm", hsadmm=config, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes
     )
 
 
 ROWS = {
-    "dense": MethodConfig("dense"),
-    "dense flat": MethodConfig("dense", dense=DenseConfig(levels="flat")),
-    "dense bfloat16": MethodConfig("dense", wire_dtype="bfloat16", bucket_bytes=300),
-    "dense int8": MethodConfig("dense", wire_dtype="int8"),
-    "none": MethodConfig("none"),
-    "local_sgd": MethodConfig("local_sgd", local_sgd=LocalSgdConfig(sync_period=2)),
+    "dense": method_config("dense"),
+    "dense flat": method_config("dense", dense=DenseConfig(levels="flat")),
+    "dense bfloat16": method_config("dense", wire_dtype="bfloat16", bucket_bytes=300),
+    "dense int8": method_config("dense", wire_dtype="int8"),
+    "none": method_config("none"),
+    "local_sgd": method_config("local_sgd", local_sgd=LocalSgdConfig(sync_period=2)),
     # With 0.9, swinging in takes longer than these few rounds.
-    "diloco": MethodConfig(
+    "diloco": method_config(
         "diloco", local_sgd=LocalSgdConfig(sync_period=2, outer_momentum=0.6)
     ),
     "hsadmm": _hsadmm(),
@@ -71,83 +68,83 @@ ROWS = {
     ),
 }
 ROWS |= {
-    "powersgd rank 1": MethodConfig(
+    "powersgd rank 1": method_config(
         "powersgd", powersgd=PowersgdConfig(rank=1, min_gain=0.0)
     ),
-    "powersgd rank 2": MethodConfig(
+    "powersgd rank 2": method_config(
         "powersgd", powersgd=PowersgdConfig(rank=2, min_gain=1.2)
     ),
-    "powersgd int8": MethodConfig(
+    "powersgd int8": method_config(
         "powersgd", powersgd=PowersgdConfig(rank=1, min_gain=0.0), wire_dtype="int8"
     ),
 }
 ROWS |= {
-    "topk": MethodConfig("topk", topk=TopkConfig(density=0.5)),
-    "topk int8": MethodConfig("topk", topk=TopkConfig(density=0.5), wire_dtype="int8"),
-    "dgc": MethodConfig("dgc", dgc=DgcConfig(density=0.5, is_exact=False)),
-    "dgc bfloat16": MethodConfig(
+    "topk": method_config("topk", topk=TopkConfig(density=0.5)),
+    "topk int8": method_config("topk", topk=TopkConfig(density=0.5), wire_dtype="int8"),
+    "dgc": method_config("dgc", dgc=DgcConfig(density=0.5, is_exact=False)),
+    "dgc bfloat16": method_config(
         "dgc", dgc=DgcConfig(density=0.5), wire_dtype="bfloat16"
     ),
 }
 # Of one kernel a part is sent, of the other everything.
 ROWS |= {
-    "topk one kernel whole": MethodConfig(
+    "topk one kernel whole": method_config(
         "topk", topk=TopkConfig(density=0.5), send_whole=("b/",)
     ),
-    "dgc one kernel whole": MethodConfig(
+    "dgc one kernel whole": method_config(
         "dgc", dgc=DgcConfig(density=0.5), send_whole=("b/",)
     ),
-    "powersgd one kernel whole": MethodConfig(
+    "powersgd one kernel whole": method_config(
         "powersgd", powersgd=PowersgdConfig(rank=1, min_gain=0.0), send_whole=("b/",)
     ),
-    "importance one kernel whole": MethodConfig(
+    "importance one kernel whole": method_config(
         "importance", importance=ImportanceConfig(density=0.6), send_whole=("b/",)
     ),
 }
 ROWS |= {
-    "importance": MethodConfig(
+    "importance": method_config(
         "importance", importance=ImportanceConfig(density=0.6, refresh_period=3)
     ),
-    "importance two choosers": MethodConfig(
+    "importance two choosers": method_config(
         "importance",
         importance=ImportanceConfig(density=0.4, num_choosers=2, damping=9.0),
     ),
-    "importance ring": MethodConfig(
+    "importance ring": method_config(
         "importance", importance=ImportanceConfig(density=0.6, all_reduce="ring")
     ),
-    "pactrain": MethodConfig("pactrain"),
-    "pactrain magnitude": MethodConfig(
+    "pactrain": method_config("pactrain"),
+    "pactrain magnitude": method_config(
         "pactrain",
         pactrain=PactrainConfig(score="magnitude", stable_steps=0),
         wire_dtype="bfloat16",
     ),
-    "pactrain weights": MethodConfig(
+    "pactrain weights": method_config(
         "pactrain", pactrain=PactrainConfig(structure="weights", density=0.3)
     ),
-    "pactrain ternary": MethodConfig(
+    "pactrain ternary": method_config(
         "pactrain", pactrain=PactrainConfig(is_ternary=True)
     ),
 }
 # Settings under which a method must do what `dense` does, with plain SGD inside.
 LIMITS = {
-    f"{name}, all of it whole": MethodConfig(
+    f"{name}, all of it whole": method_config(
         name, topk=TopkConfig(0.01), dgc=DgcConfig(0.01), send_whole=("kernel", "free")
     )
     for name in ("topk", "dgc", "powersgd", "importance")
 }
 LIMITS |= {
-    "topk": MethodConfig("topk", topk=TopkConfig(density=1.0)),
-    "dgc": MethodConfig("dgc", dgc=DgcConfig(density=1.0)),
-    "importance": MethodConfig(
+    "topk": method_config("topk", topk=TopkConfig(density=1.0)),
+    "dgc": method_config("dgc", dgc=DgcConfig(density=1.0)),
+    "importance": method_config(
         "importance", importance=ImportanceConfig(density=1.0, all_reduce="ring")
     ),
-    "pactrain": MethodConfig(
+    "pactrain": method_config(
         "pactrain", pactrain=PactrainConfig(structure="weights", density=1.0)
     ),
-    "powersgd": MethodConfig(
+    "powersgd": method_config(
         "powersgd", powersgd=PowersgdConfig(rank=99, min_gain=0.0)
     ),
-    "local_sgd": MethodConfig("local_sgd", local_sgd=LocalSgdConfig(sync_period=1)),
+    "local_sgd": method_config("local_sgd", local_sgd=LocalSgdConfig(sync_period=1)),
 }
 KINDS = ("moving", "freeze", "frozen")
 SHAPES = {path: leaf.shape for path, leaf in flatten_by_path(START).items()}
@@ -171,7 +168,7 @@ class Runner:
     def __init__(self, row, shape):
         self.mesh = make_mesh(*shape)
         recipe = Recipe(
-            config=row if isinstance(row, MethodConfig) else ROWS[row],
+            config=ROWS[row] if isinstance(row, str) else row,
             inner=optax.sgd(LEARNING_RATE),
             learning_rate=optax.constant_schedule(LEARNING_RATE),
             groups=GROUPS,
@@ -206,10 +203,11 @@ class Runner:
         """What the method does before its first step, on two equal batches."""
         if self.method.prepare is None:
             return state
-        target = jax.tree.map(lambda t: t[0, 0], target)
+        two_equal = jax.tree.map(lambda t: jnp.stack([t[0, 0]] * 2), target)
         params, opt_state = self.method.prepare(
-            lambda params, batch, temperature: quadratic(params, batch) / temperature,
-            *enter(self.placements, state), [target, target],
+            lambda params, half: quadratic(params, jax.tree.map(lambda t: t[0], half)),
+            lambda logits, half: logits,
+            *enter(self.placements, state), [two_equal],
         )  # fmt: skip
         return leave(self.placements, (params, opt_state))
 
@@ -274,11 +272,11 @@ def trained(row):
     return train(runner, runner.place(_targets(4)))
 
 
-def options_of(method):
+def options_of(method, opt_state):
     """Every combination of options in a run, and none at all."""
     found = [{}]
-    if method.is_ready is not None:
-        found.append(dict(method.unready_options))
+    if method.early_options is not None:
+        found.append(method.early_options(opt_state))
     for step in range(TOTAL_STEPS):
         options = method.step_options(step)
         if options not in found:
@@ -299,7 +297,7 @@ def assert_same(found, wanted, what):
 def test_every_method_has_a_row():
     assert {config.name for config in ROWS.values()} == set(METHODS)
     with pytest.raises(UserError, match="did you mean 'hsadmm'"):
-        make_method(Recipe(MethodConfig("hsadm"), None, None, (), {}, {}))
+        make_method(Recipe(method_config("hsadm"), None, None, (), {}, {}))
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -366,7 +364,9 @@ def test_formula_bytes_are_traced_bytes(row, shape):
     targets = jax.eval_shape(lambda: runner.place(_targets(8)))
     state = jax.eval_shape(runner.init, START)
     programs = []
-    for options in options_of(method):
+    # Shapes do for an answer: no step has been counted yet.
+    nothing = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state[1])
+    for options in options_of(method, nothing):
         traced = runner.step_with(**options).trace(state, targets)
         programs.append((traced, method.step_formula(mesh_shape, **options)))
     if method.exchange is not None:

@@ -7,17 +7,13 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import (
-    DgcConfig,
-    MethodConfig,
-    OptimizerConfig,
-)
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.comm import Wire, list_collectives, wire_bytes
 from prunex_jax.mesh import leave, vary
-from prunex_jax.methods import Recipe, make_method
-from prunex_jax.methods.dgc_transform import DGC_PLACEMENTS, warmup_density
-from prunex_jax.methods.inner import after_momentum, make_inner, make_learning_rate
-from prunex_jax.methods.transforms import dgc
+from prunex_jax.methods import Recipe, dgc, make_method, method_config
+from prunex_jax.methods.dgc import DGC_PLACEMENTS, DgcConfig, warmup_density
+from prunex_jax.methods.inner import make_inner, make_learning_rate
+from prunex_jax.methods.momentum import after_momentum
 from tests.helpers.common import make_mesh
 from tests.helpers.entry_cases import (
     AXES,
@@ -152,7 +148,7 @@ def recipe(shape, num_elements=SIZE, **settings):
     optimizer = settings.pop("optimizer", OptimizerConfig())
     learning_rate = make_learning_rate(optimizer, 100)
     return Recipe(
-        config=MethodConfig("dgc", dgc=DgcConfig(**settings)),
+        config=method_config("dgc", dgc=DgcConfig(**settings)),
         inner=make_inner(optimizer, learning_rate),
         learning_rate=learning_rate,
         groups=(),

@@ -13,13 +13,12 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of, mask_channels
 from prunex_jax.comm import Wire
-from prunex_jax.methods.hsadmm.consensus import balance_penalties, choose_channels
-from prunex_jax.methods.transforms import (
-    HsadmmParameters,
+from prunex_jax.methods import hsadmm
+from prunex_jax.methods.hsadmm import HsadmmParameters, preset, state_placements
+from prunex_jax.methods.hsadmm.consensus import (
     Residuals,
-    hsadmm,
-    preset,
-    state_placements,
+    balance_penalties,
+    choose_channels,
 )
 from tests.helpers.common import make_mesh
 from tests.helpers.consensus_cases import (

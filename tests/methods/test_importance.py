@@ -9,18 +9,23 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import (
-    ImportanceConfig,
-    MethodConfig,
-    ModelConfig,
-)
+from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.comm import Wire, dense_size, list_collectives, ring_hops, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.mesh import leave, specs_of, vary
-from prunex_jax.methods import Recipe, make_method
-from prunex_jax.methods.importance_transform import importance, state_placements
-from prunex_jax.methods.positions import choosers_of, chosen_counts
+from prunex_jax.methods import (
+    Recipe,
+    importance,
+    make_method,
+    method_config,
+)
+from prunex_jax.methods.importance import (
+    IMPORTANCE_PLACEMENTS,
+    ImportanceConfig,
+    choosers_of,
+    chosen_counts,
+)
 from prunex_jax.models import make_model
 from tests.helpers.common import MESH, make_mesh
 
@@ -58,7 +63,7 @@ def gradients_of(num_hosts, num_devices, seed=2):
 def program_of(shape, refreshes, settings):
     """Runs NUM_STEPS; the state of every host and the direction after each of them."""
     tx = importance(**{"density": DENSITY, **dict(settings)}, axes=MESH)
-    placements = state_placements()
+    placements = IMPORTANCE_PLACEMENTS
 
     def cycle(state, grads):
         """One step for each entry of `refreshes`."""
@@ -373,7 +378,7 @@ def ratio_of(shapes, devices_per_host, wire_dtype, **settings):
     config = ImportanceConfig(**settings)
     method = make_method(
         Recipe(
-            MethodConfig("importance", importance=config, wire_dtype=wire_dtype),
+            method_config("importance", importance=config, wire_dtype=wire_dtype),
             optax.sgd(0.1), optax.constant_schedule(0.1), (), {}, shapes,
         )
     )  # fmt: skip
@@ -420,7 +425,7 @@ def test_hops_of_the_ring_are_the_host_bytes(shape):
     mesh_shape = dict(zip(AXES, shape, strict=True))
     sent = listed(shape, (True,), all_reduce="ring", wire=Wire("int8"))
     num_values = sum(COUNTS.values()) + 3
-    hops = ring_hops(num_values, *shape, "int8")
+    hops = ring_hops(num_values, *shape, Wire("int8"))
     by_hop = NUM_STEPS * shape[1] * sum(hop.num_bytes for hop in hops)
     others = [c for c in sent if c.dtype == "int32"]
     assert wire_bytes(sent, mesh_shape)["host"] == pytest.approx(

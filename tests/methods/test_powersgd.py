@@ -9,17 +9,19 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import (
-    MethodConfig,
-    ModelConfig,
-    PowersgdConfig,
-)
+from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import flatten_by_path, shapes_by_path
 from prunex_jax.comm import Wire, dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.mesh import MeshAxes, enter, leave, specs_of, vary
-from prunex_jax.methods import Recipe, low_rank, make_method
-from prunex_jax.methods.powersgd_transform import POWERSGD_PLACEMENTS, powersgd
+from prunex_jax.methods import (
+    Recipe,
+    low_rank,
+    make_method,
+    method_config,
+    powersgd,
+)
+from prunex_jax.methods.powersgd import POWERSGD_PLACEMENTS, PowersgdConfig
 from prunex_jax.models import make_model
 from prunex_jax.train.config import resolve_config
 from tests.helpers.common import MESH, make_mesh
@@ -474,7 +476,7 @@ def test_bytes_of_resnet18(rank, shape):
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     shapes = shapes_by_path(params)
     recipe = Recipe(
-        config=MethodConfig("powersgd", powersgd=PowersgdConfig(rank=rank)),
+        config=method_config("powersgd", powersgd=PowersgdConfig(rank=rank)),
         inner=optax.sgd(0.1),
         learning_rate=optax.constant_schedule(0.1),
         groups=(),

@@ -9,8 +9,8 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.comm import Wire, list_collectives
 from prunex_jax.mesh import MeshAxes, vary
-from prunex_jax.methods.topk_transform import TOPK_PLACEMENTS
-from prunex_jax.methods.transforms import topk
+from prunex_jax.methods import topk
+from prunex_jax.methods.topk import TOPK_PLACEMENTS
 from tests.helpers.common import MESH, make_mesh
 from tests.helpers.entry_cases import (
     AXES,

@@ -11,7 +11,8 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.channels import ChannelGroup, ChannelSlice, trace_channels
 from prunex_jax.mesh import ALONE, enter, leave, specs_of, vary
-from prunex_jax.methods.transforms import hsadmm, state_placements
+from prunex_jax.methods import hsadmm
+from prunex_jax.methods.hsadmm import state_placements
 from tests.helpers.common import MESH, make_mesh
 from tests.helpers.consensus_cases import (
     AXES,

@@ -90,7 +90,7 @@ def test_a_resumed_run_is_not_pruned_again(whole_run, tmp_path):
 
 @pytest.mark.slow
 def test_hosts_that_disagree_go_on_densely(monkeypatch, tmp_path):
-    module = importlib.import_module("prunex_jax.methods.pactrain_transform")
+    module = importlib.import_module("prunex_jax.methods.pactrain.method")
     monkeypatch.setattr(module, "hosts_agree", lambda *args: jnp.zeros((), bool))
     values = pactrain(run={"steps": 4}, method={"pactrain": {"stable_steps": 2}})
     result = train(values, tmp_path / "run")

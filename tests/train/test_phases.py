@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import MethodConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.mesh import make_topology
+from prunex_jax.methods import method_config
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.rounds import Trigger, parse_phases
@@ -65,11 +65,11 @@ def wire_bytes_by_step(workdir):
 )
 def test_what_means_nothing_is_refused(entries, message):
     with pytest.raises(UserError, match=message):
-        parse_phases(MethodConfig(schedule=entries), 100)
+        parse_phases(method_config(schedule=entries), 100)
 
 
 def test_metrics_trigger_when_they_are_known():
-    phases = parse_phases(MethodConfig(schedule=("dense", "diloco@loss<0.5")), 100)
+    phases = parse_phases(method_config(schedule=("dense", "diloco@loss<0.5")), 100)
     trigger = phases[1].trigger
     assert trigger == Trigger(None, "loss", False, 0.5)
     assert not trigger.is_due(10, {}) and not trigger.is_due(10, {"accuracy": 0.1})

@@ -11,16 +11,13 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import (
-    MethodConfig,
-    OptimizerConfig,
-    PowersgdConfig,
-)
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.comm import wire_bytes
 from prunex_jax.mesh import make_topology
-from prunex_jax.methods import Recipe, make_method
+from prunex_jax.methods import Recipe, make_method, method_config
 from prunex_jax.methods.inner import make_inner
+from prunex_jax.methods.powersgd import PowersgdConfig
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.program import Ledger
@@ -56,9 +53,9 @@ class Plain(NamedTuple):
 
 
 METHODS = {
-    "dense": MethodConfig("dense"),
-    "powersgd": MethodConfig("powersgd", powersgd=PowersgdConfig(1, 0.0)),
-    "int8": MethodConfig(
+    "dense": method_config("dense"),
+    "powersgd": method_config("powersgd", powersgd=PowersgdConfig(1, 0.0)),
+    "int8": method_config(
         "powersgd", powersgd=PowersgdConfig(1, 0.0), wire_dtype="int8"
     ),
 }

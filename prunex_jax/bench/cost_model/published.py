@@ -14,13 +14,7 @@ from collections.abc import Callable, Mapping
 
 import optax
 
-from prunex_jax.base.settings import (
-    HsadmmConfig,
-    MethodConfig,
-    ModelConfig,
-    SparsityConfig,
-    TopkConfig,
-)
+from prunex_jax.base.settings import ModelConfig, SparsityConfig
 from prunex_jax.bench.cost_model.scaling import (
     Cluster,
     Point,
@@ -31,7 +25,9 @@ from prunex_jax.bench.cost_model.step_time import Link, Traffic, steady_traffic
 from prunex_jax.bench.report.cost import Extrapolation
 from prunex_jax.bench.report.places import DENSE
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
-from prunex_jax.methods import Recipe, make_method
+from prunex_jax.methods import MethodConfig, Recipe, make_method, method_config
+from prunex_jax.methods.hsadmm.method import HsadmmConfig
+from prunex_jax.methods.topk import TopkConfig
 from prunex_jax.models import make_model
 from prunex_jax.sparsity import keep_counts_at
 from prunex_jax.train.experiment import trace_model
@@ -170,19 +166,19 @@ def published_notes(setting: Setting) -> tuple[str, ...]:
 
 # Row -> title and method.
 _ROWS: Mapping[str, tuple[str, MethodConfig]] = {
-    DENSE: ("dense", MethodConfig("dense")),
-    "dense-int8": ("dense, int8", MethodConfig("dense", wire_dtype="int8")),
+    DENSE: ("dense", method_config("dense")),
+    "dense-int8": ("dense, int8", method_config("dense", wire_dtype="int8")),
     "hsadmm": (
         "hsadmm, half of the channels, every step",
-        MethodConfig("hsadmm", hsadmm=HsadmmConfig(sync_period=1)),
+        method_config("hsadmm", hsadmm=HsadmmConfig(sync_period=1)),
     ),
     "hsadmm-int8-8": (
         "hsadmm, half of the channels, int8, every 8 steps",
-        MethodConfig("hsadmm", hsadmm=HsadmmConfig(sync_period=8), wire_dtype="int8"),
+        method_config("hsadmm", hsadmm=HsadmmConfig(sync_period=8), wire_dtype="int8"),
     ),
-    "powersgd": ("powersgd, rank 2", MethodConfig("powersgd")),
-    "topk": ("topk, 1 %", MethodConfig("topk", topk=TopkConfig(density=0.01))),
-    "diloco": ("diloco, every 8 steps", MethodConfig("diloco")),
+    "powersgd": ("powersgd, rank 2", method_config("powersgd")),
+    "topk": ("topk, 1 %", method_config("topk", topk=TopkConfig(density=0.01))),
+    "diloco": ("diloco, every 8 steps", method_config("diloco")),
 }
 
 
@@ -193,7 +189,7 @@ def _recipe(model_name: str, image_size: int, num_classes: int) -> Recipe:
     )
     sizes = {group.name: group.size for group in trace.groups}
     return Recipe(
-        config=MethodConfig(),
+        config=method_config(),
         inner=optax.identity(),
         learning_rate=optax.constant_schedule(0.1),
         groups=trace.groups,

@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ExperimentConfig, OptimizerConfig
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.bench.links.gates import Gatekeeper, Spec
 from prunex_jax.bench.links.host import free_memory, pass_gates
@@ -39,7 +39,7 @@ from prunex_jax.data import (
 from prunex_jax.mesh import LaunchFlags, keep_freed_memory
 from prunex_jax.methods.inner import make_learning_rate
 from prunex_jax.models import Model, make_model
-from prunex_jax.train.config import resolve_config, total_steps
+from prunex_jax.train.config import ExperimentConfig, resolve_config, total_steps
 
 # Steps before PowerSGD compresses; with feedback of errors it takes no fewer than two.
 _POWERSGD_START = 2

@@ -1,31 +1,58 @@
 """H-SADMM as a method: rounds on compact channels every `sync_period` steps."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import optax
 
-from prunex_jax.base.settings import MethodConfig
+from prunex_jax.base.settings import setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import layouts_of
 from prunex_jax.comm import Collective, Wire, compact_size, dense_size
 from prunex_jax.comm.formulas import device_sum, host_sum
-from prunex_jax.methods.base import Method
-from prunex_jax.methods.recipe import Recipe
-from prunex_jax.methods.transforms import (
-    Hsadmm,
-    HsadmmParameters,
-    HsadmmState,
+from prunex_jax.methods.hsadmm.consensus import HsadmmState, state_placements
+from prunex_jax.methods.hsadmm.copies import DeviceLevel
+from prunex_jax.methods.hsadmm.core import Hsadmm
+from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
+from prunex_jax.methods.method import (
+    Method,
+    MethodConfig,
+    MethodRow,
+    Recipe,
     RoundKind,
-    preset,
-    state_placements,
+    Variant,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class HsadmmConfig:
+    """Parameters of hierarchical structured ADMM; None takes the preset's value."""
+
+    # recommended | reset | leaky | paper: see presets.PRESETS.
+    preset: str = "recommended"
+    # Steps between exchanges over the host axis.
+    sync_period: int = setting(4, at_least=1)
+    # gradient (one copy per host) | consensus (one copy per device).
+    device_level: DeviceLevel = "gradient"
+    # Pull of every local step towards the consensus, times the learning rate.
+    rho_device: float | None = setting(None, at_least=0)
+    # Penalty between host and global consensus; 0 makes them one.
+    rho_host: float | None = setting(None, at_least=0)
+    # Pull of every round towards the consensus, in [0, 1].
+    prox_strength: float | None = setting(None, at_least=0, at_most=1)
+    # What remains of the device dual after a round; 0 means no device dual.
+    dual_decay: float | None = setting(None, at_least=0, at_most=1)
+    outer_step: float | None = setting(None, at_least=0)
+    outer_momentum: float | None = setting(None, at_least=0, below=1)
+    # none | residual: residual balancing of the penalties (paper preset).
+    adapt: Literal["none", "residual"] = "none"
 
 
 def parameters_of(method: MethodConfig) -> HsadmmParameters:
     """The preset with what the settings change of it."""
-    config = method.hsadmm
+    config: HsadmmConfig = method.hsadmm
     return preset(
         config.preset,
         config.sync_period,
@@ -42,7 +69,7 @@ def parameters_of(method: MethodConfig) -> HsadmmParameters:
 
 def make_hsadmm(recipe: Recipe) -> Method:
     """Builds the H-SADMM method."""
-    config = recipe.config.hsadmm
+    config: HsadmmConfig = recipe.settings
     core = Hsadmm(
         recipe.inner,
         recipe.groups,
@@ -53,14 +80,13 @@ def make_hsadmm(recipe: Recipe) -> Method:
         recipe.axes,
         recipe.learning_rate,
     )
-    return consensus_method("hsadmm", core, recipe, prunes=True)
+    return consensus_method(core, recipe, prunes=True)
 
 
-def consensus_method(name: str, core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
+def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
     """What all methods share whose copies meet in a consensus every so many steps.
 
     Args:
-      name: Key in `methods.METHODS`.
       core: What a step and a round do.
       recipe: What the trainer has built.
       prunes: Whether the densities of the schedule are for it.
@@ -89,7 +115,6 @@ def consensus_method(name: str, core: Hsadmm, recipe: Recipe, prunes: bool) -> M
 
     traffic = _Traffic(core, recipe)
     return Method(
-        name=name,
         params_placement=placements.inner_state,
         opt_placement=placements,
         transform=optax.GradientTransformationExtraArgs(core.init, update),
@@ -168,3 +193,57 @@ class _Traffic:
             sent += host_sum(self.num_channels, mesh_shape)
         payload = self.payload_elements(keep_counts)
         return sent + host_sum(payload, mesh_shape, form.wire)
+
+
+_HALF = {"sparsity.sparsity": 0.5}
+# Pruning ends at 40 % of the run: most of it is sent, and computed, small.
+_EARLY = {**_HALF, "sparsity.start_share": 0.05, "sparsity.freeze_share": 0.4}
+_RARE_INT8 = {"method.hsadmm.sync_period": 8, "method.wire_dtype": "int8"}
+
+
+def _every(period: int) -> Variant:
+    """Rarely, early and in int8: under 1/100 of the bytes."""
+    return Variant(
+        f"hsadmm-{period}",
+        f"H-SADMM, every {period} steps, int8",
+        {
+            **_EARLY,
+            "method.hsadmm.sync_period": period,
+            "method.wire_dtype": "int8",
+        },
+        period=period,
+    )
+
+
+ROW = MethodRow(
+    "hsadmm",
+    make_hsadmm,
+    HsadmmConfig,
+    variants=(
+        Variant(
+            "hsadmm",
+            "H-SADMM, half of the channels",
+            {**_HALF, "method.hsadmm.sync_period": 1},
+        ),
+        Variant(
+            "hsadmm-8-int8", "H-SADMM, every 8 steps, int8", {**_HALF, **_RARE_INT8}, 8
+        ),
+        Variant(
+            "hsadmm-8-int8-small",
+            "H-SADMM, the same, cut out",
+            {**_HALF, **_RARE_INT8, "sparsity.shrink_share": 0.6},
+            period=8,
+        ),
+        _every(10),
+        _every(16),
+        Variant(
+            "every-step",
+            "the same pruning, float32, every step",
+            {
+                **_EARLY,
+                "method.hsadmm.sync_period": 1,
+                "method.hsadmm.preset": "reset",
+            },
+        ),
+    ),
+)

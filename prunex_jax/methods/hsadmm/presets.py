@@ -1,6 +1,6 @@
 """The parameters of H-SADMM and the named forms it comes in.
 
-One core (`optim.hsadmm`) runs them all; a form is nothing but these numbers.
+One core runs them all; a form is nothing but these numbers.
 """
 
 import dataclasses

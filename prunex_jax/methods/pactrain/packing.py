@@ -2,7 +2,7 @@
 
 A packing says how large what is kept is, statically; a pattern, an array or a dict of
 arrays, says where it is. Both kinds offer the same: choose a pattern by scores, put
-dead entries to zero, take what is kept, put it back. `optim.pactrain` sends it.
+dead entries to zero, take what is kept, put it back. `pactrain.method` sends it.
 """
 
 import dataclasses

@@ -1,8 +1,4 @@
-"""Scores of weights before training: what removing each does to the gradient's flow.
-
-Owns the scores only. `optim.packing` chooses by them, `optim.pactrain` trains what is
-kept; the mesh appears as the mean over it of gradients and scores.
-"""
+"""Scores of weights before training: what removing each does to the gradient's flow."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +9,7 @@ import jax.numpy as jnp
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import mean_over_mesh
 from prunex_jax.mesh import ALONE, MeshAxes, vary
-from prunex_jax.methods.packing import Packing, Pattern
+from prunex_jax.methods.pactrain.packing import Packing, Pattern
 
 # (params, batch, temperature) -> mean loss over the batch of one device, its logits
 # divided by the temperature.
@@ -55,7 +51,7 @@ def grasp_pattern(
       As `comm.mean_over_mesh` for the gradients of kernels, then for the scores of the
       packing: one number per channel, or one per weight.
     Example:
-      >>> from prunex_jax.methods.packing import WeightPacking
+      >>> from prunex_jax.methods.pactrain.packing import WeightPacking
       >>> params = {'kernel': jnp.array([[1.0, 1.0, 1.0, 1.0]])}
       >>> def loss_fn(params, batch, temperature):
       ...     return jnp.sum(batch * params['kernel'] ** 2) / 2

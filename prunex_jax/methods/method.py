@@ -1,0 +1,219 @@
+"""What a method is to the trainer, what it is made from, and its row in the table."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import optax
+
+from prunex_jax.base.settings import OptimizerConfig, setting
+from prunex_jax.base.trees import PyTree
+from prunex_jax.channels import ChannelGroup
+from prunex_jax.comm import FLOAT32, Collective, Wire
+from prunex_jax.mesh import MeshAxes, Placement
+
+# moving: masks follow the scores. freeze: they are chosen one last time, and the copies
+# are set to the consensus. frozen: masks stay, no scores are exchanged.
+RoundKind = Literal["moving", "freeze", "frozen"]
+KeepCounts = Mapping[str, int]
+# Static, hashable keyword arguments of an update.
+Options = dict[str, Any]
+
+# (params, opt_state, keep_counts, kind) -> (params, opt_state)
+Exchange = Callable[[PyTree, PyTree, KeepCounts, RoundKind], tuple[PyTree, PyTree]]
+# (params, batch) -> logits of the examples of one device, in training mode
+Forward = Callable[[PyTree, Mapping[str, jax.Array]], jax.Array]
+# (logits, batch) -> mean loss over the examples of one device
+Objective = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
+# (forward, objective, params, opt_state, batches) -> (params, opt_state)
+Prepare = Callable[
+    [Forward, Objective, PyTree, PyTree, Sequence[Any]], tuple[PyTree, PyTree]
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodConfig:
+    """Which method exchanges what over the host axis: what all methods share.
+
+    `methods.method_config` adds the settings of every registered method under its key.
+    """
+
+    name: str = "hsadmm"
+    # float32 | float16 | bfloat16 | int8: format of what crosses the host axis.
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    # Largest message over the host axis that stands for a buffer; 0 sends gradients, or
+    # what a round exchanges, in one. Several let a large model send what it has.
+    bucket_bytes: int = setting(0, at_least=0)
+    # Parameters whose path contains one of these are averaged whole by topk, dgc,
+    # powersgd and importance, such as ("bias", "norm").
+    send_whole: tuple[str, ...] = ()
+    # Methods one after the other, in the stead of `name`: ("dense", "hsadmm @ 0.1",
+    # "diloco @ accuracy > 0.9"). See `phases`.
+    schedule: tuple[str, ...] = ()
+    # Modules, or paths of .py files, that register methods; imported before names are
+    # looked up, so that other processes and later runs know them too.
+    plugins: tuple[str, ...] = ()
+
+    def __getattr__(self, key: str) -> Any:
+        """Tells mypy of settings that registered methods add; refuses all others."""
+        raise AttributeError(f"no registered method has settings under method.{key}")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recipe:
+    """What a method is made from: the parts that the trainer has built before it.
+
+    Attributes:
+      config: Settings that all methods share.
+      inner: The inner optimizer, for averaged gradients.
+      learning_rate: Its schedule.
+      groups: Channel groups that may be pruned.
+      keep_counts: Final kept channels of each group.
+      shapes: Shape of every parameter by path.
+      axes: Mesh axes.
+      total_steps: Length of the run.
+      optimizer: Settings of the inner optimizer, for methods that do part of its work.
+      settings: The method's own settings; `make_method` takes them from `config`.
+    """
+
+    config: MethodConfig
+    inner: optax.GradientTransformation
+    learning_rate: optax.Schedule
+    groups: Sequence[ChannelGroup]
+    keep_counts: KeepCounts
+    shapes: Mapping[str, tuple[int, ...]]
+    axes: MeshAxes = dataclasses.field(default_factory=MeshAxes)
+    total_steps: int = 0
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    settings: Any = None
+
+    @property
+    def wire(self) -> Wire:
+        """How what the method exchanges crosses hosts."""
+        return Wire(self.config.wire_dtype, self.config.bucket_bytes)
+
+
+def _no_options(step: int) -> Options:
+    del step
+    return {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Method:
+    """A recipe for training over a mesh: what is sent, when, and what it stands for.
+
+    `transform` and `step_formula` are all that a method must have; by default it keeps
+    replicated parameters and stands for them, and its transform exchanges in every
+    step. Functions of parameters and states run inside `shard_map`, on the values of
+    one device.
+
+    Attributes:
+      transform: init and the update of every step; may communicate. It is given local
+        gradients, parameters, and what `step_options` says.
+      step_formula: (mesh shape, and the options of the step) -> what one step must
+        send, from sizes alone.
+      name: Key in `methods.METHODS`, which `make_method` fills in.
+      params_placement: Where the trained parameters live.
+      opt_placement: The same for the optimizer state, part by part.
+      network: (params, opt_state) -> parameters that the method stands for, replicated.
+      masks: opt_state -> channel masks, replicated; {} where no channel is pruned.
+      health: opt_state -> named scalars for the log, or dicts of them.
+      payload_elements: keep_counts -> elements of the largest array that an exchange,
+        or a step, averages over hosts; 0 for a method that sends nothing.
+      wire: How those elements cross the host axis.
+      position_bytes: Bytes that say where those elements belong, if they are few of
+        many.
+      sync_period: Steps between exchanges; 0 if there are none beside the steps.
+      exchange: What happens then, or None. A program of its own.
+      exchange_formula: (mesh shape, keep_counts, kind) -> what one exchange must send.
+      prunes: Whether the densities of the sparsity schedule are for its exchanges.
+      step_options: Number of a step, from 0 -> keyword arguments of the transform's
+        update in that step. Every new combination compiles the step anew, so there
+        should be few. Without them, update is in its steady state.
+      early_options: opt_state of the whole mesh -> options that take the place of
+        `step_options`, or None once the method has settled; it is not asked again.
+      prepare: Run once before the first step of the method, or None.
+      prepare_batches: Batches of the mesh that it looks at.
+      inner_state: opt_state -> state of the inner optimizer, placed as params, that the
+        next method of a schedule may take over.
+      with_inner: (opt_state, such a state) -> opt_state with it.
+    """
+
+    transform: optax.GradientTransformationExtraArgs
+    step_formula: Callable[..., list[Collective]]
+    name: str = ""
+    params_placement: Placement = "replicated"
+    opt_placement: Any = "replicated"
+    network: Callable[[PyTree, PyTree], PyTree] = lambda params, opt_state: params
+    masks: Callable[[PyTree], dict[str, jax.Array]] = lambda opt_state: {}
+    health: Callable[[PyTree], dict[str, Any]] = lambda opt_state: {}
+    payload_elements: Callable[[KeepCounts], int] = lambda keep_counts: 0
+    wire: Wire = FLOAT32
+    position_bytes: int = 0
+    sync_period: int = 0
+    exchange: Exchange | None = None
+    exchange_formula: Callable[
+        [Mapping[str, int], KeepCounts, RoundKind], list[Collective]
+    ] = lambda mesh_shape, keep_counts, kind: []
+    prunes: bool = False
+    step_options: Callable[[int], Options] = _no_options
+    early_options: Callable[[PyTree], Options | None] | None = None
+    prepare: Prepare | None = None
+    prepare_batches: int = 1
+    inner_state: Callable[[PyTree], PyTree] = lambda opt_state: ()
+    with_inner: Callable[[PyTree, PyTree], PyTree] = lambda opt_state, inner: opt_state
+
+    def payload_bytes(self, keep_counts: KeepCounts) -> int:
+        """Bytes of what an exchange (or step) averages over hosts, with positions."""
+        values = self.wire.payload_bytes(self.payload_elements(keep_counts))
+        return values + self.position_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A method at settings that have a name: one row of studies, sweeps and tables.
+
+    Attributes:
+      name: Key: letters, digits, dashes.
+      title: What tables call it.
+      settings: Dotted key -> value; in the table, "method.name" is among them.
+      period: Steps after which the pattern of exchanges repeats.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    period: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodRow:
+    """A method in the table; `methods.register_method` adds it.
+
+    Attributes:
+      name: `method.name` of the settings.
+      make: Builds the method from a recipe, whose `settings` are the method's own.
+      settings: Frozen dataclass of its settings, all with defaults; None if it has
+        none.
+      key: Where they stand under `method`; empty takes the name. Methods with the same
+        settings may share a key.
+      variants: How studies, sweeps, `advise`, the traffic table and the contract suite
+        show it; the first is the method as it is compared with others.
+    """
+
+    name: str
+    make: Callable[[Recipe], Method]
+    settings: type | None = None
+    key: str = ""
+    variants: tuple[Variant, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Completes the key and the settings of the variants."""
+        object.__setattr__(self, "key", self.key or self.name)
+        named = {"method.name": self.name}
+        complete = tuple(
+            dataclasses.replace(each, settings={**named, **each.settings})
+            for each in self.variants
+        )
+        object.__setattr__(self, "variants", complete)
