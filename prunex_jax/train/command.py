@@ -29,7 +29,6 @@ from prunex_jax.base.command import (
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.mesh import LaunchFlags
 from prunex_jax.train.config import dotted_keys
-from prunex_jax.train.run import train
 
 CONFIG_FLAG = Flag(
     "config",
@@ -151,12 +150,10 @@ def given_launch(values: Values) -> LaunchFlags:
 
 def _train(values: Values, overrides: list[str]) -> None:
     config = override_config(load_config(values.config), overrides)
-    train(
-        config,
-        values.workdir,
-        fresh=values.fresh,
-        launch=given_launch(values),
-    )
+    # Imported here: it takes seconds, which `--help` and bad flags need not wait for.
+    from prunex_jax.train.run import train
+
+    train(config, values.workdir, fresh=values.fresh, launch=given_launch(values))
 
 
 if __name__ == "__main__":
