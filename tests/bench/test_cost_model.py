@@ -10,11 +10,12 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.bench.cost_model.published import (
     HOSTS,
     PUBLISHED,
+    Cluster,
+    megabits_for,
     published_extrapolations,
     published_notes,
     published_setting,
 )
-from prunex_jax.bench.cost_model.scaling import Cluster, extrapolate, megabits_for
 from prunex_jax.bench.cost_model.step_time import Link, Traffic
 from prunex_jax.bench.links.records import Curve, Measurement, Setup
 from prunex_jax.bench.report.cost import modelled, sample_of, splits
@@ -112,19 +113,17 @@ def test_peers_count_what_their_interface_counted():
 
 
 def test_strong_scaling_divides_computation_and_not_bytes():
-    sent = Traffic(host_bytes=1e6, device_bytes=4e6, hops=3, device_hops=2)
-    cluster = Cluster(4, Link(8.0, 0.1), Link(8.0))
-    (base,) = extrapolate(lambda _: sent, (1,), cluster, 8.0)
-    assert (base.compute_seconds, base.host_seconds, base.device_seconds) == (2, 1.3, 1)
-    (point,) = extrapolate(lambda _: sent, (8,), cluster, 8.0, base=base)
-    assert (point.compute_seconds, point.host_seconds) == (0.25, 1.3)
-    assert point.speed_up == pytest.approx(4.3 / 2.55)
-    (weak,) = extrapolate(
-        lambda _: sent, (8,), cluster, 2.0, is_strong=False, base=base
-    )
-    assert weak.compute_seconds == 2 and weak.speed_up == pytest.approx(8)
-    slow = extrapolate(lambda _: sent, (8,), cluster, 8.0, overhead_seconds=1.0)
-    assert slow[0].seconds == pytest.approx(point.seconds + 1)
+    def sent(num_hosts):
+        return Traffic(host_bytes=1e6, hops=3)
+
+    cluster = Cluster(Link(8.0, 0.1), batch_seconds=8.0)
+    assert cluster.step(sent, 1) == pytest.approx((2, 1.3))
+    assert cluster.step(sent, 8) == pytest.approx((0.25, 1.3))
+    assert cluster.step(sent, 8).seconds == pytest.approx(1.55)
+    assert cluster.speed_up(sent) == pytest.approx((1 + 1.3) / (0.125 + 1.3))
+    for num_hosts in (1, 8):
+        weak = cluster.step(sent, num_hosts, is_strong=False)
+        assert weak == pytest.approx((0.125, 1.3))
 
 
 def test_no_link_is_fast_enough_for_everything():

@@ -5,22 +5,18 @@ devices, 16 hosts of 4: its own, that of dense data parallelism, and that of Top
 base is not stated; 8 devices fit best. Neither network, batch nor links are known, so
 the link is set such that dense averaging gets its published speed-up, which says how
 long its exchange takes beside a step's computation, and everything else follows.
-
-It owns this setting. It leaves the arithmetic to `scaling` and traffic to `step_time`.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import optax
+from scipy import optimize
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import ModelConfig, SparsityConfig
-from prunex_jax.bench.cost_model.scaling import (
-    Cluster,
-    Point,
-    extrapolate,
-    megabits_for,
-)
 from prunex_jax.bench.cost_model.step_time import Link, Traffic, steady_traffic
 from prunex_jax.bench.report.cost import Extrapolation
 from prunex_jax.bench.report.places import DENSE
@@ -44,6 +40,55 @@ _PRUNEX_SHARE = 0.4
 # on 16 hosts hardly depend on them.
 _STEP_SECONDS, _HOP_SECONDS = 0.17, 10e-6
 _DENSITY = 0.5
+# Speeds in Mbit/s between which one is looked for.
+_SLOWEST, _FASTEST = 1e-3, 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Alike machines whose steps are predicted; links inside them cost nothing.
+
+    Attributes:
+      link: Between hosts; the devices of a host share it.
+      batch_seconds: Computation of one device for the whole batch.
+    """
+
+    link: Link
+    batch_seconds: float
+
+    def step(
+        self, traffic_of: TrafficOf, num_hosts: int, is_strong: bool = True
+    ) -> "Step":
+        """Predicts a step on a number of hosts.
+
+        Args:
+          traffic_of: Number of hosts -> what a step sends, as by `steady_traffic`.
+          num_hosts: Size of the cluster.
+          is_strong: Whether the batch stays the same, so that the computation of a
+            device divides by their number and what is sent does not. Otherwise every
+            device has as much to do as one of 16 hosts.
+        """
+        sent = traffic_of(num_hosts)
+        sharing = DEVICES_PER_HOST * (num_hosts if is_strong else NUM_HOSTS)
+        exchange = self.link.seconds(sent.host_bytes, sent.hops)
+        return Step(self.batch_seconds / sharing, exchange)
+
+    def speed_up(self, traffic_of: TrafficOf) -> float:
+        """Of 64 devices over 8, as by formula, without what compressing costs."""
+        base, point = (self.step(traffic_of, n) for n in (BASE_HOSTS, NUM_HOSTS))
+        return base.seconds / point.seconds
+
+
+class Step(NamedTuple):
+    """Computation of a device, and the exchange between hosts."""
+
+    compute_seconds: float
+    host_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.compute_seconds + self.host_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,37 +97,29 @@ class Setting:
 
     Attributes:
       cluster: With a link on which dense averaging is as fast as published.
-      batch_seconds: Computation of one device for the whole batch.
-      r: Time of a dense exchange over that of computing, on 16 hosts.
       traffic: Row -> number of hosts -> what a step sends.
       titles: Row -> what it is called.
     """
 
     cluster: Cluster
-    batch_seconds: float
-    r: float
     traffic: Mapping[str, TrafficOf]
     titles: Mapping[str, str]
 
-    def points(self, row: str, *num_hosts: int, is_strong: bool = True) -> list[Point]:
-        """Steps of a row on so many hosts."""
-        seconds = self.batch_seconds
-        if not is_strong:
-            seconds /= NUM_HOSTS * DEVICES_PER_HOST
-        return extrapolate(
-            self.traffic[row], num_hosts, self.cluster, seconds, is_strong=is_strong
-        )
+    @property
+    def r(self) -> float:
+        """Time of a dense exchange over that of computing, on 16 hosts."""
+        step = self.cluster.step(self.traffic[DENSE], NUM_HOSTS)
+        return step.host_seconds / step.compute_seconds
 
     def speed_up(self, row: str) -> float:
-        """Of 64 devices over 8, as by formula, without what compressing costs."""
-        base, point = self.points(row, BASE_HOSTS, NUM_HOSTS)
-        return base.seconds / point.seconds
+        """As of `Cluster`."""
+        return self.cluster.speed_up(self.traffic[row])
 
     def implied_overhead(self, row: str) -> float:
         """Seconds per step beyond the model that would explain a published speed-up."""
-        base, point = self.points(row, BASE_HOSTS, NUM_HOSTS)
-        published = PUBLISHED[row]
-        return (base.seconds - published * point.seconds) / (published - 1)
+        sizes = (BASE_HOSTS, NUM_HOSTS)
+        base, point = (self.cluster.step(self.traffic[row], n).seconds for n in sizes)
+        return (base - PUBLISHED[row] * point) / (PUBLISHED[row] - 1)
 
 
 def published_setting(
@@ -101,44 +138,60 @@ def published_setting(
 
     def prunex(num_hosts: int) -> Traffic:
         sent = dense(num_hosts)
-        return dataclasses.replace(sent, host_bytes=_PRUNEX_SHARE * sent.host_bytes)
+        return Traffic(_PRUNEX_SHARE * sent.host_bytes, sent.hops)
 
-    batch_seconds = _STEP_SECONDS * NUM_HOSTS * DEVICES_PER_HOST
+    def cluster(megabits: float) -> Cluster:
+        link = Link(megabits, _HOP_SECONDS)
+        return Cluster(link, _STEP_SECONDS * NUM_HOSTS * DEVICES_PER_HOST)
 
-    def dense_speed_up(megabits: float) -> float:
-        cluster = Cluster(DEVICES_PER_HOST, Link(megabits, _HOP_SECONDS))
-        sizes = (BASE_HOSTS, NUM_HOSTS)
-        base, point = extrapolate(dense, sizes, cluster, batch_seconds)
-        return base.seconds / point.seconds
-
-    megabits = megabits_for(PUBLISHED[DENSE], dense_speed_up)
-    cluster = Cluster(DEVICES_PER_HOST, Link(megabits, _HOP_SECONDS))
-    (point,) = extrapolate(dense, (NUM_HOSTS,), cluster, batch_seconds)
+    megabits = megabits_for(PUBLISHED[DENSE], lambda x: cluster(x).speed_up(dense))
     titles = {row: title for row, (title, _) in _ROWS.items()}
     return Setting(
-        cluster,
-        batch_seconds,
-        r=point.host_seconds / point.compute_seconds,
+        cluster(megabits),
         traffic={DENSE: dense, "prunex": prunex, **traffic},
         titles={DENSE: titles[DENSE], "prunex": "PruneX, as published", **titles},
     )
 
 
+def megabits_for(speed_up: float, speed_up_at: Callable[[float], float]) -> float:
+    """Finds the speed of a link at which something is as fast as wanted.
+
+    Args:
+      speed_up: What is wanted.
+      speed_up_at: Mbit/s -> speed-up, which grows with the speed of the link.
+    Returns:
+      Mbit/s.
+    Raises:
+      UserError: No link gives that.
+    Example:
+      >>> round(megabits_for(0.5, lambda megabits: megabits / (megabits + 100)))
+      100
+    """
+
+    def excess(exponent: float) -> float:
+        return speed_up_at(10**exponent) - speed_up
+
+    low, high = math.log10(_SLOWEST), math.log10(_FASTEST)
+    if not excess(low) <= 0 <= excess(high):
+        raise UserError(
+            f"no link between {_SLOWEST:g} and {_FASTEST:g} Mbit/s gives a speed-up of "
+            f"{speed_up:g}: they give {speed_up_at(_SLOWEST):.3g} to "
+            f"{speed_up_at(_FASTEST):.3g}"
+        )
+    return float(10 ** optimize.brentq(excess, low, high, xtol=1e-9))
+
+
 def published_extrapolations(setting: Setting) -> tuple[Extrapolation, ...]:
     """Step times from 1 to 4,096 hosts, in strong and in weak scaling."""
+    names = {
+        True: "the same batch",
+        False: "as many images on every device (speed-ups are efficiencies)",
+    }
     found = []
-    for is_strong in (True, False):
-        name = (
-            "the same batch"
-            if is_strong
-            else "as many images on every device (speed-ups are efficiencies)"
-        )
+    for is_strong, name in names.items():
         times = {
-            row: {
-                point.num_hosts: point.seconds
-                for point in setting.points(row, *HOSTS, is_strong=is_strong)
-            }
-            for row in setting.titles
+            row: {n: setting.cluster.step(sent, n, is_strong).seconds for n in HOSTS}
+            for row, sent in setting.traffic.items()
         }
         found.append(Extrapolation(f"PruneX's cluster, {name}", setting.titles, times))
     return tuple(found)

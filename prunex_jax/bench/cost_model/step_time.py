@@ -6,11 +6,8 @@
 The computation belongs to a method on a number of hosts, and has the time that it takes
 to compress; hops and bytes are those of the traffic, by formula or from the trace. What
 is hidden is work of the exchange itself, such as copying, or computation that goes on
-beside it: it costs nothing where the link is slower.
-
-It owns traffic by formula, and the fit of the model to measured steps. It starts
-nothing and needs no device: `link_probe` measures links, `bench` measures steps, and
-`scaling` says what follows for clusters of any size.
+beside it: it costs nothing where the link is slower. Nothing runs here: `links.probe`
+measures links, and studies measure steps.
 """
 
 import collections
@@ -23,7 +20,7 @@ import numpy as np
 from scipy import optimize
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.comm import Collective, count_hops, wire_bytes
+from prunex_jax.comm import count_hops, wire_bytes
 from prunex_jax.methods import Method
 
 # Steps among which a repeating pattern is looked for, and the first of them, which is
@@ -39,29 +36,19 @@ _USUAL_SLOWNESS, _LEAST_SLOWNESS, _USUAL_SPREAD = 1.05, 0.2, 0.3
 _SHARPNESS = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Traffic:
-    """What one step sends, as a mean over the steps of a period.
+class Traffic(NamedTuple):
+    """What one step sends between hosts, as a mean over the steps of a period.
 
-    Attributes:
-      host_bytes: Sent by one host over the host axis.
-      device_bytes: Sent by the devices of one host together over the device axis.
-      hops: Times that a message has to reach a neighbour on the host axis before the
-        next can leave; see `comm.count_hops`.
-      device_hops: The same on the device axis.
+    `host_bytes` are sent by one host over the host axis; `hops` are the times that a
+    message has to reach a neighbour before the next can leave, see `comm.count_hops`.
     """
 
     host_bytes: float
-    device_bytes: float
     hops: float
-    device_hops: float = 0.0
 
 
 def steady_traffic(
-    method: Method,
-    mesh_shape: Mapping[str, int],
-    keep_counts: Mapping[str, int],
-    options: Mapping[str, Any] | None = None,
+    method: Method, mesh_shape: Mapping[str, int], keep_counts: Mapping[str, int]
 ) -> Traffic:
     """Adds up what a step of a method sends once its warm-ups are over.
 
@@ -69,32 +56,20 @@ def steady_traffic(
       method: Any method; no device is needed, so the mesh may be of any size.
       mesh_shape: Axis name -> size of the two axes, slow axis first.
       keep_counts: Channels that every group keeps, where the method prunes.
-      options: What `Method.step_options` gave; None takes those of late steps, as a
-        mean over their pattern.
     Returns:
       The mean over the steps of a period. An exchange counts with its share of a step.
     """
-    kinds = late_options(method) if options is None else [dict(options)]
+    kinds = late_options(method)
     parts = [
         (1 / len(kinds), method.step_formula(mesh_shape, **kind)) for kind in kinds
     ]
     if method.exchange is not None:
         sent = method.exchange_formula(mesh_shape, keep_counts, "frozen")
         parts.append((1 / method.sync_period, sent))
-    totals: collections.Counter[str] = collections.Counter()
-    for share, listed in parts:
-        sent_once = dataclasses.asdict(_traffic_of(listed, mesh_shape))
-        totals.update({name: share * value for name, value in sent_once.items()})
-    return Traffic(**totals)
-
-
-def _traffic_of(listed: Sequence[Collective], mesh_shape: Mapping[str, int]) -> Traffic:
-    """What one call of a program sends."""
-    slow, fast = mesh_shape
-    sent = wire_bytes(listed, mesh_shape)
-    inside = [item for item in listed if slow not in item.axes]
+    slow = next(iter(mesh_shape))
     return Traffic(
-        sent[slow], sent[fast], count_hops(listed, slow), count_hops(inside, fast)
+        sum(share * wire_bytes(sent, mesh_shape)[slow] for share, sent in parts),
+        sum(share * count_hops(sent, slow) for share, sent in parts),
     )
 
 
