@@ -1,6 +1,24 @@
-"""Trains: from settings to a run folder with a summary and a small network.
+"""Trains: from settings to a run folder with metrics, checkpoints and a small network.
 
-config -> experiment -> run -> loop (step, rounds) -> transitions -> summary
+In the order in which a run uses them:
+
+    config        settings, in any form -> ExperimentConfig
+    experiment    settings and mesh -> task, channels, method, rounds and programs
+    task          examples, network and teacher; `objective` is the loss of a batch
+    rounds        which method at which step, and which exchange after which
+    state         what is trained, and where it lives on the mesh
+    step          the programs: birth, local step, exchange, report, evaluation
+    program       compiles them, counts calls and bytes
+    loop          calls them in order, and saves, logs and stops
+    position      what a run resumes from beside its state
+    transitions   mid-run: the small network, the next method
+    evaluation    scores of networks, and whether a run is lost
+    summary       the end: shrinks, proves equal, tests once, sums up
+    checkpoint    state and position on disk
+    folder        settings, metrics and summary on disk
+    console       what a person sees
+
+`run` puts them together; `command`, `export` and `evaluate` are the command lines.
 """
 
 from typing import TYPE_CHECKING, Any

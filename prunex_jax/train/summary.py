@@ -8,11 +8,10 @@ import jax
 import numpy as np
 
 from prunex_jax.mesh import HOST_AXIS, sharding_on
-from prunex_jax.models import Model
 from prunex_jax.shrink import Network
 from prunex_jax.shrink.cost import count_macs, count_params
 from prunex_jax.train.clock import Clock
-from prunex_jax.train.evaluation import Result, evaluate_split
+from prunex_jax.train.evaluation import evaluate_split
 from prunex_jax.train.experiment import Experiment
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.state import TrainState
@@ -50,18 +49,28 @@ def finish(
     Collectives:
       Those of evaluating two splits.
     """
-    handover = position.handover
+    handover, task = position.handover, experiment.task
     if handover is None:
         shrunk, masks, error = cut_out(experiment, state)
     else:
         shrunk = network_of(experiment, state)
         masks = handover.masks(experiment.channels.sizes)
         error = handover.max_abs_error
-    scores = _evaluate(experiment, shrunk)
+    full = Network(task.model, *jax.eval_shape(task.model.init, jax.random.key(0)))
+    num_channels = sum(mask.size for mask in masks.values())
+    num_kept = sum(int(mask.sum()) for mask in masks.values())
     summary = {
-        **_what_ran(experiment),
-        **_what_it_is_worth(scores),
-        **_what_is_left(experiment.task.model, shrunk, masks),
+        "method": " -> ".join(phase.method for phase in experiment.phases),
+        "steps": experiment.num_steps,
+        "seed": experiment.config.seed,
+        "hosts": experiment.topology.num_hosts,
+        "devices_per_host": experiment.topology.devices_per_host,
+        **_what_it_is_worth(experiment, shrunk),
+        "params_dense": count_params(full.params),
+        "params_kept": count_params(shrunk.params),
+        "macs_dense": _macs_of_one_image(full),
+        "macs_kept": _macs_of_one_image(shrunk),
+        "channel_sparsity": 1 - num_kept / num_channels if num_channels else 0.0,
         "shrink_max_abs_error": error,
         "shrink_step": handover and handover.step,
         **_what_was_sent(experiment, position),
@@ -72,61 +81,24 @@ def finish(
     return TrainResult(summary, shrunk, masks)
 
 
-def _evaluate(experiment: Experiment, network: Network) -> dict[str, Result | None]:
-    """Scores the final network on validation and, this once, on test if it is read."""
+def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any]:
+    """Scores the network on validation and, this once, on test if it is read."""
     current, mesh = experiment.current, experiment.mesh
     programs = current.programs
     if network.model != current.model:
-        ledger = experiment.ledger
-        programs = make_programs(
-            network.model, current.method, mesh, ledger, layouts={}
-        )
-    replicated = jax.device_put(
+        ledger, method = experiment.ledger, current.method
+        programs = make_programs(network.model, method, mesh, ledger, layouts={})
+    arrays = jax.device_put(
         (network.params, network.statistics), sharding_on(mesh, jax.P())
     )
-    dataset = experiment.task.dataset
-    splits = {"validation": dataset.validation, "test": dataset.test}
-    if not experiment.config.run.read_test:
-        del splits["test"]
-    scores = {
-        name: evaluate_split(experiment, programs.evaluate, replicated, split)
-        for name, split in splits.items()
-    }
-    return {"test": None, **scores}
-
-
-def _what_ran(experiment: Experiment) -> dict[str, Any]:
-    return {
-        "method": " -> ".join(phase.method for phase in experiment.phases),
-        "steps": experiment.num_steps,
-        "seed": experiment.config.seed,
-        "hosts": experiment.topology.num_hosts,
-        "devices_per_host": experiment.topology.devices_per_host,
-    }
-
-
-def _what_it_is_worth(scores: Mapping[str, Result | None]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name in ("validation", "test"):
-        result = scores[name]
+    dataset, row = experiment.task.dataset, dict[str, Any]()
+    for name, split in (("validation", dataset.validation), ("test", dataset.test)):
+        result = None
+        if name == "validation" or experiment.config.run.read_test:
+            result = evaluate_split(experiment, programs.evaluate, arrays, split)
         row[f"{name}_accuracy"] = None if result is None else result.accuracy
         row[f"{name}_loss"] = None if result is None else result.loss
     return row
-
-
-def _what_is_left(
-    model: Model, shrunk: Network, masks: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
-    full = Network(model, *jax.eval_shape(model.init, jax.random.key(0)))
-    num_channels = sum(mask.size for mask in masks.values())
-    num_kept = sum(int(mask.sum()) for mask in masks.values())
-    return {
-        "params_dense": count_params(full.params),
-        "params_kept": count_params(shrunk.params),
-        "macs_dense": _macs_of_one_image(full),
-        "macs_kept": _macs_of_one_image(shrunk),
-        "channel_sparsity": 1 - num_kept / num_channels if num_channels else 0.0,
-    }
 
 
 def _macs_of_one_image(network: Network) -> int:
