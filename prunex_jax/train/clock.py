@@ -14,19 +14,12 @@ _NUM_NEWEST = 512
 
 @dataclasses.dataclass(frozen=True)
 class ClockTotals:
-    """What a clock has measured, as checkpoints keep it.
-
-    Attributes:
-      seconds_total: Since the first start, without the time between starts.
-      seconds_in_steps: Of them in steps.
-      num_steps: Steps timed.
-      intervals: Seconds of each of the newest steps.
-    """
+    """What a clock has measured, as checkpoints keep it."""
 
     seconds_total: float = 0.0
     seconds_in_steps: float = 0.0
     num_steps: int = 0
-    intervals: tuple[float, ...] = ()
+    intervals: tuple[float, ...] = ()  # of the newest steps
 
 
 class Clock:
@@ -115,9 +108,6 @@ class Clock:
 
     def totals(self) -> ClockTotals:
         """What has been measured until now."""
-        return ClockTotals(
-            self.seconds_total,
-            self.seconds_in_steps,
-            self.num_steps,
-            tuple(self._intervals),
-        )
+        newest = tuple(self._intervals)
+        totals = self.seconds_total, self.seconds_in_steps, self.num_steps
+        return ClockTotals(*totals, newest)

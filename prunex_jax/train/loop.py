@@ -43,14 +43,9 @@ Batches = Iterator[dict[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Progress:
-    """How far a run is, for those who watch it.
+    """How far a run is, for those who watch it."""
 
-    Attributes:
-      experiment: The run, with the method and the network of now.
-      position: Where it is.
-    """
-
-    experiment: Experiment
+    experiment: Experiment  # with the method and the network of now
     position: RunPosition
 
     @property
@@ -65,32 +60,23 @@ Watch = Callable[[Progress, TrainState], None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Surroundings:
-    """What a run writes to and listens to.
-
-    Attributes:
-      folder: Where metrics go.
-      checkpointer: Where the state goes.
-      console: Where lines for people go.
-      stop: Asked after every step.
-      watch: Called between steps on every process; what it raises ends the run.
-    """
+    """What a run writes to and listens to."""
 
     folder: RunFolder
     checkpointer: Checkpointer
     console: Console
-    stop: StopRequest
-    watch: Watch | None = None
+    stop: StopRequest  # asked after every step, on every process
+    watch: Watch | None = None  # what it raises ends the run
 
 
 class Loop:
     """One run from its newest checkpoint, or its beginning, to its end.
 
     Args:
-      experiment: What runs.
+      experiment: What runs; the attribute has the method and the network of now.
       around: What it writes to and listens to.
     Attributes:
-      experiment: What runs, with the method and the network of now.
-      position: Where it is; `clock` and ledger are brought up to date in `progress`.
+      position: Where it is; its clock and ledger are those of `progress`.
       clock: Times its steps.
     """
 
@@ -113,11 +99,8 @@ class Loop:
     @property
     def progress(self) -> Progress:
         """How far the run is."""
-        position = dataclasses.replace(
-            self.position,
-            clock=self.clock.totals(),
-            ledger=self.experiment.ledger.copy(),
-        )
+        clock, ledger = self.clock.totals(), self.experiment.ledger.copy()
+        position = dataclasses.replace(self.position, clock=clock, ledger=ledger)
         return Progress(self.experiment, position)
 
     def run(self) -> tuple[TrainState, bool]:
@@ -267,12 +250,9 @@ class Loop:
         self._choose_counts(state, due.stage.density)
         current, counts = self.experiment.current, self.position.keep_counts
         names = sorted(group.name for group in current.groups)
-        static = {
-            "keep_counts": tuple((name, counts[name]) for name in names),
-            "kind": due.kind,
-        }
-        self._compile(current.programs.exchange, state, **static)
-        return current.programs.exchange(state, **static)
+        kept, exchange = tuple((n, counts[n]) for n in names), current.programs.exchange
+        self._compile(exchange, state, keep_counts=kept, kind=due.kind)
+        return exchange(state, keep_counts=kept, kind=due.kind)
 
     def _choose_counts(self, state: TrainState, density: float) -> None:
         """Sets how many channels each group keeps, where the density has changed."""
@@ -306,9 +286,8 @@ class Loop:
 
     def _is_next_phase_due(self) -> bool:
         following = self.experiment.phases[self.position.phase + 1 :]
-        return bool(following) and following[0].trigger.is_due(
-            self.position.step, self._news
-        )
+        step, news = self.position.step, self._news
+        return bool(following) and following[0].trigger.is_due(step, news)
 
     def _change_method(self, state: TrainState) -> TrainState:
         """Ends a phase: its last exchange, what it has pruned, and the next method."""
@@ -374,26 +353,18 @@ class Loop:
         result = validate(self.experiment, state, self._around.stop.is_due)
         if result is None:
             return
-        found = {
-            "validation_loss": result.loss,
-            "validation_accuracy": result.accuracy,
-        }
-        step = self.position.step
+        step, loss, accuracy = self.position.step, result.loss, result.accuracy
+        found = {"validation_loss": loss, "validation_accuracy": accuracy}
         self._around.folder.append({"step": step, **self._spent(), **found})
         self._news |= found
-        self._tell(
-            f"step {step}: validation accuracy {result.accuracy:.4f}, "
-            f"loss {result.loss:.4f}"
-        )
+        self._tell(f"step {step}: validation accuracy {accuracy:.4f}, loss {loss:.4f}")
 
     def _save(self, state: TrainState, wait: bool = False) -> None:
         """Saves a state that is known to be good."""
         report = self.experiment.current.programs.report(state)
         self._check_health(jax.device_get(report))
-        position = self.progress.position
-        self._around.checkpointer.save(
-            position.step, state, position.to_dict(), wait=wait
-        )
+        position = self.progress.position.to_dict()
+        self._around.checkpointer.save(position["step"], state, position, wait=wait)
 
 
 def _is_due(step: int, period: int) -> bool:

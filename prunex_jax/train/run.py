@@ -61,22 +61,17 @@ def train(
     """
     config = resolve_config(config)
     started = start_processes(config.topology, launch or LaunchFlags())
-    topology = make_topology(
-        config.topology.layout, simulated=config.topology.simulated
-    )
+    layout, simulated = config.topology.layout, config.topology.simulated
+    topology = make_topology(layout, simulated=simulated)
     described = environment(topology.describe())
 
     def prepare() -> tuple[Experiment, RunFolder]:
         experiment = make_experiment(config, topology)
         in_use.enter_context(alone_in(workdir, topology.is_primary))
-        folder = RunFolder.open(
-            workdir,
-            config_to_dict(config),
-            described,
-            is_primary=topology.is_primary,
-            fresh=fresh,
+        plain, is_primary = config_to_dict(config), topology.is_primary
+        return experiment, RunFolder.open(
+            workdir, plain, described, is_primary=is_primary, fresh=fresh
         )
-        return experiment, folder
 
     with contextlib.ExitStack() as in_use:
         experiment, folder = run_together(prepare)
@@ -98,8 +93,9 @@ def _run(
         Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
         StopRequest() as stop,
     ):
-        around = Surroundings(folder, checkpointer, console, stop, watch)
-        loop = Loop(experiment, around)
+        loop = Loop(
+            experiment, Surroundings(folder, checkpointer, console, stop, watch)
+        )
         state, is_complete = loop.run()
         if not is_complete:
             console.line(
