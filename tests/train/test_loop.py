@@ -214,10 +214,11 @@ def timeless(rows):
     ]
 
 
-# Where a phase begins, within a round, at the cut, and where the next phase begins.
-BOUNDARIES = (4, 6, 16, 18)
-# Within a phase, at the end of a round, where masks are settled, before the last step.
-MORE_BOUNDARIES = (1, 8, 12, 17, 20)
+# Within a round, and where a phase begins after the cut.
+BOUNDARIES = (6, 18)
+# Within a phase, where one begins, at the end of a round, where masks are settled, at
+# the cut, after it, and before the last step.
+MORE_BOUNDARIES = (1, 4, 8, 12, 16, 17, 20)
 
 
 @pytest.mark.parametrize(
