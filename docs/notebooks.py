@@ -2,6 +2,7 @@
 
 python docs/notebooks.py            runs each with one epoch; stops where a cell fails
 python docs/notebooks.py --store    runs them in full, and stores what the site shows
+python docs/notebooks.py quickstart --store         the same for one of them
 """
 
 import os
@@ -50,13 +51,15 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs every notebook."""
+    """Runs the notebooks that the arguments name, or all."""
     store = "--store" in arguments
+    names = [name for name in arguments if name != "--store"]
+    chosen = [path for path in NOTEBOOKS if path.stem in names or not names]
     if not store:
         os.environ["NOTEBOOK_EPOCHS"] = "1"
     os.environ["PYTHONPATH"] = str(ROOT)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "compiled"))
-    for path in NOTEBOOKS:
+    for path in chosen:
         notebook = run(path)
         print(f"{path.name} runs")
         if store:
