@@ -126,7 +126,7 @@ def test_commands_of_pages_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.stem)
 def test_named_files_and_settings_exist(page: Path) -> None:
     text = page.read_text()
-    named = r"(?<![\w/.])(?:configs|notebooks|prunex_jax|tests|docs)/[\w./]+\w"
+    named = r"(?<![\w/.])(?:configs|notebooks|prunex_jax|tests|docs)/[\w./-]+\w"
     for name in set(re.findall(named, text)):
         assert (ROOT / name).exists(), name
     for key in set(re.findall(r"--(?:no)?config\.([\w.]+\w)", text)):
