@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prunex_jax.base.errors import UserError
     from prunex_jax.channels import trace_channels
+    from prunex_jax.comm import Wire
     from prunex_jax.export import export_model, read_model
     from prunex_jax.mesh import MeshAxes
     from prunex_jax.methods import (
@@ -34,6 +35,7 @@ __all__ = [
     "METHODS",
     "MeshAxes",
     "UserError",
+    "Wire",
     "average_gradients",
     "certify",
     "default_config",
@@ -54,6 +56,7 @@ __all__ = [
 _HOMES = {
     "base.errors": ("UserError",),
     "channels": ("trace_channels",),
+    "comm": ("Wire",),
     "export": ("export_model", "read_model"),
     "mesh": ("MeshAxes",),
     "methods": (

@@ -1,1 +1,12 @@
-"""What every room uses and none owns: errors, trees, settings, files, signals."""
+"""What every room uses and none owns.
+
+errors       what ends a run with one line: `UserError`, `TrainingDivergedError`
+settings     dataclasses with ranges, read and checked in one place
+command      command lines: flags, help, errors, exit codes
+files        whole files and folders, digests, the lock of a run folder
+signals      handlers, and the request to stop
+trees        leaves of a tree by path
+jaxprs       programs inside programs
+timing       calls timed in turn
+environment  versions, devices, source revision
+"""

@@ -28,7 +28,7 @@ from prunex_jax.base.command import (
 )
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.mesh import LaunchFlags
-from prunex_jax.train.config import dotted_keys
+from prunex_jax.train.config import add_plugins, dotted_keys
 
 CONFIG_FLAG = Flag(
     "config",
@@ -43,6 +43,7 @@ LAUNCH_FLAGS = (
     Flag("process_id", -1, "Number of this process."),
     Flag("launcher", "auto", "auto, none, slurm, openmpi or kubernetes."),
 )
+_PLUGINS = "method.plugins"
 COMMAND = Command(
     text=str(__doc__),
     flags=(
@@ -94,9 +95,11 @@ def override_config(
     Raises:
       UserError: Unknown key, with the nearest known one, or a value of another type.
     """
+    add_plugins(config)
     known = dotted_keys(config.to_dict())
     tuples: dict[str, tuple[Any, ...]] = {}
-    for override in overrides:
+    # Plugins first: they bring settings that others may change.
+    for override in sorted(overrides, key=lambda each: _PLUGINS not in each):
         name, has_value, text = override.removeprefix("--").partition("=")
         is_negated = name.startswith("no")
         key = name.removeprefix("no").removeprefix("config.")
@@ -114,6 +117,9 @@ def override_config(
         else:
             value = _parse_value(name, text, kind)
         section[last] = value
+        if key == _PLUGINS:
+            add_plugins(config)
+            known = dotted_keys(config.to_dict())
     return config
 
 

@@ -78,6 +78,19 @@ def default_config() -> ml_collections.ConfigDict:
     return _config_dict_of(ExperimentConfig())
 
 
+def add_plugins(config: ml_collections.ConfigDict) -> None:
+    """Imports `method.plugins`, and adds the settings of the methods they register.
+
+    Raises:
+      UserError: One cannot be imported.
+    """
+    load_plugins(config.method.plugins)
+    with config.method.unlocked():
+        for key, value in default_config().method.items():
+            if key not in config.method:
+                config.method[key] = value
+
+
 def resolve_config(
     config: ml_collections.ConfigDict | Mapping[str, Any] | ExperimentConfig,
 ) -> ExperimentConfig:

@@ -6,7 +6,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from prunex_jax.methods import METHODS
+from prunex_jax.base.errors import UserError
+from prunex_jax.methods import METHODS, table
 from prunex_jax.models import make_model
 from prunex_jax.sparsity import keep_counts_at
 from prunex_jax.train.command import load_config, override_config
@@ -119,6 +120,37 @@ def test_tuples_are_written_whole_or_element_by_element(given, exclude):
     overrides = [f"--config.sparsity.exclude={text}" for text in given]
     config = override_config(load_config(str(CONFIGS[0])), overrides)
     assert resolve_config(config).sparsity.exclude == exclude
+
+
+PLUGIN = """
+import dataclasses
+from prunex_jax.base.settings import setting
+from prunex_jax.methods import METHODS, register_method
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig:
+    rate: float = setting(0.5, above=0, at_most=1)
+
+register_method(dataclasses.replace(
+    METHODS["none"], name="own", key="own", settings=OwnConfig, variants=()))
+"""
+
+
+def test_settings_of_plugins_are_settings_of_the_command_line(tmp_path, monkeypatch):
+    # What the plugin registers goes again at the end.
+    monkeypatch.setattr(table, "METHODS", methods := dict(METHODS))
+    monkeypatch.setattr("prunex_jax.methods.METHODS", methods)
+    plugin = tmp_path / "own.py"
+    plugin.write_text(PLUGIN)
+    given = ["--config.method.own.rate=0.25", "--config.method.name=own"]
+    with pytest.raises(UserError, match=r"config.method.own.rate is not a setting"):
+        override_config(load_config(str(CONFIGS[0])), given)
+    given.append(f"--config.method.plugins={plugin}")
+    config = override_config(load_config(str(CONFIGS[0])), given)
+    assert resolve_config(config).method.own.rate == 0.25
+    config.method.own.rate = 2.0
+    with pytest.raises(UserError, match=r"config.method.own.rate=2.0 must lie in"):
+        resolve_config(config)
 
 
 def test_shipped_configs_have_names():
