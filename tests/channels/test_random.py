@@ -17,7 +17,7 @@ from tests.helpers.channel_checks import DENSITIES, assert_exact, draw, primitiv
 # More of them: PRUNEX_RANDOM_NETWORKS=1000 pytest tests/channels/test_random.py
 NUM_NETWORKS = int(os.environ.get("PRUNEX_RANDOM_NETWORKS", "20"))
 FIRST_SEED = int(os.environ.get("PRUNEX_RANDOM_FIRST", "0"))
-NUM_QUICK = 6  # the others are left to `make test-all`
+NUM_QUICK = 6  # the others are slow ones
 SEEDS = [
     pytest.param(seed, marks=[pytest.mark.slow] if index >= NUM_QUICK else [])
     for index, seed in enumerate(range(FIRST_SEED, FIRST_SEED + NUM_NETWORKS))
