@@ -7,7 +7,8 @@ the smaller function, and a certificate that both compute the same:
 
 Read in this order:
 
-    cut          `Cut`: takes channels out of trees and of functions
+    cut          `Cut`: takes channels out of trees and of functions; `part` knows which
+                 leaf belongs to which parameter
     function     the traced program done again on fewer channels, by `evaluator`, with
                  `rebuild` for operations whose parameters know sizes
     certificate  how far a masked and a shrunk function are apart

@@ -16,10 +16,10 @@ from jax.extend import core
 from prunex_jax.base.jaxprs import inner_programs
 from prunex_jax.base.timing import time_in_turn
 from prunex_jax.base.trees import PyTree, map_with_path
-from prunex_jax.channels import ChannelTrace, Layouts, layouts_of
-from prunex_jax.channels.groups import kept_shape
+from prunex_jax.channels import ChannelTrace, layouts_of
 from prunex_jax.comm import compact_size
 from prunex_jax.shrink.cut import Cut, make_cut
+from prunex_jax.shrink.part import Part
 
 KeepCounts = Mapping[str, int]
 # Kept counts -> what they cost; does not fall when counts grow.
@@ -156,11 +156,9 @@ def macs_cost(
 
     def cost(keep_counts: KeepCounts) -> int:
         cut = _first_kept(trace, keep_counts, *trees)
-        layouts = cut.layouts(), cut.statistics_layouts()
-        small = [
-            _shapes_left(*pair, keep_counts)
-            for pair in zip(trees, layouts, strict=False)
-        ]
+        small = [_shapes_left(params, cut.parameters)]
+        if cut.statistics is not None:
+            small.append(_shapes_left(statistics, cut.statistics))
         return count_macs(cut.function(apply), *small, *inputs)
 
     return Memoised(cost)
@@ -172,12 +170,10 @@ def _first_kept(trace: ChannelTrace, keep_counts: KeepCounts, *trees: PyTree) ->
     return make_cut(trace, masks, *trees)
 
 
-def _shapes_left(tree: PyTree, layouts: Layouts, keep_counts: KeepCounts) -> PyTree:
-    def left(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
-        shape = kept_shape(leaf.shape, layouts.get(path), keep_counts)
-        return jax.ShapeDtypeStruct(shape, leaf.dtype)
-
-    return map_with_path(left, tree)
+def _shapes_left(tree: PyTree, part: Part) -> PyTree:
+    return map_with_path(
+        lambda path, x: jax.ShapeDtypeStruct(part.small_shapes[path], x.dtype), tree
+    )
 
 
 def small_calls(

@@ -2,31 +2,25 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import (
-    PyTree,
-    flatten_by_path,
-    map_with_path,
-    shapes_by_path,
-)
+from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.channels import (
     ChannelGroup,
     ChannelTrace,
-    Layouts,
     TraceOptions,
     layouts_of,
     mask_channels,
     put_channels,
     take_channels,
 )
-from prunex_jax.channels.groups import kept_shape
-from prunex_jax.shrink.function import Shapes, shrink_function
+from prunex_jax.shrink.function import shrink_function
+from prunex_jax.shrink.part import Part, Shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,15 +30,15 @@ class Cut:
     Attributes:
       groups: Channel groups of the network.
       masks: bool[size] per group, True where kept.
-      shapes: Shape of every parameter by path, before.
-      statistics_shapes: The same of running statistics; None if there are none.
+      parameters: Shapes and owners of the parameters.
+      statistics: The same of running statistics; None if there are none.
       options: How the network was traced.
     """
 
     groups: tuple[ChannelGroup, ...]
     masks: Mapping[str, np.ndarray]
-    shapes: Shapes
-    statistics_shapes: Shapes | None
+    parameters: Part
+    statistics: Part | None
     options: TraceOptions
 
     @property
@@ -54,14 +48,6 @@ class Cut:
             name: np.flatnonzero(mask).astype(np.int32)
             for name, mask in self.masks.items()
         }
-
-    def layouts(self) -> Layouts:
-        """Who owns which position of which parameter axis."""
-        return layouts_of(self.groups, self.shapes)
-
-    def statistics_layouts(self) -> Layouts:
-        """The same of running statistics."""
-        return layouts_of(self.groups, self.statistics_shapes or {}, "statistics")
 
     def take(self, tree: PyTree) -> PyTree:
         """Cuts parameters, or any tree that holds trees shaped like them.
@@ -77,20 +63,19 @@ class Cut:
           UserError: A leaf belongs to a parameter and has another shape, or nothing in
             the tree belongs to any.
         """
-        return self._changed(tree, take_channels, self._indices())
+        return self.parameters.changed(tree, take_channels, self._indices())
 
     def take_statistics(self, tree: PyTree) -> PyTree:
         """Cuts running statistics, as `take` cuts parameters."""
-        return self._changed(tree, take_channels, self._indices(), "statistics")
+        return self._running.changed(tree, take_channels, self._indices())
 
     def put(self, tree: PyTree) -> PyTree:
         """Puts what `take` gave back in its place, zeros elsewhere; raises like it."""
-        return self._changed(tree, put_channels, self._indices(), is_small=True)
+        return self.parameters.changed(tree, put_channels, self._indices(), True)
 
     def put_statistics(self, tree: PyTree) -> PyTree:
         """Puts running statistics back, as `put` does parameters."""
-        indices = self._indices()
-        return self._changed(tree, put_channels, indices, "statistics", is_small=True)
+        return self._running.changed(tree, put_channels, self._indices(), True)
 
     def mask(self, tree: PyTree) -> PyTree:
         """Sets dead channels to exact zeros; raises like `take`.
@@ -101,7 +86,7 @@ class Cut:
           A tree of the same sizes.
         """
         masks = {name: jnp.asarray(mask) for name, mask in self.masks.items()}
-        return self._changed(tree, mask_channels, masks)
+        return self.parameters.changed(tree, mask_channels, masks)
 
     def function(self, apply: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """The function that the masked network computes, of parameters that are cut.
@@ -119,45 +104,15 @@ class Cut:
           raises UserError if they have other sizes than those that are left, or if
           `apply` ties what is dead to what is kept, which the traced function does not.
         """
-        return shrink_function(
-            apply,
-            self.groups,
-            self.masks,
-            self.shapes,
-            self.statistics_shapes,
-            dataclasses.replace(self.options, **options),
-        )
+        chosen = dataclasses.replace(self.options, **options)
+        return shrink_function(apply, self.parameters, self.statistics, chosen)
+
+    @property
+    def _running(self) -> Part:
+        return self.statistics or Part("statistic", {}, {}, self.masks)
 
     def _indices(self) -> dict[str, jax.Array]:
         return {name: jnp.asarray(kept) for name, kept in self.keep_indices.items()}
-
-    def _changed(
-        self,
-        tree: PyTree,
-        change: Callable[..., PyTree],
-        by: Mapping[str, jax.Array],
-        of: Literal["members", "statistics"] = "members",
-        is_small: bool = False,
-    ) -> PyTree:
-        """Changes the leaves that belong to parameters, in one program."""
-        is_of_params = of == "members"
-        shapes = self.shapes if is_of_params else self.statistics_shapes or {}
-        layouts = layouts_of(self.groups, shapes, of)
-        if is_small:
-            counts = {name: int(mask.sum()) for name, mask in self.masks.items()}
-            shapes = {
-                p: kept_shape(s, layouts.get(p), counts) for p, s in shapes.items()
-            }
-        owners = _owners(tree, shapes, "parameter" if is_of_params else "statistic")
-        own = {path: layouts[name] for path, name in owners.items() if name in layouts}
-        leaves = map_with_path(lambda path, x: x if path in own else None, tree)
-        changed = jax.jit(lambda leaves: change(leaves, own, by))(leaves)
-        return jax.tree.map(
-            lambda new, old: old if new is None else new,
-            changed,
-            tree,
-            is_leaf=lambda x: x is None,
-        )
 
 
 def make_cut(
@@ -198,14 +153,20 @@ def make_cut(
     shapes = shapes_by_path(params)
     running = None if statistics is None else shapes_by_path(statistics)
     _check_traced(trace, shapes, running or {})
+    kept = {
+        group.name: np.asarray(masks.get(group.name, np.ones(group.size, bool)))
+        for group in trace.groups
+    }
+    layouts = layouts_of(trace.groups, shapes)
+    part = None
+    if running is not None:
+        running_layouts = layouts_of(trace.groups, running, "statistics")
+        part = Part("statistic", running, running_layouts, kept)
     return Cut(
         groups=trace.groups,
-        masks={
-            group.name: np.asarray(masks.get(group.name, np.ones(group.size, bool)))
-            for group in trace.groups
-        },
-        shapes=shapes,
-        statistics_shapes=running,
+        masks=kept,
+        parameters=Part("parameter", shapes, layouts, kept),
+        statistics=part,
         options=trace.options,
     )
 
@@ -248,41 +209,3 @@ def _check_traced(trace: ChannelTrace, shapes: Shapes, running: Shapes) -> None:
                     f"{member.path}, which is absent here; give the statistics of the "
                     "traced network"
                 )
-
-
-def _owners(tree: PyTree, shapes: Shapes, what: str) -> dict[str, str]:
-    """Which leaf of a tree belongs to which parameter: the only rule for it.
-
-    Raises:
-      UserError: A leaf has not the shape of its parameter, or a tree of arrays holds
-        none that belongs to any. Counters, masks and keys may belong to nobody.
-    """
-    found = {
-        p: _owner(p, shape, shapes, what) for p, shape in shapes_by_path(tree).items()
-    }
-    owners = {path: name for path, name in found.items() if name is not None}
-    for path, leaf in flatten_by_path(tree).items() if not owners else ():
-        if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            raise UserError(
-                f"nothing in this tree belongs to a {what} of the network: it holds "
-                f"{path}, and the network {next(iter(shapes), 'has none')}; give a "
-                "tree of the traced network"
-            )
-    return owners
-
-
-def _owner(path: str, shape: tuple[int, ...], shapes: Shapes, what: str) -> str | None:
-    keys = path.split("/")
-    for start in range(len(keys)):
-        name = "/".join(keys[start:])
-        if name not in shapes:
-            continue
-        if shape == shapes[name]:
-            return name
-        if np.prod(shape) > 1:  # counters and placeholders have nothing to cut
-            raise UserError(
-                f"{path} has shape {shape} and belongs to the {what} {name}, whose "
-                f"shape is {shapes[name]}; cut it apart from the rest"
-            )
-        return None
-    return None

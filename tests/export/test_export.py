@@ -19,6 +19,7 @@ from prunex_jax.base.files import digests_of
 from prunex_jax.channels import TraceOptions, trace_channels
 from prunex_jax.export import export_model, read_model
 from prunex_jax.shrink import Certificate, Cut, certify, make_cut
+from prunex_jax.shrink.part import Part
 from tests.helpers.channel_checks import draw
 
 ROOT = Path(__file__).parents[2]
@@ -201,7 +202,7 @@ def test_contains_no_pickle_and_no_folder_of_this_machine(tmp_path, monkeypatch)
 def cut_of(**masks):
     """A cut of which only the masks matter."""
     masks = {name: np.array(mask) for name, mask in masks.items()}
-    return Cut((), masks, {}, None, TraceOptions())
+    return Cut((), masks, Part("parameter", {}, {}, masks), None, TraceOptions())
 
 
 def test_says_which_channels_are_kept(tmp_path):

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from prunex_jax.base.trees import flatten_by_path
-from prunex_jax.channels import layouts_of, take_channels, trace_channels
+from prunex_jax.channels import trace_channels
 from prunex_jax.channels.trace import ChannelTrace
 from prunex_jax.shrink import make_cut
 from tests.helpers.channel_checks import DENSITIES, draw, random_masks
@@ -143,17 +143,13 @@ def _compare(case: Attack, cut, params, statistics) -> None:
     small = cut.function(case.apply)
     before = () if statistics is None else (statistics,)
     after = () if statistics is None else (cut.take_statistics(statistics),)
-    keep = {name: jnp.asarray(kept) for name, kept in cut.keep_indices.items()}
 
     def both(params):
         full, gradients = _run(case, case.apply, before, cut.mask(params))
-        cut_params = take_channels(params, cut.layouts(), keep)
-        layouts = {k: v for k, v in cut.layouts().items() if k in gradients}
-        wanted = take_channels(gradients, layouts, keep)
+        wanted = cut.take(gradients)
         if case.returns_statistics:
-            layouts = layouts_of(cut.groups, cut.statistics_shapes, "statistics")
-            full = full[0], take_channels(full[1], layouts, keep)
-        return full, wanted, *_run(case, small, after, cut_params)
+            full = full[0], cut.take_statistics(full[1])
+        return full, wanted, *_run(case, small, after, cut.take(params))
 
     options = {"xla_backend_optimization_level": 0}
     full, wanted, less, found = jax.jit(both, compiler_options=options)(params)

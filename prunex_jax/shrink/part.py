@@ -1,0 +1,141 @@
+"""One of the two trees of a network, parameters or running statistics, and its cut."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import (
+    PyTree,
+    flatten_by_path,
+    map_with_path,
+    shapes_by_path,
+)
+from prunex_jax.channels import Layouts
+from prunex_jax.channels.groups import kept_shape
+from prunex_jax.channels.labels import Traced
+from prunex_jax.channels.resolve import ALIVE, DEAD
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """One of the two trees, before and after its channels are cut.
+
+    Attributes:
+      what: What to call a leaf of it.
+      shapes: Shape of every leaf by path, before.
+      layouts: Who owns which position of which axis.
+      masks: bool[size] per group, True where kept.
+    """
+
+    what: str
+    shapes: Shapes
+    layouts: Layouts
+    masks: Mapping[str, np.ndarray]
+
+    @functools.cached_property
+    def small_shapes(self) -> Shapes:
+        """Shape of every leaf by path, after."""
+        counts = {name: int(mask.sum()) for name, mask in self.masks.items()}
+        return {
+            path: kept_shape(shape, self.layouts.get(path), counts)
+            for path, shape in self.shapes.items()
+        }
+
+    def changed(
+        self,
+        tree: PyTree,
+        change: Callable[..., PyTree],
+        by: Mapping[str, jax.Array],
+        is_small: bool = False,
+    ) -> PyTree:
+        """Changes the leaves of a tree that belong to this part, in one program.
+
+        Args:
+          tree: The part, or any tree that holds trees shaped like it.
+          change: `take_channels`, `put_channels` or `mask_channels`.
+          by: What that is given.
+          is_small: Whether leaves have the sizes that are left.
+        Raises:
+          UserError: As `Cut.take`.
+        """
+        owners = self._owners(tree, self.small_shapes if is_small else self.shapes)
+        own = {p: self.layouts[o] for p, o in owners.items() if o in self.layouts}
+        leaves = map_with_path(lambda path, x: x if path in own else None, tree)
+        changed = jax.jit(lambda leaves: change(leaves, own, by))(leaves)
+        return jax.tree.map(
+            lambda new, old: old if new is None else new,
+            changed,
+            tree,
+            is_leaf=lambda x: x is None,
+        )
+
+    def _owners(self, tree: PyTree, shapes: Shapes) -> dict[str, str]:
+        """Which leaf belongs to which one of the part: the only rule for it."""
+        owners = {
+            path: owner
+            for path, shape in shapes_by_path(tree).items()
+            if (owner := self._owner(path, shape, shapes)) is not None
+        }
+        # Counters, masks and keys may belong to nobody.
+        for path, leaf in flatten_by_path(tree).items() if not owners else ():
+            if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                raise UserError(
+                    f"nothing in this tree belongs to a {self.what} of the network: it "
+                    f"holds {path}, and the network {next(iter(shapes), 'has none')}; "
+                    "give a tree of the traced network"
+                )
+        return owners
+
+    def _owner(self, path: str, shape: tuple[int, ...], shapes: Shapes) -> str | None:
+        keys = path.split("/")
+        for start in range(len(keys)):
+            name = "/".join(keys[start:])
+            if name not in shapes:
+                continue
+            if shape == shapes[name]:
+                return name
+            if np.prod(shape) > 1:  # counters and placeholders have nothing to cut
+                raise UserError(
+                    f"{path} has shape {shape} and belongs to the {self.what} {name}, "
+                    f"whose shape is {shapes[name]}; cut it apart from the rest"
+                )
+            return None
+        return None
+
+    def full(self, tree: PyTree) -> PyTree:
+        """Types of the leaves at full size, from a tree of what is left of them."""
+        odd = sorted(set(flatten_by_path(tree)) ^ set(self.shapes))
+        if odd:
+            raise UserError(
+                f"the tree of {self.what}s is not that of the network; {odd[0]} is in "
+                "one of them only"
+            )
+        return map_with_path(self._full_leaf, tree)
+
+    def _full_leaf(self, path: str, leaf: Any) -> Any:
+        full, left = self.shapes[path], self.small_shapes[path]
+        if np.shape(leaf) != left:
+            raise UserError(
+                f"{self.what} {path} has shape {np.shape(leaf)}, and {left} is what is "
+                f"left of {full}; cut the tree with `take`"
+            )
+        aval: Any = jax.typeof(leaf)
+        return aval.update(shape=full)
+
+    def tell(self, status: np.ndarray, values: Mapping[str, Traced]) -> None:
+        """Marks the labels of what is dead and of what is kept."""
+        for path, value in values.items():
+            axes = self.layouts.get(path, {})
+            for axis, labels in enumerate(value.labels):
+                told = np.full(len(labels), ALIVE, np.int8)
+                for name, positions in axes[axis].slices if axis in axes else ():
+                    told[positions[~self.masks[name]]] = DEAD
+                status[labels] |= told
