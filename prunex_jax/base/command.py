@@ -28,36 +28,22 @@ _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": F
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """One flag of a command, given as `--name=value` or `--name value`.
+    """One flag of a command, given as `--name=value` or `--name value`."""
 
-    Attributes:
-      name: Without dashes.
-      default: Also says the type: str, int or bool.
-      text: What it does, for `--help`.
-      choices: The only values of a string; empty allows any.
-      is_required: Whether it must be given.
-    """
-
-    name: str
-    default: str | int | bool
-    text: str
-    choices: tuple[str, ...] = ()
-    is_required: bool = False
+    name: str  # Without dashes.
+    default: str | int | bool  # Also says the type: str, int or bool.
+    text: str  # What it does, for `--help`.
+    choices: tuple[str, ...] = ()  # The only values of a string; empty allows any.
+    is_required: bool = False  # Whether it must be given.
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command line, as data.
+    """A command line, as data."""
 
-    Attributes:
-      text: What `--help` shows before the flags.
-      flags: Its flags.
-      takes_settings: Whether it understands `--config.KEY=VALUE` too.
-    """
-
-    text: str
-    flags: tuple[Flag, ...]
-    takes_settings: bool = False
+    text: str  # What `--help` shows before the flags.
+    flags: tuple[Flag, ...]  # Its flags.
+    takes_settings: bool = False  # Whether it understands `--config.KEY=VALUE` too.
 
 
 def run_command(

@@ -17,9 +17,6 @@ import jax
 class Timing:
     """Seconds of one call, measured several times.
 
-    Attributes:
-      seconds: In the order in which they were measured; at least two.
-
     Example:
       >>> timing = Timing((0.3, 0.1, 0.2, 0.2, 9.0))
       >>> timing.median, len(timing.seconds)
@@ -28,7 +25,7 @@ class Timing:
       (0.2, 0.3)
     """
 
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # In the order in which they were measured; at least two
 
     @property
     def median(self) -> float:

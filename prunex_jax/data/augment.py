@@ -54,13 +54,10 @@ class Recipe:
 
     An image is `stored` once (that is what stays in memory), and then viewed for
     training, with random numbers, or for evaluation, without.
-
-    Attributes:
-      augment: none, shift, crop_flip or random_resized_crop.
-      image_shape: Height, width and channels of the images in a batch.
     """
 
-    augment: str
+    augment: str  # none, shift, crop_flip or random_resized_crop.
+    # Height, width and channels of the images in a batch.
     image_shape: tuple[int, int, int]
 
     @property

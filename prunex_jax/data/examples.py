@@ -33,17 +33,11 @@ class Examples(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingExamples:
-    """Examples of the endless, shuffled and augmented training stream.
+    """Examples of the endless, shuffled and augmented training stream."""
 
-    Attributes:
-      split: What is read.
-      order: Position -> example of the split.
-      seed: Seed of the augmentation.
-    """
-
-    split: Split
-    order: Order
-    seed: int
+    split: Split  # What is read.
+    order: Order  # Position -> example of the split.
+    seed: int  # Seed of the augmentation.
 
     def __call__(self, positions: Positions) -> Batch:
         """Returns `image` uint8[batch, h, w, c] and `label` int32[batch]."""

@@ -33,15 +33,10 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ArraySource:
-    """A source that is in memory already.
+    """A source that is in memory already."""
 
-    Attributes:
-      images: uint8[size, height, width, channels].
-      labels: int32[size].
-    """
-
-    images: Pixels
-    labels: Labels
+    images: Pixels  # uint8[size, height, width, channels].
+    labels: Labels  # int32[size].
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,36 +48,24 @@ class ArraySource:
 
 @dataclasses.dataclass(frozen=True)
 class StoredSplit:
-    """One split as a data set stores it, before anything is read from it.
+    """One split as a data set stores it, before anything is read from it."""
 
-    Attributes:
-      open: Opens it; called at the first read, and picklable for worker processes.
-      num_examples: Its length, known without opening it.
-    """
-
+    # Opens it; called at the first read, and picklable for worker processes.
     open: Callable[[], Source]
-    num_examples: int
+    num_examples: int  # Its length, known without opening it.
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredSet:
-    """What every kind of data set tells before the recipe is known.
+    """What every kind of data set tells before the recipe is known."""
 
-    Attributes:
-      name: As the user wrote it.
-      train: Training split, which validation is taken from.
-      test: Test split.
-      num_classes: Labels are 0 .. num_classes - 1.
-      image_shape: Height, width, channels; None where images differ in size.
-      class_names: Name of every label; empty where they have none.
-    """
-
-    name: str
-    train: StoredSplit
-    test: StoredSplit
-    num_classes: int
+    name: str  # As the user wrote it.
+    train: StoredSplit  # Training split, which validation is taken from.
+    test: StoredSplit  # Test split.
+    num_classes: int  # Labels are 0 .. num_classes - 1.
+    # Height, width, channels; None where images differ in size.
     image_shape: tuple[int | None, int | None, int]
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()  # Name of every label; empty where they have none
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

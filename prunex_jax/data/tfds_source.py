@@ -23,25 +23,15 @@ _LABELLED_TEST = {"imagenet2012": "validation", "imagenet2012_subset": "validati
 
 @dataclasses.dataclass(frozen=True)
 class TfdsSource:
-    """One split of a prepared TFDS set.
+    """One split of a prepared TFDS set."""
 
-    Attributes:
-      name: TFDS name, with configuration and version where the user gave them.
-      data_dir: TFDS data directory; None for TFDS's own default.
-      split: Name of the split.
-      image_key: Feature that holds the encoded image.
-      label_key: Feature that holds the class.
-      num_channels: 1 or 3.
-      num_classes: Labels outside 0 .. num_classes - 1 are refused.
-    """
-
-    name: str
-    data_dir: str | None
-    split: str
-    image_key: str
-    label_key: str
-    num_channels: int
-    num_classes: int
+    name: str  # TFDS name, with configuration and version where the user gave them.
+    data_dir: str | None  # TFDS data directory; None for TFDS's own default.
+    split: str  # Name of the split.
+    image_key: str  # Feature that holds the encoded image.
+    label_key: str  # Feature that holds the class.
+    num_channels: int  # 1 or 3.
+    num_classes: int  # Labels outside 0 .. num_classes - 1 are refused.
 
     def __len__(self) -> int:
         return len(self._records)

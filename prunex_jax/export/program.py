@@ -35,14 +35,10 @@ _SOURCE_FILES = "jax_hlo_source_file_canonicalization_regex"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SerializedProgram:
-    """A program that can be written to a file.
+    """A program that can be written to a file."""
 
-    Attributes:
-      content: The file's bytes.
-      description: Platforms, batch, inputs and outputs, as plain values.
-    """
-
-    content: bytes
+    content: bytes  # The file's bytes.
+    # Platforms, batch, inputs and outputs, as plain values.
     description: Mapping[str, Any]
 
 

@@ -16,15 +16,10 @@ from prunex_jax.mesh.agreement import gather_texts
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """One computer, whatever number of processes it runs.
+    """One computer, whatever number of processes it runs."""
 
-    Attributes:
-      key: Equal for processes on the same machine, and for them only.
-      name: For people.
-    """
-
-    key: str
-    name: str
+    key: str  # Equal for processes on the same machine, and for them only.
+    name: str  # For people.
 
 
 def local_machine(

@@ -41,18 +41,12 @@ _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """How one pass through a network is computed.
+    """How one pass through a network is computed."""
 
-    Attributes:
-      is_training: Use batch statistics and update the running ones.
-      dtype: Type of activations, `float32` or `bfloat16`.
-      convolution: `direct` or `chunked`, see `Conv`.
-      axis_name: Mesh axis whose devices share batch statistics, or None.
-    """
-
-    is_training: bool
-    dtype: str = "float32"
-    convolution: Convolution = "direct"
+    is_training: bool  # Use batch statistics and update the running ones.
+    dtype: str = "float32"  # Type of activations, `float32` or `bfloat16`.
+    convolution: Convolution = "direct"  # `direct` or `chunked`, see `Conv`.
+    # Mesh axis whose devices share batch statistics, or None.
     axis_name: str | None = None
 
 

@@ -40,28 +40,18 @@ COMMAND = Command(
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """How good an exported network is.
+    """How good an exported network is."""
 
-    Attributes:
-      model: Its folder.
-      dataset: What it was scored on.
-      split: test or validation.
-      examples: Their number.
-      accuracy: Share of them whose largest logit is that of their class.
-      loss: Mean cross entropy.
-      accuracy_of_run: What the run itself measured on this split at its end; None if
-        the export is not of its end.
-      loss_of_run: The same.
-    """
-
-    model: str
-    dataset: str
-    split: str
-    examples: int
-    accuracy: float
-    loss: float
+    model: str  # Its folder.
+    dataset: str  # What it was scored on.
+    split: str  # test or validation.
+    examples: int  # Their number.
+    accuracy: float  # Share of them whose largest logit is that of their class.
+    loss: float  # Mean cross entropy.
+    # What the run itself measured on this split at its end; None if the export is not
+    # of its end.
     accuracy_of_run: float | None
-    loss_of_run: float | None
+    loss_of_run: float | None  # The same.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -42,17 +42,11 @@ from prunex_jax.train.task import Task, read_teacher
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Channels:
-    """What can be pruned of the network at full width.
+    """What can be pruned of the network at full width."""
 
-    Attributes:
-      trace: Its channel groups, and why the rest stays.
-      budget: Channels that every group keeps at each density.
-      keep_counts: Those at the end under a uniform budget.
-    """
-
-    trace: ChannelTrace
-    budget: Budget
-    keep_counts: Mapping[str, int]
+    trace: ChannelTrace  # Its channel groups, and why the rest stays.
+    budget: Budget  # Channels that every group keeps at each density.
+    keep_counts: Mapping[str, int]  # Those at the end under a uniform budget.
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -62,46 +56,29 @@ class Channels:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """What is trained now, and how: all that changes at a transition.
+    """What is trained now, and how: all that changes at a transition."""
 
-    Attributes:
-      model: `Task.model`, or what is left of it once its dead channels were cut out.
-      groups: Its channel groups that are to be pruned; none once they were.
-      method: What is exchanged.
-      plan: When.
-      programs: What is compiled.
-    """
-
+    # `Task.model`, or what is left of it once its dead channels were cut out.
     model: Model
+    # Its channel groups that are to be pruned; none once they were.
     groups: tuple[ChannelGroup, ...]
-    method: Method
-    plan: RoundPlan
-    programs: Programs
+    method: Method  # What is exchanged.
+    plan: RoundPlan  # When.
+    programs: Programs  # What is compiled.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-    """A run that is ready to start, or to go on.
+    """A run that is ready to start, or to go on."""
 
-    Attributes:
-      config: All settings.
-      topology: Hosts, devices and the mesh.
-      task: What is learned.
-      channels: What can be pruned.
-      phases: Methods of the run, one after the other.
-      learning_rate: Schedule over steps.
-      ledger: What was sent, called and compiled so far.
-      current: What is trained now, and how. All other parts stay.
-    """
-
-    config: ExperimentConfig
-    topology: Topology
-    task: Task
-    channels: Channels
-    phases: tuple[Phase, ...]
-    learning_rate: optax.Schedule
-    ledger: Ledger
-    current: Setup
+    config: ExperimentConfig  # All settings.
+    topology: Topology  # Hosts, devices and the mesh.
+    task: Task  # What is learned.
+    channels: Channels  # What can be pruned.
+    phases: tuple[Phase, ...]  # Methods of the run, one after the other.
+    learning_rate: optax.Schedule  # Schedule over steps.
+    ledger: Ledger  # What was sent, called and compiled so far.
+    current: Setup  # What is trained now, and how. All other parts stay.
 
     @property
     def mesh(self) -> AnyMesh:

@@ -104,23 +104,14 @@ def export_run(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedNetwork:
-    """What a checkpoint stands for.
+    """What a checkpoint stands for."""
 
-    Attributes:
-      workdir: The run folder.
-      experiment: The run with its full network.
-      step: Steps done.
-      masked: Full widths, dead channels zero.
-      shrunk: Cut widths.
-      cut: Which channels are kept.
-    """
-
-    workdir: Path
-    experiment: Experiment
-    step: int
-    masked: Network
-    shrunk: Network
-    cut: Cut
+    workdir: Path  # The run folder.
+    experiment: Experiment  # The run with its full network.
+    step: int  # Steps done.
+    masked: Network  # Full widths, dead channels zero.
+    shrunk: Network  # Cut widths.
+    cut: Cut  # Which channels are kept.
 
     def certify(self) -> Certificate:
         """Compares the masked and the shrunk network on images of the run."""

@@ -13,18 +13,14 @@ TEACHER = "teacher"
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The training loss of a batch.
+    """The training loss of a batch."""
 
-    Attributes:
-      label_smoothing: Share of a label's probability that goes to all classes alike.
-      teacher_weight: Share of the loss that is the teacher's, where a batch has its
-        logits.
-      teacher_temperature: Divides both logits: the higher, the more counts what the
-        teacher thinks of wrong classes.
-    """
-
+    # Share of a label's probability that goes to all classes alike.
     label_smoothing: float = 0.0
+    # Share of the loss that is the teacher's, where a batch has its logits.
     teacher_weight: float = 0.0
+    # Divides both logits: the higher, the more counts what the teacher thinks of wrong
+    # classes.
     teacher_temperature: float = 1.0
 
     def __call__(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:

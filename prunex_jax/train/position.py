@@ -18,20 +18,14 @@ _VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Handover:
-    """The cut after which a run goes on with its small network.
+    """The cut after which a run goes on with its small network."""
 
-    Attributes:
-      step: Steps done when it happened.
-      kept: Channel group of the full network -> positions of the channels that are
-        left, sorted. With the settings they say every width of the small network.
-      max_abs_error: Largest difference between masked and shrunk logits then.
-      seconds_per_step_median: Of the steps before it.
-    """
-
-    step: int
+    step: int  # Steps done when it happened.
+    # Channel group of the full network -> positions of the channels that are left,
+    # sorted. With the settings they say every width of the small network.
     kept: Mapping[str, Sequence[int]]
-    max_abs_error: float
-    seconds_per_step_median: float
+    max_abs_error: float  # Largest difference between masked and shrunk logits then.
+    seconds_per_step_median: float  # Of the steps before it.
 
     def masks(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Masks of the full network, bool[size] per group, True where kept.
@@ -52,31 +46,24 @@ class Handover:
 class RunPosition:
     """Where a run is, as its checkpoints keep it.
 
-    Attributes:
-      keep_counts: Channel group of the full network -> channels that are kept now.
-      counts_density: The density that they were chosen for.
-      step: Steps done.
-      phase: Position of the method of now in the schedule.
-      prepared_phase: The last phase that has done what its method does before its first
-        step; -1 before any.
-      num_rounds: Exchanges done.
-      handover: The cut that has happened; None before it.
-      clock: Times so far.
-      ledger: What was sent, called and compiled so far.
     Example:
       >>> position = RunPosition({'stem': 16}, step=8)
       >>> RunPosition.from_dict(position.to_dict()) == position
       True
     """
 
+    # Channel group of the full network -> channels that are kept now.
     keep_counts: Mapping[str, int]
-    counts_density: float = 1.0
-    step: int = 0
-    phase: int = 0
+    counts_density: float = 1.0  # The density that they were chosen for.
+    step: int = 0  # Steps done.
+    phase: int = 0  # Position of the method of now in the schedule.
+    # The last phase that has done what its method does before its first step; -1 before
+    # any.
     prepared_phase: int = -1
-    num_rounds: int = 0
-    handover: Handover | None = None
-    clock: ClockTotals = dataclasses.field(default_factory=ClockTotals)
+    num_rounds: int = 0  # Exchanges done.
+    handover: Handover | None = None  # The cut that has happened; None before it.
+    clock: ClockTotals = dataclasses.field(default_factory=ClockTotals)  # Times so far.
+    # What was sent, called and compiled so far.
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,17 +20,13 @@ from prunex_jax.mesh import program_to_count
 
 @dataclasses.dataclass
 class Ledger:
-    """Running totals of a run; saved with its checkpoints.
+    """Running totals of a run; saved with its checkpoints."""
 
-    Attributes:
-      wire_bytes: Axis -> bytes that one host has sent over it.
-      num_calls: Program name -> calls.
-      num_compilations: Programs compiled.
-    """
-
+    # Axis -> bytes that one host has sent over it.
     wire_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
+    # Program name -> calls.
     num_calls: dict[str, int] = dataclasses.field(default_factory=dict)
-    num_compilations: int = 0
+    num_compilations: int = 0  # Programs compiled.
 
     def record(self, name: str, sent: Mapping[str, float]) -> None:
         """Adds one call of a program."""

@@ -28,19 +28,12 @@ _BOUND = re.compile(r"(\w+)\s*([<>])\s*(\S+)")
 
 @dataclasses.dataclass(frozen=True)
 class Trigger:
-    """What starts a phase: a step, or a metric beyond a bound.
+    """What starts a phase: a step, or a metric beyond a bound."""
 
-    Attributes:
-      step: Steps done; None for a metric.
-      metric: One of `METRICS`; empty for a step.
-      is_above: Whether it must exceed the bound, or else stay below it.
-      bound: The bound.
-    """
-
-    step: int | None
-    metric: str = ""
-    is_above: bool = False
-    bound: float = 0.0
+    step: int | None  # Steps done; None for a metric.
+    metric: str = ""  # One of `METRICS`; empty for a step.
+    is_above: bool = False  # Whether it must exceed the bound, or else stay below it.
+    bound: float = 0.0  # The bound.
 
     def __str__(self) -> str:
         """When it is, for people."""
@@ -161,34 +154,23 @@ def _refusal(entry: str, problem: str) -> UserError:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One exchange.
+    """One exchange."""
 
-    Attributes:
-      stage: The stage of the sparsity schedule that it closes a part of.
-      kind: Whether masks move, move for the last time, or stay.
-    """
-
-    stage: Stage
-    kind: RoundKind
+    stage: Stage  # The stage of the sparsity schedule that it closes a part of.
+    kind: RoundKind  # Whether masks move, move for the last time, or stay.
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundPlan:
-    """All exchanges of a run with one method.
+    """All exchanges of a run with one method."""
 
-    Attributes:
-      stages: Densities over steps.
-      sync_period: Steps per round; 0 if the method has no exchange.
-      total_steps: Length of the run. A last, shorter round ends it, so that no step is
-        missing from the consensus.
-      shrink_step: Steps after which dead channels are cut out and the small network
-        trains on: those of the freezing round or of a later one. None if they are cut
-        out at the end only.
-    """
-
-    stages: tuple[Stage, ...]
-    sync_period: int
+    stages: tuple[Stage, ...]  # Densities over steps.
+    sync_period: int  # Steps per round; 0 if the method has no exchange.
+    # Length of the run. A last, shorter round ends it, so that no step is missing from
+    # the consensus.
     total_steps: int
+    # Steps after which dead channels are cut out and the small network trains on: those
+    # of the freezing round or of a later one. None if they are cut out at the end only.
     shrink_step: int | None = None
 
     def round_after(self, num_steps: int) -> Round | None:

@@ -64,35 +64,26 @@ class Score(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Programs:
-    """The programs of a run.
+    """The programs of a run."""
 
-    Attributes:
-      init: key -> TrainState, born where it will live.
-      prepare: (state, batches) -> state, as `Method.prepare` says; donates the state.
-      local_step: (state, batch; options of the step, see `Method`) -> (state, ticket);
-        donates the state. The ticket is the step number, ready when the step is done,
-        and outlives the state.
-      exchange: (state; keep_counts, kind) -> state; donates the state.
-      report: state -> Report.
-      clear: state -> state with empty totals; donates the state.
-      network: state -> (params, statistics) that the method stands for, replicated.
-      reestimate: (state, batch, batches seen before) -> state with the statistics of
-        the network that the method stands for, mean over batches; donates the state.
-      evaluate: (params, statistics, batch) -> Score.
-      scores: state -> squared channel norms of the network, replicated.
-      abstract_state: () -> shapes, types and shardings of the state, for restoring it.
-    """
-
-    init: Program
+    init: Program  # key -> TrainState, born where it will live.
+    # (state, batches) -> state, as `Method.prepare` says; donates the state.
     prepare: Program
+    # (state, batch; options of the step, see `Method`) -> (state, ticket); donates the
+    # state. The ticket is the step number, ready when the step is done, and outlives
+    # the state.
     local_step: Program
-    exchange: Program
-    report: Program
-    clear: Program
+    exchange: Program  # (state; keep_counts, kind) -> state; donates the state.
+    report: Program  # state -> Report.
+    clear: Program  # state -> state with empty totals; donates the state.
+    # state -> (params, statistics) that the method stands for, replicated.
     network: Program
+    # (state, batch, batches seen before) -> state with the statistics of the network
+    # that the method stands for, mean over batches; donates the state.
     reestimate: Program
-    evaluate: Program
-    scores: Program
+    evaluate: Program  # (params, statistics, batch) -> Score.
+    scores: Program  # state -> squared channel norms of the network, replicated.
+    # () -> shapes, types and shardings of the state, for restoring it.
     abstract_state: Callable[[], TrainState]
 
 

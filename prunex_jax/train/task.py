@@ -29,31 +29,21 @@ _BATCH = jax.P((HOST_AXIS, DEVICE_AXIS))
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Teacher:
-    """A trained network whose answers are learned beside the labels.
+    """A trained network whose answers are learned beside the labels."""
 
-    Attributes:
-      arrays: Its parameters, on every device.
-      program: (arrays, image float32[batch, h, w, c]) -> logits, float32[batch,
-        classes]; both split over the mesh along the batch.
-    """
-
-    arrays: Mapping[str, jax.Array]
+    arrays: Mapping[str, jax.Array]  # Its parameters, on every device.
+    # (arrays, image float32[batch, h, w, c]) -> logits, float32[batch, classes]; both
+    # split over the mesh along the batch.
     program: Program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """What is learned, and by which network.
+    """What is learned, and by which network."""
 
-    Attributes:
-      dataset: The examples.
-      model: The network at full width.
-      teacher: What is learned from beside the labels.
-    """
-
-    dataset: Dataset
-    model: Model
-    teacher: Teacher | None
+    dataset: Dataset  # The examples.
+    model: Model  # The network at full width.
+    teacher: Teacher | None  # What is learned from beside the labels.
 
     def taught(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """A training batch as the local step takes it: with a teacher's answers."""
