@@ -187,8 +187,8 @@ def test_bytes_may_differ_by_a_share_and_a_constant_per_message(row, counted, is
     # 2 sums of 2 hops, of 2 devices.
     record = make_measurement(row, interface_bytes=counted)
     gaps = byte_disagreements([record])
-    sources = ["trace", "formula"]
-    assert [gap.source for gap in gaps] == (sources if is_wrong else [])
+    assert len(gaps) == (2 if is_wrong else 0)
+    assert all(" by trace, " in gap or " by formula, " in gap for gap in gaps)
     (table,) = bytes_per_step([record])
     assert any(cell.is_flagged for cell in table.rows[0]) == is_wrong
     assert ("(!)" in table.markdown().split("\n")[2]) == is_wrong
@@ -197,9 +197,8 @@ def test_bytes_may_differ_by_a_share_and_a_constant_per_message(row, counted, is
 def test_a_formula_that_is_not_the_trace_is_found():
     record = make_measurement(formula_bytes=2 * DENSE_BYTES)
     (gap,) = byte_disagreements([record])
-    assert gap.source == "formula"
-    assert "20,000,000 by formula" in str(gap)
-    assert "steps, 2 hosts x 2 devices, r=4, dense" in str(gap)
+    assert "20,000,000 by formula" in gap
+    assert "steps, 2 hosts x 2 devices, r=4, dense" in gap
 
 
 @pytest.mark.parametrize(("best", "worst"), [("r=4", "r=20"), ("r=20", "r=4")])

@@ -5,14 +5,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from prunex_jax.bench.links.records import Curve, Point, Record
-from prunex_jax.bench.report.places import (
-    DENSE,
-    Curves,
-    curves,
-    link_title,
-    titles,
-)
-from prunex_jax.bench.report.plots import Looks, Plot, Series
+from prunex_jax.bench.report.places import DENSE, Curves, curves, link_title, titles
+from prunex_jax.bench.report.plots import XY, Looks, Plot, Series
 from prunex_jax.bench.report.steps import plot_name
 from prunex_jax.bench.report.tables import (
     Cell,
@@ -20,9 +14,9 @@ from prunex_jax.bench.report.tables import (
     Table,
     digits,
     figures,
+    make_table,
     many,
     median_cell,
-    method_table,
     shown_bytes,
     shown_seconds,
     span,
@@ -52,27 +46,28 @@ def time_to_accuracy(
       targets: Study -> validation accuracies whose time is asked for.
     """
     tables, called = [], titles(records)
-    for place, links in curves(records).items():
-        for rows in links.values():
-            columns = [
+    for place, _, rows in curves(records):
+        columns = [
+            Column[Runs]("method", lambda runs: called[runs[0].setup.row]),
+            *(
                 column
                 for target in targets.get(place.study, ())
-                for column in _target_columns(rows, target)
-            ]
-            for name, of in _FINALS:
-                columns.append(Column(name, functools.partial(_of_runs, of, rows)))
-            setups = [run.setup for runs in rows.values() for run in runs]
-            link = ", ".join(link_title(setups).split("\n"))
-            title = f"Time to accuracy: {place.title}, {link}"
-            shown = {row: title for row, title in called.items() if row in rows}
-            tables.append(method_table(title, shown, columns, (_note(rows),)))
+                for column in _target_columns(target, rows.get(DENSE, ()))
+            ),
+            Column("final\nvalidation", _last),
+            Column("test", _tested),
+            Column("parameters\nkept", _kept),
+        ]
+        title = f"Time to accuracy: {place.title}, {_link(rows)}"
+        shown = [rows[row] for row in called if row in rows]
+        tables.append(make_table(title, columns, shown, (_note(rows),)))
     return tables
 
 
 def accuracy_plots(
     records: Sequence[Record], targets: Mapping[str, Sequence[float]], looks: Looks
 ) -> list[Plot]:
-    """Validation accuracy against bytes and against seconds, a line for each seed.
+    """Validation accuracy against bytes and against seconds, for every place and link.
 
     Args:
       records: Whole runs; steady steps are passed over.
@@ -80,34 +75,71 @@ def accuracy_plots(
       looks: Row -> how it is drawn.
     """
     plots = []
-    for place, links in curves(records).items():
-        for name, rows in links.items():
-            runs = [run for row in looks for run in rows.get(row, ())]
-            link = ", ".join(link_title([run.setup for run in runs]).split("\n"))
-            for key, label, x_of in _AXES:
-                # A logarithmic axis has no place for what has cost nothing.
-                lines = [
-                    (
-                        run.setup.row,
-                        [(x_of(p), p.accuracy) for p in run.points if x_of(p)],
-                    )
-                    for run in runs
-                ]
-                series = [Series(row, line) for row, line in lines if line]
-                if not series:
-                    continue
-                silent = len({run.setup.row for run in runs} - {s.row for s in series})
-                plot = Plot(
-                    plot_name(f"accuracy-{key}", place, name),
-                    f"{place.title}, {link}",
-                    label + f" (not shown: {silent} that send nothing)" * bool(silent),
-                    "validation accuracy",
-                    series,
-                    looks,
-                    levels=dict.fromkeys(targets.get(place.study, ()), ""),
-                )
-                plots.append(plot)
+    for place, link, rows in curves(records):
+        points = {
+            row: [run.points for run in rows[row]] for row in looks if row in rows
+        }
+        title = f"{place.title}, {_link(rows)}"
+        names = {
+            key: (plot_name(f"accuracy-{key}", place, link), title)
+            for key, _, _ in _AXES
+        }
+        plots += curve_plots(names, points, looks, targets.get(place.study, ()))
     return plots
+
+
+def curve_plots(
+    names: Mapping[str, tuple[str, str]],
+    points: Mapping[str, Sequence[Sequence[Point]]],
+    looks: Looks,
+    targets: Sequence[float] = (),
+) -> list[Plot]:
+    """Validation accuracy on the way, mean over seeds, where there is any.
+
+    Args:
+      names: bytes | seconds -> name and title of the plot against these.
+      points: Row -> what each of its seeds has reached.
+      looks: Row -> how it is drawn.
+      targets: Accuracies that are marked.
+    """
+    plots = []
+    for key, across, x_of in _AXES:
+        lines = {row: mean_curve(runs, x_of) for row, runs in points.items()}
+        series = [Series(row, line) for row, line in lines.items() if line]
+        silent = len(lines) - len(series)
+        across += f" (not shown: {silent} that send nothing)" * bool(silent)
+        levels = {100 * target: "" for target in targets}
+        if series:
+            labels = *names[key], across, "validation accuracy, %"
+            plots.append(Plot(*labels, series, looks, levels=levels))
+    return plots
+
+
+def mean_curve(
+    runs: Sequence[Sequence[Point]], x_of: Callable[[Point], float]
+) -> list[XY]:
+    """Mean over seeds of accuracy in percent, at the steps that all runs have.
+
+    Example:
+      >>> runs = [[Point(1, 0.5, 10, 1), Point(2, 0.7, 20, 2)], [Point(1, 0.0, 30, 3)]]
+      >>> mean_curve(runs, lambda point: point.host_bytes)
+      [(20.0, 25.0)]
+    """
+    by_step = [{point.step: point for point in run} for run in runs]
+    points = [
+        (
+            statistics.fmean(x_of(run[step]) for run in by_step),
+            100 * statistics.fmean(run[step].accuracy for run in by_step),
+        )
+        for step in sorted(set.intersection(*(set(run) for run in by_step)))
+    ]
+    # A logarithmic axis has no place for what has cost nothing.
+    return [point for point in points if point[0] > 0]
+
+
+def _link(rows: Curves) -> str:
+    setups = [run.setup for runs in rows.values() for run in runs]
+    return link_title(setups).replace("\n", ", ")
 
 
 def _note(rows: Curves) -> str:
@@ -125,50 +157,38 @@ def _note(rows: Curves) -> str:
     )
 
 
-def _target_columns(rows: Curves, target: float) -> list[Column[str]]:
+def _target_columns(target: float, dense: Runs) -> list[Column[Runs]]:
     """Seconds, bytes, steps and speed-up to one accuracy."""
-    seconds = functools.partial(_seconds_to, target, rows)
-    header = f"to {target:g}:\n"
-
-    def speed_up(row: str) -> float | None:
-        mine, base = seconds(row), seconds(DENSE)
-        return base / mine if mine and base is not None else None
-
+    partial, header = functools.partial, f"to {target:g}:\n"
+    speed_up = partial(_speed_up, target, dense)
     return [
-        *(
-            Column(header + name, functools.partial(_cost_cell, target, rows, name))
-            for name in _COSTS
-        ),
+        *(Column(header + name, partial(_cost, target, name)) for name in _COSTS),
         Column(header + "speed-up", speed_up, lambda value: f"{figures(value)}x"),
     ]
 
 
-def _cost_cell(target: float, rows: Curves, name: str, row: str) -> Cell | None:
+def _cost(target: float, name: str, runs: Runs) -> Cell | None:
     """What it took to reach an accuracy; who did not is said beside the seconds."""
-    reached = _points_at(target, rows[row])
-    failed, num_runs = len(rows[row]) - len(reached), len(rows[row])
-    if not failed:
+    reached = _reached(target, runs)
+    if len(reached) == len(runs):
         of, write = _COSTS[name]
         return median_cell([of(point) for point in reached], write)
-    by = f"\nby {failed} of {many(num_runs, 'seed')}" if reached else ""
+    seeds = f"{len(runs) - len(reached)} of {many(len(runs), 'seed')}"
+    by = f"\nby {seeds}" if reached else ""
     return Cell(f"not reached{by}") if name == "seconds" else None
 
 
-def _seconds_to(target: float, rows: Curves, row: str) -> float | None:
-    """Median seconds to an accuracy; None if any seed does not get there."""
-    runs = rows.get(row, ())
-    reached = _points_at(target, runs)
-    if not reached or len(reached) < len(runs):
+def _speed_up(target: float, dense: Runs, runs: Runs) -> float | None:
+    """Time of dense over that of the runs; None if any seed does not get there."""
+    found = [_reached(target, each) for each in (dense, runs)]
+    if not dense or [len(each) for each in found] != [len(dense), len(runs)]:
         return None
-    return statistics.median(point.seconds for point in reached)
+    base, mine = (statistics.median(p.seconds for p in each) for each in found)
+    return base / mine if mine else None
 
 
-def _points_at(target: float, runs: Runs) -> list[Point]:
+def _reached(target: float, runs: Runs) -> list[Point]:
     return [point for run in runs if (point := run.reached(target)) is not None]
-
-
-def _of_runs(of: Callable[[Runs], Cell], rows: Curves, row: str) -> Cell:
-    return of(rows[row])
 
 
 def _last(runs: Runs) -> Cell:
@@ -192,6 +212,3 @@ def _kept(runs: Runs) -> Cell:
 def _summarised(runs: Runs, key: str) -> list[float]:
     found = [run.summary.get(key) for run in runs]
     return [float(value) for value in found if value is not None]
-
-
-_FINALS = (("final\nvalidation", _last), ("test", _tested), ("parameters\nkept", _kept))

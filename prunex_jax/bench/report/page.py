@@ -12,7 +12,7 @@ import jinja2
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.report import plots
 from prunex_jax.bench.report.plots import Plot
-from prunex_jax.bench.report.tables import Column, Table, make_table
+from prunex_jax.bench.report.tables import Cell, Table
 
 REPORT_FILE = "report.html"
 TABLES_FILE = "tables.md"
@@ -114,11 +114,8 @@ def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
       >>> [tuple(cell.text for cell in row) for row in table.rows]
       [('cores', '2'), ('versions.jax', '1')]
     """
-    columns = (
-        Column[tuple[str, str]]("", lambda fact: fact[0]),
-        Column[tuple[str, str]]("value", lambda fact: fact[1]),
-    )
-    return make_table(title, columns, _flat(facts))
+    rows = tuple((Cell(name), Cell(text)) for name, text in _flat(facts))
+    return Table(title, ("", "value"), rows)
 
 
 def _picture(plot: Plot) -> dict[str, str]:

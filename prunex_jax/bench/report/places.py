@@ -68,20 +68,17 @@ def measured(records: Iterable[Record]) -> dict[Place, dict[str, Measured]]:
     return {place: dict(links) for place, links in found.items()}
 
 
-def curves(records: Iterable[Record]) -> dict[Place, dict[str, Curves]]:
-    """Place -> link -> whole runs, one per seed; the last one of a seed counts."""
+def curves(records: Iterable[Record]) -> list[tuple[Place, str, Curves]]:
+    """Places, links and whole runs, one per seed; the last one of a seed counts."""
     kept = [record for record in records if isinstance(record, Curve)]
-    latest: dict[Place, dict[str, dict[str, dict[int, Curve]]]] = {}
+    found: dict[tuple[Place, str], dict[str, dict[int, Curve]]] = {}
     for place, link, curve in _in_order(kept):
-        rows = latest.setdefault(place, {}).setdefault(link, {})
+        rows = found.setdefault((place, link), {})
         rows.setdefault(curve.setup.row, {})[curve.seed] = curve
-    return {
-        place: {
-            link: {row: list(seeds.values()) for row, seeds in rows.items()}
-            for link, rows in links.items()
-        }
-        for place, links in latest.items()
-    }
+    return [
+        (*spot, {row: list(seeds.values()) for row, seeds in rows.items()})
+        for spot, rows in found.items()
+    ]
 
 
 def titles(records: Iterable[Record]) -> dict[str, str]:

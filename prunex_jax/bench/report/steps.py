@@ -1,9 +1,10 @@
 """Tables and plots of steady steps: their time, bytes, memory and scaling."""
 
+import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prunex_jax.bench.links.records import Measurement, Record, Setup
 from prunex_jax.bench.report.places import (
@@ -47,34 +48,8 @@ Times = Mapping[str, Mapping[int, float]]
 Lines = Mapping[tuple[str, str, int], Sequence[XY]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Disagreement:
-    """Counted bytes too far from those foreseen.
-
-    `source` is trace or formula; numbers are bytes per step.
-    """
-
-    setup: Setup
-    source: str
-    counted: float
-    foreseen: float
-    allowed: float
-
-    @property
-    def excess(self) -> float:
-        """Bytes beyond what is allowed."""
-        return abs(self.counted - self.foreseen) - self.allowed
-
-    def __str__(self) -> str:
-        where = f"{Place.of(self.setup).title}, {self.setup.link}, {self.setup.title}"
-        return (
-            f"{where}: {self.counted:,.0f} bytes per step at the interface and "
-            f"{self.foreseen:,.0f} by {self.source}, {self.allowed:,.0f} apart at most"
-        )
-
-
-def byte_disagreements(records: Iterable[Record]) -> list[Disagreement]:
-    """Lists where counted bytes are not those of trace and formula.
+def byte_disagreements(records: Iterable[Record]) -> list[str]:
+    """Says where counted bytes are not those of trace and formula.
 
     They may differ by `SHARE` of the foreseen bytes, and by `BYTES_PER_MESSAGE` for
     each message of each device; a step with less than one message is allowed one, for
@@ -83,14 +58,16 @@ def byte_disagreements(records: Iterable[Record]) -> list[Disagreement]:
     Args:
       records: Measured steps; curves, and what was not counted, are passed over.
     Returns:
-      One entry for every source that disagrees.
+      One sentence for every source that disagrees.
     """
     return [
-        gap
-        for record in records
-        if isinstance(record, Measurement)
-        for gap in _gaps(record)
-        if gap.excess > 0
+        f"{Place.of(each.setup).title}, {each.setup.link}, {each.setup.title}: "
+        f"{each.interface_bytes:,.0f} bytes per step at the interface and "
+        f"{foreseen:,.0f} by {source}, {allowed:,.0f} apart at most"
+        for each in records
+        if isinstance(each, Measurement)
+        for source, foreseen, allowed in _foreseen(each)
+        if _excess(each, foreseen, allowed) > 0
     ]
 
 
@@ -147,7 +124,7 @@ def bytes_per_step(records: Sequence[Record]) -> list[Table]:
             Column("difference\nper message", _per_message, "{:+,.0f} B".format),
             Column("link", functools.partial(_link_text, num_links)),
         )
-        rows = [max(each, key=_excess) for each in found]
+        rows = [max(each, key=_worst_excess) for each in found]
         title = f"Bytes per step: {place.title}"
         tables.append(make_table(title, columns, rows, (note,)))
     return tables
@@ -157,12 +134,12 @@ def peak_memory(records: Sequence[Record]) -> list[Table]:
     """Largest resident set of a process: methods by numbers of hosts."""
     note = "Largest resident set of a process, over all links."
     tables, called = [], titles(records)
-    for bed, sizes in _by_bed(records).items():
+    for place, sizes in _by_size(records).items():
         columns = [
             Column(many(num, "host"), functools.partial(_peak, links), shown_bytes)
             for num, links in sizes.items()
         ]
-        title = f"Peak memory: {bed.title}"
+        title = f"Peak memory: {place.title}"
         tables.append(method_table(title, called, columns, (note,)))
     return tables
 
@@ -170,22 +147,18 @@ def peak_memory(records: Sequence[Record]) -> list[Table]:
 def scaling(records: Sequence[Record]) -> list[Table]:
     """Seconds per step by numbers of hosts, against one host where it was measured."""
     tables, called = [], titles(records)
-    for bed, sizes in _scaling_beds(records).items():
+    for place, link, times, setups in _scalings(records):
         notes = (
             "Median seconds per step of the same global batch; speed-up over the same "
             "method on one host; efficiency: speed-up over hosts.",
-            *stand_in_notes(_setups(sizes)),
+            *stand_in_notes(setups),
         )
-        for link in _links_beyond_one_host(sizes):
-            here = {row for at in sizes.values() for row in at.get(link, {})}
-            shown = {row: title for row, title in called.items() if row in here}
-            times = {row: step_seconds(sizes, link, row) for row in shown}
-            columns = [
-                Column(many(num, "host"), functools.partial(_scaling_cell, num, times))
-                for num in sizes
-            ]
-            title = f"Scaling: {bed.title}, {link}"
-            tables.append(method_table(title, shown, columns, notes))
+        columns = [
+            Column(many(num, "host"), functools.partial(_scaling_cell, num, times))
+            for num in sorted({setup.num_hosts for setup in setups})
+        ]
+        title = f"Scaling: {place.of_any_size.title}, {link}"
+        tables.append(method_table(title, called, columns, notes))
     return tables
 
 
@@ -235,15 +208,10 @@ def step_time_plots(
 def scaling_plots(records: Sequence[Record], looks: Looks) -> list[Plot]:
     """Speed-up over one host against hosts, where one host was measured too."""
     plots = []
-    for bed, sizes in _scaling_beds(records).items():
-        pause = _PAUSE * any(setup.stand_in_seconds for setup in _setups(sizes))
-        for link in _links_beyond_one_host(sizes):
-            name = plot_name(
-                "scaling", dataclasses.replace(bed, num_hosts=max(sizes)), link
-            )
-            title = f"Scaling: {bed.title}, {link}{pause}"
-            times = {row: step_seconds(sizes, link, row) for row in looks}
-            plots += speed_up_plot(name, title, times, looks)
+    for place, link, times, setups in _scalings(records):
+        pause = _PAUSE * any(setup.stand_in_seconds for setup in setups)
+        title = f"Scaling: {place.of_any_size.title}, {link}{pause}"
+        plots += speed_up_plot(plot_name("scaling", place, link), title, times, looks)
     return plots
 
 
@@ -257,9 +225,9 @@ def speed_up_plot(name: str, title: str, times: Times, looks: Looks) -> list[Plo
       looks: Row -> how it is drawn.
     """
     series = [
-        Series(row, [(n, seconds[1] / seconds[n]) for n in sorted(seconds)])
-        for row, seconds in times.items()
-        if 1 in seconds
+        Series(row, [(n, times[row][1] / times[row][n]) for n in sorted(times[row])])
+        for row in looks
+        if 1 in times.get(row, {})
     ]
     if all(len(each.points) < 2 for each in series):
         return []
@@ -275,21 +243,6 @@ def speed_up_plot(name: str, title: str, times: Times, looks: Looks) -> list[Plo
     ]
 
 
-def step_seconds(sizes: Sizes, link: str, row: str) -> dict[int, float]:
-    """Number of hosts -> median seconds per step of a row over a link.
-
-    One host has no link, so its steps over any link will do.
-    """
-    found = {}
-    for num_hosts, links in sizes.items():
-        at = links.get(link, {})
-        if row not in at and num_hosts == 1:
-            at = next((at for at in links.values() if row in at), at)
-        if row in at:
-            found[num_hosts] = at[row].median
-    return found
-
-
 def plot_name(what: str, place: Place, link: str = "") -> str:
     """Name of the file of a plot: letters, digits, dots, dashes."""
     size = f"{place.num_hosts}x{place.devices_per_host}"
@@ -298,7 +251,7 @@ def plot_name(what: str, place: Place, link: str = "") -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)
 
 
-def _by_bed(records: Sequence[Record]) -> dict[Place, dict[int, dict[str, Measured]]]:
+def _by_size(records: Sequence[Record]) -> dict[Place, dict[int, dict[str, Measured]]]:
     """Place of any size -> number of hosts -> link -> row -> what was measured."""
     beds: dict[Place, dict[int, dict[str, Measured]]] = {}
     for place, links in measured(records).items():
@@ -306,27 +259,33 @@ def _by_bed(records: Sequence[Record]) -> dict[Place, dict[int, dict[str, Measur
     return beds
 
 
-def _scaling_beds(
+def _scalings(
     records: Sequence[Record],
-) -> dict[Place, dict[int, dict[str, Measured]]]:
-    """Where steps were measured on one host and on more, or with a stand-in."""
-    return {
-        bed: sizes
-        for bed, sizes in _by_bed(records).items()
-        if len(sizes) > 1
-        and (1 in sizes or any(setup.stand_in_seconds for setup in _setups(sizes)))
-    }
+) -> Iterator[tuple[Place, str, Times, list[Setup]]]:
+    """Largest place, link, times and setups: for one host and more, or a stand-in.
 
-
-def _setups(sizes: Sizes) -> list[Setup]:
-    links = [at for links in sizes.values() for at in links.values()]
-    return [each.setup for at in links for each in at.values()]
-
-
-def _links_beyond_one_host(sizes: Sizes) -> list[str]:
-    """Links in order, but for those that one host alone was measured with."""
-    several = [links for num_hosts, links in sizes.items() if num_hosts > 1]
-    return list(dict.fromkeys(link for links in several for link in links))
+    One host has no link, so its steps over any link will do.
+    """
+    for place, sizes in _by_size(records).items():
+        links = [at for links in sizes.values() for at in links.values()]
+        setups = [each.setup for at in links for each in at.values()]
+        has_base = 1 in sizes or any(setup.stand_in_seconds for setup in setups)
+        if len(sizes) < 2 or not has_base:
+            continue
+        largest = dataclasses.replace(place, num_hosts=max(sizes))
+        alone = collections.ChainMap(*map(dict, sizes.get(1, {}).values()))
+        for link in dict.fromkeys(
+            link for num_hosts in sizes if num_hosts > 1 for link in sizes[num_hosts]
+        ):
+            found = {num: at.get(link, {}) for num, at in sizes.items()}
+            rows = {row for at in found.values() for row in at}
+            if 1 in found:
+                found[1] = {**alone, **found[1]}
+            times = {
+                row: {num: at[row].median for num, at in found.items() if row in at}
+                for row in rows
+            }
+            yield largest, link, times, setups
 
 
 def _peak(links: Mapping[str, Measured], row: str) -> int | None:
@@ -352,7 +311,7 @@ def _step_cell(rows: Measured, row: str) -> Cell | None:
 
 
 def _scaling_cell(num_hosts: int, times: Times, row: str) -> Cell | None:
-    if num_hosts not in times[row]:
+    if num_hosts not in times.get(row, {}):
         return None
     seconds = times[row][num_hosts]
     lines = [shown_seconds(seconds)]
@@ -377,9 +336,9 @@ def _difference_cell(found: Measurement) -> Cell | None:
         return None
     gap, foreseen = difference
     if not foreseen:
-        return Cell(f"{gap:+,.0f} B", gap, _excess(found) > 0)
+        return Cell(f"{gap:+,.0f} B", gap, _worst_excess(found) > 0)
     share = gap / foreseen
-    return Cell(f"{100 * share:+.2f} %", share, _excess(found) > 0)
+    return Cell(f"{100 * share:+.2f} %", share, _worst_excess(found) > 0)
 
 
 def _per_message(found: Measurement) -> float | None:
@@ -388,25 +347,24 @@ def _per_message(found: Measurement) -> float | None:
     return difference[0] / messages if difference and messages else None
 
 
-def _gaps(found: Measurement) -> list[Disagreement]:
-    """How far counted bytes are from each source there is."""
-    counted = found.interface_bytes
-    if counted is None:
-        return []
+def _foreseen(found: Measurement) -> list[tuple[str, float, float]]:
+    """Source, foreseen bytes, and how far those counted may be from them."""
     messages = max(1.0, found.hops) * found.setup.devices_per_host
-    sources = {"trace": found.traced_bytes, "formula": found.formula_bytes}
     return [
-        Disagreement(
-            setup=found.setup,
-            source=source,
-            counted=counted,
-            foreseen=foreseen,
-            allowed=SHARE * foreseen + BYTES_PER_MESSAGE * messages,
+        (source, foreseen, SHARE * foreseen + BYTES_PER_MESSAGE * messages)
+        for source, foreseen in (
+            ("trace", found.traced_bytes),
+            ("formula", found.formula_bytes),
         )
-        for source, foreseen in sources.items()
-        if foreseen is not None
+        if foreseen is not None and found.interface_bytes is not None
     ]
 
 
-def _excess(found: Measurement) -> float:
-    return max((gap.excess for gap in _gaps(found)), default=0.0)
+def _excess(found: Measurement, foreseen: float, allowed: float) -> float:
+    """Bytes beyond what is allowed."""
+    return abs((found.interface_bytes or 0.0) - foreseen) - allowed
+
+
+def _worst_excess(found: Measurement) -> float:
+    gaps = (_excess(found, *numbers) for _, *numbers in _foreseen(found))
+    return max(gaps, default=0.0)

@@ -82,7 +82,13 @@ def read_findings(folders: Sequence[Path], targets: Sequence[float] = ()) -> Fin
             name = f"{study} ({folder.name})" if study in seen else study
             asked[name] = targets or own.get(study, ())
             held_out[name] = unseen.get(study, ())
-            found += [_called(r, name) for r in records if r.setup.study == study]
+            found += [
+                dataclasses.replace(
+                    each, setup=dataclasses.replace(each.setup, study=name)
+                )
+                for each in records
+                if each.setup.study == study
+            ]
         seen |= studies
     return Findings(found, asked, environments, modelled(found, held_out))
 
@@ -121,7 +127,7 @@ def make_sections(findings: Findings) -> list[Section]:
         Section(
             "Bytes of a step",
             bytes_per_step(records),
-            warnings=[str(gap) for gap in byte_disagreements(records)],
+            warnings=byte_disagreements(records),
         ),
         Section("Scaling", scaling(records), scaling_plots(records, looks)),
         Section("Memory", peak_memory(records)),
@@ -165,11 +171,6 @@ def _environment(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} is no JSON object; remove it, or mend it")
     return content
-
-
-def _called(record: Record, study: str) -> Record:
-    setup = dataclasses.replace(record.setup, study=study)
-    return dataclasses.replace(record, setup=setup)
 
 
 def _notes(findings: Findings) -> list[str]:

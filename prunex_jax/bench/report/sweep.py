@@ -10,13 +10,14 @@ import json
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.bench.report.accuracy import curve_plots
 from prunex_jax.bench.report.page import Section, facts_table, write_page
-from prunex_jax.bench.report.plots import XY, Looks, Plot, Series, make_looks
+from prunex_jax.bench.report.plots import Looks, Plot, Series, make_looks
 from prunex_jax.bench.report.tables import (
     Cell,
     Column,
@@ -27,7 +28,7 @@ from prunex_jax.bench.report.tables import (
     many,
     method_table,
 )
-from prunex_jax.bench.sweep.results import Findings, Point, Result
+from prunex_jax.bench.sweep.results import Findings, Result
 
 # Column -> keys of a row's summary and of the reference's.
 _SHARES = (
@@ -39,11 +40,6 @@ _SHARES = (
     ),
     ("parameters", "params_kept", "params_dense"),
     ("multiply-\naccumulates", "macs_kept", "macs_dense"),
-)
-# Of curves: key, what the axis says, where a point is on it.
-_AXES: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
-    ("curves-bytes", "MB sent by a host", lambda point: point.host_bytes / 1e6),
-    ("curves-seconds", "seconds in steps", lambda point: point.seconds),
 )
 # What is drawn of health: key of a logged row, what it is called.
 _HEALTH = (
@@ -128,13 +124,9 @@ def settings_table(findings: Findings) -> Table:
         return ", ".join(f"{key}={value}" for key, value in settings.items()) or "-"
 
     sweep = findings.sweep
-    lines = [("all rows", text(sweep.settings))]
-    lines += [(row.title, text(row.settings)) for row in sweep.rows]
-    columns = (
-        Column[tuple[str, str]]("row", lambda line: line[0]),
-        Column[tuple[str, str]]("value", lambda line: line[1]),
-    )
-    return make_table(f"Settings: {sweep.name}", columns, lines)
+    lines = [(Cell("all rows"), Cell(text(sweep.settings)))]
+    lines += [(Cell(row.title), Cell(text(row.settings))) for row in sweep.rows]
+    return Table(f"Settings: {sweep.name}", ("row", "value"), tuple(lines))
 
 
 def accuracy_plots(findings: Findings, looks: Looks) -> list[Plot]:
@@ -154,13 +146,12 @@ def accuracy_plots(findings: Findings, looks: Looks) -> list[Plot]:
         plots.append(
             Plot(*(name, title, across, accuracy, series, looks), names_at_marks=True)
         )
-    for key, across, x_of in _AXES:
-        lines = {
-            row: mean_curve([each.points for each in findings.results[row]], x_of)
-            for row in looks
-        }
-        names = _name(findings, key, f"Accuracy against {across}")
-        plots += _line_plot(names, across, "validation accuracy, %", lines, looks, "x")
+    points = {row: [each.points for each in findings.results[row]] for row in looks}
+    names = {
+        "bytes": _name(findings, "curves-bytes", "Accuracy against MB sent by a host"),
+        "seconds": _name(findings, "curves-seconds", "Accuracy against seconds"),
+    }
+    plots += curve_plots(names, points, looks)
     sizes = _marks(findings, looks, "params_kept", "params_dense")
     curves: dict[str, list[Series]] = {}
     for row in findings.sweep.rows:
@@ -192,35 +183,11 @@ def health_plots(findings: Findings, looks: Looks) -> list[Plot]:
             if name in looks
         }
         name = f"health-{key.replace('_', '-')}"
-        plots += _line_plot(
-            _name(findings, name, f"Health: {up}"), "step", up, lines, looks, "y"
-        )
+        series = [Series(row, line) for row, line in lines.items() if len(line) > 1]
+        if series:
+            labels = *_name(findings, name, f"Health: {up}"), "step", up
+            plots.append(Plot(*labels, series, looks, log="y"))
     return plots
-
-
-def mean_curve(
-    runs: Sequence[Sequence[Point]], x_of: Callable[[Point], float]
-) -> list[XY]:
-    """Mean over seeds of accuracy in percent, at the steps that all runs have.
-
-    Example:
-      >>> runs = [[Point(1, 0.5, 10, 1), Point(2, 0.7, 20, 2)], [Point(1, 0.0, 30, 3)]]
-      >>> mean_curve(runs, lambda point: point.host_bytes)
-      [(20.0, 25.0)]
-    """
-    by_step = [{point.step: point for point in run} for run in runs]
-    if not by_step:
-        return []
-    common = sorted(set.intersection(*(set(run) for run in by_step)))
-    points = [
-        (
-            statistics.fmean(x_of(run[step]) for run in by_step),
-            100 * statistics.fmean(run[step].accuracy for run in by_step),
-        )
-        for step in common
-    ]
-    # A logarithmic axis has no place for what has cost nothing.
-    return [point for point in points if point[0] > 0]
 
 
 def difference(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
@@ -258,17 +225,6 @@ def difference(ones: Sequence[float], others: Sequence[float]) -> tuple[float, f
     return mean, float(interval.high - interval.low) / 2
 
 
-def shown_mean(values: Sequence[float]) -> str:
-    """Mean and standard deviation of accuracies, in percent.
-
-    Example:
-      >>> shown_mean([0.91, 0.93]), shown_mean([0.915])
-      ('92.00 ± 1.41 (n=2)', '91.50 (n=1)')
-    """
-    around = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{100 * statistics.fmean(values):.2f}{around} (n={len(values)})"
-
-
 def _every(findings: Findings) -> Iterable[Result]:
     return (each for results in findings.results.values() for each in results)
 
@@ -279,7 +235,8 @@ def _accuracy(findings: Findings, row: str) -> Cell:
     num_runs = len(findings.results[row])
     if not values:
         return Cell("diverged", 0.0)
-    text = shown_mean(values)
+    around = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    text = f"{100 * statistics.fmean(values):.2f}{around} (n={len(values)})"
     if num_runs > len(values):
         text += f"\n{num_runs - len(values)} of {num_runs} diverged"
     return Cell(text, statistics.fmean(values))
@@ -369,19 +326,6 @@ def _joined(marks: Sequence[Series]) -> Series:
     ordered = sorted(marks, key=lambda mark: mark.points[0])
     points = [mark.points[0] for mark in ordered]
     return Series(marks[0].row, points, [mark.spread[0] for mark in ordered])
-
-
-def _line_plot(
-    name: tuple[str, str],
-    across: str,
-    up: str,
-    lines: Mapping[str, Sequence[XY]],
-    looks: Looks,
-    log: str,
-) -> list[Plot]:
-    """A plot of the lines that have points; nothing if none has."""
-    series = [Series(row, line) for row, line in lines.items() if len(line) > 1]
-    return [Plot(*name, across, up, series, looks, log=log)] if series else []
 
 
 def _name(findings: Findings, key: str, title: str) -> tuple[str, str]:
