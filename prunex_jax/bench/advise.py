@@ -26,6 +26,7 @@ from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.cost_model.step_time import Traffic, late_options, steady_traffic
 from prunex_jax.bench.links.probe import ProbedLink, probe_links, slowest
+from prunex_jax.bench.report.tables import Column, make_table
 from prunex_jax.data import place_batch
 from prunex_jax.mesh import (
     HOST_AXIS,
@@ -48,7 +49,6 @@ from prunex_jax.train.experiment import Experiment, make_experiment, with_method
 # What gains are over.
 BASE = "dense"
 _TIMED_STEPS = 5
-_TITLE = f"{'method':24} {'MB/step':>9} {'exchange s':>11} {'step s':>9} {'speed':>7}"
 
 COMMAND = Command(
     text=str(__doc__),
@@ -258,16 +258,17 @@ def report(advice: Advice, is_simulated: bool) -> str:
     lines = [f"{axis} axis: {link}" for axis, link in advice.links.items()]
     lines.append(f"computation of a step: {advice.compute_seconds:.4g} s")
     has_times = any(row.measured_seconds is not None for row in advice.predictions)
-    lines += ["", _TITLE + (f" {'measured s':>11}" if has_times else "")]
-    base = advice.predictions[0]
-    for row in advice.predictions:
-        line = (
-            f"{row.label:24} {row.host_bytes / 1e6:9.3f} {row.exchange_seconds:11.4f} "
-            f"{row.seconds:9.4f} {base.best_known / row.best_known:7.2f}"
-        )
-        if row.measured_seconds is not None:
-            line += f" {row.measured_seconds:11.4f}"
-        lines.append(line)
+    base, seconds = advice.predictions[0], "{:.4f}".format
+    columns: list[Column[Prediction]] = [
+        Column("method", lambda row: row.label),
+        Column("MB/step", lambda row: row.host_bytes / 1e6, "{:.3f}".format),
+        Column("exchange s", lambda row: row.exchange_seconds, seconds),
+        Column("step s", lambda row: row.seconds, seconds),
+        Column("speed", lambda row: base.best_known / row.best_known, "{:.2f}".format),
+    ]
+    if has_times:
+        columns.append(Column("measured s", lambda row: row.measured_seconds, seconds))
+    lines += ["", make_table("", columns, advice.predictions).text()]
     lines += [f"{label}: not possible: {why}" for label, why in advice.refused.items()]
     lines += ["", advice.text, ""]
     lines.append(

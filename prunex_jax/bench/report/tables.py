@@ -66,6 +66,23 @@ class Table:
         ]
         return "\n".join([*lines, *(f"\n{_markdown(note)}" for note in self.notes)])
 
+    def text(self) -> str:
+        """The table for a terminal, without title and notes; cells are of one line.
+
+        Example:
+          >>> rows = (Cell('dense'), Cell('1.0')), (Cell('topk'), Cell('10.0'))
+          >>> print(Table('t', ('method', 'time'), rows).text())
+          method  time
+          dense    1.0
+          topk    10.0
+        """
+        lines = [self.header, *([cell.shown for cell in row] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
+            for name, *cells in lines
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Column(Generic[RowT]):
