@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.settings import read_settings
 from prunex_jax.methods.dense import ROW as DENSE
 from prunex_jax.methods.dgc import ROW as DGC
 from prunex_jax.methods.hsadmm.method import ROW as HSADMM
@@ -166,6 +167,22 @@ def find_variants(*names: str) -> tuple[Variant, ...]:
                 f"(known: {', '.join(known)})"
             )
     return tuple(known[name] for name in names)
+
+
+def config_of(variant: Variant) -> MethodConfig:
+    """Settings under `method` of a variant; those of other sections are left out.
+
+    Example:
+      >>> config_of(find_variants('importance')[0]).importance.refresh_period
+      4
+    """
+    nested: dict[str, Any] = {}
+    for key, value in variant.settings.items():
+        section, *path, last = key.split(".")
+        if section == "method":
+            inner = nested.setdefault(path[0], {}) if path else nested
+            inner[last] = value
+    return read_settings(method_config(), nested, "method")
 
 
 def _origin(row: MethodRow) -> tuple[Any, ...]:

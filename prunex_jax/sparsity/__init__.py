@@ -27,8 +27,7 @@ from prunex_jax.sparsity.masks import (
     masks_of,
     narrow_alive,
 )
-from prunex_jax.sparsity.projections import project_channels
-from prunex_jax.sparsity.proximal import prox_group_l0, prox_group_l2
+from prunex_jax.sparsity.projections import Projection, project_channels
 from prunex_jax.sparsity.schedule import (
     Stage,
     density_stairs,
@@ -47,6 +46,7 @@ from prunex_jax.sparsity.selection import entry_count, largest_entries
 
 __all__ = [
     "CountFamily",
+    "Projection",
     "Stage",
     "channel_scores",
     "check_excludes",
@@ -62,8 +62,6 @@ __all__ = [
     "narrow_alive",
     "normalise_scores",
     "project_channels",
-    "prox_group_l0",
-    "prox_group_l2",
     "ranked_family",
     "shared_paths",
     "stage_at",

@@ -19,49 +19,24 @@ import optax
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import dense_size, list_collectives, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
-from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, enter, leave, specs_of, vary
-from prunex_jax.methods import Method, MethodConfig, Recipe, make_method, method_config
-from prunex_jax.methods.dgc import DgcConfig
-from prunex_jax.methods.importance import ImportanceConfig
-from prunex_jax.methods.local_sgd import LocalSgdConfig
-from prunex_jax.methods.pactrain import PactrainConfig
-from prunex_jax.methods.powersgd import PowersgdConfig
-from prunex_jax.methods.topk import TopkConfig
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, enter, leave, settle, specs_of, vary
+from prunex_jax.methods import (
+    Method,
+    MethodConfig,
+    Recipe,
+    all_variants,
+    config_of,
+    make_method,
+)
 from tests.benchmarks.compression import TOTAL_STEPS, make_recipe
 
 HOSTS = (2, 4, 8)
 DEVICES_PER_HOST = 2
 
-ROWS: Mapping[str, MethodConfig] = {
-    "`dense`": method_config("dense"),
-    "`dense`, bfloat16": method_config("dense", wire_dtype="bfloat16"),
-    "`dense`, int8": method_config("dense", wire_dtype="int8"),
-    "`hsadmm`, half of the channels": method_config("hsadmm"),
-    "`hsadmm`, half of the channels, int8": method_config("hsadmm", wire_dtype="int8"),
-    "`pactrain`, half of the channels": method_config("pactrain"),
-    "`pactrain`, half of the channels, int8": method_config(
-        "pactrain", wire_dtype="int8"
-    ),
-    "`pactrain`, 20 % of the weights": method_config(
-        "pactrain", pactrain=PactrainConfig(structure="weights", density=0.2)
-    ),
-    "`pactrain`, 20 % of the weights, ternary": method_config(
-        "pactrain",
-        pactrain=PactrainConfig(structure="weights", density=0.2, is_ternary=True),
-    ),
-    "`topk`, 1 %": method_config("topk", topk=TopkConfig(density=0.01)),
-    "`dgc`, 0.1 %": method_config("dgc", dgc=DgcConfig(density=0.001)),
-    "`powersgd`, rank 2": method_config("powersgd", powersgd=PowersgdConfig(rank=2)),
-    "`powersgd`, rank 4": method_config("powersgd", powersgd=PowersgdConfig(rank=4)),
-    "`importance`, 1 %, one choice in 4 steps": method_config(
-        "importance", importance=ImportanceConfig(density=0.01, refresh_period=4)
-    ),
-    "`importance`, 1 %, bfloat16": method_config(
-        "importance", importance=ImportanceConfig(density=0.01), wire_dtype="bfloat16"
-    ),
-    "`local_sgd`, `diloco`": method_config("local_sgd", local_sgd=LocalSgdConfig()),
-    "`none`": method_config("none"),
-}
+
+def rows() -> dict[str, MethodConfig]:
+    """Title -> settings of every variant in the table of methods."""
+    return {variant.title: config_of(variant) for variant in all_variants()}
 
 
 def main() -> None:
@@ -77,7 +52,7 @@ def main() -> None:
     )
     write(f"| method | {' | '.join(f'{n} hosts' for n in HOSTS)} |")
     write(f"| --- |{' --- |' * len(HOSTS)}")
-    for label, config in ROWS.items():
+    for label, config in rows().items():
         method = make_method(dataclasses.replace(recipe, config=config))
         ratios = [ratio_of(method, recipe, hosts) for hosts in HOSTS]
         write(f"| {label} | {' | '.join(f'{ratio:.4f}' for ratio in ratios)} |")
@@ -129,8 +104,7 @@ def traced_bytes(
 
     def init(params: PyTree) -> PyTree:
         state = leave(placements, (params, method.transform.init(params)))
-        axes = {"replicated": (), "per_host": names[:1], "per_device": names}
-        return jax.tree.map(lambda p, x: vary(x, axes[p]), placements, state)
+        return settle(placements, state)
 
     def step(state: PyTree) -> PyTree:
         params, opt_state = enter(placements, state)

@@ -1,4 +1,8 @@
-"""What every method promises; a new method adds one row to `ROWS`."""
+"""What every method promises.
+
+`ROWS` are settings for a small problem: each method in its forms, wires crossed with
+one method. The variants of the table are held to their formulas, too.
+"""
 
 import functools
 
@@ -13,8 +17,15 @@ from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of
 from prunex_jax.comm import compact_size, list_collectives, wire_bytes
-from prunex_jax.mesh import enter, leave, specs_of, vary
-from prunex_jax.methods import METHODS, Recipe, make_method, method_config
+from prunex_jax.mesh import enter, leave, settle, specs_of, vary
+from prunex_jax.methods import (
+    METHODS,
+    Recipe,
+    all_variants,
+    config_of,
+    make_method,
+    method_config,
+)
 from prunex_jax.methods.dense import DenseConfig
 from prunex_jax.methods.dgc import DgcConfig
 from prunex_jax.methods.hsadmm.method import HsadmmConfig
@@ -47,8 +58,6 @@ def _hsadmm(wire_dtype="float32", bucket_bytes=0, **settings):
 ROWS = {
     "dense": method_config("dense"),
     "dense flat": method_config("dense", dense=DenseConfig(levels="flat")),
-    "dense bfloat16": method_config("dense", wire_dtype="bfloat16", bucket_bytes=300),
-    "dense int8": method_config("dense", wire_dtype="int8"),
     "none": method_config("none"),
     "local_sgd": method_config("local_sgd", local_sgd=LocalSgdConfig(sync_period=2)),
     # With 0.9, swinging in takes longer than these few rounds.
@@ -74,17 +83,11 @@ ROWS |= {
     "powersgd rank 2": method_config(
         "powersgd", powersgd=PowersgdConfig(rank=2, min_gain=1.2)
     ),
-    "powersgd int8": method_config(
-        "powersgd", powersgd=PowersgdConfig(rank=1, min_gain=0.0), wire_dtype="int8"
-    ),
 }
 ROWS |= {
     "topk": method_config("topk", topk=TopkConfig(density=0.5)),
     "topk int8": method_config("topk", topk=TopkConfig(density=0.5), wire_dtype="int8"),
     "dgc": method_config("dgc", dgc=DgcConfig(density=0.5, is_exact=False)),
-    "dgc bfloat16": method_config(
-        "dgc", dgc=DgcConfig(density=0.5), wire_dtype="bfloat16"
-    ),
 }
 # Of one kernel a part is sent, of the other everything.
 ROWS |= {
@@ -116,7 +119,6 @@ ROWS |= {
     "pactrain magnitude": method_config(
         "pactrain",
         pactrain=PactrainConfig(score="magnitude", stable_steps=0),
-        wire_dtype="bfloat16",
     ),
     "pactrain weights": method_config(
         "pactrain", pactrain=PactrainConfig(structure="weights", density=0.3)
@@ -146,6 +148,13 @@ LIMITS |= {
     ),
     "local_sgd": method_config("local_sgd", local_sgd=LocalSgdConfig(sync_period=1)),
 }
+
+
+def variant_rows():
+    """The variants of all registered methods."""
+    return {variant.name: config_of(variant) for variant in all_variants()}
+
+
 KINDS = ("moving", "freeze", "frozen")
 SHAPES = {path: leaf.shape for path, leaf in flatten_by_path(START).items()}
 LEARNING_RATE = 0.2
@@ -195,9 +204,7 @@ class Runner:
 
     def _init(self, start):
         state = self.method.transform.init(start)
-        left = leave(self.placements, (start, state))
-        axes = {"replicated": (), "per_host": AXES[:1], "per_device": AXES}
-        return jax.tree.map(lambda p, x: vary(x, axes[p]), self.placements, left)
+        return settle(self.placements, leave(self.placements, (start, state)))
 
     def _prepare(self, state, target):
         """What the method does before its first step, on two equal batches."""
@@ -359,8 +366,19 @@ def test_a_restored_state_continues_identically(row):
 @pytest.mark.parametrize("shape", [(1, 8), (2, 4), (4, 2), (8, 1)])
 @pytest.mark.parametrize("row", ROWS)
 def test_formula_bytes_are_traced_bytes(row, shape):
-    runner = runner_of(row, shape)
+    check_formula_bytes(runner_of(row, shape))
+
+
+@pytest.mark.parametrize("variant", variant_rows())
+def test_formula_bytes_of_every_variant_of_the_table(variant):
+    """At the settings of studies and tables; the rows above are for a small problem."""
+    check_formula_bytes(Runner(variant_rows()[variant], (2, 4)))
+
+
+def check_formula_bytes(runner):
+    """Holds the formulas of a method against the traces of its programs."""
     method, mesh_shape = runner.method, dict(runner.mesh.shape)
+    shape = tuple(mesh_shape.values())
     targets = jax.eval_shape(lambda: runner.place(_targets(8)))
     state = jax.eval_shape(runner.init, START)
     programs = []

@@ -17,9 +17,10 @@ from prunex_jax.methods import hsadmm
 from prunex_jax.methods.hsadmm import HsadmmParameters, preset, state_placements
 from prunex_jax.methods.hsadmm.consensus import (
     Residuals,
+    agreed_scores,
     balance_penalties,
-    choose_channels,
 )
+from prunex_jax.sparsity import project_channels
 from tests.helpers.common import make_mesh
 from tests.helpers.consensus_cases import (
     FINAL,
@@ -175,11 +176,16 @@ def test_hosts_with_different_scores_choose_the_same_channels():
     core = make_core()
     thetas = draw(5, (4,))
 
-    def choose(theta):
-        theta = jax.tree.map(lambda x: x[0], theta)
-        kept = choose_channels(
-            theta, core.init(theta), LAYOUTS, FINAL, "moving", core.copies
+    def kept_by(core, theta):
+        state = core.init(START)
+        scores = agreed_scores(theta, state, LAYOUTS, "moving", core.copies)
+        found = project_channels(
+            theta, LAYOUTS, FINAL, scores=scores, alive=state.masks
         )
+        return found.keep_indices
+
+    def choose(theta):
+        kept = kept_by(core, jax.tree.map(lambda x: x[0], theta))
         return jax.tree.map(lambda x: x[None], kept)
 
     # Untyped, so that every host shows what it chose itself.
@@ -192,12 +198,9 @@ def test_hosts_with_different_scores_choose_the_same_channels():
     for name, kept in together.items():
         assert np.all(kept == kept[:1]), f"hosts disagree on {name}"
         own = [
-            choose_channels(
-                jax.tree.map(lambda x, i=i: x[i], thetas), alone.init(START),
-                LAYOUTS, FINAL, "moving", alone.copies,
-            )[name]
+            kept_by(alone, jax.tree.map(lambda x, i=i: x[i], thetas))[name]
             for i in range(4)
-        ]  # fmt: skip
+        ]
         assert any(not np.array_equal(kept[0], k) for k in own), "hosts all agree alone"
 
 

@@ -4,7 +4,7 @@
 `copies`, channels and their choice from `channels` and `sparsity`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,6 @@ import optax
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.channels import (
     Layouts,
-    Masks,
     mask_channels,
     put_channels,
     sum_squares_by_channel,
@@ -23,7 +22,7 @@ from prunex_jax.channels import (
 from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
 from prunex_jax.methods.method import RoundKind
-from prunex_jax.sparsity import choose_keep_indices
+from prunex_jax.sparsity import Projection
 
 # Residual balancing (Boyd et al., 2011, section 3.4.1): a penalty doubles or halves
 # when the residuals differ tenfold. It stays within a factor 1024 of its start: where z
@@ -162,15 +161,14 @@ def host_means(
     return theta, add_scaled(with_dual, share, optax.tree.sub(anchor, with_dual))
 
 
-def choose_channels(
+def agreed_scores(
     theta: PyTree,
     state: HsadmmState,
     layouts: Layouts,
-    keep_counts: Mapping[str, int],
     kind: RoundKind,
     copies: Copies,
 ) -> dict[str, jax.Array]:
-    """Keep indices of the round, the same on every host.
+    """Scores of the channels in this round, the same on every host.
 
     theta is scored, not theta + u: the dual grows on dead channels and would lift them
     back. A frozen round scores z, which every host has: with the counts of the masks
@@ -180,22 +178,18 @@ def choose_channels(
       Unless frozen, one float32 per channel as `Copies.sum_over_hosts`.
     """
     if kind == "frozen":
-        scores = sum_squares_by_channel(state.global_consensus, layouts)
-    else:
-        scores = copies.sum_over_hosts(sum_squares_by_channel(theta, layouts))
-    return choose_keep_indices(scores, keep_counts, alive=state.masks)
+        return sum_squares_by_channel(state.global_consensus, layouts)
+    return copies.sum_over_hosts(sum_squares_by_channel(theta, layouts))
 
 
 def move_consensus(
-    target: PyTree,
+    found: Projection,
     state: HsadmmState,
     form: HsadmmParameters,
     layouts: Layouts,
-    keep_indices: Mapping[str, jax.Array],
-    masks: Masks,
     copies: Copies,
 ) -> HsadmmState:
-    """Projects a_i, averages its kept differences to z over hosts, moves z and v.
+    """Averages kept differences of the projection to z over hosts, moves z and v.
 
     Differences are sent rather than values: they have the same mean, and lose less in a
     narrow format, which rounds stochastically: no error is fed back.
@@ -204,10 +198,11 @@ def move_consensus(
       The kept channels on the wire of the form, as `Copies.mean_over_hosts`.
     """
 
+    projected, keep_indices, masks = found
+
     def masked(tree: PyTree) -> PyTree:
         return mask_channels(tree, layouts, masks)
 
-    projected = masked(target)
     z, host_dual = masked(state.global_consensus), masked(state.host_dual)
     difference = optax.tree.sub(add(projected, host_dual), z)
     sent = take_channels(difference, layouts, keep_indices)
@@ -225,7 +220,7 @@ def move_consensus(
         num_rounds=state.num_rounds + 1,
         global_consensus=z,
         outer_trace=trace,
-        masks=dict(masks),
+        masks=masks,
         num_changed=jnp.asarray(sum(changed), jnp.int32),
     )
 

@@ -31,7 +31,7 @@ from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
 from prunex_jax.methods.method import RoundKind
 from prunex_jax.methods.moments import mask_moments
-from prunex_jax.sparsity import narrow_alive
+from prunex_jax.sparsity import project_channels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -195,20 +195,18 @@ class Hsadmm:
             before = consensus.balance_penalties(state, form, copies)
         theta, target = consensus.host_means(params, before, copies)
         counts = self.keep_counts if keep_counts is None else keep_counts
-        keep_indices = consensus.choose_channels(
-            theta, before, layouts, counts, kind, copies
+        scores = consensus.agreed_scores(theta, before, layouts, kind, copies)
+        found = project_channels(
+            target, layouts, counts, scores=scores, alive=before.masks
         )
-        masks = narrow_alive(before.masks, keep_indices)
-        after = consensus.move_consensus(
-            target, before, form, layouts, keep_indices, masks, copies
-        )
+        after = consensus.move_consensus(found, before, form, layouts, copies)
         params, after = consensus.pull_copies(
             params, before, after, form, layouts, copies
         )
         if kind == "freeze":
             params, after = consensus.harden(after, copies)
         if kind == "freeze" or (kind == "moving" and form.resets_copies):
-            moments = mask_moments(after.inner_state, params, layouts, masks)
+            moments = mask_moments(after.inner_state, params, layouts, found.masks)
             after = after._replace(inner_state=moments)
         return params, after
 
