@@ -11,10 +11,10 @@ CIFAR-10 is read as TFDS has prepared it; --config.data.dir names its data direc
 
 import dataclasses
 
-from methods import entry_rows, torch_rows
+from methods import torch_rows
 from network import NETWORK
 
-from prunex_jax.bench.study import LinkStudy, Row
+from prunex_jax.bench.study import LinkStudy, Row, variant_row, variant_rows
 
 DATA = {
     "data.augment": "none",
@@ -35,10 +35,9 @@ TRAINING = {
 LONGER = {"run.steps": 240}
 # What an exchange leaves out comes later, all at once: large steps diverge.
 COMPRESSED = {"optimizer.learning_rate": 0.05}
-EVERY_8 = {"method.hsadmm.sync_period": 8, "method.wire_dtype": "int8"}
-HALF = {"sparsity.sparsity": 0.5, "sparsity.num_stairs": 1}
 # The first rounds prune and freeze, and the small network trains nearly all the time.
 EARLY = {"sparsity.start_share": 0.01, "sparsity.freeze_share": 0.03}
+AT_ONCE = {"sparsity.num_stairs": 1}
 
 
 def get_study() -> LinkStudy:
@@ -56,38 +55,23 @@ def get_study() -> LinkStudy:
 
 
 def make_rows() -> tuple[Row, ...]:
-    hsadmm = {"method.name": "hsadmm", **HALF, **EVERY_8, **EARLY, **LONGER}
-    every_8 = {
-        "method.local_sgd.sync_period": 8,
-        "method.wire_dtype": "int8",
-        **LONGER,
-    }
+    hsadmm = variant_row("hsadmm-8-int8", "hsadmm", **AT_ONCE, **EARLY, **LONGER)
+    cut = {**hsadmm.settings, "sparsity.shrink_share": 0.04}
     *torch_averaging, torch_powersgd = torch_rows()
     return (
-        Row("dense", "dense", settings={"method.name": "dense"}),
-        Row(
-            "hsadmm-small",
-            "H-SADMM, every 8 steps, int8, cut out at 4 %",
-            settings={**hsadmm, "sparsity.shrink_share": 0.04},
+        variant_row("dense"),
+        dataclasses.replace(
+            hsadmm,
+            name="hsadmm-small",
+            label=f"{hsadmm.label}, cut out at 4 %",
+            settings=cut,
         ),
-        Row("hsadmm", "H-SADMM, every 8 steps, int8", settings=hsadmm),
-        Row(
-            "pactrain",
-            "PacTrain, half of the channels",
-            settings={"method.name": "pactrain", **HALF},
-        ),
-        *map(compressed, entry_rows()),
-        Row(
-            "local-sgd",
-            "local SGD, every 8 steps, int8",
-            settings={"method.name": "local_sgd", **every_8},
-        ),
-        Row(
-            "diloco",
-            "DiLoCo, every 8 steps, int8",
-            settings={"method.name": "diloco", **every_8},
-        ),
-        Row("none", "no exchange", settings={"method.name": "none"}),
+        hsadmm,
+        variant_row("pactrain", **AT_ONCE),
+        *map(compressed, variant_rows("topk", "dgc", "powersgd", "importance")),
+        variant_row("local-sgd-8-int8", "local-sgd", **LONGER),
+        variant_row("diloco-8-int8", "diloco", **LONGER),
+        variant_row("none"),
         *torch_averaging,
         compressed(torch_powersgd),
     )

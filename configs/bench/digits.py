@@ -5,21 +5,17 @@ The short study that CI runs; it shows bytes, not speed. `steps` has every row.
     python -m prunex_jax bench --study=configs/bench/digits.py --workdir=runs/bytes
 """
 
-from methods import every_method
-
-from prunex_jax.bench.study import LinkStudy
-
-ROWS = (
-    *("dense", "dense-int8", "hsadmm", "hsadmm-8-int8-small", "pactrain"),
-    *("topk", "dgc", "powersgd", "importance", "diloco"),
-)
+from prunex_jax.bench.study import LinkStudy, variant_rows
 
 
 def get_study() -> LinkStudy:
     return LinkStudy(
         name="digits",
         config="../digits_resnet20_dense.py",
-        rows=tuple(row for row in every_method() if row.name in ROWS),
+        rows=variant_rows(
+            *("dense", "dense-int8", "hsadmm", "hsadmm-8-int8-small", "pactrain"),
+            *("topk", "dgc", "powersgd", "importance", "diloco"),
+        ),
         settings={"data.batch_size": 8, "model.width": 0.5},
         num_hosts=(2,),
         devices_per_host=2,

@@ -5,13 +5,10 @@ Beside steps, the dense exchange alone: ours, and PyTorch's all-reduce of as man
     python -m prunex_jax bench --study=configs/bench/resnet18.py --workdir=runs/resnet18
 """
 
-from methods import dense_rows, pruning_rows
-
-from prunex_jax.bench.study import LinkStudy, Row
+from prunex_jax.bench.study import LinkStudy, Row, variant_rows
 
 
 def get_study() -> LinkStudy:
-    hsadmm = [row for row in pruning_rows() if row.name.startswith("hsadmm")]
     return LinkStudy(
         name="resnet18",
         config="../cifar10_resnet20_dense.py",
@@ -22,8 +19,7 @@ def get_study() -> LinkStudy:
             "data.batch_size": 8,
         },
         rows=(
-            dense_rows()[0],
-            *hsadmm,
+            *variant_rows("dense", "hsadmm", "hsadmm-8-int8", "hsadmm-8-int8-small"),
             Row(
                 "exchange",
                 "dense exchange alone",

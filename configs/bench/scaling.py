@@ -6,12 +6,9 @@ tiny, and every step pauses for 0.8 s divided by the number of hosts instead.
     python -m prunex_jax bench --study=configs/bench/scaling.py --workdir=runs/scaling
 """
 
-from methods import every_method
 from network import NETWORK
 
-from prunex_jax.bench.study import LinkStudy
-
-ROWS = ("dense", "hsadmm", "hsadmm-8-int8", "topk", "powersgd", "diloco", "none")
+from prunex_jax.bench.study import LinkStudy, variant_rows
 
 
 def get_study() -> LinkStudy:
@@ -24,7 +21,10 @@ def get_study() -> LinkStudy:
             "data.image_size": 8,
             "data.batch_size": 8,
         },
-        rows=tuple(row for row in every_method() if row.name in ROWS),
+        rows=variant_rows(
+            *("dense", "hsadmm", "hsadmm-8-int8"),
+            *("topk", "powersgd", "diloco", "none"),
+        ),
         num_hosts=(1, 2, 4, 8),
         links=("50 Mbit/s",),
         stand_in_seconds=0.8,

@@ -12,11 +12,17 @@ CIFAR-10 is read as TFDS has prepared it;
 --config.data.dir names its data directory. `cifar10_short.py` is the same in minutes.
 """
 
-from rows import by_sparsity, every_10_or_16, go_on_small, other_methods, references
+from rows import (
+    HOSTS,
+    by_sparsity,
+    every_10_or_16,
+    go_on_small,
+    other_methods,
+    references,
+)
 
 from prunex_jax.bench.study import Sweep
 
-HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 TRAINING = {
     "data.eval_batch_size": 500,
     "run.epochs": 30.0,

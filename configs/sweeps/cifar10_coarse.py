@@ -10,8 +10,15 @@ below those of `cifar10.py`; differences between rows are what it is for.
 CIFAR-10 is read as TFDS has prepared it; --config.data.dir names its data directory.
 """
 
-from cifar10 import HOSTS, TRAINING
-from rows import by_sparsity, every_10_or_16, go_on_small, other_methods, references
+from cifar10 import TRAINING
+from rows import (
+    HOSTS,
+    by_sparsity,
+    every_10_or_16,
+    go_on_small,
+    other_methods,
+    references,
+)
 
 from prunex_jax.bench.study import Sweep
 

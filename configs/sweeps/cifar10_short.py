@@ -9,11 +9,10 @@ fast they learn per byte, not where they end. CIFAR-10 is read as TFDS has prepa
 --config.data.dir names its data directory.
 """
 
-from rows import every_10_or_16, other_methods, references
+from rows import HOSTS, every_10_or_16, other_methods, references
 
 from prunex_jax.bench.study import Sweep
 
-HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 NETWORK = {"model.name": "resnet18", "model.width": 0.375, "model.stem": "imagenet"}
 TRAINING = {
     "data.batch_size": 128,

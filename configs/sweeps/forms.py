@@ -30,9 +30,7 @@ def get_study() -> Sweep:
 
 def make_rows() -> tuple[Row, ...]:
     def form(name: str, title: str, **changes: object) -> Row:
-        return hsadmm(
-            name, title, PERIOD, method__wire_dtype="int8", **prefixed(changes)
-        )
+        return hsadmm(name, title, PERIOD, **prefixed(changes))
 
     return (
         form("reset", "copies set to z, no dual", preset="reset"),

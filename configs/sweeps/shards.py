@@ -10,9 +10,9 @@ duals are said to help, and batch statistics differ between hosts too.
 import dataclasses
 
 from cifar10_short import SETTINGS
-from rows import DENSE, hsadmm, local_sgd
+from rows import DENSE, hsadmm
 
-from prunex_jax.bench.study import Row, Sweep
+from prunex_jax.bench.study import Row, Sweep, variant_row
 
 PERIOD = 8
 SHARDS = ("label_sorted", "dirichlet")
@@ -34,31 +34,27 @@ def get_study() -> Sweep:
 
 
 def make_rows() -> tuple[Row, ...]:
-    int8 = {"method__wire_dtype": "int8"}
     return (
         DENSE,
-        local_sgd(),
+        variant_row("local-sgd-8-int8", "local-sgd"),
         hsadmm(
             "reset",
             "H-SADMM without duals, every 8 steps, int8",
             PERIOD,
             method__hsadmm__preset="reset",
-            **int8,
         ),
-        hsadmm("recommended", "the same with outer momentum", PERIOD, **int8),
+        hsadmm("recommended", "the same with outer momentum", PERIOD),
         hsadmm(
             "leaky",
             "H-SADMM with a leaky dual, every 8 steps, int8",
             PERIOD,
             method__hsadmm__preset="leaky",
-            **int8,
         ),
         hsadmm(
             "paper",
             "H-SADMM with both duals, every 8 steps, int8",
             PERIOD,
             method__hsadmm__preset="paper",
-            **int8,
         ),
     )
 

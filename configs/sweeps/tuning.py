@@ -26,7 +26,7 @@ def get_study() -> Sweep:
 
 def make_rows() -> tuple[Row, ...]:
     def row(name: str, title: str, **changes: object) -> Row:
-        return hsadmm(name, title, PERIOD, method__wire_dtype="int8", **changes)
+        return hsadmm(name, title, PERIOD, **changes)
 
     def outer(name: str, step: float, momentum: float) -> Row:
         return row(

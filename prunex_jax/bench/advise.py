@@ -35,7 +35,7 @@ from prunex_jax.mesh import (
     run_together,
     start_processes,
 )
-from prunex_jax.methods import MethodConfig
+from prunex_jax.methods import METHODS, MethodConfig
 from prunex_jax.train.command import (
     CONFIG_FLAG,
     LAUNCH_FLAGS,
@@ -129,7 +129,7 @@ def candidates(config: MethodConfig) -> dict[str, dict[str, Any]]:
                 "method.wire_dtype": wire,
                 "method.hsadmm.sync_period": period,
             }
-    names = ("pactrain", "powersgd", "topk", "dgc", "importance", "local_sgd", "diloco")
+    names = [name for name in METHODS if name not in ("dense", "hsadmm", "none")]
     return rows | {name: {"method.name": name} for name in names}
 
 

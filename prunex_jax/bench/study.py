@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from prunex_jax.base.command import call_in_file, find_file
 from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.methods import find_variants
 from prunex_jax.sparsity import validate_sparsity
 from prunex_jax.train.command import load_config, override_config
 from prunex_jax.train.config import ExperimentConfig, resolve_config
@@ -56,6 +57,37 @@ class Row:
     def title(self) -> str:
         """What tables call it."""
         return self.label or self.name
+
+
+def variant_rows(*names: str) -> tuple[Row, ...]:
+    """Rows of variants of registered methods.
+
+    Args:
+      *names: Of `methods.Variant`.
+    Raises:
+      UserError: No registered method has such a variant.
+    """
+    return tuple(variant_row(name) for name in names)
+
+
+def variant_row(variant: str, name: str = "", label: str = "", **settings: Any) -> Row:
+    """A row of a variant of a registered method, with changes.
+
+    Args:
+      variant: Name of a `methods.Variant`.
+      name: Of the row; empty takes that of the variant.
+      label: Of the row; empty takes the variant's title.
+      **settings: Dotted key -> value, over those of the variant.
+    Raises:
+      UserError: No registered method has such a variant.
+    Example:
+      >>> row = variant_row('topk', 'dense-topk', **{'method.topk.density': 0.1})
+      >>> row.title, row.settings
+      ('Top-K, 1 %', {'method.name': 'topk', 'method.topk.density': 0.1})
+    """
+    (found,) = find_variants(variant)
+    merged = {**found.settings, **settings}
+    return Row(name or found.name, label or found.title, merged, period=found.period)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,11 @@ import time
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.bench.links.tasks import row_settings
 from prunex_jax.bench.report import plots
 from prunex_jax.bench.report.sweep import accuracy_table, divergence_table, write_report
 from prunex_jax.bench.study import (
+    LinkStudy,
     Row,
     Sweep,
     check_study,
@@ -25,6 +27,7 @@ from prunex_jax.bench.sweep import runs as sweep_runs
 from prunex_jax.bench.sweep.__main__ import main as sweep_main
 from prunex_jax.bench.sweep.results import Findings, read_findings
 from prunex_jax.bench.sweep.runs import DIVERGED, forget, run_missing, runs_of
+from prunex_jax.methods import METHODS
 from prunex_jax.models import make_model
 from prunex_jax.shrink.targets import model_budget
 from prunex_jax.train.command import main as train_main
@@ -279,6 +282,41 @@ def test_every_row_is_checked_before_the_first_one_runs(tmp_path):
     write_config(tmp_path, SETTINGS)
     with pytest.raises(UserError, match=r"row late: sparsity.shrink_share = 0.4 is be"):
         runs_of(sweep, tmp_path)
+
+
+def test_a_registered_method_is_a_row_like_any_other(tmp_path, monkeypatch):
+    """Its own file and a study file; other processes import it by `method.plugins`."""
+    plugin = tmp_path / "my_method.py"
+    plugin.write_text(
+        "import dataclasses\n"
+        "from prunex_jax.methods import METHODS, Variant, register_method\n"
+        "variant = Variant('mine-int8', 'mine, int8', {'method.wire_dtype': 'int8'})\n"
+        "register_method(dataclasses.replace(\n"
+        "    METHODS['dense'], name='mine', key='dense', variants=(variant,)\n"
+        "))\n"
+    )
+    write_config(tmp_path, merged(SETTINGS, {"run": RUN}))
+    for kind in ("Sweep", "LinkStudy"):
+        (tmp_path / f"{kind}.py").write_text(
+            "import my_method\n"
+            f"from prunex_jax.bench.study import {kind}, variant_rows\n\n\n"
+            "def get_study():\n"
+            f"    return {kind}(\n"
+            "        name='own', config='settings.py', seeds=(0,),\n"
+            "        rows=variant_rows('mine-int8'),\n"
+            f"        settings={{'method.plugins': ({str(plugin)!r},)}},\n"
+            "    )\n"
+        )
+    monkeypatch.setitem(METHODS, "mine", None)
+    del METHODS["mine"]
+    sweep = load_study(tmp_path / "Sweep.py", Sweep)
+    (run,) = runs_of(sweep, tmp_path / "runs")
+    assert run_missing([run], tmp_path, lambda text: None, in_this_process) == []
+    found = read_findings(sweep, [run]).results["mine-int8"][0]
+    assert found.row.title == "mine, int8" and found.summary["method"] == "mine"
+    told = row_settings(load_study(tmp_path / "LinkStudy.py", LinkStudy))["mine-int8"]
+    assert told["method"]["plugins"] == [str(plugin)]
+    assert (told["method"]["name"], told["method"]["wire_dtype"]) == ("mine", "int8")
 
 
 def test_the_command_line(tmp_path, capsys, monkeypatch):
