@@ -33,8 +33,7 @@ from prunex_jax.mesh.folding import (
     program_to_count,
     sharding_on,
 )
-from prunex_jax.mesh.hosts import DeviceRecord, Host
-from prunex_jax.mesh.launcher import Launch, LaunchFlags, Probes, detect_launch
+from prunex_jax.mesh.launcher import LaunchFlags
 from prunex_jax.mesh.memory import keep_freed_memory, return_freed_memory
 from prunex_jax.mesh.mesh import Topology, check_has_links, make_topology
 from prunex_jax.mesh.placement import Placement, enter, leave, settle, specs_of
@@ -46,18 +45,13 @@ __all__ = [
     "HOST_AXIS",
     "AnyMesh",
     "Axis",
-    "DeviceRecord",
     "FoldedMesh",
-    "Host",
-    "Launch",
     "LaunchFlags",
     "MeshAxes",
     "Placement",
-    "Probes",
     "Topology",
     "axis_size",
     "check_has_links",
-    "detect_launch",
     "enter",
     "gather_texts",
     "keep_freed_memory",

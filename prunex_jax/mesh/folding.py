@@ -27,14 +27,9 @@ from prunex_jax.base.trees import PyTree
 
 @dataclasses.dataclass(frozen=True)
 class FoldedMesh:
-    """A mesh of simulated devices, which one real device stands for.
+    """A mesh of simulated devices, which one real device stands for."""
 
-    Attributes:
-      axis_sizes: Axis name -> size, slow axis first.
-      device: The real one.
-    """
-
-    axis_sizes: tuple[tuple[str, int], ...]
+    axis_sizes: tuple[tuple[str, int], ...]  # Name and size, slow axis first.
     device: jax.Device
 
     @property

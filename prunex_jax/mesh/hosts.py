@@ -10,31 +10,20 @@ LAYOUTS = ("auto", "host", "process", "slice")
 
 @dataclasses.dataclass(frozen=True, order=True)
 class DeviceRecord:
-    """One device and where it is; orders by process, then by device.
-
-    Attributes:
-      process: Index of the process that owns it.
-      device: jax's identifier, unique over all processes.
-      machine: Key of the machine that the process runs on.
-      machine_name: Its name for people.
-      slice: Index of the domain of fast links, where the platform has one.
-    """
+    """One device and where it is; orders by process, then by device."""
 
     process: int
-    device: int
-    machine: str = ""
+    device: int  # jax's identifier, unique over all processes.
+    machine: str = ""  # Key of the machine that the process runs on.
     machine_name: str = ""
-    slice: int | None = None
+    slice: int | None = None  # Domain of fast links, where the platform has one.
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """One row of the mesh: devices joined by the fast links.
+    """One row of the mesh: devices joined by the fast links."""
 
-    Attributes:
-      devices: In mesh order; those of a process are next to each other.
-    """
-
+    # In mesh order; those of a process are next to each other.
     devices: tuple[DeviceRecord, ...]
 
     @property

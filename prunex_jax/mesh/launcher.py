@@ -74,27 +74,19 @@ class LaunchFlags:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How this process takes part in the run.
+    """How this process takes part in the run; jax finds what is None."""
 
-    Attributes:
-      launcher: single, slurm, openmpi, kubernetes, flags, or caller (the caller had
-        started `jax.distributed` already).
-      reason: What was detected and why, in one line.
-      coordinator: Address of process 0; None leaves finding it to jax.
-      num_processes: Processes of the run; None leaves counting them to jax.
-      process_id: This process among them.
-      local_device_ids: GPUs of this process, as positions among those it sees; None
-        means all of them.
-      detection: The jax method that finds what is None above: slurm, ompi, mpi4py,
-        auto (all of them), or deactivate when nothing is missing.
-    """
-
+    # single, slurm, openmpi, kubernetes, flags, or caller (who had started
+    # `jax.distributed` already).
     launcher: str
-    reason: str
+    reason: str  # What was detected and why, in one line.
     coordinator: str | None = None
     num_processes: int | None = None
     process_id: int | None = None
+    # GPUs of this process, as positions among those it sees; None means all of them.
     local_device_ids: tuple[int, ...] | None = None
+    # The method of jax that finds what is None: slurm, ompi, mpi4py, auto (all of
+    # them), or deactivate when nothing is missing.
     detection: str = "deactivate"
 
     @property
@@ -105,23 +97,18 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """What a launcher told this process about itself and the run.
-
-    `detection` is as in `Launch`, and empty where jax cannot find what is missing: then
-    `remedy` says what the user has to do. `local_tasks` counts the processes of the run
-    on this machine, and `gpus_per_task` the GPUs promised to each.
-    """
+    """What a launcher told this process about itself and the run; as `Launch`."""
 
     launcher: str
     reason: str
     num_processes: int | None = 1
     process_id: int = 0
     coordinator: str | None = None
-    detection: str = ""
-    remedy: str = ""
+    detection: str = ""  # Empty where jax cannot find what is missing.
+    remedy: str = ""  # What the user has to do then.
     local_rank: int = 0
-    local_tasks: int | None = None
-    gpus_per_task: int | None = None
+    local_tasks: int | None = None  # Processes of the run on this machine.
+    gpus_per_task: int | None = None  # Promised by the launcher.
 
 
 def count_visible_gpus(
@@ -203,13 +190,7 @@ def _has_module(name: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Probes:
-    """Questions about the machine that the environment does not answer.
-
-    Attributes:
-      count_gpus: Counts the GPUs that a process with this environment sees.
-      fqdn: Returns the fully qualified name of the machine.
-      has_module: Tells whether a Python package is installed.
-    """
+    """Questions about the machine that the environment does not answer."""
 
     count_gpus: Callable[[Mapping[str, str]], int | None] = count_visible_gpus
     fqdn: Callable[[], str] = socket.getfqdn

@@ -3,8 +3,13 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import TopologyConfig
-from prunex_jax.mesh import LaunchFlags, Probes, detect_launch, start_processes
-from prunex_jax.mesh.launcher import count_visible_gpus, split_gpus
+from prunex_jax.mesh import LaunchFlags, start_processes
+from prunex_jax.mesh.launcher import (
+    Probes,
+    count_visible_gpus,
+    detect_launch,
+    split_gpus,
+)
 
 SLURM = {
     "SLURM_JOB_ID": "42",

@@ -17,11 +17,15 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
-    DeviceRecord,
     Topology,
     make_topology,
 )
-from prunex_jax.mesh.hosts import arrange_hosts, parse_layout, resolve_layout
+from prunex_jax.mesh.hosts import (
+    DeviceRecord,
+    arrange_hosts,
+    parse_layout,
+    resolve_layout,
+)
 from prunex_jax.mesh.machines import (
     gather_machines,
     local_machine,
