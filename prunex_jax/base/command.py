@@ -8,6 +8,7 @@ without a traceback.
 import argparse
 import dataclasses
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -79,6 +80,10 @@ def run_command(
         return _fail(error, EXIT_DIVERGED)
     except UserError as error:
         return _fail(error, EXIT_BAD_INPUT)
+    except BrokenPipeError:
+        # Whoever reads the output has seen enough; Python would complain at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def find_file(given: str | Path, flag: str) -> Path:

@@ -5,7 +5,6 @@ which is why both ways of reading give the same bits.
 """
 
 import dataclasses
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +15,6 @@ from prunex_jax.data.splits import Split
 
 # 'image', 'label' and, in evaluation, 'valid'; the first axis is the batch.
 Batch = dict[str, npt.NDArray[np.generic]]
-
-
-class Examples(Protocol):
-    """A pure function from positions to examples, before normalisation."""
-
-    @property
-    def split(self) -> Split:
-        """What is read."""
-        ...
-
-    def __call__(self, positions: Positions) -> Batch:
-        """Returns arrays with one leading entry per position; images are uint8."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +56,10 @@ class EvaluationExamples:
             batch["image"][is_valid] = recipe.evaluation_images(images)
             batch["label"][is_valid] = labels
         return batch
+
+
+# Pure functions from positions to examples with uint8 images, before normalisation.
+Examples = TrainingExamples | EvaluationExamples
 
 
 def normalized(batch: Batch, normalization: Normalization) -> Batch:

@@ -125,7 +125,8 @@ def _prepared_builder(name: str, data_dir: str | None) -> Any:
         builder = _find_builder(f"{name}:*.*.*", data_dir)
     if not _is_prepared(builder):
         raise UserError(_how_to_prepare(name, builder))
-    if not builder.info.available_file_formats() & _readable_formats():
+    formats = {each.value for each in builder.info.available_file_formats()}
+    if "array_record" not in formats:
         raise UserError(
             f"data set {name!r} in {builder.data_path} is stored as "
             f"{builder.info.file_format.value}, which only TensorFlow reads: "
@@ -167,12 +168,6 @@ def _find_builder(name: str, data_dir: str | None) -> Any:
             f"data set {name!r} needs a package that is not installed "
             f"({str(error).splitlines()[-1]}): install it, or choose another set"
         ) from None
-
-
-def _readable_formats() -> set[Any]:
-    import tensorflow_datasets as tfds
-
-    return {tfds.core.file_adapters.FileFormat.ARRAY_RECORD}
 
 
 def _how_to_prepare(name: str, builder: Any) -> str:

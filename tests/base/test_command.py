@@ -1,5 +1,9 @@
 """Command lines: what they understand, and one line with exit code 2 for the rest."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from prunex_jax.base.command import (
@@ -111,6 +115,24 @@ def test_errors_become_one_line_and_a_code(error, code, capsys):
 
     assert run_command(COMMAND, fail, ["--name=x"]) == code
     assert capsys.readouterr().err == "error: a b\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    script = tmp_path / "talks.py"
+    script.write_text(
+        "import sys\n"
+        "from prunex_jax.base.command import Command, run_command\n"
+        "talk = lambda *_: sys.stdout.write('much\\n' * 10**6)\n"
+        "sys.exit(run_command(Command('Talks.', ()), talk, []))"
+    )
+    command = f"{sys.executable} {script} | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("much\n", "", 1)
 
 
 def test_a_command_may_give_its_own_code():
