@@ -97,13 +97,22 @@ class Program:
         """
         key = tuple(sorted(static.items()))
         if key not in self._compiled:
-            fn = self._build(**static)
-            traced = jax.jit(fn, donate_argnums=self._donate).trace(*args)
-            listed = list_collectives(_counted(fn, args, traced.jaxpr))
+            traced, listed = self._trace(args, static)
             sent = wire_bytes(listed, self._mesh_shape)
             self._compiled[key] = _Compiled(traced.lower().compile(), listed, sent)
             self._ledger.num_compilations += 1
         return self._compiled[key]
+
+    def collectives(self, *args: Any, **static: Hashable) -> list[Collective]:
+        """Lists what one call sends, from its trace; arguments as for `compile`."""
+        return self._trace(args, static)[1]
+
+    def _trace(
+        self, args: tuple[Any, ...], static: Mapping[str, Hashable]
+    ) -> tuple[Any, list[Collective]]:
+        fn = self._build(**static)
+        traced = jax.jit(fn, donate_argnums=self._donate).trace(*args)
+        return traced, list_collectives(_counted(fn, args, traced.jaxpr))
 
 
 def _counted(

@@ -4,7 +4,9 @@
 one method. The variants of the table are held to their formulas, too.
 """
 
+import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +18,8 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of
-from prunex_jax.comm import compact_size, list_collectives, wire_bytes
-from prunex_jax.mesh import enter, leave, settle, specs_of, vary
+from prunex_jax.comm import compact_size, wire_bytes
+from prunex_jax.mesh import ALONE
 from prunex_jax.methods import (
     METHODS,
     Recipe,
@@ -34,16 +36,16 @@ from prunex_jax.methods.local_sgd import LocalSgdConfig
 from prunex_jax.methods.pactrain import PactrainConfig
 from prunex_jax.methods.powersgd import PowersgdConfig
 from prunex_jax.methods.topk import TopkConfig
+from prunex_jax.train.program import Ledger
+from prunex_jax.train.step import make_programs
 from tests.helpers.common import make_mesh
 from tests.helpers.consensus_cases import (
     AXES,
     FINAL,
     FULL,
     GROUPS,
-    QUICK,
     START,
     draw,
-    quadratic,
 )
 from tests.helpers.consensus_reference import entry_masks
 
@@ -171,91 +173,91 @@ def _targets(num_devices, seed=7):
     )  # fmt: skip
 
 
+class Problem(NamedTuple):
+    """The quadratic problem as a network that answers with the gaps to a wish."""
+
+    def init(self, key):
+        del key
+        return jax.tree.map(jnp.asarray, START), {}
+
+    def apply_train(self, params, statistics, wishes, axis_name=None):
+        del axis_name
+        flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(params)])
+        return flat[None] - wishes, statistics
+
+
+def half_square(gaps, batch):
+    """Its gradient is the gap; one row per device."""
+    del batch
+    return jnp.sum(gaps**2) / 2
+
+
 class Runner:
-    """The programs of a method on a mesh, as `step` builds them for networks."""
+    """A method on a mesh, in the trainer's own programs."""
 
     def __init__(self, row, shape):
-        self.mesh = make_mesh(*shape)
-        recipe = Recipe(
-            config=ROWS[row] if isinstance(row, str) else row,
-            inner=optax.sgd(LEARNING_RATE),
-            learning_rate=optax.constant_schedule(LEARNING_RATE),
-            groups=GROUPS,
-            keep_counts=FINAL,
-            shapes=SHAPES,
-            total_steps=TOTAL_STEPS,
-            optimizer=OptimizerConfig(momentum=0.0, weight_decay=0.0),  # as `inner`
-        )
-        self.method = make_method(recipe)
-        self.placements = (self.method.params_placement, self.method.opt_placement)
-        self.specs = specs_of(self.placements)
-        self.num_traces = 0
-        self.init = self._compile(self._init, (jax.P(),), self.specs)
-        self.prepare = self._compile(
-            self._prepare, (self.specs, jax.P(*AXES)), self.specs
-        )
-        self.step = self.step_with()
-        self.network = self._compile(self._network, (self.specs,), jax.P())
-        self.exchange = functools.cache(self.exchange_)
-
-    def _compile(self, fn, in_specs, out_specs):
-        run = jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
-        return jax.jit(run, compiler_options=QUICK)
-
-    def _init(self, start):
-        state = self.method.transform.init(start)
-        return settle(self.placements, leave(self.placements, (start, state)))
-
-    def _prepare(self, state, target):
-        """What the method does before its first step, on two equal batches."""
-        if self.method.prepare is None:
-            return state
-        two_equal = jax.tree.map(lambda t: jnp.stack([t[0, 0]] * 2), target)
-        params, opt_state = self.method.prepare(
-            lambda params, half: quadratic(params, jax.tree.map(lambda t: t[0], half)),
-            lambda logits, half: logits,
-            *enter(self.placements, state), [two_equal],
+        self.shape = shape
+        self.method = make_method(recipe_of(ROWS[row] if isinstance(row, str) else row))
+        self.ledger = Ledger()
+        self.programs = make_programs(
+            Problem(), self.method, make_mesh(*shape), self.ledger,
+            layouts={}, objective=half_square,
         )  # fmt: skip
-        return leave(self.placements, (params, opt_state))
 
-    def step_with(self, **options):
-        """The step with what `step_options` gave; without, the steady state."""
-        step = functools.partial(self._step, **options)
-        return self._compile(step, (self.specs, jax.P(*AXES)), self.specs)
+    def init(self):
+        return self.programs.init(jax.random.key(0))
 
-    def _step(self, state, target, **options):
-        self.num_traces += 1
-        params, opt_state = enter(self.placements, state)
-        target = jax.tree.map(lambda t: t[0, 0], target)
-        grads = jax.grad(quadratic)(vary(params, AXES), target)
-        updates, opt_state = self.method.transform.update(
-            grads, opt_state, params, value=jnp.zeros(()), unheard_of=None, **options
-        )
-        after = (optax.apply_updates(params, updates), opt_state)
-        return leave(self.placements, after)
+    def prepare(self, batch):
+        """A state for the first step of the method."""
+        if self.method.prepare is None:
+            return self.init()
+        batches = (batch,) * self.method.prepare_batches
+        return self.programs.prepare(self.init(), batches)
 
-    def _network(self, state):
-        return self.method.network(*enter(self.placements, state))
+    def step(self, state, batch):
+        return self.programs.local_step(state, batch)[0]
 
-    def exchange_(self, kind, counts):
-        def fn(state):
-            self.num_traces += 1
-            params, opt_state = enter(self.placements, state)
-            after = self.method.exchange(params, opt_state, dict(counts), kind)
-            return leave(self.placements, after)
+    def exchange(self, state, kind, counts):
+        counts = tuple(sorted(counts.items()))
+        return self.programs.exchange(state, keep_counts=counts, kind=kind)
 
-        return self._compile(fn, (self.specs,), self.specs)
+    def sent_by_step(self, **options):
+        """What a step sends, from its trace."""
+        state = self.programs.abstract_state()
+        batch = batch_of(_targets(self.shape[0] * self.shape[1]))
+        return self.programs.local_step.collectives(state, batch, **options)
 
-    def place(self, targets):
-        shape = tuple(self.mesh.shape.values())
-        return jax.tree.map(lambda t: t.reshape(shape + t.shape[1:]), targets)
+    def sent_by_exchange(self, kind, counts):
+        counts, state = tuple(sorted(counts.items())), self.programs.abstract_state()
+        return self.programs.exchange.collectives(state, keep_counts=counts, kind=kind)
 
-    def round(self, state, targets, kind, counts):
+    def round(self, state, batch, kind, counts):
+        state = jax.tree.map(jnp.copy, state)  # the trainer's programs take theirs over
         for _ in range(self.method.sync_period or 2):
-            state = self.step(state, targets)
+            state = self.step(state, batch)
         if self.method.exchange is None:
             return state
-        return self.exchange(kind, tuple(sorted(counts.items())))(state)
+        return self.exchange(state, kind, counts)
+
+
+def recipe_of(config):
+    return Recipe(
+        config=config,
+        inner=optax.sgd(LEARNING_RATE),
+        learning_rate=optax.constant_schedule(LEARNING_RATE),
+        groups=GROUPS,
+        keep_counts=FINAL,
+        shapes=SHAPES,
+        total_steps=TOTAL_STEPS,
+        optimizer=OptimizerConfig(momentum=0.0, weight_decay=0.0),  # as `inner`
+    )
+
+
+def batch_of(targets):
+    """One example for every device: where it would like its copy to be."""
+    leaves = [t.reshape(len(t), -1) for t in jax.tree.leaves(targets)]
+    rows = np.concatenate(leaves, axis=1)
+    return {"image": rows, "label": np.zeros(len(rows), np.int32)}
 
 
 @functools.cache
@@ -265,7 +267,7 @@ def runner_of(row, shape=(2, 2)):
 
 def train(runner, targets):
     """Dense until settled, then sparse; all kinds of rounds."""
-    state = runner.prepare(runner.init(START), targets)
+    state = runner.prepare(targets)
     schedule = [("frozen", FULL)] * 8 + [("moving", FINAL)] * 2
     schedule += [("freeze", FINAL)] + [("frozen", FINAL)] * 8
     for kind, counts in schedule:
@@ -276,7 +278,7 @@ def train(runner, targets):
 @functools.cache
 def trained(row):
     runner = runner_of(row)
-    return train(runner, runner.place(_targets(4)))
+    return train(runner, batch_of(_targets(4)))
 
 
 def options_of(method, opt_state):
@@ -311,20 +313,21 @@ def test_every_method_has_a_row():
 def test_finds_the_best_feasible_point(row):
     """Hosts want different things, but agree on which channels matter."""
     runner = runner_of(row)
-    params, opt_state = trained(row)
+    state = trained(row)
     # Without exchanges every host goes its own way; that of the first is shown.
     seen = 2 if ROWS[row].name == "none" else 4
     mean = jax.tree.map(lambda t: t[:seen].mean(0), _targets(4))
-    masks = runner.method.masks(opt_state)
+    masks = runner.method.masks(state.opt_state)
     if runner.method.prepare is not None:
-        alive = runner.prepare(runner.init(START), runner.place(_targets(4)))[0]
-        assert all(np.all((x != 0) == (y != 0)) for x, y in pairs_of(alive, params))
+        alive = runner.prepare(batch_of(_targets(4))).params
+        pairs = pairs_of(alive, state.params)
+        assert all(np.all((x != 0) == (y != 0)) for x, y in pairs)
         mean = jax.tree.map(lambda t, x: np.where(x != 0, t, 0), mean, alive)
     elif masks:
         wanted = {"a": np.arange(8) % 2 == 0, "b": np.arange(6) < 3}
         assert_same(masks, wanted, "not the strong channels")
         mean = jax.tree.map(np.multiply, mean, entry_masks(wanted))
-    found = runner.network((params, opt_state))
+    found, _ = runner.programs.network(state)
     # Where hosts disagree, what is drawn for a gradient goes on being noise.
     tolerance = 0.15 if runner.method.wire.dtype == "ternary" else 0.02
     for leaf, want in zip(jax.tree.leaves(found), jax.tree.leaves(mean), strict=True):
@@ -335,19 +338,19 @@ def test_finds_the_best_feasible_point(row):
 def test_one_trace_serves_all_calls_and_types_never_change(row):
     runner = runner_of(row)
     state = trained(row)
-    before = runner.num_traces
-    targets = runner.place(_targets(4, seed=20))
+    before = runner.ledger.num_compilations
+    targets = batch_of(_targets(4, seed=20))
 
     def kinds_of(tree):
         leaves, structure = jax.tree.flatten(tree)
         return structure, [(x.shape, x.dtype, x.weak_type, x.sharding) for x in leaves]
 
-    fresh = runner.init(START)
+    fresh = runner.init()
     for kind in KINDS:
         after = runner.round(state, targets, kind, FINAL)
         assert kinds_of(after) == kinds_of(state) == kinds_of(fresh)
         state = after
-    assert runner.num_traces == before, "a second call traced again"
+    assert runner.ledger.num_compilations == before, "a second call compiled again"
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -356,7 +359,7 @@ def test_a_restored_state_continues_identically(row):
     state = trained(row)
     saved = jax.tree.map(np.asarray, state)
     restored = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), saved, state)
-    targets = runner.place(_targets(4, seed=30))
+    targets = batch_of(_targets(4, seed=30))
     for kind in ("frozen", "moving"):
         state = runner.round(state, targets, kind, FINAL)
         restored = runner.round(restored, targets, kind, FINAL)
@@ -377,23 +380,22 @@ def test_formula_bytes_of_every_variant_of_the_table(variant):
 
 def check_formula_bytes(runner):
     """Holds the formulas of a method against the traces of its programs."""
-    method, mesh_shape = runner.method, dict(runner.mesh.shape)
-    shape = tuple(mesh_shape.values())
-    targets = jax.eval_shape(lambda: runner.place(_targets(8)))
-    state = jax.eval_shape(runner.init, START)
-    programs = []
-    # Shapes do for an answer: no step has been counted yet.
-    nothing = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state[1])
+    method, shape = runner.method, runner.shape
+    mesh_shape = dict(zip(AXES, shape, strict=True))
+    pairs = []
+    # No step has been counted yet.
+    nothing = jax.tree.map(
+        lambda x: np.zeros(x.shape, x.dtype), runner.programs.abstract_state().opt_state
+    )
     for options in options_of(method, nothing):
-        traced = runner.step_with(**options).trace(state, targets)
-        programs.append((traced, method.step_formula(mesh_shape, **options)))
+        formula = method.step_formula(mesh_shape, **options)
+        pairs.append((runner.sent_by_step(**options), formula))
     if method.exchange is not None:
         for kind in KINDS:
-            traced = runner.exchange(kind, tuple(sorted(FINAL.items()))).trace(state)
             formula = method.exchange_formula(mesh_shape, FINAL, kind)
-            programs.append((traced, formula))
-    for traced, formula in programs:
-        found = wire_bytes(list_collectives(traced.jaxpr), mesh_shape)
+            pairs.append((runner.sent_by_exchange(kind, FINAL), formula))
+    for listed, formula in pairs:
+        found = wire_bytes(listed, mesh_shape)
         assert found == wire_bytes(formula, mesh_shape)
         assert shape[0] > 1 or found["host"] == 0, "a single host sends to itself"
         assert shape[1] > 1 or found["device"] == 0
@@ -412,13 +414,11 @@ def test_payload_is_what_the_largest_message_carries(row):
     if method.prunes:
         layouts = layouts_of(GROUPS, SHAPES)
         assert elements == compact_size(SHAPES, layouts, counts)
-    state = jax.eval_shape(runner.init, START)
     if method.exchange is None:
-        targets = jax.eval_shape(lambda: runner.place(_targets(8)))
-        traced = runner.step.trace(state, targets)
+        listed = runner.sent_by_step()
     else:
-        traced = runner.exchange("frozen", tuple(sorted(counts.items()))).trace(state)
-    sent = [c for c in list_collectives(traced.jaxpr) if "host" in c.axes]
+        listed = runner.sent_by_exchange("frozen", counts)
+    sent = [c for c in listed if "host" in c.axes]
     if not elements:
         assert not sent
         return
@@ -449,17 +449,25 @@ def test_payload_is_what_the_largest_message_carries(row):
 def test_health_is_scalar_and_finite(row):
     runner = runner_of(row)
 
-    def health(state):
-        _, opt_state = enter(runner.placements, state)
-        found = runner.method.health(opt_state)
-        return jax.tree.map(lambda x: vary(x, AXES)[None, None], found)
+    report = runner.programs.report(trained(row))
+    for name, value in flatten_by_path(report.health).items():
+        assert value.shape == () and np.isfinite(value), name
 
-    run = jax.shard_map(
-        health, mesh=runner.mesh, in_specs=(runner.specs,), out_specs=jax.P(*AXES)
+
+@pytest.mark.parametrize("name", METHODS)
+def test_arguments_for_other_transforms_pass(name):
+    """In a chain, every transform is given the extra arguments of all."""
+    method = make_method(
+        dataclasses.replace(recipe_of(method_config(name)), axes=ALONE)
     )
-    found = jax.jit(run, compiler_options=QUICK)(trained(row))
-    for name, value in flatten_by_path(found).items():
-        assert value.shape == (2, 2) and np.isfinite(value).all(), name
+
+    def update(params):
+        state = method.transform.init(params)
+        more = {"value": jnp.zeros(()), "unheard_of": None}
+        return method.transform.update(params, state, params, **more)
+
+    updates, _ = jax.eval_shape(update, START)
+    assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, START)
 
 
 def test_dense_is_the_same_on_every_mesh():
@@ -467,10 +475,10 @@ def test_dense_is_the_same_on_every_mesh():
     ends = []
     for shape in ((1, 4), (2, 2), (4, 1)):
         runner = runner_of("dense", shape)
-        state, targets = runner.init(START), runner.place(_targets(4))
+        state, targets = runner.init(), batch_of(_targets(4))
         for _ in range(5):
             state = runner.step(state, targets)
-        ends.append(runner.network(state))
+        ends.append(runner.programs.network(state)[0])
     for end in ends[1:]:
         for a, b in zip(jax.tree.leaves(end), jax.tree.leaves(ends[0]), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
@@ -482,12 +490,12 @@ def test_in_the_limit_a_method_is_dense(name, shape):
     ends = []
     for row in ("dense", LIMITS[name]):
         runner = runner_of(row, shape)
-        state, targets = runner.init(START), runner.place(_targets(4))
+        state, targets = runner.init(), batch_of(_targets(4))
         for _ in range(5):
             for _ in range(runner.method.sync_period or 1):
                 state = runner.step(state, targets)
             if runner.method.exchange is not None:
-                state = runner.exchange("frozen", tuple(sorted(FULL.items())))(state)
-        ends.append(runner.network(state))
+                state = runner.exchange(state, "frozen", FULL)
+        ends.append(runner.programs.network(state)[0])
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
