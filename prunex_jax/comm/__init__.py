@@ -27,7 +27,7 @@ from prunex_jax.comm.averaging import (
 )
 from prunex_jax.comm.collectives import check_local
 from prunex_jax.comm.formulas import compact_size, dense_size
-from prunex_jax.comm.ring import Hop, ring_hops, ring_mean_over_hosts
+from prunex_jax.comm.ring import ring_mean_over_hosts
 from prunex_jax.comm.wires import FLOAT32, TERNARY, WIRE_DTYPES, Wire, refuse_ternary
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "TERNARY",
     "WIRE_DTYPES",
     "Collective",
-    "Hop",
     "Wire",
     "check_local",
     "compact_size",
@@ -51,7 +50,6 @@ __all__ = [
     "min_over_mesh",
     "refuse_ternary",
     "ring_bytes",
-    "ring_hops",
     "ring_mean_over_hosts",
     "sum_over_hosts",
     "sum_over_mesh",

@@ -18,55 +18,6 @@ from prunex_jax.comm.wires import FLOAT32, Wire, refuse_ternary
 from prunex_jax.mesh import MeshAxes, axis_size, position, vary
 
 
-@dataclasses.dataclass(frozen=True)
-class Hop:
-    """What one device sends to its counterpart on the next host.
-
-    Attributes:
-      phase: reduce (a partial sum) | gather (a finished one).
-      index: Number of the hop, from 0, over both phases.
-      num_elements: Values in the message.
-      num_bytes: Its size.
-    """
-
-    phase: str
-    index: int
-    num_elements: int
-    num_bytes: int
-
-
-def ring_hops(
-    num_elements: int,
-    num_hosts: int,
-    devices_per_host: int,
-    wire: Wire = FLOAT32,
-) -> list[Hop]:
-    """Lists the hops of `ring_mean_over_hosts`, as each device of a host makes them.
-
-    Args:
-      num_elements: Elements of the buffer.
-      num_hosts: Hosts in the ring; a single one makes no hop.
-      devices_per_host: Devices that share the buffer of a host.
-      wire: How values travel; a hop is one message, whatever the bucket size.
-    Returns:
-      2 (num_hosts - 1) hops. The pieces of all devices and hosts make up the buffer; in
-      narrow formats they are whole blocks of `wires.BLOCK` values.
-    Example:
-      >>> for hop in ring_hops(100, 3, 1):
-      ...     print(hop.phase, hop.index, hop.num_elements, hop.num_bytes)
-      reduce 0 34 136
-      reduce 1 34 136
-      gather 2 34 136
-      gather 3 34 136
-    """
-    unit = wires.BLOCK if wire.is_narrow else 1
-    piece = -(-num_elements // (unit * num_hosts * devices_per_host)) * unit
-    num_bytes = piece * wire.block_bytes // wires.BLOCK
-    half = num_hosts - 1
-    phases = ["reduce"] * half + ["gather"] * half
-    return [Hop(phase, i, piece, num_bytes) for i, phase in enumerate(phases)]
-
-
 def ring_mean_over_hosts(
     buffer: jax.Array,
     axes: MeshAxes,
@@ -83,7 +34,8 @@ def ring_mean_over_hosts(
     Args:
       buffer: float32[n], per_host: the same on every device of a host.
       axes: Mesh axes.
-      wire: As in `ring_hops`; partial sums are rounded in every hop.
+      wire: How values travel; partial sums are rounded in every hop. A hop is one
+        message, whatever the bucket size.
       key: As in `mean_over_hosts`.
     Returns:
       [n], replicated.
@@ -91,8 +43,9 @@ def ring_mean_over_hosts(
       UserError: Ternary values.
     Collectives:
       With P devices per host and M hosts: 2 (M - 1) shifts over the host axis of
-      ceil(n / (P M)) elements, see `ring_hops`; then a gather over the device axis of
-      as many from each device for every host. With one host, nothing that moves.
+      ceil(n / (P M)) elements, in whole blocks of narrow formats; then a gather over
+      the device axis of as many from each device for every host. With one host,
+      nothing that moves.
     """
     refuse_ternary(wire)
     num_hosts = axis_size(axes.host)

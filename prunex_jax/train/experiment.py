@@ -36,7 +36,7 @@ from prunex_jax.train.config import ExperimentConfig, total_steps
 from prunex_jax.train.objective import Objective
 from prunex_jax.train.program import Ledger
 from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases
-from prunex_jax.train.step import Programs, make_programs
+from prunex_jax.train.step import Programs
 from prunex_jax.train.task import Task, read_teacher
 
 
@@ -237,7 +237,7 @@ def _make_setup(
             optimizer=config.optimizer,
         )
     )
-    programs = make_programs(
+    programs = Programs(
         model,
         method,
         mesh,

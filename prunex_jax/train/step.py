@@ -6,7 +6,6 @@ programs, so that each has a fixed list of collectives and a new density recompi
 only the exchange. The one place where parameters are marked as varying is here.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,7 +38,6 @@ from prunex_jax.train.state import NEVER, Totals, TrainState, zero_totals
 
 _AXES = MeshAxes()
 _BATCH = jax.P(_AXES.names)
-_LABELS = Objective()
 # Static keep counts as a hashable value.
 Counts = tuple[tuple[str, int], ...]
 Batch = Mapping[str, jax.Array]
@@ -62,31 +60,6 @@ class Score(NamedTuple):
     examples: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Programs:
-    """The programs of a run."""
-
-    init: Program  # key -> TrainState, born where it will live.
-    # (state, batches) -> state, as `Method.prepare` says; donates the state.
-    prepare: Program
-    # (state, batch; options of the step, see `Method`) -> (state, ticket); donates the
-    # state. The ticket is the step number, ready when the step is done, and outlives
-    # the state.
-    local_step: Program
-    exchange: Program  # (state; keep_counts, kind) -> state; donates the state.
-    report: Program  # state -> Report.
-    clear: Program  # state -> state with empty totals; donates the state.
-    # state -> (params, statistics) that the method stands for, replicated.
-    network: Program
-    # (state, batch, batches seen before) -> state with the statistics of the network
-    # that the method stands for, mean over batches; donates the state.
-    reestimate: Program
-    evaluate: Program  # (params, statistics, batch) -> Score.
-    scores: Program  # state -> squared channel norms of the network, replicated.
-    # () -> shapes, types and shardings of the state, for restoring it.
-    abstract_state: Callable[[], TrainState]
-
-
 def placements_of(method: Method) -> TrainState:
     """Where every part of the training state of a method lives."""
     placements: Any = TrainState(
@@ -99,18 +72,22 @@ def placements_of(method: Method) -> TrainState:
     return placements
 
 
-def make_programs(
-    model: Model,
-    method: Method,
-    mesh: AnyMesh,
-    ledger: Ledger,
-    *,
-    layouts: Layouts,
-    objective: Objective = _LABELS,
-    norm_scope: str = "device",
-    micro_batches: int = 1,
-) -> Programs:
-    """Builds the programs of a run; nothing is compiled before it is called.
+class Programs:
+    """The programs of a run; nothing is compiled before it is called.
+
+    init: key -> TrainState, born where it will live.
+    prepare: (state, batches) -> state, as `Method.prepare` says; donates the state.
+    local_step: (state, batch; options of the step, see `Method`) -> (state, ticket);
+      donates the state. The ticket is the step number, ready when the step is done, and
+      outlives the state.
+    exchange: (state; keep_counts, kind) -> state; donates the state.
+    report: state -> Report.
+    clear: state -> state with empty totals; donates the state.
+    network: state -> (params, statistics) that the method stands for, replicated.
+    reestimate: (state, batch, batches seen before) -> state with the statistics of the
+      network that the method stands for, mean over batches; donates the state.
+    evaluate: (params, statistics, batch) -> Score.
+    scores: state -> squared channel norms of the network, replicated.
 
     Args:
       model: The network.
@@ -124,68 +101,54 @@ def make_programs(
         after the other: activations need that much less memory. Batch statistics are
         those of a part. A step is still one update of the mean gradient, and sends what
         it sends without.
-    Returns:
-      The programs.
     """
-    builder = _Builder(
-        model, method, mesh, objective, norm_scope, layouts, micro_batches
-    )
-    shape = dict(mesh.shape)
 
-    def program(name: str, build: Callable[..., Any], donates: bool) -> Program:
-        return Program(name, build, shape, ledger, donate=(0,) if donates else ())
+    def __init__(
+        self,
+        model: Model,
+        method: Method,
+        mesh: AnyMesh,
+        ledger: Ledger,
+        *,
+        layouts: Layouts,
+        objective: Callable[[jax.Array, Batch], jax.Array] | None = None,
+        norm_scope: str = "device",
+        micro_batches: int = 1,
+    ) -> None:
+        self._model, self._method, self._mesh = model, method, mesh
+        self._layouts, self._objective = layouts, objective or Objective()
+        self._micro_batches = micro_batches
+        # Axis over which batch statistics are taken, beside the images of a device.
+        self._norm_axis = DEVICE_AXIS if norm_scope == "host" else None
+        self._placements = placements_of(method)
+        self._specs = specs_of(self._placements)
 
-    return Programs(
-        init=program("init", builder.init, False),
-        prepare=program("prepare", builder.prepare, True),
-        local_step=program("local_step", builder.local_step, True),
-        exchange=program("exchange", builder.exchange, True),
-        report=program("report", builder.report, False),
-        clear=program("clear", builder.clear, True),
-        network=program("network", builder.network, False),
-        reestimate=program("reestimate", builder.reestimate, True),
-        evaluate=program("evaluate", builder.evaluate, False),
-        scores=program("scores", builder.scores, False),
-        abstract_state=builder.abstract_state,
-    )
+        def program(build: Callable[..., Any], donates: bool = False) -> Program:
+            name, shape = build.__name__.strip("_"), dict(mesh.shape)
+            return Program(name, build, shape, ledger, (0,) if donates else ())
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Builder:
-    """One method per program; each returns the function to compile."""
-
-    model: Model
-    method: Method
-    mesh: AnyMesh
-    objective: Objective
-    norm_scope: str
-    layouts: Layouts
-    micro_batches: int
+        self.init = program(self._init)
+        self.prepare = program(self._prepare, donates=True)
+        self.local_step = program(self._local_step, donates=True)
+        self.exchange = program(self._exchange, donates=True)
+        self.report = program(self._report)
+        self.clear = program(self._clear, donates=True)
+        self.network = program(self._network)
+        self.reestimate = program(self._reestimate, donates=True)
+        self.evaluate = program(self._evaluate)
+        self.scores = program(self._scores)
 
     def _shard(self, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        return map_over(self.mesh, fn, in_specs, out_specs)
+        return map_over(self._mesh, fn, in_specs, out_specs)
 
-    @property
-    def _norm_axis(self) -> str | None:
-        """Axis over which batch statistics are taken, beside the images of a device."""
-        return DEVICE_AXIS if self.norm_scope == "host" else None
-
-    @property
-    def _placements(self) -> TrainState:
-        return placements_of(self.method)
-
-    @property
-    def _specs(self) -> TrainState:
-        return specs_of(self._placements)
-
-    def init(self) -> Callable[..., TrainState]:
+    def _init(self) -> Callable[..., TrainState]:
         def fn(key: jax.Array) -> TrainState:
-            params, statistics = self.model.init(key)
+            params, statistics = self._model.init(key)
             state = TrainState(
                 step=jnp.zeros((), jnp.int32),
                 params=params,
                 statistics=statistics,
-                opt_state=self.method.transform.init(params),
+                opt_state=self._method.transform.init(params),
                 totals=zero_totals(),
             )
             return settle(self._placements, leave(self._placements, state))
@@ -193,10 +156,11 @@ class _Builder:
         return self._shard(fn, jax.P(), self._specs)
 
     def abstract_state(self) -> TrainState:
-        shapes = jax.eval_shape(self.init(), jax.random.key(0))
+        """Shapes, types and shardings of the state, for restoring it."""
+        shapes = jax.eval_shape(self._init(), jax.random.key(0))
 
         def shard(spec: jax.P, part: PyTree) -> PyTree:
-            sharding = sharding_on(self.mesh, spec)
+            sharding = sharding_on(self._mesh, spec)
             return jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
                 part,
@@ -204,9 +168,9 @@ class _Builder:
 
         return jax.tree.map(shard, self._specs, shapes)
 
-    def prepare(self) -> Callable[..., TrainState]:
-        run = self.method.prepare
-        assert run is not None, f"{self.method.name} needs no preparation"
+    def _prepare(self) -> Callable[..., TrainState]:
+        run = self._method.prepare
+        assert run is not None, f"{self._method.name} needs no preparation"
 
         def fn(state: TrainState, batches: Sequence[Batch]) -> TrainState:
             state = enter(self._placements, state)
@@ -215,23 +179,25 @@ class _Builder:
                 return self._train_logits(params, state.statistics, batch)[0]
 
             params, opt_state = run(
-                forward, self.objective, state.params, state.opt_state, batches
+                forward, self._objective, state.params, state.opt_state, batches
             )
             after = state._replace(params=params, opt_state=opt_state)
             return leave(self._placements, after)
 
         return self._shard(fn, (self._specs, _BATCH), self._specs)
 
-    def local_step(self, **options: Any) -> Callable[..., tuple[TrainState, jax.Array]]:
+    def _local_step(
+        self, **options: Any
+    ) -> Callable[..., tuple[TrainState, jax.Array]]:
         def fn(
             state: TrainState, batch: Mapping[str, jax.Array]
         ) -> tuple[TrainState, jax.Array]:
             state = enter(self._placements, state)
             # Varying, so that gradients stay local: see mesh.vary.
             own = vary(state.params, _AXES.names)
-            grads_of = accumulated_grads(self._loss, self.micro_batches, _AXES.names)
+            grads_of = accumulated_grads(self._loss, self._micro_batches, _AXES.names)
             grads, loss, statistics, correct = grads_of(own, state.statistics, batch)
-            updates, opt_state = self.method.transform.update(
+            updates, opt_state = self._method.transform.update(
                 grads, state.opt_state, state.params, **options
             )
             count = batch["label"].shape[0]
@@ -250,7 +216,7 @@ class _Builder:
         self, params: PyTree, statistics: PyTree, batch: Batch
     ) -> tuple[jax.Array, PyTree]:
         """Answers for the images of this device, and the statistics after them."""
-        return self.model.apply_train(
+        return self._model.apply_train(
             params, statistics, batch["image"], axis_name=self._norm_axis
         )
 
@@ -259,16 +225,16 @@ class _Builder:
     ) -> tuple[jax.Array, tuple[PyTree, jax.Array]]:
         """Mean loss over the images of this device, and what was seen on the way."""
         logits, statistics = self._train_logits(params, statistics, batch)
-        loss = self.objective(logits, batch)
+        loss = self._objective(logits, batch)
         correct = jnp.sum(jnp.argmax(logits, axis=-1) == batch["label"])
         statistics = vary(statistics, _AXES.names)
         return loss, (statistics, correct.astype(jnp.float32))
 
-    def exchange(
+    def _exchange(
         self, *, keep_counts: Counts, kind: RoundKind
     ) -> Callable[..., TrainState]:
-        run = self.method.exchange
-        assert run is not None, f"{self.method.name} has no exchange"
+        run = self._method.exchange
+        assert run is not None, f"{self._method.name} has no exchange"
 
         def fn(state: TrainState) -> TrainState:
             state = enter(self._placements, state)
@@ -280,11 +246,11 @@ class _Builder:
 
         return self._shard(fn, (self._specs,), self._specs)
 
-    def report(self) -> Callable[..., Report]:
+    def _report(self) -> Callable[..., Report]:
         def fn(state: TrainState) -> Report:
             state = enter(self._placements, state)
             totals = state.totals
-            health = self.method.health(state.opt_state)
+            health = self._method.health(state.opt_state)
             # Everything in one message; a mean over copies is a sum over devices that
             # hold them, divided by their number.
             num_devices = axis_size(_AXES.names)
@@ -301,28 +267,28 @@ class _Builder:
 
         return self._shard(fn, (self._specs,), jax.P())
 
-    def clear(self) -> Callable[..., TrainState]:
+    def _clear(self) -> Callable[..., TrainState]:
         def fn(state: TrainState) -> TrainState:
             totals = leave("per_device", vary(zero_totals(), _AXES.names))
             return state._replace(totals=totals)
 
         return self._shard(fn, (self._specs,), self._specs)
 
-    def network(self) -> Callable[..., tuple[PyTree, PyTree]]:
+    def _network(self) -> Callable[..., tuple[PyTree, PyTree]]:
         def fn(state: TrainState) -> tuple[PyTree, PyTree]:
             state = enter(self._placements, state)
-            params = self.method.network(state.params, state.opt_state)
+            params = self._method.network(state.params, state.opt_state)
             moments = to_moments(state.statistics)
             moments = mean_over_mesh(moments, _AXES)
             return params, from_moments(moments)
 
         return self._shard(fn, (self._specs,), (jax.P(), jax.P()))
 
-    def reestimate(self) -> Callable[..., TrainState]:
+    def _reestimate(self) -> Callable[..., TrainState]:
         def fn(state: TrainState, batch: Batch, num_seen: jax.Array) -> TrainState:
             state = enter(self._placements, state)
-            params = self.method.network(state.params, state.opt_state)
-            statistics = self.model.reestimate(
+            params = self._method.network(state.params, state.opt_state)
+            statistics = self._model.reestimate(
                 params,
                 state.statistics,
                 batch["image"],
@@ -334,11 +300,11 @@ class _Builder:
 
         return self._shard(fn, (self._specs, _BATCH, jax.P()), self._specs)
 
-    def evaluate(self) -> Callable[..., Score]:
+    def _evaluate(self) -> Callable[..., Score]:
         def fn(
             params: PyTree, statistics: PyTree, batch: Mapping[str, jax.Array]
         ) -> Score:
-            logits = self.model.apply(params, statistics, batch["image"])
+            logits = self._model.apply(params, statistics, batch["image"])
             labels, valid = batch["label"], batch["valid"]
             loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             correct = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
@@ -349,11 +315,11 @@ class _Builder:
 
         return self._shard(fn, (jax.P(), jax.P(), _BATCH), jax.P())
 
-    def scores(self) -> Callable[..., dict[str, jax.Array]]:
+    def _scores(self) -> Callable[..., dict[str, jax.Array]]:
         def fn(state: TrainState) -> dict[str, jax.Array]:
             state = enter(self._placements, state)
-            params = self.method.network(state.params, state.opt_state)
-            return sum_squares_by_channel(params, self.layouts)
+            params = self._method.network(state.params, state.opt_state)
+            return sum_squares_by_channel(params, self._layouts)
 
         return self._shard(fn, (self._specs,), jax.P())
 

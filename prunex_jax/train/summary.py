@@ -15,7 +15,7 @@ from prunex_jax.train.evaluation import evaluate_split
 from prunex_jax.train.experiment import Experiment
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.state import TrainState
-from prunex_jax.train.step import make_programs
+from prunex_jax.train.step import Programs
 from prunex_jax.train.transitions import cut_out, network_of
 
 
@@ -87,7 +87,7 @@ def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any
     programs = current.programs
     if network.model != current.model:
         ledger, method = experiment.ledger, current.method
-        programs = make_programs(network.model, method, mesh, ledger, layouts={})
+        programs = Programs(network.model, method, mesh, ledger, layouts={})
     arrays = jax.device_put(
         (network.params, network.statistics), sharding_on(mesh, jax.P())
     )

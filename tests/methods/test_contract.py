@@ -37,7 +37,7 @@ from prunex_jax.methods.pactrain import PactrainConfig
 from prunex_jax.methods.powersgd import PowersgdConfig
 from prunex_jax.methods.topk import TopkConfig
 from prunex_jax.train.program import Ledger
-from prunex_jax.train.step import make_programs
+from prunex_jax.train.step import Programs
 from tests.helpers.common import make_mesh
 from tests.helpers.consensus_cases import (
     AXES,
@@ -199,7 +199,7 @@ class Runner:
         self.shape = shape
         self.method = make_method(recipe_of(ROWS[row] if isinstance(row, str) else row))
         self.ledger = Ledger()
-        self.programs = make_programs(
+        self.programs = Programs(
             Problem(), self.method, make_mesh(*shape), self.ledger,
             layouts={}, objective=half_square,
         )  # fmt: skip

@@ -11,8 +11,8 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import shapes_by_path
-from prunex_jax.comm import Wire, dense_size, list_collectives, ring_hops, wire_bytes
-from prunex_jax.comm.formulas import mesh_sum
+from prunex_jax.comm import Wire, dense_size, list_collectives, wire_bytes
+from prunex_jax.comm.formulas import mesh_sum, ring_sum
 from prunex_jax.mesh import leave, specs_of, vary
 from prunex_jax.methods import (
     Recipe,
@@ -425,8 +425,8 @@ def test_hops_of_the_ring_are_the_host_bytes(shape):
     mesh_shape = dict(zip(AXES, shape, strict=True))
     sent = listed(shape, (True,), all_reduce="ring", wire=Wire("int8"))
     num_values = sum(COUNTS.values()) + 3
-    hops = ring_hops(num_values, *shape, Wire("int8"))
-    by_hop = NUM_STEPS * shape[1] * sum(hop.num_bytes for hop in hops)
+    hops = ring_sum(num_values, mesh_shape, Wire("int8"))
+    by_hop = NUM_STEPS * wire_bytes(hops, mesh_shape)["host"]
     others = [c for c in sent if c.dtype == "int32"]
     assert wire_bytes(sent, mesh_shape)["host"] == pytest.approx(
         by_hop + wire_bytes(others, mesh_shape)["host"]

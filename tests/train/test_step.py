@@ -22,7 +22,7 @@ from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.program import Ledger
 from prunex_jax.train.state import NEVER
-from prunex_jax.train.step import make_programs
+from prunex_jax.train.step import Programs
 from tests.helpers.common import make_mesh
 
 SHAPE = (2, 2)
@@ -77,7 +77,7 @@ def programs_of(method, micro_batches=1, clip_norm=0.0, momentum=0.9):
         total_steps=10,
     )
     made = make_method(recipe)
-    return made, make_programs(
+    return made, Programs(
         Plain(),
         made,
         make_mesh(*SHAPE),

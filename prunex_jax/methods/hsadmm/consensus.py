@@ -19,6 +19,8 @@ from prunex_jax.channels import (
     sum_squares_by_channel,
     take_channels,
 )
+from prunex_jax.comm import mean_over_hosts, sum_over_hosts
+from prunex_jax.mesh import vary
 from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
 from prunex_jax.methods.method import RoundKind
@@ -122,9 +124,9 @@ def balance_penalties(
     """Adapts both penalties to the residuals of the last round; see `balanced`.
 
     Collectives:
-      Four float32 as `Copies.mean_in_host`, then as `Copies.mean_over_hosts`.
+      Four float32 as `Copies.mean_in_host`, then as `comm.mean_over_hosts`.
     """
-    found = copies.mean_over_hosts(copies.mean_in_host(state.residuals))
+    found = mean_over_hosts(copies.mean_in_host(state.residuals), copies.axes)
     rho_device = balanced(
         state.rho_device, form.rho_device, found.primal_device, found.dual_device
     )
@@ -175,11 +177,11 @@ def agreed_scores(
     the masks stay, and with smaller ones the weakest channels of z go.
 
     Collectives:
-      Unless frozen, one float32 per channel as `Copies.sum_over_hosts`.
+      Unless frozen, one float32 per channel as `comm.sum_over_hosts`.
     """
     if kind == "frozen":
         return sum_squares_by_channel(state.global_consensus, layouts)
-    return copies.sum_over_hosts(sum_squares_by_channel(theta, layouts))
+    return sum_over_hosts(sum_squares_by_channel(theta, layouts), copies.axes)
 
 
 def move_consensus(
@@ -195,7 +197,7 @@ def move_consensus(
     narrow format, which rounds stochastically: no error is fed back.
 
     Collectives:
-      The kept channels on the wire of the form, as `Copies.mean_over_hosts`.
+      The kept channels on the wire of the form, as `comm.mean_over_hosts`.
     """
 
     projected, keep_indices, masks = found
@@ -207,7 +209,7 @@ def move_consensus(
     difference = optax.tree.sub(add(projected, host_dual), z)
     sent = take_channels(difference, layouts, keep_indices)
     key = jax.random.fold_in(jax.random.key(0), state.num_rounds)
-    mean = copies.mean_over_hosts(sent, form.wire, key)
+    mean = mean_over_hosts(sent, copies.axes, form.wire, key)
     moved = put_channels(mean, layouts, keep_indices)
     z, trace = outer_step(z, moved, masked(state.outer_trace), form)
     if host_dual is not None:
@@ -286,7 +288,7 @@ def harden(state: HsadmmState, copies: Copies) -> tuple[PyTree, HsadmmState]:
         is_frozen=jnp.ones((), bool),
         device_dual=optax.tree.zeros_like(state.device_dual),
         host_dual=optax.tree.zeros_like(state.host_dual),
-        host_consensus=copies.spread_over_hosts(z) if has_levels else None,
+        host_consensus=vary(z, (copies.axes.host,)) if has_levels else None,
     )
 
 

@@ -7,16 +7,10 @@ host" and does not care whether a host holds one copy or one per device.
 import dataclasses
 from typing import Literal
 
-import jax
-
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import (
-    FLOAT32,
-    Wire,
     check_local,
     mean_over_devices,
-    mean_over_hosts,
-    sum_over_hosts,
 )
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size, vary
 
@@ -47,10 +41,6 @@ class Copies:
         is_consensus = self.device_level == "consensus"
         return vary(tree, (self.axes.host, self.axes.device if is_consensus else None))
 
-    def spread_over_hosts(self, tree: PyTree) -> PyTree:
-        """Types replicated values as every host's own; moves nothing."""
-        return vary(tree, (self.axes.host,))
-
     def mean_gradient(self, grads: PyTree) -> PyTree:
         """Gradient of every copy from the gradients of every device.
 
@@ -73,13 +63,3 @@ class Copies:
         if self.device_level == "gradient":
             return tree
         return mean_over_devices(tree, self.axes)
-
-    def mean_over_hosts(
-        self, tree: PyTree, wire: Wire = FLOAT32, key: jax.Array | None = None
-    ) -> PyTree:
-        """Mean over hosts of what is per_host; see `comm.mean_over_hosts`."""
-        return mean_over_hosts(tree, self.axes, wire, key)
-
-    def sum_over_hosts(self, tree: PyTree) -> PyTree:
-        """Sum over hosts of what is per_host; see `comm.sum_over_hosts`."""
-        return sum_over_hosts(tree, self.axes)

@@ -20,7 +20,7 @@ import optax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.channels import ChannelGroup, Layouts, layouts_of, mask_channels
-from prunex_jax.mesh import ALONE, MeshAxes
+from prunex_jax.mesh import ALONE, MeshAxes, vary
 from prunex_jax.methods.hsadmm import consensus
 from prunex_jax.methods.hsadmm.consensus import (
     HsadmmState,
@@ -83,7 +83,7 @@ class Hsadmm:
         form, copies = self.parameters, self.copies
         z = jax.tree.map(jnp.array, params)
         zeros = jax.tree.map(jnp.zeros_like, z)
-        has_levels = form.rho_host > 0
+        has_levels, on_hosts = form.rho_host > 0, (copies.axes.host,)
         return HsadmmState(
             num_steps=jnp.zeros((), jnp.int32),
             num_rounds=jnp.zeros((), jnp.int32),
@@ -93,10 +93,10 @@ class Hsadmm:
             is_frozen=jnp.zeros((), bool),
             outer_trace=zeros if form.outer_momentum else None,
             device_dual=copies.spread(zeros) if form.dual_decay else None,
-            host_consensus=copies.spread_over_hosts(
-                jax.tree.map(jnp.array, params) if has_levels else None
-            ),
-            host_dual=copies.spread_over_hosts(zeros if has_levels else None),
+            host_consensus=vary(jax.tree.map(jnp.copy, z), on_hosts)
+            if has_levels
+            else None,
+            host_dual=vary(zeros, on_hosts) if has_levels else None,
             rho_device=jnp.asarray(form.rho_device, jnp.float32),
             rho_host=jnp.asarray(form.rho_host, jnp.float32),
             residuals=copies.spread(zero_residuals()),
