@@ -35,17 +35,11 @@ _POINTS_OF_A_LINE = 40
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A measured step time beside that of a model of cost.
+    """A measured step time beside that of a model of cost."""
 
-    Attributes:
-      record: What was measured.
-      seconds: Per step, by the model.
-      is_held_out: Whether the model had not seen the point.
-    """
-
-    record: Measurement
-    seconds: float
-    is_held_out: bool
+    record: Measurement  # What was measured.
+    seconds: float  # Per step, by the model.
+    is_held_out: bool  # Whether the model had not seen the point.
 
     @property
     def error(self) -> float:
@@ -55,34 +49,22 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Extrapolation:
-    """Step times by a model of cost that nobody measured.
+    """Step times by a model of cost that nobody measured."""
 
-    Attributes:
-      setting: Which network and link, in words.
-      titles: Row -> `Row.title`.
-      times: Row -> number of hosts -> seconds per step.
-    """
-
-    setting: str
-    titles: Mapping[str, str]
-    times: Times
+    setting: str  # Which network and link, in words.
+    titles: Mapping[str, str]  # Row -> `Row.title`.
+    times: Times  # Row -> number of hosts -> seconds per step.
 
 
 @dataclasses.dataclass(frozen=True)
 class Modelled:
-    """What a model of cost says.
+    """What a model of cost says."""
 
-    Attributes:
-      predictions: At what was measured.
-      extrapolations: Where nobody measured.
-      lines: Between measured points, for plots.
-      notes: What the model is, in plain sentences.
-    """
-
-    predictions: tuple[Prediction, ...] = ()
-    extrapolations: tuple[Extrapolation, ...] = ()
+    predictions: tuple[Prediction, ...] = ()  # At what was measured.
+    extrapolations: tuple[Extrapolation, ...] = ()  # Where nobody measured.
+    # Between measured points, for plots.
     lines: Lines = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # What the model is, in plain sentences.
 
 
 def modelled(

@@ -21,19 +21,12 @@ NO_PLOTS = "Plots need matplotlib: pip install 'prunex_jax[bench]'"
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of a report.
+    """A part of a report."""
 
-    Attributes:
-      title: Its headline.
-      tables: What it shows.
-      plots: Before the tables.
-      warnings: Before those.
-    """
-
-    title: str
-    tables: Sequence[Table] = ()
-    plots: Sequence[Plot] = ()
-    warnings: Sequence[str] = ()
+    title: str  # Its headline.
+    tables: Sequence[Table] = ()  # What it shows.
+    plots: Sequence[Plot] = ()  # Before the tables.
+    warnings: Sequence[str] = ()  # Before those.
 
 
 def check_png(png: Path | None) -> None:

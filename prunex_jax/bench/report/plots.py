@@ -62,23 +62,15 @@ _LEASH = {"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.6, "shrinkA": 1, "shri
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """How a row is drawn.
+    """How a row is drawn."""
 
-    Attributes:
-      title: What tables call it.
-      hue: Colour of its method; None is the ink of the theme.
-      mark: Of its points.
-      shade: 0 for the first row of a method; further ones are nearer to the ink.
-      is_dashed: Whether it is a peer.
-      rank: Of emphasis: the six lowest of a plot are emphasised.
-    """
-
-    title: str
-    hue: str | None
-    mark: str
+    title: str  # What tables call it.
+    hue: str | None  # Colour of its method; None is the ink of the theme.
+    mark: str  # Of its points.
+    # 0 for the first row of a method; further ones are nearer to the ink.
     shade: int = 0
-    is_dashed: bool = False
-    rank: int = 0
+    is_dashed: bool = False  # Whether it is a peer.
+    rank: int = 0  # Of emphasis: the six lowest of a plot are emphasised.
 
     def colour(self, theme: Theme) -> str:
         """Of its lines, marks and name."""
@@ -93,57 +85,38 @@ Looks = Mapping[str, Look]
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """What one row did.
+    """What one row did."""
 
-    Attributes:
-      row: Its key in `Plot.looks`.
-      points: Where marks are.
-      spread: Of each point, its lower and upper end; empty draws none.
-      line: None joins the points; else the points of a line of its own, without marks.
-      is_hollow: Whether marks are not filled.
-    """
-
-    row: str
-    points: Sequence[XY]
+    row: str  # Its key in `Plot.looks`.
+    points: Sequence[XY]  # Where marks are.
+    # Of each point, its lower and upper end; empty draws none.
     spread: Sequence[XY] = ()
+    # None joins the points; else the points of a line of its own, without marks.
     line: Sequence[XY] | None = None
-    is_hollow: bool = False
+    is_hollow: bool = False  # Whether marks are not filled.
 
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """One picture, not drawn yet.
+    """One picture, not drawn yet."""
 
-    Attributes:
-      name: Of its file, without the ending.
-      title: What it shows, and where.
-      across: What the horizontal axis says.
-      up: What the vertical axis says.
-      series: What is drawn.
-      looks: Row -> how.
-      log: Which axes are logarithmic: some of "xy".
-      levels: Heights of dotted lines -> what they are.
-      names_at_marks: Whether names stand beside marks, not right of the axes.
-      hosts: Ticks of the horizontal axis; the vertical one counts in powers of two.
-      unlimited: Where links without a limit are, right of all ticks; see
-        `unlimited_at`.
-      diagonal: What a line of slope one is called; None draws none.
-      band: Share around the diagonal that is shaded.
-    """
-
-    name: str
-    title: str
-    across: str
-    up: str
-    series: Sequence[Series]
-    looks: Looks
-    log: str = "x"
+    name: str  # Of its file, without the ending.
+    title: str  # What it shows, and where.
+    across: str  # What the horizontal axis says.
+    up: str  # What the vertical axis says.
+    series: Sequence[Series]  # What is drawn.
+    looks: Looks  # Row -> how.
+    log: str = "x"  # Which axes are logarithmic: some of "xy".
+    # Heights of dotted lines -> what they are.
     levels: Mapping[float, str] = dataclasses.field(default_factory=dict)
+    # Whether names stand beside marks, not right of the axes.
     names_at_marks: bool = False
+    # Ticks of the horizontal axis; the vertical one counts in powers of two.
     hosts: Sequence[int] = ()
+    # Where links without a limit are, right of all ticks; see `unlimited_at`.
     unlimited: float | None = None
-    diagonal: str | None = None
-    band: float = 0.0
+    diagonal: str | None = None  # What a line of slope one is called; None draws none.
+    band: float = 0.0  # Share around the diagonal that is shaded.
 
     @property
     def emphasised(self) -> list[str]:

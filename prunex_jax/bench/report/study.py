@@ -37,20 +37,16 @@ HELD_OUT_KEY = "held_out"
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """All that a report shows.
+    """All that a report shows."""
 
-    Attributes:
-      records: Of one study or several.
-      targets: Study -> validation accuracies whose time is asked for.
-      environments: Name -> plain values: versions, cores, kernel, commands.
-      modelled: What a model of cost says.
-    """
-
-    records: Sequence[Record]
+    records: Sequence[Record]  # Of one study or several.
+    # Study -> validation accuracies whose time is asked for.
     targets: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    # Name -> plain values: versions, cores, kernel, commands.
     environments: Mapping[str, Mapping[str, Any]] = dataclasses.field(
         default_factory=dict
     )
+    # What a model of cost says.
     modelled: Modelled = dataclasses.field(default_factory=Modelled)
 
 

@@ -15,17 +15,11 @@ RowT = TypeVar("RowT")
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell.
+    """One cell."""
 
-    Attributes:
-      text: Its lines; the first matters most.
-      value: What it is sorted by.
-      is_flagged: Whether it is outside of what is allowed.
-    """
-
-    text: str = BLANK
-    value: float | None = None
-    is_flagged: bool = False
+    text: str = BLANK  # Its lines; the first matters most.
+    value: float | None = None  # What it is sorted by.
+    is_flagged: bool = False  # Whether it is outside of what is allowed.
 
     @property
     def shown(self) -> str:
@@ -35,19 +29,13 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One table.
+    """One table."""
 
-    Attributes:
-      title: What it is about, and where.
-      header: Of all columns, of one line or more; the first column names rows.
-      rows: Each as long as the header.
-      notes: How to read it.
-    """
-
-    title: str
+    title: str  # What it is about, and where.
+    # Of all columns, of one line or more; the first column names rows.
     header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
+    rows: tuple[tuple[Cell, ...], ...]  # Each as long as the header.
+    notes: tuple[str, ...] = ()  # How to read it.
 
     def markdown(self) -> str:
         r"""The table and its notes as GitHub shows them, without the title.
@@ -86,17 +74,12 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Column(Generic[RowT]):
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes:
-      name: Its header.
-      content: Row -> what its cell holds: a cell, a text, a number, or None for a
-        blank one.
-      write: How a number is written.
-    """
-
-    name: str
+    name: str  # Its header.
+    # Row -> what its cell holds: a cell, a text, a number, or None for a blank one.
     content: Callable[[RowT], Cell | str | float | None]
+    # How a number is written.
     write: Callable[[float], str] = lambda value: digits(value)
 
     def cell(self, row: RowT) -> Cell:
