@@ -122,7 +122,9 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
     script.write_text(
         "import sys\n"
         "from prunex_jax.base.command import Command, run_command\n"
-        "talk = lambda *_: sys.stdout.write('much\\n' * 10**6)\n"
+        "def talk(*_):\n"
+        "    for _ in range(10**6):\n"
+        "        sys.stdout.write('much\\n')\n"
         "sys.exit(run_command(Command('Talks.', ()), talk, []))"
     )
     command = f"{sys.executable} {script} | head -n 1"
