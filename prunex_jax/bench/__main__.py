@@ -81,13 +81,7 @@ COMMAND = Command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line and runs a study.
-
-    Args:
-      arguments: The command line without the program's name; None takes the real one.
-    Returns:
-      The exit code.
-    """
+    """Parses the command line and runs a study."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     run = functools.partial(_run, arguments=arguments)
     return run_command(COMMAND, run, arguments)

@@ -66,22 +66,14 @@ COMMAND = Command(
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A step of one method on the links that were found.
+    """A step of one method on the links that were found."""
 
-    Attributes:
-      label: Method and settings.
-      settings: Dotted key -> value that gives this method.
-      host_bytes: Sent by a host per step.
-      exchange_seconds: Predicted time of the exchange between hosts, per step.
-      seconds: Predicted time of a step.
-      measured_seconds: Measured time of a step; None if it was not measured.
-    """
-
-    label: str
-    settings: Mapping[str, Any]
-    host_bytes: float
-    exchange_seconds: float
-    seconds: float
+    label: str  # Method and settings.
+    settings: Mapping[str, Any]  # Dotted key -> value that gives this method.
+    host_bytes: float  # Sent by a host per step.
+    exchange_seconds: float  # Predicted time of the exchange between hosts, per step.
+    seconds: float  # Predicted time of a step.
+    # Measured time of a step; None if it was not measured.
     measured_seconds: float | None = None
 
     @property
@@ -92,21 +84,14 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What was found and what follows.
+    """What was found and what follows."""
 
-    Attributes:
-      links: Mesh axis -> its links.
-      compute_seconds: Of a step that exchanges nothing between hosts.
-      predictions: Of every method, `dense` first.
-      refused: Label -> why a method cannot be used with these settings.
-      text: The recommendation.
-    """
-
-    links: Mapping[str, ProbedLink]
-    compute_seconds: float
-    predictions: tuple[Prediction, ...]
+    links: Mapping[str, ProbedLink]  # Mesh axis -> its links.
+    compute_seconds: float  # Of a step that exchanges nothing between hosts.
+    predictions: tuple[Prediction, ...]  # Of every method, `dense` first.
+    # Label -> why a method cannot be used with these settings.
     refused: Mapping[str, str]
-    text: str
+    text: str  # The recommendation.
 
 
 def candidates(config: MethodConfig) -> dict[str, dict[str, Any]]:
@@ -134,13 +119,7 @@ def candidates(config: MethodConfig) -> dict[str, dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line, measures and advises.
-
-    Args:
-      arguments: The command line without the program's name; None takes the real one.
-    Returns:
-      The exit code.
-    """
+    """Parses the command line, measures and advises."""
     return run_command(COMMAND, _advise, arguments)
 
 
@@ -192,15 +171,7 @@ def predict(
     compute_seconds: float,
     link: ProbedLink | None,
 ) -> Prediction:
-    """Predicts the step of one method.
-
-    Args:
-      label: What to call it.
-      settings: What gives it.
-      traffic: What a step sends.
-      compute_seconds: Of a step that exchanges nothing between hosts.
-      link: Between hosts; None if there is one host.
-    """
+    """Predicts the step of one method."""
     exchange = 0.0
     if link is not None:
         exchange = link.link.seconds(traffic.host_bytes, traffic.hops)
@@ -214,11 +185,6 @@ def recommend(predictions: Sequence[Prediction], margin: float, num_hosts: int) 
 
     Of the methods that are nearly as fast as the fastest, it takes the one that sends
     most, because that changes training least.
-
-    Args:
-      predictions: Of `dense` and others.
-      margin: What is not worth a change, as a share.
-      num_hosts: Size of the host axis.
     """
     if num_hosts == 1:
         return "Do not compress: with one host, nothing crosses a link between hosts."

@@ -34,11 +34,7 @@ class ProcessFailedError(RuntimeError):
 
 
 def environment_of(workdir: Path) -> dict[str, str]:
-    """Environment of the processes of a study, which share what they compile.
-
-    Args:
-      workdir: Keeps compiled programs, unless our own environment names a folder.
-    """
+    """Environment of the processes of a study, which share what they compile."""
     return {
         "JAX_COMPILATION_CACHE_DIR": str(workdir / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
@@ -147,10 +143,6 @@ class Processes:
     def meet(self, event: str) -> list[dict[str, Any]]:
         """Waits until all are at a gate.
 
-        Args:
-          event: What they must say there.
-        Returns:
-          What each said.
         Raises:
           ProcessFailedError: One died, said something else, or time is over.
         """

@@ -26,32 +26,23 @@ _RATIO = re.compile(r"r=([0-9.]+)")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One method with its settings, or one peer, as a study runs it.
+    """One method with its settings, or one peer, as a study runs it."""
 
-    Attributes:
-      name: Key, and name of its folder: letters, digits, dashes.
-      label: What tables call it; empty takes `name`.
-      settings: Dotted key -> value, over the settings of the study.
-      config: Training config it starts from; empty takes that of the study.
-      curve: Rows of one curve, such as one method at several sparsities; empty for a
-        row that stands alone.
-      period: Steps after which the pattern of exchanges repeats.
-      runtime: jax (this package) | torch (DistributedDataParallel with gloo).
-      hook: What torch does to gradients: dense | fp16 | powersgd.
-      exchange_only: Whether a step is a dense exchange and nothing else.
-      processes_per_host: Of torch, whose users start one per device.
-    """
-
-    name: str
-    label: str = ""
+    name: str  # Key, and name of its folder: letters, digits, dashes.
+    label: str = ""  # What tables call it; empty takes `name`.
+    # Dotted key -> value, over the settings of the study.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    config: str = ""
+    config: str = ""  # Training config it starts from; empty takes that of the study.
+    # Rows of one curve, such as one method at several sparsities; empty for a row that
+    # stands alone.
     curve: str = ""
-    period: int = 1
+    period: int = 1  # Steps after which the pattern of exchanges repeats.
+    # jax (this package) | torch (DistributedDataParallel with gloo).
     runtime: Literal["jax", "torch"] = "jax"
+    # What torch does to gradients: dense | fp16 | powersgd.
     hook: Literal["dense", "fp16", "powersgd"] = "dense"
-    exchange_only: bool = False
-    processes_per_host: int = 1
+    exchange_only: bool = False  # Whether a step is a dense exchange and nothing else.
+    processes_per_host: int = 1  # Of torch, whose users start one per device.
 
     @property
     def title(self) -> str:
@@ -62,8 +53,6 @@ class Row:
 def variant_rows(*names: str) -> tuple[Row, ...]:
     """Rows of variants of registered methods.
 
-    Args:
-      *names: Of `methods.Variant`.
     Raises:
       UserError: No registered method has such a variant.
     """
@@ -92,74 +81,57 @@ def variant_row(variant: str, name: str = "", label: str = "", **settings: Any) 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-    """Rows that are compared with each other.
+    """Rows that are compared with each other."""
 
-    Attributes:
-      name: Key, and name of its folder.
-      config: Training config that rows start from, relative to the study's file, with
-        its argument after a colon.
-      rows: What is compared, in the order of tables.
-      settings: Dotted key -> value, over that config, for all rows.
-      seeds: Each row runs once with each.
-      overrides: `--config.KEY=VALUE` of the command line, over the settings of rows.
-      reserved: Keys that the study itself decides.
-    """
-
-    name: str
+    name: str  # Key, and name of its folder.
+    # Training config that rows start from, relative to the study's file, with its
+    # argument after a colon.
     config: str
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # What is compared, in the order of tables.
+    # Dotted key -> value, over that config, for all rows.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = (0,)  # Each row runs once with each.
+    # `--config.KEY=VALUE` of the command line, over the settings of rows.
     overrides: tuple[str, ...] = ()
-    reserved: ClassVar[tuple[str, ...]] = ()
+    reserved: ClassVar[tuple[str, ...]] = ()  # Keys that the study itself decides.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep(Study):
-    """Rows on simulated hosts: accuracy per byte, with its spread over seeds.
-
-    Attributes:
-      baselines: Rows that all others are compared with, for instance dense averaging.
-      split: What accuracies are of. "validation" is for choosing settings: the test
-        split is not even read. "test" is for settings that have been chosen.
-      health_rows: Rows whose residuals and drift are plotted.
-    """
+    """Rows on simulated hosts: accuracy per byte, with its spread over seeds."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
+    # Rows that all others are compared with, for instance dense averaging.
     baselines: tuple[str, ...] = ()
+    # What accuracies are of. "validation" is for choosing settings: the test split is
+    # not even read. "test" is for settings that have been chosen.
     split: Literal["validation", "test"] = "test"
-    health_rows: tuple[str, ...] = ()
+    health_rows: tuple[str, ...] = ()  # Rows whose residuals and drift are plotted.
     reserved: ClassVar[tuple[str, ...]] = ("seed", "run.read_test")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkStudy(Study):
-    """Rows on hosts joined by links of several speeds.
+    """Rows on hosts joined by links of several speeds."""
 
-    Attributes:
-      num_hosts: Sizes of the host axis, one after the other.
-      devices_per_host: Virtual CPU devices of every host.
-      links: "100 Mbit/s", "unlimited", or "r=4": so slow that one exchange of
-        hierarchical dense float32 takes 4 times the computation of a step.
-      held_out: Those links that the model of cost is not fitted to, but checked on.
-      goal: step_time (steady steps, all links in one run per row) | accuracy (whole
-        runs, one per row, link and seed).
-      rounds: Measured rounds of `Row.period` steps per link; one more goes before.
-      target_accuracies: Validation accuracies whose time is asked for.
-      stand_in_seconds: Pause in every step that stands for the computation of the whole
-        batch on one host; each of n hosts pauses for an n-th. 0: none.
-      limit_seconds: Time for one row on one number of hosts; what takes longer is
-        killed.
-    """
-
-    num_hosts: tuple[int, ...] = (2,)
-    devices_per_host: int = 1
+    num_hosts: tuple[int, ...] = (2,)  # Sizes of the host axis, one after the other.
+    devices_per_host: int = 1  # Virtual CPU devices of every host.
+    # "100 Mbit/s", "unlimited", or "r=4": so slow that one exchange of hierarchical
+    # dense float32 takes 4 times the computation of a step.
     links: tuple[str, ...] = (UNLIMITED,)
+    # Those links that the model of cost is not fitted to, but checked on.
     held_out: tuple[str, ...] = ()
+    # step_time (steady steps, all links in one run per row) | accuracy (whole runs, one
+    # per row, link and seed).
     goal: Literal["step_time", "accuracy"] = "step_time"
+    # Measured rounds of `Row.period` steps per link; one more goes before.
     rounds: int = 5
+    # Validation accuracies whose time is asked for.
     target_accuracies: tuple[float, ...] = ()
+    # Pause in every step that stands for the computation of the whole batch on one
+    # host; each of n hosts pauses for an n-th. 0: none.
     stand_in_seconds: float = 0.0
+    # Time for one row on one number of hosts; what takes longer is killed.
     limit_seconds: float = 900.0
 
 
@@ -308,10 +280,6 @@ def link_megabits(link: str, seconds_per_r: float, dense_bytes: float) -> float 
 def overrides_of(study: Study, row: Row, own: Mapping[str, Any]) -> list[str]:
     """Command-line arguments that turn the config into a run of a row.
 
-    Args:
-      study: The study.
-      row: One of its rows.
-      own: Dotted key -> value that the study itself decides, such as the seed.
     Example:
       >>> row = Row('small', settings={'model.width': 0.5, 'method.name': 'dense'})
       >>> overrides_of(Sweep(name='a', config='b.py', rows=(row,)), row, {'seed': 1})
@@ -327,10 +295,6 @@ def overrides_of(study: Study, row: Row, own: Mapping[str, Any]) -> list[str]:
 def settings_of(study: Study, row: Row, own: Mapping[str, Any]) -> ExperimentConfig:
     """The settings of one run of a row, resolved and checked.
 
-    Args:
-      study: The study.
-      row: One of its rows.
-      own: As of `overrides_of`.
     Raises:
       UserError: A setting that does not exist, or values that cannot run.
     """

@@ -66,15 +66,11 @@ class Traced:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sum:
-    """A plain sum over channels, which a division may make their mean.
-
-    Attributes:
-      total: Number of terms, with those along other axes.
-      reason: Why it is inexact without the dead ones; None if it is not.
-    """
+    """A plain sum over channels, which a division may make their mean."""
 
     labels: np.ndarray
-    total: int
+    total: int  # Number of terms, with those along other axes.
+    # Why it is inexact without the dead ones; None if it is not.
     reason: "Reason | None"
 
 
@@ -145,14 +141,10 @@ class Product:
 
     A position of the flat axis can be dead for one of its factors only, since what is
     left must again be a full box: heads or the features of all heads, not both.
-
-    Attributes:
-      flat: int64[*sizes] labels of the flat axis.
-      factors: int64[size] labels per factor.
     """
 
-    flat: np.ndarray
-    factors: tuple[np.ndarray, ...]
+    flat: np.ndarray  # int64[*sizes] labels of the flat axis.
+    factors: tuple[np.ndarray, ...]  # int64[size] labels per factor.
     primitive: str
     source: str
 
@@ -243,20 +235,15 @@ class LabelTable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelledEquation:
-    """One equation, with what is known of its operands and results.
-
-    Attributes:
-      fits: (operand, axis) -> int64[size] labels that the operand is cut to first.
-      inner: Programs that it calls.
-      notes: What its rule noted.
-    """
+    """One equation, with what is known of its operands and results."""
 
     eqn: core.JaxprEqn
     operands: Sequence[Traced]
     results: Sequence[Traced]
+    # (operand, axis) -> int64[size] labels that the operand is cut to first.
     fits: Mapping[tuple[int, int], np.ndarray]
-    inner: Sequence["LabelledProgram"]
-    notes: Mapping[str, Any]
+    inner: Sequence["LabelledProgram"]  # Programs that it calls.
+    notes: Mapping[str, Any]  # What its rule noted.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -25,18 +25,13 @@ _SINGLE = Reason(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resolution:
-    """What a table of labels comes to.
+    """What a table of labels comes to."""
 
-    Attributes:
-      component: int64[num_labels]; labels of one component are one channel.
-      first_reason: int64[num_components] among `reasons`, -1 where it can be removed.
-      status: int8[num_components], UNKNOWN, ALIVE, DEAD or both bits.
-    """
-
-    component: np.ndarray
+    component: np.ndarray  # int64[num_labels]; labels of one component are one channel.
+    # int64[num_components] among `reasons`, -1 where it can be removed.
     first_reason: np.ndarray
     reasons: tuple[Reason, ...]
-    status: np.ndarray
+    status: np.ndarray  # int8[num_components], UNKNOWN, ALIVE, DEAD or both bits.
 
     def conflict(self) -> Reason | None:
         """Why what is known beforehand cannot be; None if it can."""

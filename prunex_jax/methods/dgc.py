@@ -147,10 +147,6 @@ def dgc(
 def warmup_density(step: int, num_steps: int, density: float) -> float:
     """Density of a step: a quarter, a sixteenth, ... in equal shares of the warm-up.
 
-    Args:
-      step: From 0.
-      num_steps: Length of the warm-up.
-      density: After it.
     Example:
       >>> [warmup_density(step, 8, 0.001) for step in (0, 2, 4, 6, 8)]
       [0.25, 0.0625, 0.015625, 0.00390625, 0.001]

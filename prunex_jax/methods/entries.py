@@ -44,15 +44,10 @@ def is_named(paths: Iterable[str], names: Sequence[str]) -> list[bool]:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a tree lies in a flat buffer: leaves that are chosen from, then the others.
+    """How a tree lies in a flat buffer: leaves that are chosen from, then the others."""
 
-    Attributes:
-      shapes: Of the leaves, in the order of the tree.
-      counts: What one host chooses of each, or 1 where all leaves compete; 0 for all
-        of it.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]  # Of the leaves, in the order of the tree.
+    # What one host chooses of each, or 1 where all leaves compete; 0 for all of it.
     counts: tuple[int, ...]
 
     @property
@@ -104,23 +99,16 @@ class Sent(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier:
-    """Sends the largest entries of a buffer.
+    """Sends the largest entries of a buffer."""
 
-    Attributes:
-      density: Share of the entries that every host sends.
-      is_exact: Whether they are the largest, or 95 % of them: see
-        `sparsity.largest_entries`.
-      wire: Format of their values on the host axis.
-      send_whole: Leaves whose path contains one of these do not compete: they are
-        averaged whole, in float32.
-      axes: Mesh axes.
-    """
-
-    density: float
+    density: float  # Share of the entries that every host sends.
+    # Whether they are the largest, or 95 % of them: see `sparsity.largest_entries`.
     is_exact: bool = True
-    wire: Wire = FLOAT32
+    wire: Wire = FLOAT32  # Format of their values on the host axis.
+    # Leaves whose path contains one of these do not compete: they are averaged whole,
+    # in float32.
     send_whole: tuple[str, ...] = ()
-    axes: MeshAxes = ALONE
+    axes: MeshAxes = ALONE  # Mesh axes.
 
     def __post_init__(self) -> None:
         """Rejects what cannot be sent."""
@@ -190,11 +178,7 @@ def check_entry_density(density: float) -> None:
 
 
 class EntryTraffic:
-    """Sizes of what competes and of what is sent whole.
-
-    Args:
-      recipe: What the trainer has built.
-    """
+    """Sizes of what competes and of what is sent whole."""
 
     def __init__(self, recipe: Recipe) -> None:
         named = is_named(recipe.shapes, recipe.config.send_whole)

@@ -332,11 +332,6 @@ def chosen_counts(
 ) -> list[int]:
     """Entries that one host chooses of every leaf; 0 where it is sent whole.
 
-    Args:
-      shapes: Of the leaves, by path.
-      density: See `importance`.
-      num_choosers: See `importance`.
-      send_whole: See `importance`.
     Example:
       >>> shapes = {'kernel': (3, 100), 'bias': (100,), 'tiny': (2, 2)}
       >>> chosen_counts(shapes, 0.01, 4)

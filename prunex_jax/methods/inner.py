@@ -56,9 +56,6 @@ def make_inner(
     Order: clip the averaged gradient, decay kernels (sgd), momentum or Adam, decay
     kernels (adamw), learning rate.
 
-    Args:
-      config: Which optimizer.
-      learning_rate: From `make_learning_rate`.
     Returns:
       An optax transformation for averaged gradients. Momentum settings are for sgd.
     """

@@ -83,15 +83,11 @@ def view_of(shape: Sequence[int], rank: int) -> Matrix | None:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which leaves are factored, equal shapes together, and which are sent whole.
+    """Which leaves are factored, equal shapes together, and which are sent whole."""
 
-    Attributes:
-      batches: (view, positions of the leaves that have it), in order of appearance.
-      whole: Positions of the other leaves.
-    """
-
+    # (view, positions of the leaves that have it), in order of appearance.
     batches: tuple[tuple[Matrix, tuple[int, ...]], ...]
-    whole: tuple[int, ...]
+    whole: tuple[int, ...]  # Positions of the other leaves.
 
     @property
     def num_short(self) -> int:
@@ -117,8 +113,6 @@ def make_plan(
       rank: Largest rank of a matrix.
       min_gain: Matrices whose factors are not this much smaller are sent whole.
       is_whole: Which leaves are sent whole in any case; None is none of them.
-    Returns:
-      The plan.
     Example:
       >>> make_plan([(64, 10), (10,), (64, 10), (4, 4)], rank=2, min_gain=2.0)
       Plan(batches=((Matrix(rows=64, cols=10, rank=2), (0, 2)),), whole=(1, 3))

@@ -21,13 +21,6 @@ def map_moments(
     A leaf of the state is a moment of a parameter if its path ends in the parameter's
     and their shapes agree; of several such parameters the one with the longest path.
     What has another shape, such as factored moments, stays.
-
-    Args:
-      fn: Gives the new moment.
-      inner_state: State of any optax transformation.
-      params: The parameters it was made for, or their shapes.
-    Returns:
-      A state like `inner_state`.
     """
     shapes = shapes_by_path(params)
     longest_first = sorted(shapes, key=len, reverse=True)
@@ -46,13 +39,6 @@ def mask_moments(
 ) -> PyTree:
     """Zeroes the dead entries of every moment; see `map_moments` for which they are.
 
-    Args:
-      inner_state: State of any optax transformation.
-      params: The parameters it was made for, or their shapes.
-      layouts: From `channels.layouts_of` for the parameters.
-      masks: bool[size] per group, True where kept.
-    Returns:
-      A state like `inner_state`.
     Example:
       >>> import jax.numpy as jnp
       >>> import numpy as np

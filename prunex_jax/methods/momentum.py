@@ -45,16 +45,7 @@ def clip_of_host(local: jax.Array, clip_norm: float, axes: MeshAxes) -> jax.Arra
 def add_momentum(
     local: jax.Array, velocity: jax.Array, momentum: float, nesterov: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """One step of momentum, u = momentum u + g.
-
-    Args:
-      local: g.
-      velocity: u.
-      momentum: In [0, 1).
-      nesterov: Whether the step is g + momentum u, and not u.
-    Returns:
-      u, and the step.
-    """
+    """One step of momentum, u = momentum u + g."""
     velocity = momentum * velocity + local
     return velocity, local + momentum * velocity if nesterov else velocity
 
@@ -109,8 +100,6 @@ def after_momentum(
 def momentum_of(recipe: Recipe) -> dict[str, Any]:
     """What a method takes over of the inner optimizer that applies momentum itself.
 
-    Args:
-      recipe: What the trainer has built.
     Returns:
       momentum, nesterov and clip_norm, for the factory of its exchange.
     Raises:

@@ -29,56 +29,35 @@ _NONE = "-"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A function and what it is called with before its inputs.
+    """A function and what it is called with before its inputs."""
 
-    Attributes:
-      apply: `apply(*trees, *inputs)`.
-      trees: Parameters first, then statistics if it takes them.
-    """
-
-    apply: Callable[..., Any]
-    trees: tuple[PyTree, ...]
+    apply: Callable[..., Any]  # `apply(*trees, *inputs)`.
+    trees: tuple[PyTree, ...]  # Parameters first, then statistics if it takes them.
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table.
-
-    Attributes:
-      unit: parameters | macs | seconds | examples/s | bytes.
-      batch_size: Examples per call; None where it does not matter.
-      full: Of the network.
-      small: Of its shrunk form.
-      ratio: small / full; of times the median of the paired quotients.
-    """
+    """One line of the table."""
 
     name: str
-    unit: str
-    batch_size: int | None
-    full: float | None
-    small: float | None
-    ratio: float | None
+    unit: str  # parameters | macs | seconds | examples/s | bytes.
+    batch_size: int | None  # Examples per call; None where it does not matter.
+    full: float | None  # Of the network.
+    small: float | None  # Of its shrunk form.
+    ratio: float | None  # small / full; of times the median of the paired quotients.
     full_quartiles: tuple[float, float] | None = None
     small_quartiles: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `compare` found.
+    """What `compare` found."""
 
-    Attributes:
-      rows: Parameters, multiply-accumulates, then by batch size.
-      device: Kind of the device, and of the machine around it.
-      versions: Of jax and jaxlib.
-      num_calls: How often each was timed.
-      remarks: Where less arithmetic did not make it faster.
-    """
-
-    rows: tuple[Row, ...]
-    device: str
-    versions: Mapping[str, str]
-    num_calls: int
-    remarks: tuple[str, ...]
+    rows: tuple[Row, ...]  # Parameters, multiply-accumulates, then by batch size.
+    device: str  # Kind of the device, and of the machine around it.
+    versions: Mapping[str, str]  # Of jax and jaxlib.
+    num_calls: int  # How often each was timed.
+    remarks: tuple[str, ...]  # Where less arithmetic did not make it faster.
 
     def row(self, name: str, batch_size: int | None = None) -> Row:
         """Finds one line by its name and batch size."""

@@ -26,19 +26,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """One of the two trees, before and after its channels are cut.
+    """One of the two trees, before and after its channels are cut."""
 
-    Attributes:
-      what: What to call a leaf of it.
-      shapes: Shape of every leaf by path, before.
-      layouts: Who owns which position of which axis.
-      masks: bool[size] per group, True where kept.
-    """
-
-    what: str
-    shapes: Shapes
-    layouts: Layouts
-    masks: Mapping[str, np.ndarray]
+    what: str  # What to call a leaf of it.
+    shapes: Shapes  # Shape of every leaf by path, before.
+    layouts: Layouts  # Who owns which position of which axis.
+    masks: Mapping[str, np.ndarray]  # bool[size] per group, True where kept.
 
     @functools.cached_property
     def small_shapes(self) -> Shapes:

@@ -42,11 +42,6 @@ _FIXED_EVALUATIONS = 3
 class Target:
     """How much may remain of a network, in one unit.
 
-    Attributes:
-      unit: channels | params | macs | bytes (of one exchange) | latency (seconds).
-      keep: Share of what the dense network has, in (0, 1]; or None.
-      at_most: The amount itself; or None. Exactly one of the two is given.
-
     Raises:
       UserError: An unknown unit, both or none of `keep` and `at_most`, or a value out
         of range.
@@ -57,8 +52,9 @@ class Target:
       300
     """
 
-    unit: Unit
-    keep: float | None = None
+    unit: Unit  # channels | params | macs | bytes (of one exchange) | latency (seconds)
+    keep: float | None = None  # Share of what the dense network has, in (0, 1]; or None
+    # The amount itself; or None. Exactly one of the two is given.
     at_most: float | None = None
 
     def __post_init__(self) -> None:
@@ -89,28 +85,18 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
-    """The largest kept counts within a target.
+    """The largest kept counts within a target."""
 
-    Attributes:
-      keep_counts: Kept channels of every group.
-      target: What was asked for.
-      dense: What the dense network has, in the unit of the target.
-      asked: The most that was allowed.
-      achieved: What these counts have; at most `asked`.
-      density: Share of the channels that they keep.
-      evaluations: Sets of counts whose cost was computed or measured.
-      is_monotone: Whether larger counts never cost less where costs were computed. A
-        measured latency may break this; the counts are within the target all the same,
-        but there may be larger ones that are too.
-    """
-
-    keep_counts: Mapping[str, int]
-    target: Target
-    dense: float
-    asked: float
-    achieved: float
-    density: float
-    evaluations: int
+    keep_counts: Mapping[str, int]  # Kept channels of every group.
+    target: Target  # What was asked for.
+    dense: float  # What the dense network has, in the unit of the target.
+    asked: float  # The most that was allowed.
+    achieved: float  # What these counts have; at most `asked`.
+    density: float  # Share of the channels that they keep.
+    evaluations: int  # Sets of counts whose cost was computed or measured.
+    # Whether larger counts never cost less where costs were computed. A measured
+    # latency may break this; the counts are within the target all the same, but there
+    # may be larger ones that are too.
     is_monotone: bool
 
     def __str__(self) -> str:
@@ -238,17 +224,11 @@ def _largest_within(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Budget:
-    """What a run keeps, stage by stage, in the unit of its settings.
+    """What a run keeps, stage by stage, in the unit of its settings."""
 
-    Attributes:
-      config: Settings; `unit` says what `sparsity` is a share of.
-      sizes: Channels of every group.
-      costs: By unit; that of `config.unit`, unless it is channels.
-    """
-
-    config: SparsityConfig
-    sizes: Mapping[str, int]
-    costs: Mapping[str, Cost]
+    config: SparsityConfig  # Settings; `unit` says what `sparsity` is a share of.
+    sizes: Mapping[str, int]  # Channels of every group.
+    costs: Mapping[str, Cost]  # By unit; that of `config.unit`, unless it is channels.
 
     def keep_counts_at(
         self,

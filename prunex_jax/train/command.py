@@ -57,13 +57,7 @@ COMMAND = Command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line and trains.
-
-    Args:
-      arguments: The command line without the program's name; None takes the real one.
-    Returns:
-      The exit code.
-    """
+    """Parses the command line and trains."""
     return run_command(COMMAND, _train, arguments)
 
 
@@ -90,8 +84,6 @@ def override_config(
       config: From `load_config`; changed in place.
       overrides: As in `--config.data.batch_size=32` or `--noconfig.optimizer.nesterov`.
         A tuple is written as in Python, or its key is given once for each element.
-    Returns:
-      The changed settings.
     Raises:
       UserError: Unknown key, with the nearest known one, or a value of another type.
     """

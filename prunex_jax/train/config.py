@@ -166,9 +166,6 @@ def fixed_differences(
 
     A setting that an earlier version did not know was at what is its default now.
 
-    Args:
-      before: Settings by dotted key.
-      now: The same.
     Returns:
       Key, value before and value now, "absent" where there is none; sorted by key.
     Example:
@@ -214,9 +211,6 @@ def _check_run(run: RunConfig, data: DataConfig) -> None:
 def total_steps(config: ExperimentConfig, num_examples: int) -> int:
     """Length of the run in steps, whichever unit it was given in.
 
-    Args:
-      config: The run.
-      num_examples: Training examples in one epoch.
     Example:
       >>> config = resolve_config({'run': {'epochs': 2.0}, 'data': {'batch_size': 10}})
       >>> total_steps(config, 105)

@@ -168,14 +168,7 @@ def _four_digits(value: float) -> str:
 def start_screen(
     experiment: Experiment, workdir: str, environment: Mapping[str, Any], reason: str
 ) -> str:
-    """Everything worth knowing before the first step, on one screen.
-
-    Args:
-      experiment: What will run.
-      workdir: The run folder.
-      environment: From `base.environment.environment`.
-      reason: What start-up detected, and why.
-    """
+    """Everything worth knowing before the first step, on one screen."""
     versions = environment["versions"]
     names = ("python", "jax", "jaxlib", "flax", "optax", "orbax")
     changed = [
@@ -261,12 +254,7 @@ def _what_its_method_sends(experiment: Experiment) -> list[str]:
 
 
 def last_screen(summary: Mapping[str, Any], workdir: str) -> str:
-    """What came out, from the values of summary.json.
-
-    Args:
-      summary: What was written.
-      workdir: The run folder.
-    """
+    """What came out, from the values of summary.json."""
     # A run that chooses settings has left the test split alone.
     split = "validation" if summary["test_accuracy"] is None else "test"
     return _LAST_SCREEN.format(

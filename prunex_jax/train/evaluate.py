@@ -55,13 +55,7 @@ class Evaluation:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line, evaluates and prints.
-
-    Args:
-      arguments: The command line without the program's name; None takes the real one.
-    Returns:
-      The exit code.
-    """
+    """Parses the command line, evaluates and prints."""
     return run_command(COMMAND, _evaluate, arguments)
 
 

@@ -28,10 +28,6 @@ def validate(
 ) -> Result | None:
     """Scores the network that a state stands for on the validation split.
 
-    Args:
-      experiment: The run.
-      state: Its state.
-      should_stop: Asked before every batch, the same on every process.
     Returns:
       Means over the split, or None if it is empty or scoring was stopped.
     Collectives:

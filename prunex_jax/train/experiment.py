@@ -108,11 +108,7 @@ class Experiment:
 
     @contextlib.contextmanager
     def batches(self, step: int = 0) -> Iterator[Iterator[dict[str, jax.Array]]]:
-        """Reads the training batches from a step on, placed on the mesh.
-
-        Args:
-          step: Steps done.
-        """
+        """Reads the training batches from a step on, placed on the mesh."""
         loader = make_loader(
             self.task.dataset.train,
             self.config.data,
@@ -127,9 +123,6 @@ class Experiment:
 def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     """Builds a run from its settings.
 
-    Args:
-      config: Checked settings.
-      topology: From `topology.make_topology`.
     Returns:
       Everything the loop needs; nothing is compiled, no parameter exists yet.
     Raises:
@@ -173,25 +166,12 @@ def with_small_network(experiment: Experiment, small: Model) -> Experiment:
     Nothing is left to prune, so the method gets no channel groups: it exchanges whole
     parameters, without choosing, masking or gathering. Task, channels and dense figures
     stay those of the full network; bytes are counted in the same ledger.
-
-    Args:
-      experiment: The run.
-      small: `experiment.task.model` without its dead channels.
-    Returns:
-      The run with other programs; nothing is compiled.
     """
     return _with_setup(experiment, experiment.current.method.name, small, ())
 
 
 def with_method(experiment: Experiment, name: str) -> Experiment:
-    """Builds the same run again with another method, for the network that is trained.
-
-    Args:
-      experiment: The run.
-      name: Key in `methods.METHODS`.
-    Returns:
-      The run with other programs and rounds; nothing is compiled.
-    """
+    """Builds the same run again with another method, for the network that is trained."""
     current = experiment.current
     return _with_setup(experiment, name, current.model, current.groups)
 

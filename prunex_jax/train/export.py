@@ -65,13 +65,7 @@ COMMAND = Command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line and exports.
-
-    Args:
-      arguments: The command line without the program's name; None takes the real one.
-    Returns:
-      The exit code.
-    """
+    """Parses the command line and exports."""
     return run_command(COMMAND, _export, arguments)
 
 
@@ -162,10 +156,6 @@ def load_trained(
 ) -> TrainedNetwork:
     """Makes the network that a checkpoint of a run stands for.
 
-    Args:
-      workdir: The run folder; it is only read.
-      step: The checkpoint; None takes the newest.
-      data_dir: Where the data set lies, if not where the run found it.
     Returns:
       The masked and the shrunk network, host arrays.
     Raises:

@@ -30,8 +30,6 @@ class Handover:
     def masks(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Masks of the full network, bool[size] per group, True where kept.
 
-        Args:
-          sizes: Channels of every group.
         Example:
           >>> Handover(8, {'a': [0, 2]}, 1e-6, 0.1).masks({'a': 3})['a'].tolist()
           [True, False, True]

@@ -89,12 +89,7 @@ class Program:
         return tuple(sorted(static.items())) in self._compiled
 
     def compile(self, *args: Any, **static: Hashable) -> _Compiled:
-        """Compiles for these arguments, or finds what was compiled before.
-
-        Args:
-          *args: Arrays, or their shapes and shardings.
-          **static: Hashable static arguments.
-        """
+        """Compiles for these arguments, or finds what was compiled before."""
         key = tuple(sorted(static.items()))
         if key not in self._compiled:
             traced, listed = self._trace(args, static)

@@ -44,9 +44,6 @@ class Trigger:
     def is_due(self, num_steps: int, metrics: Mapping[str, float]) -> bool:
         """Whether the phase starts now.
 
-        Args:
-          num_steps: Steps done.
-          metrics: Those that are new after this step.
         Example:
           >>> Trigger(None, 'accuracy', True, 0.9).is_due(10, {'accuracy': 0.95})
           True
@@ -70,11 +67,6 @@ class Phase:
 def parse_phases(config: MethodConfig, total_steps: int) -> tuple[Phase, ...]:
     """Reads the schedule of methods.
 
-    Args:
-      config: `schedule`, or `name` for a run of one method.
-      total_steps: Length of the run.
-    Returns:
-      The phases in order, one at least.
     Raises:
       UserError: An entry that means nothing, names no method, or starts before the one
         in front of it or after the run.

@@ -39,11 +39,6 @@ def finish(
 ) -> TrainResult:
     """Makes the network that a run stands for, and says what it is worth.
 
-    Args:
-      experiment: The run, at its end.
-      position: Where it is.
-      clock: Has timed it.
-      state: Its state.
     Returns:
       The network and the summary, which is not written yet.
     Collectives:

@@ -58,13 +58,6 @@ def read_teacher(
 ) -> Teacher | None:
     """Reads the teacher that settings name.
 
-    Args:
-      config: Says where it lies, if there is one, and how large batches are.
-      dataset: What is trained on: the teacher has to read its images.
-      mesh: Where batches are.
-      ledger: Counts the calls of its program.
-    Returns:
-      The teacher, or None.
     Raises:
       UserError: The folder is no export or was damaged, or its network was made for
         other images or classes.

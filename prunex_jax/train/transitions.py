@@ -52,11 +52,6 @@ def hand_over(
     Every process calls it at the same step; masks are equal on all hosts, so that all
     of them cut the same.
 
-    Args:
-      experiment: The run, whose masks are frozen.
-      state: Its state.
-      step: Steps done.
-      seconds_per_step_median: Of the steps so far.
     Returns:
       The run and its state with the small network, and what to keep of the event.
     Raises:
@@ -83,14 +78,7 @@ def hand_over(
 
 
 def experiment_at(experiment: Experiment, position: RunPosition) -> Experiment:
-    """Builds the run as it was when a checkpoint was saved.
-
-    Args:
-      experiment: The run as it starts.
-      position: Where it was.
-    Returns:
-      The run with the method and the network of then.
-    """
+    """Builds the run as it was when a checkpoint was saved."""
     phase = experiment.phases[position.phase]
     if phase.method != experiment.current.method.name:
         experiment = with_method(experiment, phase.method)
@@ -108,12 +96,6 @@ def change_method(
     mean of the copies, where both methods have the same one; a method that keeps
     momentum elsewhere starts it from zero.
 
-    Args:
-      experiment: The run, after an exchange where its method has some.
-      state: Its state.
-      name: The next method.
-    Returns:
-      The run and its state with the next method.
     Collectives:
       Those of `step.Programs.network`, and a sum over the mesh of the inner state.
     """
@@ -136,9 +118,6 @@ def cut_out(
 ) -> tuple[Network, dict[str, np.ndarray], float]:
     """Cuts the dead channels out of the network that a state stands for.
 
-    Args:
-      experiment: The run with its full network.
-      state: Its state.
     Returns:
       The small network, host arrays; the masks, bool[size] per group, {} where the
       method prunes none; and the largest difference between masked and shrunk logits.

@@ -46,15 +46,10 @@ _SLOWEST, _FASTEST = 1e-3, 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Alike machines whose steps are predicted; links inside them cost nothing.
+    """Alike machines whose steps are predicted; links inside them cost nothing."""
 
-    Attributes:
-      link: Between hosts; the devices of a host share it.
-      batch_seconds: Computation of one device for the whole batch.
-    """
-
-    link: Link
-    batch_seconds: float
+    link: Link  # Between hosts; the devices of a host share it.
+    batch_seconds: float  # Computation of one device for the whole batch.
 
     def step(
         self, traffic_of: TrafficOf, num_hosts: int, is_strong: bool = True
@@ -93,17 +88,11 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The published setting as it can be told from the figures.
+    """The published setting as it can be told from the figures."""
 
-    Attributes:
-      cluster: With a link on which dense averaging is as fast as published.
-      traffic: Row -> number of hosts -> what a step sends.
-      titles: Row -> what it is called.
-    """
-
-    cluster: Cluster
-    traffic: Mapping[str, TrafficOf]
-    titles: Mapping[str, str]
+    cluster: Cluster  # With a link on which dense averaging is as fast as published.
+    traffic: Mapping[str, TrafficOf]  # Row -> number of hosts -> what a step sends.
+    titles: Mapping[str, str]  # Row -> what it is called.
 
     @property
     def r(self) -> float:
@@ -125,13 +114,7 @@ class Setting:
 def published_setting(
     model_name: str = "resnet50", image_size: int = 224, num_classes: int = 1000
 ) -> Setting:
-    """Works out the published setting for a network.
-
-    Args:
-      model_name: As in `ModelConfig.name`; nothing of it is computed.
-      image_size: Side of its images.
-      num_classes: Of them.
-    """
+    """Works out the published setting for a network."""
     recipe = _recipe(model_name, image_size, num_classes)
     traffic = {row: _traffic_of(config, recipe) for row, (_, config) in _ROWS.items()}
     dense = traffic[DENSE]
@@ -156,11 +139,6 @@ def published_setting(
 def megabits_for(speed_up: float, speed_up_at: Callable[[float], float]) -> float:
     """Finds the speed of a link at which something is as fast as wanted.
 
-    Args:
-      speed_up: What is wanted.
-      speed_up_at: Mbit/s -> speed-up, which grows with the speed of the link.
-    Returns:
-      Mbit/s.
     Raises:
       UserError: No link gives that.
     Example:

@@ -52,10 +52,6 @@ def steady_traffic(
 ) -> Traffic:
     """Adds up what a step of a method sends once its warm-ups are over.
 
-    Args:
-      method: Any method; no device is needed, so the mesh may be of any size.
-      mesh_shape: Axis name -> size of the two axes, slow axis first.
-      keep_counts: Channels that every group keeps, where the method prunes.
     Returns:
       The mean over the steps of a period. An exchange counts with its share of a step.
     """
@@ -84,16 +80,12 @@ def late_options(method: Method) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """One axis of the mesh, as an exchange finds it.
+    """One axis of the mesh, as an exchange finds it."""
 
-    Attributes:
-      megabits: Mbit/s that a host sends over the host axis, all its devices together,
-        or a device over the device axis, in bytes that formulas count.
-      hop_seconds: Until a message of no length has reached a neighbour.
-    """
-
+    # Mbit/s that a host sends over the host axis, all its devices together, or a device
+    # over the device axis, in bytes that formulas count.
     megabits: float
-    hop_seconds: float = 0.0
+    hop_seconds: float = 0.0  # Until a message of no length has reached a neighbour.
 
     def seconds(self, num_bytes: float, hops: float) -> float:
         """Time of sending so many bytes in so many hops.
@@ -107,61 +99,41 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Measured steps of one method over one link.
+    """Measured steps of one method over one link."""
 
-    Attributes:
-      row: Name of the method and its settings.
-      num_hosts: Size of the host axis.
-      megabits: Speed of the link in Mbit/s; None if it is not limited.
-      num_bytes: What a host sends per step.
-      hops: As `Traffic.hops`.
-      seconds: Per step.
-      compute_seconds: What a step takes on as many hosts that exchange nothing; None if
-        nobody measured it.
-    """
-
-    row: str
-    num_hosts: int
-    megabits: float | None
-    num_bytes: float
-    hops: float
-    seconds: float
+    row: str  # Name of the method and its settings.
+    num_hosts: int  # Size of the host axis.
+    megabits: float | None  # Speed of the link in Mbit/s; None if it is not limited.
+    num_bytes: float  # What a host sends per step.
+    hops: float  # As `Traffic.hops`.
+    seconds: float  # Per step.
+    # What a step takes on as many hosts that exchange nothing; None if nobody measured
+    # it.
     compute_seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class RowCost:
-    """What one method costs on one number of hosts.
+    """What one method costs on one number of hosts."""
 
-    Attributes:
-      compute_seconds: Computing, compressing and copying that the exchange waits for.
-      hidden_seconds: Work of the exchange itself, or computation beside it, that a link
-        hides that is slower.
-      efficiency: Share of a link's speed that arrives as counted bytes.
-      hops: Of a step, see `Traffic`.
-    """
-
+    # Computing, compressing and copying that the exchange waits for.
     compute_seconds: float
+    # Work of the exchange itself, or computation beside it, that a link hides that is
+    # slower.
     hidden_seconds: float
-    efficiency: float
-    hops: float
+    efficiency: float  # Share of a link's speed that arrives as counted bytes.
+    hops: float  # Of a step, see `Traffic`.
 
 
 @dataclasses.dataclass(frozen=True)
 class CostModel:
-    """What a step costs, as fitted.
+    """What a step costs, as fitted."""
 
-    Attributes:
-      efficiency: Share of a link's speed that methods usually make use of.
-      hop_seconds: Time of a hop beside the bytes. Links do not change it, so it cannot
-        be told from computation unless that is known: 0 where no sample has
-        `compute_seconds`.
-      rows: (row, number of hosts) -> what it costs.
-    """
-
-    efficiency: float
+    efficiency: float  # Share of a link's speed that methods usually make use of.
+    # Time of a hop beside the bytes. Links do not change it, so it cannot be told from
+    # computation unless that is known: 0 where no sample has `compute_seconds`.
     hop_seconds: float
-    rows: Mapping[tuple[str, int], RowCost]
+    rows: Mapping[tuple[str, int], RowCost]  # (row, number of hosts) -> what it costs.
 
     def link(self, megabits: float | None) -> Link:
         """A link of a nominal speed, as these machines usually make use of it."""
@@ -173,11 +145,6 @@ class CostModel:
     ) -> float:
         """Seconds per step of a row on as many hosts as it was measured on.
 
-        Args:
-          row: As in its samples.
-          num_hosts: The same.
-          megabits: Speed of the link; None if it is not limited.
-          num_bytes: What a host sends per step.
         Raises:
           UserError: The row was not measured on so many hosts.
         """

@@ -40,11 +40,6 @@ def run_on_cluster(
 ) -> bool:
     """Runs a study on the processes of a launcher; each of them calls it.
 
-    Args:
-      study: Its numbers of hosts and links are replaced by what there is.
-      workdir: Gets records and run folders.
-      launch: How processes find each other.
-      say: Gets lines for people, on the first process.
     Returns:
       Whether this process is the one that keeps the records.
     Raises:

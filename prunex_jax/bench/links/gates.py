@@ -16,27 +16,20 @@ from typing import IO, Any, Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What a process runs.
+    """What a process runs."""
 
-    Attributes:
-      config: Settings of the run.
-      workdir: Its folder.
-      boundaries: Steps after which there is a gate; 0 is before the first.
-      evaluates: Whether the validation split is scored at every gate, and the run is
-        finished with its summary.
-      stand_in_seconds: Pause in every step.
-      exchange_only: Whether each step is a dense exchange and nothing else.
-      hook: For peers.
-      num_hosts: Hosts that share the data; peers have one process or more on each.
-    """
-
-    config: Mapping[str, Any]
-    workdir: str
+    config: Mapping[str, Any]  # Settings of the run.
+    workdir: str  # Its folder.
+    # Steps after which there is a gate; 0 is before the first.
     boundaries: tuple[int, ...]
+    # Whether the validation split is scored at every gate, and the run is finished with
+    # its summary.
     evaluates: bool = False
-    stand_in_seconds: float = 0.0
+    stand_in_seconds: float = 0.0  # Pause in every step.
+    # Whether each step is a dense exchange and nothing else.
     exchange_only: bool = False
-    hook: str = "dense"
+    hook: str = "dense"  # For peers.
+    # Hosts that share the data; peers have one process or more on each.
     num_hosts: int = 1
 
 

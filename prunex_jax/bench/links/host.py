@@ -66,13 +66,7 @@ def free_memory() -> None:
 
 
 def run_spec(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
-    """Runs it on this process, with all others.
-
-    Args:
-      spec: The same on all processes.
-      gate: Where they wait.
-      launch: How they find each other.
-    """
+    """Runs it on this process, with all others."""
     jax.clear_caches()
     free_memory()
     if spec.exchange_only:
@@ -229,13 +223,7 @@ def _mean_program(experiment: Experiment) -> tuple[Program, jax.Array]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one process of a study.
-
-    Args:
-      arguments: The command line without the program's name; None takes the real one.
-    Returns:
-      The exit code.
-    """
+    """Runs one process of a study."""
     return run_command(COMMAND, _run, arguments)
 
 

@@ -78,11 +78,7 @@ class Links(abc.ABC):
 
 
 class ClusterLinks(Links):
-    """The links that the hosts of a cluster have: real ones, used unchanged.
-
-    Args:
-      num_hosts: Size of the host axis.
-    """
+    """The links that the hosts of a cluster have: real ones, used unchanged."""
 
     kind = "cluster"
 
@@ -102,8 +98,6 @@ class Hosts(Links):
 
     Leaving it ends the processes that still run on namespaces, and removes those.
 
-    Args:
-      num_hosts: How many.
     Raises:
       UserError: Not a possible number.
     """
@@ -129,10 +123,6 @@ class Hosts(Links):
 
         It becomes that other program: the process id is that of the program, and open
         files that it inherits stay open.
-
-        Args:
-          host: Index.
-          argv: Argument vector.
         """
 
     @abc.abstractmethod
@@ -153,8 +143,6 @@ class NamespaceHosts(Hosts):
     Programs there see `host0`, `host1`, ... as their hostname, and can resolve those
     of all.
 
-    Args:
-      num_hosts: How many.
     Raises:
       UserError: This process is not in a sandbox, or that is no possible number.
     """

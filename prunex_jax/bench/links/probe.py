@@ -48,15 +48,11 @@ _SHARE = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Sums of one size over an axis.
+    """Sums of one size over an axis."""
 
-    Attributes:
-      num_bytes: Sent per sum: by a host over the host axis, by a device over the other.
-      seconds: Of every repeat, of the slowest process.
-    """
-
+    # Sent per sum: by a host over the host axis, by a device over the other.
     num_bytes: float
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # Of every repeat, of the slowest process.
 
     @property
     def median(self) -> float:
@@ -66,21 +62,14 @@ class Size:
 
 @dataclasses.dataclass(frozen=True)
 class ProbedLink:
-    """What sums over one axis say about its links.
+    """What sums over one axis say about its links."""
 
-    Attributes:
-      axis: Of the mesh.
-      link: Fitted to the medians of all sizes.
-      slow: Fitted to the upper quartiles: a quarter of the sums was slower than that.
-      fast: Fitted to the lower quartiles.
-      sizes: What was measured, from the smallest message on.
-    """
-
-    axis: str
-    link: Link
+    axis: str  # Of the mesh.
+    link: Link  # Fitted to the medians of all sizes.
+    # Fitted to the upper quartiles: a quarter of the sums was slower than that.
     slow: Link
-    fast: Link
-    sizes: tuple[Size, ...]
+    fast: Link  # Fitted to the lower quartiles.
+    sizes: tuple[Size, ...]  # What was measured, from the smallest message on.
 
     def __str__(self) -> str:
         low, high = sorted((self.slow.megabits, self.fast.megabits))
@@ -126,8 +115,6 @@ def fit_link(sizes: Sequence[tuple[float, float]], hops: int) -> Link:
     Args:
       sizes: (bytes, seconds) of messages of at least two lengths.
       hops: Of each.
-    Returns:
-      The link.
     Example:
       >>> link = fit_link([(1e3, 0.011), (1e6, 1.01)], hops=2)
       >>> round(link.megabits, 3), round(link.hop_seconds, 6)
@@ -205,8 +192,6 @@ def _timed_sums(
 def slowest(seconds: Sequence[float]) -> tuple[float, ...]:
     """Times of the slowest process, the same on all; every process calls this.
 
-    Args:
-      seconds: As many on every process.
     Collectives:
       With several processes, one gather of 8 bytes per number and process.
     """

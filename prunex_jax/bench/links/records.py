@@ -15,36 +15,24 @@ RECORDS_FILE = "records.jsonl"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Where something was measured.
+    """Where something was measured."""
 
-    Attributes:
-      study: `Study.name`.
-      row: `Row.name`.
-      title: `Row.title`.
-      runtime: jax | torch.
-      num_hosts: Size of the host axis.
-      devices_per_host: Devices of every host.
-      hosts_kind: namespaces (counted and shaped) | loopback (neither) | cluster
-        (counted, not shaped; other traffic of the machine counts too).
-      link: As in `LinkStudy.links`.
-      megabits: Its speed in Mbit/s, each way; None if it is not limited.
-      compute_seconds: Computation of a step of the unpruned network: that of method
-        `none` on as many hosts.
-      dense_bytes: What a host sends in a hierarchical dense float32 exchange.
-      stand_in_seconds: Part of the step that was a pause, per host; 0 if none was.
-    """
-
-    study: str
-    row: str
-    title: str
-    runtime: str
-    num_hosts: int
-    devices_per_host: int
+    study: str  # `Study.name`.
+    row: str  # `Row.name`.
+    title: str  # `Row.title`.
+    runtime: str  # jax | torch.
+    num_hosts: int  # Size of the host axis.
+    devices_per_host: int  # Devices of every host.
+    # namespaces (counted and shaped) | loopback (neither) | cluster (counted, not
+    # shaped; other traffic of the machine counts too).
     hosts_kind: str
-    link: str
-    megabits: float | None
+    link: str  # As in `LinkStudy.links`.
+    megabits: float | None  # Its speed in Mbit/s, each way; None if it is not limited.
+    # Computation of a step of the unpruned network: that of method `none` on as many
+    # hosts.
     compute_seconds: float
-    dense_bytes: float
+    dense_bytes: float  # What a host sends in a hierarchical dense float32 exchange.
+    # Part of the step that was a pause, per host; 0 if none was.
     stand_in_seconds: float = 0.0
 
     @property
@@ -57,28 +45,21 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Steady steps of one row over one link.
+    """Steady steps of one row over one link."""
 
-    Attributes:
-      setup: Where.
-      seconds: Per step, one number for every measured round; of the slowest host.
-      interface_bytes: Sent per step, mean over hosts, as their interfaces counted; None
-        where nothing could be counted.
-      traced_bytes: Sent per step, by the traces of the programs that ran; None for
-        peers.
-      formula_bytes: The same by closed formula.
-      hops: Times per step that a message has to reach a neighbour before the next can
-        leave; see `comm.count_hops`.
-      peak_memory: Largest resident set of a process so far, in bytes.
-    """
-
-    setup: Setup
+    setup: Setup  # Where.
+    # Per step, one number for every measured round; of the slowest host.
     seconds: tuple[float, ...]
+    # Sent per step, mean over hosts, as their interfaces counted; None where nothing
+    # could be counted.
     interface_bytes: float | None
+    # Sent per step, by the traces of the programs that ran; None for peers.
     traced_bytes: float | None
-    formula_bytes: float | None
+    formula_bytes: float | None  # The same by closed formula.
+    # Times per step that a message has to reach a neighbour before the next can leave;
+    # see `comm.count_hops`.
     hops: float
-    peak_memory: int
+    peak_memory: int  # Largest resident set of a process so far, in bytes.
 
     @property
     def median(self) -> float:
@@ -96,37 +77,24 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The network after some steps.
+    """The network after some steps."""
 
-    Attributes:
-      step: Steps done.
-      accuracy: On the validation split.
-      host_bytes: Sent by a host so far: as its interface counted (mean over hosts), or
-        by the trace where nothing could be counted.
-      seconds: Spent in steps, without compilation and evaluation.
-    """
-
-    step: int
-    accuracy: float
+    step: int  # Steps done.
+    accuracy: float  # On the validation split.
+    # Sent by a host so far: as its interface counted (mean over hosts), or by the trace
+    # where nothing could be counted.
     host_bytes: float
-    seconds: float
+    seconds: float  # Spent in steps, without compilation and evaluation.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A whole run of one row over one link.
+    """A whole run of one row over one link."""
 
-    Attributes:
-      setup: Where.
-      points: In the order of steps.
-      seed: Of the run.
-      summary: `summary.json` of the run; {} for peers.
-    """
-
-    setup: Setup
-    points: tuple[Point, ...]
-    seed: int
-    summary: Mapping[str, Any]
+    setup: Setup  # Where.
+    points: tuple[Point, ...]  # In the order of steps.
+    seed: int  # Of the run.
+    summary: Mapping[str, Any]  # `summary.json` of the run; {} for peers.
 
     def reached(self, accuracy: float) -> Point | None:
         """The first point with at least this validation accuracy."""

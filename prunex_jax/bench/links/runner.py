@@ -44,11 +44,6 @@ def run_study(
 ) -> list[Record]:
     """Runs what is missing of a study.
 
-    Args:
-      study: What to run.
-      workdir: Gets `records.jsonl`, and a run folder and logs per run.
-      make_hosts: From a number of hosts to them, not entered yet.
-      say: Gets lines for people.
     Returns:
       All records of the study, also those of earlier calls.
     Raises:
@@ -137,21 +132,13 @@ class Reference(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """A study on one number of hosts.
+    """A study on one number of hosts."""
 
-    Attributes:
-      planner: Makes its tasks.
-      links: What joins the hosts.
-      records: What is known of it; grows.
-      keep: Called with every new record; adds it to `records`.
-      say: Gets lines for people.
-    """
-
-    planner: Planner
-    links: Links
-    records: Sequence[Record]
-    keep: Callable[[Record], None]
-    say: Say
+    planner: Planner  # Makes its tasks.
+    links: Links  # What joins the hosts.
+    records: Sequence[Record]  # What is known of it; grows.
+    keep: Callable[[Record], None]  # Called with every new record; adds it to `records`
+    say: Say  # Gets lines for people.
 
     def tasks(self) -> list[Task]:
         """What is missing, in order; first what r is counted in."""

@@ -69,19 +69,12 @@ def row_settings(
 
 @dataclasses.dataclass(frozen=True)
 class Planner:
-    """Makes the tasks of a study on one number of hosts.
+    """Makes the tasks of a study on one number of hosts."""
 
-    Attributes:
-      study: The study.
-      settings: Row -> settings, from `row_settings`.
-      num_hosts: Size of the host axis.
-      workdir: Folder of the study.
-    """
-
-    study: LinkStudy
-    settings: Mapping[str, Mapping[str, Any]]
-    num_hosts: int
-    workdir: Path
+    study: LinkStudy  # The study.
+    settings: Mapping[str, Mapping[str, Any]]  # Row -> settings, from `row_settings`.
+    num_hosts: int  # Size of the host axis.
+    workdir: Path  # Folder of the study.
 
     def steady(self, row: Row, links: tuple[str, ...]) -> Task:
         """Steady steps of a row, over one link after the other."""
@@ -153,13 +146,7 @@ def _steady_settings(settings: Mapping[str, Any], period: int) -> Mapping[str, A
 def session_commands(
     hosts: Hosts, tasks: Sequence[Task], folder: Path
 ) -> list[list[str]]:
-    """Command lines of the processes that run tasks of one kind, host by host.
-
-    Args:
-      hosts: Where they run.
-      tasks: All of one `Task.kind`.
-      folder: Gets the file that tells them what to run.
-    """
+    """Command lines of the processes that run tasks of one kind, host by host."""
     runtime, per_host = tasks[0].kind
     folder.mkdir(parents=True, exist_ok=True)
     specs = folder / "specs.json"

@@ -36,13 +36,7 @@ COMMAND = Command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line and writes a report.
-
-    Args:
-      arguments: The command line without the program's name; None takes the real one.
-    Returns:
-      The exit code.
-    """
+    """Parses the command line and writes a report."""
     return run_command(COMMAND, _run, arguments)
 
 

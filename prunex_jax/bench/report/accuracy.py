@@ -39,12 +39,7 @@ _AXES: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
 def time_to_accuracy(
     records: Sequence[Record], targets: Mapping[str, Sequence[float]]
 ) -> list[Table]:
-    """Seconds, bytes and steps to accuracies: a table for every place and link.
-
-    Args:
-      records: Whole runs; steady steps are passed over.
-      targets: Study -> validation accuracies whose time is asked for.
-    """
+    """Seconds, bytes and steps to accuracies: a table for every place and link."""
     tables, called = [], titles(records)
     for place, _, rows in curves(records):
         columns = [
@@ -67,13 +62,7 @@ def time_to_accuracy(
 def accuracy_plots(
     records: Sequence[Record], targets: Mapping[str, Sequence[float]], looks: Looks
 ) -> list[Plot]:
-    """Validation accuracy against bytes and against seconds, for every place and link.
-
-    Args:
-      records: Whole runs; steady steps are passed over.
-      targets: Study -> validation accuracies that are asked for.
-      looks: Row -> how it is drawn.
-    """
+    """Validation accuracy against bytes and against seconds, for every place and link."""
     plots = []
     for place, link, rows in curves(records):
         points = {
@@ -94,14 +83,7 @@ def curve_plots(
     looks: Looks,
     targets: Sequence[float] = (),
 ) -> list[Plot]:
-    """Validation accuracy on the way, mean over seeds, where there is any.
-
-    Args:
-      names: bytes | seconds -> name and title of the plot against these.
-      points: Row -> what each of its seeds has reached.
-      looks: Row -> how it is drawn.
-      targets: Accuracies that are marked.
-    """
+    """Validation accuracy on the way, mean over seeds, where there is any."""
     plots = []
     for key, across, x_of in _AXES:
         lines = {row: mean_curve(runs, x_of) for row, runs in points.items()}

@@ -72,9 +72,6 @@ def modelled(
 ) -> Modelled:
     """Fits a model of cost to every bed and checks it.
 
-    Args:
-      records: Of any studies; whole runs are passed over.
-      held_out: Study -> links that the model is not fitted to.
     Returns:
       Predictions of fitted and of held-out points, and lines between them. What cannot
       be fitted is said in a note.

@@ -48,12 +48,6 @@ def write_page(
 ) -> Path:
     """Writes a report.
 
-    Args:
-      folder: Gets `report.html` and `tables.md`.
-      title: Of the page.
-      notes: At its top; that there are no plots, if so, is added.
-      sections: All of it.
-      png: Gets the plots as PNG files; None draws none.
     Returns:
       Path of the HTML file.
     Raises:
@@ -73,13 +67,7 @@ def write_page(
 
 
 def make_page(title: str, notes: Iterable[str], sections: Iterable[Section]) -> str:
-    """The page as HTML; whatever records say is text in it.
-
-    Args:
-      title: Of the page.
-      notes: What the numbers are, at the top.
-      sections: In order; empty ones are left out.
-    """
+    """The page as HTML; whatever records say is text in it."""
     has_plots = plots.is_available()
     shown = [each for each in sections if each.tables or each.plots or each.warnings]
     template = importlib.resources.files(__package__).joinpath("page.html").read_text()

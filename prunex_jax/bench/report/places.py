@@ -92,11 +92,7 @@ def titles(records: Iterable[Record]) -> dict[str, str]:
 
 
 def link_title(setups: Sequence[Setup]) -> str:
-    """A link with both its speed and its r, on two lines.
-
-    Args:
-      setups: Of all rows over it.
-    """
+    """A link with both its speed and its r, on two lines."""
     link = setups[0].link
     speeds = [setup.megabits for setup in setups if setup.megabits is not None]
     if not speeds:

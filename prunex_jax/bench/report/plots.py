@@ -341,9 +341,6 @@ def _names_at_ends(axes: Any, plot: Plot, ends: Mapping[str, XY], theme: Theme) 
 def _spread_out(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
     """Middles of boxes that do not overlap, near where they are wanted.
 
-    Args:
-      wanted: Middles from top to bottom, as shares of what is to hold all boxes.
-      heights: Of the boxes, alike.
     Example:
       >>> [round(y, 2) for y in _spread_out([0.5, 0.5, 0.0], [0.2, 0.2, 0.2])]
       [0.5, 0.3, 0.1]

@@ -54,11 +54,6 @@ def byte_disagreements(records: Iterable[Record]) -> list[str]:
     They may differ by `SHARE` of the foreseen bytes, and by `BYTES_PER_MESSAGE` for
     each message of each device; a step with less than one message is allowed one, for
     what idle connections say.
-
-    Args:
-      records: Measured steps; curves, and what was not counted, are passed over.
-    Returns:
-      One sentence for every source that disagrees.
     """
     return [
         f"{Place.of(each.setup).title}, {each.setup.link}, {each.setup.title}: "
@@ -165,13 +160,7 @@ def scaling(records: Sequence[Record]) -> list[Table]:
 def step_time_plots(
     records: Sequence[Record], lines: Lines, looks: Looks
 ) -> list[Plot]:
-    """Median step time with quartiles against the speed of links, and modelled lines.
-
-    Args:
-      records: Of one study or several.
-      lines: Of the model of cost.
-      looks: Row -> how it is drawn.
-    """
+    """Median step time with quartiles against the speed of links, and modelled lines."""
     plots = []
     for place, links in measured(records).items():
         found = [each for rows in links.values() for each in rows.values()]
@@ -216,14 +205,7 @@ def scaling_plots(records: Sequence[Record], looks: Looks) -> list[Plot]:
 
 
 def speed_up_plot(name: str, title: str, times: Times, looks: Looks) -> list[Plot]:
-    """Plots speed-ups over one host; nothing where no row ran on one and on more.
-
-    Args:
-      name: Of its file.
-      title: Where that was.
-      times: Row -> number of hosts -> seconds per step.
-      looks: Row -> how it is drawn.
-    """
+    """Plots speed-ups over one host; nothing where no row ran on one and on more."""
     series = [
         Series(row, [(n, times[row][1] / times[row][n]) for n in sorted(times[row])])
         for row in looks

@@ -92,12 +92,6 @@ def read_findings(folders: Sequence[Path], targets: Sequence[float] = ()) -> Fin
 def write_report(folder: Path, findings: Findings, png: Path | None = None) -> Path:
     """Writes the report.
 
-    Args:
-      folder: Gets `report.html` and `tables.md`.
-      findings: What to show.
-      png: Gets the plots as PNG files; None draws none.
-    Returns:
-      Path of the HTML file.
     Raises:
       UserError: PNG files are asked for, and matplotlib is not there.
     """

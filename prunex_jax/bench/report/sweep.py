@@ -53,12 +53,6 @@ _HEALTH = (
 def write_report(findings: Findings, folder: Path, png: Path | None = None) -> Path:
     """Writes the report of a sweep.
 
-    Args:
-      findings: What to show.
-      folder: Gets `report.html` and `tables.md`.
-      png: Gets the plots as PNG files; None draws none.
-    Returns:
-      Path of the HTML file.
     Raises:
       UserError: Nothing has ended yet, or PNG files are asked for and matplotlib is not
         there.
@@ -130,12 +124,7 @@ def settings_table(findings: Findings) -> Table:
 
 
 def accuracy_plots(findings: Findings, looks: Looks) -> list[Plot]:
-    """Accuracy against bytes of the whole run, on the way, and against size.
-
-    Args:
-      findings: What to show.
-      looks: Row -> how it is drawn, for rows that have results.
-    """
+    """Accuracy against bytes of the whole run, on the way, and against size."""
     accuracy = f"{findings.sweep.split} accuracy, %"
     plots = []
     marks = _marks(findings, looks, "host_wire_bytes", "host_wire_bytes_dense")
@@ -193,9 +182,6 @@ def health_plots(findings: Findings, looks: Looks) -> list[Plot]:
 def difference(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
     """Compares two rows by Welch's interval, which lets their spreads differ.
 
-    Args:
-      ones: One number per seed.
-      others: The same for the row it is compared with.
     Returns:
       Difference of the means, and half of the interval that contains the true one with
       95 % probability: infinite where a row has one run only.

@@ -102,11 +102,6 @@ def make_table(
 ) -> Table:
     """Builds a table from what its rows are about.
 
-    Args:
-      title: What it is about, and where.
-      columns: From left to right; the first names rows.
-      rows: From top to bottom, whatever the columns know how to read.
-      notes: How to read it.
     Example:
       >>> columns = Column('word', str), Column('letters', len)
       >>> print(make_table('t', columns, ['one', 'three']).markdown())
@@ -125,14 +120,7 @@ def method_table(
     columns: Iterable[Column[str]],
     notes: Iterable[str] = (),
 ) -> Table:
-    """A line for every row of studies or sweeps that any column has something on.
-
-    Args:
-      title: What it is about, and where.
-      called: Row -> what it is called, from top to bottom.
-      columns: From the second on; they read names of rows.
-      notes: How to read it.
-    """
+    """A line for every row of studies or sweeps that any column has something on."""
     columns = list(columns)
     rows = [r for r in called if any(each.content(r) is not None for each in columns)]
     return make_table(
@@ -206,9 +194,6 @@ def digits(value: float) -> str:
 def median_cell(values: Sequence[float], write: Callable[[float], str]) -> Cell:
     r"""Median of values, sorted by it; their range if they differ.
 
-    Args:
-      values: One per seed; a blank cell without any.
-      write: How a number is written.
     Example:
       >>> median_cell([1.0, 3.0, 2.0], shown_seconds)
       Cell(text='2.00 s\n1.00 s to 3.00 s', value=2.0, is_flagged=False)

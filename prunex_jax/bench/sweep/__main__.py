@@ -50,13 +50,7 @@ COMMAND = Command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line and runs a sweep.
-
-    Args:
-      arguments: The command line without the program's name; None takes the real one.
-    Returns:
-      The exit code.
-    """
+    """Parses the command line and runs a sweep."""
     return run_command(COMMAND, _run, arguments)
 
 

@@ -15,41 +15,26 @@ from prunex_jax.train.folder import ENVIRONMENT, SUMMARY, RunFolder
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One run that has ended.
+    """One run that has ended."""
 
-    Attributes:
-      row: Its row.
-      seed: Its seed.
-      summary: Content of its summary; empty if it diverged.
-      points: Validation on the way.
-      health: Logged rows, those of training.
-      reason: Why it diverged; empty if it did not.
-      environment: What it ran on.
-    """
-
-    row: Row
-    seed: int
-    summary: Mapping[str, Any]
-    points: tuple[Point, ...] = ()
-    health: tuple[Mapping[str, Any], ...] = ()
-    reason: str = ""
+    row: Row  # Its row.
+    seed: int  # Its seed.
+    summary: Mapping[str, Any]  # Content of its summary; empty if it diverged.
+    points: tuple[Point, ...] = ()  # Validation on the way.
+    health: tuple[Mapping[str, Any], ...] = ()  # Logged rows, those of training.
+    reason: str = ""  # Why it diverged; empty if it did not.
+    # What it ran on.
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """A sweep and what is known of it.
+    """A sweep and what is known of it."""
 
-    Attributes:
-      sweep: The sweep.
-      results: Row name -> its runs that have ended, by seed; rows without any are
-        absent.
-      num_missing: Runs that have not ended.
-    """
-
-    sweep: Sweep
+    sweep: Sweep  # The sweep.
+    # Row name -> its runs that have ended, by seed; rows without any are absent.
     results: Mapping[str, Sequence[Result]]
-    num_missing: int = 0
+    num_missing: int = 0  # Runs that have not ended.
 
     @property
     def reference(self) -> Result | None:
@@ -69,13 +54,7 @@ class Findings:
         return [each.summary[key] for each in self.results[name] if each.summary]
 
     def shares(self, name: str, key: str, of: str) -> list[float]:
-        """A number of the summaries of a row, as a share of one of the reference.
-
-        Args:
-          name: The row.
-          key: Of its summaries.
-          of: Of the reference's summary.
-        """
+        """A number of the summaries of a row, as a share of one of the reference."""
         reference = self.reference
         whole = reference.summary[of] if reference else 0
         if not whole:
@@ -84,12 +63,7 @@ class Findings:
 
 
 def read_findings(sweep: Sweep, runs: Sequence[Run]) -> Findings:
-    """Reads what has ended.
-
-    Args:
-      sweep: The sweep.
-      runs: From `runs.runs_of`.
-    """
+    """Reads what has ended."""
     results: dict[str, list[Result]] = {row.name: [] for row in sweep.rows}
     for run in runs:
         if run.is_done:

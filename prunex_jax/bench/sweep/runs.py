@@ -31,19 +31,12 @@ Start = Callable[[Sequence[str], Path], int]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One row with one seed.
+    """One row with one seed."""
 
-    Attributes:
-      row: The row.
-      seed: The seed.
-      workdir: Run folder.
-      command: What trains it.
-    """
-
-    row: Row
-    seed: int
-    workdir: Path
-    command: tuple[str, ...]
+    row: Row  # The row.
+    seed: int  # The seed.
+    workdir: Path  # Run folder.
+    command: tuple[str, ...]  # What trains it.
 
     @property
     def is_done(self) -> bool:
@@ -59,9 +52,6 @@ class Run:
 def runs_of(sweep: Sweep, workdir: Path) -> list[Run]:
     """Lists all runs: every row with the first seed, then with the next.
 
-    Args:
-      sweep: The sweep.
-      workdir: Where run folders are.
     Raises:
       UserError: Settings that do not exist or cannot run, of any row; or a folder that
         holds a run with other settings.

@@ -36,8 +36,6 @@ _AXES = {4: (3, 2, 0, 1), 2: (1, 0)}
 def make_torch_model(model: Model) -> nn.Module:
     """Builds the same network in PyTorch, with parameters that are yet to be loaded.
 
-    Args:
-      model: One of ours.
     Returns:
       A module from float32[n, c, h, w] to logits, float32[n, num_classes].
     """
@@ -51,10 +49,6 @@ def make_torch_model(model: Model) -> nn.Module:
 def load_params(module: nn.Module, params: PyTree, statistics: PyTree) -> None:
     """Fills a network with parameters and running statistics of ours.
 
-    Args:
-      module: From `make_torch_model`.
-      params: From `Model.init` of the same model.
-      statistics: The same.
     Raises:
       RuntimeError: Names or shapes are not those of the module.
     """

@@ -52,27 +52,16 @@ _UNKNOWN = dict.fromkeys(("traced_bytes", "formula_bytes", "hops"))
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """What a process trains: everything that our own run has in common with PyTorch's.
+    """What a process trains: everything that our own run has in common with PyTorch's."""
 
-    Attributes:
-      config: All settings.
-      dataset: What is learned.
-      model: The network, as this package describes it.
-      rates: Learning rate of every step up to the last gate.
-      rows: Rows of the global batch that this process has.
-      eval_batch_size: Examples per evaluation batch over all processes.
-      eval_rows: Rows of evaluation batches.
-      num_hosts: Hosts that the processes are on.
-    """
-
-    config: ExperimentConfig
-    dataset: Dataset
-    model: Model
-    rates: np.ndarray
-    rows: np.ndarray
-    eval_batch_size: int
-    eval_rows: np.ndarray
-    num_hosts: int
+    config: ExperimentConfig  # All settings.
+    dataset: Dataset  # What is learned.
+    model: Model  # The network, as this package describes it.
+    rates: np.ndarray  # Learning rate of every step up to the last gate.
+    rows: np.ndarray  # Rows of the global batch that this process has.
+    eval_batch_size: int  # Examples per evaluation batch over all processes.
+    eval_rows: np.ndarray  # Rows of evaluation batches.
+    num_hosts: int  # Hosts that the processes are on.
 
 
 def run_specs(
@@ -80,11 +69,6 @@ def run_specs(
 ) -> None:
     """Runs them on this process, with all others, one after the other.
 
-    Args:
-      specs: The same on all processes.
-      gate: Where they wait.
-      launch: How they find each other.
-      interface: Network interface to exchange over; empty lets gloo choose.
     Raises:
       UserError: A setting that the PyTorch side lacks.
       TrainingDivergedError: The loss is no longer finite.
@@ -165,12 +149,7 @@ def _check_supported(config: ExperimentConfig) -> None:
 
 @contextlib.contextmanager
 def joined(launch: LaunchFlags, interface: str = "") -> Iterator[None]:
-    """Joins the other processes, for as long as the context lasts.
-
-    Args:
-      launch: Which process this is, and how it finds the others.
-      interface: Network interface to exchange over; empty lets gloo choose.
-    """
+    """Joins the other processes, for as long as the context lasts."""
     torch.set_num_threads(num_cores())
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
@@ -189,8 +168,6 @@ def joined(launch: LaunchFlags, interface: str = "") -> Iterator[None]:
 def make_exchange(task: Task) -> Callable[[], float]:
     """Makes a step that sums an array of the network's size, and does nothing else.
 
-    Args:
-      task: Gives the network.
     Collectives:
       Of each step: one all-reduce of float32[number of parameters].
     """
@@ -211,10 +188,6 @@ class Trainer:
 
     Batch statistics are those of the process's images, and running ones are averaged
     over processes when the network is evaluated, as in this package.
-
-    Args:
-      task: What is trained.
-      hook: What gradients go through: dense | fp16 | powersgd.
     """
 
     def __init__(self, task: Task, hook: str):

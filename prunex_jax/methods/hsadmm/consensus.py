@@ -323,9 +323,6 @@ def norms_by_group(tree: PyTree, layouts: Layouts) -> dict[str, jax.Array]:
     A parameter whose axes belong to two groups counts in both, and one that belongs to
     none in no group, so squares of these norms do not add up to that of `norm`.
 
-    Args:
-      tree: Like the parameters.
-      layouts: From `channels.layouts_of`.
     Returns:
       float32[] per group that has parameters.
     Example:

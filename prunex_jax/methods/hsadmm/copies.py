@@ -21,15 +21,10 @@ DeviceLevel = Literal["gradient", "consensus"]
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """The copies theta_ij of the parameters.
+    """The copies theta_ij of the parameters."""
 
-    Attributes:
-      device_level: One copy per host or one per device.
-      axes: Mesh axes; none is a single device.
-    """
-
-    device_level: DeviceLevel = "gradient"
-    axes: MeshAxes = ALONE
+    device_level: DeviceLevel = "gradient"  # One copy per host or one per device.
+    axes: MeshAxes = ALONE  # Mesh axes; none is a single device.
 
     def num_per_host(self) -> int:
         """P of the equations: copies that one host holds."""

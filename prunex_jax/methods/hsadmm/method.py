@@ -84,15 +84,7 @@ def make_hsadmm(recipe: Recipe) -> Method:
 
 
 def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
-    """What all methods share whose copies meet in a consensus every so many steps.
-
-    Args:
-      core: What a step and a round do.
-      recipe: What the trainer has built.
-      prunes: Whether the densities of the schedule are for it.
-    Returns:
-      The method.
-    """
+    """What all methods share whose copies meet in a consensus every so many steps."""
     placements = state_placements(core.device_level)
 
     def update(

@@ -37,11 +37,7 @@ class Packing(Protocol):
         """Entries of a packed tree."""
 
     def scores(self, entries: PyTree) -> Any:
-        """Adds up the scores of entries that live or die together; linear.
-
-        Args:
-          entries: Float leaves in the shapes of the parameters.
-        """
+        """Adds up the scores of entries that live or die together; linear."""
 
     def choose(self, scores: Any) -> Pattern:
         """The pattern that keeps what scores highest, the same for the same scores."""
@@ -121,14 +117,10 @@ class WeightPacking:
 
     A pattern is int32[number of kept entries of kernels], sorted: positions in all
     kernels one after the other. Kernels compete with each other.
-
-    Attributes:
-      density: Share of the entries of kernels that is kept, in (0, 1].
-      shapes: Shape of every parameter by path.
     """
 
-    density: float
-    shapes: Shapes
+    density: float  # Share of the entries of kernels that is kept, in (0, 1].
+    shapes: Shapes  # Shape of every parameter by path.
 
     def __post_init__(self) -> None:
         """Rejects a density that means nothing."""
