@@ -3,9 +3,8 @@
 In come trees with the layouts of their channel groups, and settings; out come kept
 counts, keep indices, masks and the stages of a run:
 
-    scores     one number per channel of every group
     budgets    how many channels every group keeps
-    masks      which ones: the best, the same on every host
+    choice     which ones: the best, the same on every host
     schedule   which density rules at which step
     selection  the largest entries of a flat buffer, for methods that send entries
 
@@ -22,12 +21,15 @@ from prunex_jax.sparsity.budgets import (
     uniform_family,
     uniform_keep_counts,
 )
-from prunex_jax.sparsity.masks import (
+from prunex_jax.sparsity.choice import (
+    Projection,
     choose_keep_indices,
+    group_sizes,
     masks_of,
     narrow_alive,
+    normalise_scores,
+    project_channels,
 )
-from prunex_jax.sparsity.projections import Projection, project_channels
 from prunex_jax.sparsity.schedule import (
     Stage,
     density_stairs,
@@ -35,24 +37,15 @@ from prunex_jax.sparsity.schedule import (
     step_of_share,
     validate_sparsity,
 )
-from prunex_jax.sparsity.scores import (
-    channel_scores,
-    entries_per_channel,
-    group_sizes,
-    normalise_scores,
-    shared_paths,
-)
 from prunex_jax.sparsity.selection import entry_count, largest_entries
 
 __all__ = [
     "CountFamily",
     "Projection",
     "Stage",
-    "channel_scores",
     "check_excludes",
     "choose_keep_indices",
     "density_stairs",
-    "entries_per_channel",
     "entry_count",
     "global_keep_counts",
     "group_sizes",
@@ -63,7 +56,6 @@ __all__ = [
     "normalise_scores",
     "project_channels",
     "ranked_family",
-    "shared_paths",
     "stage_at",
     "step_of_share",
     "uniform_family",

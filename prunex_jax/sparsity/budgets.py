@@ -1,7 +1,7 @@
 """Turns a density, or any cost, into a number of kept channels per group.
 
 Counts are plain Python integers, computed on the host: each distinct set of counts is a
-compiled shape. Which channels fill the counts is decided by `masks`.
+compiled shape. Which channels fill the counts is decided by `choice`.
 
 A density names one set of counts. A `CountFamily` lists all the sets that one rule can
 give, each inside the next, so that whatever grows with the counts (parameters, work,

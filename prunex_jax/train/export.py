@@ -42,7 +42,7 @@ from prunex_jax.shrink.compare import Comparison, Subject, compare
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import config_to_dict, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, SUMMARY
+from prunex_jax.train.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, SUMMARY, RunFolder
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.transitions import (
     comparison_images,
@@ -299,19 +299,9 @@ def _metrics(path: Path, step: int) -> dict[str, Any]:
         summary = _read_json(path / SUMMARY)
         if summary.get("steps") != step:
             summary = None  # Of a later network.
-    return {"summary": summary, "logged": _last_row(path / METRICS, step)}
-
-
-def _last_row(path: Path, step: int) -> dict[str, Any] | None:
-    """Last row of the log up to a step, which a running run may be writing to."""
-    last = None
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-            last = row if row["step"] <= step and "loss" in row else last
-        except (ValueError, KeyError, TypeError):
-            continue  # A row that is being written.
-    return last
+    rows = RunFolder(path, is_primary=False).read_rows()
+    logged = [row for row in rows if row["step"] <= step and "loss" in row]
+    return {"summary": summary, "logged": logged[-1] if logged else None}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -9,18 +9,21 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice, layouts_of
-from prunex_jax.channels.slicing import mask_channels
+from prunex_jax.channels.slicing import mask_channels, sum_squares_by_channel
 from prunex_jax.sparsity import (
-    channel_scores,
     choose_keep_indices,
     group_sizes,
     masks_of,
     project_channels,
-    shared_paths,
 )
 
 # float32 sums of at most a few hundred squares.
 ROUNDING = 1e-5
+
+
+def shared_paths(layouts):
+    """Leaves whose entries belong to more than one channel."""
+    return tuple(sorted(path for path, axes in layouts.items() if len(axes) > 1))
 
 
 def project(tree, layouts, keep_counts):
@@ -96,7 +99,10 @@ def squared_distance(x, y):
 
 
 def norms_of(tree, layouts):
-    return {n: np.sqrt(np.asarray(s)) for n, s in channel_scores(tree, layouts).items()}
+    return {
+        n: np.sqrt(np.asarray(s))
+        for n, s in sum_squares_by_channel(tree, layouts).items()
+    }
 
 
 def all_masks(layouts, keep_counts):
@@ -159,7 +165,7 @@ def test_shared_projection_is_within_twice_the_nearest(shapes, layouts, seed):
 @pytest.mark.parametrize(("shapes", "layouts"), CASES)
 def test_nothing_feasible_with_the_same_channels_is_nearer(shapes, layouts):
     tree, counts = random_tree(shapes), count(layouts, 2)
-    kept = choose_keep_indices(channel_scores(tree, layouts), counts)
+    kept = choose_keep_indices(sum_squares_by_channel(tree, layouts), counts)
     masks = masks_of(kept, group_sizes(layouts))
     projected = project(tree, layouts, counts)
     reached = squared_distance(tree, projected)

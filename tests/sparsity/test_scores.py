@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.channels import sum_squares_by_channel
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice, layouts_of
 from prunex_jax.sparsity import (
-    channel_scores,
     choose_keep_indices,
-    entries_per_channel,
     group_sizes,
     masks_of,
     narrow_alive,
     normalise_scores,
-    shared_paths,
 )
 
 # conv [1, 1, 2, 4] -> norm [4] -> flattened 1x2 map -> dense [8, 3]
@@ -48,7 +46,7 @@ def conv_norm_dense():
 def test_score_is_the_energy_of_all_members():
     tree, layouts = conv_norm_dense()
     conv, norm, dense = (np.asarray(tree[k]) for k in ("conv", "norm", "dense"))
-    scores = channel_scores(tree, layouts)
+    scores = sum_squares_by_channel(tree, layouts)
     for c in range(4):
         entries = [conv[..., c].ravel(), norm[[c]], dense[[c, c + 4]].ravel()]
         expected = np.sum(np.concatenate(entries) ** 2)
@@ -62,17 +60,17 @@ def test_raw_scores_add_up_over_hosts():
     tree, layouts = conv_norm_dense()
     other = jax.tree.map(lambda x: 3 * x[::-1], tree)
     stacked = jax.tree.map(lambda a, b: jnp.sqrt(a**2 + b**2), tree, other)
-    expected = channel_scores(stacked, layouts)
-    for name, score in channel_scores(tree, layouts).items():
-        total = score + channel_scores(other, layouts)[name]
+    expected = sum_squares_by_channel(stacked, layouts)
+    for name, score in sum_squares_by_channel(tree, layouts).items():
+        total = score + sum_squares_by_channel(other, layouts)[name]
         np.testing.assert_allclose(total, expected[name], rtol=1e-5)
 
 
 def test_normalised_scores_ignore_the_scale_of_a_group():
     tree, layouts = conv_norm_dense()
-    scores = channel_scores(tree, layouts)
+    scores = sum_squares_by_channel(tree, layouts)
     scaled = {name: score * 1e4 for name, score in scores.items()}
-    direct = channel_scores(tree, layouts, normalise="group_mean")
+    direct = normalise_scores(scores)
     for name, score in normalise_scores(scaled).items():
         np.testing.assert_allclose(score, direct[name], rtol=1e-5)
         np.testing.assert_allclose(jnp.mean(score), 1.0, rtol=1e-5)
@@ -91,18 +89,9 @@ def test_normalised_scores_of_broken_groups():
     assert normalised["inf"].tolist() == [np.inf, 2.0]
 
 
-def test_unknown_normalisation_is_refused():
-    tree, layouts = conv_norm_dense()
-    with pytest.raises(UserError, match=r"'max' is unknown; use none or group_mean"):
-        channel_scores(tree, layouts, normalise="max")
-
-
 def test_what_layouts_say_about_groups():
-    tree, layouts = conv_norm_dense()
+    _, layouts = conv_norm_dense()
     assert group_sizes(layouts) == {"hidden": 4, "inputs": 2}
-    # hidden: 2 in conv, 1 in norm, 2 rows of 3 in dense.
-    assert entries_per_channel(tree, layouts) == {"hidden": 9, "inputs": 4}
-    assert shared_paths(layouts) == ("conv",)
 
 
 @pytest.mark.parametrize(
