@@ -89,11 +89,6 @@ def run_command(
 def find_file(given: str | Path, flag: str) -> Path:
     """Finds a file that a flag names: by its path, or a shipped one by its bare name.
 
-    Args:
-      given: A path, or a name such as `digits_resnet20_hsadmm`.
-      flag: `config`, `study` or `sweep`.
-    Returns:
-      Its path.
     Raises:
       UserError: There is no such file.
     """
@@ -122,8 +117,6 @@ def call_in_file(file: str | Path, flag: str, function: str, *arguments: Any) ->
       flag: As in `find_file`.
       function: Name of a function of the file.
       *arguments: For it.
-    Returns:
-      What it returns.
     Raises:
       UserError: The file does not exist, cannot be run, or has no such function.
     """

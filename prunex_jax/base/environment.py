@@ -49,8 +49,6 @@ def environment(topology: Mapping[str, Any]) -> dict[str, Any]:
 def source_revision(folder: Path) -> dict[str, Any] | None:
     """Finds the git revision of the Python files in a folder; never fails.
 
-    Args:
-      folder: Folder of a package.
     Returns:
       `revision` and `is_dirty` (something in the folder differs from the revision), or
       None when git does not track the folder, as for an installed package.

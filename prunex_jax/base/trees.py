@@ -17,10 +17,6 @@ PyTree = Any
 def path_of(key_path: tuple[Any, ...]) -> str:
     """Joins a jax key path into one readable path.
 
-    Args:
-      key_path: What `jax.tree_util.tree_flatten_with_path` gives for one leaf.
-    Returns:
-      The keys joined by `/`, without quotes or brackets.
     Example:
       >>> path_of((jax.tree_util.DictKey('blocks'), jax.tree_util.SequenceKey(0)))
       'blocks/0'
@@ -31,10 +27,6 @@ def path_of(key_path: tuple[Any, ...]) -> str:
 def flatten_by_path(tree: PyTree) -> dict[str, Any]:
     """Lists the leaves of a tree by path, in flattening order.
 
-    Args:
-      tree: Any pytree.
-    Returns:
-      A dict from path to leaf.
     Example:
       >>> flatten_by_path({'a': {'kernel': 1}, 'b': [2, 3]})
       {'a/kernel': 1, 'b/0': 2, 'b/1': 3}
@@ -48,8 +40,6 @@ def shapes_by_path(tree: PyTree) -> dict[str, tuple[int, ...]]:
 
     Args:
       tree: Leaves are arrays, numbers, or anything with a shape.
-    Returns:
-      A dict from path to shape.
     Example:
       >>> import numpy as np
       >>> shapes_by_path({'a': {'kernel': np.ones((2, 3))}})

@@ -49,12 +49,7 @@ class Resolution:
 
 
 def resolve(table: LabelTable, status: np.ndarray | None = None) -> Resolution:
-    """Finds what is joined and what is frozen.
-
-    Args:
-      table: The table.
-      status: int8[num_labels], what is known of labels beforehand.
-    """
+    """Finds what is joined and what is frozen."""
     num_components, component = _components(table)
     first_reason = np.full(num_components, -1, np.int64)
     for index in reversed(range(len(table.frozen))):
@@ -282,10 +277,6 @@ def collect_groups(
 ) -> tuple[tuple[ChannelGroup, ...], tuple[FrozenChannels, ...]]:
     """Gathers channels into groups.
 
-    Args:
-      resolution: What is one channel, and what is frozen.
-      weights: Every axis of every parameter, in the order in which members are listed.
-      running: Every axis of every running statistic.
     Returns:
       Groups in order of their first places, and what stays.
     """

@@ -88,8 +88,6 @@ class ChannelTrace:
 
         Args:
           path: Path of the parameter; None for all.
-        Returns:
-          Lines in the order of axes and positions.
         Raises:
           UserError: There is no such parameter.
         """

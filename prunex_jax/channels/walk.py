@@ -73,15 +73,7 @@ class Walk:
         arguments: Sequence[Traced],
         site: core.JaxprEqn | None = None,
     ) -> LabelledProgram:
-        """Walks a program.
-
-        Args:
-          program: A jaxpr, closed or not.
-          arguments: What is known of its arguments.
-          site: The equation to blame in the stead of those inside.
-        Returns:
-          The program with what is known of everything in it.
-        """
+        """Walks a program."""
         is_closed = isinstance(program, core.ClosedJaxpr)
         jaxpr = _open(program)
         consts = program.consts if is_closed else getattr(program, "consts", ())

@@ -45,11 +45,6 @@ def check_local(grads: PyTree, axes: MeshAxes) -> None:
 def sum_over_devices(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
     """Sums a buffer over the devices of each host.
 
-    Args:
-      buffer: Any shape, per_device.
-      axes: Mesh axes.
-    Returns:
-      The sum, the same on every device of a host.
     Collectives:
       One sum over the device axis of the whole buffer.
     """
@@ -189,9 +184,6 @@ def collect(rows: jax.Array, axis: Axis) -> jax.Array:
 def shift(buffer: jax.Array, axis: str) -> jax.Array:
     """Sends a buffer to the next position along an axis, and takes the previous one's.
 
-    Args:
-      buffer: Any shape and type.
-      axis: A mesh axis.
     Returns:
       What the position before sent; the first gets it from the last.
     Collectives:

@@ -19,9 +19,6 @@ Images = Pixels | Sequence[Pixels]
 def decode_image(encoded: bytes, num_channels: int) -> Pixels:
     """Decodes JPEG, PNG or another format that Pillow knows.
 
-    Args:
-      encoded: The file's bytes.
-      num_channels: 1 for grey, 3 for RGB; other colour models are converted.
     Returns:
       uint8[height, width, num_channels].
     """

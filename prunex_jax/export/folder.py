@@ -203,11 +203,6 @@ def read_model(folder: str | os.PathLike[str]) -> ExportedModel:
 def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Refuses to replace anything but an export, and that only if asked to.
 
-    Args:
-      folder: Where an export is to go.
-      overwrite: Whether an earlier export may be replaced.
-    Returns:
-      The folder, absolute.
     Raises:
       UserError: Something else is there, or an export that must not be replaced.
     """

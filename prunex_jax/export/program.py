@@ -133,9 +133,6 @@ def make_program(
 def load_program(content: bytes, written_by: str | None) -> export.Exported:
     """Reads a program.
 
-    Args:
-      content: What `make_program` gave.
-      written_by: The version of jax that wrote it, if known.
     Raises:
       UserError: This jax cannot read it.
     """
@@ -283,8 +280,6 @@ def _without_source_folders() -> Iterator[None]:
 def _with_symbolic_batch(shapes: Sequence[PyTree]) -> list[PyTree]:
     """Replaces first axes by a symbolic size.
 
-    Args:
-      shapes: Trees of jax.ShapeDtypeStruct.
     Returns:
       The same, of any batch size; as they are, if the caller has made some symbolic.
     Raises:

@@ -52,9 +52,6 @@ def local_machine(
 def gather_machines() -> tuple[Machine, ...]:
     """Exchanges the machines between all processes of the run.
 
-    Returns:
-      The machine of each process, in the order of the processes; equal on all.
-
     Collectives:
       As `gather_texts`.
 

@@ -76,11 +76,7 @@ class Topology:
         return self.num_machines < self.num_hosts
 
     def table(self) -> str:
-        """Shows host -> processes -> devices, as the start screen prints it.
-
-        Returns:
-          Lines of text, at most 20, without a newline at the end.
-        """
+        """Shows host -> processes -> devices, as the start screen prints it."""
         rows = [("host", "machine", "process: devices")]
         rows += [_row(index, host) for index, host in enumerate(self.hosts)]
         if self.num_hosts > _MAX_ROWS:

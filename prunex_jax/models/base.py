@@ -80,11 +80,6 @@ class Model:
 
         Works under `jax.jit` and `jax.eval_shape`, so that parameters can be counted
         without being made, and born where they will live.
-
-        Args:
-          key: A jax random key.
-        Returns:
-          Parameters and statistics.
         """
         parts: Any = nnx.split(self._network(key), nnx.Param, nnx.BatchStat)
         _, params, statistics = parts
@@ -175,13 +170,7 @@ class Model:
         return from_moments(mixed)
 
     def with_widths_of(self, params: PyTree) -> "Model":
-        """Returns the network that shrunk parameters belong to.
-
-        Args:
-          params: Nested dicts with the keys of `init` and smaller arrays.
-        Returns:
-          A model whose `apply` takes these parameters.
-        """
+        """Returns the network that shrunk parameters belong to."""
         return dataclasses.replace(self, spec=self.spec.with_widths_of(params))
 
     @functools.cached_property

@@ -48,8 +48,6 @@ def count_macs(apply: Callable[..., Any], *args: Any) -> int:
       apply: Any traceable function.
       *args: Its arguments, or their shapes; one example if the result is to be "for
         one example".
-    Returns:
-      The number.
     Example:
       >>> import jax.numpy as jnp
       >>> count_macs(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 5)))
@@ -109,9 +107,6 @@ class Memoised:
 def size_costs(trace: ChannelTrace, itemsize: int = 4) -> dict[str, Cost]:
     """Costs that follow from shapes alone: channels, params and bytes.
 
-    Args:
-      trace: The channel groups of a network.
-      itemsize: Bytes per element of what an exchange averages over hosts.
     Returns:
       Costs by unit; bytes are those of the array that one exchange averages.
     """
@@ -135,12 +130,6 @@ def macs_cost(
     Counted in the program of the small function; nothing is compiled. Every set of
     counts is counted once.
 
-    Args:
-      apply: The function that was traced.
-      trace: Its channel groups.
-      params: Its parameters, or their shapes.
-      *inputs: Its inputs, or their shapes: one example for a count per example.
-      statistics: Its running statistics, if it takes any.
     Example:
       >>> import jax.numpy as jnp
       >>> from prunex_jax.channels import trace_channels
@@ -183,15 +172,7 @@ def small_calls(
     *inputs: Any,
     statistics: PyTree | None = None,
 ) -> Callable[[KeepCounts], Callable[[], Any]]:
-    """What `latency_cost` calls for any traced function, on these inputs.
-
-    Args:
-      apply: The function that was traced.
-      trace: Its channel groups.
-      params: Its parameters.
-      *inputs: Its inputs, as many examples as one call is to have.
-      statistics: Its running statistics, if it takes any.
-    """
+    """What `latency_cost` calls for any traced function, on these inputs."""
     trees = (params,) if statistics is None else (params, statistics)
 
     def make_call(keep_counts: KeepCounts) -> Callable[[], Any]:

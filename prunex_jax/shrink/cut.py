@@ -78,13 +78,7 @@ class Cut:
         return self._running.changed(tree, put_channels, self._indices(), True)
 
     def mask(self, tree: PyTree) -> PyTree:
-        """Sets dead channels to exact zeros; raises like `take`.
-
-        Args:
-          tree: Leaves of full size: parameters, or what holds trees shaped like them.
-        Returns:
-          A tree of the same sizes.
-        """
+        """Sets dead channels to exact zeros; raises like `take`."""
         masks = {name: jnp.asarray(mask) for name, mask in self.masks.items()}
         return self.parameters.changed(tree, mask_channels, masks)
 

@@ -15,12 +15,7 @@ from prunex_jax.channels.walk import evaluate
 
 
 class Evaluator:
-    """Evaluates programs without their dead channels.
-
-    Args:
-      resolution: Which labels are alive.
-      rebuilds: How primitives are done on fewer channels, where not as they are.
-    """
+    """Evaluates programs without their dead channels."""
 
     def __init__(
         self, resolution: Resolution, rebuilds: Mapping[str, "Rebuild"]

@@ -273,13 +273,7 @@ class Budget:
 
 
 def model_budget(config: SparsityConfig, model: Model, trace: ChannelTrace) -> Budget:
-    """The budget of a run with one of our models.
-
-    Args:
-      config: What is pruned, and in which unit.
-      model: At full width.
-      trace: Its channel groups.
-    """
+    """The budget of a run with one of our models."""
     costs = size_costs(trace)
     if config.unit == "macs":
         params, statistics = jax.eval_shape(model.init, jax.random.key(0))

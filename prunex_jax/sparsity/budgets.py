@@ -33,11 +33,6 @@ def quantum_of(size: int, round_to: int = 8) -> int:
     and 1 for smaller groups: accelerators like multiples of 8, small groups cannot
     afford them.
 
-    Args:
-      size: Number of channels of the group.
-      round_to: Upper bound on the result.
-    Returns:
-      A power of two.
     Raises:
       UserError: `round_to` is below 1.
     Example:
