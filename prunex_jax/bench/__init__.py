@@ -5,6 +5,7 @@ and plots come out. Nothing imports this room. In reading order:
 
     study.py      what a study is: rows of settings, seeds, hosts, links
     __main__.py   `bench`: rows x hosts x links, on real processes and links
+    processes.py  starting processes, meeting them at gates, ending them
     links/        hosts, gates between phases, the runner, records of steps and bytes
     torch/        what PyTorch does on the same links
     sweep/        `sweep`: rows x seeds on simulated hosts, accuracy per byte

@@ -10,6 +10,7 @@ take and send. The advice may be not to compress. Exit code 0: advised; 2: bad i
 """
 
 import dataclasses
+import functools
 import json
 import math
 import statistics
@@ -24,7 +25,7 @@ import numpy as np
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.cost_model.step_time import Traffic, late_options, steady_traffic
+from prunex_jax.bench.cost_model.step_time import late_options, steady_traffic
 from prunex_jax.bench.links.probe import ProbedLink, probe_links, slowest
 from prunex_jax.bench.report.tables import Column, make_table
 from prunex_jax.data import place_batch
@@ -152,32 +153,16 @@ def advise(
         except UserError as error:
             refused[label] = str(error)
             continue
-        traffic = steady_traffic(
+        sent = steady_traffic(
             changed.current.method, dict(experiment.mesh.shape), _keep_counts(changed)
         )
-        row = predict(label, settings, traffic, compute_seconds, links.get(HOST_AXIS))
-        if is_measured:
-            seconds = _step_seconds(changed)
-            row = dataclasses.replace(row, measured_seconds=seconds)
+        exchange = links[HOST_AXIS].link.seconds(*sent) if HOST_AXIS in links else 0.0
+        measured = _step_seconds(changed) if is_measured else None
+        seconds = compute_seconds + exchange
+        row = Prediction(label, settings, sent.host_bytes, exchange, seconds, measured)
         found.append(row)
     text = recommend(found, margin, experiment.topology.num_hosts)
     return Advice(links, compute_seconds, tuple(found), refused, text)
-
-
-def predict(
-    label: str,
-    settings: Mapping[str, Any],
-    traffic: Traffic,
-    compute_seconds: float,
-    link: ProbedLink | None,
-) -> Prediction:
-    """Predicts the step of one method."""
-    exchange = 0.0
-    if link is not None:
-        exchange = link.link.seconds(traffic.host_bytes, traffic.hops)
-    return Prediction(
-        label, settings, traffic.host_bytes, exchange, compute_seconds + exchange
-    )
 
 
 def recommend(predictions: Sequence[Prediction], margin: float, num_hosts: int) -> str:
@@ -257,10 +242,7 @@ def _with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Exper
     nested = config_to_dict(experiment.config)
     for dotted, value in settings.items():
         *path, key = dotted.split(".")
-        part = nested
-        for name in path:
-            part = part[name]
-        part[key] = value
+        functools.reduce(dict.__getitem__, path, nested)[key] = value
     changed = dataclasses.replace(experiment, config=resolve_config(nested))
     return with_method(changed, changed.config.method.name)
 

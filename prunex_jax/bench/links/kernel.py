@@ -1,7 +1,7 @@
 """What the Linux kernel tells and grants: network interfaces, memory, cores.
 
-It owns reading /proc and choosing cores. Where a kernel tells nothing, answers are
-empty; where it grants nothing, nothing happens.
+Where a kernel tells nothing, answers are empty; where it grants nothing, nothing
+happens.
 """
 
 import contextlib

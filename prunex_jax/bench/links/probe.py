@@ -4,8 +4,6 @@ Sums of growing size run over the host axis and over the device axis, so often t
 median can be taken, until one takes too long or the time is up. All processes decide on
 the times of the slowest of them, so all run the same sequence. What is fitted to the
 times is a `step_time.Link`: of a host, whose devices share it, and of a device.
-
-It owns the probe. It leaves to its callers what follows from it.
 """
 
 import dataclasses

@@ -5,8 +5,7 @@
 Networks, mounts and processes that the command makes belong to the namespaces of
 process 1 and have no name outside of them. When process 1 ends, by whatever signal, the
 kernel removes everything; and it ends with the supervisor: a pipe between the two is
-closed, and the kernel sends SIGKILL down the chain. It owns that chain, signals and
-exit codes; it leaves to `hosts` what is made inside.
+closed, and the kernel sends SIGKILL down the chain.
 """
 
 import contextlib

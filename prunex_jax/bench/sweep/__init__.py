@@ -1,8 +1,5 @@
-"""Runs compared with each other: what accuracy costs in bytes, with spread over seeds.
+"""Sweeps: rows x seeds on simulated hosts, and what accuracy costs in bytes.
 
-Owns: sweeps as small declarative files (`sweeps`), running them one after the other
-(`runs`), whether a difference is more than spread (`significance`), and tables and
-plots of run folders (`tables`, `plots`, `report`).
-Leaves to others: a run itself (`prunex_jax.train`), which it only starts, and
-speed over real links (`bench`).
+A `Sweep` goes in, run folders come out: `runs` starts what is missing, each run as a
+process of its own, `results` reads the folders for `bench.report`.
 """

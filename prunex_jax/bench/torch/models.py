@@ -1,8 +1,7 @@
 """The networks of this package as PyTorch modules, with the same parameters.
 
-It owns the modules, named as the parts of ours so that parameters find their places by
-path, and the loading of those. Widths come from the specifications in `models`, which
-stay the only list of architectures. Importing it needs torch.
+Modules are named as the parts of ours, so that parameters find their places by path.
+Widths come from the specifications in `models`. Importing it needs torch.
 
 Differs from:
   Running variances: PyTorch's follow the unbiased variance of a batch, ours the biased
