@@ -155,7 +155,8 @@ def alone_in(workdir: Path | str, is_primary: bool) -> Iterator[None]:
         yield
         return
     path = Path(workdir).expanduser().absolute()
-    lock = FileLock(path / LOCK)
+    # A soft lock would outlive a process that was killed.
+    lock = FileLock(path / LOCK, fallback_to_soft=False)
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)

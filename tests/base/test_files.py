@@ -1,5 +1,7 @@
 """Files appear whole, damage is noticed, and one process has a folder to itself."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -103,6 +105,15 @@ def test_one_process_has_the_folder_until_it_ends_however_it_ends(tmp_path):
     for _ in range(2):
         with alone_in(workdir, True):
             assert all(entry.name[0] == "." for entry in workdir.iterdir())
+
+
+def test_a_file_system_that_cannot_lock_keeps_nobody_out(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with alone_in(tmp_path, True), alone_in(tmp_path, True):
+        pass
 
 
 def test_what_cannot_be_locked_is_left_to_whoever_writes(tmp_path):
