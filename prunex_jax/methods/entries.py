@@ -44,8 +44,7 @@ def is_named(paths: Iterable[str], names: Sequence[str]) -> list[bool]:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a tree lies in a flat buffer: leaves that are chosen from, then the others.
-    """
+    """How a tree lies in a buffer: leaves that are chosen from, then the others."""
 
     shapes: tuple[tuple[int, ...], ...]  # Of the leaves, in the order of the tree.
     # What one host chooses of each, or 1 where all leaves compete; 0 for all of it.

@@ -171,8 +171,7 @@ def with_small_network(experiment: Experiment, small: Model) -> Experiment:
 
 
 def with_method(experiment: Experiment, name: str) -> Experiment:
-    """Builds the same run again with another method, for the network that is trained.
-    """
+    """Builds the same run again with another method, for the network in training."""
     current = experiment.current
     return _with_setup(experiment, name, current.model, current.groups)
 

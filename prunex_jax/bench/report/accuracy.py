@@ -62,8 +62,7 @@ def time_to_accuracy(
 def accuracy_plots(
     records: Sequence[Record], targets: Mapping[str, Sequence[float]], looks: Looks
 ) -> list[Plot]:
-    """Validation accuracy against bytes and against seconds, for every place and link.
-    """
+    """Validation accuracy against bytes and seconds, for every place and link."""
     plots = []
     for place, link, rows in curves(records):
         points = {

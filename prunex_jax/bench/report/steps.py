@@ -160,8 +160,7 @@ def scaling(records: Sequence[Record]) -> list[Table]:
 def step_time_plots(
     records: Sequence[Record], lines: Lines, looks: Looks
 ) -> list[Plot]:
-    """Median step time with quartiles against the speed of links, and modelled lines.
-    """
+    """Median step time and quartiles against the speed of links, and modelled lines."""
     plots = []
     for place, links in measured(records).items():
         found = [each for rows in links.values() for each in rows.values()]

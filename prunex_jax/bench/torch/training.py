@@ -52,8 +52,7 @@ _UNKNOWN = dict.fromkeys(("traced_bytes", "formula_bytes", "hops"))
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """What a process trains: everything that our own run has in common with PyTorch's.
-    """
+    """What a process trains: all that our own run has in common with PyTorch's."""
 
     config: ExperimentConfig  # All settings.
     dataset: Dataset  # What is learned.
