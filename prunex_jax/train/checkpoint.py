@@ -32,11 +32,11 @@ from typing import Any, Self
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import digests_of, find_damage, write_json
 from prunex_jax.base.trees import PyTree, flatten_by_path
+from prunex_jax.mesh import gather_texts
 
 _FORMAT = 1
 _STATE = "state"
@@ -357,12 +357,10 @@ def _all_hold(conditions: Sequence[bool]) -> list[bool]:
     """Which of the conditions hold on every process.
 
     Collectives:
-      One gather of the booleans over all processes; none with one process.
+      Those of `mesh.gather_texts`.
     """
-    if jax.process_count() == 1 or not conditions:
-        return list(conditions)
-    gathered = multihost_utils.process_allgather(np.asarray(conditions))
-    return [bool(ok) for ok in np.all(gathered, axis=0)]
+    said = gather_texts("".join("01"[bool(ok)] for ok in conditions))
+    return ["0" not in answers for answers in zip(*said, strict=True)]
 
 
 @contextlib.contextmanager

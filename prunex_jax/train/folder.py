@@ -13,6 +13,7 @@ All of it is strict JSON: a number that is not finite is written as null. Files 
 replaced by rename and rows appended, so a killed run can only leave a cut last row.
 """
 
+import dataclasses
 import json
 import math
 import shutil
@@ -42,25 +43,18 @@ SUMMARY_KEYS = tuple(
     "seconds_per_step_median".split()
 )
 
-_MESH_KEYS = ("num_hosts", "devices_per_host")
 
-
+@dataclasses.dataclass(frozen=True)
 class RunFolder:
     """The files of one run, made by `open`.
 
     On processes other than the primary everything that writes does nothing, so that all
     processes run the same code.
-
-    Attributes:
-      workdir: The folder.
-      is_primary: Whether this process writes.
-      is_resumed: Whether the folder held this run already; False on other processes.
     """
 
-    def __init__(self, workdir: Path, is_primary: bool, is_resumed: bool = False):
-        self.workdir = workdir
-        self.is_primary = is_primary
-        self.is_resumed = is_resumed
+    workdir: Path
+    is_primary: bool  # whether this process writes
+    is_resumed: bool = False  # whether the folder held this run, on the primary
 
     @classmethod
     def open(
@@ -218,7 +212,8 @@ def _check_same_run(
     now = dotted_keys(config)
     for source, tree in ((held, before), (environment, now)):
         mesh = source.get("topology") or {}
-        tree.update({f"topology.{key}": mesh.get(key) for key in _MESH_KEYS})
+        for key in ("num_hosts", "devices_per_host"):
+            tree[f"topology.{key}"] = mesh.get(key)
     for key, was, is_now in fixed_differences(before, now):
         raise UserError(
             f"--workdir={path} holds a run with {key}={was!r}, this one has "
