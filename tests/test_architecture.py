@@ -25,7 +25,7 @@ OWNERS = {
     "orbax": {"train/checkpoint.py"},
     "tensorflow_datasets": {"data/tfds_source.py"},
     "grain": {"data/loader.py"},
-    "sklearn": {"data/embedded.py"},
+    "sklearn": {"data/sources.py"},
     "PIL": {"data/images.py"},
     "filelock": {"base/files.py"},
     "rich": {"train/console.py"},

@@ -5,14 +5,14 @@ In: data settings and a seed. Out: a `Dataset` of three splits, and batches of i
     open_dataset -> make_loader(...).batches(step) -> place_batch -> training step
                  -> evaluation_batches             -> place_batch -> evaluation step
 
-`sources` opens a set (`embedded`, `tfds_source`) and cuts its validation split;
-`splits` is what is opened; `order` and `shards` say which example comes when and at
-which host; `augment` and `images` make pixels; `examples` puts a batch together.
+`sources` opens a set (digits and synthetic, or by `tfds_source`) and cuts its
+validation split; `splits` is what is opened; `order` and `shards` say which example
+comes when and at which host; `images` makes pixels.
 """
 
-from prunex_jax.data.augment import Normalization
-from prunex_jax.data.examples import Batch
+from prunex_jax.data.images import Normalization
 from prunex_jax.data.loader import (
+    Batch,
     BatchIterator,
     Loader,
     evaluation_batches,

@@ -5,7 +5,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.data.examples import Batch
+from prunex_jax.data.loader import Batch
 from prunex_jax.data.order import Positions
 from prunex_jax.mesh import AnyMesh, sharding_on
 

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from prunex_jax.data.augment import Normalization, Recipe
-from prunex_jax.data.images import Images, Pixels
+from prunex_jax.data.images import Images, Normalization, Pixels, Recipe
 from prunex_jax.data.order import Positions
 
 Labels = npt.NDArray[np.int32]

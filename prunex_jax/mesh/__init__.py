@@ -6,8 +6,7 @@ has the axes ('host', 'device'), and what programs need to run on it.
     launcher     several processes? which is this, and which GPUs are its own?
     start        acts on the answer, before jax computes anything
     memory       what jax frees on CPU stays for its next step, in commands
-    machines     which machine each process runs on
-    hosts        devices -> hosts, as plain records
+    hosts        which machine each process runs on; devices -> hosts, as plain records
     mesh         the `jax.sharding.Mesh` and its table
     folding      a mesh that one device simulates: `map_over` works on both
     axes         names of mesh axes: `MeshAxes`, `vary`

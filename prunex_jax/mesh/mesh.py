@@ -16,10 +16,10 @@ from prunex_jax.mesh.hosts import (
     DeviceRecord,
     Host,
     arrange_hosts,
+    gather_machines,
     parse_layout,
     resolve_layout,
 )
-from prunex_jax.mesh.machines import gather_machines
 
 # A longer table is cut in the middle, a longer list of processes is summed up.
 _MAX_ROWS = 16

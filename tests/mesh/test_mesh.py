@@ -23,12 +23,10 @@ from prunex_jax.mesh import (
 from prunex_jax.mesh.hosts import (
     DeviceRecord,
     arrange_hosts,
-    parse_layout,
-    resolve_layout,
-)
-from prunex_jax.mesh.machines import (
     gather_machines,
     local_machine,
+    parse_layout,
+    resolve_layout,
 )
 from tests.helpers.common import free_port
 
@@ -148,9 +146,7 @@ def test_machines_survive_the_exchange(name, monkeypatch):
     devices = [types.SimpleNamespace(process_index=p) for p in (0, 1)]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "devices", lambda: devices)
-    monkeypatch.setattr(
-        "prunex_jax.mesh.machines.gather_texts", lambda text: [text, text]
-    )
+    monkeypatch.setattr("prunex_jax.mesh.hosts.gather_texts", lambda text: [text, text])
     monkeypatch.setenv("PRUNEX_HOST_ID", name)
     assert gather_machines() == (local_machine({"PRUNEX_HOST_ID": name}),) * 2
 

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prunex_jax.data.augment import NUM_DRAWS, Normalization, Recipe
-from prunex_jax.data.images import centre_view, decode_image, resize_box
+from prunex_jax.data.images import (
+    NUM_DRAWS,
+    Normalization,
+    Recipe,
+    centre_view,
+    decode_image,
+    resize_box,
+)
 from prunex_jax.data.order import uniforms
 
 
