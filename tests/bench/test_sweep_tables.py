@@ -1,5 +1,6 @@
 """Tables and plots of sweeps: what they say of runs that are made up."""
 
+import dataclasses
 import math
 import statistics
 
@@ -132,3 +133,21 @@ def test_intervals_hold_the_true_difference_in_95_of_100_cases():
     assert math.isinf(difference([1.0], [2.0, 3.0])[1])
     with pytest.raises(statistics.StatisticsError):
         difference([], [1.0])
+
+
+def test_curves_say_what_they_leave_out():
+    runs = made_up("dense", [0.9], 1.0)
+    silent = [dataclasses.replace(each, row=Row("none")) for each in runs]
+    silent = [
+        dataclasses.replace(
+            each,
+            points=tuple(dataclasses.replace(p, host_bytes=0.0) for p in each.points),
+        )
+        for each in silent
+    ]
+    lost = [Result(Row("lost"), 0, {}, reason="not finite")]
+    drawn = plots_of(findings_of({"dense": runs, "none": silent, "lost": lost}))
+    across = drawn["curves-bytes_tiny"].across
+    assert across == "MB sent by a host (not shown: 1 that send nothing)"
+    assert drawn["curves-seconds_tiny"].across == "seconds in steps"
+    assert [s.row for s in drawn["curves-bytes_tiny"].series] == ["dense"]

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prunex_jax.base.command import Command, Flag, Values, run_command
+from prunex_jax.base.command import Command, Flag, Values, run_command, split_list
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.cost_model.published import (
     published_extrapolations,
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(values: Values, rest: list[str]) -> None:
     del rest
-    folders = [Path(part) for part in values.workdir.split(",") if part]
+    folders = [Path(part) for part in split_list(values.workdir)]
     if not folders:
         raise UserError(f"--workdir={values.workdir} names no folder")
     findings = read_findings(folders, _targets(values.targets))
@@ -67,6 +67,6 @@ def _with_published(findings: Findings) -> Findings:
 
 def _targets(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(",") if part)
+        return tuple(float(part) for part in split_list(text))
     except ValueError:
         raise UserError(f"--targets={text} is not a list like 0.6,0.65") from None

@@ -88,7 +88,7 @@ def curve_plots(
     for key, across, x_of in _AXES:
         lines = {row: mean_curve(runs, x_of) for row, runs in points.items()}
         series = [Series(row, line) for row, line in lines.items() if line]
-        silent = len(lines) - len(series)
+        silent = sum(any(points[row]) and not line for row, line in lines.items())
         across += f" (not shown: {silent} that send nothing)" * bool(silent)
         levels = {100 * target: "" for target in targets}
         if series:
