@@ -1,6 +1,6 @@
 """Matrices of a tree and their factors: views, batches of one shape, orthonormal bases.
 
-Linear algebra on one device; `optim.powersgd` says what is sent. A leaf is viewed as
+Linear algebra on one device; `powersgd` says what is sent. A leaf is viewed as
 `A[rows, cols]` without being transposed, and approximated by a product of a `basis`
 over its shorter side and `coefficients` over its longer one.
 """
