@@ -46,7 +46,7 @@ class Wire:
         sent in blocks, see `encode`. ternary sends -1, 0 or 1 times one scale in a byte
         each; means over hosts and over the mesh know it.
       bucket_bytes: Largest message that stands for a buffer; 0 sends one for a whole
-        tree. See `comm.buckets` for when a limit pays. Ternary values go in one.
+        tree. A limit pays for large trees. Ternary values go in one.
     """
 
     dtype: str = "float32"
