@@ -52,18 +52,33 @@ def _forget_programs() -> Iterator[None]:
 # Imported by tests and by scripts; some need packages that are not installed.
 collect_ignore_glob = ["helpers/*", "benchmarks/*"]
 
-# Files whose tests train in other processes: started first, or they end last, alone.
-_LONG_FILES = [
-    "test_run.py",
-    "test_run_processes.py",
-    "test_cli.py",
+# The files that take longest, in this order: started first, or they end last, alone.
+_LONG_FILES = (
+    "methods/test_contract.py",
     "test_docs.py",
-]
+    "comm/test_wires.py",
+    "methods/test_hsadmm.py",
+    "shrink/test_function.py",
+    "models/test_models.py",
+    "methods/test_powersgd.py",
+    "methods/test_pactrain.py",
+    "channels/test_attacks.py",
+    "bench/test_sweep.py",
+    "bench/test_hosts.py",
+    "bench/test_study_report.py",
+    "shrink/test_network.py",
+    "methods/test_importance.py",
+    "methods/test_transform.py",
+    "train/test_run.py",
+    "train/test_loop.py",
+    "train/test_checkpoint.py",
+)
+_STARTS = {Path(__file__).parent / name: at for at, name in enumerate(_LONG_FILES)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, which keeps two test processes busy to the end."""
-    items.sort(key=lambda item: item.path.name not in _LONG_FILES)
+    items.sort(key=lambda item: _STARTS.get(item.path, len(_STARTS)))
 
 
 @pytest.fixture(params=[(1, 4), (2, 2), (4, 1)], ids=lambda s: f"{s[0]}x{s[1]}")
