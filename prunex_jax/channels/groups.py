@@ -1,7 +1,6 @@
 """Channel groups: which positions of which parameter axes live or die together.
 
-It owns the types. Groups are found by `channels.trace`, used by `channels.slicing`, and
-know neither models nor meshes.
+Groups are found by `trace`, used by `slicing`, and know neither models nor meshes.
 """
 
 import dataclasses

@@ -1,9 +1,8 @@
 """Measures how far a shrunk function is from the masked one, forward and backward.
 
-It owns the comparison and what counts as equal. What is compared are two callables, so
-that any function of any framework can be certified; `network.certify_networks` does it
-for networks of this package. In the flow it follows the cut and precedes the export,
-which refuses what `Certificate.check` refuses.
+What is compared are two callables, so that any function of any framework can be
+certified; `network.certify_networks` does it for networks of this package. The export
+refuses what `Certificate.check` refuses.
 """
 
 import dataclasses

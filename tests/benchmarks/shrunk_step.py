@@ -23,10 +23,10 @@ from prunex_jax.base.settings import (
     ModelConfig,
     OptimizerConfig,
 )
-from prunex_jax.base.trees import PyTree, shapes_by_path
-from prunex_jax.channels import layouts_of, take_channels
+from prunex_jax.base.trees import PyTree
 from prunex_jax.methods.inner import make_inner
 from prunex_jax.models import Model, make_model
+from prunex_jax.shrink import Network, make_cut
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.experiment import trace_model
 
@@ -77,16 +77,11 @@ def halved(
     model: Model, params: PyTree, statistics_: PyTree
 ) -> tuple[Model, PyTree, PyTree]:
     """The network with the first half of the channels of every group."""
-    groups = trace_model(model).groups
-    keep = {group.name: jnp.arange(group.size // 2) for group in groups}
-    layouts = layouts_of(groups, shapes_by_path(params))
-    running = layouts_of(groups, shapes_by_path(statistics_), "statistics")
-    small = take_channels(params, layouts, keep)
-    return (
-        model.with_widths_of(small),
-        small,
-        take_channels(statistics_, running, keep),
-    )
+    trace = trace_model(model)
+    masks = {g.name: np.arange(g.size) < g.size // 2 for g in trace.groups}
+    cut = make_cut(trace, masks, params, statistics_)
+    small = Network(model, params, statistics_).shrunk(cut)
+    return small.model, small.params, small.statistics
 
 
 def make_step(

@@ -208,7 +208,7 @@ def split(ctx: Context, x: Traced) -> Sequence[Traced]:
 
 
 def pad(ctx: Context, x: Traced, value: Traced) -> Sequence[Traced]:
-    """Padding of a spatial axis stays; of a channel axis, it is nobody's."""
+    """Padding of a spatial axis stays; of a channel axis, it belongs to no channel."""
     labels: list[np.ndarray] = []
     for axis, (own, (low, high, interior)) in enumerate(
         zip(x.labels, ctx.eqn.params["padding_config"], strict=True)
