@@ -15,11 +15,14 @@ from jax.extend import core
 
 from prunex_jax.base.jaxprs import inner_programs
 
-_SUMS = frozenset({"psum", "psum_invariant", "psum2", "pmax", "pmin"})
-_GATHERS = frozenset({"all_gather", "all_gather_invariant"})
-_SCATTERS = frozenset({"reduce_scatter"})
-_EXCHANGES = frozenset({"all_to_all"})
-_SHIFTS = frozenset({"ppermute"})
+# Primitives that communicate, and the kind of `Collective` they are.
+_KINDS = {
+    **dict.fromkeys(("psum", "psum_invariant", "psum2", "pmax", "pmin"), "sum"),
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), "gather"),
+    "reduce_scatter": "scatter",
+    "all_to_all": "exchange",
+    "ppermute": "shift",
+}
 # Name mesh axes but move nothing.
 _FREE = frozenset(
     {"axis_index", "preduced", "pvary", "vary_unreduced_cast", "vary_unreduced_cast_p"}
@@ -135,15 +138,7 @@ def _entries(
     eqn: core.JaxprEqn, sizes: Mapping[str, int], count: int
 ) -> Iterator[Collective]:
     name, axes = eqn.primitive.name, _named_axes(eqn)
-    kinds = {
-        "sum": _SUMS,
-        "gather": _GATHERS,
-        "scatter": _SCATTERS,
-        "exchange": _EXCHANGES,
-        "shift": _SHIFTS,
-    }
-    kind = next((kind for kind, names in kinds.items() if name in names), None)
-    if kind is None:
+    if name not in _KINDS:
         raise ValueError(f"the bytes of {name} over {axes} are not counted yet")
     if eqn.params.get("axis_index_groups") is not None:
         raise ValueError(f"{name} over groups of positions of {axes} is not counted")
@@ -153,7 +148,7 @@ def _entries(
         by_dtype[str(aval.dtype)] += math.prod(aval.shape)
     for dtype, num_elements in by_dtype.items():
         axis_sizes = tuple(sizes[axis] for axis in axes)
-        yield Collective(kind, axes, axis_sizes, num_elements, dtype, count)
+        yield Collective(_KINDS[name], axes, axis_sizes, num_elements, dtype, count)
 
 
 def _named_axes(eqn: core.JaxprEqn) -> tuple[str, ...]:

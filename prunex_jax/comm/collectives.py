@@ -59,9 +59,6 @@ def sum_over_hosts(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
 
     Args:
       buffer: [n], per_host: the same on every device of a host.
-      axes: Mesh axes.
-    Returns:
-      [n], replicated.
     Collectives:
       With P devices per host and m = ceil(n / P): a sum over the host axis of m
       elements, then a gather over the device axis of m elements from each device. With
@@ -80,7 +77,6 @@ def gather_over_hosts(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
 
     Args:
       buffer: [n] of any type, per_host: the same on every device of a host.
-      axes: Mesh axes.
     Returns:
       [hosts, n], replicated, in the order of the hosts.
     Collectives:
@@ -98,16 +94,11 @@ def gather_over_hosts(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
 
 
 def sum_over_mesh(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
-    """Sums a buffer over all devices of all hosts, hierarchically.
+    """Sums a buffer, per_device, over all devices of all hosts, hierarchically.
 
     The bandwidth-optimal form: scatter the sum over the fast axis, sum each slice over
     the slow one, gather over the fast one.
 
-    Args:
-      buffer: [n], per_device.
-      axes: Mesh axes.
-    Returns:
-      [n], replicated.
     Collectives:
       With P devices per host and m = ceil(n / P): a scattered sum over the device axis
       of P * m elements, a sum over the host axis of m elements, a gather over the
@@ -138,7 +129,7 @@ def scatter_sum(buffer: jax.Array, device_axis: str | None) -> jax.Array:
 
     Args:
       buffer: [P * m] with P devices per host, per_device.
-      device_axis: Axis of the devices, or None.
+      device_axis: Their axis, or None.
     Returns:
       [m], the share of this device; `join_shares` puts shares together.
     Collectives:
@@ -170,11 +161,6 @@ def exchange(rows: jax.Array, axis: Axis) -> jax.Array:
 def collect(rows: jax.Array, axis: Axis) -> jax.Array:
     """Puts the rows of all positions one after the other.
 
-    Args:
-      rows: [n, ...] of any type.
-      axis: Axis, or several as one, of `size` positions.
-    Returns:
-      [size * n, ...], the same along the axis.
     Collectives:
       One gather over `axis` of n rows from each position.
     """
@@ -197,11 +183,7 @@ def shift(buffer: jax.Array, axis: str) -> jax.Array:
 def share_of(buffer: jax.Array, device_axis: str | None) -> jax.Array:
     """Takes the slice of a host's buffer that this device carries; moves nothing.
 
-    Args:
-      buffer: [n], per_host.
-      device_axis: Axis of the devices, or None.
-    Returns:
-      [ceil(n / P)] with P devices per host, padded with zeros.
+    With P devices per host, that is ceil(n / P) elements, padded with zeros.
     """
     num_devices = axis_size(device_axis)
     if device_axis is None or num_devices == 1:

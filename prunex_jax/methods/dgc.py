@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import setting
+from prunex_jax.base.settings import Range, setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import FLOAT32, Collective, Wire
 from prunex_jax.mesh import ALONE, MeshAxes
@@ -113,11 +112,8 @@ def dgc(
       `momentum`) are those of the authors' later code; that sends biases and the scales
       of norms whole, here they are entries as all others.
     """
-    if not 0 <= momentum < 1 or clip_norm < 0:
-        raise UserError(
-            f"dgc got momentum={momentum} and clip_norm={clip_norm}: the momentum must "
-            "lie in [0, 1) and the norm must not be negative"
-        )
+    Range(at_least=0, below=1).check("momentum", momentum)
+    Range(at_least=0).check("clip_norm", clip_norm)
     sparsifier = Sparsifier(density, is_exact, wire, tuple(send_whole), axes)
 
     def init(params: PyTree) -> DgcState:

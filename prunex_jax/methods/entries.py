@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import Range
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import (
     FLOAT32,
@@ -88,6 +88,10 @@ class Layout:
         return jax.tree.unflatten(structure, leaves)
 
 
+# Share of the entries that every host sends.
+_DENSITY = Range(above=0, at_most=1)
+
+
 class Sent(NamedTuple):
     """What became of a buffer."""
 
@@ -112,7 +116,7 @@ class Sparsifier:
 
     def __post_init__(self) -> None:
         """Rejects what cannot be sent."""
-        check_entry_density(self.density)
+        _DENSITY.check("density", self.density)
         refuse_ternary(self.wire)
 
     def zeros(self, params: PyTree) -> jax.Array:
@@ -152,7 +156,7 @@ class Sparsifier:
           buffer.
         """
         if density is not None:
-            check_entry_density(density)
+            _DENSITY.check("density", density)
         if axis_size(self.axes.host) == 1 or not num_open:
             mean = mean_over_hosts(buffer, self.axes)
             return Sent(mean, jnp.zeros_like(buffer), None)
@@ -166,15 +170,6 @@ class Sparsifier:
             mean = jnp.concatenate([mean, mean_over_hosts(whole, self.axes)])
             held_back = jnp.concatenate([held_back, jnp.zeros_like(whole)])
         return Sent(mean, held_back, positions if count < num_open else None)
-
-
-def check_entry_density(density: float) -> None:
-    """Raises UserError unless a density lies in (0, 1]."""
-    if not 0 < density <= 1:
-        raise UserError(
-            f"density={density} must lie in (0, 1]: it is the share of the entries "
-            "that every host sends"
-        )
 
 
 class EntryTraffic:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import setting
+from prunex_jax.base.settings import Range, setting
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import (
     FLOAT32,
@@ -173,31 +173,17 @@ def importance(
       of entries per layer stands for thresholds; every host chooses equally often;
       positions travel as integers and are counted.
     """
-    _check_settings(density, num_choosers, momentum, clip_norm, damping)
+    Range(above=0, at_most=1).check("density", density)
+    Range(at_least=1).check("num_choosers", num_choosers)
+    Range(at_least=0, below=1).check("momentum", momentum)
+    Range(at_least=0).check("clip_norm", clip_norm)
+    Range(at_least=0).check("damping", damping)
     refuse_ternary(wire)
     core = _Importance(
         density, num_choosers, momentum, nesterov, clip_norm, damping, all_reduce,
         wire, tuple(send_whole), axes, seed,
     )  # fmt: skip
     return optax.GradientTransformationExtraArgs(core.init, core.update)
-
-
-def _check_settings(
-    density: float,
-    num_choosers: int,
-    momentum: float,
-    clip_norm: float,
-    damping: float,
-) -> None:
-    if not 0.0 < density <= 1.0:
-        raise UserError(f"density {density:g} is outside (0, 1]")
-    if num_choosers < 1:
-        raise UserError(f"num_choosers={num_choosers} must be at least 1")
-    if not 0.0 <= momentum < 1.0:
-        raise UserError(f"momentum {momentum:g} is outside [0, 1)")
-    for name, value in (("clip_norm", clip_norm), ("damping", damping)):
-        if value < 0.0:
-            raise UserError(f"{name} {value:g} must not be negative")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -324,11 +324,11 @@ def test_without_a_mesh():
 
 def test_bad_settings_are_refused():
     for settings, words in (
-        ({"density": 0.0}, "density 0 is outside"),
+        ({"density": 0.0}, r"density=0.0 must lie in \(0, 1\]"),
         ({"density": 0.1, "num_choosers": 0}, "num_choosers=0"),
-        ({"density": 0.1, "momentum": 1.0}, "momentum 1 is outside"),
-        ({"density": 0.1, "damping": -1.0}, "damping -1"),
-        ({"density": 0.1, "clip_norm": -1.0}, "clip_norm -1"),
+        ({"density": 0.1, "momentum": 1.0}, r"momentum=1.0 must lie in \[0, 1\)"),
+        ({"density": 0.1, "damping": -1.0}, "damping=-1.0"),
+        ({"density": 0.1, "clip_norm": -1.0}, "clip_norm=-1.0"),
         ({"density": 0.1, "wire": Wire("ternary")}, "wire_dtype='ternary'"),
     ):
         with pytest.raises(UserError, match=words):

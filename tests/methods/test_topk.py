@@ -200,10 +200,10 @@ def test_works_in_front_of_any_optimizer_without_a_mesh():
 
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.1, float("nan")])
 def test_refuses_densities_outside_its_range(density):
-    with pytest.raises(UserError, match="must lie in"):
+    with pytest.raises(UserError, match=r"density=.* must (lie in|be a finite)"):
         topk(density)
     tx = topk(0.5, axes=MeshAxes("host", None))
-    with pytest.raises(UserError, match="must lie in"):
+    with pytest.raises(UserError, match=r"density=.* must (lie in|be a finite)"):
         jax.vmap(
             lambda g: tx.update(g, tx.init(g), density=density)[0], axis_name="host"
         )(jnp.ones((2, 4)))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from prunex_jax.comm import accounting
 from prunex_jax.train.program import Ledger, Program
 from tests.helpers.common import make_mesh
 
@@ -99,7 +100,7 @@ def test_other_shapes_are_an_error_not_a_second_program():
 
 
 def test_unknown_traffic_is_refused_before_anything_is_compiled(monkeypatch):
-    monkeypatch.setattr("prunex_jax.comm.accounting._SHIFTS", frozenset())
+    monkeypatch.delitem(accounting._KINDS, "ppermute")
     ledger = Ledger()
 
     def build():

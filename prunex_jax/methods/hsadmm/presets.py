@@ -4,11 +4,11 @@ One core runs them all; a form is nothing but these numbers.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.settings import setting
 from prunex_jax.comm import FLOAT32, Wire
 
 
@@ -31,28 +31,23 @@ class HsadmmParameters:
       wire: How the compact array crosses hosts.
     """
 
-    prox_strength: float = 1.0
-    dual_decay: float = 0.0
-    rho_device: float = 0.0
-    rho_host: float = 0.0
-    outer_step: float = 1.0
-    outer_momentum: float = 0.0
+    prox_strength: float = setting(1.0, at_least=0, at_most=1)
+    dual_decay: float = setting(0.0, at_least=0, at_most=1)
+    rho_device: float = setting(0.0, at_least=0)
+    rho_host: float = setting(0.0, at_least=0)
+    outer_step: float = setting(1.0, above=0)
+    outer_momentum: float = setting(0.0, at_least=0, below=1)
     adapt: Literal["none", "residual"] = "none"
     wire: Wire = FLOAT32
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and what means nothing together."""
-        for name, is_good, wanted in (
-            ("prox_strength", 0 <= self.prox_strength <= 1, "in [0, 1]"),
-            ("dual_decay", 0 <= self.dual_decay <= 1, "in [0, 1]"),
-            ("rho_device", 0 <= self.rho_device < math.inf, "finite and not negative"),
-            ("rho_host", 0 <= self.rho_host < math.inf, "finite and not negative"),
-            ("outer_step", 0 < self.outer_step < math.inf, "finite and positive"),
-            ("outer_momentum", 0 <= self.outer_momentum < 1, "in [0, 1)"),
-            ("adapt", self.adapt in ("none", "residual"), "none or residual"),
-        ):
-            if not is_good:
-                raise UserError(f"{name}={getattr(self, name)!r} must be {wanted}")
+        for field in dataclasses.fields(self):
+            if "range" in field.metadata:
+                limits = field.metadata["range"]
+                limits.check(field.name, getattr(self, field.name))
+        if self.adapt not in ("none", "residual"):
+            raise UserError(f"adapt={self.adapt!r} must be none or residual")
         if self.rho_host and not self.rho_device:
             raise UserError(
                 f"rho_host={self.rho_host} needs rho_device > 0: two-level consensus "
