@@ -35,6 +35,7 @@ def run(path: Path) -> nbformat.NotebookNode:
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
     """Leaves out times of cells and folders of this machine; joins pieces of text."""
+    notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type != "code":
