@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tests.helpers.tiny_network  # noqa: F401
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.channels import trace_channels
@@ -282,15 +283,14 @@ RUN = {
 
 def test_experiments_solve_before_they_train():
     topology = make_topology("2", devices=jax.devices()[:2])
-    experiment = make_experiment(resolve_config(RUN), topology)
-    macs = model_budget(
-        experiment.config.sparsity, experiment.task.model, experiment.channels.trace
-    ).costs["macs"]
+    run = {**RUN, "model": {"name": "tiny"}}
+    experiment = make_experiment(resolve_config(run), topology)
+    macs = experiment.channels.budget.costs["macs"]
     share = macs(experiment.channels.keep_counts) / macs(experiment.channels.sizes)
     assert 0.3 < share <= 0.4
     too_much = {**RUN["sparsity"], "sparsity": 0.9999}
     with pytest.raises(UserError, match=r"sparsity=0\.9999 of .*out of reach"):
-        make_experiment(resolve_config({**RUN, "sparsity": too_much}), topology)
+        make_experiment(resolve_config({**run, "sparsity": too_much}), topology)
 
 
 @pytest.mark.slow
