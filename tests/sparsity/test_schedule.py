@@ -131,7 +131,7 @@ def test_impossible_runs_are_refused(total_steps, sync_period, text):
         ({"shrink_share": 0.4}, r"shrink_share = 0.4 is before .*freeze_share = 0.5"),
         ({"num_stairs": 0}, r"num_stairs=0 must be at least 1"),
         ({"round_to": 0}, r"round_to=0 must be at least 1"),
-        ({"budget": "even"}, r"budget = 'even' is unknown; use uniform or global"),
+        ({"budget": "even"}, r"sparsity.budget='even' is not one of uniform, global"),
         ({"exclude": ("",)}, r"empty pattern"),
     ],
 )
