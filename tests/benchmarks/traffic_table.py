@@ -1,7 +1,7 @@
 """What one exchange of every method sends between hosts, against dense float32.
 
 By formula for every number of hosts, and from the traced program for the largest, which
-must agree; nothing is compiled or run. Prints a table for the README.
+must agree; nothing is compiled or run. Prints the table of docs/results/computation.md.
 
     python -m tests.benchmarks.traffic_table             # ResNet-18, CIFAR shapes
     python -m tests.benchmarks.traffic_table --model=resnet50 --image-size=224
@@ -24,6 +24,7 @@ from prunex_jax.methods import (
     Method,
     MethodConfig,
     Recipe,
+    Variant,
     all_variants,
     config_of,
     make_method,
@@ -34,9 +35,38 @@ HOSTS = (2, 4, 8)
 DEVICES_PER_HOST = 2
 
 
+# Beside the variants of the table of methods.
+_MORE = (
+    Variant(
+        "importance-bfloat16",
+        "importance, 1 %, bfloat16",
+        {"method.name": "importance", "method.wire_dtype": "bfloat16"},
+    ),
+    Variant(
+        "powersgd-4",
+        "PowerSGD, rank 4",
+        {"method.name": "powersgd", "method.powersgd.rank": 4},
+    ),
+    Variant(
+        "pactrain-int8",
+        "PacTrain, half of the channels, int8",
+        {"method.name": "pactrain", "method.wire_dtype": "int8"},
+    ),
+    Variant(
+        "pactrain-weights",
+        "PacTrain, 20 % of the weights",
+        {
+            "method.name": "pactrain",
+            "method.pactrain.structure": "weights",
+            "method.pactrain.density": 0.2,
+        },
+    ),
+)
+
+
 def rows() -> dict[str, MethodConfig]:
-    """Title -> settings of every variant in the table of methods."""
-    return {variant.title: config_of(variant) for variant in all_variants()}
+    """Title -> settings of every variant in the table of methods, and of some more."""
+    return {each.title: config_of(each) for each in (*all_variants(), *_MORE)}
 
 
 def main() -> None:
