@@ -10,8 +10,10 @@ import pytest
 import prunex_jax
 from tests.helpers.common import ROOT, run_script
 
+# What takes long to import and few need at once: the data's readers and checkpoints.
+LATE = {"orbax", "grain", "tensorflow_datasets", "tensorflow", "sklearn"}
 # What only the trainer needs; absl comes with optax.
-HEAVY = {"ml_collections", "orbax", "grain", "tensorflow_datasets", "sklearn"}
+HEAVY = LATE | {"ml_collections", "flax", "rich"}
 
 
 def loaded_by(statement, tmp_path):
@@ -55,6 +57,37 @@ def test_transforms_and_tracer_come_without_the_trainers_packages(tmp_path):
     """All of them in one process: what none of them loads, each does not load."""
     names = "hsadmm, topk, trace_channels, project_channels, make_cut"
     assert not HEAVY & loaded_by(f"from prunex_jax import {names}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "code"),
+    [
+        ("prunex_jax.train", ["--help"], 0),
+        ("prunex_jax", ["train", "--help"], 0),
+        ("prunex_jax", ["train", "--wrkdir=x"], 2),
+    ],
+)
+def test_help_and_bad_flags_do_not_wait_for_jax(module, arguments, code, tmp_path):
+    loaded = loaded_by(
+        f"import contextlib, io\nfrom {module}.__main__ import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    assert main({arguments}) == {code}",
+        tmp_path,
+    )
+    assert not {"jax", "numpy", "optax", *HEAVY} & loaded
+
+
+def test_a_run_imports_what_it_needs(tmp_path):
+    """Readers of data that it does not read, and checkpoints, come later or never."""
+    loaded = loaded_by(
+        "import prunex_jax.train.run\n"
+        "from prunex_jax.data import make_loader, open_dataset\n"
+        "from prunex_jax.base.settings import DataConfig\n"
+        "split = open_dataset(DataConfig(), seed=0).train\n"
+        "assert len(split.read(split.indices[:1])[0]) == 1",
+        tmp_path,
+    )
+    assert not LATE & loaded
 
 
 def test_the_trainer_is_one_import(tmp_path):

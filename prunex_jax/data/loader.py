@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Generator, Iterator
 from typing import SupportsIndex
 
-import grain
 import numpy as np
 import numpy.typing as npt
 
@@ -253,6 +252,9 @@ def _read_with_grain(
     source: _ElementSource, local_batch_size: int, num_workers: int
 ) -> Generator[Batch, None, None]:
     """Yields the batches of a source in order; closes grain when it is closed."""
+    # Imported here: sets in memory need it not.
+    import grain
+
     elements = grain.MapDataset.source(source)
     if num_workers:
         from absl import flags

@@ -1,7 +1,9 @@
 """Opens a data set by name, embedded or prepared, and cuts its validation split."""
 
 import functools
+import importlib.util
 import math
+from pathlib import Path
 
 import numpy as np
 
@@ -22,6 +24,8 @@ _NORMALIZATIONS = {
     "cifar100": Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "imagenet2012": Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
+# The digits, below scikit-learn's folder.
+_DIGITS_FILE = "datasets/data/digits.csv.gz"
 _TEST_SHARE = 0.2
 _SYNTHETIC_SIDE = 32
 # Cells per side of a class prototype: coarse enough to survive a shift by pixels.
@@ -154,10 +158,7 @@ def open_digits() -> StoredSet:
       Alpaydin and Kaynak, Optical recognition of handwritten digits, 1998,
       https://doi.org/10.24432/C50P49 (scikit-learn holds its test part).
     """
-    # Imported here: it takes a second, and only this set needs it.
-    from sklearn.datasets import load_digits
-
-    values, targets = load_digits(return_X_y=True)
+    values, targets = _read_digits()
     images = np.rint(values.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     labels = targets.astype(np.int32)
     is_test = np.zeros(len(labels), bool)
@@ -173,6 +174,23 @@ def open_digits() -> StoredSet:
         image_shape=(8, 8, 1),
         class_names=tuple(map(str, range(10))),
     )
+
+
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Grey levels from 0 to 16, float64[1797, 64], and the digits, in stored order.
+
+    Importing scikit-learn takes a second, so its file is read without, as long as a
+    version has it at its usual place.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is not None and package.origin is not None:
+        file = Path(package.origin).parent / _DIGITS_FILE
+        if file.is_file():
+            rows = np.loadtxt(file, delimiter=",")
+            return rows[:, :-1], rows[:, -1]
+    from sklearn.datasets import load_digits
+
+    return load_digits(return_X_y=True)
 
 
 def open_synthetic(config: DataConfig, seed: int) -> StoredSet:

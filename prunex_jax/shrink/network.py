@@ -2,16 +2,19 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.models import Model
 from prunex_jax.shrink.certificate import Certificate, certify
 from prunex_jax.shrink.cut import Cut
+
+# Brings Flax, which shrinking functions of others does not need.
+if TYPE_CHECKING:
+    from prunex_jax.models import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,7 +27,7 @@ class Network:
       statistics: Running statistics of those widths.
     """
 
-    model: Model
+    model: "Model"
     params: PyTree
     statistics: PyTree
 

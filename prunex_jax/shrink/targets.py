@@ -7,7 +7,7 @@ largest that costs no more than the target. A run asks its `Budget` once per sta
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.channels import ChannelTrace
-from prunex_jax.models import Model
 from prunex_jax.shrink.cost import Cost, Memoised, macs_cost, size_costs
 from prunex_jax.sparsity import (
     CountFamily,
@@ -25,6 +24,9 @@ from prunex_jax.sparsity import (
     ranked_family,
     uniform_family,
 )
+
+if TYPE_CHECKING:
+    from prunex_jax.models import Model
 
 Unit = Literal["channels", "params", "macs", "bytes", "latency"]
 _NOUNS = {
@@ -272,7 +274,7 @@ class Budget:
         return dict(solution.keep_counts)
 
 
-def model_budget(config: SparsityConfig, model: Model, trace: ChannelTrace) -> Budget:
+def model_budget(config: SparsityConfig, model: "Model", trace: ChannelTrace) -> Budget:
     """The budget of a run with one of our models."""
     costs = size_costs(trace)
     if config.unit == "macs":

@@ -27,16 +27,19 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import digests_of, find_damage, write_json
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.mesh import gather_texts
+
+# Orbax is imported where it is used: the start screen need not wait for it.
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 _FORMAT = 1
 _STATE = "state"
@@ -128,6 +131,8 @@ class Checkpointer:
           ValueError: Newer checkpoints exist and none was restored.
           TypeError: A leaf is no jax.Array, or `extra` is not JSON-able.
         """
+        import orbax.checkpoint as ocp
+
         self.wait()
         if step in self.steps():
             return
@@ -223,7 +228,9 @@ class Checkpointer:
                 self._manager.close()
             self._muted.close()
 
-    def _open(self, keep: int, read_only: bool) -> ocp.CheckpointManager:
+    def _open(self, keep: int, read_only: bool) -> "ocp.CheckpointManager":
+        import orbax.checkpoint as ocp
+
         if read_only:
             options = ocp.CheckpointManagerOptions(
                 read_only=True, create=False, save_interval_steps=0
@@ -288,6 +295,8 @@ class Checkpointer:
         return self._read_state(step, abstract_state), manifest["extra"]
 
     def _read_state(self, step: int, abstract_state: PyTree) -> PyTree:
+        import orbax.checkpoint as ocp
+
         abstract = flatten_by_path(abstract_state)
         wanted = {path: _abstract_data(x) for path, x in abstract.items() if x.size}
         args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))

@@ -14,9 +14,7 @@ import ast
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any
-
-import ml_collections
+from typing import TYPE_CHECKING, Any
 
 from prunex_jax.base.command import (
     Command,
@@ -27,8 +25,13 @@ from prunex_jax.base.command import (
     true_or_false,
 )
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.mesh import LaunchFlags
-from prunex_jax.train.config import add_plugins, dotted_keys
+
+# What takes seconds to import is imported where it is used: `--help` and bad flags need
+# not wait for it.
+if TYPE_CHECKING:
+    import ml_collections
+
+    from prunex_jax.mesh import LaunchFlags
 
 CONFIG_FLAG = Flag(
     "config",
@@ -61,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(COMMAND, _train, arguments)
 
 
-def load_config(file: str) -> ml_collections.ConfigDict:
+def load_config(file: str) -> "ml_collections.ConfigDict":
     """Loads the settings that a config file gives.
 
     Args:
@@ -76,8 +79,8 @@ def load_config(file: str) -> ml_collections.ConfigDict:
 
 
 def override_config(
-    config: ml_collections.ConfigDict, overrides: Sequence[str]
-) -> ml_collections.ConfigDict:
+    config: "ml_collections.ConfigDict", overrides: Sequence[str]
+) -> "ml_collections.ConfigDict":
     """Changes settings as the command line says; `resolve_config` checks them.
 
     Args:
@@ -87,6 +90,8 @@ def override_config(
     Raises:
       UserError: Unknown key, with the nearest known one, or a value of another type.
     """
+    from prunex_jax.train.config import add_plugins, dotted_keys
+
     add_plugins(config)
     known = dotted_keys(config.to_dict())
     tuples: dict[str, tuple[Any, ...]] = {}
@@ -135,8 +140,10 @@ def _parse_tuple(name: str, text: str) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
-def given_launch(values: Values) -> LaunchFlags:
+def given_launch(values: Values) -> "LaunchFlags":
     """What a command line says about its launch, in `LAUNCH_FLAGS`."""
+    from prunex_jax.mesh import LaunchFlags
+
     return LaunchFlags(
         coordinator=values.coordinator,
         num_processes=values.num_processes,
@@ -148,7 +155,6 @@ def given_launch(values: Values) -> LaunchFlags:
 
 def _train(values: Values, overrides: list[str]) -> None:
     config = override_config(load_config(values.config), overrides)
-    # Imported here: it takes seconds, which `--help` and bad flags need not wait for.
     from prunex_jax.train.run import train
 
     train(config, values.workdir, fresh=values.fresh, launch=given_launch(values))

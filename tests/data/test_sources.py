@@ -6,7 +6,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
-from prunex_jax.data import open_dataset
+from prunex_jax.data import open_dataset, sources
 from prunex_jax.data.splits import Split
 
 SYNTHETIC = DataConfig(name="synthetic", synthetic_examples=200, image_size=8)
@@ -26,6 +26,16 @@ def test_digits_are_stratified_and_complete() -> None:
     assert counts.min() >= 35 and counts.max() <= 37, "a class is over-represented"
     images = np.concatenate([_all(s)[0] for s in (digits.train, digits.test)])
     assert images.dtype == np.uint8 and images.max() == 255 and images.min() == 0
+
+
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a version of it keeps its file elsewhere."""
+    read = open_dataset(DataConfig(), seed=0)
+    monkeypatch.setattr(sources, "_DIGITS_FILE", "nowhere.csv.gz")
+    loaded = open_dataset(DataConfig(), seed=0)
+    for one, other in ((read.train, loaded.train), (read.test, loaded.test)):
+        for ours, theirs in zip(_all(one), _all(other), strict=True):
+            assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
 
 
 def test_test_split_is_the_same_for_all_runs() -> None:
