@@ -304,6 +304,10 @@ class SparsityConfig:
     num_stairs: int = setting(8, at_least=1)
     # Kept counts are multiples of this where a group is wide enough.
     round_to: int = setting(8, at_least=1)
+    # Other multiples for some groups, each `groups:multiple`: 'blocks/*:64', or
+    # '*>=512:128' for groups of at least 512 channels. The first that is for a group
+    # counts; a group smaller than its multiple is rounded by `round_to`.
+    multiples: tuple[str, ...] = ()
     # Groups whose name contains one of these are left dense.
     exclude: tuple[str, ...] = ()
 

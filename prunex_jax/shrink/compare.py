@@ -264,7 +264,7 @@ def _remarks(batch_size: int, macs: float | None, latency: float | None) -> list
     return [
         f"Batch size {batch_size}: {macs:.2f} of the arithmetic takes {latency:.2f} of "
         "the time; arithmetic is not what limits this device there. A larger batch, or "
-        "kept counts in larger multiples, may gain more."
+        "kept counts in larger multiples (`multiples` of the target), may gain more."
     ]
 
 

@@ -22,6 +22,7 @@ from prunex_jax.sparsity import (
     keep_counts_at,
     normalise_scores,
     ranked_family,
+    read_multiples,
     uniform_family,
 )
 
@@ -119,6 +120,7 @@ def solve_keep_counts(
     previous: Mapping[str, int] | None = None,
     round_to: int = 8,
     exclude: Sequence[str] = (),
+    multiples: Mapping[str, int] | None = None,
     max_evaluations: int = 32,
 ) -> Solution:
     """Finds the largest kept counts that cost no more than a target.
@@ -138,14 +140,18 @@ def solve_keep_counts(
       previous: With scores, counts that may not be exceeded, those of the stair before.
       round_to: Counts are multiples of this, or of less where a group is small.
       exclude: Groups whose name contains one of these stay dense.
+      multiples: Other multiples for some groups, as wildcards of their names and least
+        sizes: `{'blocks/*': 64, '*>=512': 128}`. A group of at least its multiple keeps
+        a multiple of it, or all; see `sparsity.quanta_of`.
       max_evaluations: Bound on the sets of counts that are evaluated, and so on
         compilations where latency is measured. Where the family is too long for it,
         evenly spaced members are searched.
     Returns:
       The counts and what they reach.
     Raises:
-      UserError: No cost for the unit, or a target below what the least counts cost: one
-        multiple of channels in every group, and everything that belongs to no group.
+      UserError: No cost for the unit, a target below what the least counts cost (one
+        multiple of channels in every group, and everything that belongs to no group),
+        or a row of `multiples` that names no group.
     Example:
       >>> params = lambda counts: 10 * counts['a'] + 50
       >>> target = Target('params', keep=0.5)
@@ -164,9 +170,11 @@ def solve_keep_counts(
             f"at least {_FIXED_EVALUATIONS + 1}"
         )
     family = (
-        uniform_family(sizes, round_to, exclude)
+        uniform_family(sizes, round_to, exclude, multiples)
         if scores is None
-        else ranked_family(scores, round_to, exclude, previous=previous)
+        else ranked_family(
+            scores, round_to, exclude, previous=previous, multiples=multiples
+        )
     )
     family = family.thinned(1 + 2 ** min(max_evaluations - _FIXED_EVALUATIONS, 40))
     cost = Memoised(costs[target.unit])
@@ -211,7 +219,7 @@ def _largest_within(
             f"at most {asked:,.6g} of {dense:,.6g} {noun} are out of reach: "
             f"{least:,.6g} ({least / dense:.4g} of the dense network) remain with one "
             "step of channels in every group and all that belongs to none; ask for no "
-            "less, lower round_to, or exclude fewer groups"
+            "less, lower round_to or multiples, or exclude fewer groups"
         )
     if reached(above) <= limit:
         return above
@@ -265,6 +273,7 @@ class Budget:
                 previous=previous,
                 round_to=config.round_to,
                 exclude=config.exclude,
+                multiples=read_multiples(config.multiples),
             )
         except UserError as error:
             raise UserError(

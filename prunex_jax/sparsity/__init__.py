@@ -4,6 +4,7 @@ In come trees with the layouts of their channel groups, and settings; out come k
 counts, keep indices, masks and the stages of a run:
 
     budgets    how many channels every group keeps
+    quanta     in which steps that number moves: multiples by size, or by a table
     choice     which ones: the best, the same on every host
     schedule   which density rules at which step
     selection  the largest entries of a flat buffer, for methods that send entries
@@ -30,6 +31,7 @@ from prunex_jax.sparsity.choice import (
     normalise_scores,
     project_channels,
 )
+from prunex_jax.sparsity.quanta import quanta_of, quantum_of, read_multiples
 from prunex_jax.sparsity.schedule import (
     Stage,
     density_stairs,
@@ -55,7 +57,10 @@ __all__ = [
     "narrow_alive",
     "normalise_scores",
     "project_channels",
+    "quanta_of",
+    "quantum_of",
     "ranked_family",
+    "read_multiples",
     "stage_at",
     "step_of_share",
     "uniform_family",

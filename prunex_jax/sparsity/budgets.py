@@ -17,38 +17,17 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import SparsityConfig
+from prunex_jax.sparsity.quanta import quanta_of, read_multiples
 
-# A group moves in steps of at most 1/8 of itself, so that rounding to the nearest
-# changes its density by at most 1/16.
-_QUANTA_PER_GROUP = 8
 # Absorbs what binary floats do to densities such as 1 - 0.7.
 _ROUNDING_SLACK = 1e-9
 _MAX_NAMES_SHOWN = 5
 
 
-def quantum_of(size: int, round_to: int = 8) -> int:
-    """Finds the step in which the kept count of a group moves.
-
-    The largest power of two up to `round_to` of which the group holds at least eight,
-    and 1 for smaller groups: accelerators like multiples of 8, small groups cannot
-    afford them.
-
-    Raises:
-      UserError: `round_to` is below 1.
-    Example:
-      >>> [quantum_of(size) for size in (5, 16, 32, 64, 512)]
-      [1, 2, 4, 8, 8]
-    """
-    _check_round_to(round_to)
-    bound = max(1, min(round_to, size // _QUANTA_PER_GROUP))
-    return 1 << (bound.bit_length() - 1)
-
-
-def _round_count(size: int, density: float, round_to: int) -> int:
+def _round_count(size: int, density: float, quantum: int) -> int:
     """Kept count of one group: the nearest multiple of its quantum, ties upwards."""
     if density == 1.0:
         return size
-    quantum = quantum_of(size, round_to)
     multiple = math.floor(density * size / quantum + 0.5 + _ROUNDING_SLACK)
     return min(size, quantum * max(1, multiple))
 
@@ -58,6 +37,7 @@ def uniform_keep_counts(
     density: float,
     round_to: int = 8,
     exclude: Sequence[str] = (),
+    multiples: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Gives every group the same density, to rounding.
 
@@ -67,22 +47,24 @@ def uniform_keep_counts(
       sizes: Number of channels per group.
       density: Share of the channels that is kept, in (0, 1]; 1 keeps all exactly.
       round_to: Counts are multiples of this, or of less where a group is small; see
-        `quantum_of`. Always at least one multiple, at most the group.
+        `quanta_of`. Always at least one multiple, at most the group.
       exclude: Groups whose name contains one of these stay dense.
+      multiples: Other multiples for some groups, such as `{'*>=512': 128}`; see
+        `quanta_of`.
     Returns:
       Kept count per group, in [1, size].
     Raises:
-      UserError: Density outside (0, 1], or `round_to` below 1.
+      UserError: Density outside (0, 1], or what `quanta_of` refuses.
     Example:
       >>> uniform_keep_counts({'stem': 16, 'body': 64, 'tiny': 3}, 0.3)
       {'stem': 4, 'body': 16, 'tiny': 1}
     """
     _check_density(density)
-    _check_round_to(round_to)
+    quanta = quanta_of(sizes, round_to, multiples)
     return {
         name: size
         if _is_excluded(name, exclude)
-        else _round_count(size, density, round_to)
+        else _round_count(size, density, quanta[name])
         for name, size in sizes.items()
     }
 
@@ -94,6 +76,7 @@ def global_keep_counts(
     exclude: Sequence[str] = (),
     floor_share: float = 1 / 8,
     previous: Mapping[str, int] | None = None,
+    multiples: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Gives channels to the groups that need them, at the same total density.
 
@@ -122,11 +105,12 @@ def global_keep_counts(
       floor_share: Least share of a group that stays, in (0, 1].
       previous: Counts that may not be exceeded, those of the stair before, so that no
         group needs a channel that is dead already. None means the sizes.
+      multiples: See `uniform_keep_counts`.
     Returns:
       Kept count per group, in [1, size], in the order of `scores`.
     Raises:
-      UserError: Density or `floor_share` outside (0, 1], `round_to` below 1, or a group
-        missing from `previous`.
+      UserError: Density or `floor_share` outside (0, 1], what `quanta_of` refuses, or a
+        group missing from `previous`.
     Example:
       >>> strong, weak = np.linspace(3, 2, 16), np.linspace(1, 0.1, 16)
       >>> global_keep_counts({'a': strong, 'b': weak}, 0.5)
@@ -136,13 +120,14 @@ def global_keep_counts(
     if not 0.0 < floor_share <= 1.0:
         raise UserError(f"floor_share {floor_share:g} is outside (0, 1]")
     sizes = {name: len(score) for name, score in scores.items()}
+    quanta = quanta_of(sizes, round_to, multiples)
     ceilings = _ceilings_of(sizes, previous)
     ranked = [name for name in sizes if not _is_excluded(name, exclude)]
     if density == 1.0 or not ranked:
         return {n: ceilings[n] if n in ranked else sizes[n] for n in sizes}
     floor_density = min(floor_share, density)
     options = [
-        _admissible(sizes[n], ceilings[n], floor_density, round_to) for n in ranked
+        _admissible(sizes[n], ceilings[n], floor_density, quanta[n]) for n in ranked
     ]
     finite = _finite_scores(scores)
     values = [
@@ -174,11 +159,10 @@ def _ceilings_of(
 
 
 def _admissible(
-    size: int, ceiling: int, floor_density: float, round_to: int
+    size: int, ceiling: int, floor_density: float, quantum: int
 ) -> np.ndarray:
     """All counts that one group may have, rising."""
-    floor = min(ceiling, _round_count(size, floor_density, round_to))
-    quantum = quantum_of(size, round_to)
+    floor = min(ceiling, _round_count(size, floor_density, quantum))
     counts = np.arange(floor, ceiling + 1, quantum)
     # Whole groups need not be a multiple of their quantum.
     return np.union1d(counts, [size]) if ceiling == size else counts
@@ -248,15 +232,13 @@ def keep_counts_at(
     Returns:
       Group name -> static count.
     """
+    rounding, exclude = config.round_to, config.exclude
+    multiples = read_multiples(config.multiples)
     if config.budget == "global" and scores is not None and density < 1.0:
         return global_keep_counts(
-            scores,
-            density,
-            config.round_to,
-            config.exclude,
-            previous=previous,
+            scores, density, rounding, exclude, previous=previous, multiples=multiples
         )
-    return uniform_keep_counts(sizes, density, config.round_to, config.exclude)
+    return uniform_keep_counts(sizes, density, rounding, exclude, multiples)
 
 
 def check_excludes(exclude: Sequence[str], names: Iterable[str]) -> None:
@@ -299,14 +281,6 @@ def _check_density(density: float) -> None:
         )
 
 
-def _check_round_to(round_to: int) -> None:
-    if round_to < 1:
-        raise UserError(
-            f"sparsity.round_to = {round_to} must be at least 1; 1 rounds to whole "
-            "channels"
-        )
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class CountFamily:
     """Sets of kept counts, from least to most; every group grows or stays.
@@ -338,7 +312,10 @@ class CountFamily:
 
 
 def uniform_family(
-    sizes: Mapping[str, int], round_to: int = 8, exclude: Sequence[str] = ()
+    sizes: Mapping[str, int],
+    round_to: int = 8,
+    exclude: Sequence[str] = (),
+    multiples: Mapping[str, int] | None = None,
 ) -> CountFamily:
     """Lists counts of one density in every group, to rounding, over all densities.
 
@@ -350,16 +327,18 @@ def uniform_family(
       sizes: Number of channels per group.
       round_to: See `uniform_keep_counts`.
       exclude: Groups whose name contains one of these stay dense.
+      multiples: See `uniform_keep_counts`.
     Returns:
       The family.
     Raises:
-      UserError: `round_to` below 1.
+      UserError: What `quanta_of` refuses.
     Example:
       >>> family = uniform_family({'a': 16, 'b': 4})
       >>> [family.counts(i) for i in (0, 1, 2, len(family) - 1)]
       [{'a': 2, 'b': 1}, {'a': 4, 'b': 1}, {'a': 6, 'b': 1}, {'a': 16, 'b': 4}]
     """
-    start, events = _uniform_events(sizes, round_to, exclude)
+    quanta = quanta_of(sizes, round_to, multiples)
+    start, events = _uniform_events(sizes, quanta, exclude)
     return _family(start, [(name, count) for _, name, count in events])
 
 
@@ -369,6 +348,7 @@ def ranked_family(
     exclude: Sequence[str] = (),
     floor_share: float = 1 / 8,
     previous: Mapping[str, int] | None = None,
+    multiples: Mapping[str, int] | None = None,
 ) -> CountFamily:
     """Lists the counts that a falling threshold on all scores gives.
 
@@ -388,11 +368,12 @@ def ranked_family(
       exclude: Groups whose name contains one of these stay dense.
       floor_share: Share of a group that is kept before scores decide, in (0, 1].
       previous: Counts that may not be exceeded, those of the stair before.
+      multiples: See `uniform_keep_counts`.
     Returns:
       The family.
     Raises:
-      UserError: `floor_share` outside (0, 1], `round_to` below 1, or a group missing
-        from `previous`.
+      UserError: `floor_share` outside (0, 1], what `quanta_of` refuses, or a group
+        missing from `previous`.
     Example:
       >>> strong, weak = np.linspace(3, 2, 16), np.linspace(1, 0.1, 16)
       >>> family = ranked_family({'a': strong, 'b': weak})
@@ -402,10 +383,11 @@ def ranked_family(
     if not 0.0 < floor_share <= 1.0:
         raise UserError(f"floor_share {floor_share:g} is outside (0, 1]")
     sizes = {name: len(score) for name, score in scores.items()}
-    floors = uniform_keep_counts(sizes, floor_share, round_to, exclude)
-    start, events = _uniform_events(sizes, round_to, exclude)
+    quanta = quanta_of(sizes, round_to, multiples)
+    floors = uniform_keep_counts(sizes, floor_share, round_to, exclude, multiples)
+    start, events = _uniform_events(sizes, quanta, exclude)
     steps = [(name, count) for _, name, count in events if count <= floors[name]]
-    steps += _ranked_steps(scores, floors, round_to)
+    steps += _ranked_steps(scores, floors, quanta)
     ceilings = _ceilings_of(sizes, previous)
     start = {name: min(count, ceilings[name]) for name, count in start.items()}
     return _family(start, [(name, n) for name, n in steps if n <= ceilings[name]])
@@ -416,12 +398,12 @@ def _family(start: Mapping[str, int], steps: Sequence[tuple[str, int]]) -> Count
 
 
 def _uniform_events(
-    sizes: Mapping[str, int], round_to: int, exclude: Sequence[str]
+    sizes: Mapping[str, int], quanta: Mapping[str, int], exclude: Sequence[str]
 ) -> tuple[dict[str, int], list[tuple[float, str, int]]]:
     """The least counts, and (density, group, count) wherever a group grows, rising."""
     start, events = {}, []
     for name, size in sizes.items():
-        quantum = quantum_of(size, round_to)
+        quantum = quanta[name]
         start[name] = size if _is_excluded(name, exclude) else quantum
         counts = _counts_above(start[name], size, quantum)
         for number, count in enumerate(counts, 2):
@@ -436,7 +418,9 @@ def _counts_above(floor: int, size: int, quantum: int) -> list[int]:
 
 
 def _ranked_steps(
-    scores: Mapping[str, np.ndarray], floors: Mapping[str, int], round_to: int
+    scores: Mapping[str, np.ndarray],
+    floors: Mapping[str, int],
+    quanta: Mapping[str, int],
 ) -> list[tuple[str, int]]:
     """How groups grow from their floors to their sizes, best block first."""
     finite = _finite_scores(scores)
@@ -444,7 +428,7 @@ def _ranked_steps(
     blocks = []
     for name, score in finite.items():
         size, ranked = len(score), np.sort(score)[::-1]
-        counts = _counts_above(floors[name], size, quantum_of(size, round_to))
+        counts = _counts_above(floors[name], size, quanta[name])
         below = [floors[name], *counts][:-1]
         means = [ranked[a:b].mean() for a, b in zip(below, counts, strict=True)]
         # Coarser than the rounding of means, so that equal scores share equally.

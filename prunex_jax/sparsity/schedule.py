@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import SparsityConfig, check_settings
+from prunex_jax.sparsity.quanta import read_multiples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +36,11 @@ def validate_sparsity(config: SparsityConfig) -> None:
       config: The settings of a run.
     Raises:
       UserError: A number outside its range; a start after the freeze, or a freeze
-        after the shrinking; an unknown budget; an empty exclude pattern.
+        after the shrinking; an unknown budget; an empty exclude pattern; a row of
+        multiples that cannot be read.
     """
     check_settings(config, "sparsity")
+    read_multiples(config.multiples)
     if config.start_share > config.freeze_share:
         raise UserError(
             f"sparsity.start_share = {config.start_share:g} is after "

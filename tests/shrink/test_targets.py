@@ -29,7 +29,7 @@ from prunex_jax.shrink.targets import (
     solve_keep_counts,
 )
 from prunex_jax.sparsity import normalise_scores, ranked_family, uniform_family
-from prunex_jax.sparsity.budgets import quantum_of
+from prunex_jax.sparsity.quanta import quantum_of
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.run import train
@@ -134,6 +134,29 @@ def test_excluded_groups_and_multiples(sizes, costs, round_to):
         assert whole or kept % quantum_of(sizes[other], round_to) == 0
 
 
+@pytest.mark.parametrize("unit", ["params", "macs", "bytes"])
+@pytest.mark.parametrize("is_ranked", [False, True])
+def test_targets_are_met_in_multiples_or_refused(sizes, costs, unit, is_ranked):
+    multiples = {"*>=32": 16, "*": 3}
+    scores = scores_of(sizes) if is_ranked else None
+
+    def solve(keep):
+        target = Target(unit, keep=keep)
+        return solve_keep_counts(
+            target, costs, sizes, scores=scores, multiples=multiples
+        )
+
+    for keep in (0.9, 0.6, 0.4):
+        solution = solve(keep)
+        assert solution.achieved == costs[unit](solution.keep_counts)
+        assert solution.achieved <= keep * solution.dense
+        for name, kept in solution.keep_counts.items():
+            step = 16 if sizes[name] >= 32 else 3
+            assert kept == sizes[name] or kept % step == 0
+    with pytest.raises(UserError, match=r"out of reach.*round_to or multiples"):
+        solve(0.02)
+
+
 def test_what_cannot_be_reached_is_refused_with_the_least_that_can(sizes, costs):
     least = costs["params"](uniform_family(sizes).counts(0))
     solution = solve_keep_counts(Target("params", at_most=least), costs, sizes)
@@ -231,6 +254,18 @@ def test_budgets_keep_the_share_of_their_unit(trace, sizes, costs, unit):
         assert costs[unit](found) <= share * costs[unit](sizes)
     for more, less in itertools.pairwise(counts):
         assert all(less[name] <= more[name] for name in sizes)
+
+
+def test_budgets_round_to_the_multiples_of_their_settings(trace, sizes, costs):
+    for unit in ("channels", "macs"):
+        config = SparsityConfig(sparsity=0.6, unit=unit, multiples=("*:5",))
+        budget = model_budget(config, MODEL, trace)
+        counts = budget.keep_counts_at(0.4)
+        assert all(kept % 5 == 0 or kept == sizes[n] for n, kept in counts.items())
+        assert counts != sizes
+    with pytest.raises(UserError, match=r"'convv\*', which names no channel group"):
+        config = SparsityConfig(unit="params", multiples=("convv*:5",))
+        model_budget(config, MODEL, trace).keep_counts_at(0.5)
 
 
 def test_global_budgets_rank_normalised_scores(trace, sizes, costs):

@@ -7,7 +7,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.sparsity import global_keep_counts, uniform_keep_counts
-from prunex_jax.sparsity.budgets import quantum_of
+from prunex_jax.sparsity.quanta import quantum_of
 
 RESNET20 = {f"{kind}{i}": 16 << i for kind in ("stream", "inner") for i in range(3)}
 ODD = {"a": 3, "b": 7, "c": 24, "d": 70, "e": 100}
@@ -16,18 +16,6 @@ ODD = {"a": 3, "b": 7, "c": 24, "d": 70, "e": 100}
 def random_scores(sizes, seed=0):
     rng = np.random.default_rng(seed)
     return {n: rng.exponential(size=s) for n, s in sizes.items()}
-
-
-@pytest.mark.parametrize(
-    ("size", "round_to", "expected"),
-    [
-        (1, 8, 1), (7, 8, 1), (8, 8, 1), (15, 8, 1), (16, 8, 2), (31, 8, 2),
-        (32, 8, 4), (63, 8, 4), (64, 8, 8), (2048, 8, 8), (2048, 32, 32),
-        (64, 6, 4), (64, 1, 1),
-    ],
-)  # fmt: skip
-def test_quantum(size, round_to, expected):
-    assert quantum_of(size, round_to) == expected
 
 
 @pytest.mark.parametrize("sizes", [RESNET20, ODD])

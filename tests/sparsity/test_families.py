@@ -12,7 +12,7 @@ from prunex_jax.sparsity import (
     uniform_family,
     uniform_keep_counts,
 )
-from prunex_jax.sparsity.budgets import quantum_of
+from prunex_jax.sparsity.quanta import quantum_of
 
 RESNET20 = {f"{kind}{i}": 16 << i for kind in ("stream", "inner") for i in range(3)}
 ODD = {"a": 3, "b": 7, "c": 24, "d": 70, "e": 100, "f": 1}

@@ -122,6 +122,20 @@ def test_tuples_are_written_whole_or_element_by_element(given, exclude):
     assert resolve_config(config).sparsity.exclude == exclude
 
 
+@pytest.mark.parametrize(
+    ("given", "rows"),
+    [
+        (["*>=512:128"], ("*>=512:128",)),
+        (["stages/0/*:16", "*>=512:128"], ("stages/0/*:16", "*>=512:128")),
+        (['("a/*:16", "b:4")'], ("a/*:16", "b:4")),
+    ],
+)
+def test_multiples_are_given_on_the_command_line(given, rows):
+    overrides = [f"--config.sparsity.multiples={text}" for text in given]
+    config = override_config(load_config(str(CONFIGS[0])), overrides)
+    assert resolve_config(config).sparsity.multiples == rows
+
+
 PLUGIN = """
 import dataclasses
 from prunex_jax.base.settings import setting
