@@ -2,8 +2,15 @@
 
 A gradient may mix channels that the function itself keeps apart, so it is walked too,
 and what it ties is tied.
+
+Nor may it move what is dead. A dead channel is either a known number, whose tangent is
+0 and whose cotangent may be anything, or a number that nobody knows, whose tangent may
+be anything and whose cotangent is 0, since it is read with weight zero. Either way it
+adds nothing to a gradient, and derivatives that people write must leave it so.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,16 +21,20 @@ from jax.extend import core
 from prunex_jax.channels.context import Walk
 from prunex_jax.channels.labels import (
     FROZEN,
+    UNIFORM,
     LabelledProgram,
     LabelTable,
     Reason,
     Traced,
+    has_channels,
 )
+from prunex_jax.channels.numbers import is_nan
 
 
 def has_tangent(atom: Any) -> bool:
     """Whether a value can be differentiated."""
-    return jax.dtypes.issubdtype(atom.aval.dtype, np.inexact)
+    dtype = getattr(atom.aval, "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, np.inexact)
 
 
 def label_jvp(
@@ -32,19 +43,20 @@ def label_jvp(
     results: Sequence[Traced],
     table: LabelTable,
     walk: Walk,
-) -> LabelledProgram:
+) -> tuple[LabelledProgram, list[Traced]]:
     """Labels the forward derivative of a `custom_jvp_call`.
 
     Returns:
       A program of the operands that are no constants, and of the tangents of those that
-      have some. It gives the results and their tangents; see `tangents_of`.
+      have some. It gives the results and their tangents; see `tangents_of`. And the
+      results, of which nothing is said where their tangents are not zero.
     """
     params: Any = eqn.params
     count = params["num_consts"]
     is_zero = [not has_tangent(atom) for atom in eqn.invars[count:]]
     jaxpr, consts, _ = params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
     moved = [
-        _moved(value)
+        _tangent(value)
         for value, zero in zip(operands[count:], is_zero, strict=True)
         if not zero
     ]
@@ -53,9 +65,11 @@ def label_jvp(
     for wanted, value in zip(results, program.results, strict=False):
         _tie(table, value, wanted)
     tangents = program.results[len(results) :]
+    moving = list(results)
     for index, value in zip(tangents_of(eqn), tangents, strict=True):
         _tie(table, value, results[index])
-    return program
+        moving[index] = _moving(results[index], value)
+    return program, moving
 
 
 def tangents_of(eqn: core.JaxprEqn) -> list[int]:
@@ -80,8 +94,11 @@ def label_vjp(
     table: LabelTable,
     walk: Walk,
     evaluate: Callable[..., list[Any]],
+    reason: Reason | None,
 ) -> LabelledProgram:
     """Labels the backward derivative of a `custom_vjp_call`.
+
+    Freezes what it would move for the given reason; None if nobody cares.
 
     Returns:
       A program of the operands and of the cotangents of those results that have some.
@@ -106,16 +123,41 @@ def label_vjp(
     closed = jax.make_jaxpr(pull)(
         [atom.aval for atom in inputs], [outputs[index].aval for index in given]
     )
-    cotangents = [_moved(results[index]) for index in given]
+    cotangents = [_cotangent(results[index]) for index in given]
     program = walk(closed, [*operands, *cotangents])
     for index, value in zip(moving, program.results, strict=True):
         _tie(table, value, operands[index])
+        for own, dead, moved in zip(
+            operands[index].labels, operands[index].dead, value.dead, strict=True
+        ):
+            is_still = moved == 0 or (dead is not None and not is_nan(moved))
+            if reason is not None and not is_still:
+                table.freeze(own, reason)
     return program
 
 
-def _moved(value: Traced) -> Traced:
-    """A tangent or cotangent of a value: its channels, with any finite numbers."""
-    return Traced(value.labels, (None,) * len(value.labels), origin=value.origin)
+def _tangent(value: Traced) -> Traced:
+    """A tangent of a value: its channels, and 0 where they are dead and known."""
+    dead = tuple(None if x is None or is_nan(x) else 0.0 for x in value.dead)
+    return Traced(value.labels, dead, origin=value.origin)
+
+
+def _cotangent(value: Traced) -> Traced:
+    """A cotangent of a value: its channels, and 0 where they are dead and unknown."""
+    dead = tuple(
+        0.0 if x is None and has_channels(own) and (own != UNIFORM).all() else None
+        for own, x in zip(value.labels, value.dead, strict=True)
+    )
+    return Traced(value.labels, dead, origin=value.origin)
+
+
+def _moving(value: Traced, tangent: Traced) -> Traced:
+    """A value of which nothing is said where its tangent is not zero."""
+    dead = tuple(
+        x if moved == 0 or is_nan(x) else math.nan if is_nan(moved) else None
+        for x, moved in zip(value.dead, tangent.dead, strict=True)
+    )
+    return dataclasses.replace(value, dead=dead)
 
 
 def _tie(table: LabelTable, value: Traced, wanted: Traced) -> None:

@@ -48,6 +48,8 @@ class Traced:
       constant: The value, if it depends on nothing.
       summed: Which channels it is a plain sum over, where that is of interest; see
         `trace_channels(renormalise=True)`.
+      may_be_nan: Whether some of it may be nan at dead channels as at kept ones, as are
+        rows made of inputs that are nan, or looked up where nothing is.
     """
 
     labels: tuple[np.ndarray, ...]
@@ -57,6 +59,7 @@ class Traced:
     origin: str = ""
     constant: Constant | None = None
     summed: "Sum | None" = None
+    may_be_nan: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -213,6 +213,9 @@ def _computed(
         result = _value_of_rounded(name, compute, known)
     else:
         result = _value_of_exact(name, compute, known, dtype)
+    if isinstance(result, Rounded) and not is_precise(dtype):
+        is_finite = math.isfinite(_in_range(result, dtype) or 0.0)
+        return None if is_finite else math.nan
     return _in_range(result, dtype)
 
 
@@ -223,8 +226,10 @@ def _in_range(value: Value, dtype: Any) -> Value:
     limits = jax.numpy.finfo(dtype)
     if 0 < abs(value) < float(limits.tiny):
         return None
-    is_large = abs(value) > float(limits.max)
-    return math.copysign(math.inf, value) if is_large else value
+    if abs(value) <= float(limits.max):
+        return value
+    with np.errstate(all="ignore"):
+        return float(np.asarray(float(value)).astype(dtype))  # some have no infinity
 
 
 def _is_whole(dtype: Any) -> bool:
@@ -238,6 +243,13 @@ def _compute(compute: Callable[..., Any], values: Sequence[float]) -> Value:
         except (OverflowError, ZeroDivisionError, ValueError):
             return math.nan
     return None if result is None else float(result)
+
+
+def is_precise(dtype: Any) -> bool:
+    """Whether numbers of a type, rounded a few times, are told apart by `_NEAR`."""
+    if not jax.dtypes.issubdtype(dtype, np.floating):
+        return True
+    return 64 * float(jax.numpy.finfo(dtype).eps) < _NEAR
 
 
 def _value_of_exact(
@@ -254,7 +266,9 @@ def _value_of_exact(
         is_exact = {*values, result} <= _PLAIN or not all(map(math.isfinite, values))
         is_exact = is_exact and name in _EXACT_FUNCTIONS
         is_exact = is_exact or (name == "pow" and values[0] in (0.0, 1.0))
-    return result if is_exact else Rounded(result)
+    if is_exact:
+        return result
+    return Rounded(result)
 
 
 def _fits(number: float, dtype: Any) -> bool:
@@ -281,8 +295,13 @@ def _value_of_integers(
     result = _compute(compute, values)
     if result is None or name in _COMPARISONS:
         return result
-    bits = np.iinfo(dtypes[-1])
-    return result if bits.min <= result <= bits.max else None
+    return result if _is_inside(result, dtypes[-1]) else None
+
+
+def _is_inside(number: float, dtype: Any) -> bool:
+    """Whether a whole number can be one of a type of whole numbers."""
+    bits = jax.numpy.iinfo(dtype)
+    return int(bits.min) <= number <= int(bits.max)
 
 
 def _value_of_rounded(
@@ -360,12 +379,13 @@ def same_value(values: Sequence[Value]) -> Value:
     return None if is_finite else math.nan
 
 
-def sum_of(value: Value, count: int | None = None) -> Value:
+def sum_of(value: Value, count: int | None = None, dtype: Any = np.float32) -> Value:
     """What is known of a sum of numbers of which this is known.
 
     Args:
       value: What every term is.
       count: How many there are, if that is known.
+      dtype: Type of the terms and of the sum; whole numbers wrap around.
     Returns:
       The value of the sum.
     """
@@ -373,7 +393,38 @@ def sum_of(value: Value, count: int | None = None) -> Value:
         return value
     if not math.isfinite(value):
         return math.nan
-    return None if count is None else Rounded(value * count)
+    if count is None:
+        return None
+    if _is_whole(dtype):
+        is_known = _is_inside(value * count, dtype)
+        return value * count if is_known else None
+    is_known = is_precise(dtype) and count * float(jax.numpy.finfo(dtype).eps) < _NEAR
+    return _in_range(Rounded(value * count), dtype) if is_known else None
+
+
+def value_at_nan(
+    name: str, values: Sequence[Value], is_missing: Sequence[bool]
+) -> Value:
+    """What an operation makes of operands of which some are nan.
+
+    Args:
+      name: A key of `ELEMENTWISE`.
+      values: One per operand.
+      is_missing: Which of them are nan, whatever is said of their values.
+    Returns:
+      The value of the result; nan where nan is passed on.
+    """
+    if name in _COMPARISONS:
+        return float(name == "ne")
+    if name == "is_finite":
+        return 0.0
+    if name == "pow":
+        base, exponent = (
+            math.nan if missing else value
+            for value, missing in zip(values, is_missing, strict=True)
+        )
+        return 1.0 if base == 1 or exponent == 0 else math.nan
+    return math.nan
 
 
 def converted(value: Value, dtype: Any) -> Value:
@@ -386,9 +437,10 @@ def converted(value: Value, dtype: Any) -> Value:
         return value if jax.dtypes.issubdtype(dtype, np.floating) else None
     if jax.dtypes.issubdtype(dtype, np.integer):
         whole = math.trunc(value)
-        bits = np.iinfo(dtype)
-        is_inside = bits.min <= whole <= bits.max
-        return float(whole) if is_inside and not isinstance(value, Rounded) else None
+        is_known = _is_inside(whole, dtype) and not isinstance(value, Rounded)
+        return float(whole) if is_known else None
+    if isinstance(value, Rounded) and not is_precise(dtype):
+        return None
     if not jax.dtypes.issubdtype(dtype, np.floating) or _fits(value, dtype):
         return value
     with np.errstate(all="ignore"):

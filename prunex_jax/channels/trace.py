@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import PyTree, flatten_by_path
+from prunex_jax.base.trees import PyTree, flatten_by_path, path_of
 from prunex_jax.channels.context import Rule
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
 from prunex_jax.channels.labels import (
@@ -209,8 +209,9 @@ def trace_channels(
     Returns:
       The groups and the reasons for what stays.
     Raises:
-      UserError: Two leaves have one path, a rule returned other shapes than its
-        primitive, or `freeze` or `merge` name what is not there.
+      UserError: Two leaves have one path, a leaf is no array, the function uses an axis
+        name that nothing binds, a rule returned other shapes than its primitive, or
+        `freeze` or `merge` name what is not there.
     Example:
       >>> import jax.numpy as jnp
       >>> def apply(params, x):
@@ -262,7 +263,10 @@ def label_function(
 ) -> Labelled:
     """Traces a function and walks its program; arguments as for `trace_channels`."""
     trees = (params,) if statistics is None else (params, statistics)
-    closed, outputs = jax.make_jaxpr(apply, return_shape=True)(*trees, *inputs)
+    for kind, tree in zip(("parameter", "statistic"), trees, strict=False):
+        _check_arrays(kind, tree)
+    _check_arrays("input", inputs)
+    closed, outputs = _traced(apply, *trees, *inputs)
     table = LabelTable()
     walk = Walk(
         {**RULES, **(options.rules or {})},
@@ -272,11 +276,11 @@ def label_function(
     )
     weights = _parameters(table, params, is_masked=True)
     running = _parameters(table, statistics, is_masked=False)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(inputs)
+    avals = closed.in_avals[len(closed.in_avals) - len(leaves) :]
     given = [
-        dataclasses.replace(
-            frozen_value(np.shape(leaf), f"input {path}"), is_given=True
-        )
-        for path, leaf in flatten_by_path(inputs).items()
+        _input(f"input {path_of(path)}", aval)
+        for (path, _), aval in zip(leaves, avals, strict=True)
     ]
     program = walk.run(closed, [*weights.values(), *running.values(), *given])
     _freeze_outputs(table, program.results, running, options.returns_statistics)
@@ -285,6 +289,38 @@ def label_function(
     return Labelled(
         program, table, weights, running, walk.first_use, jax.tree.structure(outputs)
     )
+
+
+def _check_arrays(kind: str, tree: PyTree) -> None:
+    for key_path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        if not is_array and not isinstance(leaf, bool | int | float | complex):
+            raise UserError(
+                f"{kind} {path_of(key_path)!r} is a {type(leaf).__name__} and not an "
+                "array; give trees of arrays, and let the function hold the rest: of "
+                "an Equinox module, arrays, rest = eqx.partition(module, eqx.is_array) "
+                "and lambda arrays, x: eqx.combine(arrays, rest)(x)"
+            )
+
+
+def _traced(apply: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
+    """The program of a function, and its outputs' shapes."""
+    try:
+        return jax.make_jaxpr(apply, return_shape=True)(*arguments)
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise UserError(
+            f"the function uses a mesh or vmap that is not around it ({error}); give "
+            "one that holds it, such as lambda params, x: jax.vmap(apply, (None, 0), "
+            "axis_name=...)(params, x), or one that needs none, as in evaluation"
+        ) from error
+
+
+def _input(name: str, aval: Any) -> Traced:
+    may_be_nan = jax.dtypes.issubdtype(aval.dtype, np.inexact)
+    value = frozen_value(aval.shape, name)
+    return dataclasses.replace(value, is_given=True, may_be_nan=may_be_nan)
 
 
 def _parameters(table: LabelTable, tree: PyTree, is_masked: bool) -> dict[str, Traced]:

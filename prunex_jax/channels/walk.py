@@ -16,7 +16,7 @@ from prunex_jax.channels.context import (
     is_of_jax,
     source_of,
 )
-from prunex_jax.channels.derivatives import label_jvp, label_vjp
+from prunex_jax.channels.derivatives import has_tangent, label_jvp, label_vjp
 from prunex_jax.channels.labels import (
     Constant,
     LabelledEquation,
@@ -102,8 +102,8 @@ class Walk:
         name = eqn.primitive.name
         if name in _CALLS and name not in self.rules:
             inner = self._inside(_called(eqn), operands, site)
-            notes = self._derivative(eqn, operands, inner.results, site)
-            return LabelledEquation(eqn, operands, inner.results, {}, (inner,), notes)
+            notes, results = self._derivative(eqn, operands, inner.results, site)
+            return LabelledEquation(eqn, operands, results, {}, (inner,), notes)
         for operand in operands:
             self.first_use.setdefault(operand, self.num_equations)
         self.num_equations += 1
@@ -125,8 +125,10 @@ class Walk:
             )
         constants = _constants(eqn, operands)
         finished = [
-            _finished(context, result, constant)
-            for result, constant in zip(results, constants, strict=True)
+            _finished(context, atom, result, constant)
+            for atom, result, constant in zip(
+                eqn.outvars, results, constants, strict=True
+            )
         ]
         return LabelledEquation(
             eqn, operands, finished, context.fits, context.inner, context.notes
@@ -138,29 +140,40 @@ class Walk:
         operands: Sequence[Traced],
         results: Sequence[Traced],
         site: core.JaxprEqn,
-    ) -> dict[str, LabelledProgram]:
-        """Walks the derivative that somebody wrote, and its derivative, no further."""
+    ) -> tuple[dict[str, LabelledProgram], Sequence[Traced]]:
+        """Walks the derivative that somebody wrote, and its derivative, no further.
+
+        Returns:
+          The derivative, if there is one, and what is known of results that it moves.
+        """
         name = eqn.primitive.name
         if not name.startswith("custom_") or self.depth == _MAX_DEPTH:
-            return {}
-        if not self.with_jax_derivatives and _is_derivative_of_jax(eqn):
-            return {}
+            return {}, results
+        is_of_jax = _is_derivative_of_jax(eqn)
+        if not self.with_jax_derivatives and is_of_jax:
+            return {}, results
+        moving = results
 
         def walk(program: Any, arguments: Sequence[Traced]) -> LabelledProgram:
             return self.run(program, arguments, site)
 
+        is_first = self.depth == 0 and not is_of_jax
         self.depth += 1
         try:
             if name == "custom_jvp_call":
-                found = label_jvp(eqn, operands, results, self.table, walk)
+                found, moving = label_jvp(eqn, operands, results, self.table, walk)
             else:
-                found = label_vjp(eqn, operands, results, self.table, walk, evaluate)
+                text = "has a derivative that is not zero at removed channels"
+                reason = Reason(name, text, source_of(site)) if is_first else None
+                found = label_vjp(
+                    eqn, operands, results, self.table, walk, evaluate, reason
+                )
         except Exception:  # somebody else's code, which may fail in any way
             self._freeze_underived(name, operands, site)
-            return {}
+            return {}, results
         finally:
             self.depth -= 1
-        return {"derivative": found}
+        return {"derivative": found}, moving if is_first else results
 
     def _freeze_underived(
         self, name: str, operands: Sequence[Traced], site: core.JaxprEqn
@@ -209,7 +222,8 @@ def constant_value(value: Any) -> Traced:
     shape = np.shape(value)
     traced = uniform_value(shape, number)
     if isinstance(value, jax.core.Tracer):  # of a function around this one
-        return dataclasses.replace(traced, is_given=True)
+        may_be_nan = jax.dtypes.issubdtype(dtype, np.inexact)
+        return dataclasses.replace(traced, is_given=True, may_be_nan=may_be_nan)
     return dataclasses.replace(traced, is_given=True, constant=constant)
 
 
@@ -251,7 +265,9 @@ def evaluate(eqn: core.JaxprEqn, values: Sequence[Any], **params: Any) -> list[A
     return list(result) if primitive.multiple_results else [result]
 
 
-def _finished(ctx: Context, result: Traced, constant: Constant | None) -> Traced:
+def _finished(
+    ctx: Context, atom: Any, result: Traced, constant: Constant | None
+) -> Traced:
     """Adds what follows from the operands, whatever the rule."""
     labels = result.labels
     if constant is not None:  # computed in full before anything is cut
@@ -270,4 +286,6 @@ def _finished(ctx: Context, result: Traced, constant: Constant | None) -> Traced
         result.origin or ctx.origin,
         constant,
         result.summed,
+        has_tangent(atom)
+        and (result.may_be_nan or any(operand.may_be_nan for operand in ctx.operands)),
     )

@@ -10,6 +10,7 @@ from tests.helpers.attacks import (
     check,
     derivatives,
     layouts,
+    lookups,
     loops,
     numbers,
     sequences,
@@ -20,6 +21,7 @@ from tests.helpers.channel_checks import primitives_of
 MODULES = (
     derivatives,
     layouts,
+    lookups,
     loops,
     numbers,
     sequences,
@@ -33,7 +35,8 @@ QUICK = set(
     bool_allnot remat_policy shared_depthwise_multiplier ln cumlogsumexp_time winC
     topk_time_indices reduce_precision erf cbrt triu_mix segment_max_empty lredwin
     lgamma0 digamma0 erfinv_half acosh1 cplx boolxor popcount kv_cache vq gamma_sample
-    logdet_cov spatial_transformer
+    logdet_cov spatial_transformer tile_single multiplier_of_exp vjp_moves_shared
+    jvp_moves_dead padding_becomes_one int8_wraps int4 argmax_pool
     """.split()
 )
 

@@ -200,6 +200,36 @@ def test_two_leaves_of_one_path_are_refused():
         trace_channels(lambda p, x: p["a/b"], params, X)
 
 
+def test_inputs_of_one_path_are_told_apart():
+    def apply(p, x):
+        return jnp.tanh((x["a/b"] + x["a"]["b"]) @ p["a"]) @ p["b"]
+
+    inputs = {"a/b": X, "a": {"b": 2 * X}}
+    trace = assert_exact(apply, draw({"a": (3, 8), "b": (8, 2)}), inputs)
+    assert [group.name for group in trace.groups] == ["a"]
+
+
+def test_leaves_that_are_no_arrays_are_refused_with_what_to_do():
+    params = {"act": jnp.tanh, "a": jnp.ones((3, 8))}
+    message = "parameter 'act' is a .* and not an array; .* eqx.partition"
+    with pytest.raises(UserError, match=message):
+        trace_channels(lambda p, x: p["act"](x @ p["a"]), params, X)
+    with pytest.raises(UserError, match="input '0' is a str and not an array"):
+        trace_channels(lambda p, x: p["a"], {"a": jnp.ones(3)}, "train")
+
+
+def test_an_axis_name_that_nothing_binds_is_refused_with_what_to_do():
+    def apply(p, x):
+        return lax.pmean(x @ p["a"], "batch") @ p["b"]
+
+    shapes = {"a": (3, 8), "b": (8, 2)}
+    message = "a mesh or vmap that is not around it .*batch"
+    with pytest.raises(UserError, match=message):
+        trace_channels(apply, draw(shapes), X)
+    around = jax.vmap(apply, (None, 0), axis_name="batch")
+    assert assert_exact(around, draw(shapes), X, densities=(0.5,)).groups
+
+
 # Freezing and merging.
 
 

@@ -141,6 +141,11 @@ def barrier(h):
 
 
 @pair()
+def moved_to_a_device(h):
+    return jnp.sin(jax.device_put(h, jax.devices()[0])) + h
+
+
+@pair()
 def constraint(h):
     mesh = jax.make_mesh((2,), ("host",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("host", None)

@@ -26,6 +26,7 @@ RULES: Mapping[str, Rule] = {
     "cummin": sums.cumulative,
     "cumprod": sums.cumulative,
     "cumsum": sums.cumulative,
+    "device_put": axes.passthrough,
     "dot_general": sums.dot_general,
     "dynamic_slice": lookup.dynamic_slice,
     "dynamic_update_slice": lookup.dynamic_update_slice,

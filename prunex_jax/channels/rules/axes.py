@@ -176,11 +176,13 @@ def unstack(ctx: Context, x: Traced) -> Sequence[Traced]:
 def tile(ctx: Context, x: Traced) -> Sequence[Traced]:
     """The same positions again and again; of a single one, it is a broadcast."""
     reps = ctx.eqn.params["reps"]
-    labels = [
-        uniform_axis(times) if len(own) == 1 else np.tile(own, times)
-        for own, times in zip(x.labels, reps, strict=True)
-    ]
-    return [Traced(tuple(labels), x.dead)]
+    labels, dead = [], []
+    for own, value, times in zip(x.labels, x.dead, reps, strict=True):
+        is_single = len(own) == 1
+        labels.append(uniform_axis(times) if is_single else np.tile(own, times))
+        # What is known of a single position is known of none that is dead.
+        dead.append(None if is_single else value)
+    return [Traced(tuple(labels), tuple(dead))]
 
 
 def slice_(ctx: Context, x: Traced) -> Sequence[Traced]:

@@ -8,6 +8,7 @@ import numpy as np
 from jax.extend import core
 
 from prunex_jax.channels.context import Context
+from prunex_jax.channels.derivatives import has_tangent
 from prunex_jax.channels.labels import (
     FROZEN,
     UNIFORM,
@@ -28,7 +29,7 @@ def scan(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     params = ctx.eqn.params
     num_consts, num_carry = ctx.notes["counts"] = _scan_counts(ctx.eqn)
     consts = operands[:num_consts]
-    carry = operands[num_consts : num_consts + num_carry]
+    carry = _as_in_a_loop(ctx, num_consts, operands[: num_consts + num_carry])
     rows = []
     for index, x in enumerate(operands[num_consts + num_carry :]):
         ctx.freeze(x.labels[0], "loops over it")
@@ -60,7 +61,7 @@ def _scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
 
 
 def _one_turn(x: Traced) -> Traced:
-    return Traced(x.labels[1:], x.dead[1:], is_given=x.is_given, origin=x.origin)
+    return dataclasses.replace(_not_constant(x), labels=x.labels[1:], dead=x.dead[1:])
 
 
 def _all_turns(y: Traced, length: int) -> Traced:
@@ -74,12 +75,24 @@ def while_loop(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts = operands[:num_cond]
     body_consts = operands[num_cond : num_cond + num_body]
-    carry = operands[num_cond + num_body :]
+    carry = _as_in_a_loop(ctx, num_cond + num_body, operands)
     carried, body = _loop(ctx, params["body_jaxpr"], body_consts, carry, ())
     test = ctx.walk(params["cond_jaxpr"], [*cond_consts, *carried])
     ctx.inner = (test, body)
     _fit_carry(ctx, num_cond + num_body, carried)
     return carried
+
+
+def _as_in_a_loop(ctx: Context, first: int, operands: Sequence[Traced]) -> list[Traced]:
+    """What is carried may be nan a turn later if anything that it meets may be."""
+    carry = operands[first:]
+    if not any(operand.may_be_nan for operand in ctx.operands):
+        return list(carry)
+    atoms = ctx.eqn.invars[first : len(operands)]
+    return [
+        dataclasses.replace(value, may_be_nan=has_tangent(atom))
+        for value, atom in zip(carry, atoms, strict=True)
+    ]
 
 
 def _fit_carry(ctx: Context, first: int, carried: Sequence[Traced]) -> None:

@@ -4,11 +4,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from prunex_jax.channels.context import Context, freeze_all
 from prunex_jax.channels.labels import FROZEN, Traced, frozen_axis, has_channels
-from prunex_jax.channels.numbers import Value, converted, is_nan, same_value, value_of
+from prunex_jax.channels.numbers import (
+    Value,
+    converted,
+    is_nan,
+    same_value,
+    value_at_nan,
+    value_of,
+)
 
 # (value of every operand, whether it is made of parameters) -> value of the result
 _Compute = Callable[[Sequence[Value], Sequence[bool]], Value]
@@ -20,8 +28,14 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
         _note_mean(ctx, operands)
     dtypes = [atom.aval.dtype for atom in ctx.eqn.invars]  # type: ignore[attr-defined]
 
+    is_missing = [operand.may_be_nan for operand in operands]
+
     def compute(values: Sequence[Value], is_risky: Sequence[bool]) -> Value:
-        return value_of(ctx.name, values, is_risky, dtypes)
+        value = value_of(ctx.name, values, is_risky, dtypes)
+        if not any(is_missing):
+            return value
+        at_nan = value_at_nan(ctx.name, values, is_missing)
+        return value if is_nan(at_nan) else same_value([value, at_nan])
 
     return [_joined(ctx, operands, compute)]
 
@@ -55,7 +69,10 @@ def convert(ctx: Context, x: Traced) -> Sequence[Traced]:
     dtype = ctx.eqn.params["new_dtype"]
 
     def compute(values: Sequence[Value], _: Sequence[bool]) -> Value:
-        return converted(values[0], dtype)
+        value = converted(values[0], dtype)
+        if not x.may_be_nan or jax.dtypes.issubdtype(dtype, np.inexact):
+            return value
+        return same_value([value, float(dtype == np.bool_)])
 
     return [dataclasses.replace(_joined(ctx, (x,), compute), summed=x.summed)]
 

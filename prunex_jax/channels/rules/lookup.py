@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
 from prunex_jax.channels.context import Context
@@ -32,7 +34,8 @@ def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
     ):
         # What is looked up by a channel is a channel, since nothing else is cut off.
         labels[axis] = own if x.is_given else np.where(own == UNIFORM, FROZEN, own)
-        dead[axis] = _found_by_dead(ctx, number) if has_channels(own) else None
+        if (labels[axis] != FROZEN).any():
+            dead[axis] = _found_by_dead(ctx, indices, number)
     ctx.freeze(indices.labels[-1], _BY_NUMBER)
     offsets = iter(numbers.offset_dims)
     skipped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
@@ -40,9 +43,17 @@ def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
         target = None if axis in skipped else next(offsets)
         if target is not None and sizes[axis] == len(own):
             labels[target] = own
-            dead[target] = _or_fill(ctx, x.dead[axis])
+            dead[target] = _or_fill(ctx, indices, x.dead[axis])
         elif target is not None and axis not in numbers.start_index_map:
             ctx.freeze(own, "reads a part of it")
+        elif axis in numbers.operand_batching_dims:
+            which = numbers.operand_batching_dims.index(axis)
+            other = numbers.start_indices_batching_dims[which]
+            out = batch_axes[other]
+            number = indices.dead[other]
+            labels[out] = ctx.join_axes((0, axis), (1, other))
+            is_found = _found_by_dead(ctx, indices, number) is None
+            dead[out] = x.dead[axis] if is_found else math.nan
         elif has_channels(own):
             found = _known_positions(ctx, axis, indices)
             if found is None:
@@ -55,33 +66,60 @@ def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
     ctx.notes["full"] = tuple(
         size == len(own) for size, own in zip(sizes, x.labels, strict=True)
     )
-    return [Traced(tuple(labels), tuple(dead))]
+    may_be_nan = math.isnan(_fill(ctx)) and not _is_inside(ctx, indices)
+    return [Traced(tuple(labels), tuple(dead), may_be_nan=may_be_nan)]
 
 
-def _is_filled(ctx: Context) -> bool:
-    return "FILL" in str(ctx.eqn.params["mode"])
+def _is_inside(ctx: Context, indices: Traced) -> bool:
+    """Whether everything that is looked up is known to exist, or moved to where it is.
+
+    Nobody looks at positions that were promised to exist.
+    """
+    if "FILL" not in str(ctx.eqn.params["mode"]):
+        return True
+    if indices.constant is None:
+        return False
+    last = [size - 1 for size in _limits(ctx)]
+    found = np.asarray(indices.constant.value)
+    return bool((found >= 0).all() and (found <= np.asarray(last)).all())
 
 
-def _or_fill(ctx: Context, value: Value) -> Value:
+def _limits(ctx: Context) -> list[int]:
+    """How many positions there are to start from, for every number of an index."""
+    params, shape = ctx.eqn.params, ctx.operands[0].shape
+    starts = params["dimension_numbers"].start_index_map
+    return [shape[axis] - params["slice_sizes"][axis] + 1 for axis in starts]
+
+
+def _fill(ctx: Context) -> float:
+    """The value of what is looked up where nothing is."""
+    fill = ctx.eqn.params["fill_value"]
+    if fill is not None:
+        return float(fill)
+    aval: Any = ctx.eqn.outvars[0].aval
+    if jax.dtypes.issubdtype(aval.dtype, np.inexact):
+        return math.nan
+    if aval.dtype == np.bool_:
+        return 1.0
+    bits = jax.numpy.iinfo(aval.dtype)
+    return float(bits.min if bits.min < 0 else bits.max)
+
+
+def _or_fill(ctx: Context, indices: Traced, value: Value) -> Value:
     """A value that is another one where what is looked up does not exist.
 
-    Where that is the default, nan for floats, it was as much of an error before.
+    Where that is nan, it is so at kept channels too: see `Traced.may_be_nan`.
     """
-    fill = ctx.eqn.params["fill_value"]
-    if not _is_filled(ctx) or fill is None or math.isnan(fill):
-        return value
-    return same_value([value, float(fill)])
+    fill = _fill(ctx)
+    is_found = math.isnan(fill) or _is_inside(ctx, indices)
+    return value if is_found else same_value([value, fill])
 
 
-def _found_by_dead(ctx: Context, number: Value) -> Value:
+def _found_by_dead(ctx: Context, indices: Traced, number: Value) -> Value:
     """What is found at the position that a dead channel gives."""
-    sizes = [ctx.operands[0].shape[a] for a in _looked_up(ctx)]
-    is_inside = number is not None and all(0 <= number < size for size in sizes)
-    return None if is_inside or not _is_filled(ctx) else math.nan
-
-
-def _looked_up(ctx: Context) -> Sequence[int]:
-    return ctx.eqn.params["dimension_numbers"].start_index_map
+    if number is not None and all(0 <= number < limit for limit in _limits(ctx)):
+        return None
+    return None if _is_inside(ctx, indices) else same_value([None, _fill(ctx)])
 
 
 def _known_positions(ctx: Context, axis: int, indices: Traced) -> np.ndarray | None:

@@ -14,7 +14,14 @@ from prunex_jax.channels.labels import (
     frozen_value,
     has_channels,
 )
-from prunex_jax.channels.numbers import is_nan, same_value, sum_of, value_of
+from prunex_jax.channels.numbers import (
+    Rounded,
+    Value,
+    is_nan,
+    same_value,
+    sum_of,
+    value_of,
+)
 from prunex_jax.channels.rules.axes import axes_of
 
 _NOT_ZERO = "reads removed channels that may not be exactly zero"
@@ -41,7 +48,8 @@ def reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
     dead = out.dead
     if ctx.name in ("reduce_sum", "reduce_prod"):
         count = math.prod(x.shape[axis] for axis in gone) if is_sum else None
-        dead = tuple(sum_of(value, count) for value in dead)
+        aval: Any = ctx.eqn.outvars[0].aval
+        dead = tuple(sum_of(value, count, aval.dtype) for value in dead)
     return [Traced(out.labels, dead, summed=summed)]
 
 
@@ -144,9 +152,9 @@ def conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
         joined = ctx.join_axes((0, x_in), (1, k_in))
         _check_products(ctx, joined, x.dead[x_in], kernel.dead[k_in])
     else:
-        labels[out_feature] = _grouped(ctx, groups, (x, x_in), (kernel, k_in, k_out))
-        both = [x.dead[x_in], kernel.dead[k_out]]
-        dead[out_feature] = sum_of(value_of("mul", both))
+        labels[out_feature], dead[out_feature] = _grouped(
+            ctx, groups, (x, x_in), (kernel, k_in, k_out)
+        )
     return [Traced(tuple(labels), tuple(dead))]
 
 
@@ -155,18 +163,21 @@ def _grouped(
     groups: int,
     image: tuple[Traced, int],
     filters: tuple[Traced, int, int],
-) -> np.ndarray:
+) -> tuple[np.ndarray, Value]:
     """Ties the channels of a convolution in groups; returns those that come out.
 
-    Either whole groups can be removed, or the same channels of every group.
+    Either whole groups can be removed, or the same channels of every group. Of the
+    latter only the filters are dead, not what they see.
     """
     (x, x_in), (kernel, k_in, k_out) = image, filters
+    of_groups = sum_of(value_of("mul", [x.dead[x_in], kernel.dead[k_out]]))
+    of_filters = sum_of(value_of("mul", [None, kernel.dead[k_out]]))
     axes = [x.labels[x_in], kernel.labels[k_in], kernel.labels[k_out]]
     if not any(has_channels(labels) for labels in axes):
-        return kernel.labels[k_out]
+        return kernel.labels[k_out], of_filters
     num_in, num_out = len(kernel.labels[k_in]), len(kernel.labels[k_out]) // groups
     if num_in == num_out == 1:
-        return ctx.join_axes((0, x_in), (1, k_out))
+        return ctx.join_axes((0, x_in), (1, k_out)), of_groups
     which = ctx.own(0, x_in)
     if num_in > 1:
         inside = ctx.own(1, k_in)
@@ -175,12 +186,14 @@ def _grouped(
         ctx.multiply(block, [which, inside])
         _check_products(ctx, inside, x.dead[x_in], kernel.dead[k_in])
     outside = ctx.own(1, k_out)
-    if num_out == 1:
-        ctx.fits[1, k_out] = ctx.join(which, outside)
-        return ctx.fits[1, k_out]
+    # Whole groups where only they are zero when they are dead.
+    is_whole = num_out == 1 or (of_groups == 0 and of_filters != 0)
+    if is_whole:
+        ctx.fits[1, k_out] = ctx.join(np.repeat(which, num_out), outside)
+        return ctx.fits[1, k_out], of_groups
     block = outside.reshape(groups, num_out)
     ctx.multiply(block, [which, ctx.table.fresh(num_out)])
-    return outside
+    return outside, same_value([of_groups, of_filters])
 
 
 def cumulative(ctx: Context, x: Traced) -> Sequence[Traced]:
@@ -203,7 +216,12 @@ def arg_reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
     for axis in gone:
         ctx.freeze(x.labels[axis], "counts positions along it")
     out = axes_of(x, [axis for axis in range(len(x.labels)) if axis not in gone])
-    return [Traced(out.labels, (None,) * len(out.dead))]
+    # Of equal numbers, the first is the extreme one; so it is if all are nan.
+    is_equal = [
+        value is not None and not is_nan(value) and not isinstance(value, Rounded)
+        for value in out.dead
+    ]
+    return [Traced(out.labels, tuple(0.0 if same else None for same in is_equal))]
 
 
 def sort(ctx: Context, *operands: Traced) -> Sequence[Traced]:

@@ -51,7 +51,8 @@ def _(pr, t):
     return (pr[0], t[0] - t[0].mean(-1, keepdims=True))
 
 
-@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+# What is centred is no longer known, and is read with weight zero.
+@attack({"a": (3, 6), "w": (6, 2)})
 def jvp_center(p, x):
     return center_grad(jnp.cos(x @ p["a"])) @ p["w"]
 
@@ -315,7 +316,7 @@ def _(pr, t):
     return (multi(x, y), (t[0] * y * 2, jnp.sum(t[1], -1) + x.sum(-1) * 0))
 
 
-@attack({"a": (3, 6), "b": (3, 6), "w": (6, 2)}, frozen=True)
+@attack({"a": (3, 6), "b": (3, 6), "w": (6, 2)})
 def jvp_multi(p, x):
     u, v = multi(x @ p["a"], x @ p["b"])
     return u @ p["w"] + v[:, None]
@@ -403,6 +404,76 @@ def debug_print(p, x):
     h = x @ p["a"]
     jax.debug.callback(lambda h: None, h)
     return h @ p["w"]
+
+
+# Derivatives that are not zero where channels are dead.
+
+
+@jax.custom_jvp
+def jvp_shift(h, s):
+    return h * 1.0
+
+
+jvp_shift.defjvp(lambda pr, t: (pr[0] * 1.0, t[0] + t[1]))
+
+
+@attack({"a": (3, 6), "s": jnp.float32(0.4)}, frozen=True)
+def jvp_moves_dead(p, x):
+    return jvp_shift(x @ p["a"], p["s"]).sum(-1)
+
+
+@attack({"a": (3, 6), "s": jnp.float32(0.4), "w": (6, 2)})
+def jvp_moves_dead_weighted(p, x):
+    return jvp_shift(x @ p["a"], p["s"]) @ p["w"]
+
+
+@jax.custom_jvp
+def jvp_root(h):
+    return h * 1.0
+
+
+jvp_root.defjvp(lambda pr, t: (pr[0] * 1.0, t[0] / jnp.sqrt(jnp.abs(pr[0]))))
+
+
+@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+def jvp_infinite_at_dead(p, x):
+    return jvp_root(x @ p["a"]) @ p["w"]
+
+
+@jax.custom_vjp
+def decayed(h):
+    return h
+
+
+decayed.defvjp(lambda h: (h, h), lambda h, g: (g + 0.1 * h,))
+
+
+@attack({"a": (3, 6), "s": jnp.float32(0.4), "w": (6, 2)}, frozen=True)
+def vjp_moves_shared(p, x):
+    return decayed(x @ p["a"] + p["s"]) @ p["w"]
+
+
+@attack({"a": (3, 6), "b": (6,), "w": (6, 2)})
+def vjp_moves_owned(p, x):
+    return decayed(x @ p["a"] + p["b"]) @ p["w"]
+
+
+@attack({"a": (3, 6), "g": (6,), "s": jnp.float32(0.4), "w": (6, 2)}, frozen=True)
+def vjp_moves_shared_gated(p, x):
+    return (decayed(x @ p["a"] + p["s"]) * p["g"]).sum(-1)
+
+
+@jax.custom_vjp
+def squared(h):
+    return h
+
+
+squared.defvjp(lambda h: (h, h), lambda h, g: (g * (1 + h * h),))
+
+
+@attack({"a": (3, 6), "s": jnp.float32(0.4), "w": (6, 2)})
+def vjp_scales_shared(p, x):
+    return squared(x @ p["a"] + p["s"]) @ p["w"]
 
 
 f_wrapped = jax.custom_vjp(jnp.tanh)

@@ -512,3 +512,33 @@ def permuted_gather_2d(p, x):
 def symmetric_from_tri(p, x):
     W = jnp.zeros((6, 6)).at[np.triu_indices(6, 1)].set(p["v"])
     return jnp.tanh(x @ p["a"] @ (W + W.T)) @ p["w"]
+
+
+# An axis that is repeated from one position is whatever that position is.
+
+
+@attack({"s": (1,), "a": (3, 8)}, frozen=True)
+def tile_single(p, x):
+    return (jnp.tile(p["s"], 8) + x @ p["a"]).sum(-1)
+
+
+@attack({"s": (3, 1), "a": (3, 8)}, frozen=True)
+def tile_product_of_one(p, x):
+    return jnp.cos(jnp.tile(x @ p["s"], (1, 8)) + x @ p["a"]).sum(-1) - 8
+
+
+@attack({"s": (3, 4), "a": (3, 8)}, frozen=None, kept=(("a", 1),))
+def tile_slice_of_one(p, x):
+    one = jnp.tile((x @ p["s"])[:, :1], (1, 8))
+    return (one + x @ p["a"]).sum(-1)
+
+
+@attack({"s": (3, 4), "a": (3, 8)}, frozen=None, kept=(("a", 1),))
+def tile_top_one(p, x):
+    top, _ = lax.top_k(x @ p["s"], 1)
+    return (jnp.tile(top, (1, 8)) + x @ p["a"]).sum(-1)
+
+
+@attack({"s": (1,), "a": (3, 8), "w": (8, 2)})
+def tile_single_weighted(p, x):
+    return (jnp.tile(p["s"], 8) + x @ p["a"]) @ p["w"]

@@ -277,6 +277,57 @@ FUNCTIONS = {
         lambda h: jnp.where((jnp.cos(h) * 1e30) * 1e30 > 1e38, 1.0, 0.0) - 1,
         DEEP,
     ),
+    "int8_wraps": (
+        lambda h: (
+            jnp.repeat((h >= 0)[:, None].astype(jnp.int8), 128, 1).sum(1, jnp.int8) < 0
+        ).astype(jnp.float32),
+        DEEP,
+    ),
+    "int8_fits": (
+        lambda h: (
+            jnp.repeat((h >= 0)[:, None].astype(jnp.int8), 127, 1).sum(1, jnp.int8) < 0
+        ).astype(jnp.float32),
+        BOTH,
+    ),
+    "f16_sum_overflows": (
+        lambda h: jnp.isinf(
+            jnp.repeat((h * 0 + 6e4).astype(jnp.float16)[:, None], 3, 1).sum(1)
+        ).astype(jnp.float32),
+        DEEP,
+    ),
+    "bf16_rounds": (
+        lambda h: (
+            (h >= 0).astype(jnp.bfloat16) * jnp.bfloat16(1.5)
+            == jnp.bfloat16(1.5) + jnp.bfloat16(0.002)
+        ).astype(jnp.float32),
+        DEEP,
+    ),
+    "int4": (
+        lambda h: ((h > 0).astype(jnp.int4) * jnp.int4(7) + jnp.int4(1)).astype(
+            jnp.float32
+        ),
+        DEEP,
+    ),
+    "int4_wraps": (
+        lambda h: ((h >= 0).astype(jnp.int4) * jnp.int4(7) + jnp.int4(1) < 0).astype(
+            jnp.float32
+        ),
+        DEEP,
+    ),
+    "uint2": (
+        lambda h: ((h > 0).astype(jnp.uint2) * jnp.uint2(3)).astype(jnp.float32),
+        BOTH,
+    ),
+    "float8": (
+        lambda h: (h.astype(jnp.float8_e4m3fn) * jnp.float8_e4m3fn(2)).astype("f4"),
+        BOTH,
+    ),
+    "float8_overflows": (
+        lambda h: jnp.isnan(
+            (jnp.cos(h) * 300).astype(jnp.float8_e4m3fn) * jnp.float8_e4m3fn(2)
+        ).astype(jnp.float32),
+        NEITHER,
+    ),
 }
 # Gradients that jax does not have, or that are lost in rounding.
 NO_GRADIENT = {

@@ -580,3 +580,35 @@ def conv_local(p, x):
         ).mean((1, 2))
         @ p["c"]
     )
+
+
+# Grouped convolutions whose kernels are not zero at dead channels.
+SOBEL = np.random.default_rng(0).normal(size=(3, 3, 1, 8)).astype("f")
+
+
+@attack({"k": (3, 3, 3, 2), "c": (8, 2)}, IMAGES)
+def fixed_filters(p, x):
+    h = conv(conv(x, p["k"]), jnp.asarray(SOBEL), groups=2)
+    return h.mean((1, 2)) @ p["c"] + h.mean((1, 2, 3))[:, None]
+
+
+@attack({"k": (3, 3, 3, 2), "m": (3, 3, 1, 8)}, IMAGES)
+def multiplier_of_exp(p, x):
+    return conv(conv(x, p["k"]), jnp.exp(p["m"]), groups=2).sum((1, 2, 3))
+
+
+@attack({"k": (3, 3, 3, 8), "m": (3, 3, 4, 8)}, IMAGES)
+def groups_of_exp(p, x):
+    return conv(conv(x, p["k"]), jnp.exp(p["m"]), groups=2).sum((1, 2, 3))
+
+
+@attack({"k": (3, 3, 3, 4), "m": (9, 8), "c": (8, 2)}, IMAGES)
+def multiplier_of_softmax(p, x):
+    kernel = jax.nn.softmax(p["m"], axis=0).reshape(3, 3, 1, 8)
+    h = conv(conv(x, p["k"]), kernel, groups=4)
+    return h.mean((1, 2)) @ p["c"] + h.mean((1, 2, 3))[:, None]
+
+
+@attack({"m": (3, 3, 1, 12)}, IMAGES, frozen=True)
+def multiplier_of_exp_of_images(p, x):
+    return conv(x, jnp.exp(p["m"]), groups=3).sum((1, 2, 3))
