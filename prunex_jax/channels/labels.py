@@ -50,6 +50,7 @@ class Traced:
         `trace_channels(renormalise=True)`.
       may_be_nan: Whether some of it may be nan at dead channels as at kept ones, as are
         rows made of inputs that are nan, or looked up where nothing is.
+      is_positive: Whether all of it is known to be above zero, where it is not nan.
     """
 
     labels: tuple[np.ndarray, ...]
@@ -60,6 +61,7 @@ class Traced:
     constant: Constant | None = None
     summed: "Sum | None" = None
     may_be_nan: bool = False
+    is_positive: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

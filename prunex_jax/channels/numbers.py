@@ -148,6 +148,12 @@ _SINGULAR: Mapping[str, tuple[int, ...]] = {
     "tan": (0,),
 }
 
+# Those of them that are finite above zero, as are their slopes.
+SMOOTH_ABOVE_ZERO = {
+    *("atan2", "cbrt", "digamma", "div", "lgamma", "log", "log1p", "log2", "pow"),
+    *("rsqrt", "sqrt"),
+}
+
 # Operations whose result is exact if it can be written down in the type of the result.
 _ARITHMETIC = {
     *("abs", "add", "add_any", "ceil", "clamp", "conj", "copy", "copy_p", "div"),
@@ -366,6 +372,30 @@ def _has_no_derivative(
     if name == "pow":
         return first == 0 and not (values[1] == 0 or (values[1] or 0.0) >= 1)
     return False
+
+
+# Operations that give numbers above zero of such numbers: of all of their operands, of
+# the first one, or of any. What is too small to be told from zero is not looked at.
+_KEEP_POSITIVE = {
+    *("add", "broadcast_in_dim", "concatenate", "convert_element_type", "copy"),
+    *("cbrt", "div", "dot_general", "integer_pow", "min", "mul", "name", "reduce_max"),
+    *("reduce_min", "reduce_prod", "reduce_sum", "reduce_window_max", "reshape", "rev"),
+    *("rsqrt", "slice", "sqrt", "square", "squeeze", "tile", "transpose"),
+}
+
+
+def is_positive(name: str, operands: Sequence[bool]) -> bool:
+    """Whether an operation gives numbers above zero.
+
+    Args:
+      name: A primitive.
+      operands: Which of its operands are above zero.
+    """
+    if name == "max":
+        return any(operands)
+    if name == "pow":
+        return operands[0]
+    return name in _KEEP_POSITIVE and all(operands)
 
 
 def same_value(values: Sequence[Value]) -> Value:

@@ -29,6 +29,7 @@ from prunex_jax.channels.labels import (
     uniform_axis,
     uniform_value,
 )
+from prunex_jax.channels.numbers import is_positive
 
 # Primitives that call a program once.
 _CALLS = {
@@ -288,4 +289,12 @@ def _finished(
         result.summed,
         has_tangent(atom)
         and (result.may_be_nan or any(operand.may_be_nan for operand in ctx.operands)),
+        has_tangent(atom)
+        and is_positive(
+            ctx.name, [_is_above_zero(operand) for operand in ctx.operands]
+        ),
     )
+
+
+def _is_above_zero(value: Traced) -> bool:
+    return value.is_positive or (value.number is not None and value.number > 0)

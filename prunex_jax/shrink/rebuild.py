@@ -111,6 +111,23 @@ def _new_positions(
     return jnp.asarray(now[..., None], aval.dtype)
 
 
+def _scatter(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    """Writes to where known positions lie now, without what is no longer written."""
+    x, indices, updates = operands
+    if "positions" in equation.notes:
+        axis, source, positions = equation.notes["positions"]
+        if not updates.shape[source]:
+            return [x]
+        labels = equation.fits.get((2, source), equation.operands[2].labels[source])
+        rank = np.cumsum(evaluator.kept(equation.results[0].labels[axis])) - 1
+        now = rank[positions[evaluator.kept(labels)]]
+        starts = now[:, None] if indices.ndim > 1 else now[:1]
+        indices = jnp.asarray(starts, indices.dtype)
+    return evaluate(equation.eqn, [x, indices, updates])
+
+
 def _dynamic_slice(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
@@ -319,6 +336,9 @@ REBUILDS: Mapping[str, Rebuild] = {
     "remat2": _remat,
     "reshape": _reshape,
     "scan": _scan,
+    "scatter": _scatter,
+    "scatter-add": _scatter,
+    "scatter_add": _scatter,
     "slice": _slice,
     "split": _split,
     "while": _while,

@@ -37,6 +37,7 @@ QUICK = set(
     lgamma0 digamma0 erfinv_half acosh1 cplx boolxor popcount kv_cache vq gamma_sample
     logdet_cov spatial_transformer tile_single multiplier_of_exp vjp_moves_shared
     jvp_moves_dead padding_becomes_one int8_wraps int4 argmax_pool
+    moved_to_a_device written_side_by_side segments_of_channels gem_learned
     """.split()
 )
 

@@ -48,7 +48,7 @@ UNKNOWN = {
         h, h[:, :3], (0, x.argmax())
     ),
     "scatter": lambda h, x: h.at[:, x.argmax()].set(1.0),
-    "scatter-add": lambda h, x: h.at[:, jnp.array([2, 5])].add(1.0),
+    "scatter-add": lambda h, x: h.at[:, x.argmax() + jnp.arange(2)].add(1.0),
     "scatter-mul": lambda h, x: h.at[:2].multiply(h[2:], unique_indices=True),
     "reduce_max": lambda h, x: h.max(1, keepdims=True),
     "reduce_prod": lambda h, x: (h + 1).prod(1, keepdims=True),

@@ -10,6 +10,7 @@ import numpy as np
 from prunex_jax.channels.context import Context, freeze_all
 from prunex_jax.channels.labels import FROZEN, Traced, frozen_axis, has_channels
 from prunex_jax.channels.numbers import (
+    SMOOTH_ABOVE_ZERO,
     Value,
     converted,
     is_nan,
@@ -30,8 +31,13 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
 
     is_missing = [operand.may_be_nan for operand in operands]
 
+    is_safe = [
+        ctx.name in SMOOTH_ABOVE_ZERO and operand.is_positive for operand in operands
+    ]
+
     def compute(values: Sequence[Value], is_risky: Sequence[bool]) -> Value:
-        value = value_of(ctx.name, values, is_risky, dtypes)
+        risky = [a and not b for a, b in zip(is_risky, is_safe, strict=True)]
+        value = value_of(ctx.name, values, risky, dtypes)
         if not any(is_missing):
             return value
         at_nan = value_at_nan(ctx.name, values, is_missing)

@@ -15,7 +15,7 @@ from prunex_jax.channels.labels import (
     frozen_axis,
     has_channels,
 )
-from prunex_jax.channels.numbers import Value, is_nan, same_value
+from prunex_jax.channels.numbers import Value, is_nan, same_value, value_of
 from prunex_jax.channels.rules.elementwise import elementwise
 
 _BY_NUMBER = "looks positions up by number"
@@ -191,9 +191,13 @@ def dynamic_update_slice(
 def scatter(
     ctx: Context, x: Traced, indices: Traced, updates: Traced
 ) -> Sequence[Traced]:
-    """Axes that are written in full are joined; along others positions stay."""
+    """Axes that are written in full are joined; along others positions stay.
+
+    Unless it is known beforehand which are written.
+    """
     numbers = ctx.eqn.params["dimension_numbers"]
     skipped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    writes = _known_writes(ctx, indices)
     windows = iter(numbers.update_window_dims)
     labels: list[np.ndarray] = []
     dead: list[Value] = []
@@ -209,6 +213,9 @@ def scatter(
             both = same_value([x.dead[axis], updates.dead[window]])
             is_kept = ctx.name == "scatter" or both == 0 or is_nan(both)
             dead.append(both if is_kept else None)
+        elif writes is not None and axis == writes[0]:
+            labels.append(_written(ctx, *writes))
+            dead.append(_value_written(ctx, axis, writes[1]))
         else:
             ctx.freeze(own, "writes at positions by number")
             if window is not None:
@@ -218,9 +225,68 @@ def scatter(
     for own in indices.labels:
         ctx.freeze(own, "writes at positions by number")
     for axis, own in enumerate(updates.labels):
-        if axis not in numbers.update_window_dims:
+        is_known = writes is not None and axis == writes[1]
+        if axis not in numbers.update_window_dims and not is_known:
             ctx.freeze(own, "is written at positions by number")
     return [Traced(tuple(labels), tuple(dead))]
+
+
+def _known_writes(ctx: Context, indices: Traced) -> tuple[int, int, np.ndarray] | None:
+    """Which axis is written, by which one of the updates, and int[n] where.
+
+    None if there are several, or what is written where is not known beforehand, or of
+    no interest.
+    """
+    numbers = ctx.eqn.params["dimension_numbers"]
+    axes, windows = numbers.scatter_dims_to_operand_dims, numbers.update_window_dims
+    x, _, updates = ctx.operands
+    scattered = [a for a in range(len(updates.labels)) if a not in windows]
+    is_plain = len(axes) == 1 and not numbers.operand_batching_dims
+    if not is_plain or indices.constant is None:
+        return None
+    (axis,) = axes
+    first = np.asarray(indices.constant.value)[..., 0]
+    if axes == numbers.inserted_window_dims and len(scattered) == 1:
+        source, positions = scattered[0], first
+    elif not scattered and not numbers.inserted_window_dims:
+        source = windows[axis]
+        positions = first + np.arange(len(updates.labels[source]))
+    else:
+        return None
+    is_inside = (positions >= 0).all() and (positions < x.shape[axis]).all()
+    with_channels = has_channels(x.labels[axis]) or has_channels(updates.labels[source])
+    is_free = len(np.unique(positions)) == len(positions)
+    is_sum = _is_addition(ctx) and updates.dead[source] == 0
+    if not is_inside or not with_channels or not (is_free or is_sum):
+        return None
+    return axis, source, positions
+
+
+def _is_addition(ctx: Context) -> bool:
+    return ctx.name != "scatter"
+
+
+def _written(ctx: Context, axis: int, source: int, positions: np.ndarray) -> np.ndarray:
+    """Labels of an axis of which some positions are written, each by its own number."""
+    own, new = ctx.operands[0].labels[axis], ctx.operands[2].labels[source]
+    ctx.notes["positions"] = (axis, source, positions)
+    out = own.copy()
+    if len(np.unique(positions)) == len(positions):
+        joined = ctx.join(own[positions], new)
+        ctx.fits[2, source] = joined
+    else:  # sums, which skip channels that are zero
+        joined = frozen_axis(len(positions))
+        ctx.freeze(own[positions], "adds several channels to it")
+    out[positions] = joined
+    ctx.fits[0, axis] = out
+    return out
+
+
+def _value_written(ctx: Context, axis: int, source: int) -> Value:
+    x, _, updates = ctx.operands
+    values = [x.dead[axis], updates.dead[source]]
+    new = value_of("add", values) if _is_addition(ctx) else updates.dead[source]
+    return same_value([x.dead[axis], new])
 
 
 def compare(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:

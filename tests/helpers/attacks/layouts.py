@@ -449,7 +449,7 @@ def gather_fill_const(p, x):
     )
 
 
-@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+@attack({"a": (3, 6), "w": (6, 2)})
 def scatter_perm(p, x):
     return (
         jnp.zeros((4, 6)).at[:, jnp.array([3, 1, 0, 2, 5, 4])].set(x @ p["a"]) @ p["w"]
@@ -542,3 +542,9 @@ def tile_top_one(p, x):
 @attack({"s": (1,), "a": (3, 8), "w": (8, 2)})
 def tile_single_weighted(p, x):
     return (jnp.tile(p["s"], 8) + x @ p["a"]) @ p["w"]
+
+
+@attack({"a": (3, 8), "w": (8, 2)})
+def moved_to_a_device(p, x):
+    h = jax.device_put(jnp.tanh(x @ p["a"]), jax.devices()[0])
+    return h.sum(-1, keepdims=True) + h @ p["w"]

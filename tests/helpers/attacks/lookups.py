@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from tests.helpers.attacks import IMAGES, attack, conv
 
@@ -112,3 +113,82 @@ def looked_up_by_vmap(p, x):
     h = x @ p["a"]
     pick = jax.vmap(lambda column: column[jnp.argmax(column)], 1)
     return pick(h)[None] @ p["w"]
+
+
+# Writing at positions that are known beforehand.
+SEGMENTS = jnp.array([0, 0, 1, 1, 2, 2, 2, 3])
+
+
+@attack({"a": (3, 8), "w": (4, 2)})
+def segments_of_channels(p, x):
+    return jax.ops.segment_sum((x @ p["a"]).T, SEGMENTS, 4).T @ p["w"]
+
+
+@attack({"a": (3, 8), "b": (3, 4), "w": (4, 2)}, kept=(("b", 1),))
+def segments_added_to_channels(p, x):
+    h = (x @ p["b"]).at[:, SEGMENTS].add(x @ p["a"])
+    return jnp.tanh(h) @ p["w"]
+
+
+@attack({"a": (3, 8), "s": jnp.float32(0.3), "w": (4, 2)}, frozen=True)
+def segments_of_unknown(p, x):
+    return jax.ops.segment_sum((x @ p["a"] + p["s"]).T, SEGMENTS, 4).T @ p["w"]
+
+
+@attack({"a": (3, 8), "w": (8, 2)})
+def segments_of_rows(p, x):
+    h = jax.ops.segment_sum(jnp.cos(x @ p["a"]), jnp.array([0, 0, 1, 3]), 4)
+    return h @ p["w"]
+
+
+@attack({"a": (3, 3), "b": (3, 4), "w": (8, 2)})
+def written_side_by_side(p, x):
+    h = jnp.zeros((4, 8)).at[:, 1:4].set(jnp.cos(x @ p["a"]))
+    h = h.at[:, jnp.array([7, 0, 5, 4])].set(x @ p["b"])
+    return jnp.sin(h) @ p["w"]
+
+
+@attack({"a": (3, 3), "b": (3, 8), "w": (8, 2)})
+def added_to_some_channels(p, x):
+    h = (x @ p["b"]).at[:, 2:5].add(x @ p["a"])
+    return h @ p["w"] + h.sum(-1, keepdims=True)
+
+
+@attack({"a": (3, 3), "b": (3, 8), "w": (8, 2)}, frozen=True)
+def added_unknown_to_some_channels(p, x):
+    h = (x @ p["b"]).at[:, 2:5].add(x @ p["a"] + p["w"].sum())
+    return h @ p["w"] + h.sum(-1, keepdims=True)
+
+
+@attack({"b": (3, 8), "w": (8, 2)})
+def constant_in_some_channels(p, x):
+    h = (x @ p["b"]).at[:, jnp.array([1, 3])].set(0.5)
+    return jnp.tanh(h) @ p["w"]
+
+
+@attack({"a": (3, 3), "b": (3, 8), "w": (8, 2)}, frozen=None, kept=(("a", 1),))
+def written_out_of_range(p, x):
+    where = jnp.array([6, 7, 8])
+    return (x @ p["b"]).at[:, where].add(x @ p["a"]) @ p["w"]
+
+
+# Pooling with an exponent that is learned.
+GEM = {"k": (3, 3, 3, 8), "p": jnp.float32(3.0), "w": (8, 2)}
+
+
+@attack(GEM, IMAGES)
+def gem_learned(p, x):
+    h = jnp.maximum(conv(x, p["k"]), 1e-6) ** p["p"]
+    return h.mean((1, 2)) ** (1 / p["p"]) @ p["w"]
+
+
+@attack(GEM, IMAGES, frozen=True)
+def gem_learned_without_floor(p, x):
+    h = jnp.abs(conv(x, p["k"])) ** p["p"]
+    return h.mean((1, 2)) ** (1 / p["p"]) @ p["w"]
+
+
+@attack(GEM, IMAGES, frozen=True)
+def gem_learned_summed(p, x):
+    h = jnp.maximum(conv(x, p["k"]), 1e-1) ** p["p"]
+    return lax.reduce_sum(h, (1, 2, 3))

@@ -559,7 +559,7 @@ def pad_residual(p, x):
     )
 
 
-@attack({"k": (3, 3, 3, 8), "l": (3, 3, 8, 4), "c": (8, 2)}, IMAGES, frozen=True)
+@attack({"k": (3, 3, 3, 8), "l": (3, 3, 8, 4), "c": (8, 2)}, IMAGES)
 def slice_residual(p, x):
     h = conv(x, p["k"])
     y = conv(relu(h), p["l"])
