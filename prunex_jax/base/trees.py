@@ -5,7 +5,7 @@ only names by which channel groups, filters and reports refer to parameters, so 
 tree of dicts, lists, tuples and dataclasses works. It sits left of everything else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
@@ -58,3 +58,18 @@ def map_with_path(fn: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree
     return jax.tree_util.tree_map_with_path(
         lambda key_path, *leaves: fn(path_of(key_path), *leaves), tree, *rest
     )
+
+
+def named_by(path: str, names: Container[str]) -> str | None:
+    """The longest of some paths that a path ends with, whole keys only; None if none.
+
+    So trees that hold others name the leaves of those, as the moments of an optimizer
+    name parameters.
+
+    Example:
+      >>> named_by('0/mu/head/kernel', {'head/kernel', 'kernel'})
+      'head/kernel'
+    """
+    keys = path.split("/")
+    ends = ("/".join(keys[start:]) for start in range(len(keys)))
+    return next((name for name in ends if name in names), None)

@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.jaxprs import called_program, constants_of, open_program
 from prunex_jax.channels.context import (
     Context,
     Rule,
@@ -75,9 +76,7 @@ class Walk:
         site: core.JaxprEqn | None = None,
     ) -> LabelledProgram:
         """Walks a program."""
-        is_closed = isinstance(program, core.ClosedJaxpr)
-        jaxpr = _open(program)
-        consts = program.consts if is_closed else getattr(program, "consts", ())
+        jaxpr, consts = open_program(program), constants_of(program)
         known: dict[core.Var, Traced] = {}
         known.update(zip(jaxpr.invars, arguments, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
@@ -102,7 +101,7 @@ class Walk:
     ) -> LabelledEquation:
         name = eqn.primitive.name
         if name in _CALLS and name not in self.rules:
-            inner = self._inside(_called(eqn), operands, site)
+            inner = self._inside(called_program(eqn), operands, site)
             notes, results = self._derivative(eqn, operands, inner.results, site)
             return LabelledEquation(eqn, operands, results, {}, (inner,), notes)
         for operand in operands:
@@ -188,25 +187,15 @@ class Walk:
     def _inside(
         self, program: Any, arguments: Sequence[Traced], site: core.JaxprEqn
     ) -> LabelledProgram:
-        is_of_caller = not is_of_jax(_open(program))
+        is_of_caller = not is_of_jax(open_program(program))
         return self.run(program, arguments, None if is_of_caller else site)
-
-
-def _open(program: Any) -> core.Jaxpr:
-    return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
-
-
-def _called(eqn: core.JaxprEqn) -> Any:
-    """The program that an equation calls; where it is kept depends on jax."""
-    params: Any = eqn.params
-    return params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
 
 
 def _is_derivative_of_jax(eqn: core.JaxprEqn) -> bool:
     """Whether jax wrote both a function and its forward derivative."""
     params: Any = eqn.params
     derivative = params.get("jvp_jaxpr_fun")
-    is_function_of_jax = is_of_jax(_open(params["call_jaxpr"]))
+    is_function_of_jax = is_of_jax(open_program(params["call_jaxpr"]))
     return derivative is not None and is_function_of_jax and is_of_jax(derivative)
 
 

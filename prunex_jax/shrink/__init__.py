@@ -11,6 +11,8 @@ Read in this order:
                  leaf belongs to which parameter
     function     the traced program done again on fewer channels, by `evaluator`, with
                  `rebuild` for operations whose parameters know sizes
+    unroll       stacks of layers taken apart first, so that every layer has channels
+                 of its own; `layers` finds and does the loops
     certificate  how far a masked and a shrunk function are apart
     network      the same for the networks of this package
     cost         parameters, multiply-accumulates, bytes or seconds of what is left
@@ -21,13 +23,16 @@ Read in this order:
 from prunex_jax.shrink.certificate import Certificate, certify
 from prunex_jax.shrink.cut import Cut, make_cut
 from prunex_jax.shrink.network import Network, certify_networks, shrink_error
+from prunex_jax.shrink.unroll import Unrolled, unroll_stacks
 
 __all__ = [
     "Certificate",
     "Cut",
     "Network",
+    "Unrolled",
     "certify",
     "certify_networks",
     "make_cut",
     "shrink_error",
+    "unroll_stacks",
 ]

@@ -14,6 +14,7 @@ from prunex_jax.base.trees import (
     PyTree,
     flatten_by_path,
     map_with_path,
+    named_by,
     shapes_by_path,
 )
 from prunex_jax.channels import Layouts
@@ -88,19 +89,14 @@ class Part:
         return owners
 
     def _owner(self, path: str, shape: tuple[int, ...], shapes: Shapes) -> str | None:
-        keys = path.split("/")
-        for start in range(len(keys)):
-            name = "/".join(keys[start:])
-            if name not in shapes:
-                continue
-            if shape == shapes[name]:
-                return name
-            if np.prod(shape) > 1:  # counters and placeholders have nothing to cut
-                raise UserError(
-                    f"{path} has shape {shape} and belongs to the {self.what} {name}, "
-                    f"whose shape is {shapes[name]}; cut it apart from the rest"
-                )
-            return None
+        name = named_by(path, shapes)
+        if name is None or shape == shapes[name]:
+            return name
+        if np.prod(shape) > 1:  # counters and placeholders have nothing to cut
+            raise UserError(
+                f"{path} has shape {shape} and belongs to the {self.what} {name}, "
+                f"whose shape is {shapes[name]}; cut it apart from the rest"
+            )
         return None
 
     def full(self, tree: PyTree) -> PyTree:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend import core
 
+from prunex_jax.base.jaxprs import scan_counts
 from prunex_jax.channels.context import Context
 from prunex_jax.channels.derivatives import has_tangent
 from prunex_jax.channels.labels import (
@@ -27,7 +27,7 @@ _MAX_TURNS = 8
 def scan(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     """What is carried is joined with itself a turn later; what is scanned stays."""
     params = ctx.eqn.params
-    num_consts, num_carry = ctx.notes["counts"] = _scan_counts(ctx.eqn)
+    num_consts, num_carry = ctx.notes["counts"] = scan_counts(ctx.eqn)
     consts = operands[:num_consts]
     carry = _as_in_a_loop(ctx, num_consts, operands[: num_consts + num_carry])
     rows = []
@@ -40,24 +40,6 @@ def scan(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     _fit_carry(ctx, num_consts, carried)
     stacked = [_all_turns(y, params["length"]) for y in body.results[num_carry:]]
     return [*carried, *stacked]
-
-
-def _scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
-    """How many operands are constants, and how many are carried.
-
-    What is scanned, or stacked up, has an axis more outside than inside.
-    """
-    params: Any = eqn.params
-    closed = params["jaxpr"]
-    body = closed.jaxpr if isinstance(closed, core.ClosedJaxpr) else closed
-
-    def count_stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-        pairs = zip(outside, inside, strict=True)
-        return sum(a.aval.ndim != b.aval.ndim for a, b in pairs)
-
-    num_rows = count_stacked(eqn.invars, body.invars)
-    num_carry = len(eqn.outvars) - count_stacked(eqn.outvars, body.outvars)
-    return len(eqn.invars) - num_carry - num_rows, num_carry
 
 
 def _one_turn(x: Traced) -> Traced:
