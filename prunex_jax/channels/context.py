@@ -1,5 +1,6 @@
 """What a rule is given: one equation, its operands and the table of labels."""
 
+import dataclasses
 import os
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from prunex_jax.channels.labels import (
     LabelTable,
     Product,
     Reason,
+    Shared,
     Traced,
     frozen_axis,
     frozen_value,
@@ -23,6 +25,7 @@ from prunex_jax.channels.labels import (
     is_plain,
     uniform_axis,
 )
+from prunex_jax.channels.numbers import is_nan
 
 _JAX_FOLDER = os.path.dirname(jax.__file__) + os.sep
 _CHANNELS_FOLDER = os.path.dirname(__file__) + os.sep
@@ -138,16 +141,57 @@ class Context:
         self.fits[operand, axis] = own
         return own
 
+    def share(self, *axes: int | None) -> Shared | None:
+        """What dead channels of a result share, if it is one value for all of them.
+
+        Args:
+          *axes: For each operand, the axis that becomes that of the result; None if the
+            operand is the same for all its channels.
+        """
+        sources = []
+        varies = False
+        for operand, axis in zip(self.operands, axes, strict=True):
+            if axis is None:
+                varies = varies or operand.constant is None
+            elif axis in operand.shared:
+                sources.append(operand.shared[axis])
+            elif operand.dead[axis] is None or is_nan(operand.dead[axis]):
+                return None
+        varies = varies or any(source.varies for source in sources)
+        return Shared(axes, tuple(sources), varies)
+
+    def carry(self, result: Traced, axes: Sequence[int | None]) -> Traced:
+        """The result of moving axes about, with what dead channels share.
+
+        Args:
+          result: What the rule says of the only result.
+          axes: For each of its axes, the one of the first operand that it is.
+        """
+        (x, *rest) = self.operands
+        alone = (None,) * len(rest)
+        shared = {
+            axis: Shared((source, *alone), (found,), found.varies)
+            for axis, source in enumerate(axes)
+            if source is not None and (found := x.shared.get(source)) is not None
+        }
+        return dataclasses.replace(result, shared=shared)
+
     def multiply(self, flat: np.ndarray, factors: Sequence[np.ndarray]) -> None:
         """Declares a flat axis to consist of several; see `Product`.
 
         Args:
-          flat: int64[*sizes] labels of the flat axis, none of them UNIFORM.
+          flat: int64[*sizes] labels of the flat axis; UNIFORM if there is none.
           factors: int64[size] labels per factor.
         """
         self.table.products.append(
             Product(flat, tuple(factors), self.name, source_of(self.site))
         )
+
+    def cut_one_of(self, axes: Sequence[np.ndarray]) -> None:
+        """Declares that of several axes, int64[size] labels each, one can be cut."""
+        if len(axes) > 1:
+            flat = np.broadcast_to(np.int64(UNIFORM), [len(labels) for labels in axes])
+            self.multiply(flat, axes)
 
     def merge(self, axes: Sequence[np.ndarray]) -> np.ndarray:
         """Labels of the positions of several axes taken together, flattened.

@@ -18,6 +18,8 @@ FROZEN = 0
 # A position that no parameter owns: a constant, a broadcast value, padding. It is there
 # in full until it is combined with a channel, and is cut to fit then.
 UNIFORM = -1
+# A position that is not there; in `beside_axis` only.
+GONE = -2
 
 
 class Constant:
@@ -30,6 +32,26 @@ class Constant:
     def value(self) -> Any:
         """The value."""
         return self._compute()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shared:
+    """The one value that all dead channels of an axis have, known while running.
+
+    After a layer norm has subtracted the mean, it is minus the mean. It has the axes of
+    the value that it belongs to, with length 1 along this one, and is computed beside
+    what is left where some operation reads it.
+
+    Attributes:
+      axes: For each operand of the equation that makes it, the axis that becomes this
+        one; None for an operand that is the same for all channels.
+      sources: What dead channels of these axes share, where it is no number.
+      varies: Whether it is made of more than constants.
+    """
+
+    axes: tuple[int | None, ...]
+    sources: tuple["Shared", ...] = ()
+    varies: bool = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,6 +73,8 @@ class Traced:
       may_be_nan: Whether some of it may be nan at dead channels as at kept ones, as are
         rows made of inputs that are nan, or looked up where nothing is.
       is_positive: Whether all of it is known to be above zero, where it is not nan.
+      shared: Axis -> what `dead` does not say exactly, where it is one value for all
+        positions that `dead` speaks of.
     """
 
     labels: tuple[np.ndarray, ...]
@@ -62,6 +86,7 @@ class Traced:
     summed: "Sum | None" = None
     may_be_nan: bool = False
     is_positive: bool = False
+    shared: Mapping[int, Shared] = dataclasses.field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -108,6 +133,15 @@ def uniform_axis(size: int) -> np.ndarray:
     return _axis(size, UNIFORM)
 
 
+@functools.lru_cache(maxsize=4096)
+def beside_axis(size: int) -> np.ndarray:
+    """int64[size] labels of which one position is left: that of a `Shared` value."""
+    labels = np.full(size, GONE, np.int64)
+    labels[:1] = FROZEN
+    labels.flags.writeable = False
+    return labels
+
+
 def is_plain(labels: np.ndarray) -> bool:
     """Whether this is what `frozen_axis` or `uniform_axis` gave, without looking."""
     size = len(labels)
@@ -145,10 +179,11 @@ class Product:
     """An axis made of several axes, or taken apart into them.
 
     A position of the flat axis can be dead for one of its factors only, since what is
-    left must again be a full box: heads or the features of all heads, not both.
+    left must again be a full box: heads or the features of all heads, not both. Without
+    a flat axis (UNIFORM), it only says that one of several axes can be cut.
     """
 
-    flat: np.ndarray  # int64[*sizes] labels of the flat axis.
+    flat: np.ndarray  # int64[*sizes] labels of the flat axis, or UNIFORM.
     factors: tuple[np.ndarray, ...]  # int64[size] labels per factor.
     primitive: str
     source: str
@@ -169,6 +204,8 @@ class LabelTable:
         # Sums over channels, and those of them that became means.
         self.sums: list[Sum] = []
         self.means: list[Sum] = []
+        # What is computed beside the channels that are left.
+        self.read: set[Shared] = set()
 
     def fresh(self, size: int) -> np.ndarray:
         """Makes int64[size] labels that nothing carries yet; not to be written to."""
@@ -190,6 +227,13 @@ class LabelTable:
         labels = labels[labels > FROZEN]
         if len(labels):
             self.frozen.append((labels, reason))
+
+    def read_shared(self, shared: Shared) -> None:
+        """Declares that a shared value is read, and with it all it is made of."""
+        if shared not in self.read:
+            self.read.add(shared)
+            for source in shared.sources:
+                self.read_shared(source)
 
     def mark(self) -> tuple[int, ...]:
         """Where the table stands; see `forget`."""

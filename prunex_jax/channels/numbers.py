@@ -162,8 +162,13 @@ _ARITHMETIC = {
     *("eq", "ge", "gt", "le", "lt", "ne"),
 }
 _COMPARISONS = {"eq", "ge", "gt", "le", "lt", "ne"}
+_STEPS = {"ceil", "floor", "nextafter", "rem", "round"}
 # Operations that a rounding error can throw from one number to another.
-_JUMPS = {"ceil", "floor", "nextafter", "rem", "round"}
+JUMPS = {
+    *_STEPS,
+    *_COMPARISONS,
+    *("bitcast_convert_type", "convert_element_type", "is_finite", "pow", "sign"),
+}
 # Numbers that functions such as exp, cos and tanh take and give without rounding.
 _PLAIN = {-1.0, 0.0, 0.5, 1.0}
 _EXACT_FUNCTIONS = set(ELEMENTWISE) - _ARITHMETIC - {"cosh"}
@@ -172,6 +177,11 @@ _EXACT_FUNCTIONS = set(ELEMENTWISE) - _ARITHMETIC - {"cosh"}
 def is_nan(value: Value) -> bool:
     """Whether a value is perhaps none."""
     return value is not None and math.isnan(value)
+
+
+def is_exact(value: Value) -> bool:
+    """Whether a value is a number that every program computes alike."""
+    return value is not None and math.isfinite(value) and not isinstance(value, Rounded)
 
 
 def value_of(
@@ -314,7 +324,7 @@ def _value_of_rounded(
     name: str, compute: Callable[..., Any], values: Sequence[float]
 ) -> Value:
     size = max(abs(value) for value in values)
-    if name in _JUMPS:
+    if name in _STEPS:
         return None
     if name in ("max", "min", "clamp", *_COMPARISONS):
         ordered = sorted(values)

@@ -43,9 +43,9 @@ class Resolution:
         return None
 
     def is_alive(self) -> np.ndarray:
-        """bool[num_labels + 1]; the last is that of UNIFORM, which is label -1."""
+        """bool[num_labels + 2]; the last are those of GONE, -2, and UNIFORM, -1."""
         alive = (self.status & DEAD) == 0
-        return np.append(alive[self.component], True)
+        return np.append(alive[self.component], [False, True])
 
 
 def resolve(table: LabelTable, status: np.ndarray | None = None) -> Resolution:

@@ -37,6 +37,8 @@ _CALLS = {
     *("checkpoint", "closed_call", "composite", "core_call", "custom_jvp_call"),
     *("custom_vjp_call", "jit", "pjit", "remat2"),
 }
+# Those whose values may be read outside; others are derived or done again as a whole.
+_INLINED = {"closed_call", "composite", "core_call", "jit", "pjit"}
 # How often a function with a derivative of its own is expected to be differentiated.
 _MAX_DEPTH = 2
 
@@ -101,8 +103,12 @@ class Walk:
     ) -> LabelledEquation:
         name = eqn.primitive.name
         if name in _CALLS and name not in self.rules:
+            if name.startswith("custom_"):
+                operands = _without_shared(operands)
             inner = self._inside(called_program(eqn), operands, site)
             notes, results = self._derivative(eqn, operands, inner.results, site)
+            if name not in _INLINED:
+                results = _without_shared(results)
             return LabelledEquation(eqn, operands, results, {}, (inner,), notes)
         for operand in operands:
             self.first_use.setdefault(operand, self.num_equations)
@@ -189,6 +195,11 @@ class Walk:
     ) -> LabelledProgram:
         is_of_caller = not is_of_jax(open_program(program))
         return self.run(program, arguments, None if is_of_caller else site)
+
+
+def _without_shared(values: Sequence[Traced]) -> list[Traced]:
+    """What can be told across the border of a program that is done as a whole."""
+    return [dataclasses.replace(x, shared={}) if x.shared else x for x in values]
 
 
 def _is_derivative_of_jax(eqn: core.JaxprEqn) -> bool:
@@ -282,6 +293,7 @@ def _finished(
         and is_positive(
             ctx.name, [_is_above_zero(operand) for operand in ctx.operands]
         ),
+        result.shared,
     )
 
 

@@ -1,5 +1,6 @@
 """Does a labelled program on what is left of its values."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,14 @@ from jax import lax
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.channels.labels import LabelledEquation, LabelledProgram, Traced
+from prunex_jax.channels.labels import (
+    LabelledEquation,
+    LabelledProgram,
+    LabelTable,
+    Shared,
+    Traced,
+    beside_axis,
+)
 from prunex_jax.channels.resolve import Resolution
 from prunex_jax.channels.walk import evaluate
 
@@ -18,10 +26,16 @@ class Evaluator:
     """Evaluates programs without their dead channels."""
 
     def __init__(
-        self, resolution: Resolution, rebuilds: Mapping[str, "Rebuild"]
+        self,
+        resolution: Resolution,
+        rebuilds: Mapping[str, "Rebuild"],
+        table: LabelTable,
     ) -> None:
         self.rebuilds = rebuilds
         self.alive = resolution.is_alive()
+        self.means = table.means  # Sums over channels that became means.
+        self.read = table.read  # Shared values that something reads.
+        self.shared: dict[Shared, Any] = {}
 
     def kept(self, labels: np.ndarray) -> np.ndarray:
         """bool[size], which positions of an axis are left."""
@@ -49,14 +63,68 @@ class Evaluator:
     def _equation(
         self, equation: LabelledEquation, operands: list[Any]
     ) -> Sequence[Any]:
-        eqn = equation.eqn
-        name = eqn.primitive.name
         for (index, axis), labels in equation.fits.items():
             have = equation.operands[index].labels[axis]
             if have is not labels:
                 operands[index] = self.cut_axis(operands[index], axis, have, labels)
+        results = self._rebuilt(equation, operands)
+        # What the programs that it calls make is theirs to compute.
+        for index, value in enumerate(() if equation.inner else equation.results):
+            for axis, shared in value.shared.items():
+                if shared in self.read:
+                    beside = self._done_beside(equation, operands, index, axis)
+                    self.shared[shared] = beside
+        return results
+
+    def num_dead(self, labels: np.ndarray) -> int:
+        """How many positions of an axis are not left."""
+        return int((~self.kept(labels)).sum())
+
+    def dead_value(
+        self, equation: LabelledEquation, operands: Sequence[Any], index: int, axis: int
+    ) -> Any:
+        """What an operand is at dead positions of an axis, with length 1 along it.
+
+        Args:
+          equation: The equation.
+          operands: What is left of its operands, cut to fit.
+          index: Which operand.
+          axis: An axis for which it is known: a number, or a shared value.
+        """
+        value, x = equation.operands[index], operands[index]
+        if axis not in value.shared:
+            shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+            number: Any = value.dead[axis]
+            return jnp.full(shape, number, jnp.result_type(x))
+        found = self.shared[value.shared[axis]]
+        for (operand, other), labels in equation.fits.items():
+            if operand == index and other != axis:
+                found = self.cut_axis(found, other, value.labels[other], labels)
+        return found
+
+    def _done_beside(
+        self, equation: LabelledEquation, operands: Sequence[Any], index: int, axis: int
+    ) -> Any:
+        """Does an equation for one dead position of an axis of a result."""
+        shared = equation.results[index].shared[axis]
+        values, known = list(operands), list(equation.operands)
+        for operand, source in enumerate(shared.axes):
+            if source is not None:
+                values[operand] = self.dead_value(equation, operands, operand, source)
+                known[operand] = _with_one_left(known[operand], source)
+        results = list(equation.results)
+        results[index] = _with_one_left(results[index], axis)
+        beside = dataclasses.replace(equation, operands=known, results=results)
+        return self._rebuilt(beside, values)[index]
+
+    def _rebuilt(
+        self, equation: LabelledEquation, operands: Sequence[Any]
+    ) -> Sequence[Any]:
+        eqn = equation.eqn
+        name = eqn.primitive.name
         with eqn.ctx.manager:
-            results = self.rebuilds.get(name, as_it_is)(self, equation, operands)
+            rebuild = self.rebuilds.get(name, as_it_is)
+            results = rebuild(self, equation, list(operands))
         expected = [self.sizes(value) for value in equation.results]
         shapes = [np.shape(result) for result in results]
         if shapes != expected:
@@ -85,6 +153,12 @@ class Evaluator:
 
 # (evaluator, equation, what is left of the operands, cut to fit) -> the same of results
 Rebuild = Callable[[Evaluator, LabelledEquation, list[Any]], Sequence[Any]]
+
+
+def _with_one_left(value: Traced, axis: int) -> Traced:
+    labels = list(value.labels)
+    labels[axis] = beside_axis(len(labels[axis]))
+    return dataclasses.replace(value, labels=tuple(labels))
 
 
 def as_it_is(

@@ -39,7 +39,8 @@ def shrink_function(
         found = label_function(
             apply, full, given, running, options, with_jax_derivatives=True
         )
-        evaluator = Evaluator(_resolve(found, parameters, statistics), rebuilds)
+        resolution = _resolve(found, parameters, statistics)
+        evaluator = Evaluator(resolution, rebuilds, found.table)
         values = jax.tree.leaves((params, *rest))
         return jax.tree.unflatten(found.outputs, evaluator.run(found.program, values))
 

@@ -157,6 +157,65 @@ def _mean(
     return evaluate(equation.eqn, operands)
 
 
+def _sum(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    """Adds what dead channels share, as often as there are dead channels."""
+    counted = _counted(evaluator, equation)
+    if equation.results[0].summed in evaluator.means:
+        counted = {}
+    if len(counted) > 1:
+        return _reduce(evaluator, equation, operands)
+    (result,) = evaluate(equation.eqn, operands)
+    for axis, num_dead in counted.items():
+        beside = evaluator.dead_value(equation, operands, 0, axis)
+        (term,) = evaluate(equation.eqn, [beside])
+        result = _plus(result, num_dead, term)
+    return [result]
+
+
+def _counted(evaluator: Evaluator, equation: LabelledEquation) -> dict[int, int]:
+    """Axes whose dead channels count -> how many are dead, where there are some."""
+    labels = equation.operands[0].labels
+    axes = equation.notes.get("counted", ())
+    num_dead = {axis: evaluator.num_dead(labels[axis]) for axis in axes}
+    return {axis: count for axis, count in num_dead.items() if count}
+
+
+def _plus(result: Any, times: int, term: Any) -> Any:
+    return result + jnp.asarray(times).astype(term.dtype) * term  # may wrap around
+
+
+def _reduce(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    """Puts dead channels back, in any order, where they count one by one."""
+    (x,) = operands
+    for axis, num_dead in _counted(evaluator, equation).items():
+        beside = evaluator.dead_value(equation, [x], 0, axis)
+        shape = (*x.shape[:axis], num_dead, *x.shape[axis + 1 :])
+        x = jnp.concatenate([x, jnp.broadcast_to(beside, shape)], axis)
+    return evaluate(equation.eqn, [x])
+
+
+def _dot_general(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    """Adds products of what dead channels share, as often as there are some."""
+    (result,) = evaluate(equation.eqn, operands)
+    for axes in equation.notes.get("counted", ()):
+        labels = equation.operands[0].labels[axes[0]]
+        num_dead = evaluator.num_dead(equation.fits.get((0, axes[0]), labels))
+        if num_dead:
+            beside = [
+                evaluator.dead_value(equation, operands, index, axis)
+                for index, axis in enumerate(axes)
+            ]
+            (term,) = evaluate(equation.eqn, beside)
+            result = _plus(result, num_dead, term)
+    return [result]
+
+
 def _call(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
@@ -328,11 +387,18 @@ REBUILDS: Mapping[str, Rebuild] = {
     "custom_jvp_call": _custom_jvp,
     "custom_vjp_call": _custom_vjp,
     "div": _mean,
+    "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,
     "jit": _call,
     "mul": _mean,
     "pjit": _call,
+    "reduce_and": _reduce,
+    "reduce_max": _reduce,
+    "reduce_min": _reduce,
+    "reduce_or": _reduce,
+    "reduce_prod": _reduce,
+    "reduce_sum": _sum,
     "remat2": _remat,
     "reshape": _reshape,
     "scan": _scan,

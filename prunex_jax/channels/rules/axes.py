@@ -8,6 +8,7 @@ from prunex_jax.channels.context import Context, freeze_all
 from prunex_jax.channels.labels import (
     FROZEN,
     UNIFORM,
+    Shared,
     Traced,
     frozen_axis,
     has_channels,
@@ -34,29 +35,39 @@ def broadcast_in_dim(ctx: Context, x: Traced, *sizes: Traced) -> Sequence[Traced
         return [uniform_value(shape, x.number)]
     out = uniform_value(shape)
     labels, dead = list(out.labels), list(out.dead)
+    alone = (None,) * len(sizes)
+    new = Shared((None, *alone), varies=x.constant is None)
+    shared = dict.fromkeys(range(len(shape)), new)
     for source, target in enumerate(ctx.eqn.params["broadcast_dimensions"]):
         if len(x.labels[source]) == shape[target]:
             labels[target] = x.labels[source]
             dead[target] = x.dead[source]
-    return [Traced(tuple(labels), tuple(dead), summed=x.summed)]
+            found = x.shared.get(source)
+            if found is None:
+                del shared[target]
+            else:
+                shared[target] = Shared((source, *alone), (found,), found.varies)
+    return [Traced(tuple(labels), tuple(dead), summed=x.summed, shared=shared)]
 
 
 def transpose(ctx: Context, x: Traced) -> Sequence[Traced]:
     """Axes change places."""
-    return [axes_of(x, ctx.eqn.params["permutation"])]
+    order = ctx.eqn.params["permutation"]
+    return [ctx.carry(axes_of(x, order), order)]
 
 
 def squeeze(ctx: Context, x: Traced) -> Sequence[Traced]:
     """Axes of length 1 go."""
     gone = ctx.eqn.params["dimensions"]
-    return [axes_of(x, [axis for axis in range(len(x.labels)) if axis not in gone])]
+    left = [axis for axis in range(len(x.labels)) if axis not in gone]
+    return [ctx.carry(axes_of(x, left), left)]
 
 
 def rev(ctx: Context, x: Traced) -> Sequence[Traced]:
     """Positions are reversed."""
     turned = ctx.eqn.params["dimensions"]
     labels = [own[::-1] if i in turned else own for i, own in enumerate(x.labels)]
-    return [Traced(tuple(labels), x.dead)]
+    return [ctx.carry(Traced(tuple(labels), x.dead), range(len(labels)))]
 
 
 def _reshape_blocks(
@@ -93,6 +104,7 @@ def reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
     before, x = x, axes_of(x, order)
     labels = [frozen_axis(size) for size in shape]
     dead: list[float | None] = [None] * len(shape)
+    same: list[int | None] = [None] * len(shape)  # axes that are only moved
     for from_axes, to_axes in _reshape_blocks(x.shape, shape):
         wide = [axis for axis in to_axes if shape[axis] != 1]
         sources = [axis for axis in from_axes if len(x.labels[axis]) != 1]
@@ -109,7 +121,9 @@ def reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
         for axis, part in zip(wide, split, strict=True):
             labels[axis] = part
             dead[axis] = same_value([x.dead[a] for a in carriers])
-    return [Traced(tuple(labels), tuple(dead), summed=before.summed)]
+        if len(wide) == len(sources) == 1:
+            same[wide[0]] = order[sources[0]]
+    return [ctx.carry(Traced(tuple(labels), tuple(dead), summed=before.summed), same)]
 
 
 def _finite_carriers(ctx: Context, x: Traced, axes: Sequence[int]) -> list[int]:
@@ -137,15 +151,18 @@ def _laid_out(
 ) -> Sequence[Traced]:
     labels: list[np.ndarray] = []
     dead: list[float | None] = []
+    shared: dict[int, Shared] = {}
     for axis in range(len(parts[0].labels)):
         if axis == dimension:
             labels.append(np.concatenate([_placed(part, axis) for part in parts]))
         else:
             labels.append(ctx.join_axes(*((i, axis) for i in range(len(parts)))))
+            found = ctx.share(*(axis for _ in parts))
+            shared.update({axis: found} if found else {})
         # A part that is frozen along this axis has nothing that dies.
         mortal = [part for part in parts if (_placed(part, axis) != FROZEN).any()]
         dead.append(same_value([part.dead[axis] for part in mortal]))
-    return [Traced(tuple(labels), tuple(dead))]
+    return [Traced(tuple(labels), tuple(dead), shared=shared)]
 
 
 def _placed(part: Traced, axis: int) -> np.ndarray:
@@ -162,7 +179,8 @@ def stack(ctx: Context, *parts: Traced) -> Sequence[Traced]:
     labels, dead = list(joined.labels), list(joined.dead)
     labels.insert(new, frozen_axis(len(parts)))
     dead.insert(new, None)
-    return [Traced(tuple(labels), tuple(dead))]
+    shared = {axis + (axis >= new): found for axis, found in joined.shared.items()}
+    return [Traced(tuple(labels), tuple(dead), shared=shared)]
 
 
 def unstack(ctx: Context, x: Traced) -> Sequence[Traced]:
@@ -196,7 +214,13 @@ def slice_(ctx: Context, x: Traced) -> Sequence[Traced]:
             x.labels, starts, limits, strides, strict=True
         )
     )
-    return [Traced(labels, x.dead)]
+    return [ctx.carry(Traced(labels, x.dead), _whole(x.shape, ctx.out_shape()))]
+
+
+def _whole(before: Sequence[int], after: Sequence[int]) -> list[int | None]:
+    """Axes that are read in full."""
+    pairs = enumerate(zip(before, after, strict=True))
+    return [axis if size == left else None for axis, (size, left) in pairs]
 
 
 def split(ctx: Context, x: Traced) -> Sequence[Traced]:
@@ -224,7 +248,10 @@ def pad(ctx: Context, x: Traced, value: Traced) -> Sequence[Traced]:
             labels.append(np.pad(own, (low, high), constant_values=edge))
     # Dead channels have padding too, and padding of a channel axis may join any.
     dead = tuple(same_value([before, value.number]) for before in x.dead)
-    return [Traced(tuple(labels), dead)]
+    whole = _whole(x.shape, ctx.out_shape())
+    found = {axis: ctx.share(axis, None) for axis in whole if axis is not None}
+    shared = {axis: each for axis, each in found.items() if each is not None}
+    return [Traced(tuple(labels), dead, shared=shared)]
 
 
 def made(ctx: Context, *operands: Traced) -> Sequence[Traced]:

@@ -118,7 +118,9 @@ def _loop(
 
 
 def _not_constant(value: Traced) -> Traced:
-    return dataclasses.replace(value, constant=None, number=None, summed=None)
+    return dataclasses.replace(
+        value, constant=None, number=None, summed=None, shared={}
+    )
 
 
 def _after_a_turn(ctx: Context, before: Traced, result: Traced) -> Traced:

@@ -8,11 +8,19 @@ import jax
 import numpy as np
 
 from prunex_jax.channels.context import Context, freeze_all
-from prunex_jax.channels.labels import FROZEN, Traced, frozen_axis, has_channels
+from prunex_jax.channels.labels import (
+    FROZEN,
+    Shared,
+    Traced,
+    frozen_axis,
+    has_channels,
+)
 from prunex_jax.channels.numbers import (
+    JUMPS,
     SMOOTH_ABOVE_ZERO,
     Value,
     converted,
+    is_exact,
     is_nan,
     same_value,
     value_at_nan,
@@ -119,6 +127,8 @@ def _joined(
         return Traced((), (), compute(numbers, [False] * len(numbers)))
     labels: list[np.ndarray] = []
     dead: list[Value] = []
+    shared: dict[int, Shared] = {}
+    count = len(operands)
     for axis, size in enumerate(shape):
         frozen = frozen_axis(size)
         if all(not x.labels or x.labels[axis] is frozen for x in operands):
@@ -141,4 +151,25 @@ def _joined(
         is_fixed = joined is frozen or not (joined != FROZEN).any()
         labels.append(joined)
         dead.append(None if is_fixed else compute(values, is_risky))
-    return Traced(tuple(labels), tuple(dead))
+        if not is_fixed and not is_exact(dead[-1]) and not is_nan(dead[-1]):
+            own_axes = [axis if (i, axis) in with_axis else None for i in range(count)]
+            found = None if _may_jump(ctx, own_axes) else ctx.share(*own_axes)
+            shared.update({axis: found} if found else {})
+    return Traced(tuple(labels), tuple(dead), shared=shared)
+
+
+def _may_jump(ctx: Context, axes: Sequence[int | None]) -> bool:
+    """Whether a rounding error may throw a constant from one number to another.
+
+    What varies may be thrown too, but that is so for channels that are kept as well.
+    """
+    dtype = ctx.eqn.params.get("new_dtype", np.bool_)
+    if ctx.name not in JUMPS or jax.dtypes.issubdtype(dtype, np.inexact):
+        return False
+    if any(x.may_be_nan for x in ctx.operands):  # where numbers are said to be known
+        return True
+    pairs = [(x, a) for x, a in zip(ctx.operands, axes, strict=True) if a is not None]
+    return any(
+        not x.shared[axis].varies if axis in x.shared else not is_exact(x.dead[axis])
+        for x, axis in pairs
+    )

@@ -17,6 +17,7 @@ from prunex_jax.channels.labels import (
 from prunex_jax.channels.numbers import (
     Rounded,
     Value,
+    is_exact,
     is_nan,
     same_value,
     sum_of,
@@ -25,32 +26,66 @@ from prunex_jax.channels.numbers import (
 from prunex_jax.channels.rules.axes import axes_of
 
 _NOT_ZERO = "reads removed channels that may not be exactly zero"
+_NOT_KNOWN = "reads removed channels that may have different values"
 _NOT_FINITE = "reads removed channels that may not be finite, or not have a derivative"
 
 
 def reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
-    """Sums skip dead channels where they are zero; nothing else does."""
+    """Sums skip dead channels that are zero; others count with the value they share."""
     gone = ctx.eqn.params["axes"]
+    left = [axis for axis in range(len(x.labels)) if axis not in gone]
     is_sum = ctx.name == "reduce_sum"
     with_channels = [axis for axis in gone if has_channels(x.labels[axis])]
+    reading = [axis for axis in with_channels if not (is_sum and x.dead[axis] == 0)]
+    total = math.prod(x.shape[axis] for axis in gone)
+    unread = _count_dead(ctx, x, reading)
     summed = None
-    for axis in with_channels:
-        is_exact = is_sum and x.dead[axis] == 0
-        is_finite = x.dead[axis] is None or math.isfinite(x.dead[axis] or 0.0)
-        if ctx.renormalise and is_sum and is_finite and len(with_channels) == 1:
-            total = math.prod(x.shape[each] for each in gone)
-            reason = None if is_exact else ctx.reason(_NOT_ZERO)
+    if ctx.renormalise and is_sum and len(with_channels) == 1:
+        (axis,) = with_channels
+        reason = ctx.reason(unread[axis]) if axis in unread else None
+        if unread.get(axis) != _NOT_FINITE:
             summed = Sum(x.labels[axis], total, reason)
             ctx.table.sums.append(summed)
-        elif not is_exact:
-            ctx.freeze(x.labels[axis], _NOT_ZERO)
-    out = axes_of(x, [axis for axis in range(len(x.labels)) if axis not in gone])
+    for axis, text in unread.items() if summed is None else ():
+        ctx.freeze(x.labels[axis], text)
+    out = axes_of(x, left)
     dead = out.dead
     if ctx.name in ("reduce_sum", "reduce_prod"):
-        count = math.prod(x.shape[axis] for axis in gone) if is_sum else None
+        count = total if is_sum else None
         aval: Any = ctx.eqn.outvars[0].aval
         dead = tuple(sum_of(value, count, aval.dtype) for value in dead)
-    return [Traced(out.labels, dead, summed=summed)]
+    # What is read beside the channels that are left is not known beside it.
+    found = {} if reading else {i: ctx.share(axis) for i, axis in enumerate(left)}
+    shared = {axis: each for axis, each in found.items() if each is not None}
+    return [Traced(out.labels, dead, summed=summed, shared=shared)]
+
+
+def _count_dead(ctx: Context, x: Traced, axes: Sequence[int]) -> dict[int, str]:
+    """Has dead channels counted along axes, with what they are.
+
+    Of axes whose dead channels share something, one can be cut: what this is where the
+    other one is dead too is not known.
+
+    Returns:
+      Axes along which they cannot be counted, and why.
+    """
+    unread: dict[int, str] = {}
+    counted: list[int] = []
+    is_choice = ctx.name not in ("reduce_sum", "reduce_prod")  # jumps at a tie
+    for axis in sorted(axes, key=lambda axis: axis not in x.shared):
+        value = x.dead[axis]
+        if value is not None and not math.isfinite(value):
+            unread[axis] = _NOT_FINITE
+        elif axis in x.shared:
+            ctx.table.read_shared(x.shared[axis])
+            counted.append(axis)
+        elif is_exact(value) or (value is not None and not is_choice):
+            counted.append(axis)
+        else:
+            unread[axis] = _NOT_KNOWN
+    ctx.notes["counted"] = tuple(counted)
+    ctx.cut_one_of([x.labels[axis] for axis in counted if axis in x.shared])
+    return unread
 
 
 def over_mesh(ctx: Context, *operands: Traced) -> Sequence[Traced]:
@@ -106,14 +141,36 @@ def _check_products(
         ctx.freeze(labels, _NOT_ZERO if is_finite else _NOT_FINITE)
 
 
+def _count_products(ctx: Context, joined: np.ndarray, i: int, j: int) -> bool:
+    """Has products of what dead channels share counted, where they are not zero."""
+    left, right = ctx.operands
+    shared = ctx.share(i, j)
+    product = value_of("mul", [left.dead[i], right.dead[j]])
+    is_finite = product is None or math.isfinite(product)
+    if product == 0 or shared is None or not is_finite:
+        _check_products(ctx, joined, left.dead[i], right.dead[j])
+        return False
+    if not has_channels(joined):
+        return False
+    for source in shared.sources:
+        ctx.table.read_shared(source)
+    return True
+
+
 def dot_general(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
     """Contracted axes are joined, and so are batch axes."""
     (left_sum, right_sum), (left_batch, right_batch) = ctx.eqn.params[
         "dimension_numbers"
     ]
+    counted: list[tuple[int, int]] = []
+    of_counted: list[np.ndarray] = []
     for i, j in zip(left_sum, right_sum, strict=True):
         joined = ctx.join_axes((0, i), (1, j))
-        _check_products(ctx, joined, left.dead[i], right.dead[j])
+        if _count_products(ctx, joined, i, j):
+            counted.append((i, j))
+            of_counted.append(joined)
+    ctx.notes["counted"] = tuple(counted)
+    ctx.cut_one_of(of_counted)
     labels: list[np.ndarray] = []
     dead: list[float | None] = []
     for i, j in zip(left_batch, right_batch, strict=True):

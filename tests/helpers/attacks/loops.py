@@ -49,7 +49,7 @@ def while_norm(p, x):
     return h @ p["w"]
 
 
-@attack({"a": (3, 6), "w": (6, 2)}, differentiable=False, frozen=True)
+@attack({"a": (3, 6), "w": (6, 2)}, differentiable=False)
 def while_any(p, x):
     h = lax.while_loop(lambda h: jnp.any(h > 1.0), lambda h: h * 0.7, x @ p["a"])
     return h @ p["w"]
@@ -244,7 +244,7 @@ def shared_jit_two(p, x):
     return a @ p["w"] + jnp.cos(b) @ p["v"]
 
 
-@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+@attack({"a": (3, 6), "w": (6, 2)})
 def jit_twice_diff_dead(p, x):
     f = jax.jit(lambda h: (h * 2).sum(-1, keepdims=True))
     h = x @ p["a"]

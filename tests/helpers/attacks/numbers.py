@@ -31,28 +31,28 @@ def norm(h, axis=-1):
 BOTH, DEEP, NEITHER = (), (("a", 1),), (("a", 1), ("b", 1))
 # name -> (function of channels, channels that must stay)
 FUNCTIONS = {
-    "cos": (jnp.cos, DEEP),
-    "exp": (jnp.exp, DEEP),
+    "cos": (jnp.cos, BOTH),
+    "exp": (jnp.exp, BOTH),
     "softplus": (jax.nn.softplus, DEEP),
-    "sinc": (jnp.sinc, DEEP),
+    "sinc": (jnp.sinc, BOTH),
     "powf0": (lambda h: jnp.power(jnp.abs(h), 1.7), BOTH),
     "pow25": (lambda h: jnp.power(jnp.abs(h), 0.5), NEITHER),
     "cbrt": (jnp.cbrt, NEITHER),
-    "logcosh": (lambda h: jnp.logaddexp(h, -h) - jnp.log(2.0), DEEP),
+    "logcosh": (lambda h: jnp.logaddexp(h, -h) - jnp.log(2.0), BOTH),
     "erf": (lambda h: lax.erf(h), BOTH),
-    "lgamma": (lambda h: lax.lgamma(h * h + 1), DEEP),
-    "digamma": (lambda h: lax.digamma(h * h + 1), DEEP),
+    "lgamma": (lambda h: lax.lgamma(h * h + 1), BOTH),
+    "digamma": (lambda h: lax.digamma(h * h + 1), BOTH),
     "hypot": (lambda h: jnp.hypot(h, h + 1), NEITHER),
     "hypot0": (lambda h: jnp.hypot(h, 2 * h), NEITHER),
-    "log_abs": (lambda h: jnp.log(jnp.abs(h) + 1e-6), DEEP),
+    "log_abs": (lambda h: jnp.log(jnp.abs(h) + 1e-6), BOTH),
     "signed_sqrt": (lambda h: jnp.sign(h) * jnp.sqrt(jnp.abs(h)), NEITHER),
     "signed_sqrt_eps": (lambda h: jnp.sign(h) * jnp.sqrt(jnp.abs(h) + 1e-6), BOTH),
     "nan_to_num_log": (lambda h: jnp.nan_to_num(jnp.log(h * h)), NEITHER),
-    "heaviside": (lambda h: jnp.heaviside(h, 0.5) + h, DEEP),
+    "heaviside": (lambda h: jnp.heaviside(h, 0.5) + h, BOTH),
     "signbit": (lambda h: jnp.signbit(h - 1e-3).astype(jnp.float32) * h, BOTH),
     "copysign": (lambda h: jnp.copysign(h + 1, h), DEEP),
     "ste": (lambda h: h + lax.stop_gradient(jnp.round(h) - h), BOTH),
-    "reduce_precision": (lambda h: lax.reduce_precision(h + 0.3, 5, 4), DEEP),
+    "reduce_precision": (lambda h: lax.reduce_precision(h + 0.3, 5, 4), BOTH),
     "frexp": (lambda h: jnp.frexp(h + 1.5)[0], DEEP),
     "bitcast": (
         lambda h: lax.bitcast_convert_type(
@@ -60,9 +60,9 @@ FUNCTIONS = {
         ),
         DEEP,
     ),
-    "complexexp": (lambda h: jnp.exp(1j * h).real, DEEP),
+    "complexexp": (lambda h: jnp.exp(1j * h).real, BOTH),
     "complexangle": (lambda h: jnp.angle(h + 1j), NEITHER),
-    "cplx": (lambda h: (lax.complex(h, jnp.cos(h)) ** 2).imag, DEEP),
+    "cplx": (lambda h: (lax.complex(h, jnp.cos(h)) ** 2).imag, BOTH),
     "int_round": (
         lambda h: jnp.round(h * 4).astype(jnp.int32).astype(jnp.float32) / 4 + h,
         BOTH,
@@ -74,7 +74,7 @@ FUNCTIONS = {
             )
             + h
         ),
-        DEEP,
+        BOTH,
     ),
     "boolnot": (lambda h: (~(h > 0)).astype(jnp.float32) + h, DEEP),
     "boolxor": (lambda h: ((h > 0) ^ (h < 1)).astype(jnp.float32) + h, DEEP),
@@ -84,7 +84,7 @@ FUNCTIONS = {
     ),
     "shift": (
         lambda h: (jnp.round(h * 9).astype(jnp.int32) >> 1).astype(jnp.float32) + h,
-        DEEP,
+        BOTH,
     ),
     "bf16": (lambda h: (h.astype(jnp.bfloat16)).astype(jnp.float32), BOTH),
     "select3": (
@@ -95,32 +95,32 @@ FUNCTIONS = {
     ),
     "piecewise": (
         lambda h: jnp.piecewise(h, [h < 0, h > 1], [jnp.sin, jnp.cos, lambda h: h + 2]),
-        DEEP,
+        BOTH,
     ),
     "select": (lambda h: jnp.select([h < 0, h == 0], [h, 7.0], jnp.exp(h)), DEEP),
     "cumsum": (lambda h: jnp.cumsum(h, -1), DEEP),
     "cumsum_cos": (lambda h: jnp.cumsum(jnp.cos(h), -1), NEITHER),
-    "logsumexp": (lambda h: h - jax.nn.logsumexp(h, -1, keepdims=True), NEITHER),
-    "logsoftmax": (lambda h: jax.nn.log_softmax(h), NEITHER),
+    "logsumexp": (lambda h: h - jax.nn.logsumexp(h, -1, keepdims=True), BOTH),
+    "logsoftmax": (lambda h: jax.nn.log_softmax(h), BOTH),
     "ln": (
         lambda h: (
             (h - h.mean(-1, keepdims=True)) * lax.rsqrt(h.var(-1, keepdims=True) + 1e-5)
         ),
-        NEITHER,
+        BOTH,
     ),
     "rms": (lambda h: h * lax.rsqrt((h * h).mean(-1, keepdims=True)), BOTH),
     "rms_cos": (
         lambda h: jnp.cos(h) * lax.rsqrt((jnp.cos(h) ** 2).mean(-1, keepdims=True)),
-        NEITHER,
+        BOTH,
     ),
-    "countz": (lambda h: h * (1 + jnp.sum(h == 0, -1, keepdims=True)), NEITHER),
+    "countz": (lambda h: h * (1 + jnp.sum(h == 0, -1, keepdims=True)), BOTH),
     "sortc": (lambda h: jnp.sort(h, -1), NEITHER),
     "topkmask": (lambda h: h * (h >= jnp.sort(h, -1)[:, -3:-2]), NEITHER),
     "argmaxc": (lambda h: jax.nn.one_hot(jnp.argmax(h, -1), 6) * h, NEITHER),
     "batchnorm": (lambda h: (h - h.mean(0)) * lax.rsqrt(h.var(0) + 1e-5), BOTH),
     "batchnorm0": (lambda h: (h - h.mean(0)) * lax.rsqrt(h.var(0)), NEITHER),
     "batchstd": (lambda h: h / h.std(0), NEITHER),
-    "batchsm": (lambda h: jax.nn.softmax(h, 0), DEEP),
+    "batchsm": (lambda h: jax.nn.softmax(h, 0), BOTH),
     "fftc": (lambda h: jnp.fft.fft(h).real, NEITHER),
     "stride2": (
         lambda h: jnp.concatenate([h[:, ::2] + h[:, 1::2], h[:, ::2]], -1),
@@ -165,7 +165,7 @@ FUNCTIONS = {
         lambda h: jnp.take_along_axis(h, jnp.array([[0, 1, 2, 3, 4, 5]] * 4), 1),
         NEITHER,
     ),
-    "stackmean": (lambda h: jnp.stack([h, jnp.cos(h), h * 2]).mean(0), DEEP),
+    "stackmean": (lambda h: jnp.stack([h, jnp.cos(h), h * 2]).mean(0), BOTH),
     "reshbad": (lambda h: h.reshape(6, 4).T, NEITHER),
     "reshbad2": (lambda h: jnp.sort(h.reshape(3, 8), 0).reshape(4, 6), BOTH),
     "ravelroll": (lambda h: jnp.roll(h.ravel(), 6).reshape(4, 6), BOTH),
@@ -208,11 +208,11 @@ FUNCTIONS = {
     "recip_recip": (lambda h: 1 / (1 / h), NEITHER),
     "tanh_recip": (lambda h: jnp.tanh(1 / h) * h, NEITHER),
     "max_log": (lambda h: jnp.maximum(jnp.log(jnp.abs(h)), -9.0) * h, NEITHER),
-    "erfinv_half": (lambda h: jax.scipy.special.erfinv(jax.nn.sigmoid(h)) - 1, DEEP),
-    "lax_round_half": (lambda h: lax.round(h + 0.5), DEEP),
-    "reduce_precision_sub": (lambda h: lax.reduce_precision(h + 0.3, 5, 4) - 0.3, DEEP),
+    "erfinv_half": (lambda h: jax.scipy.special.erfinv(jax.nn.sigmoid(h)) - 1, BOTH),
+    "lax_round_half": (lambda h: lax.round(h + 0.5), BOTH),
+    "reduce_precision_sub": (lambda h: lax.reduce_precision(h + 0.3, 5, 4) - 0.3, BOTH),
     "lgamma0": (lambda h: jax.scipy.special.gammaln(h * h) * 1e-2, NEITHER),
-    "digamma0": (lambda h: jax.scipy.special.digamma(h * h + 1e-9) * 1e-9, DEEP),
+    "digamma0": (lambda h: jax.scipy.special.digamma(h * h + 1e-9) * 1e-9, BOTH),
     "f16_over": (
         lambda h: (
             (1 / ((h * 64).astype(jnp.float16) ** 2 + jnp.float16(1e-6))).astype(
@@ -233,13 +233,13 @@ FUNCTIONS = {
         ),
         BOTH,
     ),
-    "log_sigmoid_exp": (lambda h: jnp.exp(jax.nn.log_sigmoid(h)) - 0.5, DEEP),
-    "pow_half": (lambda h: jnp.power(jax.nn.sigmoid(h), 2.0) - 0.25, DEEP),
+    "log_sigmoid_exp": (lambda h: jnp.exp(jax.nn.log_sigmoid(h)) - 0.5, BOTH),
+    "pow_half": (lambda h: jnp.power(jax.nn.sigmoid(h), 2.0) - 0.25, BOTH),
     "cbrt1": (lambda h: jnp.cbrt(1 + h * h) - 1, BOTH),
     "acosh1": (lambda h: jnp.arccosh(1 + h * h), NEITHER),
     "sum_spatial": (
         lambda h: (jnp.tile((h + 0.1)[:, None], (1, 10, 1)).sum(1) - 1.0) * 1e6,
-        DEEP,
+        BOTH,
     ),
     "mean_exact": (
         lambda h: jnp.sign(jnp.tile((h + 0.1)[:, None], (1, 7, 1)).mean(1) - 0.1),
@@ -260,7 +260,7 @@ FUNCTIONS = {
     ),
     "bool_allnot": (
         lambda h: (~jnp.stack([h > 0, h > 1]).all(0)).astype(jnp.float32),
-        DEEP,
+        BOTH,
     ),
     "underflow_eq": (
         lambda h: (jnp.exp(-200 * jnp.cos(h)) == 0).astype(jnp.float32),
@@ -306,7 +306,7 @@ FUNCTIONS = {
         lambda h: ((h > 0).astype(jnp.int4) * jnp.int4(7) + jnp.int4(1)).astype(
             jnp.float32
         ),
-        DEEP,
+        BOTH,
     ),
     "int4_wraps": (
         lambda h: ((h >= 0).astype(jnp.int4) * jnp.int4(7) + jnp.int4(1) < 0).astype(

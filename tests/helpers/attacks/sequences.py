@@ -13,7 +13,7 @@ def rms(v):
     return v * lax.rsqrt(jnp.mean(v * v, -1, keepdims=True) + 1e-06)
 
 
-@attack({"wi": (8, 8), "wo": (8, 3)}, TOKENS, frozen=True)
+@attack({"wi": (8, 8), "wo": (8, 3)}, TOKENS)
 def softmax_channel(p, x):
     return jax.nn.softmax(x @ p["wi"], -1) @ p["wo"]
 

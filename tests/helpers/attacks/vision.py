@@ -129,7 +129,7 @@ def squeeze_excite(p, x):
     return (h * s[:, None, None]).mean((1, 2)) @ p["c"]
 
 
-@attack({"k": (3, 3, 3, 8), "s": (3, 3, 2, 1), "c": (8, 2)}, IMAGES, frozen=True)
+@attack({"k": (3, 3, 3, 8), "s": (3, 3, 2, 1), "c": (8, 2)}, IMAGES)
 def cbam_spatial(p, x):
     h = conv(x, p["k"])
     m = jnp.stack([h.mean(-1), h.max(-1)], -1)
@@ -158,7 +158,7 @@ def eca(p, x):
     return (h * jax.nn.sigmoid(g)[:, None, None]).mean((1, 2)) @ p["c"]
 
 
-@attack({"k": (3, 3, 3, 8), "s": (8,), "b": (8,), "c": (8, 2)}, IMAGES, frozen=True)
+@attack({"k": (3, 3, 3, 8), "s": (8,), "b": (8,), "c": (8, 2)}, IMAGES)
 def groupnorm1(p, x):
     h = conv(x, p["k"])
     m = h.mean((1, 2, 3), keepdims=True)
@@ -525,7 +525,7 @@ def vq(p, x):
     return q.reshape(2, 36, 8).mean(1) @ p["c"]
 
 
-@attack({"k": (3, 3, 3, 8), "c": (9, 2)}, IMAGES, frozen=True)
+@attack({"k": (3, 3, 3, 8), "c": (9, 2)}, IMAGES)
 def minibatch_std(p, x):
     h = conv(x, p["k"])
     s = jnp.sqrt(h.var(0) + 1e-08).mean()
