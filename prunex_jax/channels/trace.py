@@ -203,9 +203,9 @@ def trace_channels(
       statistics: Running statistics shaped like channels but not trained or masked,
         such as those of batch norm.
       **options: Fields of `TraceOptions`. With `renormalise=True`, sums over channels
-        that are divided by their number become means over the kept ones, so that the
-        channels of a layer norm can be removed; the smaller function is then another
-        one, and `shrink.certify` says by how much.
+        that are divided by their number become means over the kept ones, as in a layer
+        norm of the smaller width; the smaller function is then another one, and
+        `shrink.certify` says by how much.
     Returns:
       The groups and the reasons for what stays.
     Raises:

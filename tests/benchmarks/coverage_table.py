@@ -23,10 +23,9 @@ For networks of published size, as their authors wrote them: the share of the
 parameters that lie in some channel group, and why the rest stays. Made by
 `python -m tests.benchmarks.coverage_table`; `tests/helpers/zoo` holds the networks.
 
-Layer norm sums over channels. Dead ones are zeros in the mean, and in the mean of
-squares from which Flax computes the variance; they are not in the mean of squared
-differences, which Haiku, Equinox and most plain code compute. There, channels of the
-stream stay unless `renormalise=True`.
+Layer norm sums over channels. Dead ones are zeros in its mean, and all of them are minus
+the mean once it is subtracted; that value is computed beside the kept channels, so that
+they can be removed without changing the function.
 """
 COLUMNS = (
     "network",

@@ -363,6 +363,42 @@ class Drawer:
 
         self.add(step, width)
 
+    def layer_norm(self):
+        i = self.value()
+        scale, bias = (self.parameter(self.widths[i]) for _ in range(2))
+
+        def step(p, v):
+            x = jax.nn.standardize(v[i], axis=-1, epsilon=0.1)
+            return x * wide(p[scale]) + wide(p[bias])
+
+        self.add(step, self.widths[i])
+
+    def standardised_kernel(self):
+        i, width = self.value(), self.width()
+        name = self.parameter(3, 3, self.widths[i], width)
+
+        def step(p, v):
+            kernel = jax.nn.standardize(p[name], axis=(0, 1, 2), epsilon=0.1)
+            return conv(v[i], kernel)
+
+        self.add(step, width)
+
+    def over_channels(self):
+        """Channels are compared with all others, or with what all of them come to."""
+        i = self.value()
+        f = self.choose(
+            [
+                lambda x: jax.nn.softmax(x, -1),
+                lambda x: jax.nn.log_softmax(x, -1),
+                lambda x: x - jax.nn.logsumexp(x, -1, keepdims=True),
+                lambda x: x - x.min(-1, keepdims=True),
+                lambda x: x / (1 + jnp.abs(x - x.mean(-1, keepdims=True)).max()),
+                lambda x: x * jnp.cos(x).prod(-1, keepdims=True),
+                lambda x: x - jnp.einsum("nhwc,nhwc->nhw", jnp.cos(x), x)[..., None],
+            ]
+        )
+        self.add(lambda p, v: f(v[i]), self.widths[i])
+
     def batch_norm(self):
         i = self.value()
 
@@ -447,9 +483,11 @@ class Drawer:
             self.gate,
             self.group_norm,
             self.halves,
+            self.layer_norm,
             self.loop,
             self.mirror,
             self.outer,
+            self.over_channels,
             self.padded_shortcut,
             self.padding,
             self.part,
@@ -459,6 +497,7 @@ class Drawer:
             self.scanned_layers,
             self.shuffle,
             self.space,
+            self.standardised_kernel,
         ]
         for _ in range(num_steps):
             kind = self.choose(kinds)
