@@ -3,8 +3,8 @@
 A dead channel may be removed where it is read with weight zero, which needs its value
 to be finite, or where it is zero and summed up, or where its value is known and can be
 counted. So the number that a dead channel has is carried through the program: weights
-are 0, exp(0) is 1, 0 / 0 is none. What is no number, but the same for all dead channels,
-is a `labels.Shared` value.
+are 0, exp(0) is 1, 0 / 0 is none. What is no number, but one value for all dead
+channels, is a `labels.Shared`.
 
 A value is a number, None for some finite number, or nan for perhaps none: not finite,
 or without a finite derivative, which would make every gradient of the network nan.

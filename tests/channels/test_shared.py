@@ -147,7 +147,13 @@ def block(p, h):
     return h + jnp.tanh(scaled(two_pass(h), p) @ p["w"]) @ p["v"]
 
 
-LAYER = {"scale": (8,), "shift": (8,), "w": (8, 6), "v": (6, 8)}
+LAYER = {"scale": (8,), "shift": (8,), "w": (8, 6), "v": (6, 8), "t": (4, 7), "u": (7,)}
+
+
+def mixed(p, h):
+    """Tokens are mixed for every channel alike, with weights and a bias of tokens."""
+    turned = jax.nn.gelu(two_pass(h).T @ p["layer"]["t"] + p["layer"]["u"][None])
+    return block(p["layer"], h + (turned @ p["layer"]["t"].T).T)
 
 
 def looped(p, h):
@@ -185,6 +191,7 @@ def around_a_loop(p, h):
 @pytest.mark.parametrize(
     "body",
     [
+        mixed,
         looped,
         rematerialised,
         chosen,

@@ -8,6 +8,7 @@ import numpy as np
 
 from prunex_jax.channels.context import Context, freeze_all
 from prunex_jax.channels.labels import (
+    Shared,
     Sum,
     Traced,
     frozen_axis,
@@ -176,15 +177,19 @@ def dot_general(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
     for i, j in zip(left_batch, right_batch, strict=True):
         labels.append(ctx.join_axes((0, i), (1, j)))
         dead.append(sum_of(value_of("mul", [left.dead[i], right.dead[j]])))
-    for operand, used in (
-        (left, (*left_sum, *left_batch)),
-        (right, (*right_sum, *right_batch)),
+    shared: dict[int, Shared] = {}
+    for index, operand, used in (
+        (0, left, (*left_sum, *left_batch)),
+        (1, right, (*right_sum, *right_batch)),
     ):
         for axis, own in enumerate(operand.labels):
             if axis not in used:
+                found = ctx.share(*((None, axis) if index else (axis, None)))
+                if found is not None and not counted:
+                    shared[len(labels)] = found
                 labels.append(own)
                 dead.append(sum_of(operand.dead[axis]))
-    return [Traced(tuple(labels), tuple(dead))]
+    return [Traced(tuple(labels), tuple(dead), shared=shared)]
 
 
 def conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
