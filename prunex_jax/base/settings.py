@@ -345,3 +345,6 @@ class RunConfig:
     max_host_drift: float = setting(1.0, at_least=0)
     # False leaves the test split alone, in runs that choose settings.
     read_test: bool = True
+    # Where commands keep compiled programs, to start sooner the next time: auto (what
+    # JAX_COMPILATION_CACHE_DIR says, or the user's cache folder) | off | a folder.
+    compile_cache: str = "auto"

@@ -313,7 +313,8 @@ def _advise(values: Values, overrides: list[str]) -> None:
         raise UserError(f"--out={out}: there is no folder {out.parent}; make it first")
     config = resolve_config(override_config(load_config(values.config), overrides))
     check_has_links(config.topology.simulated)
-    start_processes(config.topology, given_launch(values))
+    launch, cache = given_launch(values), config.run.compile_cache
+    start_processes(config.topology, launch, compile_cache=cache)
     topology = make_topology(config.topology.layout)
     experiment = run_together(lambda: make_experiment(config, topology))
     if topology.is_primary:

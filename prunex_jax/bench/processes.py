@@ -33,14 +33,9 @@ class ProcessFailedError(RuntimeError):
     """A process died, or a run took too long; says what the log ends with."""
 
 
-def environment_of(workdir: Path) -> dict[str, str]:
-    """Environment of the processes of a study, which share what they compile."""
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(workdir / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",
-    }
+def environment_of_process() -> dict[str, str]:
+    """Environment of the processes of a study: their output can be followed."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
 
 
 def free_port() -> int:

@@ -5,6 +5,7 @@ has the axes ('host', 'device'), and what programs need to run on it.
 
     launcher     several processes? which is this, and which GPUs are its own?
     start        acts on the answer, before jax computes anything
+    compiled     what jax has compiled stays on disk for the next process, in commands
     memory       what jax frees on CPU stays for its next step, in commands
     hosts        which machine each process runs on; devices -> hosts, as plain records
     mesh         the `jax.sharding.Mesh` and its table
@@ -25,6 +26,7 @@ from prunex_jax.mesh.axes import (
     position,
     vary,
 )
+from prunex_jax.mesh.compiled import keep_compiled
 from prunex_jax.mesh.folding import (
     AnyMesh,
     FoldedMesh,
@@ -53,6 +55,7 @@ __all__ = [
     "check_has_links",
     "enter",
     "gather_texts",
+    "keep_compiled",
     "keep_freed_memory",
     "leave",
     "make_topology",

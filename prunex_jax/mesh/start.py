@@ -11,6 +11,7 @@ import jax
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import TopologyConfig, check_settings
+from prunex_jax.mesh.compiled import AUTO, keep_compiled
 from prunex_jax.mesh.launcher import Launch, LaunchFlags, Probes, detect_launch
 from prunex_jax.mesh.memory import keep_freed_memory
 
@@ -21,6 +22,8 @@ def start_processes(
     config: TopologyConfig,
     flags: LaunchFlags,
     environ: Mapping[str, str] = os.environ,
+    *,
+    compile_cache: str = AUTO,
 ) -> Launch:
     """Prepares jax for this run; call it before anything else uses jax.
 
@@ -32,8 +35,10 @@ def start_processes(
       config: `cpu_devices` > 0 asks for that many virtual CPU devices in each
         process, and for no other platform.
       flags: What the user said about the processes. Where the process is a command's
-        own, it keeps freed memory on CPU; see `keep_freed_memory`.
+        own, it keeps compiled programs on disk, and freed memory on CPU; see
+        `keep_compiled` and `keep_freed_memory`.
       environ: Environment variables.
+      compile_cache: Where compiled programs are kept, as `run.compile_cache` says.
 
     Returns:
       What was detected; the start screen prints its `reason`.
@@ -50,8 +55,10 @@ def start_processes(
         _join(launch)
     if config.cpu_devices:
         _check_cpu_devices(config.cpu_devices)
-    if flags.owns_process and jax.default_backend() == "cpu":
-        keep_freed_memory(environ)
+    if flags.owns_process:
+        keep_compiled(compile_cache, environ)
+        if jax.default_backend() == "cpu":
+            keep_freed_memory(environ)
     return launch
 
 

@@ -22,6 +22,7 @@ from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
 from prunex_jax.data import Dataset, Normalization, evaluation_batches, open_dataset
 from prunex_jax.export import ExportedModel, read_model
+from prunex_jax.mesh import keep_compiled
 from prunex_jax.train.config import resolve_config
 
 SPLITS = ("test", "validation")
@@ -116,6 +117,7 @@ def evaluate(
 
 def _evaluate(values: Values, rest: list[str]) -> None:
     del rest
+    keep_compiled()
     found = evaluate(
         values.model,
         values.split,

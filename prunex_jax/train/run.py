@@ -60,7 +60,11 @@ def train(
       True
     """
     config = resolve_config(config)
-    started = start_processes(config.topology, launch or LaunchFlags())
+    started = start_processes(
+        config.topology,
+        launch or LaunchFlags(),
+        compile_cache=config.run.compile_cache,
+    )
     layout, simulated = config.topology.layout, config.topology.simulated
     topology = make_topology(layout, simulated=simulated)
     described = environment(topology.describe())

@@ -68,13 +68,13 @@ def trained(tmp_path_factory):
         folder=folder,
     )
     runs, said = runs_of(sweep, folder / "runs"), []
-    failed = run_missing(runs, folder / "runs", said.append, in_this_process)
+    failed = run_missing(runs, said.append, in_this_process)
     assert not failed, said
     return sweep, folder, runs, said
 
 
 def test_every_row_runs_with_every_seed_and_none_twice(trained):
-    _, folder, runs, said = trained
+    _, _, runs, said = trained
     places = {(run.row.name, run.seed): run.workdir for run in runs}
     assert len(places) == 6 and len(set(places.values())) == 6
     for (name, seed), place in places.items():
@@ -87,7 +87,7 @@ def test_every_row_runs_with_every_seed_and_none_twice(trained):
     def refuse(command, log):
         raise AssertionError("ran again")
 
-    assert run_missing(runs, folder / "runs", said.append, refuse) == []
+    assert run_missing(runs, said.append, refuse) == []
     assert sum("from before" in line for line in said) == 6
 
 
@@ -129,34 +129,11 @@ def test_a_failing_run_is_told_and_the_others_go_on(tmp_path):
         log.write_text("line\nKeyError: lost\n")
         return 7
 
-    assert run_missing(runs, workdir, said.append, start) == runs
+    assert run_missing(runs, said.append, start) == runs
     assert sum("exit code 7\n  line\n  KeyError: lost" in line for line in said) == 2
     assert read_findings(sweep, runs).num_missing == 2
-    assert run_missing(runs, workdir, said.append, lambda command, log: 0) == runs
+    assert run_missing(runs, said.append, lambda command, log: 0) == runs
     assert "was stopped" in said[-1], "a run that saves when stopped has not failed"
-
-
-def test_runs_share_what_they_compile(tmp_path, monkeypatch):
-    """Unless somebody has said where that is kept."""
-    write_config(tmp_path, SETTINGS)
-    show = [
-        sys.executable,
-        "-c",
-        "import os; print(os.environ['JAX_COMPILATION_CACHE_DIR'])",
-    ]
-    run = dataclasses.replace(
-        runs_of(make_sweep(Row("a"), seeds=(0,), folder=tmp_path), tmp_path / "runs")[
-            0
-        ],
-        command=tuple(show),
-    )
-    log = run.workdir.with_suffix(".log.txt")
-    for kept, shown in ((None, str(tmp_path / "runs" / "compiled")), ("mine", "mine")):
-        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-        if kept:
-            monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", kept)
-        run_missing([run], tmp_path / "runs", lambda line: None)
-        assert log.read_text().splitlines()[-1] == shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -184,7 +161,7 @@ def test_a_sweep_that_is_stopped_lets_its_run_save_and_starts_no_other(
         "place = pathlib.Path('runs')\n"
         "command = (sys.executable, 'saving.py')\n"
         "runs = [Run(Row('a'), s, place / str(s), command) for s in (0, 1)]\n"
-        "run_missing(runs, place, print)\n"
+        "run_missing(runs, print)\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -311,7 +288,7 @@ def test_a_registered_method_is_a_row_like_any_other(tmp_path, monkeypatch):
     del METHODS["mine"]
     sweep = load_study(tmp_path / "Sweep.py", Sweep)
     (run,) = runs_of(sweep, tmp_path / "runs")
-    assert run_missing([run], tmp_path, lambda text: None, in_this_process) == []
+    assert run_missing([run], lambda text: None, in_this_process) == []
     found = read_findings(sweep, [run]).results["mine-int8"][0]
     assert found.row.title == "mine, int8" and found.summary["method"] == "mine"
     told = row_settings(load_study(tmp_path / "LinkStudy.py", LinkStudy))["mine-int8"]

@@ -1,5 +1,6 @@
 """Runs of several processes: they give what one process gives, and end together."""
 
+import json
 import signal
 
 import jax
@@ -13,6 +14,7 @@ from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from tests.helpers.tiny_runs import (
     ROUNDING,
+    rows_of,
     settings,
     start,
     start_two,
@@ -94,3 +96,29 @@ def test_signal_to_one_process_stops_all(number, tmp_path):
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert "stopped at step" in outputs[0]
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
+
+
+@pytest.mark.slow
+def test_compiled_programs_of_every_process_are_found_and_are_the_same(tmp_path):
+    """A run of two processes: without kept programs, keeping them, and from them."""
+    kept = tmp_path / "kept"
+    runs, programs = [], []
+    for name, where in (("off", "off"), ("cold", str(kept)), ("warm", str(kept))):
+        values = settings(
+            run={"steps": 8, "checkpoint_every_steps": 0, "compile_cache": where},
+            topology={"cpu_devices": 2, "layout": "process"},
+        )
+        processes = start_two(tmp_path, values, tmp_path / name)
+        outputs = [process.communicate(timeout=500)[0] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], outputs
+        rows = [
+            *rows_of(tmp_path / name),
+            json.loads((tmp_path / name / "summary.json").read_text()),
+        ]
+        runs.append([{k: v for k, v in r.items() if "seconds" not in k} for r in rows])
+        entries = sorted(kept.rglob("*-cache"))
+        programs.append({path: path.stat().st_mtime_ns for path in entries})
+    assert runs[0] == runs[1] == runs[2]
+    without, cold, warm = programs
+    assert not without and len(cold) > 20
+    assert warm == cold, "something was compiled again"

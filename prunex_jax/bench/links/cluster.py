@@ -50,7 +50,8 @@ def run_on_cluster(
         raise UserError(f"study {study.name!r} has no row that runs on a cluster")
     settings = row_settings(study, is_simulated=False)
     config = resolve_config(settings[rows[0].name])
-    start_processes(config.topology, launch)
+    cache = config.run.compile_cache
+    start_processes(config.topology, launch, compile_cache=cache)
     topology = make_topology(config.topology.layout)
     study = dataclasses.replace(
         study,

@@ -181,7 +181,8 @@ def pass_gates(
 def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
     """Averages as many numbers as the network has parameters, and nothing else."""
     config = resolve_config(spec.config)
-    start_processes(config.topology, launch)
+    cache = config.run.compile_cache
+    start_processes(config.topology, launch, compile_cache=cache)
     experiment = make_experiment(config, make_topology(config.topology.layout))
     program, values = _mean_program(experiment)
     compiled = program.compile(values)

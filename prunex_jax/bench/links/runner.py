@@ -30,7 +30,7 @@ from prunex_jax.bench.links.tasks import (
     row_settings,
     session_commands,
 )
-from prunex_jax.bench.processes import Processes, environment_of
+from prunex_jax.bench.processes import Processes, environment_of_process
 from prunex_jax.bench.study import UNLIMITED, LinkStudy, Row, link_megabits
 
 Say = Callable[[str], None]
@@ -71,7 +71,7 @@ def _run_in_processes(bench: "Bench", hosts: Hosts) -> None:
     # Nothing may tell jax of another launcher.
     environ = {
         key: value
-        for key, value in environment_of(workdir).items()
+        for key, value in environment_of_process().items()
         if not key.startswith("JAX_NUM_")
     }
     for kind, group in itertools.groupby(bench.tasks(), lambda task: task.kind):

@@ -72,7 +72,7 @@ def _run(values: Values, overrides: Sequence[str]) -> int:
     if not values.report:
         if values.retry:
             forget(runs)
-        failed = run_missing(runs, workdir, _say)
+        failed = run_missing(runs, _say)
     found = read_findings(whole, everything)
     if found.results or not failed:
         _say(str(write_report(found, workdir / whole.name, png)))

@@ -16,7 +16,7 @@ from typing import Any
 from prunex_jax.base.command import EXIT_DIVERGED
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import write_json
-from prunex_jax.bench.processes import environment_of, last_lines, run_process
+from prunex_jax.bench.processes import environment_of_process, last_lines, run_process
 from prunex_jax.bench.study import Row, Sweep, overrides_of, settings_of
 from prunex_jax.train.config import config_to_dict, dotted_keys, fixed_differences
 from prunex_jax.train.folder import CONFIG, SUMMARY
@@ -76,7 +76,6 @@ def runs_of(sweep: Sweep, workdir: Path) -> list[Run]:
 
 def run_missing(
     runs: Sequence[Run],
-    workdir: Path,
     say: Callable[[str], None],
     start: Start | None = None,
 ) -> list[Run]:
@@ -84,7 +83,6 @@ def run_missing(
 
     Args:
       runs: From `runs_of`.
-      workdir: Keeps what they compile: the runs of a row differ by their seed only.
       say: Where lines for people go.
       start: Runs a command; a process of its own without.
     Returns:
@@ -93,7 +91,7 @@ def run_missing(
     """
 
     def start_process(command: Sequence[str], log: Path) -> int:
-        return run_process(command, log, environment_of(workdir))
+        return run_process(command, log, environment_of_process())
 
     failed = []
     for number, run in enumerate(runs, start=1):
