@@ -168,12 +168,12 @@ def assert_exact(
     running = () if statistics is None else (statistics,)
     layouts = layouts_of(trace.groups, shapes_by_path(params))
 
-    @compiled
     def masked(params, masks):
         alive = mask_channels(params, layouts, masks)
         return outputs_and_gradients(apply, alive, *running, *inputs)
 
     rng = np.random.default_rng(seed)
+    quick = compiled(masked)
     for density in densities:
         masks = make_masks(trace.groups, density, rng)
         cut = make_cut(trace, masks, params, statistics)
@@ -182,7 +182,6 @@ def assert_exact(
             state = [cut.take_statistics(tree) for tree in rest[: len(running)]]
             return cut.take(params), *state, *rest[len(running) :]
 
-        @compiled
         def shrunk(params, results, cut=cut, take=take):
             smaller = take(params, *running, *inputs)
             outputs, grads = results
@@ -193,7 +192,11 @@ def assert_exact(
             want = outputs, take(*grads)
             return want, outputs_and_gradients(small, *smaller), again
 
-        want, have, again = shrunk(params, masked(params, masks))
+        want, have, again = compiled(shrunk)(params, quick(params, masks))
+        if not all(np.isfinite(x).all() for x in reals_of((want, have))):
+            # Quick programs compute an operand twice, and round it differently: then
+            # no channel is the largest one, and the gradient of the maximum is none.
+            want, have, again = jax.jit(shrunk)(params, jax.jit(masked)(params, masks))
         where = f"at density {density}; groups {members_of(trace)}"
         assert_equal_results(want, have, where, tolerances)
         error = relative_error(want[0], again)
