@@ -381,8 +381,10 @@ def _has_no_derivative(
         return first == 1
     if name == "atan2":
         return first == 0 and values[1] == 0
-    if name == "pow":
-        return first == 0 and not (values[1] == 0 or (values[1] or 0.0) >= 1)
+    if name == "pow":  # the slope by the exponent is that of a logarithm
+        is_steep = first == 0 and not (values[1] or 0.0) >= 1
+        is_bent = first is None or first < 0
+        return (is_risky[0] and is_steep) or (is_risky[1] and is_bent)
     return False
 
 
@@ -394,6 +396,11 @@ _KEEP_POSITIVE = {
     *("reduce_min", "reduce_prod", "reduce_sum", "reduce_window_max", "reshape", "rev"),
     *("rsqrt", "slice", "sqrt", "square", "squeeze", "tile", "transpose"),
 }
+
+
+def may_be_infinite(name: str) -> bool:
+    """Whether an operation gives numbers that are not finite of some finite ones."""
+    return name in _SINGULAR
 
 
 def is_positive(name: str, operands: Sequence[bool]) -> bool:

@@ -30,7 +30,7 @@ from prunex_jax.channels.labels import (
     uniform_axis,
     uniform_value,
 )
-from prunex_jax.channels.numbers import is_positive
+from prunex_jax.channels.numbers import is_positive, may_be_infinite
 
 # Primitives that call a program once.
 _CALLS = {
@@ -225,7 +225,12 @@ def constant_value(value: Any) -> Traced:
     if isinstance(value, jax.core.Tracer):  # of a function around this one
         may_be_nan = jax.dtypes.issubdtype(dtype, np.inexact)
         return dataclasses.replace(traced, is_given=True, may_be_nan=may_be_nan)
-    return dataclasses.replace(traced, is_given=True, constant=constant)
+    return dataclasses.replace(
+        traced,
+        is_given=True,
+        constant=constant,
+        is_positive=is_known and bool((np.asarray(value) > 0).all()),
+    )
 
 
 def _number_of(value: Any) -> float | None:
@@ -270,9 +275,11 @@ def _finished(
     ctx: Context, atom: Any, result: Traced, constant: Constant | None
 ) -> Traced:
     """Adds what follows from the operands, whatever the rule."""
-    labels = result.labels
+    labels, dead = result.labels, result.dead
     if constant is not None:  # computed in full before anything is cut
         labels = tuple(uniform_axis(len(own)) for own in labels)
+        if may_be_infinite(ctx.name) and labels and has_tangent(atom):
+            dead = constant_value(constant.value).dead
     alone = frozen_axis(1)
     if any(len(own) == 1 and own is not alone for own in labels):
         for own in result.labels:
@@ -281,7 +288,7 @@ def _finished(
         labels = tuple(alone if len(own) == 1 else own for own in labels)
     return Traced(
         labels,
-        result.dead,
+        dead,
         result.number,
         all(operand.is_given for operand in ctx.operands),
         result.origin or ctx.origin,
@@ -290,12 +297,6 @@ def _finished(
         has_tangent(atom)
         and (result.may_be_nan or any(operand.may_be_nan for operand in ctx.operands)),
         has_tangent(atom)
-        and is_positive(
-            ctx.name, [_is_above_zero(operand) for operand in ctx.operands]
-        ),
+        and is_positive(ctx.name, [operand.is_positive for operand in ctx.operands]),
         result.shared,
     )
-
-
-def _is_above_zero(value: Traced) -> bool:
-    return value.is_positive or (value.number is not None and value.number > 0)

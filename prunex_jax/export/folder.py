@@ -337,6 +337,7 @@ def _check_readback(
             given,
             take=lambda tree: tree,
             gradients=False,
+            vary=False,
             forward_tolerance=_READBACK_TOLERANCE,
         )
     except UserError:

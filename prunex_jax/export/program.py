@@ -377,6 +377,7 @@ def _mapped_over_examples(
             one_more(inputs) or [],
             take=lambda tree: tree,
             gradients=False,
+            vary=False,
         )
     except Exception:
         return None

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.jaxprs import inner_programs, open_program
 from prunex_jax.base.trees import PyTree, flatten_by_path
 
 # Sums over other numbers of terms round differently; nothing else may differ.
@@ -25,6 +26,9 @@ GRADIENT_TOLERANCE = 1e-4
 # keys of attention. What is left of them was up to 1e-6 of the largest gradient in
 # float32, ten times less than what the share times the tolerance allows.
 _SMALLEST_SHARE = 0.1
+# Errors on other inputs that are up to this many times what one rounding error of the
+# parameters does may be rounding: of those, a forward pass makes many.
+_NOISE = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +51,8 @@ class Certificate:
       worst_output: Path of the output that `forward_error` is of.
       worst_gradient: Path of the parameter that `gradient_error` is of.
       problems: What cannot be told as an error: values that are not finite, integers
-        that differ, nothing but zeros.
+        that differ, nothing but zeros, and errors for inputs other than the given ones.
+      inputs: Which inputs were compared: those given, and others made of them.
       forward_tolerance: Largest `forward_error` that `check` accepts.
       gradient_tolerance: Largest `gradient_error` that `check` accepts.
     """
@@ -60,6 +65,7 @@ class Certificate:
     worst_output: str = ""
     worst_gradient: str = ""
     problems: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ("given",)
     forward_tolerance: float = FORWARD_TOLERANCE
     gradient_tolerance: float = GRADIENT_TOLERANCE
 
@@ -104,6 +110,7 @@ class Certificate:
             "is_equal": self.is_equal,
             **figures,
             "problems": list(self.problems),
+            "inputs": list(self.inputs),
         }
 
     def _complaints(self) -> list[str]:
@@ -132,14 +139,21 @@ def certify(
     take: Callable[[PyTree], PyTree],
     *,
     gradients: bool = True,
+    vary: bool = True,
     seed: int = 0,
     forward_tolerance: float = FORWARD_TOLERANCE,
     gradient_tolerance: float = GRADIENT_TOLERANCE,
 ) -> Certificate:
     """Compares a masked function with its shrunk form.
 
-    Both are compiled and run once, with matrix products in full precision also where
-    the device would use less.
+    Both are compiled once, with matrix products in full precision also where the device
+    would use less, and run on the given inputs. Figures are of these. Then they are run
+    on inputs that are random, zero, large or, where they are whole numbers, out of
+    range, and must agree there too, and be finite in the same places.
+
+    What agrees on these inputs may still differ on others: this is a measurement, and
+    the proof is that every operation was followed. Functions with a `while` loop, which
+    other inputs might not end, are compared on the given ones only.
 
     Args:
       full: (params, *inputs) -> any tree of arrays; traceable.
@@ -149,6 +163,9 @@ def certify(
       inputs: What both are given; a batch as in training. All zeros prove nothing.
       take: Cuts a tree shaped like `masked_params` to the shapes of `small_params`.
       gradients: Compare gradients with respect to all floating parameters.
+      vary: Compare on other inputs too. Of those, gradients are compared for random
+        inputs only. Where a change of parameters by a rounding error changes as much,
+        nothing is said.
       seed: Of the projection whose gradient is taken: every floating output, relative
         to its largest value, times normal weights.
       forward_tolerance: What `Certificate.check` will accept.
@@ -170,12 +187,16 @@ def certify(
       >>> certify(apply, apply, masked, take(masked), [jnp.ones((4, 3))], take).is_equal
       True
     """
-    shapes = jax.eval_shape(full, masked_params, *inputs)
+    program, shapes = jax.make_jaxpr(full, return_shape=True)(masked_params, *inputs)
     _check_alike(shapes, jax.eval_shape(small, small_params, *inputs))
     weights = _projection(shapes, seed) if gradients else {}
+    tolerances = forward_tolerance, gradient_tolerance
+    run_full = _runner(full, masked_params, weights)
+    run_small = _runner(small, small_params, weights)
+    others = other_inputs(inputs, seed) if vary and not _may_not_end(program) else {}
     with jax.default_matmul_precision("highest"):
-        a, a_grads = _run(full, masked_params, inputs, weights)
-        b, b_grads = _run(small, small_params, inputs, weights)
+        a, a_grads = run_full(inputs)
+        b, b_grads = run_small(inputs)
     outputs = _compare(a, b, "output", smallest_share=0.0)
     problems = outputs.problems
     gradient_error, grads = None, _Comparison()
@@ -184,6 +205,14 @@ def certify(
         given = flatten_by_path(b_grads)
         grads = _compare(taken, given, "gradient", smallest_share=_SMALLEST_SHARE)
         gradient_error, problems = grads.error, problems + grads.problems
+    with jax.default_matmul_precision("highest"):
+        further = [
+            problem
+            for name, some in others.items()
+            for problem in _problems_with(
+                name, some, run_full, run_small, take, tolerances
+            )
+        ]
     return Certificate(
         forward_error=outputs.error,
         gradient_error=gradient_error,
@@ -192,7 +221,8 @@ def certify(
         num_gradients=grads.num_values,
         worst_output=outputs.worst,
         worst_gradient=grads.worst,
-        problems=tuple(problems),
+        problems=(*problems, *further),
+        inputs=("given", *others),
         forward_tolerance=forward_tolerance,
         gradient_tolerance=gradient_tolerance,
     )
@@ -209,16 +239,19 @@ class _Comparison:
     problems: tuple[str, ...] = ()
 
 
-def _run(
-    fn: Callable[..., PyTree],
-    params: PyTree,
-    inputs: Sequence[Any],
-    weights: Mapping[str, np.ndarray],
-) -> tuple[dict[str, np.ndarray], PyTree | None]:
-    """Outputs by path, and the gradient of their projection as a tree like params.
+# (inputs, whether to change parameters by a rounding error) -> outputs, gradient
+_Run = Callable[..., tuple[dict[str, np.ndarray], PyTree | None]]
 
-    Leaves that are not floating have a gradient of zeros. There is no gradient without
-    floating outputs.
+
+def _runner(
+    fn: Callable[..., PyTree], params: PyTree, weights: Mapping[str, np.ndarray]
+) -> _Run:
+    """Compiles a function, once for all inputs of the same shapes.
+
+    Returns:
+      What gives outputs by path, and the gradient of their projection as a tree like
+      params. Leaves that are not floating have a gradient of zeros. There is no
+      gradient without floating outputs.
     """
     leaves, structure = jax.tree.flatten(params)
     is_float = [_is_floating(leaf) for leaf in leaves]
@@ -235,17 +268,26 @@ def _run(
 
     floating = [x for x, is_one in zip(leaves, is_float, strict=True) if is_one]
     rest = [x for x, is_one in zip(leaves, is_float, strict=True) if not is_one]
-    if not weights or not floating:
-        _, outputs = jax.jit(project)(floating, rest, inputs, {})
-        return jax.device_get(outputs), None
-    run = jax.jit(jax.value_and_grad(project, has_aux=True))
-    (_, outputs), gradient = run(floating, rest, inputs, weights)
-    given = iter(gradient)
-    grads = [
-        next(given) if is_one else np.zeros(np.shape(leaf), np.float32)
-        for leaf, is_one in zip(leaves, is_float, strict=True)
-    ]
-    return jax.device_get(outputs), jax.tree.unflatten(structure, grads)
+    has_gradient = bool(weights and floating)
+    differentiated = jax.value_and_grad(project, has_aux=True)
+    compiled = jax.jit(differentiated if has_gradient else project)
+
+    def run(
+        inputs: Sequence[Any], is_shaken: bool = False
+    ) -> tuple[dict[str, np.ndarray], PyTree | None]:
+        moving = [_shaken(leaf) for leaf in floating] if is_shaken else floating
+        if not has_gradient:
+            _, outputs = compiled(moving, rest, inputs, {})
+            return jax.device_get(outputs), None
+        (_, outputs), gradient = compiled(moving, rest, inputs, weights)
+        given = iter(gradient)
+        grads = [
+            next(given) if is_one else np.zeros(np.shape(leaf), np.float32)
+            for leaf, is_one in zip(leaves, is_float, strict=True)
+        ]
+        return jax.device_get(outputs), jax.tree.unflatten(structure, grads)
+
+    return run
 
 
 def _projected(output: jax.Array, weight: jax.Array) -> jax.Array:
@@ -263,6 +305,158 @@ def _projection(shapes: PyTree, seed: int) -> dict[str, np.ndarray]:
         for path, leaf in flatten_by_path(shapes).items()
         if _is_floating(leaf) and leaf.size
     }
+
+
+def _shaken(leaf: Any) -> np.ndarray:
+    """Changes numbers by a rounding error of their type, up or down."""
+    array = np.asarray(leaf)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], array.shape)
+    factor = 1 + signs * float(jnp.finfo(array.dtype).eps)
+    return (array * factor).astype(array.dtype)
+
+
+def _may_not_end(program: Any) -> bool:
+    """Whether there is a `while` loop in a program, or in one that it calls."""
+    return any(
+        eqn.primitive.name == "while" or any(map(_may_not_end, inner_programs(eqn)))
+        for eqn in open_program(program).eqns
+    )
+
+
+def other_inputs(inputs: Sequence[Any], seed: int = 0) -> dict[str, Sequence[Any]]:
+    """Makes other inputs of the same shapes and types.
+
+    Args:
+      inputs: Any trees of arrays; random keys and booleans stay as they are.
+      seed: Of the random ones.
+    Returns:
+      Name -> inputs: `random` numbers distributed like the given ones, `zero`, `large`,
+      a hundred times the random ones, and `out of range`, where some are whole numbers,
+      which are then far from all positions of any axis.
+    Example:
+      >>> other_inputs([np.array([1, 4])])['out of range']
+      [array([ 1073741824, -1073741824], dtype=int32)]
+    """
+    rng = np.random.default_rng(seed)
+    leaves, structure = jax.tree.flatten(list(inputs))
+    kinds = [_kind(leaf) for leaf in leaves]
+    if not set(kinds) - {""}:
+        return {}
+
+    def varied(change: Callable[[np.ndarray, str], Any]) -> Sequence[Any]:
+        changed = [
+            _like(leaf, change(np.asarray(leaf), kind)) if kind else leaf
+            for leaf, kind in zip(leaves, kinds, strict=True)
+        ]
+        return list(jax.tree.unflatten(structure, changed))
+
+    def random(leaf: np.ndarray, kind: str) -> Any:
+        if kind == "whole":
+            low, high = (leaf.min(), leaf.max()) if leaf.size else (0, 0)
+            return rng.integers(int(low), int(high), leaf.shape, endpoint=True)
+        center, spread = (np.mean(leaf), np.std(leaf)) if leaf.size else (0.0, 1.0)
+        spread = spread if np.isfinite(spread) and spread > 0 else 1.0
+        center = center if np.isfinite(center) else 0.0
+        return center + spread * rng.normal(size=leaf.shape)
+
+    def large(leaf: np.ndarray, kind: str) -> Any:
+        return random(leaf, kind) * (1 if kind == "whole" else 100)
+
+    def outside(leaf: np.ndarray, kind: str) -> Any:
+        if kind != "whole":
+            return leaf
+        bits = jnp.iinfo(jnp.result_type(leaf))
+        far = np.array([int(bits.max) // 2 + 1, int(bits.min) // 2])
+        return far[np.arange(leaf.size) % 2].reshape(leaf.shape)
+
+    found = {
+        "random": varied(random),
+        "zero": varied(lambda leaf, _: np.zeros_like(leaf)),
+        "large": varied(large),
+    }
+    if "whole" in kinds:
+        found["out of range"] = varied(outside)
+    return found
+
+
+def _like(leaf: Any, value: Any) -> Any:
+    """A value of the type of an input, where the input is."""
+    array = np.asarray(value).astype(jnp.result_type(leaf))
+    is_placed = isinstance(leaf, jax.Array)
+    return jax.device_put(array, leaf.sharding) if is_placed else array
+
+
+def _kind(leaf: Any) -> str:
+    """What an input is made of, "" if it stays as it is."""
+    if not getattr(leaf, "is_fully_addressable", True):  # in part on other hosts
+        return ""
+    dtype = jnp.result_type(leaf) if not _is_key(leaf) else None
+    if dtype is None or dtype == jnp.bool_:
+        return ""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return "whole"
+    return "floating" if jnp.issubdtype(dtype, jnp.floating) else ""
+
+
+def _is_key(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _problems_with(
+    name: str,
+    inputs: Sequence[Any],
+    run_full: _Run,
+    run_small: _Run,
+    take: Callable[[PyTree], PyTree],
+    tolerances: tuple[float, float],
+) -> list[str]:
+    """How functions differ on inputs of this name."""
+    (a, a_grads), (b, b_grads) = run_full(inputs), run_small(inputs)
+    pairs = [("output", a, b, tolerances[0], 0.0)]
+    if name == "random" and a_grads is not None:
+        wanted, found = flatten_by_path(take(a_grads)), flatten_by_path(b_grads)
+        pairs.append(("gradient", wanted, found, tolerances[1], _SMALLEST_SHARE))
+    found = {
+        what: _difference(what, x, y, tolerance, share)
+        for what, x, y, tolerance, share in pairs
+    }
+    found = {what: difference for what, difference in found.items() if difference}
+    if not found:
+        return []
+    shaken, shaken_grads = run_full(inputs, is_shaken=True)
+    by_rounding = {"output": shaken}
+    if "gradient" in found:
+        by_rounding["gradient"] = flatten_by_path(take(shaken_grads))
+    for what, x, _, _, share in pairs:
+        if what in found:
+            noise = _difference(what, x, by_rounding[what], 0.0, share)
+            if noise and _NOISE * noise[0] >= found[what][0]:
+                del found[what]
+    return [f"{text} for {name} inputs" for _, text in found.values()]
+
+
+def _difference(
+    what: str,
+    a: Mapping[str, Any],
+    b: Mapping[str, Any],
+    tolerance: float,
+    smallest_share: float,
+) -> tuple[float, str] | None:
+    """By how much arrays differ, and in words; None if they do not."""
+    for path, x in a.items():
+        finite, other = np.isfinite(_wide(x)), np.isfinite(_wide(b[path]))
+        if (finite != other).any():
+            return math.inf, f"{_named(what, path)} is finite in one function only"
+    finite_a, finite_b = (
+        {path: np.where(np.isfinite(_wide(x)), x, 0) for path, x in tree.items()}
+        for tree in (a, b)
+    )
+    found = _compare(finite_a, finite_b, what, smallest_share)
+    if found.error > tolerance:
+        return found.error, f"{_named(what, found.worst)} differs by {found.error:.2g}"
+    texts = [text for text in found.problems if "integers" in text]
+    return (math.inf, texts[0]) if texts else None
 
 
 def _plain_outputs(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -284,3 +284,77 @@ def test_the_projection_depends_on_the_seed_only():
     assert a == b
     assert a.forward_error == c.forward_error
     assert a.gradient_error != c.gradient_error
+
+
+# Functions that are equal on the inputs given, and not on others.
+
+
+def test_other_inputs_find_what_the_given_ones_cannot():
+    kept = np.array([0, 2, 5])
+    params = draw({"e": (6, 8)})
+    masked = {"e": params["e"] * jnp.zeros(8).at[kept].set(1.0)[None]}
+    small = {"e": masked["e"][:, kept]}
+
+    def summed(params, ids):
+        return jnp.nan_to_num(jnp.take(params["e"], ids, axis=0), nan=1.0).sum(-1)
+
+    arguments = (summed, summed, masked, small, [jnp.array([0, 5, 3])])
+    take = lambda tree: {"e": tree["e"][:, kept]}  # noqa: E731
+    certify(*arguments, take, vary=False).check()
+    certificate = certify(*arguments, take)
+    assert certificate.inputs == ("given", "random", "zero", "large", "out of range")
+    assert certificate.forward_error <= 1e-6, "of the given inputs"
+    with pytest.raises(
+        UserError, match=r"output differs by .* for out of range inputs"
+    ):
+        certificate.check()
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda x: jnp.where(jnp.abs(x).max() < 20, x, x + 1), "large"),
+        (lambda x: jnp.where(jnp.abs(x).max() > 0, x, x + 1), "zero"),
+        (lambda x: jnp.where(x[0, 0] == inputs()[0][0, 0], x, 1.01 * x), "random"),
+    ],
+    ids=["large", "zero", "random"],
+)
+def test_other_inputs_are_random_zero_and_large(change, name):
+    def small(params, x):
+        return apply(params, change(x))
+
+    with pytest.raises(UserError, match=f"for {name} inputs"):
+        certified(small=small).check()
+    certified(small=small, vary=False).check()
+
+
+def test_what_rounding_does_to_other_inputs_is_no_error():
+    def steep(params, x):
+        return jnp.sin(1e5 * (x @ params["w"]))
+
+    def other(params, x):
+        y = x @ params["w"]
+        return jnp.sin(1e5 * jnp.where(jnp.abs(x).max() > 20, y * (1 + 1e-6), y))
+
+    params = draw({"w": (4, 2)})
+    arguments = (params, params, inputs(), lambda tree: tree)
+    certify(steep, other, *arguments, gradients=False).check()
+    # The same difference where it is not rounding.
+    flat = lambda params, x: steep(params, x / 1e5)  # noqa: E731
+    apart = lambda params, x: flat(params, x) * jnp.where(jnp.abs(x).max() > 20, 2, 1)  # noqa: E731
+    assert not certify(flat, apart, *arguments, gradients=False).is_equal
+
+
+def test_functions_with_a_while_loop_are_compared_on_the_given_inputs():
+    def looped(params, x):
+        count = lambda c: (c[0] + 1, c[1] * 2)  # noqa: E731
+        _, y = jax.lax.while_loop(lambda c: c[0] < x[0, 0], count, (0.0, x))
+        return y @ params["w"]
+
+    params = {"w": jnp.ones((4, 2))}
+    certificate = certify(
+        looped, looped, params, params, [jnp.ones((3, 4))], lambda tree: tree,
+        gradients=False,
+    )  # fmt: skip
+    certificate.check()
+    assert certificate.inputs == ("given",)

@@ -39,9 +39,10 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
 
     is_missing = [operand.may_be_nan for operand in operands]
 
-    is_safe = [
-        ctx.name in SMOOTH_ABOVE_ZERO and operand.is_positive for operand in operands
-    ]
+    is_smooth = ctx.name in SMOOTH_ABOVE_ZERO
+    is_safe = [is_smooth and operand.is_positive for operand in operands]
+    if ctx.name == "pow":
+        is_safe[1] = operands[0].is_positive
 
     def compute(values: Sequence[Value], is_risky: Sequence[bool]) -> Value:
         risky = [a and not b for a, b in zip(is_risky, is_safe, strict=True)]
@@ -71,7 +72,9 @@ def integer_pow(ctx: Context, x: Traced) -> Sequence[Traced]:
     exponent = ctx.eqn.params["y"]
 
     def compute(values: Sequence[Value], is_risky: Sequence[bool]) -> Value:
-        if exponent >= 0 and values[0] is None:
+        if exponent == 0:
+            return 1.0
+        if exponent > 0 and values[0] is None:
             return None
         return value_of("pow", [values[0], float(exponent)], [*is_risky, False])
 
