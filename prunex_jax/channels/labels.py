@@ -73,6 +73,8 @@ class Traced:
       may_be_nan: Whether some of it may be nan at dead channels as at kept ones, as are
         rows made of inputs that are nan, or looked up where nothing is.
       is_positive: Whether all of it is known to be above zero, where it is not nan.
+      below: If it is known to be whole numbers from 0 on, one more than the largest it
+        may be, such as the length of an axis of which it counts positions.
       shared: Axis -> what `dead` does not say exactly, where it is one value for all
         positions that `dead` speaks of.
     """
@@ -86,6 +88,7 @@ class Traced:
     summed: "Sum | None" = None
     may_be_nan: bool = False
     is_positive: bool = False
+    below: int | None = None
     shared: Mapping[int, Shared] = dataclasses.field(default_factory=dict)
 
     @property

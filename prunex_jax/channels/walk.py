@@ -39,6 +39,11 @@ _CALLS = {
 }
 # Those whose values may be read outside; others are derived or done again as a whole.
 _INLINED = {"closed_call", "composite", "core_call", "jit", "pjit"}
+# Operations that leave whole numbers what they are, where they fit.
+_MOVES = {
+    *("broadcast_in_dim", "convert_element_type", "copy", "reshape", "rev", "slice"),
+    *("squeeze", "transpose"),
+}
 # How often a function with a derivative of its own is expected to be differentiated.
 _MAX_DEPTH = 2
 
@@ -298,5 +303,23 @@ def _finished(
         and (result.may_be_nan or any(operand.may_be_nan for operand in ctx.operands)),
         has_tangent(atom)
         and is_positive(ctx.name, [operand.is_positive for operand in ctx.operands]),
+        result.below or _below(ctx),
         result.shared,
     )
+
+
+def _below(ctx: Context) -> int | None:
+    """Below what number a result is known to be; see `Traced.below`."""
+    if not ctx.operands:
+        return None
+    x, *others = ctx.operands
+    if x.below is None:
+        return None
+    dtype = ctx.eqn.outvars[0].aval.dtype  # type: ignore[attr-defined]
+    if ctx.name in _MOVES and jax.dtypes.issubdtype(dtype, np.integer):
+        return x.below if x.below - 1 <= jax.numpy.iinfo(dtype).max else None
+    if ctx.name == "lt" and others[0].number == 0:
+        return 1  # is never true
+    if ctx.name == "select_n" and x.below == 1:
+        return others[0].below
+    return None

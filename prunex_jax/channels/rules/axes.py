@@ -36,8 +36,11 @@ def broadcast_in_dim(ctx: Context, x: Traced, *sizes: Traced) -> Sequence[Traced
     out = uniform_value(shape)
     labels, dead = list(out.labels), list(out.dead)
     alone = (None,) * len(sizes)
-    new = Shared((None, *alone), varies=x.constant is None)
-    shared = dict.fromkeys(range(len(shape)), new)
+    # One for each axis, since what is computed beside has length 1 along that one.
+    shared = {
+        axis: Shared((None, *alone), varies=x.constant is None)
+        for axis in range(len(shape))
+    }
     for source, target in enumerate(ctx.eqn.params["broadcast_dimensions"]):
         if len(x.labels[source]) == shape[target]:
             labels[target] = x.labels[source]

@@ -77,6 +77,8 @@ def _is_inside(ctx: Context, indices: Traced) -> bool:
     """
     if "FILL" not in str(ctx.eqn.params["mode"]):
         return True
+    if indices.below is not None and indices.below <= min(_limits(ctx)):
+        return True
     if indices.constant is None:
         return False
     last = [size - 1 for size in _limits(ctx)]

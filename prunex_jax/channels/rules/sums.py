@@ -16,7 +16,6 @@ from prunex_jax.channels.labels import (
     has_channels,
 )
 from prunex_jax.channels.numbers import (
-    Rounded,
     Value,
     is_exact,
     is_nan,
@@ -278,12 +277,11 @@ def arg_reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
     for axis in gone:
         ctx.freeze(x.labels[axis], "counts positions along it")
     out = axes_of(x, [axis for axis in range(len(x.labels)) if axis not in gone])
-    # Of equal numbers, the first is the extreme one; so it is if all are nan.
-    is_equal = [
-        value is not None and not is_nan(value) and not isinstance(value, Rounded)
-        for value in out.dead
-    ]
-    return [Traced(out.labels, tuple(0.0 if same else None for same in is_equal))]
+    # Of equal numbers, the first is the extreme one; of others, one that is nan.
+    is_known = [is_exact(value) and not x.may_be_nan for value in out.dead]
+    dead = tuple(0.0 if known else None for known in is_known)
+    (axis,) = gone
+    return [Traced(out.labels, dead, below=x.shape[axis])]
 
 
 def sort(ctx: Context, *operands: Traced) -> Sequence[Traced]:

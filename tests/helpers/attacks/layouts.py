@@ -548,3 +548,11 @@ def tile_single_weighted(p, x):
 def moved_to_a_device(p, x):
     h = jax.device_put(jnp.tanh(x @ p["a"]), jax.devices()[0])
     return h.sum(-1, keepdims=True) + h @ p["w"]
+
+
+# What is broadcast along several axes is computed beside each of them.
+@attack({"a": (4,), "s": (1, 2, 1)}, jnp.ones((1, 2, 4)))
+def clamped_from_below_by_single(p, x):
+    low = jnp.broadcast_to(p["s"], (4, 2, 4))
+    h = x * p["a"].reshape(4, 1, 1)
+    return lax.clamp(low, h, h + 1.0).sum(0)
