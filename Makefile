@@ -13,6 +13,7 @@
 #   make benchmark-shrunk-step   what half of the channels saves per training step
 #   make benchmark-compression   what each method computes per exchange
 #   make benchmark-freed-memory  what keeping freed memory saves per CPU step
+#   make benchmark-loops      what loops around convolutions cost on CPU
 #   make bench-digits         every method on digits with three seeds: accuracy, bytes
 #   make bench-bytes          every method over 2 real hosts: interfaces against traces
 #   make benchmark-trace      finding groups against Torch-Pruning (TORCH_PYTHON=...)
@@ -39,7 +40,7 @@ DOCS := $(VENV)/.installed-docs
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-exhaustive test-zoo test-torch \
     check docs wheel format benchmark benchmark-shrunk-step \
-    benchmark-trace benchmark-compression benchmark-freed-memory \
+    benchmark-trace benchmark-compression benchmark-freed-memory benchmark-loops \
     bench-digits bench-bytes clean
 
 help:
@@ -97,6 +98,9 @@ benchmark-compression: $(BASE)
 
 benchmark-freed-memory: $(BASE)
 	$(BIN)/python -m tests.benchmarks.freed_memory
+
+benchmark-loops: $(BASE)
+	$(BIN)/python -m tests.benchmarks.loops
 
 bench-digits: $(BASE)
 	$(BIN)/python -m prunex_jax sweep --sweep=configs/sweeps/digits.py \

@@ -118,6 +118,7 @@ class Programs:
         self._model, self._method, self._mesh = model, method, mesh
         self._layouts, self._objective = layouts, objective or Objective()
         self._micro_batches = micro_batches
+        self._is_on_cpu = mesh.devices.flat[0].platform == "cpu"
         # Axis over which batch statistics are taken, beside the images of a device.
         self._norm_axis = DEVICE_AXIS if norm_scope == "host" else None
         self._placements = placements_of(method)
@@ -195,7 +196,9 @@ class Programs:
             state = enter(self._placements, state)
             # Varying, so that gradients stay local: see mesh.vary.
             own = vary(state.params, _AXES.names)
-            grads_of = accumulated_grads(self._loss, self._micro_batches, _AXES.names)
+            grads_of = accumulated_grads(
+                self._loss, self._micro_batches, _AXES.names, unroll=self._is_on_cpu
+            )
             grads, loss, statistics, correct = grads_of(own, state.statistics, batch)
             updates, opt_state = self._method.transform.update(
                 grads, state.opt_state, state.params, **options

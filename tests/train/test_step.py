@@ -156,6 +156,14 @@ def test_bytes_do_not_depend_on_micro_batches(method):
         assert found == wire_bytes(made.step_formula(mesh_shape), mesh_shape)
 
 
+def test_micro_batches_are_no_loop_on_cpu():
+    """In one, XLA computes convolutions several times slower there."""
+    _, programs = programs_of("dense", 4)
+    state = jax.eval_shape(programs.abstract_state)
+    compiled = programs.local_step.compile(state, batch_of(0))
+    assert " while(" not in compiled.run.as_text()
+
+
 def test_clipping_is_behind_the_exchange():
     """It limits the update, and changes nothing that is sent or held back."""
     _, free = programs_of("powersgd", momentum=0.0)
