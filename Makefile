@@ -17,6 +17,7 @@
 #   make bench-digits         every method on digits with three seeds: accuracy, bytes
 #   make bench-bytes          every method over 2 real hosts: interfaces against traces
 #   make benchmark-trace      finding groups against Torch-Pruning (TORCH_PYTHON=...)
+#   make benchmark-torch-step  a step of ResNet-18 against PyTorch's (TORCH_PYTHON=...)
 #   PYTHON=python3.13         the interpreter the environment is made with
 
 PYTHON ?= python3
@@ -41,6 +42,7 @@ DOCS := $(VENV)/.installed-docs
 .PHONY: help demo test test-slow test-exhaustive test-zoo test-torch \
     check docs wheel format benchmark benchmark-shrunk-step \
     benchmark-trace benchmark-compression benchmark-freed-memory benchmark-loops \
+    benchmark-torch-step \
     bench-digits bench-bytes clean
 
 help:
@@ -112,6 +114,9 @@ bench-bytes: $(BASE)
 
 benchmark-trace: $(BASE) $(TORCH_PYTHON)
 	$(BIN)/python -m tests.benchmarks.trace --torch-python='$(TORCH_PYTHON)'
+
+benchmark-torch-step: $(BASE) $(TORCH_PYTHON)
+	$(BIN)/python -m tests.benchmarks.torch_step --torch-python='$(TORCH_PYTHON)'
 
 $(TORCH_VENV)/bin/python:
 	$(PYTHON) -m venv '$(TORCH_VENV)'
