@@ -189,7 +189,7 @@ def window(h, size, reducer=lax.add, start=0.0):
         (lambda h: jnp.cos(window(h, (2, 1), lax.max, -jnp.inf)), True),
         (lambda h: jnp.einsum("nh,mk->nhmk", h, X), True),
         (lambda h: jnp.einsum("nh,nk->hk", h, X), True),
-        (lambda h: jnp.einsum("nh,nk->hk", jnp.cos(h), X), False),
+        (lambda h: jnp.einsum("nh,nk->hk", jnp.cos(h), X), True),
         (lambda h: jnp.einsum("nh,mh->hnm", jnp.cos(h), h), True),
         (lambda h: h.prod(0), True),
         (lambda h: h.max(0), True),
