@@ -11,6 +11,7 @@
 #   make wheel                the files of a release in dist/
 #   make benchmark            what H-SADMM costs per local step
 #   make benchmark-shrunk-step   what half of the channels saves per training step
+#   make benchmark-start      from the command to the first step: where the time goes
 #   make benchmark-compression   what each method computes per exchange
 #   make benchmark-freed-memory  what keeping freed memory saves per CPU step
 #   make benchmark-loops      what loops around convolutions cost on CPU
@@ -41,8 +42,8 @@ DOCS := $(VENV)/.installed-docs
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-exhaustive test-zoo test-torch \
     check docs wheel format benchmark benchmark-shrunk-step \
-    benchmark-trace benchmark-compression benchmark-freed-memory benchmark-loops \
-    benchmark-torch-step \
+    benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
+    benchmark-loops benchmark-torch-step \
     bench-digits bench-bytes clean
 
 help:
@@ -94,6 +95,9 @@ benchmark: $(BASE)
 
 benchmark-shrunk-step: $(BASE)
 	$(BIN)/python -m tests.benchmarks.shrunk_step
+
+benchmark-start: $(BASE)
+	$(BIN)/python -m tests.benchmarks.start
 
 benchmark-compression: $(BASE)
 	$(BIN)/python -m tests.benchmarks.compression

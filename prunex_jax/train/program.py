@@ -7,6 +7,7 @@ for the whole run. What is not run through here is not counted, so everything is
 
 import copy
 import dataclasses
+import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Self
 
@@ -18,15 +19,33 @@ from prunex_jax.comm import Collective, list_collectives, wire_bytes
 from prunex_jax.mesh import program_to_count
 
 
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """What it took to build one program."""
+
+    name: str  # Of the program.
+    seconds_tracing: float  # Until jax has it, its collectives listed.
+    seconds_compiling: float  # Lowering and compiling it, or reading it from the cache.
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.seconds_tracing + self.seconds_compiling
+
+
 @dataclasses.dataclass
 class Ledger:
-    """Running totals of a run; saved with its checkpoints."""
+    """Running totals of a run; saved with its checkpoints, without the builds."""
 
     # Axis -> bytes that one host has sent over it.
     wire_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
     # Program name -> calls.
     num_calls: dict[str, int] = dataclasses.field(default_factory=dict)
     num_compilations: int = 0  # Programs compiled.
+
+    def __post_init__(self) -> None:
+        """Starts the list of what this process has built; it is not saved."""
+        self.builds: list[Build] = []
 
     def record(self, name: str, sent: Mapping[str, float]) -> None:
         """Adds one call of a program."""
@@ -92,10 +111,17 @@ class Program:
         """Compiles for these arguments, or finds what was compiled before."""
         key = tuple(sorted(static.items()))
         if key not in self._compiled:
+            started = time.perf_counter()
             traced, listed = self._trace(args, static)
             sent = wire_bytes(listed, self._mesh_shape)
-            self._compiled[key] = _Compiled(traced.lower().compile(), listed, sent)
+            compiling = time.perf_counter()
+            run = traced.lower().compile()
+            ended = time.perf_counter()
+            self._compiled[key] = _Compiled(run, listed, sent)
             self._ledger.num_compilations += 1
+            self._ledger.builds.append(
+                Build(self.name, compiling - started, ended - compiling)
+            )
         return self._compiled[key]
 
     def collectives(self, *args: Any, **static: Hashable) -> list[Collective]:
