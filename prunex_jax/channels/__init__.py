@@ -8,7 +8,8 @@ that can only go together, and why the others stay. Read in this order:
     trace        from a function to its groups
     walk         labels every value of a program, equation by equation, by the rules in
                  `rules`, with what `labels`, `numbers` and `derivatives` know
-    resolve      which labels are one channel, and which channels form a group
+    resolve      which labels are one channel, and which channels form a group, with
+                 `factors` for axes that are made of several
 """
 
 from prunex_jax.channels.context import Context, Rule, freeze_all

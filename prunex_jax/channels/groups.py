@@ -5,6 +5,7 @@ Groups are found by `trace`, used by `slicing`, and know neither models nor mesh
 
 import dataclasses
 import functools
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -50,12 +51,35 @@ class ChannelGroup:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class AxisBlock:
+    """Positions of an axis that belong to a channel of each of some groups.
+
+    Of one group, mostly. An axis that is made of several, such as heads and their
+    features, has a block of several groups: a position stays if its head does and its
+    feature does.
+
+    Attributes:
+      names: Names of the groups.
+      positions: int32[*sizes of the groups, width].
+    """
+
+    names: tuple[str, ...]
+    positions: np.ndarray
+
+    def kept_size(self, keep_counts: Mapping[str, int]) -> int:
+        """Number of positions when each group keeps `keep_counts[name]` channels."""
+        width = self.positions.shape[-1]
+        return math.prod(keep_counts[name] for name in self.names) * width
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class AxisLayout:
     """How one parameter axis is divided between channel groups and the rest.
 
     Attributes:
       size: Length of the axis.
-      slices: (group name, int32[size_of_group, width] positions), one per group.
+      slices: (group name, int32[size_of_group, width] positions), one per group. A
+        position that several own stays if it does in all of them.
       free: int32[num_free]; positions that belong to no group and always stay.
     """
 
@@ -70,16 +94,55 @@ class AxisLayout:
         return (self.size, parts)
 
     @functools.cached_property
+    def blocks(self) -> tuple[AxisBlock, ...]:
+        """Positions by the groups that own them, in order of these groups.
+
+        Raises:
+          ValueError: Groups share positions, and not one number of them for every
+            choice of one channel of each.
+        """
+        claimed = np.zeros(self.size, np.int64)
+        for _, positions in self.slices:
+            claimed[positions] += 1
+        if claimed.max(initial=0) <= 1:  # as mostly
+            return tuple(AxisBlock((name,), pos) for name, pos in self.slices)
+        owners = np.full((len(self.slices), self.size), -1, np.int64)
+        for index, (_, positions) in enumerate(self.slices):
+            owners[index, positions] = np.arange(len(positions))[:, None]
+        is_owner, which = np.unique(owners >= 0, axis=1, return_inverse=True)
+        blocks = []
+        for number, column in enumerate(is_owner.T):
+            if column.any():
+                members = np.flatnonzero(which.ravel() == number).astype(np.int32)
+                chosen = [self.slices[i] for i in np.flatnonzero(column)]
+                blocks.append(_block_of(chosen, owners[column][:, members], members))
+        return tuple(blocks[::-1])
+
+    @functools.cached_property
     def is_in_order(self) -> bool:
-        """Whether one group owns the whole axis, channel after channel."""
-        if len(self.slices) != 1 or len(self.free):
+        """Whether one block is the whole axis, channel after channel."""
+        if len(self.blocks) != 1 or len(self.free):
             return False
-        return bool(np.all(np.diff(self.slices[0][1].ravel()) > 0))
+        return bool(np.all(np.diff(self.blocks[0].positions.ravel()) > 0))
 
     def kept_size(self, keep_counts: Mapping[str, int]) -> int:
         """Length of the axis when each group keeps `keep_counts[name]` channels."""
-        kept = sum(keep_counts[name] * pos.shape[1] for name, pos in self.slices)
+        kept = sum(block.kept_size(keep_counts) for block in self.blocks)
         return kept + len(self.free)
+
+
+def _block_of(
+    slices: Sequence[tuple[str, np.ndarray]], owners: np.ndarray, members: np.ndarray
+) -> AxisBlock:
+    """The block of some positions, int32[n], that channels int64[groups, n] own."""
+    names = tuple(name for name, _ in slices)
+    sizes = tuple(len(positions) for _, positions in slices)
+    which = np.ravel_multi_index(tuple(owners), sizes)
+    counts = np.bincount(which, minlength=math.prod(sizes))
+    if (counts != counts[0]).any():
+        raise ValueError("no box")
+    in_order = members[np.argsort(which, kind="stable")]
+    return AxisBlock(names, in_order.reshape(*sizes, -1))
 
 
 Layouts = Mapping[str, Mapping[int, AxisLayout]]
@@ -119,8 +182,9 @@ def layouts_of(
     Returns:
       path -> axis -> AxisLayout, for touched axes only.
     Raises:
-      UserError: Two groups, or two channels, claim one position, a position lies
-        outside its axis, or a member does not list positions for every channel.
+      UserError: Two channels of a group claim one position, two groups claim one and
+        are not the factors of an axis, a position lies outside its axis, or a member
+        does not list positions for every channel.
     """
     claims: dict[tuple[str, int], list[tuple[str, np.ndarray]]] = {}
     for group in groups:
@@ -139,15 +203,25 @@ def layouts_of(
                 f"channel groups claim positions outside axis {axis} of {path} "
                 f"(length {size}); trace the groups again for this tree"
             )
-        if len(np.unique(taken)) != len(taken):
-            names = ", ".join(name for name, _ in slices)
-            raise UserError(
-                f"axis {axis} of {path} has a position claimed twice (groups {names}); "
-                "merge those groups"
-            )
         free = np.setdiff1d(np.arange(size, dtype=np.int32), taken)
-        layouts.setdefault(path, {})[axis] = AxisLayout(size, tuple(slices), free)
+        layout = AxisLayout(size, tuple(slices), free)
+        _check_claims(layout, path, axis)
+        layouts.setdefault(path, {})[axis] = layout
     return layouts
+
+
+def _check_claims(layout: AxisLayout, path: str, axis: int) -> None:
+    """Refuses positions that are claimed twice, but by the groups of one block."""
+    try:
+        num_claimed = sum(block.positions.size for block in layout.blocks)
+    except ValueError:
+        num_claimed = -1
+    if num_claimed + len(layout.free) != layout.size:
+        names = ", ".join(name for name, _ in layout.slices)
+        raise UserError(
+            f"axis {axis} of {path} has a position claimed twice (groups {names}); "
+            "merge those groups"
+        )
 
 
 def _check_member(

@@ -3,24 +3,25 @@
 `resolve` reads a table of labels: first everything joined is put together, then axes
 that consist of several are settled, one after the other, in the order of the program.
 `collect_groups` puts channels that occur in the same places into one group, and what
-stays beside them with its reasons.
+stays beside them with its reasons. Where all factors of an axis may be cut, `factors`
+knows the channels that are made of others.
 """
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.sparse import coo_array, csgraph
 
+from prunex_jax.channels.factors import ALIVE, DEAD, Boxes, Factors, Unions
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
 from prunex_jax.channels.labels import FROZEN, LabelTable, Product, Reason, has_channels
 
-# What is known beforehand of a channel.
-UNKNOWN, ALIVE, DEAD = 0, 1, 2
 _SINGLE = Reason(
     "", "is one channel together with all it is tied to, and one must stay"
 )
+_PAIRED = Reason("reshape", "makes an axis of it and of others of its own group")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,6 +33,8 @@ class Resolution:
     first_reason: np.ndarray
     reasons: tuple[Reason, ...]
     status: np.ndarray  # int8[num_components], UNKNOWN, ALIVE, DEAD or both bits.
+    # Components that are there if several others are -> those others.
+    factors: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def conflict(self) -> Reason | None:
         """Why what is known beforehand cannot be; None if it can."""
@@ -48,8 +51,16 @@ class Resolution:
         return np.append(alive[self.component], [False, True])
 
 
-def resolve(table: LabelTable, status: np.ndarray | None = None) -> Resolution:
-    """Finds what is joined and what is frozen."""
+def resolve(
+    table: LabelTable, status: np.ndarray | None = None, factors: Factors = "one"
+) -> Resolution:
+    """Finds what is joined and what is frozen.
+
+    Args:
+      table: The labels.
+      status: int8[some labels], what is known of them beforehand.
+      factors: Which factors of a flat axis are cut; see `TraceOptions`.
+    """
     num_components, component = _components(table)
     first_reason = np.full(num_components, -1, np.int64)
     for index in reversed(range(len(table.frozen))):
@@ -60,15 +71,21 @@ def resolve(table: LabelTable, status: np.ndarray | None = None) -> Resolution:
     reasons = [reason for _, reason in table.frozen]
     if not table.products:
         return Resolution(component, first_reason, tuple(reasons), known)
-    unions = _Unions(first_reason, known, reasons)
+    unions = Unions(first_reason, known, reasons)
+    boxes = Boxes(table.products if factors == "all" else (), component, unions)
     for product in table.products:
-        _settle(product, component, unions)
+        if product in boxes:
+            boxes.keep_apart(product)
+        else:
+            _settle(product, component, unions)
+    made_of = boxes.concluded()
     roots = np.array([unions.root(i) for i in range(num_components)], np.int64)
     return Resolution(
         roots[component],
         np.array(unions.reason, np.int64)[roots],
         tuple(unions.reasons),
         np.array(unions.status, np.int8)[roots],
+        made_of,
     )
 
 
@@ -107,53 +124,7 @@ def _connected(pairs: np.ndarray, size: int) -> tuple[int, np.ndarray]:
     return count, component.astype(np.int64)
 
 
-class _Unions:
-    """Components that are put together further, one pair at a time."""
-
-    def __init__(
-        self, first_reason: np.ndarray, status: np.ndarray, reasons: list[Reason]
-    ) -> None:
-        self.parent = list(range(len(first_reason)))
-        self.reason: list[int] = first_reason.tolist()
-        self.status: list[int] = status.tolist()
-        self.reasons = reasons
-        self.chosen: set[int] = set()
-
-    def root(self, index: int) -> int:
-        parent = self.parent
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
-    def join(self, one: int, other: int) -> None:
-        a, b = self.root(one), self.root(other)
-        if a == b:
-            return
-        self.parent[b] = a
-        self.status[a] |= self.status[b]
-        if self.reason[a] < 0:
-            self.reason[a] = self.reason[b]
-        if b in self.chosen:
-            self.chosen.add(a)
-
-    def freeze(self, indices: Iterable[int], reason: Reason) -> None:
-        number = -1
-        for index in indices:
-            root = self.root(index)
-            if self.reason[root] < 0:
-                if number < 0:
-                    number = len(self.reasons)
-                    self.reasons.append(reason)
-                self.reason[root] = number
-
-    def roots_of(self, labels: np.ndarray, component: np.ndarray) -> list[int]:
-        """Distinct channels among labels."""
-        own = np.unique(component[labels[labels > FROZEN]])
-        return list(dict.fromkeys(self.root(i) for i in own.tolist()))
-
-
-def _settle(product: Product, component: np.ndarray, unions: _Unions) -> None:
+def _settle(product: Product, component: np.ndarray, unions: Unions) -> None:
     """Ties a flat axis to one of its factors and freezes the others."""
     roots = [unions.roots_of(labels, component) for labels in product.factors]
     best = _choose(product, roots, component, unions)
@@ -177,7 +148,7 @@ def _settle(product: Product, component: np.ndarray, unions: _Unions) -> None:
     unions.chosen.update(unions.root(index) for index in roots[best])
 
 
-def _tie(product: Product, best: int, component: np.ndarray, unions: _Unions) -> None:
+def _tie(product: Product, best: int, component: np.ndarray, unions: Unions) -> None:
     labels = product.factors[best]
     rows = np.moveaxis(product.flat, best, 0).reshape(len(labels), -1)
     text = "ties it to an axis of fixed size"
@@ -196,7 +167,7 @@ def _choose(
     product: Product,
     roots: list[list[int]],
     component: np.ndarray,
-    unions: _Unions,
+    unions: Unions,
 ) -> int | None:
     """The factor to cut: one that was chosen before, or else the finest."""
     candidates = []
@@ -211,7 +182,7 @@ def _choose(
 
 
 def _agrees(
-    product: Product, index: int, component: np.ndarray, unions: _Unions
+    product: Product, index: int, component: np.ndarray, unions: Unions
 ) -> bool:
     """Whether no position of the factor is known to be both dead and alive."""
     if not any(unions.status):
@@ -280,13 +251,12 @@ def collect_groups(
     Returns:
       Groups in order of their first places, and what stays.
     """
-    component, first_reason = resolution.component, resolution.first_reason
     reasons = resolution.reasons
     places = [*weights, *running]
     groups: list[ChannelGroup] = []
     frozen: list[FrozenChannels] = []
     taken: collections.Counter[str] = collections.Counter()
-    for bundle in _bundles(places, component, first_reason):
+    for bundle in _bundles(places, resolution):
         members = bundle.slices(places, 0, len(weights))
         if not members:  # running statistics that no parameter is tied to
             continue
@@ -295,6 +265,9 @@ def collect_groups(
             continue
         if len(bundle.positions) == 1:
             frozen.append(FrozenChannels(_SINGLE, members))
+            continue
+        if any(len(np.unique(m.positions)) < m.positions.size for m in members):
+            frozen.append(FrozenChannels(_PAIRED, members))
             continue
         base = members[0].path.removesuffix("/kernel")
         taken[base] += 1
@@ -309,16 +282,42 @@ def collect_groups(
     return tuple(groups), tuple(frozen)
 
 
-def _bundles(
-    places: Sequence[Place], component: np.ndarray, first_reason: np.ndarray
-) -> list[_Bundle]:
+def _owners(
+    component: np.ndarray, resolution: Resolution
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whose positions of some components are: their own, or what they are made of.
+
+    Args:
+      component: int64[num_positions].
+      resolution: What is made of what.
+    Returns:
+      int64[num_owned] channels, and which of the positions they own. Of what a position
+      is made of, what stays is left out.
+    """
+    own = {
+        root: free
+        for root, parts in resolution.factors.items()
+        if (free := [p for p in parts if resolution.first_reason[p] < 0])
+    }
+    which = np.arange(len(component))
+    if not own:
+        return component, which
+    owners = [own.get(root, [root]) for root in component.tolist()]
+    counts = [len(each) for each in owners]
+    return np.array([o for each in owners for o in each]), np.repeat(which, counts)
+
+
+def _bundles(places: Sequence[Place], resolution: Resolution) -> list[_Bundle]:
     """Finds the channels that occur in the same places, in order of their places."""
     sizes = [len(place.labels) for place in places]
     if not sum(sizes):
         return []
-    channel = component[np.concatenate([place.labels for place in places])]
+    labels = np.concatenate([place.labels for place in places])
     place = np.repeat(np.arange(len(places)), sizes)
     position = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    channel, which = _owners(resolution.component[labels], resolution)
+    place, position = place[which], position[which]
+    first_reason = resolution.first_reason
     order = np.argsort(channel, kind="stable")  # channel by channel, place by place
     counts = np.bincount(channel)
     starts = np.cumsum(counts) - counts

@@ -132,10 +132,12 @@ def _once_per_layout(
 
 def _kept_positions(layout: AxisLayout, keep_indices: KeepIndices) -> jax.Array:
     """Sorted int32 positions of one axis that stay."""
-    parts = [
-        jnp.asarray(positions)[keep_indices[name]].ravel()
-        for name, positions in layout.slices
-    ]
+    parts = []
+    for block in layout.blocks:
+        left = jnp.asarray(block.positions)
+        for axis, name in enumerate(block.names):
+            left = left[(slice(None),) * axis + (keep_indices[name],)]
+        parts.append(left.ravel())
     if layout.is_in_order:
         return parts[0]
     return jnp.sort(jnp.concatenate([*parts, jnp.asarray(layout.free)]))
@@ -143,14 +145,31 @@ def _kept_positions(layout: AxisLayout, keep_indices: KeepIndices) -> jax.Array:
 
 def _axis_mask(layout: AxisLayout, masks: Masks) -> jax.Array:
     """bool[layout.size], True at positions that stay."""
+    depth = max(len(block.names) for block in layout.blocks)
+    # A position stays if its channel does in the first group of its block, and in the
+    # second, and so on.
+    alive = _factor_mask(layout, masks, 0)
+    for factor in range(1, depth):
+        alive = alive & _factor_mask(layout, masks, factor)
+    return alive
+
+
+def _factor_mask(layout: AxisLayout, masks: Masks, factor: int) -> jax.Array:
+    """bool[layout.size], False where the channel of a factor of blocks is dead."""
+    slices = []
+    for block in layout.blocks:
+        if factor < len(block.names):
+            positions = np.moveaxis(block.positions, factor, 0)
+            name = block.names[factor]
+            slices.append((name, positions.reshape(len(positions), -1)))
     # Where to look up each position in all masks in a row, followed by one True.
-    row = np.full(layout.size, sum(len(pos) for _, pos in layout.slices), np.int32)
+    row = np.full(layout.size, sum(len(pos) for _, pos in slices), np.int32)
     start = 0
-    for _, positions in layout.slices:
+    for _, positions in slices:
         size, width = positions.shape
         row[positions.ravel()] = np.repeat(np.arange(start, start + size), width)
         start += size
-    stored = [masks[name] for name, _ in layout.slices]
+    stored = [masks[name] for name, _ in slices]
     if np.array_equal(row, np.arange(start)):
         return jnp.concatenate(stored)
     return jnp.concatenate([*stored, jnp.ones(1, bool)])[row]

@@ -8,6 +8,7 @@
 import dataclasses
 import fnmatch
 import math
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,13 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path, path_of
 from prunex_jax.channels.context import Rule
-from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
+from prunex_jax.channels.factors import Factors
+from prunex_jax.channels.groups import (
+    ChannelGroup,
+    ChannelSlice,
+    kept_shape,
+    layouts_of,
+)
 from prunex_jax.channels.labels import (
     LabelledProgram,
     LabelTable,
@@ -53,6 +60,9 @@ class TraceOptions:
       merge: Sets of axes that live or die together, position by position.
       renormalise: Whether means over channels become means over those that are kept,
         which is not the same function: see `trace_channels`.
+      factors: Where an axis is made of several, or taken apart into them, such as into
+        heads and their features: whether `one` of them can be cut, or `all`, each with
+        a group of its own.
     """
 
     returns_statistics: bool = False
@@ -61,6 +71,11 @@ class TraceOptions:
     freeze: Sequence[str | AxisName] = ()
     merge: Sequence[Sequence[AxisName]] = ()
     renormalise: bool = False
+    factors: Factors = "one"
+
+    def __post_init__(self) -> None:
+        if self.factors not in typing.get_args(Factors):
+            raise UserError(f"factors={self.factors!r} is unknown; use one or all")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -128,12 +143,14 @@ class ChannelTrace:
 
     def prunable_share(self) -> float:
         """Share of the parameters that lie in some prunable group."""
-        free = {path: list(shape) for path, shape in self.shapes.items()}
-        for group in self.groups:
-            for member in group.members:
-                free[member.path][member.axis] -= member.positions.size
+        layouts = layouts_of(self.groups, self.shapes)
+        nothing = {group.name: 0 for group in self.groups}
+        left = sum(
+            math.prod(kept_shape(shape, layouts.get(path), nothing))
+            for path, shape in self.shapes.items()
+        )
         total = sum(math.prod(shape) for shape in self.shapes.values())
-        return 1 - sum(math.prod(sizes) for sizes in free.values()) / max(total, 1)
+        return 1 - left / max(total, 1)
 
 
 def _ranges(positions: np.ndarray) -> str:
@@ -193,7 +210,9 @@ def trace_channels(
     the axes of inputs and outputs.
 
     Where an axis is split, such as into heads and their features, one of the parts is
-    cut: one that is tied to what was cut elsewhere, or else the finest.
+    cut: one that is tied to what was cut elsewhere, or else the finest. With
+    `factors="all"`, all of them are: heads and features have groups of their own, and a
+    position of the axis stays if both do.
 
     Args:
       apply: `apply(params, *inputs)`, or `apply(params, statistics, *inputs)` where
@@ -232,14 +251,26 @@ def trace_channels(
         if value not in found.first_use:
             for labels in value.labels:
                 found.table.freeze(labels, Reason("", "is not used"))
-    resolution = resolve(found.table)
-    groups, frozen = collect_groups(
-        resolution,
-        _places(found, found.weights),
-        _places(found, found.running),
-    )
     shapes = {path: value.shape for path, value in found.weights.items()}
+    groups, frozen = _groups_of(found, chosen.factors)
     return ChannelTrace(groups, frozen, shapes, chosen)
+
+
+def _groups_of(
+    found: Labelled, factors: Factors
+) -> tuple[tuple[ChannelGroup, ...], tuple[FrozenChannels, ...]]:
+    weights, running = _places(found, found.weights), _places(found, found.running)
+    resolution = resolve(found.table, factors=factors)
+    groups, frozen = collect_groups(resolution, weights, running)
+    if factors == "all":
+        try:
+            layouts_of(groups, {p: v.shape for p, v in found.weights.items()})
+            running_shapes = {p: v.shape for p, v in found.running.items()}
+            layouts_of(groups, running_shapes, "statistics")
+        except UserError:
+            # What is left of some axis would be no box; of one factor, it always is.
+            return _groups_of(found, "one")
+    return groups, frozen
 
 
 def _places(found: Labelled, values: Mapping[str, Traced]) -> list[Place]:

@@ -39,7 +39,7 @@ def shrink_function(
         found = label_function(
             apply, full, given, running, options, with_jax_derivatives=True
         )
-        resolution = _resolve(found, parameters, statistics)
+        resolution = _resolve(found, parameters, statistics, options)
         evaluator = Evaluator(resolution, rebuilds, found.table)
         values = jax.tree.leaves((params, *rest))
         return jax.tree.unflatten(found.outputs, evaluator.run(found.program, values))
@@ -47,12 +47,17 @@ def shrink_function(
     return small
 
 
-def _resolve(found: Labelled, parameters: Part, statistics: Part | None) -> Resolution:
+def _resolve(
+    found: Labelled,
+    parameters: Part,
+    statistics: Part | None,
+    options: TraceOptions,
+) -> Resolution:
     status = np.zeros(found.table.num_labels, np.int8)
     parameters.tell(status, found.weights)
     if statistics is not None:
         statistics.tell(status, found.running)
-    resolution = resolve(found.table, status)
+    resolution = resolve(found.table, status, options.factors)
     conflict = resolution.conflict()
     if conflict is not None:
         raise UserError(

@@ -18,9 +18,9 @@ from prunex_jax.base.trees import (
     shapes_by_path,
 )
 from prunex_jax.channels import Layouts
+from prunex_jax.channels.factors import ALIVE, DEAD
 from prunex_jax.channels.groups import kept_shape
 from prunex_jax.channels.labels import Traced
-from prunex_jax.channels.resolve import ALIVE, DEAD
 
 Shapes = Mapping[str, tuple[int, ...]]
 
