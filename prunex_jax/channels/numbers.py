@@ -221,10 +221,13 @@ def _computed(
     if _has_no_derivative(name, values, is_risky):
         return math.nan
     compute = ELEMENTWISE[name]
+    is_whole = any(_is_whole(dtype) for dtype in dtypes)
+    if is_whole and name in ("div", "rem") and None in values:
+        return None  # by 0, it is some number or other
     if compute is None or None in values:
         return _value_of_unknown(name, values, is_risky)
     known = [value for value in values if value is not None]
-    if any(_is_whole(dtype) for dtype in dtypes):
+    if is_whole:
         return _value_of_integers(name, compute, known, dtypes)
     dtype = dtypes[0] if dtypes else np.float32
     if any(isinstance(value, Rounded) for value in known):

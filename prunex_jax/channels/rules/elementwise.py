@@ -41,11 +41,20 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
 
     is_smooth = ctx.name in SMOOTH_ABOVE_ZERO
     is_safe = [is_smooth and operand.is_positive for operand in operands]
+    is_odd = [False] * len(operands)
     if ctx.name == "pow":
         is_safe[1] = operands[0].is_positive
+        is_odd[0] = operands[0].constant is not None and not operands[0].is_positive
+    elif ctx.name in ("div", "rem"):
+        is_odd[1] = _has_zeros(operands[1])
 
     def compute(values: Sequence[Value], is_risky: Sequence[bool]) -> Value:
         risky = [a and not b for a, b in zip(is_risky, is_safe, strict=True)]
+        if ctx.name in ("div", "pow", "rem"):
+            risky = [
+                a or (odd and value is None)
+                for a, odd, value in zip(risky, is_odd, values, strict=True)
+            ]
         value = value_of(ctx.name, values, risky, dtypes)
         if not any(is_missing):
             return value
@@ -53,6 +62,13 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
         return value if is_nan(at_nan) else same_value([value, at_nan])
 
     return [_joined(ctx, operands, compute)]
+
+
+def _has_zeros(x: Traced) -> bool:
+    """Whether a constant is zero somewhere."""
+    if x.constant is None or x.is_positive or x.number is not None:
+        return False
+    return bool((np.asarray(x.constant.value) == 0).any())
 
 
 def _note_mean(ctx: Context, operands: Sequence[Traced]) -> None:

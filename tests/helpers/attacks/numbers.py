@@ -318,6 +318,19 @@ FUNCTIONS = {
         lambda h: ((h > 0).astype(jnp.uint2) * jnp.uint2(3)).astype(jnp.float32),
         BOTH,
     ),
+    "int_by_zero": (
+        lambda h: ((h > 0).astype(jnp.int32) // jnp.array([1, 0, 2, 0, 1, 3])).astype(
+            jnp.float32
+        ),
+        DEEP,
+    ),
+    "zero_to_the_zero": (lambda h: lax.pow(jnp.abs(h), jnp.abs(h)), NEITHER),
+    "by_constant_zero": (
+        lambda h: jnp.nan_to_num(
+            h / jnp.array([1.0, 0, 2, 0, 1, 3]), nan=1.0, posinf=1.0, neginf=1.0
+        ),
+        NEITHER,
+    ),
     "float8": (
         lambda h: (h.astype(jnp.float8_e4m3fn) * jnp.float8_e4m3fn(2)).astype("f4"),
         BOTH,
@@ -337,6 +350,7 @@ NO_GRADIENT = {
     "underflow_eq",
     "underflow_mul",
     "overflow_mul",
+    "by_constant_zero",
 }
 
 ATTACKS.update(
