@@ -236,7 +236,7 @@ FUNCTIONS = {
     "log_sigmoid_exp": (lambda h: jnp.exp(jax.nn.log_sigmoid(h)) - 0.5, BOTH),
     "pow_half": (lambda h: jnp.power(jax.nn.sigmoid(h), 2.0) - 0.25, BOTH),
     "cbrt1": (lambda h: jnp.cbrt(1 + h * h) - 1, BOTH),
-    "acosh1": (lambda h: jnp.arccosh(1 + h * h), NEITHER),
+    "acosh1": (lambda h: jnp.arccosh(1 + 9 * h * h), NEITHER),
     "sum_spatial": (
         lambda h: (jnp.tile((h + 0.1)[:, None], (1, 10, 1)).sum(1) - 1.0) * 1e6,
         BOTH,
