@@ -234,8 +234,13 @@ def constant_value(value: Any) -> Traced:
         traced,
         is_given=True,
         constant=constant,
-        is_positive=is_known and bool((np.asarray(value) > 0).all()),
+        is_positive=is_known and _is_above_zero_everywhere(value),
     )
+
+
+def _is_above_zero_everywhere(value: Any) -> bool:
+    with np.errstate(invalid="ignore"):  # of nan, which small types warn about
+        return bool((np.asarray(value) > 0).all())
 
 
 def _number_of(value: Any) -> float | None:
