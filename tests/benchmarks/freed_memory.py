@@ -77,7 +77,7 @@ def take_steps() -> None:
     config = resolve_config(SETTINGS)
     start_processes(config.topology, LaunchFlags(owns_process=True))
     topology = make_topology(config.topology.layout)
-    programs = make_experiment(config, topology).programs
+    programs = make_experiment(config, topology).current.programs
     sharding = jax.sharding.NamedSharding(topology.mesh, jax.P(("host", "device")))
     rng = np.random.default_rng(0)
     batch = {

@@ -252,6 +252,16 @@ def test_sums_of_integers_count_dead_channels_and_wrap_as_before(dtype):
     assert "a" in members_of(trace)
 
 
+def test_extremes_of_types_that_xla_cannot_put_together_stay():
+    def apply(p, x):
+        h = (x @ p["a"] > 0).astype(jnp.int4)
+        return h.max(-1).astype(jnp.float32) + h.astype(jnp.int32).sum(-1)
+
+    trace = assert_exact(apply, draw({"a": (3, 8)}), X)
+    assert not trace.groups
+    assert "of a type that cannot be put back" in trace.explain("a")
+
+
 def test_values_along_two_axes_that_are_both_shared_stay():
     """Of rows and columns, what one is where the other is dead is not known."""
 

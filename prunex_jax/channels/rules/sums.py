@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from prunex_jax.channels.context import Context, freeze_all
@@ -26,6 +27,7 @@ from prunex_jax.channels.numbers import (
 from prunex_jax.channels.rules.axes import axes_of
 
 _NOT_ZERO = "reads removed channels that may not be exactly zero"
+_NARROW = "reads removed channels of a type that cannot be put back"
 _NOT_KNOWN = "reads removed channels that may have different values"
 _NOT_FINITE = "reads removed channels that may not be finite, or not have a derivative"
 
@@ -72,10 +74,15 @@ def _count_dead(ctx: Context, x: Traced, axes: Sequence[int]) -> dict[int, str]:
     unread: dict[int, str] = {}
     counted: list[int] = []
     is_choice = ctx.name not in ("reduce_sum", "reduce_prod")  # jumps at a tie
+    # XLA aborts where numbers of less than a byte are put beside each other.
+    is_put_back = ctx.name != "reduce_sum" or len(axes) > 1
+    is_narrow = is_put_back and _is_narrow(ctx.eqn.invars[0].aval)
     for axis in sorted(axes, key=lambda axis: axis not in x.shared):
         value = x.dead[axis]
         if value is not None and not math.isfinite(value):
             unread[axis] = _NOT_FINITE
+        elif is_narrow:
+            unread[axis] = _NARROW
         elif axis in x.shared:
             ctx.table.read_shared(x.shared[axis])
             counted.append(axis)
@@ -86,6 +93,11 @@ def _count_dead(ctx: Context, x: Traced, axes: Sequence[int]) -> dict[int, str]:
     ctx.notes["counted"] = tuple(counted)
     ctx.cut_one_of([x.labels[axis] for axis in counted if axis in x.shared])
     return unread
+
+
+def _is_narrow(aval: Any) -> bool:
+    is_whole = jax.dtypes.issubdtype(aval.dtype, np.integer)
+    return is_whole and jax.numpy.iinfo(aval.dtype).bits < 8
 
 
 def over_mesh(ctx: Context, *operands: Traced) -> Sequence[Traced]:
