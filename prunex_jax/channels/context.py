@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -159,6 +159,15 @@ class Context:
                 return None
         varies = varies or any(source.varies for source in sources)
         return Shared(axes, tuple(sources), varies)
+
+    def share_axes(self, axes: Mapping[int, Sequence[int | None]]) -> dict[int, Shared]:
+        """What dead channels share, by axis of the result; see `share`.
+
+        Args:
+          axes: Axis of the result -> for each operand, the axis that becomes it.
+        """
+        found = {axis: self.share(*own) for axis, own in axes.items()}
+        return {axis: shared for axis, shared in found.items() if shared is not None}
 
     def carry(self, result: Traced, axes: Sequence[int | None]) -> Traced:
         """The result of moving axes about, with what dead channels share.

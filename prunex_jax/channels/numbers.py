@@ -287,9 +287,7 @@ def _value_of_exact(
         is_exact = {*values, result} <= _PLAIN or not all(map(math.isfinite, values))
         is_exact = is_exact and name in _EXACT_FUNCTIONS
         is_exact = is_exact or (name == "pow" and values[0] in (0.0, 1.0))
-    if is_exact:
-        return result
-    return Rounded(result)
+    return result if is_exact else Rounded(result)
 
 
 def _fits(number: float, dtype: Any) -> bool:

@@ -252,8 +252,7 @@ def pad(ctx: Context, x: Traced, value: Traced) -> Sequence[Traced]:
     # Dead channels have padding too, and padding of a channel axis may join any.
     dead = tuple(same_value([before, value.number]) for before in x.dead)
     whole = _whole(x.shape, ctx.out_shape())
-    found = {axis: ctx.share(axis, None) for axis in whole if axis is not None}
-    shared = {axis: each for axis, each in found.items() if each is not None}
+    shared = ctx.share_axes({axis: (axis, None) for axis in whole if axis is not None})
     return [Traced(tuple(labels), dead, shared=shared)]
 
 

@@ -57,8 +57,8 @@ def reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
         aval: Any = ctx.eqn.outvars[0].aval
         dead = tuple(sum_of(value, count, aval.dtype) for value in dead)
     # What is read beside the channels that are left is not known beside it.
-    found = {} if reading else {i: ctx.share(axis) for i, axis in enumerate(left)}
-    shared = {axis: each for axis, each in found.items() if each is not None}
+    known = [] if reading else left
+    shared = ctx.share_axes({axis: (own,) for axis, own in enumerate(known)})
     return [Traced(out.labels, dead, summed=summed, shared=shared)]
 
 

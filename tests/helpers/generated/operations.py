@@ -519,12 +519,17 @@ def while_loop(d, name):
 # Derivatives that people write, right and wrong.
 
 
-@builder("custom_jvp_call")
-def custom_jvp(d, name):
+def function_of_two(d):
+    """The axis of channels, two operands, and a function of the first one."""
     shape = d.shape(1, 2, 2)
     axis = d.channel_axis(shape)
     h, s = d.operand(shape, axis=axis), d.operand(shape, axis=axis)
-    value = d.pick(jnp.sin, jnp.cos, lambda v: v * 1.0)
+    return axis, h, s, d.pick(jnp.sin, jnp.cos, lambda v: v * 1.0)
+
+
+@builder("custom_jvp_call")
+def custom_jvp(d, name):
+    axis, h, s, value = function_of_two(d)
     slope = d.pick(
         lambda v, w, t, u: t * jnp.cos(v),
         lambda v, w, t, u: t + u,
@@ -539,10 +544,7 @@ def custom_jvp(d, name):
 
 @builder("custom_vjp_call")
 def custom_vjp(d, name):
-    shape = d.shape(1, 2, 2)
-    axis = d.channel_axis(shape)
-    h, s = d.operand(shape, axis=axis), d.operand(shape, axis=axis)
-    value = d.pick(jnp.sin, jnp.cos, lambda v: v * 1.0)
+    axis, h, s, value = function_of_two(d)
     slope = d.pick(
         lambda v, w, g: (g * jnp.cos(v), w * 0),
         lambda v, w, g: (g + 0.1 * v, g),
