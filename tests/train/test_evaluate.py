@@ -200,7 +200,7 @@ def test_a_cut_that_is_not_exact_is_not_exported(run, tmp_path, monkeypatch, cap
     monkeypatch.setattr(Network, "shrunk", inexact)
     arguments = f"--workdir={run[1]}", f"--out={tmp_path / 'm'}"
     error = refused(export_main, capsys, *arguments)
-    assert "masked and shrunk function differ: output by" in error
+    assert "masked and shrunk function differ: output differs by" in error
     assert not (tmp_path / "m").exists()
 
 

@@ -76,7 +76,7 @@ FUNCTIONS = {
         ),
         BOTH,
     ),
-    "boolnot": (lambda h: (~(h > 0)).astype(jnp.float32) + h, DEEP),
+    "boolnot": (lambda h: (~(h > 0)).astype(jnp.float32) + h, BOTH),
     "boolxor": (lambda h: ((h > 0) ^ (h < 1)).astype(jnp.float32) + h, DEEP),
     "intfloordiv": (
         lambda h: (jnp.round(h).astype(jnp.int32) // 3).astype(jnp.float32) + h,
@@ -256,7 +256,7 @@ FUNCTIONS = {
             )
             * 1e-9
         ),
-        DEEP,
+        BOTH,
     ),
     "bool_allnot": (
         lambda h: (~jnp.stack([h > 0, h > 1]).all(0)).astype(jnp.float32),
