@@ -207,7 +207,8 @@ def layouts_of(
         layout = AxisLayout(size, tuple(slices), free)
         _check_claims(layout, path, axis)
         layouts.setdefault(path, {})[axis] = layout
-    return layouts
+    # In the order of the axes, so that leaves that are cut alike compile alike.
+    return {path: dict(sorted(axes.items())) for path, axes in layouts.items()}
 
 
 def _check_claims(layout: AxisLayout, path: str, axis: int) -> None:
