@@ -348,3 +348,6 @@ class RunConfig:
     # Where commands keep compiled programs, to start sooner the next time: auto (what
     # JAX_COMPILATION_CACHE_DIR says, or the user's cache folder) | off | a folder.
     compile_cache: str = "auto"
+    # Whether what a run will need later is compiled while its steps run: auto (unless
+    # they run on CPU, where compiling takes cores from them) | on | off.
+    compile_ahead: Literal["auto", "on", "off"] = "auto"

@@ -9,6 +9,7 @@ In the order in which a run uses them:
     state         what is trained, and where it lives on the mesh
     step          the programs: birth, local step, exchange, report, evaluation
     program       compiles them, counts calls and bytes
+    ahead         compiles, while steps run, what will be called later
     loop          calls them in order, and saves, logs and stops
     position      what a run resumes from beside its state
     transitions   mid-run: the small network, the next method

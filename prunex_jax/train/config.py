@@ -38,6 +38,7 @@ FREE_ON_RESUME = (
     "data.num_workers",
     "run.checkpoint_every_steps",
     "run.checkpoints_kept",
+    "run.compile_ahead",
     "run.compile_cache",
     "run.eval_every_steps",
     "run.log_every_steps",

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.data import batch_rows, make_loader, open_dataset, place_batch
 from prunex_jax.data.shards import check_shards
 from prunex_jax.mesh import HOST_AXIS, AnyMesh, Topology
-from prunex_jax.methods import Method, Recipe, make_method
+from prunex_jax.methods import Method, Recipe, RoundKind, make_method
 from prunex_jax.methods.inner import make_inner, make_learning_rate
 from prunex_jax.models import Model, make_model
 from prunex_jax.shrink.targets import Budget, model_budget
@@ -65,6 +66,14 @@ class Setup:
     method: Method  # What is exchanged.
     plan: RoundPlan  # When.
     programs: Programs  # What is compiled.
+
+    def exchange_options(
+        self, keep_counts: Mapping[str, int], kind: RoundKind
+    ) -> dict[str, Any]:
+        """Static arguments of the exchange that keeps so many channels per group."""
+        names = sorted(group.name for group in self.groups)
+        kept = tuple((name, keep_counts[name]) for name in names)
+        return {"keep_counts": kept, "kind": kind}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,11 +15,12 @@ import jax
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import HOST_AXIS, run_together
 from prunex_jax.methods import Method
+from prunex_jax.train.ahead import CompilerAhead
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.clock import Clock
 from prunex_jax.train.console import Console
 from prunex_jax.train.evaluation import check_health, validate
-from prunex_jax.train.experiment import Experiment
+from prunex_jax.train.experiment import Experiment, Setup
 from prunex_jax.train.folder import RunFolder
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program
@@ -90,6 +91,9 @@ class Loop:
         # Metrics that became known after the last step.
         self._news: dict[str, float] = {}
         self._tickets: collections.deque[jax.Array] = collections.deque()
+        self._ahead = CompilerAhead(_compiles_ahead(experiment))
+        # What it has been told to foresee.
+        self._foreseen: Setup | None = None
 
     @property
     def num_steps(self) -> int:
@@ -139,7 +143,7 @@ class Loop:
         return state
 
     def _train(self, state: TrainState) -> tuple[TrainState, bool]:
-        with self.experiment.batches(self.position.step) as batches:
+        with self._ahead, self.experiment.batches(self.position.step) as batches:
             self._show(state)
             while self.position.step < self.num_steps:
                 state = self._prepare_if_new(state)
@@ -158,6 +162,11 @@ class Loop:
         options, taught = self._step_options(state), self.experiment.task.taught
         if not local_step.is_compiled(**options):
             self._compile(local_step, state, taught(batch), **options)
+        if self._ahead.is_on and self._foreseen is not self.experiment.current:
+            self._foreseen = self.experiment.current
+            self._ahead.foresee(
+                self.experiment, self.position, state, taught(batch), options
+            )
         self.clock.resume()
         state, ticket = local_step(state, taught(batch), **options)
         self._move(step=self.position.step + 1)
@@ -249,10 +258,10 @@ class Loop:
         self._move(num_rounds=self.position.num_rounds + 1)
         self._choose_counts(state, due.stage.density)
         current, counts = self.experiment.current, self.position.keep_counts
-        names = sorted(group.name for group in current.groups)
-        kept, exchange = tuple((n, counts[n]) for n in names), current.programs.exchange
-        self._compile(exchange, state, keep_counts=kept, kind=due.kind)
-        return exchange(state, keep_counts=kept, kind=due.kind)
+        exchange = current.programs.exchange
+        options = current.exchange_options(counts, due.kind)
+        self._compile(exchange, state, **options)
+        return exchange(state, **options)
 
     def _choose_counts(self, state: TrainState, density: float) -> None:
         """Sets how many channels each group keeps, where the density has changed."""
@@ -270,7 +279,9 @@ class Loop:
     def _shrink(self, state: TrainState) -> TrainState:
         """Goes on with the small network; steps are timed anew."""
         step, seconds = self.position.step, self.clock.seconds_per_step_median
-        self.experiment, state, cut = hand_over(self.experiment, state, step, seconds)
+        self.experiment, state, cut = hand_over(
+            self.experiment, state, step, seconds, self._ahead.take_small()
+        )
         self._move(handover=cut)
         self.clock.forget_steps()
         self._tell(f"step {step}: {describe(self.experiment, cut)}")
@@ -365,6 +376,14 @@ class Loop:
         self._check_health(jax.device_get(report))
         position = self.progress.position.to_dict()
         self._around.checkpointer.save(position["step"], state, position, wait=wait)
+
+
+def _compiles_ahead(experiment: Experiment) -> bool:
+    """Whether programs are compiled while steps run."""
+    choice = experiment.config.run.compile_ahead
+    if choice == "auto":  # Steps on CPU want all cores themselves.
+        return experiment.mesh.devices.flat[0].platform != "cpu"
+    return choice == "on"
 
 
 def _is_due(step: int, period: int) -> bool:

@@ -7,14 +7,17 @@ for the whole run. What is not run through here is not counted, so everything is
 
 import copy
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
+from concurrent import futures
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, list_collectives, wire_bytes
 from prunex_jax.mesh import program_to_count
 
@@ -26,11 +29,8 @@ class Build:
     name: str  # Of the program.
     seconds_tracing: float  # Until jax has it, its collectives listed.
     seconds_compiling: float  # Lowering and compiling it, or reading it from the cache.
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.seconds_tracing + self.seconds_compiling
+    # How long the run stood still for it: less than that, if it was compiled ahead.
+    seconds_waited: float
 
 
 @dataclasses.dataclass
@@ -69,6 +69,8 @@ class _Compiled:
     run: Callable[..., Any]
     collectives: list[Collective]
     sent: dict[str, float]
+    seconds_tracing: float
+    seconds_compiling: float
 
 
 class Program:
@@ -95,7 +97,10 @@ class Program:
         self._mesh_shape = mesh_shape
         self._ledger = ledger
         self._donate = donate
+        # What calls have used, and what is compiled or being compiled, here or ahead.
         self._compiled: dict[Hashable, _Compiled] = {}
+        self._builds: dict[Hashable, futures.Future[_Compiled]] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **static: Hashable) -> Any:
         """Runs the program, compiling it if these static arguments are new."""
@@ -104,7 +109,7 @@ class Program:
         return compiled.run(*args)
 
     def is_compiled(self, **static: Hashable) -> bool:
-        """Whether a call with these static arguments would compile nothing."""
+        """Whether it was compiled for a call with these static arguments."""
         return tuple(sorted(static.items())) in self._compiled
 
     def compile(self, *args: Any, **static: Hashable) -> _Compiled:
@@ -112,17 +117,59 @@ class Program:
         key = tuple(sorted(static.items()))
         if key not in self._compiled:
             started = time.perf_counter()
-            traced, listed = self._trace(args, static)
-            sent = wire_bytes(listed, self._mesh_shape)
-            compiling = time.perf_counter()
-            run = traced.lower().compile()
-            ended = time.perf_counter()
-            self._compiled[key] = _Compiled(run, listed, sent)
+            compiled = self._compiled[key] = self._built(args, static)
             self._ledger.num_compilations += 1
             self._ledger.builds.append(
-                Build(self.name, compiling - started, ended - compiling)
+                Build(
+                    self.name,
+                    compiled.seconds_tracing,
+                    compiled.seconds_compiling,
+                    time.perf_counter() - started,
+                )
             )
         return self._compiled[key]
+
+    def compile_ahead(self, *args: Any, **static: Hashable) -> None:
+        """Compiles on a thread of its own what a later call will need.
+
+        The ledger counts it with that call, which waits for it if it is not done.
+
+        Args:
+          *args: As of the call, or their shapes, types and shardings.
+          **static: As of the call.
+        """
+        self._built(args, static)
+
+    def _built(
+        self, args: tuple[Any, ...], static: Mapping[str, Hashable]
+    ) -> _Compiled:
+        """What is compiled for these arguments, by whichever thread comes first."""
+        # Shapes too: what was foreseen wrongly is compiled again, not called.
+        shapes = jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), shapes_of(args))
+        key = (tuple(sorted(static.items())), str(shapes))
+        with self._lock:
+            build = self._builds.get(key)
+            is_first = build is None
+            if build is None:
+                build = self._builds[key] = futures.Future()
+        if is_first:
+            try:
+                build.set_result(self._build_now(args, static))
+            except BaseException as error:
+                del self._builds[key]
+                build.set_exception(error)
+        return build.result()
+
+    def _build_now(
+        self, args: tuple[Any, ...], static: Mapping[str, Hashable]
+    ) -> _Compiled:
+        started = time.perf_counter()
+        traced, listed = self._trace(args, static)
+        sent = wire_bytes(listed, self._mesh_shape)
+        compiling = time.perf_counter()
+        run = traced.lower().compile()
+        ended = time.perf_counter()
+        return _Compiled(run, listed, sent, compiling - started, ended - compiling)
 
     def collectives(self, *args: Any, **static: Hashable) -> list[Collective]:
         """Lists what one call sends, from its trace; arguments as for `compile`."""
@@ -144,6 +191,21 @@ def _counted(
     if counted is fn:
         return jaxpr
     return jax.jit(counted).trace(*jax.tree.map(_plain_shape, args)).jaxpr
+
+
+def shapes_of(tree: PyTree) -> PyTree:
+    """Shapes, types and shardings of arrays, which outlive them.
+
+    Example:
+      >>> shapes_of({'a': jnp.ones(2)})['a'].shape
+      (2,)
+    """
+
+    def shape_of(x: Any) -> jax.ShapeDtypeStruct:
+        shape, dtype = jnp.shape(x), jnp.result_type(x)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=getattr(x, "sharding", None))
+
+    return jax.tree.map(shape_of, tree)
 
 
 def _plain_shape(array: Any) -> Any:

@@ -10,7 +10,7 @@ the last one stands for, with the inner optimizer's state where both have the sa
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -44,13 +44,31 @@ from prunex_jax.train.step import placements_of
 _NUM_COMPARED = 64
 
 
+def foresee_small(experiment: Experiment, keep_counts: Mapping[str, int]) -> Experiment:
+    """Builds the run as it will go on after a cut of which only counts are known."""
+    kept = {name: tuple(range(count)) for name, count in keep_counts.items()}
+    return _after(experiment, Handover(0, kept, 0.0, 0.0))
+
+
 def hand_over(
-    experiment: Experiment, state: TrainState, step: int, seconds_per_step_median: float
+    experiment: Experiment,
+    state: TrainState,
+    step: int,
+    seconds_per_step_median: float,
+    foreseen: Experiment | None = None,
 ) -> tuple[Experiment, TrainState, Handover]:
     """Cuts the dead channels out of a run.
 
     Every process calls it at the same step; masks are equal on all hosts, so that all
     of them cut the same.
+
+    Args:
+      experiment: The run.
+      state: Its training state.
+      step: Steps done.
+      seconds_per_step_median: Of the steps until now.
+      foreseen: The run after the cut, from `foresee_small`, whose programs may be
+        compiled already; it is taken if its network is the one that is left.
 
     Returns:
       The run and its state with the small network, and what to keep of the event.
@@ -66,6 +84,8 @@ def hand_over(
     }
     handover = Handover(step, kept, error, seconds_per_step_median)
     small = _after(experiment, handover)
+    if foreseen is not None and foreseen.current.model == small.current.model:
+        small = foreseen
     program = _program("shrink", _cutter, experiment, small, handover)
     try:
         return small, program(state), handover

@@ -104,7 +104,7 @@ def run_one(config_file: str, steps: int, folder: Path) -> None:
     reached("end of the run")
     progress = progresses[0]
     builds = progress.experiment.ledger.builds
-    phases["building programs"] = sum(build.seconds for build in builds)
+    phases["building programs"] = sum(build.seconds_waited for build in builds)
     phases["in steps"] = progress.position.clock.seconds_in_steps
     phases["one step, median"] = result.summary["seconds_per_step_median"]
     programs = collections.defaultdict(lambda: [0, 0.0, 0.0])

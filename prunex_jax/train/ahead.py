@@ -1,0 +1,182 @@
+"""Compiles what a run will need later, on another thread, while its steps run.
+
+A run meets new programs on its way: an exchange per density, the small network after a
+cut, reports and evaluation. Settings say which, unless channels of all layers compete
+for one budget: then scores will. What fails here is left to the run, which meets the
+same error where it needs the program.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent import futures
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+
+from prunex_jax.base.trees import PyTree
+from prunex_jax.mesh import sharding_on
+from prunex_jax.train.experiment import Experiment
+from prunex_jax.train.position import RunPosition
+from prunex_jax.train.program import Program, shapes_of
+from prunex_jax.train.transitions import foresee_small
+
+
+class Call(NamedTuple):
+    """A call of a program that will come."""
+
+    program: Program
+    args: tuple[PyTree, ...]  # Shapes, types and shardings of its arguments.
+    static: Mapping[str, Any]  # Its static arguments.
+
+
+class CompilerAhead:
+    """One thread that compiles programs in the order in which they will be called.
+
+    Args:
+      is_on: Whether it does anything.
+    """
+
+    def __init__(self, is_on: bool) -> None:
+        self.is_on = is_on
+        self._thread = futures.ThreadPoolExecutor(1, "compiler_ahead")
+        # The run after its cut, and what is being compiled; None before either.
+        self._small: Experiment | None = None
+        self._calls: Iterable[Call] | None = None
+
+    def __enter__(self) -> Self:
+        """Has nothing to do yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends with what is being compiled; the rest is dropped."""
+        self._calls = None
+        self._thread.shutdown()
+
+    def foresee(
+        self,
+        experiment: Experiment,
+        position: RunPosition,
+        state: PyTree,
+        batch: PyTree,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Starts on what a run will call, and drops what it was told before.
+
+        Args:
+          experiment: The run.
+          position: Where it is.
+          state: Its training state.
+          batch: What its local steps take.
+          options: Static arguments of its local steps.
+        """
+        shapes = shapes_of(state), shapes_of(batch)
+        self._start(self._coming(experiment, position, *shapes, options))
+
+    def take_small(self) -> Experiment | None:
+        """The run after its cut, if it is foreseen by now; drops what is left to do."""
+        self._calls = None
+        return self._small
+
+    def _start(self, calls: Iterable[Call]) -> None:
+        if self.is_on:
+            self._calls = calls
+            self._thread.submit(self._compile, calls)
+
+    def _compile(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            if self._calls is not calls:
+                return
+            with contextlib.suppress(Exception):  # The run will meet it.
+                call.program.compile_ahead(*call.args, **call.static)
+
+    def _coming(
+        self,
+        experiment: Experiment,
+        position: RunPosition,
+        state: PyTree,
+        batch: PyTree,
+        options: Mapping[str, Any],
+    ) -> Iterator[Call]:
+        """The calls after a local step, about in their order."""
+        current, programs = experiment.current, experiment.current.programs
+        exchanges = _exchanges(experiment, position)
+        last = next(exchanges, None)
+        if last is not None:
+            yield Call(programs.exchange, (state,), last)
+        yield Call(programs.report, (state,), {})
+        yield Call(programs.clear, (state,), {})
+        if experiment.config.run.eval_every_steps:
+            yield Call(programs.network, (state,), {})
+            yield Call(programs.evaluate, _evaluated(experiment, batch), {})
+        for last in exchanges:
+            yield Call(programs.exchange, (state,), last)
+        shrink_step = current.plan.shrink_step
+        is_known = experiment.config.sparsity.budget != "global"
+        if position.handover is None and shrink_step and last and is_known:
+            counts = dict(last["keep_counts"])
+            self._small = small = foresee_small(experiment, counts)
+            programs = small.current.programs
+            state = programs.abstract_state()
+            yield Call(programs.local_step, (state, batch), options)
+            for static in _exchanges(small, replace(position, step=shrink_step)):
+                yield Call(programs.exchange, (state,), static)
+
+
+def _exchanges(
+    experiment: Experiment, position: RunPosition
+) -> Iterator[dict[str, Any]]:
+    """Static arguments of the exchanges to come with this network and method.
+
+    Each once, as far as they are known: a global budget chooses counts by scores, when
+    their time comes.
+    """
+    current, budget = experiment.current, experiment.channels.budget
+    counts, density, seen = position.keep_counts, position.counts_density, set()
+    for step in range(position.step + 1, _last_step(experiment, position) + 1):
+        due = current.plan.round_after(step)
+        if due is None or (due.stage.density, due.kind) in seen:
+            continue
+        seen.add((due.stage.density, due.kind))
+        if current.method.prunes and due.stage.density != density:
+            if experiment.config.sparsity.budget == "global":
+                return
+            density = due.stage.density
+            counts = budget.keep_counts_at(density, None, counts)
+        yield current.exchange_options(counts, due.kind)
+
+
+def _last_step(experiment: Experiment, position: RunPosition) -> int:
+    """The last step with this network and method, as far as it is known."""
+    steps = [experiment.num_steps]
+    if position.handover is None and experiment.current.plan.shrink_step is not None:
+        steps.append(experiment.current.plan.shrink_step)
+    for phase in experiment.phases[position.phase + 1 :][:1]:
+        if phase.trigger.step is not None:
+            steps.append(phase.trigger.step)
+    return min(steps)
+
+
+def _evaluated(experiment: Experiment, batch: Mapping[str, Any]) -> tuple[PyTree, ...]:
+    """Shapes of what an evaluation takes: parameters, statistics and a batch."""
+    config, mesh, model = (
+        experiment.config.data,
+        experiment.mesh,
+        experiment.current.model,
+    )
+    network = jax.tree.map(
+        lambda x: _shape(x.shape, x.dtype, sharding_on(mesh, jax.P())),
+        jax.eval_shape(model.init, jax.random.key(0)),
+    )
+    rows, placed = config.eval_batch_size or config.batch_size, batch["image"].sharding
+    like = {
+        "image": _shape((rows, *model.image_shape), np.float32, placed),
+        "label": _shape((rows,), np.int32, placed),
+        "valid": _shape((rows,), np.float32, placed),
+    }
+    return *network, like
+
+
+def _shape(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
