@@ -20,7 +20,7 @@ FORWARD_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 # Outputs that hardly depend on inputs or on masks would hide a wrong equivalence.
 LEAST_EFFECT = 1e-3
 # Relative size of nudges that tell a gradient that jumps, and how many are tried.
-ROUNDING, NUM_NUDGES = 3e-7, 4
+ROUNDING, NUM_NUDGES = 3e-7, 16
 
 
 def params_of(sparsities: tuple[float, ...]) -> list:
