@@ -28,11 +28,15 @@ _NARROW = {
     "float16": ("uint16", BLOCK + 1),
     "bfloat16": ("uint16", BLOCK),
     "int8": ("int8", BLOCK + 2),
+    "int4": ("int8", BLOCK // 2 + 2),  # two numbers in one
 }
 # What may be asked for by `method.wire_dtype`. float32 is summed as it is.
 WIRE_DTYPES = ("float32", *_NARROW)
 # One of -1, 0 and 1 times a scale that all hosts share; see `averaging`.
 TERNARY = "ternary"
+# Steps from zero to the largest number of a block. int8 has room for one more, which a
+# scale that was rounded down makes of it.
+_STEPS = {"int8": 126, "int4": 7}
 # Smallest scale and spacing, a normal float32: backends flush smaller ones to zero.
 _TINY = 2.0**-126
 
@@ -42,9 +46,9 @@ class Wire:
     """How numbers cross hosts: their format, and the size of a message.
 
     Attributes:
-      dtype: float32 is summed by the backend as it is. float16, bfloat16 and int8 are
-        sent in blocks, see `encode`. ternary sends -1, 0 or 1 times one scale in a byte
-        each; means over hosts and over the mesh know it.
+      dtype: float32 is summed by the backend as it is. The other `WIRE_DTYPES`
+        are sent in blocks, see `encode`. ternary sends -1, 0 or 1 times one scale in a
+        byte each; means over hosts and over the mesh know it.
       bucket_bytes: Largest message that stands for a buffer; 0 sends one for a whole
         tree. A limit pays for large trees. Ternary values go in one.
     """
@@ -84,7 +88,7 @@ class Wire:
 
         Example:
           >>> [Wire(name).block_bytes for name in WIRE_DTYPES]
-          [512, 258, 256, 130]
+          [512, 258, 256, 130, 66]
         """
         return self.block_width * jnp.dtype(self.carrier).itemsize
 
@@ -145,6 +149,8 @@ def encode(
       rounded to zero is below 2^-38 of the largest.
     - int8: multiples of the largest magnitude over 126, -127 to 127. The scale travels
       as bfloat16, which may be smaller by 1/256.
+    - int4: multiples of the largest magnitude over 7, -7 to 7, two in a byte. The scale
+      travels as bfloat16, which may be larger by 1/128.
 
     A value that is not finite makes itself (bfloat16) or its block not finite.
 
@@ -165,9 +171,12 @@ def encode(
         codes = _round_significant(values / scale, 11, 2.0**-14, noise)
         sent, carrier = codes.astype(jnp.float16), jnp.uint16
     else:
-        scale = jnp.maximum(largest / 126, _TINY).astype(jnp.bfloat16)
-        codes = _round(values / scale.astype(jnp.float32), noise)
-        sent, carrier = codes.astype(jnp.int8), jnp.int8
+        exact = jnp.maximum(largest / _STEPS[wire_dtype], _TINY)
+        scale = exact.astype(jnp.bfloat16)
+        if wire_dtype == "int4":  # which has no room above the largest
+            scale = jnp.where(scale < exact, _next_up(scale), scale)
+        codes = _round(values / scale.astype(jnp.float32), noise).astype(jnp.int8)
+        sent, carrier = codes if wire_dtype == "int8" else _pairs(codes), jnp.int8
     scale_bits = _bits(scale.astype(jnp.bfloat16), carrier)
     scale_bits = scale_bits.reshape(len(values), -1)
     return jnp.concatenate([_bits(sent, carrier), scale_bits], axis=1)
@@ -189,11 +198,14 @@ def decode(message: jax.Array, wire_dtype: str) -> jax.Array:
     """
     if wire_dtype == "bfloat16":
         return _bits(message, jnp.bfloat16).astype(jnp.float32)
-    codes, scale_bits = message[:, :BLOCK], message[:, BLOCK:]
+    num_codes = BLOCK // 2 if wire_dtype == "int4" else BLOCK
+    codes, scale_bits = message[:, :num_codes], message[:, num_codes:]
     if wire_dtype == "float16":
         codes = _bits(codes, jnp.float16)
     else:
         scale_bits = scale_bits[:, None]  # two carriers make one scale
+    if wire_dtype == "int4":
+        codes = _apart(codes)
     scale = _bits(scale_bits, jnp.bfloat16).astype(jnp.float32)
     return codes.astype(jnp.float32) * scale
 
@@ -272,6 +284,24 @@ def _power_of_two(magnitudes: jax.Array) -> jax.Array:
     """Largest power of two that is not larger; infinite for what is not finite."""
     exponents = _bits(magnitudes, jnp.uint32) & jnp.uint32(0x7F800000)
     return _bits(exponents, jnp.float32)
+
+
+def _next_up(values: jax.Array) -> jax.Array:
+    """The next larger bfloat16 of positive ones; what is not finite stays so."""
+    above = _bits(_bits(values, jnp.uint16) + jnp.uint16(1), jnp.bfloat16)
+    return jnp.where(jnp.isfinite(values), above, values)
+
+
+def _pairs(codes: jax.Array) -> jax.Array:
+    """Puts numbers of four bits, int8[n, 2 k], into int8[n, k]."""
+    low, high = codes[:, 0::2], codes[:, 1::2]
+    return (high << 4) | (low & 15)
+
+
+def _apart(pairs: jax.Array) -> jax.Array:
+    """Inverse of `_pairs`."""
+    low, high = (pairs << 4) >> 4, pairs >> 4  # shifts keep the sign
+    return jnp.stack([low, high], axis=2).reshape(len(pairs), -1)
 
 
 def _bits(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:

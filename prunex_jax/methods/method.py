@@ -40,8 +40,8 @@ class MethodConfig:
     """
 
     name: str = "hsadmm"
-    # float32 | float16 | bfloat16 | int8: format of what crosses the host axis.
-    wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    # float32 | float16 | bfloat16 | int8 | int4: format of what crosses the host axis.
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] = "float32"
     # Largest message over the host axis that stands for a buffer; 0 sends gradients, or
     # what a round exchanges, in one. Several let a large model send what it has.
     bucket_bytes: int = setting(0, at_least=0)

@@ -49,7 +49,8 @@ def test_ring_is_the_mean_and_the_same_bits_everywhere(shape):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "step"), [("float16", 2**-11), ("bfloat16", 2**-8), ("int8", 2**-7)]
+    ("dtype", "step"),
+    [("float16", 2**-11), ("bfloat16", 2**-8), ("int8", 2**-7), ("int4", 2**-3)],
 )
 def test_narrow_rings_end_with_the_same_bits(dtype, step):
     run, values = on_mesh((4, 2), draw(4), wire=Wire(dtype))
@@ -75,7 +76,7 @@ def test_narrow_rings_are_unbiased_with_a_key():
     assert np.abs(error).mean() < np.abs(nearest).mean() / 2
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_hops_are_what_the_program_sends(shape, dtype):
     run, values = on_mesh(shape, draw(shape[0]), wire=Wire(dtype))
@@ -105,5 +106,5 @@ def test_ring_needs_no_mesh():
 
 
 def test_ring_refuses_unknown_formats():
-    with pytest.raises(UserError, match="wire_dtype='int4' must be one of"):
-        ring_mean_over_hosts(jnp.ones(3), ALONE, Wire("int4"))
+    with pytest.raises(UserError, match="wire_dtype='int2' must be one of"):
+        ring_mean_over_hosts(jnp.ones(3), ALONE, Wire("int2"))

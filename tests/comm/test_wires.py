@@ -29,11 +29,17 @@ from tests.helpers.common import MESH, ROOT, free_port, make_mesh
 
 AXES = ("host", "device")
 REPLICATED = jax.P()
-NARROW = ("float16", "bfloat16", "int8")
+NARROW = ("float16", "bfloat16", "int8", "int4")
 # Largest error of one stochastic rounding, relative to the number and to its block. A
-# scale of int8 is the largest of the block over 126, rounded to 8 bits.
-RELATIVE = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "int8": 0.0}
-OF_BLOCK = {"float16": 2.0**-38, "bfloat16": 0.0, "int8": (1 + 2.0**-8) / 126}
+# scale of int8 is the largest of the block over 126, rounded to 8 bits; that of int4,
+# over 7, is rounded up.
+RELATIVE = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "int8": 0.0, "int4": 0.0}
+OF_BLOCK = {
+    "float16": 2.0**-38,
+    "bfloat16": 0.0,
+    "int8": (1 + 2.0**-8) / 126,
+    "int4": (1 + 2.0**-7) / 7,
+}
 MESHES = [(1, 8), (2, 4), (4, 2), (8, 1)]
 BY_SIZE = {"ids": lambda s: f"{s[0]}x{s[1]}"}
 
@@ -129,8 +135,9 @@ def test_stochastic_rounding_is_unbiased(wire):
 
 @pytest.mark.parametrize("wire", NARROW)
 def test_what_can_be_represented_is_not_rounded(wire):
-    codes = np.random.default_rng(0).integers(-126, 127, (3, BLOCK))
-    codes[:, 0] = 126
+    most = 7 if wire == "int4" else 126
+    codes = np.random.default_rng(0).integers(-most, most + 1, (3, BLOCK))
+    codes[:, 0] = most
     values = np.float32(codes * np.array([[1.0], [2.0**-20], [2.0**30]]))
     for noise in (None, noise_of(2, values.shape)):
         assert_same(decode(encode(values, wire, noise), wire), values)
@@ -145,7 +152,9 @@ def test_no_size_overflows_or_vanishes(wire, size):
         found = np.asarray(decode(encode(values, wire, noise), wire))
         assert np.all(np.isfinite(found))
         if size > 1e-35:
-            np.testing.assert_allclose(found, values, rtol=0.017)
+            # A scale of four bits that was rounded up leaves the largest to the draw.
+            coarse = wire == "int4" and noise is not None
+            np.testing.assert_allclose(found, values, rtol=0.15 if coarse else 0.017)
     zeros = np.zeros((1, BLOCK), np.float32)
     assert_same(decode(encode(zeros, wire, noise_of(4, zeros.shape)), wire), zeros)
 
@@ -222,7 +231,9 @@ def test_the_mean_is_unbiased(wire):
     draws = flat(found, 1)
     spread = draws.std(0)
     error = np.abs(draws.mean(0) - wanted)
-    assert np.all(error <= 5 * spread / times**0.5 + 1e-6)
+    # Rare roundings may not have been drawn at all: one in `times` is allowed for.
+    rare = (RELATIVE[wire] + OF_BLOCK[wire]) * np.abs(flat(tree)).max() / times**0.5
+    assert np.all(error <= 5 * np.hypot(spread, rare) / times**0.5 + 1e-6)
     assert spread.max() > 0
     biased = np.abs(flat(nearest) - wanted)
     assert np.mean(biased) > 5 * np.mean(error)
@@ -291,7 +302,8 @@ def test_hosts_draw_independently(wire):
         return mean_over_hosts(own, MESH, Wire(wire), jax.random.key(2))
 
     error = np.asarray(on_mesh(run, (8, 1))(tree)) - tree.mean((0, 1))
-    step = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 1 / 126}[wire]
+    steps = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 1 / 126, "int4": 1 / 7}
+    step = steps[wire]
     # One rounding has a standard deviation of 0.4 steps on average, and 0.4 / 8^0.5 is
     # 0.15; with the same draws on all hosts it would stay 0.4.
     assert 0.08 * step < np.std(error) < 0.22 * step
@@ -346,7 +358,7 @@ def test_simulated_hosts_agree_with_a_mesh(wire):
 
 
 def test_unknown_formats_are_refused():
-    for dtype in ("int4", "float8"):
+    for dtype in ("int2", "float8"):
         with pytest.raises(UserError, match=f"wire_dtype='{dtype}' must be one of flo"):
             Wire(dtype)
     with pytest.raises(UserError, match="bucket_bytes=-1 must be zero or more"):
@@ -361,7 +373,7 @@ def test_unknown_formats_are_refused():
 FORMULAS = {"hosts": host_sum, "mesh": mesh_sum, "flat": flat_sum}
 
 
-@pytest.mark.parametrize("bucket_bytes", [0, 400])
+@pytest.mark.parametrize("bucket_bytes", [0, 200])
 @pytest.mark.parametrize("wire", WIRE_DTYPES)
 @pytest.mark.parametrize("shape", [*MESHES, (2, 3)], **BY_SIZE)
 def test_formulas_are_what_is_sent(shape, wire, bucket_bytes):
@@ -387,7 +399,7 @@ def test_formulas_are_what_is_sent(shape, wire, bucket_bytes):
         if shape[0] == 1:
             continue
         over_hosts = [item for item in found if "host" in item.axes]
-        wanted = {"float32": "float32", "int8": "int8"}.get(wire, "uint16")
+        wanted = "uint16" if wire.endswith("float16") else wire.replace("int4", "int8")
         assert {item.dtype for item in over_hosts} == {wanted}
         largest = max(item.payload_bytes for item in over_hosts)
         # A message has room for one block per device of each host at least.
@@ -406,8 +418,9 @@ def test_narrow_is_as_small_as_it_says(shape):
         return wire_bytes(mesh_sum(size, mesh_shape, Wire(wire)), mesh_shape)["host"]
 
     dense = sent(dense_size, "float32")
-    for wire, most in (("float16", 0.51), ("bfloat16", 0.505), ("int8", 0.257)):
-        assert 0.25 < sent(dense_size, wire) / dense < most
+    limits = {"float16": 0.51, "bfloat16": 0.505, "int8": 0.257, "int4": 0.131}
+    for wire, most in limits.items():
+        assert most - 0.012 < sent(dense_size, wire) / dense < most
     compact = round(0.256 * dense_size)
     assert sent(compact, "int8") / dense < 0.07
     assert (
@@ -436,7 +449,7 @@ def test_gradients_are_averaged_anew_in_every_step(wire, levels):
     assert int(state.num_steps) == 2
     assert np.any(flat(first) != flat(second)), "the same rounding twice adds up"
     for found in (first, second):
-        assert np.abs(flat(found) - wanted).max() < 0.08
+        assert np.abs(flat(found) - wanted).max() < (0.5 if wire == "int4" else 0.08)
 
 
 # ---- two processes

@@ -312,7 +312,8 @@ def test_reference_holds_on_a_long_mesh():
 
 
 @pytest.mark.parametrize(
-    ("wire_dtype", "error"), [("float16", 2e-3), ("bfloat16", 0.02), ("int8", 0.04)]
+    ("wire_dtype", "error"),
+    [("float16", 2e-3), ("bfloat16", 0.02), ("int8", 0.04)],
 )
 def test_narrow_on_the_wire_is_close_to_float32(wire_dtype, error):
     """In proportion to the steps of each format; differences to z are below 1."""
@@ -380,7 +381,7 @@ def test_arguments_that_cannot_work_are_refused():
         ("rho_device=nan", lambda: HsadmmParameters(rho_device=float("nan"))),
         ("outer_step=0", lambda: HsadmmParameters(outer_step=0)),
         ("outer_momentum=1", lambda: HsadmmParameters(outer_momentum=1)),
-        ("wire_dtype='int4'", lambda: HsadmmParameters(wire=Wire("int4"))),
+        ("wire_dtype='int2'", lambda: HsadmmParameters(wire=Wire("int2"))),
         ("bucket_bytes=-1", lambda: HsadmmParameters(wire=Wire(bucket_bytes=-1))),
         ("wire_dtype='f7'", lambda: HsadmmParameters(wire=Wire("f7"))),
         ("needs rho_device", lambda: HsadmmParameters(rho_host=1.0)),

@@ -27,7 +27,13 @@ from tests.helpers.entry_cases import (
 # Rounding of float32, for sums of a few numbers of the order of one.
 TIGHT = {"rtol": 1e-5, "atol": 2e-6}
 # Largest relative error of one value, and of the largest of its block.
-LOSS = {"float32": 0, "float16": 2**-11, "bfloat16": 2**-8, "int8": 1 / 240}
+LOSS = {
+    "float32": 0,
+    "float16": 2**-11,
+    "bfloat16": 2**-8,
+    "int8": 1 / 240,
+    "int4": 1 / 13,
+}
 
 
 def run_topk(shape, grads=None, **settings):
