@@ -25,7 +25,8 @@ OF_A_MESH = {"pcast", "psum_invariant", "pvary"}
 LEAST_CUT = 0.2
 LEAST_CUT_OF = {
     **dict.fromkeys(("acosh", "lgamma", "log", "nextafter", "rsqrt"), 0.0),
-    **dict.fromkeys(("cbrt", "cummax", "digamma", "div", "pow", "sqrt"), 0.1),
+    **dict.fromkeys(("cbrt", "cummax", "digamma", "div", "log2", "pow"), 0.1),
+    "sqrt": 0.05,
     **dict.fromkeys(("bitcast_convert_type", "pad", "rem"), 0.1),
 }
 

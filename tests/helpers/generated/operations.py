@@ -167,8 +167,15 @@ def pad(d, name):
         (d.pick(0, 0, 1, 2), d.pick(0, 0, 1, -1 if n > 1 else 0), d.pick(0, 0, 0, 1))
         for n in x.shape
     ]
-    number = d.parameter(()) if d.chance(0.2) else lambda p, i: jnp.float32(value)
-    return lambda p, i: lax.pad(x(p, i), number(p, i).astype(x(p, i).dtype), config)
+    number = d.parameter(()) if d.chance(0.2) else lambda p, i: np.float32(value)
+
+    def apply(p, i):
+        padded, padding = x(p, i), number(p, i)
+        if jnp.issubdtype(padded.dtype, jnp.integer) and not np.isfinite(value):
+            padding = np.float32(1)  # nothing whole stands for what is not finite
+        return lax.pad(padded, padding.astype(padded.dtype), config)
+
+    return apply
 
 
 @builder("reshape")
