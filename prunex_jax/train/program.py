@@ -21,6 +21,9 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, list_collectives, wire_bytes
 from prunex_jax.mesh import program_to_count
 
+# Of 0 to 3: without most passes over the code of each computation.
+_QUICKLY = {"xla_backend_optimization_level": 1}
+
 
 @dataclasses.dataclass(frozen=True)
 class Build:
@@ -82,6 +85,8 @@ class Program:
       mesh_shape: Axis name -> size, slow axis first.
       ledger: Where calls, compilations and bytes are added up.
       donate: Positions of arguments whose buffers the result may reuse.
+      runs_once: Whether it is called once in a run, so that CPUs compile it quickly
+        rather than well, in half of the time for the program that draws parameters.
     """
 
     def __init__(
@@ -91,12 +96,15 @@ class Program:
         mesh_shape: Mapping[str, int],
         ledger: Ledger,
         donate: tuple[int, ...] = (),
+        runs_once: bool = False,
     ) -> None:
         self.name = name
         self._build = build
         self._mesh_shape = mesh_shape
         self._ledger = ledger
         self._donate = donate
+        is_hurried = runs_once and jax.default_backend() == "cpu"
+        self._options = _QUICKLY if is_hurried else None
         # What calls have used, and what is compiled or being compiled, here or ahead.
         self._compiled: dict[Hashable, _Compiled] = {}
         self._builds: dict[Hashable, futures.Future[_Compiled]] = {}
@@ -167,7 +175,7 @@ class Program:
         traced, listed = self._trace(args, static)
         sent = wire_bytes(listed, self._mesh_shape)
         compiling = time.perf_counter()
-        run = traced.lower().compile()
+        run = traced.lower().compile(self._options)
         ended = time.perf_counter()
         return _Compiled(run, listed, sent, compiling - started, ended - compiling)
 

@@ -124,11 +124,14 @@ class Programs:
         self._placements = placements_of(method)
         self._specs = specs_of(self._placements)
 
-        def program(build: Callable[..., Any], donates: bool = False) -> Program:
+        def program(
+            build: Callable[..., Any], donates: bool = False, runs_once: bool = False
+        ) -> Program:
             name, shape = build.__name__.strip("_"), dict(mesh.shape)
-            return Program(name, build, shape, ledger, (0,) if donates else ())
+            donated = (0,) if donates else ()
+            return Program(name, build, shape, ledger, donated, runs_once)
 
-        self.init = program(self._init)
+        self.init = program(self._init, runs_once=True)
         self.prepare = program(self._prepare, donates=True)
         self.local_step = program(self._local_step, donates=True)
         self.exchange = program(self._exchange, donates=True)

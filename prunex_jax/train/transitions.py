@@ -178,7 +178,7 @@ def _program(
 ) -> Program:
     """A program that takes the state of a run to that of the run after it."""
     build = functools.partial(build, run, *to)
-    return Program(name, build, dict(run.mesh.shape), run.ledger)
+    return Program(name, build, dict(run.mesh.shape), run.ledger, runs_once=True)
 
 
 def _after(experiment: Experiment, handover: Handover) -> Experiment:

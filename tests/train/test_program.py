@@ -60,6 +60,27 @@ def test_compiling_sends_and_calls_nothing():
     assert ledger.num_compilations == 1, "compiled again"
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a measure for CPUs")
+def test_what_runs_once_is_compiled_quickly(monkeypatch):
+    compile_it, options = jax.stages.Lowered.compile, []
+
+    def record(self, given=None):
+        options.append(given)
+        return compile_it(self, given)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", record)
+
+    def build():
+        return lambda key: 0.3 * jax.random.normal(key, (40, 7))
+
+    found = [
+        Program("f", build, MESH_SHAPE, Ledger(), runs_once=once)(jax.random.key(3))
+        for once in (False, True)
+    ]
+    assert options == [None, {"xla_backend_optimization_level": 1}]
+    np.testing.assert_allclose(*found, rtol=1e-6)
+
+
 def test_programs_share_a_ledger_under_their_names():
     ledger = Ledger()
     first, second = (make_program(ledger, name)[0] for name in ("one", "two"))
