@@ -4,7 +4,7 @@
 `copies`, channels and their choice from `channels` and `sparsity`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -254,19 +254,21 @@ def pull_copies(
         dual = add_scaled(gap, form.dual_decay, dual)
     level_moved = optax.tree.sub(level, host_level(before))
     z_moved = optax.tree.sub(z, before.global_consensus)
+    gaps, moves = squares(gap), squares(level_moved)
     # Without a penalty the dual residual would say nothing: it counts as 1 here.
     weight = after.rho_device if form.rho_device else jnp.ones((), jnp.float32)
+    has_levels = after.host_consensus is not None
     residuals = Residuals(
-        primal_device=norm(gap),
-        dual_device=weight * norm(level_moved),
-        primal_host=norm(optax.tree.sub(level, z)),
+        primal_device=norm_of(gaps),
+        dual_device=weight * norm_of(moves),
+        primal_host=norm(optax.tree.sub(level, z)) if has_levels else jnp.zeros(()),
         dual_host=after.rho_host * norm(z_moved),
     )
     kept_gap = mask_channels(optax.tree.sub(params, z), layouts, after.masks)
-    dual_by_group = norms_by_group(level_moved, layouts)
+    dual_by_group = norms_by_group(moves, layouts)
     health = RoundHealth(
         host_drift=norm(kept_gap) / norm(z),
-        primal_by_group=norms_by_group(gap, layouts),
+        primal_by_group=norms_by_group(gaps, layouts),
         dual_by_group={name: weight * x for name, x in dual_by_group.items()},
     )
     if form.resets_copies:  # exactly, where x - (x - z) would round
@@ -317,36 +319,48 @@ def _scale(scale: jax.Array, tree: PyTree | None) -> PyTree | None:
     return jax.tree.map(lambda x: (scale * x).astype(x.dtype), tree)
 
 
-def norms_by_group(tree: PyTree, layouts: Layouts) -> dict[str, jax.Array]:
+def squares(tree: PyTree) -> dict[str, jax.Array]:
+    """Sum of the squares of every leaf by path, float32[] whatever its type."""
+    wide = jax.tree.map(lambda x: jnp.sum(jnp.square(x.astype(jnp.float32))), tree)
+    return flatten_by_path(wide)
+
+
+def norm_of(squares: Mapping[str, jax.Array]) -> jax.Array:
+    """Euclidean norm of a tree, of which these are the squares."""
+    return jnp.sqrt(sum(squares.values(), start=jnp.zeros((), jnp.float32)))
+
+
+def norm(tree: PyTree) -> jax.Array:
+    """Euclidean norm of a whole tree, float32[] whatever its types."""
+    return norm_of(squares(tree))
+
+
+def norms_by_group(
+    squares: Mapping[str, jax.Array], layouts: Layouts
+) -> dict[str, jax.Array]:
     """Norm of what carries the channels of each group.
 
     A parameter whose axes belong to two groups counts in both, and one that belongs to
     none in no group, so squares of these norms do not add up to that of `norm`.
 
+    Args:
+      squares: Of the tree.
+      layouts: Where channels are.
     Returns:
       float32[] per group that has parameters.
     Example:
       >>> import numpy as np
       >>> from prunex_jax.channels import AxisLayout
       >>> rows = AxisLayout(2, (('a', np.array([[0], [1]])),), np.array([]))
-      >>> tree = {'x': jnp.array([3.0, 4.0]), 'y': jnp.ones(2)}
-      >>> {name: float(x) for name, x in norms_by_group(tree, {'x': {0: rows}}).items()}
+      >>> found = squares({'x': jnp.array([3.0, 4.0]), 'y': jnp.ones(2)})
+      >>> {k: float(x) for k, x in norms_by_group(found, {'x': {0: rows}}).items()}
       {'a': 5.0}
     """
-    leaves = flatten_by_path(tree)
-    members: dict[str, list[jax.Array]] = {}
+    members: dict[str, dict[str, jax.Array]] = {}
     for path, axes in layouts.items():
         for name in {name for layout in axes.values() for name, _ in layout.slices}:
-            members.setdefault(name, []).append(leaves[path])
-    return {name: norm(members[name]) for name in sorted(members)}
-
-
-def norm(tree: PyTree) -> jax.Array:
-    """Euclidean norm of a whole tree, float32[] whatever its types."""
-    squares = [
-        jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)
-    ]
-    return jnp.sqrt(sum(squares, start=jnp.zeros((), jnp.float32)))
+            members.setdefault(name, {})[path] = squares[path]
+    return {name: norm_of(members[name]) for name in sorted(members)}
 
 
 def balanced(
