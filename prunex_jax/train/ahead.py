@@ -82,11 +82,14 @@ class CompilerAhead:
     def _start(self, calls: Iterable[Call]) -> None:
         if self.is_on:
             self._calls = calls
-            self._thread.submit(self._compile, calls)
+            self._thread.submit(self._compile, calls, _Surroundings())
 
-    def _compile(self, calls: Iterable[Call]) -> None:
+    def _compile(self, calls: Iterable[Call], wanted: "_Surroundings") -> None:
+        # What `with jax.default_matmul_precision(...)` and its like say holds for the
+        # thread that says it: programs of this one would be others.
+        is_same = wanted.are_here()
         for call in calls:
-            if self._calls is not calls:
+            if self._calls is not calls or not is_same:
                 return
             with contextlib.suppress(Exception):  # The run will meet it.
                 call.program.compile_ahead(*call.args, **call.static)
@@ -122,6 +125,24 @@ class CompilerAhead:
             yield Call(programs.local_step, (state, batch), options)
             for static in _exchanges(small, replace(position, step=shrink_step)):
                 yield Call(programs.exchange, (state,), static)
+
+
+class _Surroundings:
+    """What jax's context managers say on the thread that makes it."""
+
+    def __init__(self) -> None:
+        self._num_traces = 0
+        self._probe = jax.jit(self._count)
+        self._probe()
+
+    def _count(self) -> int:
+        self._num_traces += 1
+        return 0
+
+    def are_here(self) -> bool:
+        """Whether they say the same on this thread: then nothing is traced anew."""
+        self._probe()
+        return self._num_traces == 1
 
 
 def _exchanges(
@@ -160,11 +181,8 @@ def _last_step(experiment: Experiment, position: RunPosition) -> int:
 
 def _evaluated(experiment: Experiment, batch: Mapping[str, Any]) -> tuple[PyTree, ...]:
     """Shapes of what an evaluation takes: parameters, statistics and a batch."""
-    config, mesh, model = (
-        experiment.config.data,
-        experiment.mesh,
-        experiment.current.model,
-    )
+    config, mesh = experiment.config.data, experiment.mesh
+    model = experiment.current.model
     network = jax.tree.map(
         lambda x: _shape(x.shape, x.dtype, sharding_on(mesh, jax.P())),
         jax.eval_shape(model.init, jax.random.key(0)),

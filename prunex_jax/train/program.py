@@ -138,7 +138,7 @@ class Program:
         return self._compiled[key]
 
     def compile_ahead(self, *args: Any, **static: Hashable) -> None:
-        """Compiles on a thread of its own what a later call will need.
+        """Compiles what a later call will need, on another thread than that of calls.
 
         The ledger counts it with that call, which waits for it if it is not done.
 

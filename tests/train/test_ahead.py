@@ -171,6 +171,19 @@ def test_what_is_left_is_dropped_at_the_end_and_by_news():
     assert built == [1, 4]
 
 
+def test_contexts_of_the_calling_thread_are_not_lost():
+    """Their programs would be others, so none is compiled elsewhere."""
+    program, plain = (make_program(lambda: lambda x: x @ x) for _ in range(2))
+    with jax.default_matmul_precision("highest"), CompilerAhead(True) as ahead:
+        ahead._start([Call(program, (jnp.ones((2, 2)),), {})])
+        ahead._thread.submit(lambda: None).result()
+        assert not program._builds
+    with CompilerAhead(True) as ahead:
+        ahead._start([Call(plain, (jnp.ones((2, 2)),), {})])
+        ahead._thread.submit(lambda: None).result()
+        assert plain._builds
+
+
 def test_off_does_nothing():
     with CompilerAhead(False) as ahead:
         ahead._start(iter([Call(make_program(lambda: 1 / 0), (), {})]))
