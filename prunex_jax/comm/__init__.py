@@ -20,21 +20,33 @@ from prunex_jax.comm.averaging import (
     mean_over_devices,
     mean_over_hosts,
     mean_over_mesh,
+    mean_with_error,
     min_over_mesh,
     sum_over_hosts,
     sum_over_mesh,
     take_from_host,
 )
+from prunex_jax.comm.chunks import EntryMean, Route, TopK, mean_of_largest
 from prunex_jax.comm.collectives import check_local
 from prunex_jax.comm.formulas import compact_size, dense_size
 from prunex_jax.comm.ring import ring_mean_over_hosts
-from prunex_jax.comm.wires import FLOAT32, TERNARY, WIRE_DTYPES, Wire, refuse_ternary
+from prunex_jax.comm.wires import (
+    FLOAT32,
+    TERNARY,
+    WIRE_DTYPES,
+    Wire,
+    refuse_biased,
+    refuse_ternary,
+)
 
 __all__ = [
     "FLOAT32",
     "TERNARY",
     "WIRE_DTYPES",
     "Collective",
+    "EntryMean",
+    "Route",
+    "TopK",
     "Wire",
     "check_local",
     "compact_size",
@@ -44,10 +56,13 @@ __all__ = [
     "gather_over_hosts",
     "list_collectives",
     "mean_of_entries",
+    "mean_of_largest",
     "mean_over_devices",
     "mean_over_hosts",
     "mean_over_mesh",
+    "mean_with_error",
     "min_over_mesh",
+    "refuse_biased",
     "refuse_ternary",
     "ring_bytes",
     "ring_mean_over_hosts",

@@ -3,7 +3,8 @@
 Sits on `comm.collectives`; knows nothing of channels: a compact tree is a tree.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,17 @@ from jax.flatten_util import ravel_pytree
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import collectives, wires
-from prunex_jax.comm.wires import FLOAT32, TERNARY, Wire, refuse_ternary
-from prunex_jax.mesh import Axis, MeshAxes, axis_size, position
+from prunex_jax.comm.wires import (
+    FLOAT32,
+    TERNARY,
+    Wire,
+    refuse_biased,
+    refuse_ternary,
+)
+from prunex_jax.mesh import Axis, MeshAxes, axis_size, position, vary
 
+# What a bucket holds: (leaf, start, stop), one after the other.
+_Pieces = list[tuple[int, int, int]]
 # Sums of that many ternary values fit the type they travel in.
 _MAX_TERNARY_HOSTS = 127
 
@@ -52,15 +61,14 @@ def mean_over_hosts(
         host, nothing crosses and nothing is rounded. The bucket size changes no result.
       key: Random key, the same everywhere and another one in every call: narrow formats
         round stochastically and the mean is unbiased, so nothing has to be remembered
-        between calls. None rounds to nearest, which is biased: over many steps, what is
-        always rounded away is lost unless the caller adds what its host lost in one
-        call, the tree less `wires.decode(wires.encode(...))` of it, to the next.
-        Ternary values are drawn, and need a key.
+        between calls. None rounds to nearest, which is biased; `mean_with_error` says
+        what that loses. Ternary values are drawn, and need a key.
     Returns:
       The mean, replicated, in the types of the tree. The same bits on every host,
       whatever the number of devices and of buckets.
     Raises:
-      UserError: Ternary values without a key, or of more hosts than a byte can count.
+      UserError: Ternary values without a key, or of more hosts than a byte can count;
+        or int2, which always rounds to nearest.
     Collectives:
       float32: as `collectives.sum_over_hosts` for the number of elements of every
       buffer. ternary: as `min_over_mesh` for the scale, then an int8 sum as
@@ -70,22 +78,60 @@ def mean_over_hosts(
       device axis of M * b messages from each device. 2 (M - 1) / M of the bytes of the
       narrow tree per host.
     """
+    refuse_biased(wire, "this mean")
     num_hosts = axis_size(axes.host)
     if wire.dtype == TERNARY and num_hosts > 1:
         return _fused(tree, lambda x: _ternary_mean(x, axes, key))
 
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
-        if axes.host is None or num_hosts == 1:
-            return collectives.sum_over_hosts(buffer, axes)
-        if not wire.is_narrow:
-            wide = buffer.astype(jnp.promote_types(buffer.dtype, wire.dtype))
-            sent = (wide / num_hosts).astype(wire.dtype)
-            return collectives.sum_over_hosts(sent, axes).astype(buffer.dtype)
-        whole = _in_blocks(buffer, num_hosts * axis_size(axes.device))
+        if axes.host is None or num_hosts == 1 or not wire.is_narrow:
+            return _wide_mean(buffer, axes, wire)
+        whole = _in_blocks(buffer, num_hosts * axis_size(axes.device), wire)
         share = collectives.share_of(whole, axes.device)
-        return _narrow_mean(share, axes.host, axes.device, wire, key, offset, buffer)
+        over = (axes.host, axes.device)
+        return _narrow_mean(share, over, wire, key, offset, buffer)[0]
 
     return _apply_fused(tree, mean, wire.bucket_elements)
+
+
+def mean_with_error(
+    tree: PyTree, axes: MeshAxes, wire: Wire = FLOAT32
+) -> tuple[PyTree, PyTree]:
+    """Averages a tree over hosts, and says what this host must send later.
+
+    Narrow formats round to nearest, twice: what every host sends, and the mean. What is
+    lost of the mean, the host that took it adds to what it has lost itself. So nothing
+    is lost for ever if every host adds its error to the next tree that it sends: up to
+    float32, the mean over hosts of the tree is the mean plus that of the errors.
+
+    Args:
+      tree: Floating leaves, per_host.
+      axes: Mesh axes; without a host axis, the tree stays as it is.
+      wire: As in `mean_over_hosts`, and int2.
+    Returns:
+      The mean, replicated, and the error, per_host, in the types of the tree. Where
+      nothing is rounded, the error is zero.
+    Raises:
+      UserError: Ternary values.
+    Collectives:
+      As `mean_over_hosts`; with a narrow wire, for every buffer also a gather over the
+      device axis of 128 (int2: 512) M b float32 from each device: the errors.
+    """
+    refuse_ternary(wire)
+    num_hosts = axis_size(axes.host)
+
+    def mean(buffer: jax.Array, offset: int) -> tuple[jax.Array, jax.Array]:
+        if axes.host is None or num_hosts == 1 or not wire.is_narrow:
+            return _wide_mean(buffer, axes, wire), jnp.zeros_like(buffer)
+        whole = _in_blocks(buffer, num_hosts * axis_size(axes.device), wire)
+        share = collectives.share_of(whole, axes.device)
+        over = (axes.host, axes.device)
+        mean, lost = _narrow_mean(share, over, wire, None, offset, buffer)
+        lost = collectives.join_shares(lost, axes.device)[: buffer.size]
+        return mean, lost.astype(buffer.dtype)
+
+    mean_tree, lost = _apply_fused(tree, mean, wire.bucket_elements, num_results=2)
+    return mean_tree, vary(lost, (axes.host,))
 
 
 def mean_over_mesh(
@@ -112,6 +158,7 @@ def mean_over_mesh(
       scattered sum over the device axis of 128 P M b elements, then as
       `mean_over_hosts`.
     """
+    refuse_biased(wire, "this mean")
     num_hosts, num_devices = axis_size(axes.host), axis_size(axes.device)
     count = num_hosts * num_devices
     if count == 1:  # fusing would only copy
@@ -122,9 +169,10 @@ def mean_over_mesh(
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
         if axes.host is None or num_hosts == 1 or not wire.is_narrow:
             return collectives.sum_over_mesh(buffer / count, axes)
-        whole = _in_blocks(buffer / num_devices, count)
+        whole = _in_blocks(buffer / num_devices, count, wire)
         share = collectives.scatter_sum(whole, axes.device)
-        return _narrow_mean(share, axes.host, axes.device, wire, key, offset, buffer)
+        over = (axes.host, axes.device)
+        return _narrow_mean(share, over, wire, key, offset, buffer)[0]
 
     return _apply_fused(tree, mean, wire.bucket_elements)
 
@@ -157,6 +205,7 @@ def flat_mean_over_mesh(
       exchange and a gather over both, as `mean_over_hosts` with P M hosts.
     """
     refuse_ternary(wire)
+    refuse_biased(wire, "this mean")
     if not axes.names:
         return tree
     count = axis_size(axes.names)
@@ -165,32 +214,45 @@ def flat_mean_over_mesh(
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
         if is_exact:
             return collectives.sum_at_once(buffer / count, axes.names)
-        share = _in_blocks(buffer, count)
-        return _narrow_mean(share, axes.names, None, wire, key, offset, buffer)
+        share = _in_blocks(buffer, count, wire)
+        return _narrow_mean(share, (axes.names, None), wire, key, offset, buffer)[0]
 
     return _apply_fused(tree, mean, wire.bucket_elements)
 
 
-def _in_blocks(buffer: jax.Array, num_parts: int) -> jax.Array:
+def _wide_mean(buffer: jax.Array, axes: MeshAxes, wire: Wire) -> jax.Array:
+    """The mean over hosts of what is summed as it is, or does not have to move."""
+    num_hosts = axis_size(axes.host)
+    if axes.host is None or num_hosts == 1:
+        return collectives.sum_over_hosts(buffer, axes)
+    wide = buffer.astype(jnp.promote_types(buffer.dtype, wire.dtype))
+    sent = (wide / num_hosts).astype(wire.dtype)
+    return collectives.sum_over_hosts(sent, axes).astype(buffer.dtype)
+
+
+def _in_blocks(buffer: jax.Array, num_parts: int, wire: Wire) -> jax.Array:
     """The buffer in float32, in whole blocks for every part of it."""
-    multiple = num_parts * wires.BLOCK
+    multiple = num_parts * wire.block
     return jnp.pad(buffer.astype(jnp.float32), (0, -buffer.size % multiple))
 
 
 def _narrow_mean(
     share: jax.Array,
-    axis: Axis,
-    device_axis: str | None,
+    over: tuple[Axis, str | None],
     wire: Wire,
     key: jax.Array | None,
     offset: int,
     buffer: jax.Array,
-) -> jax.Array:
-    """The mean over an axis of what every device has a share of, like `buffer`."""
-    first_block = (offset + position(device_axis) * share.size) // wires.BLOCK
-    own = wires.mean_of_shares(share, axis, first_block, wire.dtype, key)
+) -> tuple[jax.Array, jax.Array]:
+    """Mean over an axis of what every device of another one has a share of.
+
+    It is like `buffer`; what this device has lost of its share comes with it.
+    """
+    axis, device_axis = over
+    first_block = (offset + position(device_axis) * share.size) // wire.block
+    own, lost = wires.mean_of_shares(share, axis, first_block, wire, key)
     whole = wires.decode(collectives.join_shares(own, device_axis), wire.dtype)
-    return whole.ravel()[: buffer.size].astype(buffer.dtype)
+    return whole.ravel()[: buffer.size].astype(buffer.dtype), lost
 
 
 def _ternary_mean(
@@ -244,14 +306,14 @@ def mean_of_entries(
     Raises:
       UserError: Ternary values.
     Collectives:
-      As `gather_over_hosts` for k values, or the ceil(k / 128) blocks they become, and
-      for k positions.
+      As `gather_over_hosts` for k values, or the blocks they become, and for k
+      positions.
     """
     refuse_ternary(wire)
     count = values.size
     message, sent = values, values
     if wire.is_narrow:
-        padded = jnp.pad(values, (0, -count % wires.BLOCK)).reshape(-1, wires.BLOCK)
+        padded = jnp.pad(values, (0, -count % wire.block)).reshape(-1, wire.block)
         blocks = wires.encode(padded, wire.dtype)
         sent = wires.decode(blocks, wire.dtype).reshape(-1)[:count]
         message = blocks.reshape(-1)
@@ -359,47 +421,67 @@ def _fused(tree: PyTree, fn: Callable[[jax.Array], jax.Array]) -> PyTree:
 # model are never alive at once. Whether a backend makes use of that is up to its
 # scheduler; some join small sums again.
 def _apply_fused(
-    tree: PyTree, fn: Callable[[jax.Array, int], jax.Array], max_elements: int = 0
-) -> PyTree:
+    tree: PyTree,
+    fn: Callable[[jax.Array, int], Any],
+    max_elements: int = 0,
+    num_results: int = 1,
+) -> Any:
     """Applies a function of flat buffers to all leaves.
 
     Args:
       tree: Arrays; without any, nothing happens.
-      fn: (buffer [n], number of elements before it) -> buffer [n].
+      fn: (buffer [n], number of elements before it) -> buffer [n], or as many as there
+        are results.
       max_elements: Largest n; 0 takes all leaves at once. Leaves are cut where that is
         needed, and a buffer depends on those leaves only that it holds.
+      num_results: Buffers that `fn` returns; above 1, they are a tuple.
     Returns:
-      The tree of the results, in its own types; buffers have the widest of them.
+      The tree of the results, in its own types, or a tuple of such trees; buffers have
+      the widest of them.
     """
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
-        return tree
+        return tree if num_results == 1 else (tree,) * num_results
     sizes = [jnp.size(leaf) for leaf in leaves]
     if not max_elements or sum(sizes) <= max_elements:
         buffer, split = ravel_pytree(tree)
-        return split(fn(buffer, 0))
+        found = fn(buffer, 0)
+        return split(found) if num_results == 1 else tuple(map(split, found))
     dtype = jnp.result_type(*leaves)
     flat = [jnp.ravel(leaf).astype(dtype) for leaf in leaves]
-    found: list[list[jax.Array]] = [[] for _ in leaves]
-    offset = 0
-    for pieces in _plan(sizes, max_elements):
+    offset, results, plan = 0, [], list(_plan(sizes, max_elements))
+    for pieces in plan:
         buffer = jnp.concatenate([flat[i][start:stop] for i, start, stop in pieces])
-        result, begin = fn(buffer, offset), 0
-        for i, start, stop in pieces:
-            found[i].append(result[begin : begin + stop - start])
-            begin += stop - start
+        found = fn(buffer, offset)
+        results.append((found,) if num_results == 1 else found)
         offset += buffer.size
-    whole = [
-        jnp.concatenate(parts or [jnp.zeros(0)])
+    trees = [
+        jax.tree.unflatten(structure, _put_together(buffers, plan, leaves))
+        for buffers in zip(*results, strict=True)
+    ]
+    return trees[0] if num_results == 1 else tuple(trees)
+
+
+def _put_together(
+    buffers: Sequence[jax.Array], plan: Iterable[_Pieces], leaves: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Cuts buffers into their pieces again, and makes leaves of these."""
+    parts: list[list[jax.Array]] = [[] for _ in leaves]
+    for buffer, pieces in zip(buffers, plan, strict=True):
+        begin = 0
+        for i, start, stop in pieces:
+            parts[i].append(buffer[begin : begin + stop - start])
+            begin += stop - start
+    return [
+        jnp.concatenate(own or [jnp.zeros(0)])
         .reshape(jnp.shape(leaf))
         .astype(jnp.result_type(leaf))
-        for parts, leaf in zip(found, leaves, strict=True)
+        for own, leaf in zip(parts, leaves, strict=True)
     ]
-    return jax.tree.unflatten(structure, whole)
 
 
-def _plan(sizes: list[int], max_elements: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Pieces (leaf, start, stop) of every bucket; all are full but the last."""
+def _plan(sizes: list[int], max_elements: int) -> Iterator[_Pieces]:
+    """Pieces of every bucket; all are full but the last."""
     pieces, room = [], max_elements
     for leaf, size in enumerate(sizes):
         start = 0

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from prunex_jax.channels.groups import Layouts
 from prunex_jax.comm.accounting import Collective
-from prunex_jax.comm.wires import BLOCK, FLOAT32, TERNARY, Wire
+from prunex_jax.comm.chunks import CHUNK, TopK
+from prunex_jax.comm.wires import FLOAT32, TERNARY, Wire
 
 MeshShape = Mapping[str, int]
 
@@ -82,6 +83,22 @@ def host_sum(
     ]
 
 
+def host_sum_with_error(
+    num_elements: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
+) -> list[Collective]:
+    """What `averaging.mean_with_error` sends: errors come together inside a host."""
+    (_, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    sent = host_sum(num_elements, mesh_shape, wire)
+    if num_hosts == 1 or not wire.is_narrow:
+        return sent
+    unit = wire.block * num_devices * num_hosts
+    for size in _bucket_sizes(num_elements, wire):
+        share = -(-size // unit) * wire.block * num_hosts
+        errors = ("gather", (device_axis,), (num_devices,), share, "float32")
+        sent.append(Collective(*errors))
+    return sent
+
+
 def host_gather(
     num_elements: int, mesh_shape: MeshShape, dtype: str = "float32"
 ) -> list[Collective]:
@@ -105,7 +122,7 @@ def mesh_sum(
         in_host = device_sum(num_elements, mesh_shape)
         return in_host + host_sum(num_elements, mesh_shape, wire)
     on_hosts = FLOAT32 if num_hosts == 1 else wire
-    unit = num_devices * (BLOCK * num_hosts if on_hosts.is_narrow else 1)
+    unit = num_devices * (on_hosts.block * num_hosts if on_hosts.is_narrow else 1)
     sent = []
     for size in _bucket_sizes(num_elements, wire):
         padded = -(-size // unit) * unit
@@ -127,7 +144,7 @@ def flat_sum(
             sent.append(Collective("sum", axes, sizes, size, "float32"))
         else:
             count = sizes[0] * sizes[1]
-            own = -(-size // (BLOCK * count)) * wire.block_width
+            own = -(-size // (wire.block * count)) * wire.block_width
             sent.append(Collective("exchange", axes, sizes, count * own, wire.carrier))
             sent.append(Collective("gather", axes, sizes, own, wire.carrier))
     return sent
@@ -140,14 +157,44 @@ def ring_sum(
     (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
     if num_hosts == 1:
         return []
-    unit = BLOCK if wire.is_narrow else 1
+    unit = wire.block
     num_units = -(-num_elements // (unit * num_devices * num_hosts))
-    piece = num_units * unit * wire.block_width // BLOCK
+    piece = num_units * wire.block_width
     share, hops = num_units * unit * num_hosts, 2 * (num_hosts - 1)
     return [
         Collective("shift", (host_axis,), (num_hosts,), piece, wire.carrier, hops),
         Collective("gather", (device_axis,), (num_devices,), share, "float32"),
     ]
+
+
+def largest_sum(
+    num_elements: int, top: TopK, mesh_shape: MeshShape, wire: Wire = FLOAT32
+) -> list[Collective]:
+    """What `chunks.mean_of_largest` sends for a tree of `num_elements`."""
+    (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    if num_hosts == 1 or not num_elements:
+        return []
+    chunks = -(-num_elements // CHUNK)
+
+    def sizes(num_chunks: int) -> tuple[tuple[int, str], ...]:
+        num_blocks = -(-num_chunks * top.per_chunk // wire.block)
+        places = num_chunks * top.per_chunk * 3 // 2
+        return (num_blocks * wire.block_width, wire.carrier), (places, "uint8")
+
+    if top.route == "gather":
+        gathers = [host_gather(n, mesh_shape, dtype) for n, dtype in sizes(chunks)]
+        return [each for gather in gathers for each in gather]
+    own = -(-chunks // (num_hosts * num_devices))
+    hosts, devices = ((host_axis,), (num_hosts,)), ((device_axis,), (num_devices,))
+    sent = []
+    for size, dtype in sizes(own):
+        sent += [
+            Collective("exchange", *hosts, num_hosts * size, dtype),
+            Collective("gather", *hosts, size, dtype),
+            Collective("gather", *devices, num_hosts * size, dtype),
+        ]
+    errors = num_hosts * own * CHUNK
+    return [*sent, Collective("gather", *devices, errors, "float32")]
 
 
 def entry_gather(
@@ -156,7 +203,7 @@ def entry_gather(
     """What `averaging.mean_of_entries` sends: values, and a position for each."""
     num_carriers = num_entries
     if wire.is_narrow:
-        num_carriers = -(-num_entries // BLOCK) * wire.block_width
+        num_carriers = -(-num_entries // wire.block) * wire.block_width
     values = host_gather(num_carriers, mesh_shape, wire.carrier)
     return values + host_gather(num_entries, mesh_shape, "int32")
 
@@ -168,7 +215,8 @@ def _shared_sum(
     (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
     carrier = wire.carrier
     if wire.is_narrow:
-        own = -(-num_elements // (BLOCK * num_devices * num_hosts)) * wire.block_width
+        num_parts = wire.block * num_devices * num_hosts
+        own = -(-num_elements // num_parts) * wire.block_width
         share = num_hosts * own
         over_hosts = [
             Collective("exchange", (host_axis,), (num_hosts,), share, carrier),

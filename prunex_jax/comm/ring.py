@@ -14,7 +14,7 @@ from jax.extend import core
 from jax.interpreters import mlir
 
 from prunex_jax.comm import collectives, wires
-from prunex_jax.comm.wires import FLOAT32, Wire, refuse_ternary
+from prunex_jax.comm.wires import FLOAT32, Wire, refuse_biased, refuse_ternary
 from prunex_jax.mesh import MeshAxes, axis_size, position, vary
 
 
@@ -40,7 +40,7 @@ def ring_mean_over_hosts(
     Returns:
       [n], replicated.
     Raises:
-      UserError: Ternary values.
+      UserError: Ternary values, or int2.
     Collectives:
       With P devices per host and M hosts: 2 (M - 1) shifts over the host axis of
       ceil(n / (P M)) elements, in whole blocks of narrow formats; then a gather over
@@ -48,10 +48,11 @@ def ring_mean_over_hosts(
       nothing that moves.
     """
     refuse_ternary(wire)
+    refuse_biased(wire, "the ring")
     num_hosts = axis_size(axes.host)
     if axes.host is None or num_hosts == 1:
         return collectives.sum_over_hosts(buffer, axes)
-    unit = wires.BLOCK if wire.is_narrow else 1
+    unit = wire.block
     parts = num_hosts * axis_size(axes.device) * unit
     padded = jnp.pad(buffer / num_hosts, (0, -buffer.size % parts))
     own = collectives.share_of(padded, axes.device)
@@ -72,7 +73,7 @@ class _Message:
     def write(self, values: jax.Array, hop: int) -> jax.Array:
         if not self.wire.is_narrow:
             return values
-        blocks, noise = values.reshape(-1, wires.BLOCK), None
+        blocks, noise = values.reshape(-1, self.wire.block), None
         if self.key is not None:
             noise = jax.random.uniform(jax.random.fold_in(self.key, hop), blocks.shape)
         return wires.encode(blocks, self.wire.dtype, noise)

@@ -9,6 +9,7 @@ Sits on `comm.collectives`; `comm.averaging` cuts trees into shares for it.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +18,27 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.comm import collectives
 from prunex_jax.mesh import Axis, axis_size, position
 
-# Numbers that are encoded together: they share a scale where the format has one. Blocks
-# are counted from the start of a tree, so what becomes of a number depends neither on
-# the devices of a host nor on buckets.
-BLOCK = 128
-# Format -> type that is given to the collectives, and how many of it make a block: its
-# numbers, and a scale as bfloat16. Integers of the same width stand for floats, which
-# some backends would widen.
+
+
+class _Narrow(NamedTuple):
+    """What a block of numbers becomes."""
+
+    carrier: str  # Type that is given to the collectives. Integers of the same width
+    # stand for floats, which some backends would widen.
+    width: int  # Carriers of a block, with its scale or its table.
+    # Numbers that are encoded together: they share a scale where the format has one.
+    # Blocks are counted from the start of a tree, so what becomes of a number depends
+    # neither on the devices of a host nor on buckets.
+    block: int = 128
+
+
 _NARROW = {
-    "float16": ("uint16", BLOCK + 1),
-    "bfloat16": ("uint16", BLOCK),
-    "int8": ("int8", BLOCK + 2),
-    "int4": ("int8", BLOCK // 2 + 2),  # two numbers in one
+    "float16": _Narrow("uint16", 128 + 1),  # a scale as bfloat16
+    "bfloat16": _Narrow("uint16", 128),
+    "int8": _Narrow("int8", 128 + 2),  # a scale
+    "int4": _Narrow("int8", 128 // 2 + 2),  # two numbers in one, and a scale
+    # Four numbers in one, and four means as bfloat16, for which blocks are longer.
+    "int2": _Narrow("int8", 512 // 4 + 8, block=512),
 }
 # What may be asked for by `method.wire_dtype`. float32 is summed as it is.
 WIRE_DTYPES = ("float32", *_NARROW)
@@ -37,6 +47,9 @@ TERNARY = "ternary"
 # Steps from zero to the largest number of a block. int8 has room for one more, which a
 # scale that was rounded down makes of it.
 _STEPS = {"int8": 126, "int4": 7}
+# Standard deviations between the mean of a block and the outer two of the three bounds
+# of int2: the best for normal numbers is 0.98, for Laplace's 1.13 (Lloyd and Max).
+_BOUND = 1.05
 # Smallest scale and spacing, a normal float32: backends flush smaller ones to zero.
 _TINY = 2.0**-126
 
@@ -75,20 +88,31 @@ class Wire:
         """Type that is given to the collectives."""
         if self.dtype == TERNARY:
             return "int8"
-        return _NARROW[self.dtype][0] if self.is_narrow else self.dtype
+        return _NARROW[self.dtype].carrier if self.is_narrow else self.dtype
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether numbers are always rounded to nearest, so that errors add up."""
+        return self.dtype == "int2"
+
+    @property
+    def block(self) -> int:
+        """Numbers that are encoded together; 1 where none are."""
+        return _NARROW[self.dtype].block if self.is_narrow else 1
 
     @property
     def block_width(self) -> int:
-        """Carriers that stand for `BLOCK` numbers, scale included."""
-        return _NARROW[self.dtype][1] if self.is_narrow else BLOCK
+        """Carriers that stand for a block, scale included."""
+        return _NARROW[self.dtype].width if self.is_narrow else 1
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of the message for `BLOCK` numbers, scale included.
+        """Bytes of the message for a block, scale included.
 
         Example:
-          >>> [Wire(name).block_bytes for name in WIRE_DTYPES]
-          [512, 258, 256, 130, 66]
+          >>> wires = [Wire(name) for name in WIRE_DTYPES]
+          >>> [round(wire.block_bytes / wire.block, 2) for wire in wires]
+          [4.0, 2.02, 2.0, 1.02, 0.52, 0.27]
         """
         return self.block_width * jnp.dtype(self.carrier).itemsize
 
@@ -104,9 +128,7 @@ class Wire:
         """
         if not self.bucket_bytes or self.dtype == TERNARY:
             return 0
-        if self.is_narrow:
-            return BLOCK * max(1, self.bucket_bytes // self.block_bytes)
-        return max(1, self.bucket_bytes * BLOCK // self.block_bytes)
+        return self.block * max(1, self.bucket_bytes // self.block_bytes)
 
     def payload_bytes(self, num_elements: int) -> int:
         """Bytes that stand for so many numbers: those of whole blocks.
@@ -117,9 +139,7 @@ class Wire:
           >>> FLOAT32.payload_bytes(1280), Wire('int8').payload_bytes(1280)
           (5120, 1300)
         """
-        if self.is_narrow:
-            return -(-num_elements // BLOCK) * self.block_bytes
-        return num_elements * jnp.dtype(self.carrier).itemsize
+        return -(-num_elements // self.block) * self.block_bytes
 
     def in_float32(self) -> "Wire":
         """The same message size, nothing rounded."""
@@ -138,6 +158,16 @@ def refuse_ternary(wire: Wire) -> None:
         )
 
 
+def refuse_biased(wire: Wire, sender: str) -> None:
+    """Raises UserError for a format that needs error feedback, where there is none."""
+    if wire.is_biased:
+        raise UserError(
+            f"wire_dtype={wire.dtype!r} rounds to nearest, and {sender} does not send "
+            "later what that loses; choose int4 or a wider format, or a method with "
+            "error feedback: hsadmm, local_sgd, diloco, topk, dgc"
+        )
+
+
 def encode(
     values: jax.Array, wire_dtype: str, noise: jax.Array | None = None
 ) -> jax.Array:
@@ -151,20 +181,25 @@ def encode(
       as bfloat16, which may be smaller by 1/256.
     - int4: multiples of the largest magnitude over 7, -7 to 7, two in a byte. The scale
       travels as bfloat16, which may be larger by 1/128.
+    - int2: the mean of those numbers of the block that lie between the same two of
+      three bounds: its mean, and 1.05 standard deviations to either side. The means
+      travel as bfloat16. So the sum of the block is kept, up to that.
 
     A value that is not finite makes itself (bfloat16) or its block not finite.
 
     Args:
-      values: float32[n, BLOCK].
+      values: float32[n, block], with the block of the format.
       wire_dtype: A narrow format.
-      noise: float32[n, BLOCK] in (0, 1): a number is rounded up if the share that it
-        has of the way there is larger. None rounds to nearest.
+      noise: float32[n, block] in (0, 1): a number is rounded up if the share that it
+        has of the way there is larger. None rounds to nearest, as int2 always does.
     Returns:
       [n, width] of the carrier type.
     """
     if wire_dtype == "bfloat16":
         rounded = _round_significant(values, 8, 2.0**-119, noise)
         return _bits(rounded.astype(jnp.bfloat16), jnp.uint16)
+    if wire_dtype == "int2":
+        return _in_four_bins(values)
     largest = jnp.max(jnp.abs(values), axis=1, keepdims=True)
     if wire_dtype == "float16":
         scale = jnp.maximum(_power_of_two(largest) * 2.0**-14, _TINY)
@@ -189,16 +224,18 @@ def decode(message: jax.Array, wire_dtype: str) -> jax.Array:
       message: [n, width], from `encode`.
       wire_dtype: As it was encoded.
     Returns:
-      float32[n, BLOCK].
+      float32[n, block].
     Example:
-      >>> values = jnp.arange(2 * BLOCK, dtype=jnp.float32).reshape(2, BLOCK)
+      >>> values = jnp.arange(256, dtype=jnp.float32).reshape(2, 128)
       >>> back = decode(encode(values, 'int8'), 'int8')
       >>> bool(jnp.max(jnp.abs(back - values)) <= 0.51 * 255 / 126)
       True
     """
     if wire_dtype == "bfloat16":
         return _bits(message, jnp.bfloat16).astype(jnp.float32)
-    num_codes = BLOCK // 2 if wire_dtype == "int4" else BLOCK
+    if wire_dtype == "int2":
+        return _from_four_bins(message)
+    num_codes = message.shape[1] - (1 if wire_dtype == "float16" else 2)
     codes, scale_bits = message[:, :num_codes], message[:, num_codes:]
     if wire_dtype == "float16":
         codes = _bits(codes, jnp.float16)
@@ -214,50 +251,60 @@ def mean_of_shares(
     share: jax.Array,
     axis: Axis,
     first_block: jax.Array | int,
-    wire_dtype: str,
+    wire: Wire,
     key: jax.Array | None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Averages the shares of one device per host in a narrow format.
 
     Args:
-      share: float32[size * blocks * BLOCK], with as many positions along the axis as
+      share: float32[size * blocks * block], with as many positions along the axis as
         `size` says.
       axis: The axis of the hosts, or several that are taken as one.
       first_block: Number of the first block of the share in the whole.
-      wire_dtype: A narrow format.
+      wire: A narrow format.
       key: Random key, the same everywhere: rounding is stochastic, the mean unbiased.
         The draws of different hosts are independent. None rounds to nearest.
     Returns:
-      [size * blocks, width]: the mean, still encoded, the same along the axis.
+      [size * blocks, width]: the mean, still encoded, the same along the axis. And
+      [size * blocks * block], what both roundings have lost here: the mean over the
+      axis of what was given is what the first decodes to plus the mean of the second.
     Collectives:
       An exchange over `axis` of size * blocks * width carriers, and a gather of
       blocks * width from each position.
     """
     size, here = axis_size(axis), position(axis)
-    blocks = share.reshape(-1, BLOCK)
-    noise = _noise(key, here + 1, first_block, len(blocks))
-    arrived = collectives.exchange(encode(blocks, wire_dtype, noise), axis)
-    each = decode(arrived, wire_dtype).reshape(size, -1, BLOCK)
+    blocks = share.reshape(-1, wire.block)
+    noise = _noise(key, here + 1, first_block, blocks.shape)
+    own = encode(blocks, wire.dtype, noise)
+    arrived = collectives.exchange(own, axis)
+    each = decode(arrived, wire.dtype).reshape(size, -1, wire.block)
     mean = jnp.sum(each / size, axis=0)  # divided first: the sum might overflow
-    noise = _noise(key, 0, first_block + here * len(mean), len(mean))
-    return collectives.collect(encode(mean, wire_dtype, noise), axis)
+    noise = _noise(key, 0, first_block + here * len(mean), mean.shape)
+    final = encode(mean, wire.dtype, noise)
+    lost = blocks - decode(own, wire.dtype)
+    # What the mean loses is lost for all, and this host alone knows of it.
+    part = jax.lax.dynamic_slice_in_dim(lost, here * len(mean), len(mean))
+    part = part + size * (mean - decode(final, wire.dtype))
+    lost = jax.lax.dynamic_update_slice_in_dim(lost, part, here * len(mean), 0)
+    return collectives.collect(final, axis), lost.ravel()
 
 
 def _noise(
     key: jax.Array | None,
     stream: jax.Array | int,
     first_block: jax.Array | int,
-    num_blocks: int,
+    shape: tuple[int, int],
 ) -> jax.Array | None:
     """Uniform numbers in (0, 1) that belong to the blocks, whoever draws them."""
     if key is None:
         return None
     own = jax.random.fold_in(key, stream)
+    num_blocks, block = shape
 
     def of_block(index: jax.Array) -> jax.Array:
         # 16 bits decide a rounding finely enough: two draws from every random word.
-        words = jax.random.bits(jax.random.fold_in(own, index), (BLOCK // 2,))
-        return _bits(words, jnp.uint16).reshape(BLOCK)
+        words = jax.random.bits(jax.random.fold_in(own, index), (block // 2,))
+        return _bits(words, jnp.uint16).reshape(block)
 
     bits = jax.vmap(of_block)(first_block + jnp.arange(num_blocks))
     return (bits.astype(jnp.float32) + 0.5) * 2.0**-16
@@ -302,6 +349,35 @@ def _apart(pairs: jax.Array) -> jax.Array:
     """Inverse of `_pairs`."""
     low, high = (pairs << 4) >> 4, pairs >> 4  # shifts keep the sign
     return jnp.stack([low, high], axis=2).reshape(len(pairs), -1)
+
+
+def _in_four_bins(values: jax.Array) -> jax.Array:
+    """The message of int2, int8[n, block / 4 + 8]."""
+    largest = jnp.max(jnp.abs(values), axis=1, keepdims=True)
+    # Squares might overflow, or become zero; so would the reciprocal of the largest.
+    scale = jnp.maximum(_power_of_two(largest) * 2.0**-50, _TINY)
+    values = values / scale
+    mean = jnp.mean(values, axis=1, keepdims=True)
+    away = _BOUND * jnp.std(values, axis=1, keepdims=True)
+    codes = sum((values > x).astype(jnp.int8) for x in (mean - away, mean, mean + away))
+    means = []
+    for code in range(4):
+        inside = codes == code
+        total = jnp.sum(jnp.where(inside, values, 0.0), axis=1)
+        means.append(total / jnp.maximum(jnp.sum(inside, axis=1), 1))
+    table = _bits((scale * jnp.stack(means, axis=1)).astype(jnp.bfloat16), jnp.int8)
+    quarters = codes.reshape(len(values), 4, -1)
+    packed = sum(quarters[:, i] << (2 * i) for i in range(4))
+    return jnp.concatenate([packed, table.reshape(len(values), -1)], axis=1)
+
+
+def _from_four_bins(message: jax.Array) -> jax.Array:
+    """Inverse of `_in_four_bins`, up to its rounding."""
+    packed, table_bits = message[:, :-8], message[:, -8:]
+    codes = jnp.concatenate([(packed >> (2 * i)) & 3 for i in range(4)], axis=1)
+    table = _bits(table_bits.reshape(-1, 4, 2), jnp.bfloat16).astype(jnp.float32)
+    chosen = [jnp.where(codes == i, table[:, i : i + 1], 0.0) for i in range(4)]
+    return sum(chosen[1:], start=chosen[0])
 
 
 def _bits(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:

@@ -10,7 +10,7 @@ from typing import Any
 
 from prunex_jax.base.settings import setting
 from prunex_jax.methods.hsadmm.core import Hsadmm
-from prunex_jax.methods.hsadmm.method import consensus_method
+from prunex_jax.methods.hsadmm.method import consensus_method, sending_of
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
 from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 
@@ -65,7 +65,7 @@ def _averaging(recipe: Recipe, outer_step: float, outer_momentum: float) -> Meth
         parameters=HsadmmParameters(
             outer_step=step,
             outer_momentum=momentum,
-            wire=recipe.wire,
+            **sending_of(recipe.config),
         ),
         sync_period=config.sync_period,
         axes=recipe.axes,

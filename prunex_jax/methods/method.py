@@ -10,7 +10,7 @@ import optax
 from prunex_jax.base.settings import OptimizerConfig, setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup
-from prunex_jax.comm import FLOAT32, Collective, Wire
+from prunex_jax.comm import FLOAT32, Collective, EntryMean, Route, Wire
 from prunex_jax.mesh import MeshAxes, Placement
 
 # moving: masks follow the scores. freeze: they are chosen one last time, and the copies
@@ -33,6 +33,24 @@ Prepare = Callable[
 
 
 @dataclasses.dataclass(frozen=True)
+class RoundsConfig:
+    """What the rounds of hsadmm, local_sgd and diloco send of what hosts have found."""
+
+    # What remains, until the next round, of what a host has not sent: numbers that are
+    # not among the largest, and what the wire rounds away. 0 keeps nothing, and rounds
+    # stochastically. None: 0.95 with top_k or int2, else 0.
+    error_decay: float | None = setting(None, at_least=0, at_most=1)
+    # Of every 4096 numbers, only so many largest are sent, with positions of 12 bits; 0
+    # sends all. Even. Scales and biases are always sent whole.
+    top_k: int = setting(0, at_least=0, at_most=4096)
+    # hosts | senders: whether a number that few hosts send is averaged over these.
+    top_k_mean: EntryMean = "hosts"
+    # gather (all entries to all hosts) | owners (a host per chunk adds up: fewer bytes
+    # from three hosts on, but what it sends on is cut down once more).
+    top_k_route: Route = "gather"
+
+
+@dataclasses.dataclass(frozen=True)
 class MethodConfig:
     """Which method exchanges what over the host axis: what all methods share.
 
@@ -40,8 +58,13 @@ class MethodConfig:
     """
 
     name: str = "hsadmm"
-    # float32 | float16 | bfloat16 | int8 | int4: format of what crosses the host axis.
-    wire_dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] = "float32"
+    # float32 | float16 | bfloat16 | int8 | int4 | int2: format of what crosses the host
+    # axis. int2 needs a method that sends later what it has rounded away.
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8", "int4", "int2"] = (
+        "float32"
+    )
+    # What rounds send.
+    rounds: RoundsConfig = RoundsConfig()
     # Largest message over the host axis that stands for a buffer; 0 sends gradients, or
     # what a round exchanges, in one. Several let a large model send what it has.
     bucket_bytes: int = setting(0, at_least=0)

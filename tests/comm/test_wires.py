@@ -22,13 +22,20 @@ from prunex_jax.comm import (
     wire_bytes,
 )
 from prunex_jax.comm.formulas import flat_sum, host_sum, mesh_sum
-from prunex_jax.comm.wires import BLOCK, decode, encode
+from prunex_jax.comm.wires import decode, encode
 from prunex_jax.mesh import ALONE, vary
 from prunex_jax.methods import average_gradients
 from tests.helpers.common import MESH, ROOT, free_port, make_mesh
+from tests.helpers.mean_cases import (
+    AXES,
+    BY_SIZE,
+    MESHES,
+    assert_same,
+    flat,
+    make_tree,
+    on_mesh,
+)
 
-AXES = ("host", "device")
-REPLICATED = jax.P()
 NARROW = ("float16", "bfloat16", "int8", "int4")
 # Largest error of one stochastic rounding, relative to the number and to its block. A
 # scale of int8 is the largest of the block over 126, rounded to 8 bits; that of int4,
@@ -40,8 +47,9 @@ OF_BLOCK = {
     "int8": (1 + 2.0**-8) / 126,
     "int4": (1 + 2.0**-7) / 7,
 }
-MESHES = [(1, 8), (2, 4), (4, 2), (8, 1)]
-BY_SIZE = {"ids": lambda s: f"{s[0]}x{s[1]}"}
+# int2 is always rounded to nearest: see test_errors.py.
+UNBIASED = [dtype for dtype in WIRE_DTYPES if not Wire(dtype).is_biased]
+BLOCK = 128
 
 
 def blocks(seed=0, num_blocks=4):
@@ -64,40 +72,6 @@ def bound(wire, values, roundings=1):
     largest = values.max(-1, keepdims=True)
     once = RELATIVE[wire] * values + OF_BLOCK[wire] * largest
     return roundings * once * (1 + RELATIVE[wire] + OF_BLOCK[wire]) + 1e-37
-
-
-def make_tree(lead, seed=0, size=500):
-    """Leaves that end in the middle of blocks, as hosts have them."""
-    rng = np.random.default_rng(seed)
-    return {
-        "kernel": rng.normal(size=(*lead, size // 5, 4)).astype(np.float32),
-        "scale": rng.normal(size=lead).astype(np.float32) * 1e-3,
-        "bias": rng.normal(size=(*lead, size // 7)).astype(np.float32),
-    }
-
-
-def on_mesh(fn, shape, out_specs=REPLICATED, check_vma=True):
-    """Runs `fn` on every device's own part of a tree with [hosts, devices] axes."""
-
-    def body(tree):
-        return fn(jax.tree.map(lambda x: x[0, 0], tree))
-
-    run = jax.shard_map(
-        body, mesh=make_mesh(*shape), in_specs=jax.P(*AXES), out_specs=out_specs,
-        check_vma=check_vma,
-    )  # fmt: skip
-    return jax.jit(run)
-
-
-def assert_same(found, wanted):
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
-
-
-def flat(tree, num_axes=0):
-    """All leaves of a tree in one array, in the order in which they are fused."""
-    leaves = [np.reshape(x, (*x.shape[:num_axes], -1)) for x in jax.tree.leaves(tree)]
-    return np.concatenate(leaves, axis=-1)
 
 
 # ---- formats alone
@@ -170,6 +144,42 @@ def test_what_is_not_finite_stays_visible(wire, bad):
         assert np.all(np.isfinite(found[[0, 2, 3]])), "another block is lost as well"
 
 
+@pytest.mark.parametrize("scale", [1e-37, 1e-20, 1.0, 1e20, 1e38])
+def test_four_means_stand_for_a_block(scale):
+    """Against numpy; the sum of a block is kept, and nothing overflows."""
+    values = scale * np.random.default_rng(0).laplace(size=(6, 512))
+    values[1] = scale / 3
+    values[2, :500] = 0.0
+    values = np.clip(values, -3e38, 3e38).astype(np.float32)
+    exact = values.astype(np.float64)
+    mean, away = exact.mean(1), 1.05 * exact.std(1)
+    wanted = np.zeros_like(exact)
+    for row, here in enumerate(exact):
+        bounds = [mean[row] - away[row], mean[row], mean[row] + away[row]]
+        codes = np.searchsorted(bounds, here)
+        for code in set(codes):
+            wanted[row, codes == code] = here[codes == code].mean()
+    message = encode(values, "int2")
+    assert message.nbytes == 6 * Wire("int2").block_bytes
+    found = np.asarray(decode(message, "int2"), np.float64)
+    largest = np.abs(exact).max(1, keepdims=True)
+    # A number at a bound may fall to either side of it; means have eight bits.
+    far = np.abs(found - wanted) > 2.0**-8 * largest + 2.0**-126
+    assert np.mean(far) < 0.001
+    error = np.abs(found.mean(1) - mean).max()
+    assert error < 2.0**-8 * np.abs(exact).mean(1).max() + 2.0**-126
+    assert np.square(found[0] - exact[0]).mean() < 0.2 * exact[0].var()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_visible_among_four_means(bad):
+    values = np.random.default_rng(0).normal(size=(3, 512)).astype(np.float32)
+    values[1, 5] = bad
+    found = np.asarray(decode(encode(values, "int2"), "int2"))
+    assert not np.isfinite(found[1, 5])
+    assert np.all(np.isfinite(found[[0, 2]])), "another block is lost as well"
+
+
 # ---- means over hosts
 
 
@@ -182,7 +192,7 @@ MEANS = {
 }
 
 
-@pytest.mark.parametrize("wire", WIRE_DTYPES)
+@pytest.mark.parametrize("wire", UNBIASED)
 @pytest.mark.parametrize(
     ("shape", "check_vma"),
     [
@@ -357,10 +367,15 @@ def test_simulated_hosts_agree_with_a_mesh(wire):
     )
 
 
+@pytest.mark.parametrize("fn", MEANS.values(), ids=MEANS)
+def test_a_biased_format_is_refused_where_nothing_is_fed_back(fn):
+    with pytest.raises(UserError, match="wire_dtype='int2' rounds to nearest"):
+        on_mesh(lambda own: fn(own, wire=Wire("int2")), (2, 2))(make_tree((2, 2)))
+
+
 def test_unknown_formats_are_refused():
-    for dtype in ("int2", "float8"):
-        with pytest.raises(UserError, match=f"wire_dtype='{dtype}' must be one of flo"):
-            Wire(dtype)
+    with pytest.raises(UserError, match="wire_dtype='float8' must be one of float32"):
+        Wire("float8")
     with pytest.raises(UserError, match="bucket_bytes=-1 must be zero or more"):
         Wire("int8", -1)
     with pytest.raises(UserError, match="levels='deep' must be hierarchical or flat"):
@@ -374,7 +389,7 @@ FORMULAS = {"hosts": host_sum, "mesh": mesh_sum, "flat": flat_sum}
 
 
 @pytest.mark.parametrize("bucket_bytes", [0, 200])
-@pytest.mark.parametrize("wire", WIRE_DTYPES)
+@pytest.mark.parametrize("wire", UNBIASED)
 @pytest.mark.parametrize("shape", [*MESHES, (2, 3)], **BY_SIZE)
 def test_formulas_are_what_is_sent(shape, wire, bucket_bytes):
     mesh_shape = dict(zip(AXES, shape, strict=True))

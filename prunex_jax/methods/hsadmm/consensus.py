@@ -23,6 +23,7 @@ from prunex_jax.comm import mean_over_hosts, sum_over_hosts
 from prunex_jax.mesh import vary
 from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
+from prunex_jax.methods.hsadmm.sending import mean_of_differences
 from prunex_jax.methods.method import RoundKind
 from prunex_jax.sparsity import Projection
 
@@ -87,6 +88,7 @@ class HsadmmState(NamedTuple):
     device_dual: PyTree | None  # u_ij scaled, as params
     host_consensus: PyTree | None  # z_i, per_host; None where z_i = z
     host_dual: PyTree | None  # v_i scaled, per_host
+    error: PyTree | None  # e_i, per_host: what host i has not sent yet
     rho_device: jax.Array  # float32[], replicated
     rho_host: jax.Array  # float32[], replicated
     residuals: Residuals  # of the last round, as params
@@ -106,7 +108,7 @@ def state_placements(device_level: DeviceLevel) -> HsadmmState:
     copies = "per_host" if device_level == "gradient" else "per_device"
     everywhere = dict.fromkeys(HsadmmState._fields, "replicated")
     own = dict.fromkeys(("inner_state", "device_dual", "residuals", "health"), copies)
-    per_host = dict.fromkeys(("host_consensus", "host_dual"), "per_host")
+    per_host = dict.fromkeys(("host_consensus", "host_dual", "error"), "per_host")
     placements: dict[str, Any] = {**everywhere, **own, **per_host}
     return HsadmmState(**placements)
 
@@ -189,17 +191,18 @@ def move_consensus(
     state: HsadmmState,
     form: HsadmmParameters,
     layouts: Layouts,
+    kind: RoundKind,
     copies: Copies,
 ) -> HsadmmState:
     """Averages kept differences of the projection to z over hosts, moves z and v.
 
     Differences are sent rather than values: they have the same mean, and lose less in a
-    narrow format, which rounds stochastically: no error is fed back.
+    narrow format. That rounds stochastically, or what it loses goes into the next
+    round, as do numbers that are not sent.
 
     Collectives:
-      The kept channels on the wire of the form, as `comm.mean_over_hosts`.
+      The kept channels, as `sending.mean_of_differences`.
     """
-
     projected, keep_indices, masks = found
 
     def masked(tree: PyTree) -> PyTree:
@@ -207,10 +210,14 @@ def move_consensus(
 
     z, host_dual = masked(state.global_consensus), masked(state.host_dual)
     difference = optax.tree.sub(add(projected, host_dual), z)
+    if state.error is not None:
+        difference = add_scaled(difference, form.error_decay, state.error)
     sent = take_channels(difference, layouts, keep_indices)
     key = jax.random.fold_in(jax.random.key(0), state.num_rounds)
-    mean = mean_over_hosts(sent, copies.axes, form.wire, key)
+    mean, error = mean_of_differences(sent, form, copies.axes, key, kind)
     moved = put_channels(mean, layouts, keep_indices)
+    if error is not None:
+        state = state._replace(error=put_channels(error, layouts, keep_indices))
     z, trace = outer_step(z, moved, masked(state.outer_trace), form)
     if host_dual is not None:
         state = state._replace(

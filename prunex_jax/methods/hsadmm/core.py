@@ -97,6 +97,7 @@ class Hsadmm:
             if has_levels
             else None,
             host_dual=vary(zeros, on_hosts) if has_levels else None,
+            error=vary(zeros, on_hosts) if form.error_decay else None,
             rho_device=jnp.asarray(form.rho_device, jnp.float32),
             rho_host=jnp.asarray(form.rho_host, jnp.float32),
             residuals=copies.spread(zero_residuals()),
@@ -160,15 +161,18 @@ class Hsadmm:
             host    a_i = (P rho_device mean_j(theta_ij + u_ij) + rho_host (z - v_i))
                           / (P rho_device + rho_host)       [mean_j(theta_ij + u_ij)]
             masks   K_g channels of largest sum_i ||mean_j theta_ij||^2; never revived
-            global  z_i = mask a_i;  zbar = z + mean_i(z_i + v_i - z), compact arrays
+            global  z_i = mask a_i;  s_i = z_i + v_i - z + delta e_i, compact arrays
+                    zbar = z + mean_i(sent_i);  e_i <- s_i - sent_i
                     d = z - zbar;  o <- beta o + d;  z <- z - alpha (d + beta o)
             duals   u_ij <- gamma u_ij + theta_ij - z_i;    v_i <- v_i + z_i - z
             copies  theta_ij <- theta_ij - kappa (theta_ij - z_i + u_ij)
 
         Without `rho_host`, z_i = z and v_i = 0 (in brackets). P is the number of copies
-        per host, so 1 for device_level "gradient". The state holds -o.
+        per host, so 1 for device_level "gradient". The state holds -o. Without
+        `error_decay`, delta, there is no e_i. Otherwise sent_i is s_i on the wire,
+        or the largest numbers of it.
 
-        When the mask changes, z, z_i, v_i and o are zero outside it from this round on;
+        When the mask changes, z, z_i, v_i, e_i and o are zero outside it from this round on;
         where copies are set to z (kappa = 1, no dual), so are they and the moments of
         the inner optimizer. Otherwise theta and u stay, and u drives the dead entries
         of theta to zero. A "freeze" round ends with theta = z_i = z, duals zero and no
@@ -186,7 +190,7 @@ class Hsadmm:
         Collectives:
           device_level "consensus": a sum over `device_axis` of theta, and of theta + u
           if there is u. Over hosts, each as `comm.mean_over_hosts`: one float32 per
-          channel, unless frozen; and the kept channels on the wire of the form. With
+          channel, unless frozen; and the kept channels as `sending` says. With
           adapt="residual", four float32 more over each axis.
         """
         form, copies, layouts = self.parameters, self.copies, self._layouts(params)
@@ -199,7 +203,7 @@ class Hsadmm:
         found = project_channels(
             target, layouts, counts, scores=scores, alive=before.masks
         )
-        after = consensus.move_consensus(found, before, form, layouts, copies)
+        after = consensus.move_consensus(found, before, form, layouts, kind, copies)
         params, after = consensus.pull_copies(
             params, before, after, form, layouts, copies
         )

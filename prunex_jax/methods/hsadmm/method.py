@@ -10,12 +10,13 @@ import optax
 from prunex_jax.base.settings import setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import layouts_of
-from prunex_jax.comm import Collective, Wire, compact_size, dense_size
+from prunex_jax.comm import Collective, TopK, Wire, compact_size, dense_size
 from prunex_jax.comm.formulas import device_sum, host_sum
 from prunex_jax.methods.hsadmm.consensus import HsadmmState, state_placements
 from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
+from prunex_jax.methods.hsadmm.sending import sent_differences
 from prunex_jax.methods.method import (
     Method,
     MethodConfig,
@@ -50,6 +51,23 @@ class HsadmmConfig:
     adapt: Literal["none", "residual"] = "none"
 
 
+# What remains of an error, where a form needs it and nothing else is asked for: the
+# momentum_decay of SparseLoCo.
+_ERROR_DECAY = 0.95
+
+
+def sending_of(method: MethodConfig) -> dict[str, Any]:
+    """How rounds cross hosts, as fields of `HsadmmParameters`."""
+    wire, rounds = Wire(method.wire_dtype, method.bucket_bytes), method.rounds
+    top = None
+    if rounds.top_k:
+        top = TopK(rounds.top_k, rounds.top_k_mean, rounds.top_k_route)
+    decay = rounds.error_decay
+    if decay is None:
+        decay = _ERROR_DECAY if top or wire.is_biased else 0.0
+    return {"wire": wire, "error_decay": decay, "top": top}
+
+
 def parameters_of(method: MethodConfig) -> HsadmmParameters:
     """The preset with what the settings change of it."""
     config: HsadmmConfig = method.hsadmm
@@ -63,7 +81,7 @@ def parameters_of(method: MethodConfig) -> HsadmmParameters:
         outer_step=config.outer_step,
         outer_momentum=config.outer_momentum,
         adapt=config.adapt,
-        wire=Wire(method.wire_dtype, method.bucket_bytes),
+        **sending_of(method),
     )
 
 
@@ -139,6 +157,7 @@ def _health(state: HsadmmState) -> dict[str, Any]:
     for name, dual in (
         ("device_dual_norm", state.device_dual),
         ("host_dual_norm", state.host_dual),
+        ("error_norm", state.error),
     ):
         if dual is not None:
             found[name] = optax.tree.norm(dual)
@@ -183,8 +202,11 @@ class _Traffic:
             sent += host_sum(4, mesh_shape)
         if kind != "frozen":
             sent += host_sum(self.num_channels, mesh_shape)
-        payload = self.payload_elements(keep_counts)
-        return sent + host_sum(payload, mesh_shape, form.wire)
+        sizes: dict[int, int] = {}
+        for path, shape in self.shapes.items():
+            size = compact_size({path: shape}, self.layouts, keep_counts)
+            sizes[len(shape)] = sizes.get(len(shape), 0) + size
+        return sent + sent_differences(sizes, form, mesh_shape, kind)
 
 
 _HALF = {"sparsity.sparsity": 0.5}

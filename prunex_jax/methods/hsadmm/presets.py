@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import setting
-from prunex_jax.comm import FLOAT32, Wire
+from prunex_jax.comm import FLOAT32, TopK, Wire, refuse_biased
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +29,10 @@ class HsadmmParameters:
       outer_momentum: beta in [0, 1), Nesterov momentum of that step.
       adapt: "residual" balances the penalties by their residuals.
       wire: How the compact array crosses hosts.
+      error_decay: delta in [0, 1], what remains until the next round of what a host has
+        not sent in one, and sends then; 0 means that formats round stochastically, and
+        nothing is kept.
+      top: Which numbers of the compact array are sent; None sends all.
     """
 
     prox_strength: float = setting(1.0, at_least=0, at_most=1)
@@ -39,6 +43,8 @@ class HsadmmParameters:
     outer_momentum: float = setting(0.0, at_least=0, below=1)
     adapt: Literal["none", "residual"] = "none"
     wire: Wire = FLOAT32
+    error_decay: float = setting(0.0, at_least=0, at_most=1)
+    top: TopK | None = None
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and what means nothing together."""
@@ -48,6 +54,13 @@ class HsadmmParameters:
                 limits.check(field.name, getattr(self, field.name))
         if self.adapt not in ("none", "residual"):
             raise UserError(f"adapt={self.adapt!r} must be none or residual")
+        if not self.error_decay:
+            refuse_biased(self.wire, "this form of H-SADMM (error_decay=0)")
+        if self.top is not None and not self.error_decay:
+            raise UserError(
+                f"top_k={self.top.per_chunk} needs error_decay > 0: what is not sent "
+                "would be lost"
+            )
         if self.rho_host and not self.rho_device:
             raise UserError(
                 f"rho_host={self.rho_host} needs rho_device > 0: two-level consensus "

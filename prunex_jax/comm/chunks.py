@@ -1,0 +1,247 @@
+"""Means over hosts of the few largest numbers of every chunk of a buffer.
+
+Positions inside a chunk of 4,096 take twelve bits, where those in a whole buffer take
+32, and numbers are chosen chunk by chunk, so nothing as large as the buffer is sorted.
+What a host does not send, and what a wire rounds away, is its error: it goes into what
+the host sends next.
+
+Sits on `comm.collectives` and `comm.wires`, as `comm.averaging` does.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import collectives, wires
+from prunex_jax.comm.wires import FLOAT32, Wire, refuse_ternary
+from prunex_jax.mesh import MeshAxes, axis_size, position, vary
+
+# Numbers of which a few are sent. Twelve bits are a position.
+CHUNK = 4096
+
+# hosts: numbers that a host does not send count as zero. senders: every number is
+# averaged over those hosts that sent it.
+EntryMean = Literal["hosts", "senders"]
+# gather: all hosts get the entries of all. owners: every chunk has a host that adds up
+# what all send of it, and sends the largest of the sum to all.
+Route = Literal["gather", "owners"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK:
+    """Which numbers of a chunk are sent, and how.
+
+    Attributes:
+      per_chunk: Numbers of each chunk that a host sends; even, since two positions
+        make three bytes.
+      mean: What a number is divided by; see `EntryMean`.
+      route: gather sends M - 1 times the entries of a host of M; owners about twice,
+        whatever M, but cuts the sum down to as many entries once more.
+    """
+
+    per_chunk: int
+    mean: EntryMean = "hosts"
+    route: Route = "gather"
+
+    def __post_init__(self) -> None:
+        """Raises UserError for what cannot be sent."""
+        if not 2 <= self.per_chunk <= CHUNK or self.per_chunk % 2:
+            raise UserError(
+                f"top_k={self.per_chunk} must be an even number from 2 to {CHUNK}, the "
+                "numbers of a chunk; 0 sends all of them"
+            )
+        if self.mean not in ("hosts", "senders"):
+            raise UserError(f"top_k_mean={self.mean!r} must be hosts or senders")
+        if self.route not in ("gather", "owners"):
+            raise UserError(f"top_k_route={self.route!r} must be gather or owners")
+
+
+def mean_of_largest(
+    tree: PyTree, top: TopK, axes: MeshAxes, wire: Wire = FLOAT32
+) -> tuple[PyTree, PyTree]:
+    """Averages the largest numbers of every chunk over hosts.
+
+    Args:
+      tree: Floating leaves of n elements, per_host; they are one buffer, whose chunks
+        may hold parts of several.
+      top: What is sent, and to whom.
+      axes: Mesh axes.
+      wire: How the numbers cross hosts; they are rounded to nearest.
+    Returns:
+      The mean, replicated; and the error, per_host: what this host has not sent. With
+      mean "hosts", the mean of the trees is the first plus the mean of the errors. With
+      one host, the tree, and zero.
+    Raises:
+      UserError: Ternary values.
+    Collectives:
+      With c = ceil(n / 4096) chunks of k entries, M hosts and P devices per host:
+      gather: as `gather_over_hosts` for the c k values, or the blocks they become, and
+      for 3/2 c k bytes of positions. owners: with b = ceil(c / (M P)), exchanges over
+      the host axis of the values and positions of M b chunks, and gathers of those of
+      b; then gathers of as much of the mean over the device axis, and of M b chunks of
+      errors in float32.
+    Example:
+      >>> from prunex_jax.mesh import ALONE
+      >>> mean, error = mean_of_largest({'x': jnp.arange(3.0)}, TopK(2), ALONE)
+      >>> mean['x'].tolist(), error['x'].tolist()
+      ([0.0, 1.0, 2.0], [0.0, 0.0, 0.0])
+
+    References:
+      Sarfi et al., SparseLoCo, 2025, arXiv:2508.15706, algorithm 1.
+    Differs from:
+      The paper: chunks are pieces of one buffer, not 64 by 64 tiles of matrices.
+      Its code averages over senders, its listing over hosts; both are here. The wire
+      decides the format of numbers. Messages of large norm are not clipped.
+    """
+    refuse_ternary(wire)
+    if not jax.tree.leaves(tree):
+        return tree, tree
+    if axes.host is None or axis_size(axes.host) == 1:
+        zeros = vary(jax.tree.map(jnp.zeros_like, tree), (axes.host,))
+        return jax.tree.map(lambda x: collectives.sum_over_hosts(x, axes), tree), zeros
+    buffer, split = ravel_pytree(tree)
+    send = _by_gather if top.route == "gather" else _by_owners
+    mean, error = send(_in_chunks(buffer, 1), top, axes, wire)
+    split_off = [x.ravel()[: buffer.size].astype(buffer.dtype) for x in (mean, error)]
+    return split(split_off[0]), split(split_off[1])
+
+
+def _by_gather(
+    chunks: jax.Array, top: TopK, axes: MeshAxes, wire: Wire
+) -> tuple[jax.Array, jax.Array]:
+    """All hosts get the entries of all; [c, CHUNK] in and out, twice."""
+    positions, values = _largest(chunks, top)
+    message = _write(values, wire)
+    rows = collectives.gather_over_hosts(message.ravel(), axes)
+    places = collectives.gather_over_hosts(pack_positions(positions).ravel(), axes)
+    rows = rows.reshape(len(rows), *message.shape)
+    places = places.reshape(len(places), len(chunks), -1)
+    mean = _mean_of(rows, places, top, wire)
+    return mean, _less(chunks, positions, _read(message, len(chunks), top, wire))
+
+
+def _by_owners(
+    chunks: jax.Array, top: TopK, axes: MeshAxes, wire: Wire
+) -> tuple[jax.Array, jax.Array]:
+    """Every device of every host owns some of the chunks; [c, CHUNK] in and out."""
+    num_hosts, here = axis_size(axes.host), position(axes.host)
+    assert axes.host is not None, "with one host, nothing is sent"
+    whole = _in_chunks(chunks.ravel(), num_hosts * axis_size(axes.device))
+    share = collectives.share_of(whole.ravel(), axes.device).reshape(-1, CHUNK)
+    own = len(share) // num_hosts
+    positions, values = _largest(share, top)
+    parts = values.reshape(num_hosts, own, -1)
+    message = jax.vmap(lambda part: _write(part, wire))(parts)
+    packed = pack_positions(positions)
+    # Part i of both is for host i, and then from host i.
+    arrived = collectives.exchange(message, axes.host)
+    places = collectives.exchange(packed, axes.host).reshape(num_hosts, own, -1)
+    mean = _mean_of(arrived, places, top, wire)
+    sent = jax.vmap(lambda part: _read(part, own, top, wire))(message)
+    error = _less(share, positions, sent.reshape(positions.shape))
+    # The largest of the mean go to all; the owner alone knows what they are short of.
+    positions, values = _largest(mean, top)
+    message, packed = _write(values, wire), pack_positions(positions)
+    rest = _less(mean, positions, _read(message, own, top, wire))
+    weight = num_hosts if top.mean == "hosts" else 1
+    part = jax.lax.dynamic_slice_in_dim(error, here * own, own)
+    part = part + weight * rest
+    error = jax.lax.dynamic_update_slice_in_dim(error, part, here * own, 0)
+
+    def for_all(part: jax.Array) -> jax.Array:
+        rows = collectives.collect(part, axes.host)
+        return collectives.join_shares(rows, axes.device)
+
+    rows = for_all(message[None])
+    values = jax.vmap(lambda part: _read(part, own, top, wire))(rows)
+    places = unpack_positions(for_all(packed))
+    mean = _put(places, values.reshape(places.shape), len(whole))
+    error = collectives.join_shares(error, axes.device)
+    return mean, vary(error, (axes.host,))
+
+
+def pack_positions(positions: jax.Array) -> jax.Array:
+    """Puts two positions below 4,096 into three bytes, uint8[n, 3 k / 2].
+
+    Args:
+      positions: int32[n, k], k even.
+    Example:
+      >>> packed = pack_positions(jnp.array([[1, 4095, 256, 2]]))
+      >>> packed.tolist(), unpack_positions(packed).tolist()
+      ([[1, 240, 255, 0, 33, 0]], [[1, 4095, 256, 2]])
+    """
+    first, second = positions[:, 0::2], positions[:, 1::2]
+    three = (first & 255, (first >> 8) | ((second & 15) << 4), second >> 4)
+    packed = jnp.stack(three, axis=2).astype(jnp.uint8)
+    return packed.reshape(len(positions), -1)
+
+
+def unpack_positions(packed: jax.Array) -> jax.Array:
+    """Inverse of `pack_positions`: int32[n, k]."""
+    three = packed.reshape(len(packed), -1, 3).astype(jnp.int32)
+    low, middle, high = three[:, :, 0], three[:, :, 1], three[:, :, 2]
+    pair = (low | ((middle & 15) << 8), (middle >> 4) | (high << 4))
+    return jnp.stack(pair, axis=2).reshape(len(packed), -1)
+
+
+def _in_chunks(buffer: jax.Array, num_parts: int) -> jax.Array:
+    """The buffer as float32[c, CHUNK], so many chunks that they can be dealt out."""
+    padded = jnp.pad(buffer.astype(jnp.float32), (0, -buffer.size % CHUNK))
+    chunks = padded.reshape(-1, CHUNK)
+    return jnp.pad(chunks, ((0, -len(chunks) % num_parts), (0, 0)))
+
+
+def _largest(chunks: jax.Array, top: TopK) -> tuple[jax.Array, jax.Array]:
+    """Positions int32[c, k] of the largest numbers of every chunk, and these."""
+    positions = jax.lax.top_k(jnp.abs(chunks), top.per_chunk)[1]
+    return positions, jnp.take_along_axis(chunks, positions, axis=1)
+
+
+def _less(chunks: jax.Array, positions: jax.Array, sent: jax.Array) -> jax.Array:
+    """What remains of chunks after something has been sent of these positions."""
+    rows = jnp.arange(len(chunks))[:, None]
+    return chunks.at[rows, positions].add(-sent, unique_indices=True)
+
+
+def _put(positions: jax.Array, values: jax.Array, num_chunks: int) -> jax.Array:
+    """Chunks that are zero but for these numbers."""
+    zeros = jnp.zeros((num_chunks, CHUNK), jnp.float32)
+    return _less(zeros, positions, -values)
+
+
+def _mean_of(
+    rows: jax.Array, places: jax.Array, top: TopK, wire: Wire
+) -> jax.Array:
+    """Averages what hosts have sent, [hosts, ...] of both messages; [c, CHUNK]."""
+    num_hosts, num_chunks = places.shape[:2]
+    divisor = num_hosts if top.mean == "hosts" else 1
+    total = count = jnp.zeros((num_chunks, CHUNK), jnp.float32)
+    # Host after host, so that the order of every sum is the same on all devices.
+    for row, place in zip(rows, places, strict=True):
+        at = unpack_positions(place)
+        values = _read(row, num_chunks, top, wire)
+        total = _less(total, at, -values / divisor)
+        if top.mean == "senders":
+            count = _less(count, at, -jnp.ones_like(values))
+    return total / jnp.maximum(count, 1.0) if top.mean == "senders" else total
+
+
+def _write(values: jax.Array, wire: Wire) -> jax.Array:
+    """The message for the values of some chunks."""
+    if not wire.is_narrow:
+        return values.ravel()
+    padded = jnp.pad(values.ravel(), (0, -values.size % wire.block))
+    return wires.encode(padded.reshape(-1, wire.block), wire.dtype).ravel()
+
+
+def _read(message: jax.Array, num_chunks: int, top: TopK, wire: Wire) -> jax.Array:
+    """Inverse of `_write`, up to its rounding: float32[num_chunks, k]."""
+    if wire.is_narrow:
+        blocks = message.reshape(-1, wire.block_width)
+        message = wires.decode(blocks, wire.dtype).ravel()
+    return message[: num_chunks * top.per_chunk].reshape(num_chunks, -1)

@@ -1,0 +1,114 @@
+"""How the differences of a round cross hosts, and what that sends.
+
+Whatever the form, hosts end with the same mean; what a host has not sent, it keeps.
+"""
+
+from collections.abc import Mapping
+
+import jax
+
+from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import (
+    Collective,
+    TopK,
+    Wire,
+    mean_of_largest,
+    mean_over_hosts,
+    mean_with_error,
+)
+from prunex_jax.comm.formulas import (
+    MeshShape,
+    host_sum,
+    host_sum_with_error,
+    largest_sum,
+)
+from prunex_jax.mesh import MeshAxes
+from prunex_jax.methods.hsadmm.presets import HsadmmParameters
+from prunex_jax.methods.method import RoundKind
+
+# Leaves of fewer axes are sent whole: scales and biases are few and matter much.
+_MIN_NDIM = 2
+_COARSE = ("int4", "int2")
+
+
+def mean_of_differences(
+    sent: PyTree,
+    form: HsadmmParameters,
+    axes: MeshAxes,
+    key: jax.Array,
+    kind: RoundKind,
+) -> tuple[PyTree, PyTree | None]:
+    """Averages compact differences over hosts.
+
+    Args:
+      sent: Differences of the kept channels, with the error of the last round, per_host.
+      form: The form of H-SADMM.
+      axes: Mesh axes.
+      key: Random key, the same everywhere, for formats that round stochastically.
+      kind: A freeze round sends everything, in eight bits at least: it follows a change
+        of the network that a few entries would not repair.
+    Returns:
+      The mean, replicated, and the error, per_host; None where the form keeps none.
+    Collectives:
+      Without error: as `comm.mean_over_hosts`. With top_k, but for freeze rounds: as
+      `comm.mean_of_largest` for all leaves of two or more axes, and as
+      `comm.mean_with_error` for the others. Otherwise as `comm.mean_with_error`.
+    """
+    if not form.error_decay:
+        return mean_over_hosts(sent, axes, form.wire, key), None
+    top = _top_of(form, kind)
+    if top is None:
+        return mean_with_error(sent, axes, _wire_of(form, kind))
+    leaves, structure = jax.tree.flatten(sent)
+    large = [leaf for leaf in leaves if leaf.ndim >= _MIN_NDIM]
+    small = [leaf for leaf in leaves if leaf.ndim < _MIN_NDIM]
+    of_large = mean_of_largest(large, top, axes, form.wire)
+    of_small = mean_with_error(small, axes, at_least_8_bits(form.wire))
+
+    def whole(large: list[jax.Array], small: list[jax.Array]) -> PyTree:
+        parts = {True: iter(large), False: iter(small)}
+        found = [next(parts[leaf.ndim >= _MIN_NDIM]) for leaf in leaves]
+        return jax.tree.unflatten(structure, found)
+
+    mean, error = (whole(*pair) for pair in zip(of_large, of_small, strict=True))
+    return mean, error
+
+
+def sent_differences(
+    sizes: Mapping[int, int],
+    form: HsadmmParameters,
+    mesh_shape: MeshShape,
+    kind: RoundKind,
+) -> list[Collective]:
+    """What `mean_of_differences` sends for a tree.
+
+    Args:
+      sizes: Elements of all compact leaves of so many axes.
+      form: As there.
+      mesh_shape: Axes of the mesh and their sizes.
+      kind: As there.
+    """
+    total = sum(sizes.values())
+    if not form.error_decay:
+        return host_sum(total, mesh_shape, form.wire)
+    top = _top_of(form, kind)
+    if top is None:
+        return host_sum_with_error(total, mesh_shape, _wire_of(form, kind))
+    large = sum(size for ndim, size in sizes.items() if ndim >= _MIN_NDIM)
+    of_large = largest_sum(large, top, mesh_shape, form.wire)
+    wire = at_least_8_bits(form.wire)
+    return of_large + host_sum_with_error(total - large, mesh_shape, wire)
+
+
+def at_least_8_bits(wire: Wire) -> Wire:
+    """The wire, or int8 where it is narrower."""
+    is_coarse = wire.dtype in _COARSE
+    return Wire("int8", wire.bucket_bytes) if is_coarse else wire
+
+
+def _top_of(form: HsadmmParameters, kind: RoundKind) -> TopK | None:
+    return None if kind == "freeze" else form.top
+
+
+def _wire_of(form: HsadmmParameters, kind: RoundKind) -> Wire:
+    return at_least_8_bits(form.wire) if kind == "freeze" else form.wire

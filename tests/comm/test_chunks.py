@@ -1,0 +1,226 @@
+"""Means of the largest numbers of chunks: whose are sent, what is kept, how many bytes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.comm import (
+    WIRE_DTYPES,
+    TopK,
+    Wire,
+    list_collectives,
+    mean_of_largest,
+    wire_bytes,
+)
+from prunex_jax.comm.chunks import CHUNK, pack_positions, unpack_positions
+from prunex_jax.comm.formulas import largest_sum
+from prunex_jax.mesh import ALONE, vary
+from tests.helpers.common import MESH, make_mesh
+from tests.helpers.mean_cases import AXES, BY_SIZE, MESHES, assert_same, on_mesh
+
+# Three chunks, the last one not full, in leaves whose ends lie inside chunks.
+SIZES = {"a": (50, 60), "b": (5001,), "c": (40, 30)}
+SIZE = 9201
+ROUTES = ("gather", "owners")
+
+
+def make_rows(num_hosts, seed=0):
+    """What every host has, float32[hosts, SIZE], of heavy tails and both signs."""
+    rng = np.random.default_rng(seed)
+    return rng.standard_t(3, size=(num_hosts, SIZE)).astype(np.float32)
+
+
+def as_tree(rows):
+    """Leaves [..., *shape] of rows [..., SIZE]."""
+    found, start = {}, 0
+    for name, shape in SIZES.items():
+        stop = start + np.prod(shape)
+        found[name] = rows[..., start:stop].reshape(*rows.shape[:-1], *shape)
+        start = stop
+    return found
+
+
+def as_rows(tree, num_lead=0):
+    leaves = [np.reshape(x, (*x.shape[:num_lead], -1)) for x in tree.values()]
+    return np.concatenate(leaves, axis=-1)
+
+
+def run_on(shape, top, wire, rows, check_vma=True):
+    """Mean float32[SIZE] and errors [hosts, SIZE] of rows per host."""
+    tree = as_tree(np.repeat(rows[:, None], shape[1], axis=1))
+
+    def run(own):
+        # Equal on the devices of a host, which the mesh has to be told.
+        own = jax.tree.map(lambda x: jax.lax.pmean(x, "device"), own)
+        mean, error = mean_of_largest(own, top, MESH, wire)
+        return mean, jax.tree.map(lambda e: e[None], error)
+
+    specs = (jax.P(), jax.P("host"))
+    mean, error = on_mesh(run, shape, specs, check_vma=check_vma)(tree)
+    return as_rows(mean), as_rows(error, 1)
+
+
+def chosen(rows, count):
+    """Whether numbers are among the largest of their chunk, bool[hosts, SIZE]."""
+    padded = np.pad(np.abs(rows), ((0, 0), (0, -SIZE % CHUNK)))
+    chunks = padded.reshape(len(rows), -1, CHUNK)
+    order = np.argsort(-chunks, axis=2, kind="stable")
+    found = np.zeros(chunks.shape, bool)
+    np.put_along_axis(found, order[:, :, :count], True, axis=2)
+    return found.reshape(len(rows), -1)[:, :SIZE]
+
+
+def test_positions_of_twelve_bits_come_back():
+    positions = np.random.default_rng(0).permutation(CHUNK).reshape(8, -1)
+    packed = pack_positions(jnp.asarray(positions))
+    assert packed.dtype == np.uint8 and packed.size == CHUNK * 3 // 2
+    np.testing.assert_array_equal(unpack_positions(packed), positions)
+
+
+@pytest.mark.parametrize("mean", ["hosts", "senders"])
+def test_the_largest_of_every_host_are_averaged(mean):
+    """Against numpy, unrounded; largest is largest in magnitude."""
+    rows = make_rows(4)
+    found, error = run_on((4, 2), TopK(64, mean), Wire(), rows)
+    is_sent = chosen(rows, 64)
+    sent = np.where(is_sent, rows, 0.0)
+    count = np.maximum(is_sent.sum(0), 1) if mean == "senders" else 4
+    np.testing.assert_allclose(found, sent.sum(0) / count, atol=1e-6)
+    np.testing.assert_allclose(error, rows - sent, atol=1e-6)
+    assert sent.min() < 0 < sent.max()
+
+
+def test_owners_add_up_and_send_on_the_largest():
+    rows = make_rows(4)
+    found, error = run_on((4, 1), TopK(64, "hosts", "owners"), Wire(), rows)
+    sent = np.where(chosen(rows, 64), rows, 0.0)
+    total = sent.mean(0)
+    goes_on = chosen(total[None], 64)[0]
+    np.testing.assert_allclose(found, np.where(goes_on, total, 0), atol=1e-6)
+    # One chunk for each host, and the last has none: the owner keeps four times what
+    # the mean is short of, since only a quarter of it will count.
+    wanted = rows - sent
+    rest = 4 * np.where(goes_on, 0, total)
+    for owner in range(3):
+        own = slice(owner * CHUNK, (owner + 1) * CHUNK)
+        wanted[owner, own] += rest[own]
+    np.testing.assert_allclose(error, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (4, 2), (8, 1), (3, 2)], **BY_SIZE)
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("dtype", WIRE_DTYPES)
+def test_nothing_is_lost(dtype, route, shape):
+    """The mean of what was given is the mean that was sent plus that of the errors."""
+    rows = make_rows(shape[0])
+    found, error = run_on(shape, TopK(64, "hosts", route), Wire(dtype), rows)
+    np.testing.assert_allclose(found + error.mean(0), rows.mean(0), atol=1e-5)
+    count = (found != 0).sum()
+    assert 0 < count <= 3 * 64 * (shape[0] if route == "gather" else 1)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int2"])
+def test_untyped_programs_agree(dtype, route):
+    rows, top = make_rows(4), TopK(32, "senders", route)
+    typed = run_on((4, 2), top, Wire(dtype), rows)
+    untyped = run_on((4, 2), top, Wire(dtype), rows, check_vma=False)
+    assert_same(untyped, typed)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_device_has_the_same_bits(route):
+    top = TopK(64, "senders", route)
+
+    def run(own):
+        own = jax.tree.map(lambda x: jax.lax.pmean(x, "device"), own)
+        found = mean_of_largest(own, top, MESH, Wire("int2"))
+        return jax.tree.map(lambda x: vary(x, AXES)[None, None], found)
+
+    tree = as_tree(np.repeat(make_rows(4)[:, None], 2, axis=1))
+    mean, error = on_mesh(run, (4, 2), jax.P(*AXES), check_vma=False)(tree)
+    jax.tree.map(lambda x: assert_same(x, np.broadcast_to(x[:1, :1], x.shape)), mean)
+    jax.tree.map(lambda x: assert_same(x[:, 0], x[:, 1]), error)
+
+
+def test_devices_change_no_bit_of_a_gather():
+    rows = make_rows(4)
+    found = [run_on((4, n), TopK(64), Wire("int2"), rows)[0] for n in (1, 2)]
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_is_not_finite_is_sent(route):
+    rows = make_rows(2)
+    rows[1, 4100] = np.nan
+    found, _ = run_on((2, 2), TopK(64, "hosts", route), Wire(), rows)
+    assert np.isnan(found[4100])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_one_host_sends_nothing_and_keeps_nothing(route):
+    rows = make_rows(1)
+    found, error = run_on((1, 4), TopK(2, "hosts", route), Wire("int2"), rows)
+    np.testing.assert_allclose(found, rows[0], atol=1e-6)
+    assert not error.any()
+    assert mean_of_largest({}, TopK(2), ALONE) == ({}, {})
+
+
+def test_simulated_hosts_agree_with_a_mesh():
+    rows, axes = make_rows(4), type(MESH)("host", None)
+    for route in ROUTES:
+        top = TopK(64, "hosts", route)
+        simulated = jax.jit(
+            jax.vmap(
+                lambda own, top=top: mean_of_largest(own, top, axes, Wire("int2")),
+                axis_name="host",
+            )
+        )(as_tree(rows))
+        mean, error = run_on((4, 1), top, Wire("int2"), rows)
+        np.testing.assert_allclose(as_rows(simulated[0], 1)[2], mean, atol=1e-5)
+        np.testing.assert_allclose(as_rows(simulated[1], 1), error, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", WIRE_DTYPES)
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("shape", [*MESHES, (2, 3)], **BY_SIZE)
+def test_formulas_are_what_is_sent(shape, route, dtype):
+    mesh_shape = dict(zip(AXES, shape, strict=True))
+    top, wire = TopK(64, "senders", route), Wire(dtype)
+    program = jax.shard_map(
+        lambda own: mean_of_largest(own, top, MESH, wire),
+        mesh=make_mesh(*shape), in_specs=jax.P(), out_specs=(jax.P(), jax.P("host")),
+    )  # fmt: skip
+    own = as_tree(make_rows(1)[0])
+    found = list_collectives(jax.jit(program).trace(own).jaxpr)
+    formula = largest_sum(SIZE, top, mesh_shape, wire)
+    assert wire_bytes(found, mesh_shape) == wire_bytes(formula, mesh_shape)
+
+
+def test_owners_send_as_much_whatever_the_number_of_hosts():
+    size, wire = 10_000_000, Wire("int2")
+
+    def sent(num_hosts, route):
+        mesh_shape = {"host": num_hosts, "device": 1}
+        found = largest_sum(size, TopK(64, "hosts", route), mesh_shape, wire)
+        return wire_bytes(found, mesh_shape)["host"]
+
+    one = size / CHUNK * (64 * 1.5 + 64 / 512 * 136)
+    for num_hosts in (2, 4, 16, 64):
+        assert sent(num_hosts, "gather") == pytest.approx((num_hosts - 1) * one, 0.01)
+        share = 2 * (num_hosts - 1) / num_hosts
+        assert sent(num_hosts, "owners") == pytest.approx(share * one, 0.03)
+
+
+def test_what_cannot_be_sent_is_refused():
+    for count in (1, 3, 4098):
+        with pytest.raises(UserError, match=f"top_k={count} must be an even number"):
+            TopK(count)
+    with pytest.raises(UserError, match="top_k_mean='all' must be hosts or senders"):
+        TopK(2, "all")
+    with pytest.raises(UserError, match="top_k_route='star' must be gather or owners"):
+        TopK(2, "hosts", "star")
+    with pytest.raises(UserError, match="wire_dtype='ternary'"):
+        mean_of_largest({}, TopK(2), ALONE, Wire("ternary"))
