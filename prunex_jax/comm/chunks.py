@@ -48,6 +48,11 @@ class TopK:
     mean: EntryMean = "hosts"
     route: Route = "gather"
 
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of the positions of a chunk: twelve bits each."""
+        return self.per_chunk * 3 // 2
+
     def __post_init__(self) -> None:
         """Raises UserError for what cannot be sent."""
         if not 2 <= self.per_chunk <= CHUNK or self.per_chunk % 2:
@@ -214,9 +219,7 @@ def _put(positions: jax.Array, values: jax.Array, num_chunks: int) -> jax.Array:
     return _less(zeros, positions, -values)
 
 
-def _mean_of(
-    rows: jax.Array, places: jax.Array, top: TopK, wire: Wire
-) -> jax.Array:
+def _mean_of(rows: jax.Array, places: jax.Array, top: TopK, wire: Wire) -> jax.Array:
     """Averages what hosts have sent, [hosts, ...] of both messages; [c, CHUNK]."""
     num_hosts, num_chunks = places.shape[:2]
     divisor = num_hosts if top.mean == "hosts" else 1

@@ -178,7 +178,7 @@ def largest_sum(
 
     def sizes(num_chunks: int) -> tuple[tuple[int, str], ...]:
         num_blocks = -(-num_chunks * top.per_chunk // wire.block)
-        places = num_chunks * top.per_chunk * 3 // 2
+        places = num_chunks * top.position_bytes
         return (num_blocks * wire.block_width, wire.carrier), (places, "uint8")
 
     if top.route == "gather":

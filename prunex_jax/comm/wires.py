@@ -19,7 +19,6 @@ from prunex_jax.comm import collectives
 from prunex_jax.mesh import Axis, axis_size, position
 
 
-
 class _Narrow(NamedTuple):
     """What a block of numbers becomes."""
 

@@ -55,7 +55,7 @@ def gradient_method(
         opt_placement=(placement, "replicated"),
         payload_elements=lambda keep_counts: payload_elements,
         wire=recipe.wire if wire is None else wire,
-        position_bytes=position_bytes,
+        position_bytes=lambda keep_counts: position_bytes,
         **chain_hooks(),
         **hooks,
     )

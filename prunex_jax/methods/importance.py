@@ -28,6 +28,7 @@ from prunex_jax.comm import (
     gather_over_hosts,
     mean_over_devices,
     mean_over_hosts,
+    refuse_biased,
     refuse_ternary,
     ring_mean_over_hosts,
     sum_over_hosts,
@@ -386,6 +387,7 @@ def make_importance(recipe: Recipe) -> Method:
     Raises:
       UserError: The inner optimizer is not SGD.
     """
+    refuse_biased(recipe.wire, "importance")
     config: ImportanceConfig = recipe.settings
     exchange = importance(
         config.density,

@@ -145,8 +145,8 @@ class Method:
       payload_elements: keep_counts -> elements of the largest array that an exchange,
         or a step, averages over hosts; 0 for a method that sends nothing.
       wire: How those elements cross the host axis.
-      position_bytes: Bytes that say where those elements belong, if they are few of
-        many.
+      position_bytes: keep_counts -> bytes that say where those elements belong, if they
+        are few of many.
       sync_period: Steps between exchanges; 0 if there are none beside the steps.
       exchange: What happens then, or None. A program of its own.
       exchange_formula: (mesh shape, keep_counts, kind) -> what one exchange must send.
@@ -173,7 +173,7 @@ class Method:
     health: Callable[[PyTree], dict[str, Any]] = lambda opt_state: {}
     payload_elements: Callable[[KeepCounts], int] = lambda keep_counts: 0
     wire: Wire = FLOAT32
-    position_bytes: int = 0
+    position_bytes: Callable[[KeepCounts], int] = lambda keep_counts: 0
     sync_period: int = 0
     exchange: Exchange | None = None
     exchange_formula: Callable[
@@ -190,7 +190,7 @@ class Method:
     def payload_bytes(self, keep_counts: KeepCounts) -> int:
         """Bytes of what an exchange (or step) averages over hosts, with positions."""
         values = self.wire.payload_bytes(self.payload_elements(keep_counts))
-        return values + self.position_bytes
+        return values + self.position_bytes(keep_counts)
 
 
 @dataclasses.dataclass(frozen=True)

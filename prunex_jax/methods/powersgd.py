@@ -23,6 +23,7 @@ from prunex_jax.comm import (
     dense_size,
     mean_over_devices,
     mean_over_hosts,
+    refuse_biased,
 )
 from prunex_jax.comm.formulas import device_sum, host_sum
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
@@ -236,6 +237,7 @@ class _Powersgd:
 
 def make_powersgd(recipe: Recipe) -> Method:
     """Builds the PowerSGD method."""
+    refuse_biased(recipe.wire, "powersgd")
     config: PowersgdConfig = recipe.settings
     shapes, send_whole = list(recipe.shapes.values()), recipe.config.send_whole
     is_whole = is_named(recipe.shapes, send_whole)

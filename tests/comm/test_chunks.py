@@ -1,4 +1,4 @@
-"""Means of the largest numbers of chunks: whose are sent, what is kept, how many bytes."""
+"""Means of the largest numbers of chunks: what is sent and kept, and its bytes."""
 
 import jax
 import jax.numpy as jnp

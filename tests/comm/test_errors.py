@@ -159,9 +159,7 @@ def test_formulas_are_what_is_sent(shape, dtype, bucket_bytes):
     program = jax.shard_map(
         run, mesh=make_mesh(*shape), in_specs=jax.P(), out_specs=(jax.P(), PER_HOST)
     )
-    found = wire_bytes(
-        list_collectives(jax.jit(program).trace(own).jaxpr), mesh_shape
-    )
+    found = wire_bytes(list_collectives(jax.jit(program).trace(own).jaxpr), mesh_shape)
     size = flat(own).size
     formula = host_sum_with_error(size, mesh_shape, wire)
     assert found == wire_bytes(formula, mesh_shape)

@@ -106,5 +106,5 @@ def test_ring_needs_no_mesh():
 
 
 def test_ring_refuses_unknown_formats():
-    with pytest.raises(UserError, match="wire_dtype='int2' rounds to nearest, and the ring"):
+    with pytest.raises(UserError, match="'int2' rounds to nearest, and the ring"):
         ring_mean_over_hosts(jnp.ones(3), ALONE, Wire("int2"))

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from prunex_jax.channels import ChannelGroup, ChannelSlice
+from prunex_jax.comm import TopK
 from prunex_jax.mesh import ALONE, leave, specs_of, vary
 from prunex_jax.methods.hsadmm import Hsadmm, HsadmmParameters, preset, state_placements
 from tests.helpers.common import MESH, make_mesh
@@ -62,6 +63,16 @@ FORMS = {
         outer_step=0.8,
         outer_momentum=0.4,
         adapt="residual",
+    ),
+    # Ten of 72 numbers are sent; the other levels and duals are there as well.
+    "largest": HsadmmParameters(outer_momentum=0.3, error_decay=0.9, top=TopK(10)),
+    "largest paper": HsadmmParameters(
+        prox_strength=0.3,
+        dual_decay=0.7,
+        rho_device=0.02,
+        rho_host=0.05,
+        error_decay=0.8,
+        top=TopK(10),
     ),
 }
 

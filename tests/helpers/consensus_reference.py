@@ -53,12 +53,24 @@ def host_average(rho1, rho2, with_dual, z, v):
     return (rho1 * with_dual + rho2 * (z - v)) / (rho1 + rho2)
 
 
+def difference(delta, a, v, z, e, m):
+    return a + v - z * m + delta * e * m
+
+
 def best(scores, alive, counts):
     masks = {}
     for name, score in scores.items():
         ranked = np.argsort(np.where(alive[name], -score, np.inf), kind="stable")
         masks[name] = np.isin(np.arange(len(score)), ranked[: counts[name]])
     return masks
+
+
+def largest(s, count):
+    """The largest entries of all matrices together, and the rest whole."""
+    a, b = s["a"]["kernel"], s["b"]["kernel"]
+    bound = np.sort(np.abs(np.concatenate([a.ravel(), b.ravel()])))[-count]
+    a, b = (np.where(np.abs(x) >= max(bound, 1e-30), x, 0) for x in (a, b))
+    return {"a": {"kernel": a}, "b": {"kernel": b}, "free": s["free"]}
 
 
 def reference(form, level, targets, rounds=ROUNDS):
@@ -77,7 +89,7 @@ def reference(form, level, targets, rounds=ROUNDS):
     start = tree(lambda x: x.astype(float), START)
     theta, u, b = ({ij: x for ij in pairs} for x in (start, zero, zero))
     z, o = start, zero
-    zi, v = [start] * num_hosts, [zero] * num_hosts
+    zi, v, e = [start] * num_hosts, [zero] * num_hosts, [zero] * num_hosts
     masks = {name: np.ones(size, bool) for name, size in SIZES.items()}
     m = entry_masks(masks)
     rho1, rho2 = form.rho_device, form.rho_host
@@ -128,8 +140,12 @@ def reference(form, level, targets, rounds=ROUNDS):
             weigh = functools.partial(host_average, num_copies * rho1, rho2)
             a = [tree(weigh, with_dual[i], z, v[i]) for i in range(num_hosts)]
         a = [tree(np.multiply, x, m) for x in a]
-        zbar = average([tree(np.add, a[i], v[i]) for i in range(num_hosts)])
-        d = tree(lambda z, m, bar: z * m - bar, z, m, zbar)
+        to_send = functools.partial(difference, form.error_decay)
+        s = [tree(to_send, a[i], v[i], z, e[i], m) for i in range(num_hosts)]
+        is_whole = form.top is None or kind == "freeze"
+        sent = s if is_whole else [largest(x, form.top.per_chunk) for x in s]
+        e = [tree(np.subtract, s[i], sent[i]) for i in range(num_hosts)]
+        d = tree(np.negative, average(sent))
         o = tree(lambda o, m, d: (beta * o + d) * m, o, m, d)
         old_z, old_zi = z, zi
         z = tree(lambda z, m, d, o: z * m - alpha * (d + beta * o), z, m, d, o)
@@ -176,7 +192,7 @@ def reference(form, level, targets, rounds=ROUNDS):
         history.append(
             {
                 "theta": dict(theta), "u": dict(u), "b": dict(b), "z": z, "o": o,
-                "zi": zi, "v": v, "masks": masks, "residuals": residuals,
+                "zi": zi, "v": v, "e": e, "masks": masks, "residuals": residuals,
                 "health": health,
                 "rho": (rho1, rho2),
             }

@@ -54,6 +54,8 @@ CASES = (
     ("paper", "consensus"),
     ("all", "gradient"),
     ("all", "consensus"),
+    ("largest", "gradient"),
+    ("largest paper", "consensus"),
 )
 LAYOUTS = layouts_of(GROUPS, {k: v.shape for k, v in flatten_by_path(START).items()})
 
@@ -111,6 +113,9 @@ def test_rounds_follow_the_equations(form, level):
                 assert_close(host_level, want["zi"][i], f"z_i, {where}")
                 dual = block(state.host_dual, "per_host", i, j)
                 assert_close(dual, want["v"][i], f"v, {where}", 1e-5)
+            if state.error is not None:
+                error = block(state.error, "per_host", i, j)
+                assert_close(error, want["e"][i], f"e, {where}", 1e-5)
 
 
 def test_the_reference_run_exercises_what_it_should():
@@ -132,7 +137,7 @@ def test_consensus_is_zero_outside_the_masks(form, level):
     for number, (params, state) in enumerate(history_of(form, level, (2, 2))):
         where = f"dead entries are not zero after round {number}"
         assert_zero(dead_part(state.global_consensus, state.masks), f"z: {where}")
-        for name in ("outer_trace", "host_consensus", "host_dual"):
+        for name in ("outer_trace", "host_consensus", "host_dual", "error"):
             part = getattr(state, name)
             if part is not None:
                 assert_zero(dead_part(part, state.masks), f"{name}: {where}")

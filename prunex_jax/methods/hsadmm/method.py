@@ -16,7 +16,7 @@ from prunex_jax.methods.hsadmm.consensus import HsadmmState, state_placements
 from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
-from prunex_jax.methods.hsadmm.sending import sent_differences
+from prunex_jax.methods.hsadmm.sending import payload_of, sent_differences
 from prunex_jax.methods.method import (
     Method,
     MethodConfig,
@@ -29,7 +29,10 @@ from prunex_jax.methods.method import (
 
 @dataclasses.dataclass(frozen=True)
 class HsadmmConfig:
-    """Parameters of hierarchical structured ADMM; None takes the preset's value."""
+    """Parameters of hierarchical structured ADMM; None takes the preset's value.
+
+    With `rounds.top_k`, preset recommended has no outer momentum.
+    """
 
     # recommended | reset | leaky | paper: see presets.PRESETS.
     preset: str = "recommended"
@@ -71,6 +74,11 @@ def sending_of(method: MethodConfig) -> dict[str, Any]:
 def parameters_of(method: MethodConfig) -> HsadmmParameters:
     """The preset with what the settings change of it."""
     config: HsadmmConfig = method.hsadmm
+    sending = sending_of(method)
+    momentum, step = config.outer_momentum, config.outer_step
+    if sending["top"] and config.preset == "recommended":
+        # What was not sent is momentum already: more of it hurts (SparseLoCo).
+        momentum, step = momentum or 0.0, 1.0 if step is None else step
     return preset(
         config.preset,
         config.sync_period,
@@ -78,10 +86,10 @@ def parameters_of(method: MethodConfig) -> HsadmmParameters:
         rho_host=config.rho_host,
         prox_strength=config.prox_strength,
         dual_decay=config.dual_decay,
-        outer_step=config.outer_step,
-        outer_momentum=config.outer_momentum,
+        outer_step=step,
+        outer_momentum=momentum,
         adapt=config.adapt,
-        **sending_of(method),
+        **sending,
     )
 
 
@@ -135,7 +143,8 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         health=_health,
         step_formula=traffic.step,
         exchange_formula=traffic.exchange,
-        payload_elements=traffic.payload_elements,
+        payload_elements=lambda counts: traffic.payload(counts)[0],
+        position_bytes=lambda counts: traffic.payload(counts)[1],
         inner_state=lambda state: state.inner_state,
         with_inner=lambda state, inner: state._replace(inner_state=inner),
         wire=core.parameters.wire,
@@ -176,8 +185,16 @@ class _Traffic:
         self.layouts = layouts_of(core.groups, recipe.shapes)
         self.num_channels = sum(group.size for group in core.groups)
 
-    def payload_elements(self, keep_counts: Mapping[str, int]) -> int:
-        return compact_size(self.shapes, self.layouts, keep_counts)
+    def sizes(self, keep_counts: Mapping[str, int]) -> dict[int, int]:
+        """Elements of all compact leaves of so many axes."""
+        sizes: dict[int, int] = {}
+        for path, shape in self.shapes.items():
+            size = compact_size({path: shape}, self.layouts, keep_counts)
+            sizes[len(shape)] = sizes.get(len(shape), 0) + size
+        return sizes
+
+    def payload(self, keep_counts: Mapping[str, int]) -> tuple[int, int]:
+        return payload_of(self.sizes(keep_counts), self.core.parameters)
 
     def step(self, mesh_shape: Mapping[str, int]) -> list[Collective]:
         if self.core.device_level == "consensus":
@@ -202,10 +219,7 @@ class _Traffic:
             sent += host_sum(4, mesh_shape)
         if kind != "frozen":
             sent += host_sum(self.num_channels, mesh_shape)
-        sizes: dict[int, int] = {}
-        for path, shape in self.shapes.items():
-            size = compact_size({path: shape}, self.layouts, keep_counts)
-            sizes[len(shape)] = sizes.get(len(shape), 0) + size
+        sizes = self.sizes(keep_counts)
         return sent + sent_differences(sizes, form, mesh_shape, kind)
 
 

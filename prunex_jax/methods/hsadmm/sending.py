@@ -16,6 +16,7 @@ from prunex_jax.comm import (
     mean_over_hosts,
     mean_with_error,
 )
+from prunex_jax.comm.chunks import CHUNK
 from prunex_jax.comm.formulas import (
     MeshShape,
     host_sum,
@@ -41,7 +42,7 @@ def mean_of_differences(
     """Averages compact differences over hosts.
 
     Args:
-      sent: Differences of the kept channels, with the error of the last round, per_host.
+      sent: Differences of the kept channels, with the last error, per_host.
       form: The form of H-SADMM.
       axes: Mesh axes.
       key: Random key, the same everywhere, for formats that round stochastically.
@@ -74,6 +75,20 @@ def mean_of_differences(
     return mean, error
 
 
+def payload_of(sizes: Mapping[int, int], form: HsadmmParameters) -> tuple[int, int]:
+    """Numbers that stand for a tree in a frozen round, and bytes of their positions.
+
+    Args:
+      sizes: As for `sent_differences`. What is sent whole beside the largest numbers is
+        little, and not counted.
+      form: As there.
+    """
+    if form.top is None:
+        return sum(sizes.values()), 0
+    num_chunks = -(-_large(sizes) // CHUNK)
+    return num_chunks * form.top.per_chunk, num_chunks * form.top.position_bytes
+
+
 def sent_differences(
     sizes: Mapping[int, int],
     form: HsadmmParameters,
@@ -94,7 +109,7 @@ def sent_differences(
     top = _top_of(form, kind)
     if top is None:
         return host_sum_with_error(total, mesh_shape, _wire_of(form, kind))
-    large = sum(size for ndim, size in sizes.items() if ndim >= _MIN_NDIM)
+    large = _large(sizes)
     of_large = largest_sum(large, top, mesh_shape, form.wire)
     wire = at_least_8_bits(form.wire)
     return of_large + host_sum_with_error(total - large, mesh_shape, wire)
@@ -104,6 +119,11 @@ def at_least_8_bits(wire: Wire) -> Wire:
     """The wire, or int8 where it is narrower."""
     is_coarse = wire.dtype in _COARSE
     return Wire("int8", wire.bucket_bytes) if is_coarse else wire
+
+
+def _large(sizes: Mapping[int, int]) -> int:
+    """Elements of the leaves of which only the largest are sent."""
+    return sum(size for ndim, size in sizes.items() if ndim >= _MIN_NDIM)
 
 
 def _top_of(form: HsadmmParameters, kind: RoundKind) -> TopK | None:

@@ -28,6 +28,7 @@ from prunex_jax.comm import (
     dense_size,
     gather_over_hosts,
     mean_over_mesh,
+    refuse_biased,
 )
 from prunex_jax.comm.formulas import host_gather, mesh_sum
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
@@ -238,6 +239,7 @@ def make_pactrain(recipe: Recipe) -> Method:
 def _wire_of(recipe: Recipe) -> Wire:
     """How packed gradients cross hosts."""
     wire = recipe.wire
+    refuse_biased(wire, "pactrain")
     if not recipe.settings.is_ternary:
         return wire
     if wire != wire.in_float32():
