@@ -134,8 +134,9 @@ def _by_owners(
     chunks: jax.Array, top: TopK, axes: MeshAxes, wire: Wire
 ) -> tuple[jax.Array, jax.Array]:
     """Every device of every host owns some of the chunks; [c, CHUNK] in and out."""
-    num_hosts, here = axis_size(axes.host), position(axes.host)
-    assert axes.host is not None, "with one host, nothing is sent"
+    host_axis = axes.host
+    assert host_axis is not None, "with one host, nothing is sent"
+    num_hosts, here = axis_size(host_axis), position(host_axis)
     whole = _in_chunks(chunks.ravel(), num_hosts * axis_size(axes.device))
     share = collectives.share_of(whole.ravel(), axes.device).reshape(-1, CHUNK)
     own = len(share) // num_hosts
@@ -144,8 +145,8 @@ def _by_owners(
     message = jax.vmap(lambda part: _write(part, wire))(parts)
     packed = pack_positions(positions)
     # Part i of both is for host i, and then from host i.
-    arrived = collectives.exchange(message, axes.host)
-    places = collectives.exchange(packed, axes.host).reshape(num_hosts, own, -1)
+    arrived = collectives.exchange(message, host_axis)
+    places = collectives.exchange(packed, host_axis).reshape(num_hosts, own, -1)
     mean = _mean_of(arrived, places, top, wire)
     sent = jax.vmap(lambda part: _read(part, own, top, wire))(message)
     error = _less(share, positions, sent.reshape(positions.shape))
@@ -159,7 +160,7 @@ def _by_owners(
     error = jax.lax.dynamic_update_slice_in_dim(error, part, here * own, 0)
 
     def for_all(part: jax.Array) -> jax.Array:
-        rows = collectives.collect(part, axes.host)
+        rows = collectives.collect(part, host_axis)
         return collectives.join_shares(rows, axes.device)
 
     rows = for_all(message[None])
@@ -167,7 +168,7 @@ def _by_owners(
     places = unpack_positions(for_all(packed))
     mean = _put(places, values.reshape(places.shape), len(whole))
     error = collectives.join_shares(error, axes.device)
-    return mean, vary(error, (axes.host,))
+    return mean, vary(error, (host_axis,))
 
 
 def pack_positions(positions: jax.Array) -> jax.Array:

@@ -292,7 +292,7 @@ def _noise(
     key: jax.Array | None,
     stream: jax.Array | int,
     first_block: jax.Array | int,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
 ) -> jax.Array | None:
     """Uniform numbers in (0, 1) that belong to the blocks, whoever draws them."""
     if key is None:
@@ -358,7 +358,8 @@ def _in_four_bins(values: jax.Array) -> jax.Array:
     values = values / scale
     mean = jnp.mean(values, axis=1, keepdims=True)
     away = _BOUND * jnp.std(values, axis=1, keepdims=True)
-    codes = sum((values > x).astype(jnp.int8) for x in (mean - away, mean, mean + away))
+    bounds = jnp.stack([mean - away, mean, mean + away])
+    codes = jnp.sum(values > bounds, axis=0, dtype=jnp.int8)
     means = []
     for code in range(4):
         inside = codes == code
@@ -366,7 +367,9 @@ def _in_four_bins(values: jax.Array) -> jax.Array:
         means.append(total / jnp.maximum(jnp.sum(inside, axis=1), 1))
     table = _bits((scale * jnp.stack(means, axis=1)).astype(jnp.bfloat16), jnp.int8)
     quarters = codes.reshape(len(values), 4, -1)
-    packed = sum(quarters[:, i] << (2 * i) for i in range(4))
+    packed = quarters[:, 0]
+    for i in range(1, 4):
+        packed = packed | (quarters[:, i] << (2 * i))
     return jnp.concatenate([packed, table.reshape(len(values), -1)], axis=1)
 
 

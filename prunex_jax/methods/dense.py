@@ -104,8 +104,8 @@ def average_gradients(
     Range(at_least=0, at_most=1).check("error_decay", error_decay)
     if error_decay and levels == "flat":
         raise UserError(
-            f"error_decay={error_decay} is for levels='hierarchical': where all devices "
-            "are averaged at once, no host has an error of its own"
+            f"error_decay={error_decay} is for levels='hierarchical': where all "
+            "devices are averaged at once, no host has an error of its own"
         )
     if not error_decay:
         refuse_biased(wire, "a mean of gradients without error_decay")

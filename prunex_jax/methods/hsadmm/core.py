@@ -172,8 +172,8 @@ class Hsadmm:
         `error_decay`, delta, there is no e_i. Otherwise sent_i is s_i on the wire,
         or the largest numbers of it.
 
-        When the mask changes, z, z_i, v_i, e_i and o are zero outside it from this round
-        on; where copies are set to z (kappa = 1, no dual), so are they and the moments of
+        When the mask changes, z, z_i, v_i, e_i and o are zero outside it from then on;
+        where copies are set to z (kappa = 1, no dual), so are they and the moments of
         the inner optimizer. Otherwise theta and u stay, and u drives the dead entries
         of theta to zero. A "freeze" round ends with theta = z_i = z, duals zero and no
         dead entries among the moments.
