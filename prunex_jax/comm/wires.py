@@ -359,7 +359,7 @@ def _in_four_bins(values: jax.Array) -> jax.Array:
     mean = jnp.mean(values, axis=1, keepdims=True)
     away = _BOUND * jnp.std(values, axis=1, keepdims=True)
     bounds = jnp.stack([mean - away, mean, mean + away])
-    codes = jnp.sum(values > bounds, axis=0, dtype=jnp.int8)
+    codes = jnp.sum(values[None] > bounds, axis=0, dtype=jnp.int8)
     means = []
     for code in range(4):
         inside = codes == code

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.settings import Range, setting
@@ -28,10 +29,14 @@ class DgcConfig:
 
     # Share of the entries that every host sends, after the warm-up.
     density: float = setting(0.001, above=0, at_most=1)
-    # Share of the run in which the density falls to that, from a quarter on.
+    # Share of the run in which the density falls to that.
     warmup_share: float = setting(0.05, at_least=0, at_most=1)
     # False misses one in twenty of the largest, for a faster choice.
     is_exact: bool = True
+    # Of every 4096 entries the largest, with positions of 12 bits in the stead of 32.
+    in_chunks: bool = False
+    # Density at which the warm-up starts; each of its stages has a quarter of it.
+    warmup_density: float = setting(0.25, above=0, at_most=1)
 
 
 class DgcState(NamedTuple):
@@ -52,6 +57,7 @@ def dgc(
     nesterov: bool = False,
     clip_norm: float = 0.0,
     is_exact: bool = True,
+    in_chunks: bool = False,
     wire: Wire = FLOAT32,
     send_whole: Sequence[str] = (),
     axes: MeshAxes = ALONE,
@@ -80,7 +86,8 @@ def dgc(
       clip_norm: Largest norm of the mean gradient of all hosts, if those of the hosts
         were independent; 0 means no clipping.
       is_exact: As in `topk`.
-      wire: Format of the values on the host axis; positions are int32.
+      in_chunks: As in `topk`.
+      wire: As in `topk`.
       send_whole: Leaves whose path contains one of these do not compete: they are sent
         whole, in float32, and nothing of them is held back.
       axes: Mesh axes of the caller; none is a single device.
@@ -114,7 +121,7 @@ def dgc(
     """
     Range(at_least=0, below=1).check("momentum", momentum)
     Range(at_least=0).check("clip_norm", clip_norm)
-    sparsifier = Sparsifier(density, is_exact, wire, tuple(send_whole), axes)
+    sparsifier = Sparsifier(density, is_exact, wire, in_chunks, tuple(send_whole), axes)
 
     def init(params: PyTree) -> DgcState:
         return DgcState(sparsifier.zeros(params), sparsifier.zeros(params))
@@ -132,27 +139,31 @@ def dgc(
         local = clip_of_host(local, clip_norm, axes)
         velocity, step = add_momentum(local, state.velocity, momentum, nesterov)
         sent = sparsifier.send(state.residual + step, layout.num_open, density)
-        if sent.positions is not None:
-            velocity = velocity.at[sent.positions].set(0.0, unique_indices=True)
+        if sent.is_sent is not None:
+            velocity = jnp.where(sent.is_sent, 0.0, velocity)
         after = DgcState(velocity, sent.held_back)
         return layout.split(sent.mean, grads), after
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def warmup_density(step: int, num_steps: int, density: float) -> float:
-    """Density of a step: a quarter, a sixteenth, ... in equal shares of the warm-up.
+def warmup_density(
+    step: int, num_steps: int, density: float, first: float = 0.25
+) -> float:
+    """Density of a step: the first, a quarter of it, ..., in equal shares of a warm-up.
 
     Example:
       >>> [warmup_density(step, 8, 0.001) for step in (0, 2, 4, 6, 8)]
       [0.25, 0.0625, 0.015625, 0.00390625, 0.001]
+      >>> [warmup_density(step, 8, 0.001, first=0.01) for step in (0, 4, 8)]
+      [0.01, 0.0025, 0.001]
     """
     num_stages = 0
-    while 4.0 ** -(num_stages + 1) > density:
+    while first * 4.0**-num_stages > density:
         num_stages += 1
     if step >= num_steps or not num_stages:
         return density
-    return 4.0 ** -(1 + step * num_stages // num_steps)
+    return first * 4.0 ** -(step * num_stages // num_steps)
 
 
 def make_dgc(recipe: Recipe) -> Method:
@@ -165,7 +176,7 @@ def make_dgc(recipe: Recipe) -> Method:
       UserError: The inner optimizer is not SGD.
     """
     config: DgcConfig = recipe.settings
-    traffic = EntryTraffic(recipe)
+    traffic = EntryTraffic(recipe, config.in_chunks)
     count = traffic.count(config.density)
     warmup_steps = round(config.warmup_share * recipe.total_steps)
 
@@ -175,7 +186,9 @@ def make_dgc(recipe: Recipe) -> Method:
         return traffic.step(mesh_shape, density)
 
     def step_options(step: int) -> dict[str, Any]:
-        density = warmup_density(step, warmup_steps, config.density)
+        density = warmup_density(
+            step, warmup_steps, config.density, config.warmup_density
+        )
         return {} if density == config.density else {"density": density}
 
     return gradient_method(
@@ -184,6 +197,7 @@ def make_dgc(recipe: Recipe) -> Method:
             config.density,
             **momentum_of(recipe),
             is_exact=config.is_exact,
+            in_chunks=config.in_chunks,
             wire=recipe.wire,
             send_whole=recipe.config.send_whole,
             axes=recipe.axes,
@@ -191,7 +205,7 @@ def make_dgc(recipe: Recipe) -> Method:
         placement=DGC_PLACEMENTS,
         formula=formula,
         payload_elements=max(count, traffic.num_whole),
-        position_bytes=4 * count,
+        position_bytes=traffic.position_bytes(config.density),
         inner=after_momentum(recipe.inner, recipe.learning_rate),
         step_options=step_options,
     )

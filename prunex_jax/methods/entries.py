@@ -18,15 +18,18 @@ from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import (
     FLOAT32,
     Collective,
+    TopK,
     Wire,
     check_local,
     dense_size,
     mean_of_entries,
+    mean_of_largest,
     mean_over_devices,
     mean_over_hosts,
     refuse_ternary,
 )
-from prunex_jax.comm.formulas import device_sum, entry_gather, host_sum
+from prunex_jax.comm.chunks import CHUNK
+from prunex_jax.comm.formulas import device_sum, entry_gather, host_sum, largest_sum
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods.method import Recipe
 from prunex_jax.sparsity import entry_count, largest_entries
@@ -97,8 +100,7 @@ class Sent(NamedTuple):
 
     mean: jax.Array  # float32[n], replicated: of what all hosts have sent
     held_back: jax.Array  # float32[n], per_host: the buffer less what this host sent
-    positions: jax.Array | None  # int32[k], per_host: among those that compete; None
-    # if all of the buffer was sent
+    is_sent: jax.Array | None  # bool[n], per_host: which entries; None if all were
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +111,9 @@ class Sparsifier:
     # Whether they are the largest, or 95 % of them: see `sparsity.largest_entries`.
     is_exact: bool = True
     wire: Wire = FLOAT32  # Format of their values on the host axis.
+    # Whether the largest are those of every 4,096 entries, whose positions need twelve
+    # bits, or of all, whose positions are int32.
+    in_chunks: bool = False
     # Leaves whose path contains one of these do not compete: they are averaged whole,
     # in float32.
     send_whole: tuple[str, ...] = ()
@@ -151,9 +156,9 @@ class Sparsifier:
           num_open: How many of them compete; those that follow are sent whole.
           density: In the stead of the usual one.
         Collectives:
-          As `comm.mean_of_entries`, and as `comm.mean_over_hosts` for what is sent
-          whole. With one host nothing is sent, and nothing held back: the mean is the
-          buffer.
+          As `comm.mean_of_entries`, or in chunks as `comm.mean_of_largest`, and as
+          `comm.mean_over_hosts` for what is sent whole. With one host nothing is sent,
+          and nothing held back: the mean is the buffer.
         """
         if density is not None:
             _DENSITY.check("density", density)
@@ -161,21 +166,51 @@ class Sparsifier:
             mean = mean_over_hosts(buffer, self.axes)
             return Sent(mean, jnp.zeros_like(buffer), None)
         competing, whole = buffer[:num_open], buffer[num_open:]
-        count = entry_count(self.density if density is None else density, num_open)
-        positions = largest_entries(competing, count, is_exact=self.is_exact)
-        values = competing[positions]
-        mean, sent = mean_of_entries(positions, values, num_open, self.axes, self.wire)
-        held_back = competing.at[positions].set(values - sent, unique_indices=True)
+        density = self.density if density is None else density
+        send = self._send_of_chunks if self.in_chunks else self._send_of_all
+        mean, held_back, is_sent = send(competing, density)
         if whole.size:
             mean = jnp.concatenate([mean, mean_over_hosts(whole, self.axes)])
             held_back = jnp.concatenate([held_back, jnp.zeros_like(whole)])
-        return Sent(mean, held_back, positions if count < num_open else None)
+            if is_sent is not None:
+                is_sent = jnp.concatenate([is_sent, jnp.zeros(whole.size, bool)])
+        return Sent(mean, held_back, is_sent)
+
+    def _send_of_all(self, competing: jax.Array, density: float) -> Sent:
+        size = competing.size
+        count = entry_count(density, size)
+        positions = largest_entries(competing, count, is_exact=self.is_exact)
+        values = competing[positions]
+        mean, sent = mean_of_entries(positions, values, size, self.axes, self.wire)
+        held_back = competing.at[positions].set(values - sent, unique_indices=True)
+        if count == size:
+            return Sent(mean, held_back, None)
+        unsent = jnp.zeros_like(competing, bool)
+        return Sent(mean, held_back, unsent.at[positions].set(True))
+
+    def _send_of_chunks(self, competing: jax.Array, density: float) -> Sent:
+        top = top_of(density)
+        mean, held_back = mean_of_largest(competing, top, self.axes, self.wire)
+        is_whole = top.per_chunk == CHUNK
+        # What a wire has rounded to zero was not sent.
+        return Sent(mean, held_back, None if is_whole else held_back != competing)
+
+
+def top_of(density: float) -> TopK:
+    """What is sent of every chunk: an even number of entries, at least two.
+
+    Example:
+      >>> top_of(0.001).per_chunk, top_of(0.01).per_chunk, top_of(1.0).per_chunk
+      (4, 40, 4096)
+    """
+    return TopK(min(CHUNK, max(2, 2 * round(density * CHUNK / 2))))
 
 
 class EntryTraffic:
     """Sizes of what competes and of what is sent whole."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, in_chunks: bool) -> None:
+        self.in_chunks = in_chunks
         named = is_named(recipe.shapes, recipe.config.send_whole)
         pairs = zip(recipe.shapes.items(), named, strict=True)
         whole = {path: shape for (path, shape), is_whole in pairs if is_whole}
@@ -186,12 +221,23 @@ class EntryTraffic:
 
     def count(self, density: float) -> int:
         """Entries that a host sends with their positions."""
-        return entry_count(density, self.num_open) if self.num_open else 0
+        if not self.num_open:
+            return 0
+        if self.in_chunks:
+            return -(-self.num_open // CHUNK) * top_of(density).per_chunk
+        return entry_count(density, self.num_open)
+
+    def position_bytes(self, density: float) -> int:
+        """Bytes of the positions that a host sends."""
+        count = self.count(density)
+        return count * 3 // 2 if self.in_chunks else count * 4
 
     def step(self, mesh_shape: Mapping[str, int], density: float) -> list[Collective]:
         """What one step sends."""
         sent = device_sum(self.num_elements, mesh_shape)
-        if self.num_open:
+        if self.num_open and self.in_chunks:
+            sent += largest_sum(self.num_open, top_of(density), mesh_shape, self.wire)
+        elif self.num_open:
             sent += entry_gather(self.count(density), mesh_shape, self.wire)
         if self.num_whole:
             sent += host_sum(self.num_whole, mesh_shape)

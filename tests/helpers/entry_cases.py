@@ -15,7 +15,7 @@ QUICK = {"xla_backend_optimization_level": 0}
 SHAPES = {"kernel": (11, 23), "rest": [(46,), ()]}
 SIZE = 300
 NUM_STEPS = 6
-WIRES = ("float32", "float16", "bfloat16", "int8", "int4")
+WIRES = ("float32", "float16", "bfloat16", "int8", "int4", "int2")
 
 
 def draw(seed, lead=()):

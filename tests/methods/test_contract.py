@@ -122,6 +122,15 @@ ROWS |= {
     "topk int8": method_config("topk", topk=TopkConfig(density=0.5), wire_dtype="int8"),
     "dgc": method_config("dgc", dgc=DgcConfig(density=0.5, is_exact=False)),
 }
+ROWS |= {
+    "topk chunks": method_config("topk", topk=TopkConfig(density=0.01, in_chunks=True)),
+    "topk chunks int2": method_config(
+        "topk", topk=TopkConfig(density=0.01, in_chunks=True), wire_dtype="int2"
+    ),
+    "dgc chunks int8": method_config(
+        "dgc", dgc=DgcConfig(density=0.01, in_chunks=True), wire_dtype="int8"
+    ),
+}
 # Of one kernel a part is sent, of the other everything.
 ROWS |= {
     "topk one kernel whole": method_config(
@@ -169,6 +178,7 @@ LIMITS = {
 }
 LIMITS |= {
     "topk": method_config("topk", topk=TopkConfig(density=1.0)),
+    "topk chunks": method_config("topk", topk=TopkConfig(1.0, in_chunks=True)),
     "dgc": method_config("dgc", dgc=DgcConfig(density=1.0)),
     "importance": method_config(
         "importance", importance=ImportanceConfig(density=1.0, all_reduce="ring")

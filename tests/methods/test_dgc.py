@@ -94,6 +94,17 @@ def test_velocity_is_zero_where_a_host_has_sent_and_nowhere_else():
         assert np.array_equal(direction != 0, is_sent.any(0))
 
 
+def test_chunks_clear_the_velocity_of_what_was_sent():
+    rng = np.random.default_rng(3)
+    grads = rng.normal(size=(4, 2, 1, 5000)).astype(np.float32)
+    settings = {"density": 0.01, "momentum": 0.9, "in_chunks": True}
+    for direction, state in run_dgc((2, 1), grads, **settings):
+        is_sent = state.velocity == 0
+        assert np.array_equal(is_sent.sum(1), [80, 80])
+        assert np.array_equal(state.residual == 0, is_sent)
+        assert np.array_equal(direction != 0, is_sent.any(0))
+
+
 @pytest.mark.parametrize("wire_dtype", WIRES)
 @pytest.mark.parametrize("shape", [(4, 1), (4, 2)])
 def test_what_came_in_is_sent_or_held_back(shape, wire_dtype):
@@ -232,6 +243,12 @@ def test_warms_up_as_the_paper_does(density, wanted):
     stages = [d for d in wanted for _ in range(5)]
     assert found == stages + [density] * (len(found) - len(stages))
     assert warmup_density(0, 0, density) == density
+
+
+def test_a_warmup_may_start_lower():
+    found = [warmup_density(step, 4, 0.001, first=0.01) for step in range(6)]
+    assert found == [0.01, 0.01, 0.0025, 0.0025, 0.001, 0.001]
+    assert warmup_density(0, 4, 0.02, first=0.01) == 0.02
 
 
 def test_stages_of_a_short_warmup_only_fall():

@@ -33,6 +33,7 @@ LOSS = {
     "bfloat16": 2**-8,
     "int8": 1 / 240,
     "int4": 1 / 13,
+    "int2": 1.0,
 }
 
 
@@ -202,6 +203,26 @@ def test_works_in_front_of_any_optimizer_without_a_mesh():
     for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+def test_the_largest_of_every_chunk_are_sent_and_nothing_is_lost():
+    """Two chunks; the values of the second are a hundred times smaller."""
+    size = 4096 + 1000
+    scale = np.where(np.arange(size) < 4096, 1.0, 0.01)
+    rng = np.random.default_rng(7)
+    grads = (scale * rng.normal(size=(3, 2, 1, size))).astype(np.float32)
+    found = run_topk((2, 1), grads, density=0.01, in_chunks=True)
+    for host in range(2):
+        is_sent = found[0][1].residual[host] != grads[0, host, 0]
+        assert (is_sent[:4096].sum(), is_sent[4096:].sum()) == (40, 40)
+        for chunk in (slice(0, 4096), slice(4096, None)):
+            sizes = np.abs(grads[0, host, 0, chunk])
+            assert sizes[is_sent[chunk]].min() > sizes[~is_sent[chunk]].max()
+    for wire in ("float32", "int8"):
+        found = run_topk((2, 1), grads, density=0.01, in_chunks=True, wire=Wire(wire))
+        sent = np.sum([direction for direction, _ in found], axis=0)
+        whole = sent + found[-1][1].residual.mean(0)
+        np.testing.assert_allclose(whole, grads[:, :, 0].sum(0).mean(0), **TIGHT)
 
 
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.1, float("nan")])
