@@ -171,5 +171,6 @@ ROW = MethodRow(
         Variant("dense-flat", "dense, flat", {"method.dense.levels": "flat"}),
         Variant("dense-bfloat16", "dense, bfloat16", {"method.wire_dtype": "bfloat16"}),
         Variant("dense-int8", "dense, int8", {"method.wire_dtype": "int8"}),
+        Variant("dense-int2", "dense, int2", {"method.wire_dtype": "int2"}),
     ),
 )

@@ -211,4 +211,16 @@ def make_dgc(recipe: Recipe) -> Method:
     )
 
 
-ROW = MethodRow("dgc", make_dgc, DgcConfig, variants=(Variant("dgc", "DGC, 0.1 %"),))
+ROW = MethodRow("dgc", make_dgc, DgcConfig, variants=(
+        Variant("dgc", "DGC, 0.1 %"),
+        Variant(
+            "dgc-chunks",
+            "DGC, 4 of 4,096 numbers, int8, warm-up from 1.6 %",
+            {
+                "method.wire_dtype": "int8",
+                "method.dgc.in_chunks": True,
+                "method.dgc.warmup_density": 1 / 64,
+            },
+        ),
+    ),
+)

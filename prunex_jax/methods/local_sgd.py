@@ -74,6 +74,22 @@ def _averaging(recipe: Recipe, outer_step: float, outer_momentum: float) -> Meth
     return consensus_method(core, recipe, prunes=False)
 
 
+def _largest(period: int, **more: Any) -> Variant:
+    """The largest 64 of every 4,096 numbers, in two bits."""
+    route = ", owners add up" if more else ""
+    return Variant(
+        f"local-sgd-{period}-top64{'-owners' if more else ''}",
+        f"local SGD, every {period} steps, 64 of 4,096 numbers, int2{route}",
+        {
+            "method.local_sgd.sync_period": period,
+            "method.wire_dtype": "int2",
+            "method.rounds.top_k": 64,
+            **more,
+        },
+        period,
+    )
+
+
 def _variants(name: str, title: str, *rare_periods: int) -> tuple[Variant, ...]:
     """Every 8 steps in float32, and every so many steps in int8."""
 
@@ -94,7 +110,18 @@ LOCAL_SGD = MethodRow(
     make_local_sgd,
     LocalSgdConfig,
     key="local_sgd",
-    variants=_variants("local-sgd", "local SGD", 8, 10, 32),
+    variants=(
+        *_variants("local-sgd", "local SGD", 8, 10, 32),
+        Variant(
+            "local-sgd-8-int2",
+            "local SGD, every 8 steps, int2",
+            {"method.local_sgd.sync_period": 8, "method.wire_dtype": "int2"},
+            8,
+        ),
+        _largest(4),
+        _largest(16),
+        _largest(8, **{"method.rounds.top_k_route": "owners"}),
+    ),
 )
 DILOCO = MethodRow(
     "diloco",

@@ -152,5 +152,12 @@ def make_topk(recipe: Recipe) -> Method:
 
 
 ROW = MethodRow(
-    "topk", make_topk, TopkConfig, variants=(Variant("topk", "Top-K, 1 %"),)
+    "topk", make_topk, TopkConfig, variants=(
+        Variant("topk", "Top-K, 1 %"),
+        Variant(
+            "topk-chunks",
+            "Top-K, 40 of 4,096 numbers, int8",
+            {"method.wire_dtype": "int8", "method.topk.in_chunks": True},
+        ),
+    ),
 )

@@ -265,6 +265,17 @@ ROW = MethodRow(
         _every(10),
         _every(16),
         Variant(
+            "hsadmm-4-top64",
+            "H-SADMM, every 4 steps, 64 of 4,096 numbers, int2",
+            {
+                **_EARLY,
+                "method.hsadmm.sync_period": 4,
+                "method.wire_dtype": "int2",
+                "method.rounds.top_k": 64,
+            },
+            period=4,
+        ),
+        Variant(
             "every-step",
             "the same pruning, float32, every step",
             {
