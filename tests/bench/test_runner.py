@@ -323,15 +323,16 @@ def test_bad_command_lines_are_one_line_and_exit_code_2(arguments, message, caps
 
 
 @pytest.mark.slow
-def test_interfaces_count_what_traces_say(tmp_path):
-    """The short study: every method on two real hosts, from the command line."""
+@pytest.mark.parametrize("name", ["digits", "few_bytes"])
+def test_interfaces_count_what_traces_say(name, tmp_path):
+    """The short studies: every method on two real hosts, from the command line."""
     kind, reason = sandbox_kind()
     if kind is None:
         pytest.skip(f"no network namespaces: {reason}")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "prunex_jax.bench"),
-            f"--study={ROOT / 'configs' / 'bench' / 'digits.py'}",
+            *(f"--study={ROOT / 'configs' / 'bench' / name}.py", "--num_hosts=2"),
             f"--workdir={tmp_path / 'bench'}",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -340,7 +341,7 @@ def test_interfaces_count_what_traces_say(tmp_path):
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    study = load_study(ROOT / "configs" / "bench" / "digits.py", LinkStudy)
+    study = load_study(ROOT / "configs" / "bench" / f"{name}.py", LinkStudy)
     records = read_records(tmp_path / "bench")
     assert len(records) == 1 + len(study.rows)
     for record in records:

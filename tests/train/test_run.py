@@ -141,6 +141,9 @@ VARIANTS = {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "clip_norm": 1.0},
     },
     "int8 wire in buckets": {"method": {"wire_dtype": "int8", "bucket_bytes": 4000}},
+    "the largest in two bits": {
+        "method": {"wire_dtype": "int2", "rounds": {"top_k": 256}}
+    },
     "bfloat16, one host": {
         "model": {"compute_dtype": "bfloat16"},
         "topology": {"layout": "1"},
@@ -156,7 +159,10 @@ VARIANTS = {
 }
 
 
-QUICKER = ("int8 wire in buckets", "dense, eight hosts", "vgg")
+QUICKER = (
+    *("int8 wire in buckets", "the largest in two bits"),
+    *("dense, eight hosts", "vgg"),
+)
 
 
 @pytest.mark.parametrize(

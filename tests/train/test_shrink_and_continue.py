@@ -100,6 +100,12 @@ FORMS = {
         "optimizer": {"name": "adamw", "clip_norm": 1.0},
         "model": {"norm_scope": "host"},
     },
+    "errors of rounds": {
+        "method": {
+            "wire_dtype": "bfloat16",
+            "rounds": {"error_decay": 0.9, "top_k": 4096, "top_k_route": "owners"},
+        },
+    },
     "channels where they matter": {"sparsity": {"budget": "global"}},
 }
 
