@@ -28,7 +28,15 @@ from prunex_jax.base.settings import ModelConfig, SparsityConfig
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import WIRE_DTYPES, dense_size
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
-from prunex_jax.methods import METHODS, Recipe, make_method, method_config
+from prunex_jax.methods import (
+    METHODS,
+    MethodConfig,
+    Recipe,
+    all_variants,
+    config_of,
+    make_method,
+    method_config,
+)
 from prunex_jax.models import make_model
 from prunex_jax.sparsity import entry_count, keep_counts_at, selection
 from prunex_jax.train.experiment import trace_model
@@ -39,6 +47,11 @@ DENSITY = 0.5
 TOTAL_STEPS = 1000
 WARM_UP = 2
 SELECTED = (0.001, 0.01)
+# Variants that are timed beside the methods: few bits, and the largest of chunks.
+VARIANTS = (
+    *("dense-int2", "local-sgd-8-int8", "local-sgd-8-int2", "local-sgd-4-top64"),
+    *("local-sgd-8-top64-owners", "hsadmm-4-top64", "topk-chunks", "dgc-chunks"),
+)
 
 Call = Callable[[], object]
 
@@ -50,9 +63,9 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
-    parser.add_argument("--only", nargs="*", help="names of methods, or selection")
+    parser.add_argument("--only", nargs="*", help="methods, variants, selection")
     arguments = parser.parse_args()
-    names = arguments.only or [*METHODS, "selection"]
+    names = arguments.only or [*METHODS, *VARIANTS, "selection"]
     recipe = make_recipe(arguments.model, arguments.wire_dtype)
     size = dense_size(recipe.shapes)
     kind = jax.devices()[0].device_kind
@@ -61,7 +74,12 @@ def main() -> None:
     with no_communication(arguments.hosts):
         for name in METHODS:
             if name in names:
-                report(name, method_call(recipe, name), arguments.repeats)
+                config = dataclasses.replace(recipe.config, name=name)
+                report(name, method_call(recipe, config), arguments.repeats)
+        for variant in all_variants():
+            if variant.name in set(names) - set(METHODS):
+                call = method_call(recipe, config_of(variant))
+                report(variant.name, call, arguments.repeats)
     if "selection" in names:
         for label, call in selections(size):
             report(label, call, arguments.repeats)
@@ -111,9 +129,8 @@ def make_recipe(
     )
 
 
-def method_call(recipe: Recipe, name: str) -> Call:
+def method_call(recipe: Recipe, config: MethodConfig) -> Call:
     """One exchange of a method in its steady state, until it is done."""
-    config = dataclasses.replace(recipe.config, name=name)
     method = make_method(dataclasses.replace(recipe, config=config))
     params = draw(recipe.shapes, 0)
     state = jax.jit(method.transform.init)(params)
