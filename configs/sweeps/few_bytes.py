@@ -1,7 +1,7 @@
 """Which form of a round sends the fewest bytes for its accuracy, on validation data.
 
-    python -m prunex_jax sweep --sweep=configs/sweeps/few_bytes.py --workdir=runs/sweeps \\
-        --seeds=0
+    python -m prunex_jax sweep --sweep=configs/sweeps/few_bytes.py \\
+        --workdir=runs/sweeps --seeds=0
 
 The network, data and length of `cifar10_coarse.py`. Nothing is pruned: this compares
 bytes alone, by accuracies of the validation split, because settings are chosen by them.

@@ -120,7 +120,7 @@ def mean_with_error(
     refuse_ternary(wire)
     num_hosts = axis_size(axes.host)
 
-    def mean(buffer: jax.Array, offset: int) -> tuple[jax.Array, jax.Array]:
+    def mean_and_error(buffer: jax.Array, offset: int) -> tuple[jax.Array, jax.Array]:
         if axes.host is None or num_hosts == 1 or not wire.is_narrow:
             return _wide_mean(buffer, axes, wire), jnp.zeros_like(buffer)
         whole = _in_blocks(buffer, num_hosts * axis_size(axes.device), wire)
@@ -130,8 +130,10 @@ def mean_with_error(
         lost = collectives.join_shares(lost, axes.device)[: buffer.size]
         return mean, lost.astype(buffer.dtype)
 
-    mean_tree, lost = _apply_fused(tree, mean, wire.bucket_elements, num_results=2)
-    return mean_tree, vary(lost, (axes.host,))
+    if not jax.tree.leaves(tree):
+        return tree, tree
+    found, error = _apply_fused(tree, mean_and_error, wire.bucket_elements)
+    return found, vary(error, (axes.host,))
 
 
 def mean_over_mesh(
@@ -421,45 +423,38 @@ def _fused(tree: PyTree, fn: Callable[[jax.Array], jax.Array]) -> PyTree:
 # model are never alive at once. Whether a backend makes use of that is up to its
 # scheduler; some join small sums again.
 def _apply_fused(
-    tree: PyTree,
-    fn: Callable[[jax.Array, int], Any],
-    max_elements: int = 0,
-    num_results: int = 1,
+    tree: PyTree, fn: Callable[[jax.Array, int], Any], max_elements: int = 0
 ) -> Any:
     """Applies a function of flat buffers to all leaves.
 
     Args:
       tree: Arrays; without any, nothing happens.
-      fn: (buffer [n], number of elements before it) -> buffer [n], or as many as there
-        are results.
+      fn: (buffer [n], number of elements before it) -> buffer [n], or several.
       max_elements: Largest n; 0 takes all leaves at once. Leaves are cut where that is
         needed, and a buffer depends on those leaves only that it holds.
-      num_results: Buffers that `fn` returns; above 1, they are a tuple.
     Returns:
-      The tree of the results, in its own types, or a tuple of such trees; buffers have
-      the widest of them.
+      The tree of the results, in its own types, or as many trees as `fn` returns
+      buffers; buffers have the widest of the types.
     """
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
-        return tree if num_results == 1 else (tree,) * num_results
+        return tree
     sizes = [jnp.size(leaf) for leaf in leaves]
     if not max_elements or sum(sizes) <= max_elements:
         buffer, split = ravel_pytree(tree)
-        found = fn(buffer, 0)
-        return split(found) if num_results == 1 else tuple(map(split, found))
+        return jax.tree.map(split, fn(buffer, 0))
     dtype = jnp.result_type(*leaves)
     flat = [jnp.ravel(leaf).astype(dtype) for leaf in leaves]
     offset, results, plan = 0, [], list(_plan(sizes, max_elements))
     for pieces in plan:
         buffer = jnp.concatenate([flat[i][start:stop] for i, start, stop in pieces])
-        found = fn(buffer, offset)
-        results.append((found,) if num_results == 1 else found)
+        results.append(fn(buffer, offset))
         offset += buffer.size
-    trees = [
-        jax.tree.unflatten(structure, _put_together(buffers, plan, leaves))
-        for buffers in zip(*results, strict=True)
-    ]
-    return trees[0] if num_results == 1 else tuple(trees)
+
+    def whole(*buffers: jax.Array) -> PyTree:
+        return jax.tree.unflatten(structure, _put_together(buffers, plan, leaves))
+
+    return jax.tree.map(whole, *results)
 
 
 def _put_together(

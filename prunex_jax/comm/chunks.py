@@ -112,8 +112,10 @@ def mean_of_largest(
     buffer, split = ravel_pytree(tree)
     send = _by_gather if top.route == "gather" else _by_owners
     mean, error = send(_in_chunks(buffer, 1), top, axes, wire)
-    split_off = [x.ravel()[: buffer.size].astype(buffer.dtype) for x in (mean, error)]
-    return split(split_off[0]), split(split_off[1])
+    mean, error = (
+        split(x.ravel()[: buffer.size].astype(buffer.dtype)) for x in (mean, error)
+    )
+    return mean, error
 
 
 def _by_gather(

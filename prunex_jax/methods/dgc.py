@@ -211,7 +211,11 @@ def make_dgc(recipe: Recipe) -> Method:
     )
 
 
-ROW = MethodRow("dgc", make_dgc, DgcConfig, variants=(
+ROW = MethodRow(
+    "dgc",
+    make_dgc,
+    DgcConfig,
+    variants=(
         Variant("dgc", "DGC, 0.1 %"),
         Variant(
             "dgc-chunks",

@@ -152,7 +152,10 @@ def make_topk(recipe: Recipe) -> Method:
 
 
 ROW = MethodRow(
-    "topk", make_topk, TopkConfig, variants=(
+    "topk",
+    make_topk,
+    TopkConfig,
+    variants=(
         Variant("topk", "Top-K, 1 %"),
         Variant(
             "topk-chunks",
