@@ -163,7 +163,7 @@ def refuse_biased(wire: Wire, sender: str) -> None:
         raise UserError(
             f"wire_dtype={wire.dtype!r} rounds to nearest, and {sender} does not send "
             "later what that loses; choose int4 or a wider format, or a method with "
-            "error feedback: hsadmm, local_sgd, diloco, topk, dgc"
+            "error feedback: dense, hsadmm, local_sgd, diloco, topk, dgc"
         )
 
 
