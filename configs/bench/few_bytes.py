@@ -14,7 +14,7 @@ def get_study() -> LinkStudy:
         name="few-bytes",
         config="../digits_resnet20_dense.py",
         rows=variant_rows(
-            *("dense-int2", "local-sgd-8-int2", "local-sgd-4-top64"),
+            *("dense", "dense-int2", "local-sgd-8-int2", "local-sgd-4-top64"),
             *("local-sgd-8-top64-owners", "hsadmm-4-top64"),
             *("topk-chunks", "dgc-chunks"),
         ),
