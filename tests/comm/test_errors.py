@@ -28,6 +28,8 @@ from tests.helpers.mean_cases import (
 )
 
 NARROW = [dtype for dtype in WIRE_DTYPES if dtype != "float32"]
+# Whole, in every format; in buckets, in those of short and of long blocks.
+SENT = [(dtype, 0) for dtype in WIRE_DTYPES] + [("int8", 400), ("int2", 400)]
 PER_HOST = jax.P("host")
 
 
@@ -41,9 +43,8 @@ def run_on(shape, wire, tree):
     return on_mesh(run, shape, (jax.P(), PER_HOST))(tree)
 
 
-@pytest.mark.parametrize("bucket_bytes", [0, 300])
 @pytest.mark.parametrize("shape", [(2, 4), (4, 2), (8, 1), (3, 2)], **BY_SIZE)
-@pytest.mark.parametrize("dtype", WIRE_DTYPES)
+@pytest.mark.parametrize(("dtype", "bucket_bytes"), SENT)
 def test_nothing_is_lost(dtype, shape, bucket_bytes):
     """The mean of what was given is the mean that was sent plus that of the errors."""
     tree = make_tree(shape, size=3000)
@@ -145,8 +146,7 @@ def test_simulated_hosts_agree_with_a_mesh():
     np.testing.assert_allclose(flat(simulated[1], 1), flat(error, 1), atol=1e-6)
 
 
-@pytest.mark.parametrize("bucket_bytes", [0, 400])
-@pytest.mark.parametrize("dtype", WIRE_DTYPES)
+@pytest.mark.parametrize(("dtype", "bucket_bytes"), SENT)
 @pytest.mark.parametrize("shape", [*MESHES, (2, 3)], **BY_SIZE)
 def test_formulas_are_what_is_sent(shape, dtype, bucket_bytes):
     mesh_shape, wire = dict(zip(AXES, shape, strict=True)), Wire(dtype, bucket_bytes)
