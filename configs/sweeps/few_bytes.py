@@ -30,7 +30,7 @@ def get_study() -> Sweep:
 def make_rows() -> tuple[Row, ...]:
     return (
         variant_row("local-sgd-8-int8", "int8-8"),
-        _rounds("int2-16", "every 16 steps, int2", 16),
+        _rounds("int2-16", "every 16 steps", 16),
         _rounds("top64-4", "every 4 steps, 64 of 4,096", 4, top_k=64),
         _rounds("top64-16", "every 16 steps, 64 of 4,096", 16, top_k=64),
         _rounds(
@@ -56,6 +56,6 @@ def _rounds(name: str, title: str, period: int, **rounds: Any) -> Row:
     return variant_row(
         "local-sgd-8-int2",
         name,
-        f"local SGD, {title}, int2" if "int2" not in title else f"local SGD, {title}",
+        f"local SGD, {title}, int2",
         **{"method.local_sgd.sync_period": period, **settings},
     )

@@ -84,12 +84,7 @@ def mean_over_hosts(
         return _fused(tree, lambda x: _ternary_mean(x, axes, key))
 
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
-        if axes.host is None or num_hosts == 1 or not wire.is_narrow:
-            return _wide_mean(buffer, axes, wire)
-        whole = _in_blocks(buffer, num_hosts * axis_size(axes.device), wire)
-        share = collectives.share_of(whole, axes.device)
-        over = (axes.host, axes.device)
-        return _narrow_mean(share, over, wire, key, offset, buffer)[0]
+        return _host_mean(buffer, offset, axes, wire, key)[0]
 
     return _apply_fused(tree, mean, wire.bucket_elements)
 
@@ -118,15 +113,11 @@ def mean_with_error(
       device axis of 128 (int2: 512) M b float32 from each device: the errors.
     """
     refuse_ternary(wire)
-    num_hosts = axis_size(axes.host)
 
     def mean_and_error(buffer: jax.Array, offset: int) -> tuple[jax.Array, jax.Array]:
-        if axes.host is None or num_hosts == 1 or not wire.is_narrow:
-            return _wide_mean(buffer, axes, wire), jnp.zeros_like(buffer)
-        whole = _in_blocks(buffer, num_hosts * axis_size(axes.device), wire)
-        share = collectives.share_of(whole, axes.device)
-        over = (axes.host, axes.device)
-        mean, lost = _narrow_mean(share, over, wire, None, offset, buffer)
+        mean, lost = _host_mean(buffer, offset, axes, wire, None)
+        if lost is None:
+            return mean, jnp.zeros_like(buffer)
         lost = collectives.join_shares(lost, axes.device)[: buffer.size]
         return mean, lost.astype(buffer.dtype)
 
@@ -222,14 +213,25 @@ def flat_mean_over_mesh(
     return _apply_fused(tree, mean, wire.bucket_elements)
 
 
-def _wide_mean(buffer: jax.Array, axes: MeshAxes, wire: Wire) -> jax.Array:
-    """The mean over hosts of what is summed as it is, or does not have to move."""
+def _host_mean(
+    buffer: jax.Array,
+    offset: int,
+    axes: MeshAxes,
+    wire: Wire,
+    key: jax.Array | None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Mean over hosts, and what this device has lost of its share; None if nothing."""
     num_hosts = axis_size(axes.host)
     if axes.host is None or num_hosts == 1:
-        return collectives.sum_over_hosts(buffer, axes)
-    wide = buffer.astype(jnp.promote_types(buffer.dtype, wire.dtype))
-    sent = (wide / num_hosts).astype(wire.dtype)
-    return collectives.sum_over_hosts(sent, axes).astype(buffer.dtype)
+        return collectives.sum_over_hosts(buffer, axes), None
+    if not wire.is_narrow:
+        wide = buffer.astype(jnp.promote_types(buffer.dtype, wire.dtype))
+        sent = (wide / num_hosts).astype(wire.dtype)
+        return collectives.sum_over_hosts(sent, axes).astype(buffer.dtype), None
+    whole = _in_blocks(buffer, num_hosts * axis_size(axes.device), wire)
+    share = collectives.share_of(whole, axes.device)
+    over = (axes.host, axes.device)
+    return _narrow_mean(share, over, wire, key, offset, buffer)
 
 
 def _in_blocks(buffer: jax.Array, num_parts: int, wire: Wire) -> jax.Array:
@@ -313,18 +315,12 @@ def mean_of_entries(
     """
     refuse_ternary(wire)
     count = values.size
-    message, sent = values, values
-    if wire.is_narrow:
-        padded = jnp.pad(values, (0, -count % wire.block)).reshape(-1, wire.block)
-        blocks = wires.encode(padded, wire.dtype)
-        sent = wires.decode(blocks, wire.dtype).reshape(-1)[:count]
-        message = blocks.reshape(-1)
-    rows = collectives.gather_over_hosts(message, axes)
+    message = wires.write(values, wire)
+    sent = wires.read(message, count, wire)
+    messages = collectives.gather_over_hosts(message, axes)
     places = collectives.gather_over_hosts(positions, axes)
     num_hosts = len(places)
-    if wire.is_narrow:
-        rows = wires.decode(rows.reshape(-1, wire.block_width), wire.dtype)
-        rows = rows.reshape(num_hosts, -1)[:, :count]
+    rows = jax.vmap(lambda row: wires.read(row, count, wire))(messages)
     # Host after host: no position comes twice in one, so the order of every sum is the
     # same on all devices, whose copies would drift apart else.
     total = jnp.zeros(size, jnp.float32)

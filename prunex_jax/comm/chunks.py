@@ -122,14 +122,11 @@ def _by_gather(
     chunks: jax.Array, top: TopK, axes: MeshAxes, wire: Wire
 ) -> tuple[jax.Array, jax.Array]:
     """All hosts get the entries of all; [c, CHUNK] in and out, twice."""
-    positions, values = _largest(chunks, top)
-    message = _write(values, wire)
-    rows = collectives.gather_over_hosts(message.ravel(), axes)
-    places = collectives.gather_over_hosts(pack_positions(positions).ravel(), axes)
-    rows = rows.reshape(len(rows), *message.shape)
+    messages, packed, error = _send(chunks, 1, top, wire)
+    rows = collectives.gather_over_hosts(messages.ravel(), axes)
+    places = collectives.gather_over_hosts(packed.ravel(), axes)
     places = places.reshape(len(places), len(chunks), -1)
-    mean = _mean_of(rows, places, top, wire)
-    return mean, _less(chunks, positions, _read(message, len(chunks), top, wire))
+    return _mean_of(rows, places, top, wire), error
 
 
 def _by_owners(
@@ -138,39 +135,28 @@ def _by_owners(
     """Every device of every host owns some of the chunks; [c, CHUNK] in and out."""
     host_axis = axes.host
     assert host_axis is not None, "with one host, nothing is sent"
-    num_hosts, here = axis_size(host_axis), position(host_axis)
+    num_hosts = axis_size(host_axis)
     whole = _in_chunks(chunks.ravel(), num_hosts * axis_size(axes.device))
     share = collectives.share_of(whole.ravel(), axes.device).reshape(-1, CHUNK)
     own = len(share) // num_hosts
-    positions, values = _largest(share, top)
-    parts = values.reshape(num_hosts, own, -1)
-    message = jax.vmap(lambda part: _write(part, wire))(parts)
-    packed = pack_positions(positions)
-    # Part i of both is for host i, and then from host i.
-    arrived = collectives.exchange(message, host_axis)
+    # Part i is for host i, and then from host i.
+    messages, packed, error = _send(share, num_hosts, top, wire)
+    rows = collectives.exchange(messages, host_axis)
     places = collectives.exchange(packed, host_axis).reshape(num_hosts, own, -1)
-    mean = _mean_of(arrived, places, top, wire)
-    sent = jax.vmap(lambda part: _read(part, own, top, wire))(message)
-    error = _less(share, positions, sent.reshape(positions.shape))
+    mean = _mean_of(rows, places, top, wire)
     # The largest of the mean go to all; the owner alone knows what they are short of.
-    positions, values = _largest(mean, top)
-    message, packed = _write(values, wire), pack_positions(positions)
-    rest = _less(mean, positions, _read(message, own, top, wire))
+    messages, packed, rest = _send(mean, 1, top, wire)
     weight = num_hosts if top.mean == "hosts" else 1
-    part = jax.lax.dynamic_slice_in_dim(error, here * own, own)
-    part = part + weight * rest
-    error = jax.lax.dynamic_update_slice_in_dim(error, part, here * own, 0)
+    error = wires.add_to_part(error, weight * rest, position(host_axis))
 
     def for_all(part: jax.Array) -> jax.Array:
         rows = collectives.collect(part, host_axis)
         return collectives.join_shares(rows, axes.device)
 
-    rows = for_all(message[None])
-    values = jax.vmap(lambda part: _read(part, own, top, wire))(rows)
     places = unpack_positions(for_all(packed))
-    mean = _put(places, values.reshape(places.shape), len(whole))
-    error = collectives.join_shares(error, axes.device)
-    return mean, vary(error, (host_axis,))
+    values = _read(for_all(messages), own, top, wire).reshape(places.shape)
+    mean = _add(jnp.zeros(whole.shape, whole.dtype), places, values)
+    return mean, vary(collectives.join_shares(error, axes.device), (host_axis,))
 
 
 def pack_positions(positions: jax.Array) -> jax.Array:
@@ -204,22 +190,28 @@ def _in_chunks(buffer: jax.Array, num_parts: int) -> jax.Array:
     return jnp.pad(chunks, ((0, -len(chunks) % num_parts), (0, 0)))
 
 
-def _largest(chunks: jax.Array, top: TopK) -> tuple[jax.Array, jax.Array]:
-    """Positions int32[c, k] of the largest numbers of every chunk, and these."""
+def _send(
+    chunks: jax.Array, num_parts: int, top: TopK, wire: Wire
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Writes the largest of chunks [c, CHUNK], in parts of as many chunks each.
+
+    Returns:
+      The values, a message [num_parts, ...]; their positions, packed [c, ...]; and what
+      remains of the chunks, [c, CHUNK].
+    """
     positions = jax.lax.top_k(jnp.abs(chunks), top.per_chunk)[1]
-    return positions, jnp.take_along_axis(chunks, positions, axis=1)
+    values = jnp.take_along_axis(chunks, positions, axis=1).reshape(num_parts, -1)
+    messages = jax.vmap(lambda part: wires.write(part, wire))(values)
+    sent = _read(messages, len(chunks) // num_parts, top, wire)
+    rest = _add(chunks, positions, -sent.reshape(positions.shape))
+    return messages, pack_positions(positions), rest
 
 
-def _less(chunks: jax.Array, positions: jax.Array, sent: jax.Array) -> jax.Array:
-    """What remains of chunks after something has been sent of these positions."""
-    rows = jnp.arange(len(chunks))[:, None]
-    return chunks.at[rows, positions].add(-sent, unique_indices=True)
-
-
-def _put(positions: jax.Array, values: jax.Array, num_chunks: int) -> jax.Array:
-    """Chunks that are zero but for these numbers."""
-    zeros = jnp.zeros((num_chunks, CHUNK), jnp.float32)
-    return _less(zeros, positions, -values)
+def _read(messages: jax.Array, num_chunks: int, top: TopK, wire: Wire) -> jax.Array:
+    """Values of messages [n, ...] of so many chunks each: float32[n, chunks, k]."""
+    size = num_chunks * top.per_chunk
+    values = jax.vmap(lambda message: wires.read(message, size, wire))(messages)
+    return values.reshape(len(messages), num_chunks, -1)
 
 
 def _mean_of(rows: jax.Array, places: jax.Array, top: TopK, wire: Wire) -> jax.Array:
@@ -228,26 +220,15 @@ def _mean_of(rows: jax.Array, places: jax.Array, top: TopK, wire: Wire) -> jax.A
     divisor = num_hosts if top.mean == "hosts" else 1
     total = count = jnp.zeros((num_chunks, CHUNK), jnp.float32)
     # Host after host, so that the order of every sum is the same on all devices.
-    for row, place in zip(rows, places, strict=True):
+    for values, place in zip(_read(rows, num_chunks, top, wire), places, strict=True):
         at = unpack_positions(place)
-        values = _read(row, num_chunks, top, wire)
-        total = _less(total, at, -values / divisor)
+        total = _add(total, at, values / divisor)
         if top.mean == "senders":
-            count = _less(count, at, -jnp.ones_like(values))
+            count = _add(count, at, jnp.ones_like(values))
     return total / jnp.maximum(count, 1.0) if top.mean == "senders" else total
 
 
-def _write(values: jax.Array, wire: Wire) -> jax.Array:
-    """The message for the values of some chunks."""
-    if not wire.is_narrow:
-        return values.ravel()
-    padded = jnp.pad(values.ravel(), (0, -values.size % wire.block))
-    return wires.encode(padded.reshape(-1, wire.block), wire.dtype).ravel()
-
-
-def _read(message: jax.Array, num_chunks: int, top: TopK, wire: Wire) -> jax.Array:
-    """Inverse of `_write`, up to its rounding: float32[num_chunks, k]."""
-    if wire.is_narrow:
-        blocks = message.reshape(-1, wire.block_width)
-        message = wires.decode(blocks, wire.dtype).ravel()
-    return message[: num_chunks * top.per_chunk].reshape(num_chunks, -1)
+def _add(chunks: jax.Array, positions: jax.Array, values: jax.Array) -> jax.Array:
+    """Adds values [c, k] to chunks at these positions, of which none comes twice."""
+    rows = jnp.arange(len(chunks))[:, None]
+    return chunks.at[rows, positions].add(values, unique_indices=True)

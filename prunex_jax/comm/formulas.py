@@ -177,9 +177,9 @@ def largest_sum(
     chunks = -(-num_elements // CHUNK)
 
     def sizes(num_chunks: int) -> tuple[tuple[int, str], ...]:
-        num_blocks = -(-num_chunks * top.per_chunk // wire.block)
+        values = wire.num_carriers(num_chunks * top.per_chunk)
         places = num_chunks * top.position_bytes
-        return (num_blocks * wire.block_width, wire.carrier), (places, "uint8")
+        return (values, wire.carrier), (places, "uint8")
 
     if top.route == "gather":
         gathers = [host_gather(n, mesh_shape, dtype) for n, dtype in sizes(chunks)]
@@ -201,9 +201,7 @@ def entry_gather(
     num_entries: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
 ) -> list[Collective]:
     """What `averaging.mean_of_entries` sends: values, and a position for each."""
-    num_carriers = num_entries
-    if wire.is_narrow:
-        num_carriers = -(-num_entries // wire.block) * wire.block_width
+    num_carriers = wire.num_carriers(num_entries)
     values = host_gather(num_carriers, mesh_shape, wire.carrier)
     return values + host_gather(num_entries, mesh_shape, "int32")
 

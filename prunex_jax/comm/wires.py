@@ -129,6 +129,10 @@ class Wire:
             return 0
         return self.block * max(1, self.bucket_bytes // self.block_bytes)
 
+    def num_carriers(self, num_elements: int) -> int:
+        """Carriers that stand for so many numbers: those of whole blocks."""
+        return -(-num_elements // self.block) * self.block_width
+
     def payload_bytes(self, num_elements: int) -> int:
         """Bytes that stand for so many numbers: those of whole blocks.
 
@@ -138,7 +142,12 @@ class Wire:
           >>> FLOAT32.payload_bytes(1280), Wire('int8').payload_bytes(1280)
           (5120, 1300)
         """
-        return -(-num_elements // self.block) * self.block_bytes
+        return self.num_carriers(num_elements) * jnp.dtype(self.carrier).itemsize
+
+    def at_least_8_bits(self) -> "Wire":
+        """The same message size, in int8 where numbers would be narrower."""
+        is_coarse = self.block_bytes < self.block
+        return Wire("int8", self.bucket_bytes) if is_coarse else self
 
     def in_float32(self) -> "Wire":
         """The same message size, nothing rounded."""
@@ -246,6 +255,32 @@ def decode(message: jax.Array, wire_dtype: str) -> jax.Array:
     return codes.astype(jnp.float32) * scale
 
 
+def write(values: jax.Array, wire: Wire) -> jax.Array:
+    """Makes one message of few numbers, float32[n]; they are rounded to nearest.
+
+    Returns:
+      [wire.num_carriers(n)] of the carrier type.
+    """
+    if not wire.is_narrow:
+        return values
+    padded = jnp.pad(values, (0, -values.size % wire.block))
+    return encode(padded.reshape(-1, wire.block), wire.dtype).ravel()
+
+
+def read(message: jax.Array, num_elements: int, wire: Wire) -> jax.Array:
+    """Inverse of `write` up to its rounding: float32[num_elements]."""
+    if wire.is_narrow:
+        message = decode(message.reshape(-1, wire.block_width), wire.dtype).ravel()
+    return message[:num_elements]
+
+
+def add_to_part(rows: jax.Array, part: jax.Array, index: jax.Array | int) -> jax.Array:
+    """Adds to part `index` of rows [size * n, ...], which are cut into parts of n."""
+    start = index * len(part)
+    own = jax.lax.dynamic_slice_in_dim(rows, start, len(part))
+    return jax.lax.dynamic_update_slice_in_dim(rows, own + part, start, 0)
+
+
 def mean_of_shares(
     share: jax.Array,
     axis: Axis,
@@ -282,9 +317,7 @@ def mean_of_shares(
     final = encode(mean, wire.dtype, noise)
     lost = blocks - decode(own, wire.dtype)
     # What the mean loses is lost for all, and this host alone knows of it.
-    part = jax.lax.dynamic_slice_in_dim(lost, here * len(mean), len(mean))
-    part = part + size * (mean - decode(final, wire.dtype))
-    lost = jax.lax.dynamic_update_slice_in_dim(lost, part, here * len(mean), 0)
+    lost = add_to_part(lost, size * (mean - decode(final, wire.dtype)), here)
     return collectives.collect(final, axis), lost.ravel()
 
 

@@ -29,10 +29,9 @@ from prunex_jax.comm import (
     sum_over_mesh,
 )
 from prunex_jax.mesh import ALONE, MeshAxes, vary
-from tests.helpers.common import MESH, make_mesh
+from tests.helpers.common import MESH
+from tests.helpers.mean_cases import AXES, on_mesh
 
-AXES = ("host", "device")
-REPLICATED = jax.P()
 SHAPES = [(1, 4), (2, 2), (4, 1), (2, 3), (1, 1)]
 
 
@@ -44,19 +43,6 @@ def make_tree(lead, seed=0):
         "scale": rng.normal(size=lead).astype(np.float32),
         "more": [rng.normal(size=(*lead, 2)).astype(np.float32), None],
     }
-
-
-def on_mesh(fn, shape, tree, out_specs=REPLICATED, check_vma=True):
-    """Runs `fn` on every device's own part of a tree with [hosts, devices] axes."""
-
-    def body(tree):
-        return fn(jax.tree.map(lambda x: x[0, 0], tree))
-
-    run = jax.shard_map(
-        body, mesh=make_mesh(*shape), in_specs=jax.P(*AXES), out_specs=out_specs,
-        check_vma=check_vma,
-    )  # fmt: skip
-    return jax.jit(run)(tree)
 
 
 def assert_close(found, wanted, tolerance=1e-6):
@@ -83,7 +69,7 @@ def test_every_mean_is_the_mean(shape, check_vma):
             "without a device axis": mean_over_hosts(in_host, MeshAxes("host", None)),
         }
 
-    found = on_mesh(run, shape, tree, check_vma=check_vma)
+    found = on_mesh(run, shape, check_vma=check_vma)(tree)
     mean = jax.tree.map(lambda x: x.mean((0, 1)), tree)
     assert_close(found["mesh mean"], mean)
     assert_close(found["hierarchical mean"], mean)
@@ -107,9 +93,9 @@ def test_minimum_of_integers_with_never():
     never = np.iinfo(np.int32).max
     steps = np.full((2, 2), never, np.int32)
     fn = functools.partial(min_over_mesh, axes=MESH)
-    assert int(on_mesh(fn, (2, 2), steps)) == never
+    assert int(on_mesh(fn, (2, 2))(steps)) == never
     steps[1, 0] = 7
-    assert int(on_mesh(fn, (2, 2), steps)) == 7
+    assert int(on_mesh(fn, (2, 2))(steps)) == 7
 
 
 def test_types_of_a_mixed_tree_come_back():
@@ -117,7 +103,7 @@ def test_types_of_a_mixed_tree_come_back():
         "half": np.ones((2, 2, 3), jnp.bfloat16),
         "single": np.full((2, 2, 3), 1 + 2**-12, np.float32),
     }
-    found = on_mesh(lambda own: mean_over_mesh(own, MESH), (2, 2), tree)
+    found = on_mesh(lambda own: mean_over_mesh(own, MESH), (2, 2))(tree)
     assert found["half"].dtype == jnp.bfloat16
     assert np.all(found["single"] == np.float32(1 + 2**-12)), "rounded to bfloat16"
 
@@ -130,28 +116,28 @@ def test_float16_rounds_what_crosses_hosts_only():
         return fn(own), vary(own["scale"], AXES)[None, None]
 
     specs = (jax.P(), jax.P(*AXES))
-    (mean, _) = on_mesh(run, (4, 1), tree, out_specs=specs)
+    (mean, _) = on_mesh(run, (4, 1), specs)(tree)
     wanted = jax.tree.map(lambda x: x.mean((0, 1)), tree)
     assert_close(mean, wanted, 2e-3)
     errors = jax.tree.map(lambda a, b: np.abs(a - b).max(), mean, wanted)
     assert max(jax.tree.leaves(errors)) > 1e-6, "nothing was rounded"
     assert mean["kernel"].dtype == np.float32
     single = jax.tree.map(lambda x: x[:1], tree)
-    (alone, _) = on_mesh(run, (1, 1), single, out_specs=specs)
+    (alone, _) = on_mesh(run, (1, 1), specs)(single)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0, 0]), alone, single)
 
 
 def test_float16_does_not_overflow_in_the_sum():
     tree = np.full((4, 1, 3), 60000.0, np.float32)
     fn = functools.partial(mean_over_hosts, axes=MESH, wire=Wire("float16"))
-    assert np.all(on_mesh(fn, (4, 1), tree) == 60000.0)
+    assert np.all(on_mesh(fn, (4, 1))(tree) == 60000.0)
 
 
 def test_narrow_trees_are_averaged_as_precisely_as_the_wire_allows():
     """bfloat16 has 8 bits; the wire has 24, and only the result is rounded."""
     rng = np.random.default_rng(0)
     tree = jnp.asarray(rng.normal(size=(3, 1, 500)), jnp.bfloat16)
-    mean = on_mesh(lambda own: mean_over_hosts(own, MESH), (3, 1), tree)
+    mean = on_mesh(lambda own: mean_over_hosts(own, MESH), (3, 1))(tree)
     wanted = jnp.mean(tree.astype(jnp.float32), (0, 1)).astype(jnp.bfloat16)
     assert mean.dtype == jnp.bfloat16
     assert np.mean(mean != wanted) < 0.01, "rounded on the way"
@@ -170,7 +156,7 @@ def test_trees_without_leaves_send_nothing():
             )
         ], sum_over_mesh(own, MESH)
 
-    empty, _ = on_mesh(run, (2, 2), np.ones((2, 2), np.float32))
+    empty, _ = on_mesh(run, (2, 2))(np.ones((2, 2), np.float32))
     assert empty == [{}] * 5
 
 
@@ -185,7 +171,7 @@ def test_gradients_stay_local_behind_vary():
             check_local(grad, MESH if len(axes) == 2 else MeshAxes("host", None))
             return vary(grad, AXES)[None, None]
 
-        return on_mesh(run, (2, 2), data, out_specs=jax.P(*AXES))
+        return on_mesh(run, (2, 2), jax.P(*AXES))(data)
 
     np.testing.assert_array_equal(gradient(AXES), data)
     by_host = np.broadcast_to(data.sum(1, keepdims=True), data.shape)
@@ -201,8 +187,8 @@ def test_summed_gradients_are_refused_where_types_tell(own, missing):
 
     data = np.ones((2, 2), np.float32)
     with pytest.raises(UserError, match=f"'{missing}'.*mesh.vary"):
-        on_mesh(run, (2, 2), data)
-    assert float(on_mesh(run, (2, 2), data, check_vma=False)) == 1.0
+        on_mesh(run, (2, 2))(data)
+    assert float(on_mesh(run, (2, 2), check_vma=False)(data)) == 1.0
 
 
 def _rows(path, axis, size):
@@ -245,7 +231,7 @@ def test_compact_mean_is_the_masked_dense_mean(shape, counts):
         sizes["sent"] = sum(leaf.size for leaf in jax.tree.leaves(sent))
         return mean
 
-    found = on_mesh(run, shape, per_host)
+    found = on_mesh(run, shape)(per_host)
     masks = {n: mask_of(keep[n], s) for n, s in (("g", 6), ("h", 4))}
     dense = {k: x.mean((0, 1)) for k, x in tree.items()}
     assert_close(found, mask_channels(dense, LAYOUTS, masks))

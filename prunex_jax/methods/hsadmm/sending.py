@@ -3,6 +3,7 @@
 Whatever the form, hosts end with the same mean; what a host has not sent, it keeps.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 import jax
@@ -10,8 +11,6 @@ import jax
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import (
     Collective,
-    TopK,
-    Wire,
     mean_of_largest,
     mean_over_hosts,
     mean_with_error,
@@ -29,7 +28,6 @@ from prunex_jax.methods.method import RoundKind
 
 # Leaves of fewer axes are sent whole: scales and biases are few and matter much.
 _MIN_NDIM = 2
-_COARSE = ("int4", "int2")
 
 
 def mean_of_differences(
@@ -57,14 +55,14 @@ def mean_of_differences(
     """
     if not form.error_decay:
         return mean_over_hosts(sent, axes, form.wire, key), None
-    top = _top_of(form, kind)
-    if top is None:
-        return mean_with_error(sent, axes, _wire_of(form, kind))
+    form = _form_of(form, kind)
+    if form.top is None:
+        return mean_with_error(sent, axes, form.wire)
     leaves, structure = jax.tree.flatten(sent)
     large = [leaf for leaf in leaves if leaf.ndim >= _MIN_NDIM]
     small = [leaf for leaf in leaves if leaf.ndim < _MIN_NDIM]
-    of_large = mean_of_largest(large, top, axes, form.wire)
-    of_small = mean_with_error(small, axes, at_least_8_bits(form.wire))
+    of_large = mean_of_largest(large, form.top, axes, form.wire)
+    of_small = mean_with_error(small, axes, form.wire.at_least_8_bits())
 
     def whole(large: list[jax.Array], small: list[jax.Array]) -> PyTree:
         parts = {True: iter(large), False: iter(small)}
@@ -106,19 +104,13 @@ def sent_differences(
     total = sum(sizes.values())
     if not form.error_decay:
         return host_sum(total, mesh_shape, form.wire)
-    top = _top_of(form, kind)
-    if top is None:
-        return host_sum_with_error(total, mesh_shape, _wire_of(form, kind))
+    form = _form_of(form, kind)
+    if form.top is None:
+        return host_sum_with_error(total, mesh_shape, form.wire)
     large = _large(sizes)
-    of_large = largest_sum(large, top, mesh_shape, form.wire)
-    wire = at_least_8_bits(form.wire)
+    of_large = largest_sum(large, form.top, mesh_shape, form.wire)
+    wire = form.wire.at_least_8_bits()
     return of_large + host_sum_with_error(total - large, mesh_shape, wire)
-
-
-def at_least_8_bits(wire: Wire) -> Wire:
-    """The wire, or int8 where it is narrower."""
-    is_coarse = wire.dtype in _COARSE
-    return Wire("int8", wire.bucket_bytes) if is_coarse else wire
 
 
 def _large(sizes: Mapping[int, int]) -> int:
@@ -126,9 +118,8 @@ def _large(sizes: Mapping[int, int]) -> int:
     return sum(size for ndim, size in sizes.items() if ndim >= _MIN_NDIM)
 
 
-def _top_of(form: HsadmmParameters, kind: RoundKind) -> TopK | None:
-    return None if kind == "freeze" else form.top
-
-
-def _wire_of(form: HsadmmParameters, kind: RoundKind) -> Wire:
-    return at_least_8_bits(form.wire) if kind == "freeze" else form.wire
+def _form_of(form: HsadmmParameters, kind: RoundKind) -> HsadmmParameters:
+    """The form in which a round sends, where errors are kept."""
+    if kind != "freeze":
+        return form
+    return dataclasses.replace(form, top=None, wire=form.wire.at_least_8_bits())
