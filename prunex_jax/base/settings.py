@@ -273,6 +273,9 @@ class OptimizerConfig:
     # Share of the run for the linear warm-up.
     warmup_share: float = setting(0.05, at_least=0, at_most=1)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    # Share of the run until which the rate stays at its peak before it decays. Networks
+    # that lose channels recover better at a high rate than at one that has decayed.
+    flat_share: float = setting(0.0, at_least=0, at_most=1)
     # Share of the run at which warm-up and decay start over, as after pruning; 0 never.
     rewind_share: float = setting(0.0, at_least=0, at_most=1)
     label_smoothing: float = setting(0.0, at_least=0, below=1)

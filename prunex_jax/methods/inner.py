@@ -14,8 +14,9 @@ def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Sched
       config: Peak, warm-up and shape.
       total_steps: Length of the run.
     Returns:
-      A schedule: linear warm-up from 0, then the chosen decay: to 0 at the end, unless
-      constant. With `rewind_share` this happens twice, before and after that share.
+      A schedule: linear warm-up from 0, the peak until `flat_share`, then the chosen
+      decay: to 0 at the end, unless constant. With `rewind_share` this happens twice,
+      before and after that share, each time with the same shares of a part.
     Example:
       >>> schedule = make_learning_rate(OptimizerConfig(schedule='linear'), 100)
       >>> [round(float(schedule(step)), 3) for step in (0, 5, 100)]
@@ -35,13 +36,17 @@ def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Sched
 def _one_cycle(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     peak = config.learning_rate
     warmup_steps = min(round(config.warmup_share * total_steps), total_steps)
-    decay_steps = max(total_steps - warmup_steps, 1)
+    flat_steps = max(round(config.flat_share * total_steps) - warmup_steps, 0)
+    decay_steps = max(total_steps - warmup_steps - flat_steps, 1)
     decays = {
         "cosine": lambda: optax.cosine_decay_schedule(peak, decay_steps),
         "linear": lambda: optax.linear_schedule(peak, 0.0, decay_steps),
         "constant": lambda: optax.constant_schedule(peak),
     }
     decay = decays[config.schedule]()
+    if flat_steps:
+        flat = optax.constant_schedule(peak)
+        decay = optax.join_schedules([flat, decay], [flat_steps])
     if not warmup_steps:
         return decay
     warmup = optax.linear_schedule(0.0, peak, warmup_steps)

@@ -108,6 +108,28 @@ def test_no_warm_up_starts_at_the_peak_and_short_runs_have_a_rate():
             assert np.isfinite(rates).all()
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("warmup", [0.0, 0.1])
+def test_the_rate_stays_at_its_peak_and_then_decays_over_what_is_left(schedule, warmup):
+    config = OptimizerConfig(
+        learning_rate=0.4, schedule=schedule, warmup_share=warmup, flat_share=0.6
+    )
+    whole = make_learning_rate(config, 100)
+    rates = np.array([float(whole(step)) for step in range(100)])
+    np.testing.assert_allclose(rates[round(100 * warmup) : 60], 0.4, rtol=1e-6)
+    plain = dataclasses.replace(config, flat_share=0.0, warmup_share=0.0)
+    rest = make_learning_rate(plain, 40)
+    np.testing.assert_allclose(rates[60:], [float(rest(s)) for s in range(40)])
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1])
+def test_a_peak_that_ends_in_the_warm_up_changes_nothing(share):
+    config = OptimizerConfig(warmup_share=0.1)
+    flat = make_learning_rate(dataclasses.replace(config, flat_share=share), 100)
+    usual = make_learning_rate(config, 100)
+    assert [float(flat(s)) for s in range(100)] == [float(usual(s)) for s in range(100)]
+
+
 def test_the_rate_starts_over_after_rewinding():
     """Both parts are schedules of their own length, warm-up included."""
     config = OptimizerConfig(warmup_share=0.1, rewind_share=0.4)
