@@ -77,6 +77,7 @@ def other_methods() -> tuple[Row, ...]:
         variant_row("local-sgd-8-int8", "local-sgd"),
         # As few bytes as H-SADMM sends every 10 steps.
         variant_row("local-sgd-32-int8", "local-sgd-32"),
+        variant_row("local-sgd-4-top64", "local-sgd-4-top64"),
         variant_row("diloco-8-int8", "diloco"),
         *variant_rows("pactrain", "topk", "dgc", "powersgd", "importance"),
     )
