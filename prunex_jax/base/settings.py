@@ -303,6 +303,9 @@ class SparsityConfig:
     # Share of the run at which dead channels are cut out and the small network trains
     # on; not before the mask freezes. 1 cuts them out at the end only.
     shrink_share: float = setting(1.0, at_least=0, at_most=1)
+    # stairs (weak channels are set to zero, a few at every density on the way) | fade
+    # (all that will go shrink in every round, and are set to zero at the freeze).
+    path: Literal["stairs", "fade"] = "stairs"
     # Number of densities between dense and final; each recompiles the exchange.
     num_stairs: int = setting(8, at_least=1)
     # Kept counts are multiples of this where a group is wide enough.

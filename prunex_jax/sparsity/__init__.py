@@ -35,6 +35,7 @@ from prunex_jax.sparsity.quanta import quanta_of, quantum_of, read_multiples
 from prunex_jax.sparsity.schedule import (
     Stage,
     density_stairs,
+    fade_steps,
     stage_at,
     step_of_share,
     validate_sparsity,
@@ -49,6 +50,7 @@ __all__ = [
     "choose_keep_indices",
     "density_stairs",
     "entry_count",
+    "fade_steps",
     "global_keep_counts",
     "group_sizes",
     "keep_counts_at",

@@ -52,6 +52,11 @@ def validate_sparsity(config: SparsityConfig) -> None:
             f"sparsity.freeze_share = {config.freeze_share:g}; channels can be cut out "
             "when it is settled which ones, so raise it"
         )
+    if config.path == "fade" and config.start_share == config.freeze_share:
+        raise UserError(
+            f"sparsity.path = 'fade' needs time: sparsity.start_share = "
+            f"{config.start_share:g} is sparsity.freeze_share; start earlier"
+        )
     if config.budget not in ("uniform", "global"):
         raise UserError(
             f"sparsity.budget = {config.budget!r} is unknown; use uniform or global"
@@ -75,7 +80,8 @@ def density_stairs(
 
     so that most channels go early, while the network can still recover; then frozen.
     The last stair has the final density already, with the mask still free, so that
-    copies settle on it before it is frozen.
+    copies settle on it before it is frozen. With `path` "fade" there is one stair, of
+    the final density, in which rounds shrink what the freeze will remove.
 
     Every stage starts at a multiple of `sync_period`, rounded up, so that whole rounds
     have one density. Where that leaves no room for all stairs, later ones replace
@@ -124,15 +130,29 @@ def density_stairs(
     freeze_step = min(start_of(config.freeze_share), last_start)
     densities = {0: 1.0}
     span = config.freeze_share - config.start_share
-    for k in range(1, config.num_stairs + 1):
-        progress = k / config.num_stairs
-        start = start_of(config.start_share + span * (k - 1) / config.num_stairs)
+    num_stairs = 1 if config.path == "fade" else config.num_stairs
+    for k in range(1, num_stairs + 1):
+        progress = k / num_stairs
+        start = start_of(config.start_share + span * (k - 1) / num_stairs)
         density = 1.0 - config.sparsity * (1.0 - (1.0 - progress) ** 3)
         densities[start] = density
     stairs = [
         Stage(s, d, False) for s, d in sorted(densities.items()) if s < freeze_step
     ]
     return (*stairs, Stage(freeze_step, 1.0 - config.sparsity, True))
+
+
+def fade_steps(config: SparsityConfig, total_steps: int) -> int:
+    """Steps over which channels that will be removed fade; 0 where they do not.
+
+    Example:
+      >>> config = SparsityConfig(path='fade', start_share=0.2, freeze_share=0.25)
+      >>> fade_steps(config, 1000)
+      50
+    """
+    if config.path != "fade":
+        return 0
+    return max(1, round((config.freeze_share - config.start_share) * total_steps))
 
 
 def step_of_share(share: float, total_steps: int, sync_period: int) -> int:

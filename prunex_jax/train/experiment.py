@@ -32,7 +32,7 @@ from prunex_jax.methods import Method, Recipe, RoundKind, make_method
 from prunex_jax.methods.inner import make_inner, make_learning_rate
 from prunex_jax.models import Model, make_model
 from prunex_jax.shrink.targets import Budget, model_budget
-from prunex_jax.sparsity import check_excludes, validate_sparsity
+from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
 from prunex_jax.train.config import ExperimentConfig, total_steps
 from prunex_jax.train.objective import Objective
 from prunex_jax.train.program import Ledger
@@ -223,6 +223,7 @@ def _make_setup(
             keep_counts=keep_counts,
             shapes=shapes,
             total_steps=num_steps,
+            fade_steps=fade_steps(config.sparsity, num_steps),
             optimizer=config.optimizer,
         )
     )

@@ -64,6 +64,9 @@ FORMS = {
         outer_momentum=0.4,
         adapt="residual",
     ),
+    # Losing channels shrink until the freeze; with both levels and duals as well.
+    "fading": HsadmmParameters(outer_momentum=0.3, fade=0.6),
+    "fading paper": preset("paper", SYNC_PERIOD, fade=0.6),
     # Ten of 72 numbers are sent; the other levels and duals are there as well.
     "largest": HsadmmParameters(outer_momentum=0.3, error_decay=0.9, top=TopK(10)),
     "largest paper": HsadmmParameters(

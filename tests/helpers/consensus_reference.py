@@ -131,24 +131,29 @@ def reference(form, level, targets, rounds=ROUNDS):
             average([tree(np.add, theta[i, j], u[i, j]) for j in range(num_copies)])
             for i in range(num_hosts)
         ]
+        w = kept = m  # what a round leaves of every entry, and what it keeps
         if kind != "frozen":
-            masks = best(scores_of(means), masks, counts)
-            m = entry_masks(masks)
-        v = [tree(np.multiply, x, m) for x in v]
+            chosen = best(scores_of(means), masks, counts)
+            if kind == "moving" and form.fade:
+                kept = entry_masks(chosen)
+                w = tree(lambda m, c: c + form.fade * (m - c), m, kept)
+            else:
+                masks = chosen
+                w = m = kept = entry_masks(masks)
         a = with_dual
         if rho2:
             weigh = functools.partial(host_average, num_copies * rho1, rho2)
             a = [tree(weigh, with_dual[i], z, v[i]) for i in range(num_hosts)]
-        a = [tree(np.multiply, x, m) for x in a]
+        a, v = ([tree(np.multiply, x, w) for x in xs] for xs in (a, v))
         to_send = functools.partial(difference, form.error_decay)
-        s = [tree(to_send, a[i], v[i], z, e[i], m) for i in range(num_hosts)]
+        s = [tree(to_send, a[i], v[i], z, e[i], w) for i in range(num_hosts)]
         is_whole = form.top is None or kind == "freeze"
         sent = s if is_whole else [largest(x, form.top.per_chunk) for x in s]
         e = [tree(np.subtract, s[i], sent[i]) for i in range(num_hosts)]
         d = tree(np.negative, average(sent))
-        o = tree(lambda o, m, d: (beta * o + d) * m, o, m, d)
+        o = tree(lambda o, w, d: beta * o * w + d, o, w, d)
         old_z, old_zi = z, zi
-        z = tree(lambda z, m, d, o: z * m - alpha * (d + beta * o), z, m, d, o)
+        z = tree(lambda z, w, d, o: z * w - alpha * (d + beta * o), z, w, d, o)
         zi = a if rho2 else [z] * num_hosts
         if rho2:
             v = [
@@ -167,7 +172,7 @@ def reference(form, level, targets, rounds=ROUNDS):
             )
             moved = minus(zi[i], old_zi[i])
             health[i, j] = {
-                "host_drift": norm_of(tree(np.multiply, minus(theta[i, j], z), m))
+                "host_drift": norm_of(tree(np.multiply, minus(theta[i, j], z), kept))
                 / norm_of(z),
                 "primal_by_group": {
                     "a": norm_of({"a": gap["a"], "b": gap["b"]}),

@@ -236,9 +236,10 @@ def half_square(gaps, batch):
 class Runner:
     """A method on a mesh, in the trainer's own programs."""
 
-    def __init__(self, row, shape):
+    def __init__(self, row, shape, **recipe):
         self.shape = shape
-        self.method = make_method(recipe_of(ROWS[row] if isinstance(row, str) else row))
+        config = ROWS[row] if isinstance(row, str) else row
+        self.method = make_method(recipe_of(config, **recipe))
         self.ledger = Ledger()
         self.programs = Programs(
             Problem(), self.method, make_mesh(*shape), self.ledger,
@@ -281,7 +282,7 @@ class Runner:
         return self.exchange(state, kind, counts)
 
 
-def recipe_of(config):
+def recipe_of(config, **changes):
     return Recipe(
         config=config,
         inner=optax.sgd(LEARNING_RATE),
@@ -291,6 +292,7 @@ def recipe_of(config):
         shapes=SHAPES,
         total_steps=TOTAL_STEPS,
         optimizer=OptimizerConfig(momentum=0.0, weight_decay=0.0),  # as `inner`
+        **changes,
     )
 
 
@@ -418,6 +420,18 @@ def test_formula_bytes_are_traced_bytes(row, shape):
 def test_formula_bytes_of_every_variant_of_the_table(variant):
     """At the settings of studies and tables; the rows above are for a small problem."""
     check_formula_bytes(Runner(variant_rows()[variant], (2, 4)))
+
+
+@pytest.mark.parametrize("row", ["hsadmm per device", "hsadmm top_k"])
+def test_formula_bytes_while_channels_fade(row):
+    """Until the freeze all channels are sent, and no fewer than the formula says."""
+    runner = Runner(row, (2, 4), fade_steps=8)
+    check_formula_bytes(runner)
+    mesh_shape = {"host": 2, "device": 4}
+    formula = runner.method.exchange_formula
+    sent = [wire_bytes(formula(mesh_shape, c, "moving"), mesh_shape)
+            for c in (FINAL, FULL)]  # fmt: skip
+    assert sent[0] == sent[1]
 
 
 def check_formula_bytes(runner):

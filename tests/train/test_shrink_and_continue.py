@@ -107,6 +107,7 @@ FORMS = {
         },
     },
     "channels where they matter": {"sparsity": {"budget": "global"}},
+    "channels that fade": {"sparsity": {"path": "fade"}},
 }
 
 

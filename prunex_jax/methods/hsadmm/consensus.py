@@ -186,8 +186,39 @@ def agreed_scores(
     return sum_over_hosts(sum_squares_by_channel(theta, layouts), copies.axes)
 
 
+class Choice(NamedTuple):
+    """Which channels a round keeps, and what it leaves of the others; replicated."""
+
+    kept: dict[str, jax.Array]  # bool[size] per group: stay as they are
+    masks: dict[str, jax.Array]  # bool[size] per group: live on
+    sent: dict[str, jax.Array]  # int32[count] per group: positions of what is sent
+    left: float  # What is left of entries that live on and are not kept.
+
+    def apply(self, tree: PyTree, layouts: Layouts) -> PyTree:
+        """Projects a tree, or only shrinks what the projection would remove."""
+        kept = mask_channels(tree, layouts, self.kept)
+        if not self.left:
+            return kept
+        losing = optax.tree.sub(mask_channels(tree, layouts, self.masks), kept)
+        return add_scaled(kept, self.left, losing)
+
+
+def choice_of(
+    found: Projection, state: HsadmmState, form: HsadmmParameters, kind: RoundKind
+) -> Choice:
+    """What a projection means for a round: where channels fade, all live on for now."""
+    if kind != "moving" or not form.fade:
+        return Choice(found.masks, found.masks, found.keep_indices, 0.0)
+    everything = {
+        name: jnp.arange(mask.shape[0], dtype=jnp.int32)
+        for name, mask in state.masks.items()
+    }
+    return Choice(found.masks, state.masks, everything, form.fade)
+
+
 def move_consensus(
-    found: Projection,
+    target: PyTree,
+    choice: Choice,
     state: HsadmmState,
     form: HsadmmParameters,
     layouts: Layouts,
@@ -198,32 +229,34 @@ def move_consensus(
 
     Differences are sent rather than values: they have the same mean, and lose less in a
     narrow format. That rounds stochastically, or what it loses goes into the next
-    round, as do numbers that are not sent.
+    round, as do numbers that are not sent. What the choice does to a_i, the target, it
+    does to z, v_i, e_i and the momentum of z as well.
 
     Collectives:
       The kept channels, as `sending.mean_of_differences`.
     """
-    projected, keep_indices, masks = found
 
     def masked(tree: PyTree) -> PyTree:
-        return mask_channels(tree, layouts, masks)
+        return choice.apply(tree, layouts)
 
+    projected = masked(target)
     z, host_dual = masked(state.global_consensus), masked(state.host_dual)
     difference = optax.tree.sub(add(projected, host_dual), z)
     if state.error is not None:
-        difference = add_scaled(difference, form.error_decay, state.error)
-    sent = take_channels(difference, layouts, keep_indices)
+        difference = add_scaled(difference, form.error_decay, masked(state.error))
+    sent = take_channels(difference, layouts, choice.sent)
     key = jax.random.fold_in(jax.random.key(0), state.num_rounds)
     mean, error = mean_of_differences(sent, form, copies.axes, key, kind)
-    moved = put_channels(mean, layouts, keep_indices)
+    moved = put_channels(mean, layouts, choice.sent)
     if error is not None:
-        state = state._replace(error=put_channels(error, layouts, keep_indices))
+        state = state._replace(error=put_channels(error, layouts, choice.sent))
     z, trace = outer_step(z, moved, masked(state.outer_trace), form)
     if host_dual is not None:
         state = state._replace(
             host_consensus=projected,
             host_dual=add(host_dual, optax.tree.sub(projected, z)),
         )
+    masks = choice.masks
     changed = [jnp.sum(masks[name] != state.masks[name]) for name in masks]
     return state._replace(
         num_rounds=state.num_rounds + 1,
@@ -249,11 +282,15 @@ def pull_copies(
     params: PyTree,
     before: HsadmmState,
     after: HsadmmState,
+    choice: Choice,
     form: HsadmmParameters,
     layouts: Layouts,
     copies: Copies,
 ) -> tuple[PyTree, HsadmmState]:
-    """Device duals, the proximal pull, and the residuals of the round."""
+    """Device duals, the proximal pull, and the residuals of the round.
+
+    Drift is that of channels that the round keeps: from others it moves z away itself.
+    """
     level, z = host_level(after), after.global_consensus
     gap = optax.tree.sub(params, level)
     dual = before.device_dual
@@ -271,7 +308,7 @@ def pull_copies(
         primal_host=norm(optax.tree.sub(level, z)) if has_levels else jnp.zeros(()),
         dual_host=after.rho_host * norm(z_moved),
     )
-    kept_gap = mask_channels(optax.tree.sub(params, z), layouts, after.masks)
+    kept_gap = mask_channels(optax.tree.sub(params, z), layouts, choice.kept)
     dual_by_group = norms_by_group(moves, layouts)
     health = RoundHealth(
         host_drift=norm(kept_gap) / norm(z),

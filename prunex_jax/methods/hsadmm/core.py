@@ -172,6 +172,10 @@ class Hsadmm:
         `error_decay`, delta, there is no e_i. Otherwise sent_i is s_i on the wire,
         or the largest numbers of it.
 
+        With `fade`, s, a "moving" round leaves the masks as they are, sends all
+        channels that live, and multiplies a_i, z, v_i, e_i and o by s on those that
+        lose, where it would set them to zero; the freeze removes them.
+
         When the mask changes, z, z_i, v_i, e_i and o are zero outside it from then on;
         where copies are set to z (kappa = 1, no dual), so are they and the moments of
         the inner optimizer. Otherwise theta and u stay, and u drives the dead entries
@@ -203,14 +207,17 @@ class Hsadmm:
         found = project_channels(
             target, layouts, counts, scores=scores, alive=before.masks
         )
-        after = consensus.move_consensus(found, before, form, layouts, kind, copies)
+        choice = consensus.choice_of(found, before, form, kind)
+        after = consensus.move_consensus(
+            target, choice, before, form, layouts, kind, copies
+        )
         params, after = consensus.pull_copies(
-            params, before, after, form, layouts, copies
+            params, before, after, choice, form, layouts, copies
         )
         if kind == "freeze":
             params, after = consensus.harden(after, copies)
         if kind == "freeze" or (kind == "moving" and form.resets_copies):
-            moments = mask_moments(after.inner_state, params, layouts, found.masks)
+            moments = mask_moments(after.inner_state, params, layouts, after.masks)
             after = after._replace(inner_state=moments)
         return params, after
 

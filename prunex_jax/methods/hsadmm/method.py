@@ -71,7 +71,23 @@ def sending_of(method: MethodConfig) -> dict[str, Any]:
     return {"wire": wire, "error_decay": decay, "top": top}
 
 
-def parameters_of(method: MethodConfig) -> HsadmmParameters:
+# What is left of a channel that has faded, before the freeze sets it to zero.
+_FADED = 0.01
+
+
+def fade_of(num_steps: int, sync_period: int) -> float:
+    """What a round leaves of losing channels that fade over so many steps.
+
+    Example:
+      >>> round(fade_of(100, 10) ** 10, 6)
+      0.01
+      >>> fade_of(0, 10)
+      0.0
+    """
+    return _FADED ** (sync_period / num_steps) if num_steps else 0.0
+
+
+def parameters_of(method: MethodConfig, fade_steps: int = 0) -> HsadmmParameters:
     """The preset with what the settings change of it."""
     config: HsadmmConfig = method.hsadmm
     sending = sending_of(method)
@@ -89,6 +105,7 @@ def parameters_of(method: MethodConfig) -> HsadmmParameters:
         outer_step=step,
         outer_momentum=momentum,
         adapt=config.adapt,
+        fade=fade_of(fade_steps, config.sync_period),
         **sending,
     )
 
@@ -100,7 +117,7 @@ def make_hsadmm(recipe: Recipe) -> Method:
         recipe.inner,
         recipe.groups,
         recipe.keep_counts,
-        parameters_of(recipe.config),
+        parameters_of(recipe.config, recipe.fade_steps),
         config.sync_period,
         config.device_level,
         recipe.axes,
@@ -185,6 +202,14 @@ class _Traffic:
         self.layouts = layouts_of(core.groups, recipe.shapes)
         self.num_channels = sum(group.size for group in core.groups)
 
+    def sent_counts(
+        self, keep_counts: Mapping[str, int], kind: RoundKind
+    ) -> Mapping[str, int]:
+        """Channels that one round sends: all of them while some only fade."""
+        if kind == "moving" and self.core.parameters.fade:
+            return {group.name: group.size for group in self.core.groups}
+        return keep_counts
+
     def sizes(self, keep_counts: Mapping[str, int]) -> dict[int, int]:
         """Elements of all compact leaves of so many axes."""
         sizes: dict[int, int] = {}
@@ -219,7 +244,7 @@ class _Traffic:
             sent += host_sum(4, mesh_shape)
         if kind != "frozen":
             sent += host_sum(self.num_channels, mesh_shape)
-        sizes = self.sizes(keep_counts)
+        sizes = self.sizes(self.sent_counts(keep_counts, kind))
         return sent + sent_differences(sizes, form, mesh_shape, kind)
 
 

@@ -33,6 +33,8 @@ class HsadmmParameters:
         not sent in one, and sends then; 0 means that formats round stochastically, and
         nothing is kept.
       top: Which numbers of the compact array are sent; None sends all.
+      fade: What a round leaves of the size of losing channels while masks move, in
+        [0, 1); they keep living until the freeze. 0 sets them to zero at once.
     """
 
     prox_strength: float = setting(1.0, at_least=0, at_most=1)
@@ -45,6 +47,7 @@ class HsadmmParameters:
     wire: Wire = FLOAT32
     error_decay: float = setting(0.0, at_least=0, at_most=1)
     top: TopK | None = None
+    fade: float = setting(0.0, at_least=0, below=1)
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and what means nothing together."""
