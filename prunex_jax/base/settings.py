@@ -304,7 +304,7 @@ class SparsityConfig:
     # on; not before the mask freezes. 1 cuts them out at the end only.
     shrink_share: float = setting(1.0, at_least=0, at_most=1)
     # stairs (weak channels are set to zero, a few at every density on the way) | fade
-    # (all that will go shrink in every round, and are set to zero at the freeze).
+    # (rounds of hsadmm shrink all that will go, and the freeze sets them to zero).
     path: Literal["stairs", "fade"] = "stairs"
     # Number of densities between dense and final; each recompiles the exchange.
     num_stairs: int = setting(8, at_least=1)
