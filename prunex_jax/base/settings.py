@@ -322,8 +322,14 @@ class SparsityConfig:
 class DistillConfig:
     """What is learned from a trained network beside the labels."""
 
-    # Folder made by `python -m prunex_jax export`; empty for no teacher.
+    # Folder made by `python -m prunex_jax export`; self for the run's own network, from
+    # before it lost its first channels; empty for no teacher.
     teacher: str = ""
+    # Share of the run until which the teacher is asked.
+    until_share: float = setting(1.0, above=0, at_most=1)
+    # Of teacher self: share of the run, before the first channels go, over whose rounds
+    # networks are averaged.
+    average_share: float = setting(0.05, at_least=0, at_most=1)
     # Share of the loss that is the distance to the teacher's answers.
     weight: float = setting(0.5, at_least=0, at_most=1)
     # Divides logits of both: the higher, the more its view of wrong classes counts.
@@ -343,8 +349,8 @@ class RunConfig:
     # 0 saves at the end, and on a signal, only.
     checkpoint_every_steps: int = setting(200, at_least=0)
     checkpoints_kept: int = setting(2, at_least=1)
-    # Training batches at the end, from which batch statistics of the final network are
-    # taken anew; 0 keeps the running ones, which copies of it have left.
+    # Training batches, at the end and where dead channels are cut out, from which batch
+    # statistics are taken anew; 0 keeps the running ones, which copies have left.
     reestimate_batches: int = setting(0, at_least=0)
     # Stop where copies are further than this from their consensus, as a share of its
     # norm: so H-SADMM diverges, with every loss finite. 0 never stops.

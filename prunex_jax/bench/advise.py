@@ -46,6 +46,8 @@ from prunex_jax.train.command import (
 )
 from prunex_jax.train.config import config_to_dict, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment, with_method
+from prunex_jax.train.state import TrainState
+from prunex_jax.train.step import Batch
 
 # What gains are over.
 BASE = "dense"
@@ -256,10 +258,10 @@ def _keep_counts(experiment: Experiment) -> dict[str, int]:
 def _step_seconds(experiment: Experiment) -> float:
     """Measures a step in the steady state, its share of an exchange included."""
     method, programs = experiment.current.method, experiment.current.programs
-    batch, taught = _made_up_batch(experiment), experiment.task.taught
-    state = programs.init(jax.random.key(0))
+    batch, state = _made_up_batch(experiment), programs.init(jax.random.key(0))
     if method.prepare is not None:
         state = programs.prepare(state, (batch,) * method.prepare_batches)
+    taught = _taught(experiment, state)
     total, kinds = 0.0, late_options(method)
     for options in kinds:
         programs.local_step.compile(state, taught(batch), **options)
@@ -280,6 +282,17 @@ def _step_seconds(experiment: Experiment) -> float:
     return total + seconds / method.sync_period
 
 
+def _taught(experiment: Experiment, state: TrainState) -> Callable[[Batch], Batch]:
+    """Asks the teacher of a run, if it has one, about a batch."""
+    teaching = experiment.teaching
+    if teaching is None:
+        return lambda batch: batch
+    own = None
+    if teaching.own is not None:
+        own = teaching.with_network(None, experiment.current.programs, state)
+    return lambda batch: teaching.taught(batch, teaching.steps.start, own)
+
+
 def _timed(step: Callable[[Any], Any], state: Any) -> tuple[float, Any]:
     """Median seconds of a step on the slowest process, and the state after the last."""
     seconds = []
@@ -291,7 +304,7 @@ def _timed(step: Callable[[Any], Any], state: Any) -> tuple[float, Any]:
     return statistics.median(slowest(seconds)[1:]), state
 
 
-def _made_up_batch(experiment: Experiment) -> dict[str, jax.Array]:
+def _made_up_batch(experiment: Experiment) -> Batch:
     """Noise of the shape of the data, on the mesh."""
     rng = np.random.default_rng(0)
     count = len(experiment.rows)

@@ -38,7 +38,8 @@ from prunex_jax.train.objective import Objective
 from prunex_jax.train.program import Ledger
 from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases
 from prunex_jax.train.step import Programs
-from prunex_jax.train.task import Task, read_teacher
+from prunex_jax.train.task import Task
+from prunex_jax.train.teaching import Teaching, read_teaching
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,7 +96,8 @@ class Experiment:
 
     config: ExperimentConfig  # All settings.
     topology: Topology  # Hosts, devices and the mesh.
-    task: Task  # What is learned.
+    task: Task  # What is learned,
+    teaching: Teaching | None  # and from which teacher beside the labels.
     channels: Channels  # What can be pruned.
     phases: tuple[Phase, ...]  # Methods of the run, one after the other.
     learning_rate: optax.Schedule  # Schedule over steps.
@@ -169,11 +171,20 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     _check_phases(phases, setups)
     _check_can_shrink(config, setups)
     _check_budget(config, setups)
-    teacher = read_teacher(config, dataset, topology.mesh, ledger)
+    teaching = read_teaching(
+        config,
+        dataset,
+        model,
+        topology.mesh,
+        ledger,
+        num_steps,
+        [setup.plan for setup in setups],
+    )
     return Experiment(
         config=config,
         topology=topology,
-        task=Task(dataset, model, teacher),
+        task=Task(dataset, model),
+        teaching=teaching,
         channels=channels,
         phases=phases,
         learning_rate=make_learning_rate(config.optimizer, num_steps),
@@ -249,7 +260,6 @@ def _make_setup(
         layouts=layouts_of(groups, shapes),
         objective=Objective(
             label_smoothing=config.optimizer.label_smoothing,
-            teacher_weight=config.distill.weight,
             teacher_temperature=config.distill.temperature,
         ),
         norm_scope=config.model.norm_scope,

@@ -44,10 +44,12 @@ from prunex_jax.train.config import config_to_dict, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment
 from prunex_jax.train.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, SUMMARY, RunFolder
 from prunex_jax.train.position import RunPosition
+from prunex_jax.train.teaching import SELF
 from prunex_jax.train.transitions import (
     comparison_images,
     experiment_at,
     network_of,
+    saved_shapes,
 )
 
 COMMAND = Command(
@@ -164,12 +166,10 @@ def load_trained(
     path = Path(workdir).expanduser()
     full = _experiment(path, data_dir)
     with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
-        state, saved = checkpointer.restore(
-            lambda saved: experiment_at(
-                full, RunPosition.from_dict(saved)
-            ).current.programs.abstract_state(),
-            step,
+        saved_run, saved = checkpointer.restore(
+            lambda saved: saved_shapes(full, RunPosition.from_dict(saved)), step
         )
+    state, _ = saved_run.parts()
     position = RunPosition.from_dict(saved)
     handover, experiment = position.handover, experiment_at(full, position)
     network = network_of(experiment, state)
@@ -270,7 +270,9 @@ def _experiment(path: Path, data_dir: str) -> Experiment:
             f"{len(devices)}; python -m prunex_jax export simulates them"
         )
     topology = make_topology(str(hosts), devices[: hosts * per_host])
-    # A teacher has nothing more to say, and may be gone.
+    if config.distill.teacher == SELF:  # Checkpoints hold it.
+        return make_experiment(config, topology)
+    # Another teacher has nothing more to say, and may be gone.
     without_teacher = dataclasses.replace(config, distill=DistillConfig())
     experiment = make_experiment(without_teacher, topology)
     return dataclasses.replace(experiment, config=config)

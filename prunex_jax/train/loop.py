@@ -26,12 +26,19 @@ from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program
 from prunex_jax.train.rounds import Round
 from prunex_jax.train.state import TrainState
-from prunex_jax.train.step import Report
+from prunex_jax.train.step import Batch, Report
+from prunex_jax.train.teaching import (
+    STATISTICS_BATCHES,
+    OwnTeacher,
+    SavedRun,
+    with_statistics,
+)
 from prunex_jax.train.transitions import (
     change_method,
     describe,
     experiment_at,
     hand_over,
+    saved_shapes,
 )
 
 # Steps started ahead of the one that is waited for. On CPU the devices share threads,
@@ -94,6 +101,8 @@ class Loop:
         self._ahead = CompilerAhead(_compiles_ahead(experiment))
         # What it has been told to foresee.
         self._foreseen: Setup | None = None
+        # Of a run that learns from itself, from its first network on.
+        self._own_teacher: OwnTeacher | None = None
 
     @property
     def num_steps(self) -> int:
@@ -129,11 +138,10 @@ class Loop:
             key = jax.random.key(experiment.config.seed)
             return experiment.current.programs.init(key)
 
-        def wanted(saved: dict[str, Any]) -> TrainState:
-            then = experiment_at(experiment, RunPosition.from_dict(saved))
-            return then.current.programs.abstract_state()
-
-        state, saved = around.checkpointer.restore(wanted)
+        saved_run, saved = around.checkpointer.restore(
+            lambda saved: saved_shapes(experiment, RunPosition.from_dict(saved))
+        )
+        state, self._own_teacher = saved_run.parts()
         self.position = RunPosition.from_dict(saved)
         self.experiment = experiment_at(experiment, self.position)
         self.experiment.ledger.go_on_from(self.position.ledger)
@@ -159,7 +167,7 @@ class Loop:
     def _do_step(self, state: TrainState, batch: dict[str, jax.Array]) -> TrainState:
         """One local step, and the exchange that follows it."""
         local_step = self.experiment.current.programs.local_step
-        options, taught = self._step_options(state), self.experiment.task.taught
+        options, taught = self._step_options(state), self._taught
         if not local_step.is_compiled(**options):
             self._compile(local_step, state, taught(batch), **options)
         if self._ahead.is_on and self._foreseen is not self.experiment.current:
@@ -181,6 +189,7 @@ class Loop:
         config, step = self.experiment.config.run, self.position.step
         is_last = step == self.num_steps
         self._news = {}
+        self._gather_own_teacher(state)
         if step % config.log_every_steps == 0 or is_last:
             state = self._log(state)
         if _is_due(step, config.eval_every_steps) and not is_last:
@@ -194,6 +203,33 @@ class Loop:
         if _is_due(step, config.checkpoint_every_steps):
             self._save(state)
         return state
+
+    def _taught(self, batch: Batch) -> Batch:
+        """A batch with what its teacher says, where the run has one."""
+        teaching = self.experiment.teaching
+        if teaching is None:
+            return batch
+        return teaching.taught(batch, self.position.step, self._own_teacher)
+
+    def _gather_own_teacher(self, state: TrainState) -> None:
+        """Keeps the mean of networks that the run learns from, where it does."""
+        experiment, step = self.experiment, self.position.step
+        plan = experiment.teaching and experiment.teaching.own
+        if experiment.teaching is None or plan is None:
+            return
+        own, programs = self._own_teacher, experiment.current.programs
+        if plan.gathers_after(step):
+            own = experiment.teaching.with_network(own, programs, state)
+        if step == plan.complete:
+            assert own is not None, "the last network has just been taken"
+            with experiment.batches(step) as batches:
+                coming = itertools.islice(batches, STATISTICS_BATCHES)
+                own = with_statistics(own, programs, state, coming)
+            count = round(float(own.num_networks))
+            self._tell(
+                f"step {step}: learns from the mean of its last {count} networks"
+            )
+        self._own_teacher = own if plan.is_held_after(step) else None
 
     def _move(self, **changes: Any) -> None:
         self.position = dataclasses.replace(self.position, **changes)
@@ -287,7 +323,10 @@ class Loop:
         self._move(handover=cut)
         self.clock.forget_steps()
         self._tell(f"step {step}: {describe(self.experiment, cut)}")
-        return state
+        if not self.experiment.config.run.reestimate_batches:
+            return state
+        with self.experiment.batches(step) as batches:
+            return self._reestimate(state, batches)
 
     def _reestimate(self, state: TrainState, batches: Batches) -> TrainState:
         """Takes batch statistics of the network that is left, from batches to come."""
@@ -378,7 +417,8 @@ class Loop:
         report = self.experiment.current.programs.report(state)
         self._check_health(jax.device_get(report))
         position = self.progress.position.to_dict()
-        self._around.checkpointer.save(position["step"], state, position, wait=wait)
+        saved = SavedRun.of(state, self._own_teacher)
+        self._around.checkpointer.save(position["step"], saved, position, wait=wait)
 
 
 def _compiles_ahead(experiment: Experiment) -> bool:

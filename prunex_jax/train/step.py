@@ -86,6 +86,10 @@ class Programs:
     network: state -> (params, statistics) that the method stands for, replicated.
     reestimate: (state, batch, batches seen before) -> state with the statistics of the
       network that the method stands for, mean over batches; donates the state.
+    average: (mean of networks, their number, state) -> the mean with the network that
+      the method stands for, replicated; donates the mean.
+    estimate: (params, statistics, batch, batches seen before) -> statistics of this
+      network, per_device, as `reestimate` takes them.
     evaluate: (params, statistics, batch) -> Score.
     scores: state -> squared channel norms of the network, replicated.
 
@@ -139,6 +143,8 @@ class Programs:
         self.clear = program(self._clear, donates=True)
         self.network = program(self._network)
         self.reestimate = program(self._reestimate, donates=True)
+        self.average = program(self._average, donates=True)
+        self.estimate = program(self._estimate)
         self.evaluate = program(self._evaluate)
         self.scores = program(self._scores)
 
@@ -294,17 +300,45 @@ class Programs:
         def fn(state: TrainState, batch: Batch, num_seen: jax.Array) -> TrainState:
             state = enter(self._placements, state)
             params = self._method.network(state.params, state.opt_state)
-            statistics = self._model.reestimate(
-                params,
-                state.statistics,
-                batch["image"],
-                num_seen,
-                axis_name=self._norm_axis,
-            )
-            statistics = vary(statistics, _AXES.names)
+            statistics = self._with_batch(params, state.statistics, batch, num_seen)
             return leave(self._placements, state._replace(statistics=statistics))
 
         return self._shard(fn, (self._specs, _BATCH, jax.P()), self._specs)
+
+    def _estimate(self) -> Callable[..., PyTree]:
+        placement, specs = self._placements.statistics, self._specs.statistics
+
+        def fn(
+            params: PyTree, statistics: PyTree, batch: Batch, num_seen: jax.Array
+        ) -> PyTree:
+            statistics = enter(placement, statistics)
+            return leave(
+                placement, self._with_batch(params, statistics, batch, num_seen)
+            )
+
+        return self._shard(fn, (jax.P(), specs, _BATCH, jax.P()), specs)
+
+    def _with_batch(
+        self, params: PyTree, statistics: PyTree, batch: Batch, num_seen: jax.Array
+    ) -> PyTree:
+        """Statistics of a network, with those of the images of this device."""
+        found = self._model.reestimate(
+            params, statistics, batch["image"], num_seen, axis_name=self._norm_axis
+        )
+        return vary(found, _AXES.names)
+
+    def _average(self) -> Callable[..., PyTree]:
+        def fn(mean: PyTree, num_networks: jax.Array, state: TrainState) -> PyTree:
+            state = enter(self._placements, state)
+            params = self._method.network(state.params, state.opt_state)
+            share = 1 / (num_networks + 1)
+            return jax.tree.map(
+                lambda old, new: (old + share * (new - old)).astype(old.dtype),
+                mean,
+                params,
+            )
+
+        return self._shard(fn, (jax.P(), jax.P(), self._specs), jax.P())
 
     def _evaluate(self) -> Callable[..., Score]:
         def fn(

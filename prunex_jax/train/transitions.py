@@ -39,6 +39,7 @@ from prunex_jax.train.position import Handover, RunPosition
 from prunex_jax.train.program import Program
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import placements_of
+from prunex_jax.train.teaching import SavedRun
 
 # Images on which masked and shrunk networks are compared.
 _NUM_COMPARED = 64
@@ -105,6 +106,13 @@ def experiment_at(experiment: Experiment, position: RunPosition) -> Experiment:
     if position.handover is None:
         return experiment
     return _after(experiment, position.handover)
+
+
+def saved_shapes(experiment: Experiment, position: RunPosition) -> SavedRun:
+    """Shapes, types and shardings of what a checkpoint holds, for restoring it."""
+    then = experiment_at(experiment, position)
+    own = then.teaching and then.teaching.own_shapes_after(position.step)
+    return SavedRun.of(then.current.programs.abstract_state(), own)
 
 
 def change_method(

@@ -53,12 +53,11 @@ def test_without_its_logits_a_teacher_is_not_missed():
     rng = np.random.default_rng(0)
     logits = jnp.asarray(rng.normal(size=(6, 4)))
     batch = {"label": jnp.asarray(rng.integers(4, size=6))}
-    plain, taught = Objective(0.1), Objective(0.1, 0.9, 3.0)
+    plain, taught = Objective(0.1), Objective(0.1, 3.0)
     assert plain(logits, batch) == taught(logits, batch)
-    shown = {**batch, "teacher": jnp.asarray(rng.normal(size=(6, 4)))}
-    np.testing.assert_allclose(
-        Objective(0.1, 0.0, 3.0)(logits, shown), plain(logits, batch), rtol=1e-6
-    )
+    answers = jnp.asarray(rng.normal(size=(6, 4)))
+    shown = {**batch, "teacher": answers, "teacher_weight": jnp.zeros(6)}
+    np.testing.assert_array_equal(taught(logits, shown), plain(logits, batch))
 
 
 def test_hot_answers_are_matched_as_numbers():
@@ -67,8 +66,12 @@ def test_hot_answers_are_matched_as_numbers():
     student, teacher = (
         jnp.asarray(x - x.mean(-1, keepdims=True)) for x in rng.normal(size=(2, 5, 7))
     )
-    batch = {"label": jnp.zeros(5, jnp.int32), "teacher": teacher}
-    found = jax.grad(Objective(0.0, 1.0, 1e3))(student, batch)
+    batch = {
+        "label": jnp.zeros(5, jnp.int32),
+        "teacher": teacher,
+        "teacher_weight": jnp.ones(5),
+    }
+    found = jax.grad(Objective(0.0, 1e3))(student, batch)
     np.testing.assert_allclose(found, (student - teacher) / 7 / 5, atol=1e-4)
 
 

@@ -1,0 +1,339 @@
+"""Teachers: networks whose answers a run learns beside the labels.
+
+Any export serves as a teacher: that of a dense run, of an earlier checkpoint, or of a
+network of another package, as long as it reads the same images. Or a run that loses
+channels learns from itself: from the mean of its networks over the last rounds before.
+Logits are computed for every training batch on the device that has the images, and
+nothing is sent for them.
+
+A batch has the same entries whether a teacher is asked or not, so that steps compile
+once: where it is not, its weight is zero.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DistillConfig
+from prunex_jax.base.trees import PyTree
+from prunex_jax.data import Dataset
+from prunex_jax.export import ExportedModel, read_model
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, sharding_on
+from prunex_jax.models import Model
+from prunex_jax.train.config import ExperimentConfig
+from prunex_jax.train.objective import TEACHER, TEACHER_WEIGHT
+from prunex_jax.train.program import Ledger, Program
+from prunex_jax.train.rounds import RoundPlan
+from prunex_jax.train.state import Totals, TrainState
+from prunex_jax.train.step import Batch, Programs
+
+# The teacher that is the run's own network.
+SELF = "self"
+# Training batches from which the batch statistics of a mean of networks are taken.
+STATISTICS_BATCHES = 32
+_BATCH = jax.P((HOST_AXIS, DEVICE_AXIS))
+
+
+class OwnTeacher(NamedTuple):
+    """The mean of a run's own networks; replicated, saved with its checkpoints."""
+
+    params: PyTree
+    statistics: PyTree  # Zero until the mean is complete.
+    num_networks: jax.Array  # float32[]: in the mean so far.
+
+
+class SavedRun(NamedTuple):
+    """What a checkpoint holds: the training state, and the run's own teacher.
+
+    The fields are those of `TrainState`, so that its parts keep their paths.
+    """
+
+    step: jax.Array
+    params: PyTree
+    statistics: PyTree
+    opt_state: PyTree
+    totals: Totals
+    own_teacher: OwnTeacher | None
+
+    @classmethod
+    def of(cls, state: TrainState, own_teacher: OwnTeacher | None) -> Self:
+        """Puts the two together."""
+        return cls(*state, own_teacher=own_teacher)
+
+    def parts(self) -> tuple[TrainState, OwnTeacher | None]:
+        """Takes the two apart."""
+        return TrainState(*self[:-1]), self.own_teacher
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnPlan:
+    """When a run gathers the mean of its own networks, and learns from it.
+
+    Example:
+      >>> plan = OwnPlan(first=40, complete=60, until=80, period=10)
+      >>> [step for step in range(100) if plan.gathers_after(step)]
+      [40, 50, 60]
+      >>> [plan.is_held_after(step) for step in (39, 40, 79, 80)]
+      [False, True, True, False]
+    """
+
+    first: int  # Steps done when the first network is taken into the mean,
+    complete: int  # and when the last one is: the teacher is asked from there on,
+    until: int  # as long as fewer steps than this are done.
+    period: int  # Steps from one network to the next.
+
+    def gathers_after(self, num_steps: int) -> bool:
+        """Whether the network is taken into the mean after so many steps."""
+        is_inside = self.first <= num_steps <= self.complete
+        return is_inside and (self.complete - num_steps) % self.period == 0
+
+    def is_held_after(self, num_steps: int) -> bool:
+        """Whether there is an `OwnTeacher` when so many steps are done."""
+        return self.first <= num_steps < self.until
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Teaching:
+    """How a run is taught."""
+
+    # (arrays, image float32[batch, h, w, c]) -> logits, float32[batch, classes]; both
+    # split over the mesh along the batch.
+    program: Program
+    steps: range  # Those, from 0, in which the teacher is asked.
+    # float32[batch]: its share of the loss then.
+    weight: jax.Array
+    # Entries of a batch in all other steps: answers of no weight.
+    silence: Mapping[str, jax.Array]
+    arrays: PyTree = None  # Of an exported teacher, on every device.
+    own: OwnPlan | None = None  # Of a run that teaches itself,
+    own_shapes: OwnTeacher | None = None  # and what its mean consists of.
+
+    def taught(self, batch: Batch, step: int, own: OwnTeacher | None = None) -> Batch:
+        """A training batch as step number `step` takes it: with a teacher's answers.
+
+        Args:
+          batch: `image` and `label`.
+          step: From 0.
+          own: The run's own teacher, if it has one by now.
+        """
+        if step not in self.steps:
+            return {**batch, **self.silence}
+        arrays = self.arrays if own is None else (own.params, own.statistics)
+        answers = self.program(arrays, batch["image"])
+        return {**batch, TEACHER: answers, TEACHER_WEIGHT: self.weight}
+
+    def own_shapes_after(self, num_steps: int) -> OwnTeacher | None:
+        """Shapes and shardings of the run's own teacher, if it has one by then."""
+        is_held = self.own is not None and self.own.is_held_after(num_steps)
+        return self.own_shapes if is_held else None
+
+    def with_network(
+        self, own: OwnTeacher | None, programs: Programs, state: TrainState
+    ) -> OwnTeacher:
+        """Takes the network that a state stands for into the mean; sends nothing.
+
+        Args:
+          own: The mean so far, which is donated; None for the first network.
+          programs: Those of the run.
+          state: Its training state.
+        """
+        if own is None:
+            own = jax.tree.map(_zeros, self.own_shapes)
+        params = programs.average(own.params, own.num_networks, state)
+        return own._replace(params=params, num_networks=own.num_networks + 1)
+
+
+def with_statistics(
+    own: OwnTeacher,
+    programs: Programs,
+    state: TrainState,
+    batches: Iterable[Batch],
+) -> OwnTeacher:
+    """Completes the mean with batch statistics of its own, which it has never had.
+
+    Args:
+      own: The mean.
+      programs: Those of the run.
+      state: Its training state, which stays as it is.
+      batches: What statistics are taken from.
+    Collectives:
+      Those of `step.Programs.network`.
+    """
+    statistics = state.statistics
+    for number, batch in enumerate(batches):
+        statistics = programs.estimate(own.params, statistics, batch, number)
+    _, mean = programs.network(state._replace(statistics=statistics))
+    return own._replace(statistics=mean)
+
+
+def read_teaching(
+    config: ExperimentConfig,
+    dataset: Dataset,
+    model: Model,
+    mesh: AnyMesh,
+    ledger: Ledger,
+    num_steps: int,
+    plans: Sequence[RoundPlan],
+) -> Teaching | None:
+    """Prepares the teacher that settings name; None if they name none.
+
+    Args:
+      config: The settings.
+      dataset: What is learned.
+      model: The network at full width, which may teach itself.
+      mesh: Where batches are.
+      ledger: Counts how often the teacher is asked.
+      num_steps: Length of the run.
+      plans: Rounds of the methods of the run, which say when the first channels go.
+    Raises:
+      UserError: The folder is no export or was damaged, or its network was made for
+        other images or classes; the run is to learn from itself and loses no channels;
+        or no step is left to learn in.
+    """
+    distill, batch_size = config.distill, config.data.batch_size
+    if not distill.teacher:
+        return None
+    until = round(distill.until_share * num_steps)
+    own, arrays, shapes = None, None, None
+    if distill.teacher == SELF:
+        own = _own_plan(distill, num_steps, until, plans)
+        shapes = _shapes_of_own(model, mesh)
+        answer: Callable[..., jax.Array] = _own_answers(model, mesh)
+    else:
+        exported = read_model(distill.teacher)
+        count = batch_size // mesh.devices.size
+        _check_teacher(exported, dataset, count, distill.teacher)
+        arrays = {
+            path: _placed(array, mesh, jax.P())
+            for path, array in exported.arrays.items()
+        }
+        answer = _exported_answers(exported.program, mesh)
+    weight = np.full(batch_size, distill.weight, np.float32)
+    answers = np.zeros((batch_size, dataset.num_classes), np.float32)
+    return Teaching(
+        program=Program("teacher", lambda: answer, dict(mesh.shape), ledger),
+        steps=range(0 if own is None else own.complete, until),
+        weight=_placed(weight, mesh, _BATCH),
+        silence={
+            TEACHER: _placed(answers, mesh, _BATCH),
+            TEACHER_WEIGHT: _placed(np.zeros_like(weight), mesh, _BATCH),
+        },
+        arrays=arrays,
+        own=own,
+        own_shapes=shapes,
+    )
+
+
+def _own_plan(
+    config: DistillConfig, num_steps: int, until: int, plans: Sequence[RoundPlan]
+) -> OwnPlan:
+    """The mean is complete when the first channels are about to go."""
+    found = [
+        (stage.start_step, plan.sync_period)
+        for plan in plans
+        for stage in plan.stages
+        if stage.density < 1.0
+    ]
+    if not found:
+        raise UserError(
+            f"distill.teacher={SELF!r} learns from the network as it was before it "
+            "lost channels, and this run removes none on its way; leave it empty, or "
+            f"write './{SELF}' for a folder of that name"
+        )
+    complete, period = min(found)
+    if not complete:
+        raise UserError(
+            f"distill.teacher={SELF!r} needs a network that has learned something, and "
+            "the first channels go before the first step; raise sparsity.start_share"
+        )
+    if until <= complete:
+        raise UserError(
+            f"distill.until_share={config.until_share:g} ends at step {until}, and "
+            f"distill.teacher={SELF!r} is there from step {complete} on; raise it, or "
+            "lower sparsity.start_share"
+        )
+    window = round(config.average_share * num_steps)
+    return OwnPlan(max(complete - window, 1), complete, until, period)
+
+
+def _shapes_of_own(model: Model, mesh: AnyMesh) -> OwnTeacher:
+    network = jax.eval_shape(model.init, jax.random.key(0))
+    everywhere = sharding_on(mesh, jax.P())
+    shapes = OwnTeacher(*network, jax.ShapeDtypeStruct((), np.float32))
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes
+    )
+
+
+def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+    zeros = np.zeros(like.shape, like.dtype)
+    return jax.make_array_from_callback(like.shape, like.sharding, zeros.__getitem__)
+
+
+def _placed(array: np.ndarray, mesh: AnyMesh, spec: jax.P) -> jax.Array:
+    """An array that every process has whole, split over the mesh."""
+    return jax.make_array_from_callback(
+        array.shape, sharding_on(mesh, spec), array.__getitem__
+    )
+
+
+def _own_answers(model: Model, mesh: AnyMesh) -> Callable[..., jax.Array]:
+    """Every device answers its images with running statistics."""
+
+    def answer(network: tuple[PyTree, PyTree], images: jax.Array) -> jax.Array:
+        return model.apply(*network, images)
+
+    return map_over(mesh, answer, (jax.P(), _BATCH), _BATCH)
+
+
+def _exported_answers(
+    program: Callable[..., Any], mesh: AnyMesh
+) -> Callable[..., jax.Array]:
+    """Every device answers its images; a folded mesh has them all on one."""
+
+    def answer(arrays: Mapping[str, jax.Array], images: jax.Array) -> jax.Array:
+        logits: jax.Array = program(dict(arrays), images)
+        return logits.astype(jnp.float32)
+
+    if not isinstance(mesh, Mesh):
+        return answer
+    # What is inside an exported program is not checked for how it varies over a mesh.
+    return jax.shard_map(
+        answer, mesh=mesh, in_specs=(jax.P(), _BATCH), out_specs=_BATCH, check_vma=False
+    )
+
+
+def _check_teacher(
+    model: ExportedModel, dataset: Dataset, count: int, folder: str
+) -> None:
+    """Refuses a teacher that cannot take a device's images, or knows other classes."""
+    # Exports of functions do not say what they were trained on.
+    said = model.manifest.get("dataset") or {}
+    for key in ("mean", "std") if said else ():
+        theirs = said["preprocessing"][key]
+        ours = list(getattr(dataset.normalization, key))
+        if not np.array_equal(theirs, ours):
+            raise UserError(
+                f"the teacher in {folder} was trained on {said['name']} with pixels "
+                f"of {key} {theirs}, and {dataset.name} has {ours} here; train one on "
+                "this data set, with the same data.validation_share"
+            )
+    images = jax.ShapeDtypeStruct((count, *dataset.image_shape), np.float32)
+    try:
+        shape = jax.eval_shape(model.program, dict(model.arrays), images).shape
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"the teacher in {folder} takes no {count} images {dataset.image_shape}"
+            f" of {dataset.name}: {str(error).splitlines()[0]}"
+        ) from error
+    if shape != (count, dataset.num_classes):
+        raise UserError(
+            f"the teacher in {folder} answers {count} images with {list(shape)} "
+            f"numbers, and {dataset.name} has {dataset.num_classes} classes"
+        )
