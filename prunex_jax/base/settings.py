@@ -303,6 +303,9 @@ class SparsityConfig:
     # Share of the run at which dead channels are cut out and the small network trains
     # on; not before the mask freezes. 1 cuts them out at the end only.
     shrink_share: float = setting(1.0, at_least=0, at_most=1)
+    # Whether what a stair has removed is cut out at once, too, of all stairs but the
+    # last; each cut compiles the small network anew.
+    shrink_stairs: bool = False
     # stairs (weak channels are set to zero, a few at every density on the way) | fade
     # (rounds of hsadmm shrink all that will go, and the freeze sets them to zero).
     path: Literal["stairs", "fade"] = "stairs"

@@ -177,6 +177,8 @@ class Method:
       exchange: What happens then, or None. A program of its own.
       exchange_formula: (mesh shape, keep_counts, kind) -> what one exchange must send.
       prunes: Whether the densities of the sparsity schedule are for its exchanges.
+      removes_at_once: Whether the round that removes channels leaves nothing of them in
+        what training reads and changes, so that they can be cut out while masks move.
       ends_whole: Whether its last exchange is one of kind "whole".
       step_options: Number of a step, from 0 -> keyword arguments of the transform's
         update in that step. Every new combination compiles the step anew, so there
@@ -208,6 +210,7 @@ class Method:
         [Mapping[str, int], KeepCounts, RoundKind], list[Collective]
     ] = lambda mesh_shape, keep_counts, kind: []
     prunes: bool = False
+    removes_at_once: bool = False
     ends_whole: bool = False
     step_options: Callable[[int], Options] = _no_options
     early_options: Callable[[PyTree], Options | None] | None = None

@@ -36,7 +36,8 @@ def validate_sparsity(config: SparsityConfig) -> None:
       config: The settings of a run.
     Raises:
       UserError: A number outside its range; a start after the freeze, or a freeze
-        after the shrinking; an unknown budget; an empty exclude pattern; a row of
+        after the shrinking; cuts after stairs where there are none, or with a global
+        budget; an unknown budget; an empty exclude pattern; a row of
         multiples that cannot be read.
     """
     check_settings(config, "sparsity")
@@ -56,6 +57,19 @@ def validate_sparsity(config: SparsityConfig) -> None:
         raise UserError(
             f"sparsity.path = 'fade' needs time: sparsity.start_share = "
             f"{config.start_share:g} is sparsity.freeze_share; start earlier"
+        )
+    if config.shrink_stairs and (config.shrink_share == 1.0 or config.path == "fade"):
+        raise UserError(
+            "sparsity.shrink_stairs=True cuts out what stairs remove before the last "
+            f"cut, and there are none with sparsity.shrink_share="
+            f"{config.shrink_share:g} and sparsity.path={config.path!r}; lower the "
+            "first below 1 and set the second to 'stairs', or leave it out"
+        )
+    if config.shrink_stairs and config.budget == "global":
+        raise UserError(
+            "sparsity.shrink_stairs=True changes the network between stairs, and "
+            "sparsity.budget='global' ranks the channels of one network; set one of "
+            "them back"
         )
     if config.budget not in ("uniform", "global"):
         raise UserError(

@@ -115,15 +115,16 @@ class CompilerAhead:
             yield Call(programs.evaluate, _evaluated(experiment, batch), {})
         for last in exchanges:
             yield Call(programs.exchange, (state,), last)
-        shrink_step = current.plan.shrink_step
+        cut_step = current.plan.next_cut_after(position.step)
         is_known = experiment.config.sparsity.budget != "global"
-        if position.handover is None and shrink_step and last and is_known:
+        if current.groups and cut_step and last and is_known:
+            is_last = cut_step == current.plan.shrink_step
             counts = dict(last["keep_counts"])
-            self._small = small = foresee_small(experiment, counts)
+            self._small = small = foresee_small(experiment, counts, is_last)
             programs = small.current.programs
             state = programs.abstract_state()
             yield Call(programs.local_step, (state, batch), options)
-            for static in _exchanges(small, replace(position, step=shrink_step)):
+            for static in _exchanges(small, replace(position, step=cut_step)):
                 yield Call(programs.exchange, (state,), static)
 
 
@@ -171,8 +172,9 @@ def _exchanges(
 def _last_step(experiment: Experiment, position: RunPosition) -> int:
     """The last step with this network and method, as far as it is known."""
     steps = [experiment.num_steps]
-    if position.handover is None and experiment.current.plan.shrink_step is not None:
-        steps.append(experiment.current.plan.shrink_step)
+    cut_step = experiment.current.plan.next_cut_after(position.step)
+    if experiment.current.groups and cut_step is not None:
+        steps.append(cut_step)
     for phase in experiment.phases[position.phase + 1 :][:1]:
         if phase.trigger.step is not None:
             steps.append(phase.trigger.step)

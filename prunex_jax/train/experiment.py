@@ -193,14 +193,22 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     )
 
 
-def with_small_network(experiment: Experiment, small: Model) -> Experiment:
+def with_small_network(
+    experiment: Experiment, small: Model, is_pruned: bool = True
+) -> Experiment:
     """Builds the same run again for what is left of its network.
 
-    Nothing is left to prune, so the method gets no channel groups: it exchanges whole
-    parameters, without choosing, masking or gathering. Task, channels and dense figures
-    stay those of the full network; bytes are counted in the same ledger.
+    Task, channels and dense figures stay those of the full network; bytes are counted
+    in the same ledger.
+
+    Args:
+      experiment: The run.
+      small: The network.
+      is_pruned: Whether nothing is left to prune: then the method gets no channel
+        groups, and exchanges whole parameters, without choosing, masking or gathering.
     """
-    return _with_setup(experiment, experiment.current.method.name, small, ())
+    groups = () if is_pruned else trace_model(small).groups
+    return _with_setup(experiment, experiment.current.method.name, small, groups)
 
 
 def with_method(experiment: Experiment, name: str) -> Experiment:
@@ -347,6 +355,13 @@ def _check_budget(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
 
 def _check_can_shrink(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
     share, methods = config.sparsity.shrink_share, [s.method for s in setups]
+    late = [m.name for m in methods if m.prunes and not m.removes_at_once]
+    if config.sparsity.shrink_stairs and late:
+        raise UserError(
+            "sparsity.shrink_stairs=True cuts out channels while masks move, and this "
+            f"form of method {late[0]} lets them go only slowly; take preset "
+            "recommended or reset, or set it to False"
+        )
     if share == 1.0 or any(setup.plan.shrink_step is not None for setup in setups):
         return
     names = ", ".join(dict.fromkeys(method.name for method in methods))

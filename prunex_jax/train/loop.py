@@ -196,8 +196,9 @@ class Loop:
             self._validate(state)
         if is_last:
             state = self._reestimate(state, batches)
-        if step == self.experiment.current.plan.shrink_step:
-            state = self._shrink(state)
+        plan = self.experiment.current.plan
+        if step == plan.next_cut_after(step - 1):
+            state = self._shrink(state, is_last=step == plan.shrink_step)
         if self._is_next_phase_due() and not is_last:
             state = self._change_method(state)
         if _is_due(step, config.checkpoint_every_steps):
@@ -214,12 +215,13 @@ class Loop:
     def _gather_own_teacher(self, state: TrainState) -> None:
         """Keeps the mean of networks that the run learns from, where it does."""
         experiment, step = self.experiment, self.position.step
-        plan = experiment.teaching and experiment.teaching.own
-        if experiment.teaching is None or plan is None:
+        teaching = experiment.teaching
+        if teaching is None or teaching.own is None:
             return
-        own, programs = self._own_teacher, experiment.current.programs
+        plan, programs = teaching.own, experiment.current.programs
+        own = self._own_teacher
         if plan.gathers_after(step):
-            own = experiment.teaching.with_network(own, programs, state)
+            own = teaching.with_network(own, programs, state)
         if step == plan.complete:
             assert own is not None, "the last network has just been taken"
             with experiment.batches(step) as batches:
@@ -314,11 +316,17 @@ class Loop:
             counts = budget.keep_counts_at(density, scores, position.keep_counts)
         self._move(keep_counts=counts, counts_density=density)
 
-    def _shrink(self, state: TrainState) -> TrainState:
+    def _shrink(self, state: TrainState, is_last: bool = True) -> TrainState:
         """Goes on with the small network; steps are timed anew."""
         step, seconds = self.position.step, self.clock.seconds_per_step_median
         self.experiment, state, cut = hand_over(
-            self.experiment, state, step, seconds, self._ahead.take_small()
+            self.experiment,
+            state,
+            step,
+            seconds,
+            before=self.position.handover,
+            is_last=is_last,
+            foreseen=self._ahead.take_small(),
         )
         self._move(handover=cut)
         self.clock.forget_steps()
@@ -347,7 +355,8 @@ class Loop:
         last = self.experiment.current.plan.round_to_leave(step)
         if last is not None:
             state = self._exchange(state, last)
-        if self.position.handover is None and self._channel_sparsity() > 0:
+        cut = self.position.handover
+        if (cut is None or not cut.is_last) and self._channel_sparsity() > 0:
             state = self._shrink(state)
         self._move(phase=self.position.phase + 1)
         name = self.experiment.phases[self.position.phase].method

@@ -12,8 +12,8 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.train.clock import ClockTotals
 from prunex_jax.train.program import Ledger
 
-# Version 0 said the same, without a version.
-_VERSION = 1
+# Version 0 had no version, and 1 did not say which cut was the last: all were.
+_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,9 @@ class Handover:
     # sorted. With the settings they say every width of the small network.
     kept: Mapping[str, Sequence[int]]
     max_abs_error: float  # Largest difference between masked and shrunk logits then.
-    seconds_per_step_median: float  # Of the steps before it.
+    seconds_per_step_median: float  # Of the steps before the first one.
+    # Whether nothing is pruned after it; else some channels are still to go.
+    is_last: bool = True
 
     def masks(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Masks of the full network, bool[size] per group, True where kept.
@@ -79,13 +81,16 @@ class RunPosition:
           UserError: It is of a later version, or not of this form.
         """
         version = saved.get("version", 0)
-        if version not in (0, _VERSION):
+        if version not in range(_VERSION + 1):
             raise UserError(
                 f"the checkpoint has a run position of version {version!r}, and this "
                 f"version of prunex_jax reads up to {_VERSION}; use the one that wrote "
                 "it, another --workdir, or --fresh to start over"
             )
         fields = {key: value for key, value in saved.items() if key != "version"}
+        cut = fields.get("handover")
+        if version < 2 and isinstance(cut, Mapping):
+            fields["handover"] = {"is_last": True, **cut}
         return _read(cls, fields, "position")
 
 

@@ -263,9 +263,10 @@ def _own_plan(
 
 
 def _shapes_of_own(model: Model, mesh: AnyMesh) -> OwnTeacher:
-    network = jax.eval_shape(model.init, jax.random.key(0))
+    params, statistics = jax.eval_shape(model.init, jax.random.key(0))
     everywhere = sharding_on(mesh, jax.P())
-    shapes = OwnTeacher(*network, jax.ShapeDtypeStruct((), np.float32))
+    count: Any = jax.ShapeDtypeStruct((), np.float32)
+    shapes = OwnTeacher(params, statistics, count)
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes
     )

@@ -9,6 +9,7 @@ the last one stands for, with the inner optimizer's state where both have the sa
 `loop` says when this happens; `position` keeps what a checkpoint must say of it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,13 @@ import numpy as np
 import optax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import PyTree, flatten_by_path
+from prunex_jax.base.trees import (
+    PyTree,
+    flatten_by_path,
+    map_with_path,
+    named_by,
+)
+from prunex_jax.channels import ChannelTrace
 from prunex_jax.comm import sum_over_mesh
 from prunex_jax.data import Dataset, evaluation_batches
 from prunex_jax.mesh import (
@@ -32,9 +39,16 @@ from prunex_jax.mesh import (
     specs_of,
     vary,
 )
+from prunex_jax.models import Model
 from prunex_jax.shrink import Cut, Network, make_cut, shrink_error
 from prunex_jax.shrink.cost import count_params
-from prunex_jax.train.experiment import Experiment, with_method, with_small_network
+from prunex_jax.train.experiment import (
+    Experiment,
+    Setup,
+    trace_model,
+    with_method,
+    with_small_network,
+)
 from prunex_jax.train.position import Handover, RunPosition
 from prunex_jax.train.program import Program
 from prunex_jax.train.state import TrainState
@@ -45,10 +59,12 @@ from prunex_jax.train.teaching import SavedRun
 _NUM_COMPARED = 64
 
 
-def foresee_small(experiment: Experiment, keep_counts: Mapping[str, int]) -> Experiment:
+def foresee_small(
+    experiment: Experiment, keep_counts: Mapping[str, int], is_last: bool
+) -> Experiment:
     """Builds the run as it will go on after a cut of which only counts are known."""
     kept = {name: tuple(range(count)) for name, count in keep_counts.items()}
-    return _after(experiment, Handover(0, kept, 0.0, 0.0))
+    return _after(experiment, Handover(0, kept, 0.0, 0.0, is_last))
 
 
 def hand_over(
@@ -56,6 +72,9 @@ def hand_over(
     state: TrainState,
     step: int,
     seconds_per_step_median: float,
+    *,
+    before: Handover | None = None,
+    is_last: bool = True,
     foreseen: Experiment | None = None,
 ) -> tuple[Experiment, TrainState, Handover]:
     """Cuts the dead channels out of a run.
@@ -68,6 +87,8 @@ def hand_over(
       state: Its training state.
       step: Steps done.
       seconds_per_step_median: Of the steps until now.
+      before: The cut before this one, if there was one.
+      is_last: Whether nothing is pruned after it.
       foreseen: The run after the cut, from `foresee_small`, whose programs may be
         compiled already; it is taken if its network is the one that is left.
 
@@ -79,15 +100,22 @@ def hand_over(
       Those of `step.Programs.network`.
     """
     _, masks, error = cut_out(experiment, state)
+    everything = {n: range(size) for n, size in experiment.channels.sizes.items()}
     kept = {
-        name: tuple(np.flatnonzero(masks.get(name, np.ones(size, bool))).tolist())
-        for name, size in experiment.channels.sizes.items()
+        name: tuple(np.array(there)[masks[name]].tolist() if name in masks else there)
+        for name, there in (before.kept if before else everything).items()
     }
-    handover = Handover(step, kept, error, seconds_per_step_median)
+    handover = Handover(step, kept, error, seconds_per_step_median, is_last)
+    if before is not None:
+        handover = dataclasses.replace(
+            handover,
+            max_abs_error=max(error, before.max_abs_error),
+            seconds_per_step_median=before.seconds_per_step_median,
+        )
     small = _after(experiment, handover)
-    if foreseen is not None and foreseen.current.model == small.current.model:
+    if foreseen is not None and _is_same(foreseen.current, small.current):
         small = foreseen
-    program = _program("shrink", _cutter, experiment, small, handover)
+    program = _program("shrink", _cutter, experiment, small, masks)
     try:
         return small, program(state), handover
     except UserError as error:
@@ -111,7 +139,9 @@ def experiment_at(experiment: Experiment, position: RunPosition) -> Experiment:
 def saved_shapes(experiment: Experiment, position: RunPosition) -> SavedRun:
     """Shapes, types and shardings of what a checkpoint holds, for restoring it."""
     then = experiment_at(experiment, position)
-    own = then.teaching and then.teaching.own_shapes_after(position.step)
+    own = None
+    if then.teaching is not None:
+        own = then.teaching.own_shapes_after(position.step)
     return SavedRun.of(then.current.programs.abstract_state(), own)
 
 
@@ -154,11 +184,12 @@ def cut_out(
     """
     found = experiment.current.method.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
-    full = network_of(experiment, state)
-    cut = make_cut(experiment.channels.trace, masks, full.params, full.statistics)
-    shrunk = full.shrunk(cut)
+    whole = network_of(experiment, state)
+    trace = _trace_of_now(experiment)
+    cut = make_cut(trace, masks, whole.params, whole.statistics)
+    shrunk = whole.shrunk(cut)
     images = comparison_images(experiment.task.dataset)
-    error = shrink_error(full.masked(cut), shrunk, images)
+    error = shrink_error(whole.masked(cut), shrunk, images)
     params, statistics = jax.device_get((shrunk.params, shrunk.statistics))
     return Network(shrunk.model, params, statistics), masks, error
 
@@ -193,30 +224,53 @@ def _after(experiment: Experiment, handover: Handover) -> Experiment:
     """The run as it goes on after its cut, from settings and positions alone."""
     model = experiment.task.model
     full, _ = jax.eval_shape(model.init, jax.random.key(0))
-    small = jax.eval_shape(_cut_of(experiment, handover).take, full)
-    return with_small_network(experiment, model.with_widths_of(small))
+    masks = handover.masks(experiment.channels.sizes)
+    cut = _cut_of(model, experiment.channels.trace, masks)
+    small = jax.eval_shape(cut.take, full)
+    return with_small_network(
+        experiment, model.with_widths_of(small), is_pruned=handover.is_last
+    )
 
 
-def _cut_of(experiment: Experiment, handover: Handover) -> Cut:
-    """What goes from the full network."""
-    shapes = jax.eval_shape(experiment.task.model.init, jax.random.key(0))
-    channels = experiment.channels
-    return make_cut(channels.trace, handover.masks(channels.sizes), *shapes)
+def _is_same(setup: Setup, other: Setup) -> bool:
+    """Whether two runs go on alike: the same network, of which as much is to go."""
+    groups = [[(g.name, g.size) for g in each.groups] for each in (setup, other)]
+    return setup.model == other.model and groups[0] == groups[1]
+
+
+def _trace_of_now(experiment: Experiment) -> ChannelTrace:
+    """Channel groups of the network in training, also of one that was cut before."""
+    if experiment.current.model == experiment.task.model:
+        return experiment.channels.trace
+    return trace_model(experiment.current.model)
+
+
+def _cut_of(model: Model, trace: ChannelTrace, masks: Mapping[str, np.ndarray]) -> Cut:
+    """What goes from a network of which shapes are enough."""
+    return make_cut(trace, masks, *jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def _cutter(
-    before: Experiment, after: Experiment, handover: Handover
+    before: Experiment, after: Experiment, masks: Mapping[str, np.ndarray]
 ) -> Callable[[TrainState], TrainState]:
     """The program that makes the state of the small network; it sends nothing."""
-    cut = _cut_of(before, handover)
+    cut = _cut_of(before.current.model, _trace_of_now(before), masks)
     placements = placements_of(before.current.method)
+    kept = {name: np.flatnonzero(mask) for name, mask in masks.items()}
+
+    def by_channel(path: str, leaf: jax.Array) -> jax.Array:
+        """Masks and scores of a group that is still there lose what it loses."""
+        name = named_by(path, kept)
+        if name is None or leaf.shape != masks[name].shape:
+            return leaf
+        return leaf[kept[name]]
 
     def cut_copy(state: TrainState) -> TrainState:
         state = enter(placements, state)
         small = state._replace(
             params=cut.take(state.params),
             statistics=cut.take_statistics(state.statistics),
-            opt_state=cut.take(state.opt_state),
+            opt_state=map_with_path(by_channel, cut.take(state.opt_state)),
         )
         return leave(placements, small)
 

@@ -56,13 +56,20 @@ def test_positions_before_versions_are_read():
     assert RunPosition.from_dict(without_cut).handover is None
 
 
+def test_the_first_version_had_one_cut_the_last():
+    first = {"version": 1, **json.loads(BEFORE_VERSIONS)}
+    assert RunPosition.from_dict(first) == POSITION
+    assert POSITION.handover.is_last
+
+
 def test_earlier_versions_find_what_they_know():
     now = saved()
-    assert now.pop("version") == 1
+    assert now.pop("version") == 2
+    assert now["handover"].pop("is_last") is True
     assert now == json.loads(BEFORE_VERSIONS)
 
 
-@pytest.mark.parametrize("version", [2, "1", None, -1])
+@pytest.mark.parametrize("version", [3, "1", None, -1])
 def test_another_version_is_refused_in_one_line(version):
     with pytest.raises(UserError, match="use the one that wrote it") as refused:
         RunPosition.from_dict(saved(version=version))
@@ -79,7 +86,7 @@ def test_another_version_is_refused_in_one_line(version):
         ({"keep_counts": [8, 4]}, r"position\.keep_counts is \[8, 4\]"),
         ({"keep_counts": {"stem": 0.5}}, r"position\.keep_counts\.stem is 0\.5"),
         ({"keep_counts": {3: 4}}, r"position\.keep_counts is \{3: 4\}"),
-        ({"handover": {"step": 8}}, r"position\.handover lacks 'kept'"),
+        ({"handover": {"step": 8}}, r"position\.handover lacks 'is_last'"),
         ({"handover": 8}, r"position\.handover is 8"),
         ({"clock": {}}, r"position\.clock lacks 'intervals'"),
         ({"clock": {**saved()["clock"], "intervals": "12"}}, r"clock\.intervals is"),

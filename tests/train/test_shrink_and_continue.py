@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -162,6 +163,94 @@ def test_cutting_and_training_commute(form, tmp_path):
     assert apart < ROUNDING * scale
     difference = optax.tree.sub(shrunk.network.params, masked.network.params)
     assert optax.tree.norm(difference) < ROUNDING * scale
+
+
+# Channels go in the rounds that end at 8, 16 and 24; the mask freezes at 32.
+STAIRS = {
+    "num_stairs": 3,
+    "start_share": 0.1,
+    "freeze_share": 0.7,
+    "shrink_share": 0.8,
+    "round_to": 1,
+    "shrink_stairs": True,
+}
+
+
+@pytest.fixture(scope="module")
+def stairs_run(tmp_path_factory):
+    """A run that cuts channels out after every stair."""
+    values = shrinking(run={"steps": 40, "checkpoints_kept": 20}, sparsity=STAIRS)
+    workdir = tmp_path_factory.mktemp("stairs") / "run"
+    return values, train(values, workdir), workdir
+
+
+def test_channels_are_cut_out_after_every_stair(stairs_run):
+    values, result, workdir = stairs_run
+    sizes, kept = [], {}
+    for step in (4, 8, 12, 16, 20, 24, 32, 36):
+        run, state, position = checkpoint_of(values, workdir, step)
+        sizes.append(
+            sizes_of(jax.eval_shape(run.current.model.init, jax.random.key(0))[0])
+        )
+        cut = position.handover
+        assert (cut is not None) == (step >= 8)
+        if cut is not None:
+            assert cut.is_last == (step >= 32)
+            now = {name: set(there) for name, there in cut.kept.items()}
+            assert all(now[name] <= kept.get(name, now[name]) for name in now)
+            kept = now
+        assert bool(run.current.groups) == (step < 32)
+        for name, mask in state.opt_state.masks.items():
+            assert mask.shape == (len(kept.get(name, mask)),)
+    assert sizes[0] > sizes[1] == sizes[2] > sizes[3] == sizes[4]
+    assert sizes[4] == sizes[5] >= sizes[6] == sizes[7]
+    masks = {name: set(np.flatnonzero(x)) for name, x in result.masks.items()}
+    assert masks == kept
+
+
+@pytest.mark.slow
+def test_cuts_after_stairs_change_nothing(stairs_run, tmp_path):
+    """As if all were cut out at once, to rounding."""
+    values, result, workdir = stairs_run
+    other = train(merged(values, {"sparsity": {"shrink_stairs": False}}), tmp_path)
+    for name, mask in other.masks.items():
+        np.testing.assert_array_equal(result.masks[name], mask, err_msg=name)
+    _, first, _ = checkpoint_of(values, workdir, 36)
+    _, last, _ = checkpoint_of(values, workdir, 40)
+    scale = optax.tree.norm(optax.tree.sub(first.params, last.params))
+    apart = optax.tree.norm(optax.tree.sub(result.network.params, other.network.params))
+    assert apart < ROUNDING * scale
+    assert result.summary["macs_kept"] == other.summary["macs_kept"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [12, 28])
+def test_a_run_goes_on_between_cuts(stairs_run, tmp_path, step):
+    values, result, workdir = stairs_run
+    part = shutil.copytree(workdir, tmp_path / "part")
+    (part / "summary.json").unlink()
+    for checkpoint in (part / "checkpoints").iterdir():
+        if int(checkpoint.name) > step:
+            shutil.rmtree(checkpoint)
+    assert_same_bits(train(values, part).network.params, result.network.params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sparsity": {**STAIRS, "shrink_share": 1.0}}, "shrink_share=1"),
+        ({"sparsity": {**STAIRS, "path": "fade"}}, "path='fade'"),
+        ({"sparsity": {**STAIRS, "budget": "global"}}, "budget='global'"),
+        (
+            {"sparsity": STAIRS, "method": {"hsadmm": {"preset": "leaky"}}},
+            "preset recommended or reset",
+        ),
+    ],
+)
+def test_cuts_after_stairs_that_cannot_be_are_refused(tmp_path, changes, said):
+    with pytest.raises(UserError, match=r"sparsity\.shrink_stairs=True") as refused:
+        train(shrinking(**changes), tmp_path / "x")
+    assert said in str(refused.value)
 
 
 @pytest.fixture(scope="module")

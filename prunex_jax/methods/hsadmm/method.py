@@ -225,6 +225,9 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         with_inner=lambda state, inner: state._replace(inner_state=inner),
         wire=core.parameters.wire,
         prunes=prunes,
+        removes_at_once=prunes
+        and core.parameters.resets_copies
+        and not core.parameters.fade,
         ends_whole=core.channel_rounds is not None,
     )
 
