@@ -14,6 +14,7 @@ from prunex_jax.comm.accounting import (
     wire_bytes,
 )
 from prunex_jax.comm.averaging import (
+    HostMean,
     flat_mean_over_mesh,
     gather_over_hosts,
     mean_of_entries,
@@ -22,6 +23,7 @@ from prunex_jax.comm.averaging import (
     mean_over_mesh,
     mean_with_error,
     min_over_mesh,
+    radial_mean_over_hosts,
     sum_over_hosts,
     sum_over_mesh,
     take_from_host,
@@ -45,6 +47,7 @@ __all__ = [
     "WIRE_DTYPES",
     "Collective",
     "EntryMean",
+    "HostMean",
     "Route",
     "TopK",
     "Wire",
@@ -62,6 +65,7 @@ __all__ = [
     "mean_over_mesh",
     "mean_with_error",
     "min_over_mesh",
+    "radial_mean_over_hosts",
     "refuse_biased",
     "refuse_ternary",
     "ring_bytes",

@@ -3,8 +3,9 @@
 Sits on `comm.collectives`; knows nothing of channels: a compact tree is a tree.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from prunex_jax.comm.wires import (
 )
 from prunex_jax.mesh import Axis, MeshAxes, axis_size, position, vary
 
+# How differences of hosts are averaged: as vectors, or norms and directions apart.
+HostMean = Literal["mean", "radial"]
 # What a bucket holds: (leaf, start, stop), one after the other.
 _Pieces = list[tuple[int, int, int]]
 # Sums of that many ternary values fit the type they travel in.
@@ -125,6 +128,63 @@ def mean_with_error(
         return tree, tree
     found, error = _apply_fused(tree, mean_and_error, wire.bucket_elements)
     return found, vary(error, (axes.host,))
+
+
+def radial_mean_over_hosts(
+    tree: PyTree,
+    axes: MeshAxes,
+    wire: Wire = FLOAT32,
+    key: jax.Array | None = None,
+) -> PyTree:
+    """Averages norms and directions of a tree over hosts apart, leaf by leaf.
+
+        merged = mean_i ||v_i|| * unit(mean_i unit(v_i)),    unit(v) = v / ||v||
+
+    A mean of movements in different directions is shorter than they are, and with many
+    hosts the more so; this has the length that they have in the mean. So it does not
+    get small where hosts agree on nothing: they must, for a length to be worth keeping.
+
+    Args:
+      tree: Floating leaves, per_host.
+      axes: Mesh axes; without a host axis or other hosts, the tree stays as it is.
+      wire: How directions cross the host axis, as in `mean_over_hosts`; norms are
+        float32. Directions have a mean square of 1 there, so that leaves of different
+        sizes can share the scale of a block.
+      key: As in `mean_over_hosts`.
+    Returns:
+      The merged tree, replicated, in the types of the tree. Leaves that are zero on all
+      hosts, or whose directions cancel, are zero.
+    Raises:
+      UserError: As `mean_over_hosts`.
+    Collectives:
+      As `mean_over_hosts`, and as `sum_over_hosts` for one float32 per leaf.
+
+    References:
+      Douillard et al., Decoupled DiLoCo, 2026, arXiv:2604.21428.
+    Differs from:
+      The paper: hosts count alike, since they do the same steps, and all leaves are
+      averaged so, embeddings too.
+    """
+    num_hosts = axis_size(axes.host)
+    leaves, structure = jax.tree.flatten(tree)
+    if num_hosts == 1 or not leaves:
+        return mean_over_hosts(tree, axes, wire, key)
+    wide = [leaf.astype(jnp.float32) for leaf in leaves]
+    norms = jnp.stack([jnp.linalg.norm(leaf.ravel()) for leaf in wide])
+    sent = [_with_norm(leaf, math.sqrt(leaf.size)) for leaf in wide]
+    directions = mean_over_hosts(sent, axes, wire, key)
+    lengths = sum_over_hosts(norms, axes) / num_hosts
+    merged = [
+        _with_norm(direction, length).astype(leaf.dtype)
+        for direction, length, leaf in zip(directions, lengths, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, merged)
+
+
+def _with_norm(leaf: jax.Array, norm: jax.typing.ArrayLike) -> jax.Array:
+    """The leaf, scaled to a norm; zero where it is zero."""
+    found = jnp.linalg.norm(leaf.ravel())
+    return leaf * jnp.where(found > 0, norm / jnp.where(found > 0, found, 1.0), 0.0)
 
 
 def mean_over_mesh(
