@@ -16,8 +16,8 @@ from prunex_jax.methods.hsadmm.channel_rounds import (
     make_channel_rounds,
 )
 from prunex_jax.methods.hsadmm.core import Hsadmm
-from prunex_jax.methods.hsadmm.method import consensus_method, sending_of, streaming_of
-from prunex_jax.methods.hsadmm.presets import HsadmmParameters
+from prunex_jax.methods.hsadmm.method import consensus_method, rounds_of, streaming_of
+from prunex_jax.methods.hsadmm.presets import preset
 from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 
 
@@ -28,7 +28,7 @@ class LocalSgdConfig:
     # Steps between exchanges over the host axis.
     sync_period: int = setting(8, at_least=1)
     # Outer step and Nesterov momentum; None takes those of the method: 1 and 0 for
-    # local_sgd, 0.7 and 0.9 for diloco.
+    # local_sgd, 0.7 and 0.9 for diloco, or what rounds.outer=law says.
     outer_step: float | None = None
     outer_momentum: float | None = None
     # Share of the channels of every group that a round sends; 1 sends all. The last
@@ -65,19 +65,17 @@ def make_diloco(recipe: Recipe) -> Method:
 
 def _averaging(recipe: Recipe, outer_step: float, outer_momentum: float) -> Method:
     config: LocalSgdConfig = recipe.settings
-    given = (config.outer_step, config.outer_momentum)
-    step, momentum = (
-        default if value is None else value
-        for value, default in zip(given, (outer_step, outer_momentum), strict=True)
-    )
+    outer = {"outer_step": outer_step, "outer_momentum": outer_momentum}
+    if recipe.config.rounds.outer == "law":
+        outer = {}
+    given = {"outer_step": config.outer_step, "outer_momentum": config.outer_momentum}
+    outer |= {name: value for name, value in given.items() if value is not None}
     core = Hsadmm(
         recipe.inner,
         groups=(),
         keep_counts={},
-        parameters=HsadmmParameters(
-            outer_step=step,
-            outer_momentum=momentum,
-            **sending_of(recipe.config),
+        parameters=preset(
+            "reset", config.sync_period, **outer, **rounds_of(recipe.config)
         ),
         sync_period=config.sync_period,
         axes=recipe.axes,

@@ -10,13 +10,16 @@ import optax
 from prunex_jax.base.settings import OptimizerConfig, setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup
-from prunex_jax.comm import FLOAT32, Collective, EntryMean, Route, Wire
+from prunex_jax.comm import FLOAT32, Collective, EntryMean, HostMean, Route, Wire
 from prunex_jax.mesh import MeshAxes, Placement
 
 # moving: masks follow the scores. freeze: they are chosen one last time, and the copies
 # are set to the consensus. frozen: masks stay, no scores are exchanged. whole: the
 # same, and what other rounds hold back is sent as well.
 RoundKind = Literal["moving", "freeze", "frozen", "whole"]
+# How a round steps along the mean movement of the hosts: by settings; by settings, with
+# the cosine of successive movements in the log; or as the period and that cosine say.
+OuterRule = Literal["fixed", "measured", "law"]
 KeepCounts = Mapping[str, int]
 # Static, hashable keyword arguments of an update.
 Options = dict[str, Any]
@@ -59,6 +62,13 @@ class RoundsConfig:
     # Streaming: what remains of the local copies when a mean is applied. None: 0.5 with
     # a delay, else what the method leaves of them in whole rounds.
     mixing: float | None = setting(None, at_least=0, below=1)
+    # fixed (the outer step and momentum of the method) | measured (the same; the cosine
+    # of successive round movements is logged, for one more copy of the parameters) |
+    # law (momentum from the period, and a step from that cosine in every round).
+    outer: OuterRule = "fixed"
+    # mean | radial: of every array, the mean of the hosts' norms along the mean of
+    # their directions, which stays as long as they are however many hosts there are.
+    average: HostMean = "mean"
 
 
 @dataclasses.dataclass(frozen=True)

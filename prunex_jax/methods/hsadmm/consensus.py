@@ -11,12 +11,26 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from prunex_jax.base.trees import PyTree, flatten_by_path
+from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import Layouts, mask_channels, sum_squares_by_channel
 from prunex_jax.comm import mean_over_hosts, sum_over_hosts
 from prunex_jax.mesh import vary
+from prunex_jax.methods.hsadmm.arithmetic import (
+    add,
+    add_scaled,
+    norm,
+    norm_of,
+    scaled,
+    squares,
+)
 from prunex_jax.methods.hsadmm.channel_rounds import SentChannels
 from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
+from prunex_jax.methods.hsadmm.outer import (
+    Movements,
+    follow,
+    law_step,
+    outer_step,
+)
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
 from prunex_jax.methods.hsadmm.sending import mean_of_differences
 from prunex_jax.methods.method import RoundKind
@@ -100,6 +114,7 @@ class HsadmmState(NamedTuple):
     health: RoundHealth  # of the last round, as params
     num_changed: jax.Array  # int32[], replicated: channels the last round removed
     flight: Flight | None  # of streaming rounds
+    movements: Movements | None  # of rounds, where they are measured; replicated
 
 
 def state_placements(device_level: DeviceLevel) -> HsadmmState:
@@ -144,8 +159,8 @@ def balance_penalties(
     return state._replace(
         rho_device=rho_device,
         rho_host=rho_host,
-        device_dual=_scale(state.rho_device / rho_device, state.device_dual),
-        host_dual=_scale(state.rho_host / rho_host, state.host_dual),
+        device_dual=scaled(state.rho_device / rho_device, state.device_dual),
+        host_dual=scaled(state.rho_host / rho_host, state.host_dual),
     )
 
 
@@ -264,8 +279,8 @@ def move_consensus(
 ) -> HsadmmState:
     """Averages differences to z over hosts, moves z and v.
 
-    What the choice does to a_i, the target, it does to z, v_i, e_i and the momentum
-    of z as well. Where a channel is not sent, these stay.
+    What the choice does to a_i, the target, it does to z, v_i, e_i, the momentum of z
+    and the last movement as well. Where a channel is not sent, these stay.
 
     Collectives:
       As `mean_movement`.
@@ -277,8 +292,14 @@ def move_consensus(
     projected, sent = masked(target), choice.sent
     z, host_dual = masked(state.global_consensus), masked(state.host_dual)
     moved, error = mean_movement(difference, sent, state, form, kind, copies)
-    trace = masked(state.outer_trace)
-    after = outer_step(z, moved, trace, form)
+    trace, movements = masked(state.outer_trace), state.movements
+    step: jax.typing.ArrayLike = form.outer_step
+    if movements is not None:
+        before = movements._replace(last=masked(movements.last))
+        movements = follow(before, moved, sent)
+        if movements.average is not None:
+            step = law_step(form.outer_momentum, movements.average)
+    after = outer_step(z, moved, trace, step, form.outer_momentum)
     z, trace = (sent.over(*pair) for pair in zip(after, (z, trace), strict=True))
     if host_dual is not None:
         state = state._replace(
@@ -294,6 +315,7 @@ def move_consensus(
         masks=masks,
         error=error,
         num_changed=jnp.asarray(sum(changed), jnp.int32),
+        movements=movements,
     )
 
 
@@ -321,17 +343,6 @@ def mean_movement(
     if error is not None:
         error = sent.over(sent.put(error), state.error)
     return sent.put(mean), error
-
-
-def outer_step(
-    z: PyTree, moved: PyTree, trace: PyTree | None, form: HsadmmParameters
-) -> tuple[PyTree, PyTree | None]:
-    """Nesterov step of z along `moved`, the mean difference to z, and its momentum."""
-    if trace is None:
-        return add_scaled(z, form.outer_step, moved), None
-    trace = add_scaled(moved, form.outer_momentum, trace)
-    ahead = add_scaled(moved, form.outer_momentum, trace)
-    return add_scaled(z, form.outer_step, ahead), trace
 
 
 def pull_copies(
@@ -403,36 +414,6 @@ def living_of(state: HsadmmState, form: HsadmmParameters) -> dict[str, jax.Array
     if form.resets_copies:
         return state.masks
     return {name: mask | ~state.is_frozen for name, mask in state.masks.items()}
-
-
-def add(tree: PyTree, other: PyTree | None) -> PyTree:
-    """Adds a part of the state that may be absent."""
-    return tree if other is None else optax.tree.add(tree, other)
-
-
-def add_scaled(tree: PyTree, scale: jax.typing.ArrayLike, other: PyTree) -> PyTree:
-    """tree + scale * other, in the types of `tree`; scale may be a float32 array."""
-    return jax.tree.map(lambda x, y: (x + scale * y).astype(x.dtype), tree, other)
-
-
-def _scale(scale: jax.Array, tree: PyTree | None) -> PyTree | None:
-    return jax.tree.map(lambda x: (scale * x).astype(x.dtype), tree)
-
-
-def squares(tree: PyTree) -> dict[str, jax.Array]:
-    """Sum of the squares of every leaf by path, float32[] whatever its type."""
-    wide = jax.tree.map(lambda x: jnp.sum(jnp.square(x.astype(jnp.float32))), tree)
-    return flatten_by_path(wide)
-
-
-def norm_of(squares: Mapping[str, jax.Array]) -> jax.Array:
-    """Euclidean norm of a tree, of which these are the squares."""
-    return jnp.sqrt(sum(squares.values(), start=jnp.zeros((), jnp.float32)))
-
-
-def norm(tree: PyTree) -> jax.Array:
-    """Euclidean norm of a whole tree, float32[] whatever its types."""
-    return norm_of(squares(tree))
 
 
 def norms_by_group(

@@ -22,6 +22,7 @@ from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.channels import ChannelGroup, Layouts, layouts_of, mask_channels
 from prunex_jax.mesh import ALONE, MeshAxes, vary
 from prunex_jax.methods.hsadmm import consensus
+from prunex_jax.methods.hsadmm.arithmetic import add, add_scaled
 from prunex_jax.methods.hsadmm.channel_rounds import ChannelRounds
 from prunex_jax.methods.hsadmm.consensus import (
     HsadmmState,
@@ -29,6 +30,7 @@ from prunex_jax.methods.hsadmm.consensus import (
     zero_residuals,
 )
 from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
+from prunex_jax.methods.hsadmm.outer import start_movements
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
 from prunex_jax.methods.hsadmm.streaming import (
     Fragments,
@@ -117,6 +119,7 @@ class Hsadmm:
             health=copies.spread(zero_health(group.name for group in self.groups)),
             num_changed=jnp.zeros((), jnp.int32),
             flight=start_flight(self.streaming, zeros) if self.streaming else None,
+            movements=start_movements(form.outer, zeros),
         )
 
     def local_update(
@@ -155,8 +158,8 @@ class Hsadmm:
         if self.parameters.rho_device:
             pull = jnp.minimum(self._rate(state.num_steps) * state.rho_device, 1.0)
             gap = optax.tree.sub(params, consensus.host_level(state))
-            offset = consensus.add(gap, state.device_dual)
-            updates = consensus.add_scaled(updates, -pull, offset)
+            offset = add(gap, state.device_dual)
+            updates = add_scaled(updates, -pull, offset)
         updates = mask_channels(updates, layouts, living)
         return updates, state._replace(
             inner_state=inner_state, num_steps=state.num_steps + 1

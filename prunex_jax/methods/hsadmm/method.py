@@ -1,6 +1,7 @@
 """H-SADMM as a method: rounds on compact channels every `sync_period` steps."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from prunex_jax.comm.formulas import device_sum, host_sum
 from prunex_jax.methods.hsadmm.consensus import HsadmmState, state_placements
 from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
+from prunex_jax.methods.hsadmm.outer import law_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
 from prunex_jax.methods.hsadmm.sending import payload_of, sent_differences
 from prunex_jax.methods.hsadmm.streaming import Streaming, fragments_of
@@ -63,8 +65,8 @@ class HsadmmConfig:
 _ERROR_DECAY = 0.95
 
 
-def sending_of(method: MethodConfig) -> dict[str, Any]:
-    """How rounds cross hosts, as fields of `HsadmmParameters`."""
+def rounds_of(method: MethodConfig) -> dict[str, Any]:
+    """How rounds cross hosts and move z, as fields of `HsadmmParameters`."""
     wire, rounds = Wire(method.wire_dtype, method.bucket_bytes), method.rounds
     top = None
     if rounds.top_k:
@@ -72,7 +74,13 @@ def sending_of(method: MethodConfig) -> dict[str, Any]:
     decay = rounds.error_decay
     if decay is None:
         decay = _ERROR_DECAY if top or wire.is_biased else 0.0
-    return {"wire": wire, "error_decay": decay, "top": top}
+    return {
+        "wire": wire,
+        "error_decay": decay,
+        "top": top,
+        "outer": rounds.outer,
+        "average": rounds.average,
+    }
 
 
 # What is left of a channel that has faded, before the freeze sets it to zero.
@@ -125,9 +133,10 @@ def streaming_of(
 def parameters_of(method: MethodConfig, fade_steps: int = 0) -> HsadmmParameters:
     """The preset with what the settings change of it."""
     config: HsadmmConfig = method.hsadmm
-    sending = sending_of(method)
+    rounds = rounds_of(method)
     momentum, step = config.outer_momentum, config.outer_step
-    if sending["top"] and config.preset == "recommended":
+    is_fixed = method.rounds.outer != "law"
+    if rounds["top"] and config.preset == "recommended" and is_fixed:
         # What was not sent is momentum already: more of it hurts (SparseLoCo).
         momentum, step = momentum or 0.0, 1.0 if step is None else step
     return preset(
@@ -141,7 +150,7 @@ def parameters_of(method: MethodConfig, fade_steps: int = 0) -> HsadmmParameters
         outer_momentum=momentum,
         adapt=config.adapt,
         fade=fade_of(fade_steps, config.sync_period),
-        **sending,
+        **rounds,
     )
 
 
@@ -216,7 +225,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         exchange=exchange,
         network=network,
         masks=lambda state: state.masks,
-        health=_health,
+        health=functools.partial(_health, core.parameters),
         step_formula=traffic.step,
         exchange_formula=traffic.exchange,
         payload_elements=lambda counts: traffic.payload(counts)[0],
@@ -232,7 +241,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
     )
 
 
-def _health(state: HsadmmState) -> dict[str, Any]:
+def _health(form: HsadmmParameters, state: HsadmmState) -> dict[str, Any]:
     residuals, health = state.residuals, state.health
     found = {
         "primal_residual": residuals.primal_device,
@@ -250,6 +259,10 @@ def _health(state: HsadmmState) -> dict[str, Any]:
     ):
         if dual is not None:
             found[name] = optax.tree.norm(dual)
+    if state.movements is not None:
+        found["round_cosine"] = state.movements.cosine
+        if state.movements.average is not None:
+            found["outer_step"] = law_step(form.outer_momentum, state.movements.average)
     if health.primal_by_group:
         found["primal_residual_by_group"] = health.primal_by_group
         found["dual_residual_by_group"] = health.dual_by_group
@@ -321,7 +334,7 @@ class _Traffic:
         counts = self.core.keep_counts if keep_counts is None else dict(keep_counts)
         sizes = self.sizes(counts, paths=paths)
         form = self.core.parameters
-        return sent + sent_differences(sizes, form, mesh_shape, "frozen")
+        return sent + sent_differences(sizes, len(paths), form, mesh_shape, "frozen")
 
     def exchange(
         self,
@@ -345,7 +358,8 @@ class _Traffic:
         if part is not None and kind != "whole":
             sent += host_sum(part.num_scores, mesh_shape)
         sizes = self.sizes(keep_counts, kind)
-        return sent + sent_differences(sizes, form, mesh_shape, kind)
+        count = len(self.shapes)
+        return sent + sent_differences(sizes, count, form, mesh_shape, kind)
 
 
 _HALF = {"sparsity.sparsity": 0.5}

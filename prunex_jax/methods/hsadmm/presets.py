@@ -4,12 +4,15 @@ One core runs them all; a form is nothing but these numbers.
 """
 
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import setting
-from prunex_jax.comm import FLOAT32, TopK, Wire, refuse_biased
+from prunex_jax.comm import FLOAT32, HostMean, TopK, Wire, refuse_biased
+from prunex_jax.methods.hsadmm.outer import law_momentum
+from prunex_jax.methods.method import OuterRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,10 @@ class HsadmmParameters:
       top: Which numbers of the compact array are sent; None sends all.
       fade: What a round leaves of the size of losing channels while masks move, in
         [0, 1); they keep living until the freeze. 0 sets them to zero at once.
+      outer: "measured" keeps the last movement, and its cosine with the one before;
+        "law" chooses the outer step of every round from that, see `outer`.
+      average: How differences are averaged; "radial" averages norms and directions
+        apart, see `comm.radial_mean_over_hosts`.
     """
 
     prox_strength: float = setting(1.0, at_least=0, at_most=1)
@@ -48,6 +55,8 @@ class HsadmmParameters:
     error_decay: float = setting(0.0, at_least=0, at_most=1)
     top: TopK | None = None
     fade: float = setting(0.0, at_least=0, below=1)
+    outer: OuterRule = "fixed"
+    average: HostMean = "mean"
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and what means nothing together."""
@@ -74,11 +83,58 @@ class HsadmmParameters:
                 "adapt='residual' balances rho_device, which is 0 in this form; take "
                 "the paper preset or set rho_device"
             )
+        _check_outer(self)
+        _check_average(self)
 
     @property
     def resets_copies(self) -> bool:
         """Whether every round sets every copy to the consensus exactly."""
         return self.prox_strength == 1 and not self.dual_decay
+
+
+def _check_outer(form: HsadmmParameters) -> None:
+    """The law is for movements of copies that start from z, and sets the step."""
+    if form.outer not in typing.get_args(OuterRule):
+        raise UserError(f"outer={form.outer!r} must be fixed, measured or law")
+    if form.outer != "law":
+        return
+    if not form.resets_copies or form.rho_host:
+        raise UserError(
+            "outer='law' needs copies that start every round from the consensus, and "
+            f"this form has prox_strength={form.prox_strength}, dual_decay="
+            f"{form.dual_decay} and rho_host={form.rho_host}; take preset recommended, "
+            "or outer='fixed'"
+        )
+    if form.outer_step != 1:
+        raise _chosen_by_law("outer_step", form.outer_step)
+
+
+def _chosen_by_law(name: str, value: float) -> UserError:
+    return UserError(
+        f"{name}={value} has no effect with rounds.outer='law', which chooses it: "
+        "leave it out, or set rounds.outer='fixed'"
+    )
+
+
+def _check_average(form: HsadmmParameters) -> None:
+    """Errors and duals count on the arithmetic mean."""
+    if form.average not in typing.get_args(HostMean):
+        raise UserError(f"average={form.average!r} must be mean or radial")
+    if form.average == "mean":
+        return
+    if form.error_decay:
+        raise UserError(
+            f"average='radial' and error_decay={form.error_decay} do not go together: "
+            "what was sent and what hosts keep would not add up to what they wanted to "
+            "send; set rounds.average='mean', or no error_decay, no top_k and a wire "
+            "other than int2"
+        )
+    if form.dual_decay or form.rho_host:
+        raise UserError(
+            f"average='radial' and duals (dual_decay={form.dual_decay}, rho_host="
+            f"{form.rho_host}) do not go together: duals of all hosts would not add up "
+            "to zero; set rounds.average='mean', or take preset recommended or reset"
+        )
 
 
 def _recommended(sync_period: int) -> HsadmmParameters:
@@ -115,7 +171,8 @@ def preset(name: str, sync_period: int, **overrides: Any) -> HsadmmParameters:
     Args:
       name: A key of `PRESETS`.
       sync_period: Local steps per round.
-      **overrides: Fields of `HsadmmParameters`; None keeps the preset's value.
+      **overrides: Fields of `HsadmmParameters`; None keeps the preset's value. With
+        outer="law", those of the outer step have no place here.
     Returns:
       The parameters.
     Raises:
@@ -130,4 +187,16 @@ def preset(name: str, sync_period: int, **overrides: Any) -> HsadmmParameters:
             f"(known: {', '.join(PRESETS)})"
         )
     given = {key: value for key, value in overrides.items() if value is not None}
+    if given.get("outer") == "law":
+        given |= _by_law(sync_period, given)
     return dataclasses.replace(PRESETS[name](sync_period), **given)
+
+
+def _by_law(sync_period: int, given: Mapping[str, Any]) -> dict[str, float]:
+    """Outer step and momentum of a form whose step is chosen in every round."""
+    for name in ("outer_step", "outer_momentum"):
+        if name in given:
+            raise _chosen_by_law(name, given[name])
+    # What was not sent is momentum already: more of it hurts (SparseLoCo).
+    momentum = 0.0 if given.get("top") else law_momentum(sync_period)
+    return {"outer_step": 1.0, "outer_momentum": momentum}

@@ -14,6 +14,7 @@ from prunex_jax.comm import (
     mean_of_largest,
     mean_over_hosts,
     mean_with_error,
+    radial_mean_over_hosts,
 )
 from prunex_jax.comm.chunks import CHUNK
 from prunex_jax.comm.formulas import (
@@ -21,6 +22,7 @@ from prunex_jax.comm.formulas import (
     host_sum,
     host_sum_with_error,
     largest_sum,
+    radial_host_sum,
 )
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
@@ -50,10 +52,13 @@ def mean_of_differences(
     Returns:
       The mean, replicated, and the error, per_host; None where the form keeps none.
     Collectives:
-      Without error: as `comm.mean_over_hosts`. With top_k, but for freeze and whole
+      Without error: as `comm.mean_over_hosts`, or with average="radial" as
+      `comm.radial_mean_over_hosts`. With top_k, but for freeze and whole
       rounds: as `comm.mean_of_largest` for all leaves of two or more axes, and as
       `comm.mean_with_error` for the others. Otherwise as `comm.mean_with_error`.
     """
+    if form.average == "radial":
+        return radial_mean_over_hosts(sent, axes, form.wire, key), None
     if not form.error_decay:
         return mean_over_hosts(sent, axes, form.wire, key), None
     form = _form_of(form, kind)
@@ -90,6 +95,7 @@ def payload_of(sizes: Mapping[int, int], form: HsadmmParameters) -> tuple[int, i
 
 def sent_differences(
     sizes: Mapping[int, int],
+    num_leaves: int,
     form: HsadmmParameters,
     mesh_shape: MeshShape,
     kind: RoundKind,
@@ -98,11 +104,14 @@ def sent_differences(
 
     Args:
       sizes: Elements of all compact leaves of so many axes.
+      num_leaves: How many leaves these are.
       form: As there.
       mesh_shape: Axes of the mesh and their sizes.
       kind: As there.
     """
     total = sum(sizes.values())
+    if form.average == "radial":
+        return radial_host_sum(total, num_leaves, mesh_shape, form.wire)
     if not form.error_decay:
         return host_sum(total, mesh_shape, form.wire)
     form = _form_of(form, kind)

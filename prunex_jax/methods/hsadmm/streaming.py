@@ -34,9 +34,11 @@ from prunex_jax.base.trees import (
 )
 from prunex_jax.channels import ChannelGroup, layouts_of
 from prunex_jax.methods.hsadmm import consensus
+from prunex_jax.methods.hsadmm.arithmetic import norm
 from prunex_jax.methods.hsadmm.channel_rounds import SentChannels
 from prunex_jax.methods.hsadmm.consensus import Choice, Flight, HsadmmState, RoundHealth
 from prunex_jax.methods.hsadmm.copies import Copies
+from prunex_jax.methods.hsadmm.outer import outer_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
 from prunex_jax.sparsity import choose_keep_indices
 
@@ -114,7 +116,7 @@ class Streaming:
 
 
 def check_streams(form: HsadmmParameters) -> None:
-    """Refuses forms whose duals belong to whole rounds.
+    """Refuses forms whose duals, or measured movements, belong to whole rounds.
 
     Raises:
       UserError: Names the form's parameter.
@@ -131,6 +133,12 @@ def check_streams(form: HsadmmParameters) -> None:
                 "one time; set rounds.fragments=1 and rounds.delay=0, or take a preset "
                 "without duals: recommended or reset"
             )
+    if form.outer != "fixed":
+        raise UserError(
+            f"rounds.outer={form.outer!r} needs whole rounds: it compares movements of "
+            "all parameters; set rounds.fragments=1 and rounds.delay=0, or rounds.outer"
+            "='fixed'"
+        )
 
 
 def fragments_of(
@@ -259,8 +267,12 @@ class Fragments:
         """
         paths = self._paths(number, params)
         own, before = _part(params, paths), self._part_of(state, paths)
-        z, trace = consensus.outer_step(
-            before.global_consensus, found.mean, before.outer_trace, self.form
+        z, trace = outer_step(
+            before.global_consensus,
+            found.mean,
+            before.outer_trace,
+            self.form.outer_step,
+            self.form.outer_momentum,
         )
         layouts = layouts_of(self.groups, shapes_by_path(own))
         form = dataclasses.replace(self.form, prox_strength=1.0 - self.streaming.mixing)
@@ -336,7 +348,7 @@ def start_flight(streaming: Streaming, zeros: PyTree) -> Flight:
 
 def _health_of_part(found: RoundHealth, before: RoundHealth, z: PyTree) -> RoundHealth:
     """Health where a fragment was seen; that of before for groups it has nothing of."""
-    size = consensus.norm(z)  # Zero for a fragment of biases that nothing has moved.
+    size = norm(z)  # Zero for a fragment of biases that nothing has moved.
     return RoundHealth(
         host_drift=jnp.where(size > 0, found.host_drift, 0.0),
         primal_by_group={**before.primal_by_group, **found.primal_by_group},
