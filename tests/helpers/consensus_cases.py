@@ -67,6 +67,10 @@ FORMS = {
     # Losing channels shrink until the freeze; with both levels and duals as well.
     "fading": HsadmmParameters(outer_momentum=0.3, fade=0.6),
     "fading paper": preset("paper", SYNC_PERIOD, fade=0.6),
+    # The step follows the cosines of movements, while channels fade and are removed.
+    "law": HsadmmParameters(outer="law", outer_momentum=0.6, fade=0.6),
+    # Norms and directions are averaged apart.
+    "radial": HsadmmParameters(outer_momentum=0.3, average="radial"),
     # Ten of 72 numbers are sent; the other levels and duals are there as well.
     "largest": HsadmmParameters(outer_momentum=0.3, error_decay=0.9, top=TopK(10)),
     "largest paper": HsadmmParameters(

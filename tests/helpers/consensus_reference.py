@@ -40,6 +40,22 @@ def norm_of(x):
     return np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(x)))
 
 
+def radial_average(trees):
+    """Of every leaf, the mean of the norms along the mean of the directions."""
+
+    def merged(*leaves):
+        norms = [np.linalg.norm(leaf) for leaf in leaves]
+        direction = sum(x / norm for x, norm in zip(leaves, norms, strict=True))
+        return np.mean(norms) * direction / np.linalg.norm(direction)
+
+    return tree(merged, *trees)
+
+
+def cosine_of(x, y):
+    products = jax.tree.leaves(tree(lambda x, y: np.sum(x * y), x, y))
+    return sum(products) / (norm_of(x) * norm_of(y))
+
+
 def scores_of(thetas):
     """||channel||^2 of every host's mean copy, added up."""
     a, b = np.zeros(8), np.zeros(6)
@@ -88,7 +104,8 @@ def reference(form, level, targets, rounds=ROUNDS):
     zero = tree(lambda x: np.zeros(x.shape), START)
     start = tree(lambda x: x.astype(float), START)
     theta, u, b = ({ij: x for ij in pairs} for x in (start, zero, zero))
-    z, o = start, zero
+    z, o, last = start, zero, None
+    cosine, rho = 0.0, 0.5  # of the last two movements, and as a round believes
     zi, v, e = [start] * num_hosts, [zero] * num_hosts, [zero] * num_hosts
     masks = {name: np.ones(size, bool) for name, size in SIZES.items()}
     m = entry_masks(masks)
@@ -150,10 +167,18 @@ def reference(form, level, targets, rounds=ROUNDS):
         is_whole = form.top is None or kind == "freeze"
         sent = s if is_whole else [largest(x, form.top.per_chunk) for x in s]
         e = [tree(np.subtract, s[i], sent[i]) for i in range(num_hosts)]
-        d = tree(np.negative, average(sent))
+        mean = radial_average(sent) if form.average == "radial" else average(sent)
+        d = tree(np.negative, mean)
+        if last is not None:
+            cosine = cosine_of(d, tree(np.multiply, last, w))
+            rho = 0.8 * rho + 0.2 * max(cosine, 0.0)
+        last = d
+        if form.outer == "law":
+            alpha = 1.5 / (1 + beta / (1 - beta * rho))
         o = tree(lambda o, w, d: beta * o * w + d, o, w, d)
         old_z, old_zi = z, zi
-        z = tree(lambda z, w, d, o: z * w - alpha * (d + beta * o), z, w, d, o)
+        ahead = tree(lambda d, o: d + beta * o, d, o)
+        z = tree(lambda z, w, x, alpha=alpha: z * w - alpha * x, z, w, ahead)
         zi = a if rho2 else [z] * num_hosts
         if rho2:
             v = [
@@ -199,7 +224,7 @@ def reference(form, level, targets, rounds=ROUNDS):
                 "theta": dict(theta), "u": dict(u), "b": dict(b), "z": z, "o": o,
                 "zi": zi, "v": v, "e": e, "masks": masks, "residuals": residuals,
                 "health": health,
-                "rho": (rho1, rho2),
+                "rho": (rho1, rho2), "last": last, "cosines": (cosine, rho),
             }
         )  # fmt: skip
     return history

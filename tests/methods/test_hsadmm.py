@@ -58,6 +58,8 @@ CASES = (
     ("largest paper", "consensus"),
     ("fading", "gradient"),
     ("fading paper", "consensus"),
+    ("law", "gradient"),
+    ("radial", "gradient"),
 )
 LAYOUTS = layouts_of(GROUPS, {k: v.shape for k, v in flatten_by_path(START).items()})
 
@@ -98,6 +100,11 @@ def test_rounds_follow_the_equations(form, level):
         if state.outer_trace is not None:
             minus_o = jax.tree.map(np.negative, want["o"])
             assert_close(state.outer_trace, minus_o, f"o, {where}")
+        if state.movements is not None:
+            last, *cosines = state.movements
+            minus_last = jax.tree.map(np.negative, want["last"])
+            assert_close(last, minus_last, f"movement, {where}")
+            assert_close(cosines, want["cosines"], f"cosines, {where}", 1e-5)
         for i, j in want["theta"]:
             copy = placed.inner_state
             assert_close(block(params, copy, i, j), want["theta"][i, j], where)
@@ -143,6 +150,9 @@ def test_consensus_is_zero_outside_the_masks(form, level):
             part = getattr(state, name)
             if part is not None:
                 assert_zero(dead_part(part, state.masks), f"{name}: {where}")
+        if state.movements is not None:
+            last = dead_part(state.movements.last, state.masks)
+            assert_zero(last, f"movement: {where}")
         if FORMS[form].resets_copies or state.is_frozen:
             assert_zero(dead_part(params, state.masks), f"copies: {where}")
             moments = state.inner_state[0].trace

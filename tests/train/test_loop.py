@@ -187,6 +187,7 @@ LONG = {
     "method": {
         "schedule": ("dense", "hsadmm @ step 4", "local_sgd @ step 18"),
         "local_sgd": {"sync_period": 2, "channel_share": 0.5},
+        "rounds": {"outer": "law"},
     },
     "run": {"steps": 21, "log_every_steps": 4, "checkpoint_every_steps": 1},
 }
@@ -263,6 +264,20 @@ def test_channel_rounds_know_the_channels_that_a_cut_has_left(long_run):
     assert num_left < 0.4 * experiment.num_params
     assert apart(saved[19][0]) > 0.9 and 0.4 < apart(saved[20][0]) < 0.6
     assert apart(state) == 0
+
+
+def test_the_law_goes_on_with_the_movement_that_a_cut_has_left(long_run):
+    _, saved, _, _, rows = long_run
+    before, after = (saved[step][0].opt_state.movements for step in (15, 16))
+    sizes = [sum(x.size for x in jax.tree.leaves(x.last)) for x in (before, after)]
+    left = saved[16][0].opt_state.global_consensus
+    assert sizes[1] == sum(x.size for x in jax.tree.leaves(left)) < 0.4 * sizes[0]
+    assert float(before.average) != 0.5 != float(after.average)
+    assert any(np.any(x) for x in jax.tree.leaves(after.last))
+    logged = {row["step"]: row for row in rows if "round_cosine" in row}
+    assert sorted(logged) == [8, 12, 16, 20, 21]
+    assert all(0.15 <= row["outer_step"] <= 1.5 for row in logged.values())
+    assert logged[16]["round_cosine"] == pytest.approx(float(after.cosine))
 
 
 def channels_of(**method):

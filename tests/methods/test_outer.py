@@ -1,0 +1,187 @@
+"""Laws of the outer step that follows the cosines of round movements."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.mesh import ALONE
+from prunex_jax.methods import make_method, method_config
+from prunex_jax.methods.hsadmm import HsadmmParameters, preset
+from prunex_jax.methods.hsadmm.channel_rounds import SentChannels, make_channel_rounds
+from prunex_jax.methods.hsadmm.method import HsadmmConfig
+from prunex_jax.methods.hsadmm.outer import (
+    EFFECTIVE_STEP,
+    follow,
+    law_momentum,
+    law_step,
+    outer_step,
+    start_movements,
+)
+from prunex_jax.methods.local_sgd import LocalSgdConfig
+from prunex_jax.methods.method import RoundsConfig
+from prunex_jax.train.checkpoint import Checkpointer
+from tests.helpers.consensus_cases import GROUPS, START, draw, make_core
+from tests.methods import test_contract as contract
+
+ALL = SentChannels({}, {})
+
+
+def movements_of_cosine(rho, num_rounds, size=20_000):
+    """Movements of equal length; those k rounds apart have a cosine of rho^k."""
+    rng = np.random.default_rng(0)
+    moved = rng.normal(size=size)
+    for _ in range(num_rounds):
+        yield np.float32(moved)
+        moved = rho * moved + np.sqrt(1 - rho**2) * rng.normal(size=size)
+
+
+@pytest.mark.parametrize(("rho", "period"), [(0.9, 8), (0.3, 32), (0.95, 64)])
+def test_the_law_reaches_the_effective_step(rho, period):
+    """Measured on z: what it moves along a movement, in movements."""
+    momentum = law_momentum(period)
+    z = trace = jnp.zeros(20_000)
+    movements = start_movements("law", z)
+    taken = []
+    for moved in movements_of_cosine(rho, 60):
+        movements = follow(movements, moved, ALL)
+        step = law_step(momentum, movements.average)
+        after, trace = outer_step(z, moved, trace, step, momentum)
+        taken.append(np.dot(after - z, moved) / np.dot(moved, moved))
+        z = after
+    assert float(movements.average) == pytest.approx(rho, abs=0.02)
+    assert np.mean(taken[-20:]) == pytest.approx(EFFECTIVE_STEP, rel=0.03)
+    if period == 8 and rho == 0.9:  # Where the published pair takes four times as much.
+        assert float(step) == pytest.approx(0.96, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("period", "low", "high"),
+    [(1, 0, 0), (8, 0, 0.5), (16, 0.5, 0.5), (24, 0.5, 0.7), (32, 0.7, 0.7),
+     (64, 0.9, 0.9), (500, 0.9, 0.9)],
+)  # fmt: skip
+def test_momentum_and_step_stay_where_they_should(period, low, high):
+    assert low <= law_momentum(period) <= high
+    for rho in (0.0, 0.5, 1.0):
+        step = float(law_step(law_momentum(period), jnp.float32(rho)))
+        assert 0.149 < step <= 1.5, rho
+
+
+def test_opposite_movements_count_as_unrelated_and_nothing_as_unknown():
+    moved = {"x": jnp.asarray([3.0, 4.0])}
+    start = start_movements("law", {"x": jnp.zeros(2)})
+    first = follow(start, moved, ALL)
+    assert (float(first.cosine), float(first.average)) == (0.0, 0.5)
+    back = follow(first, {"x": -2 * moved["x"]}, ALL)
+    assert float(back.cosine) == pytest.approx(-1.0)
+    assert float(back.average) == pytest.approx(0.4)
+    still = follow(back, {"x": jnp.zeros(2)}, ALL)
+    assert (float(still.cosine), float(still.average)) == (0.0, float(back.average))
+
+
+def test_channels_are_compared_with_when_they_were_last_sent():
+    shapes = {path: x.shape for path, x in flatten_by_path(START).items()}
+    rounds = make_channel_rounds(GROUPS, shapes, 0.5, "rotation")
+    sent = rounds.choose(START, jnp.int32(1), ALONE)
+    last = jax.tree.map(jnp.asarray, draw(1))
+    moved = sent.put(sent.take(draw(2)))
+    assert any(np.any(x == 0) for x in jax.tree.leaves(moved)), "all are sent"
+    before = start_movements("law", START)._replace(last=last)
+    after = follow(before, moved, sent)
+    own, others = (
+        np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+        for tree in (moved, last)
+    )
+    others, is_sent = np.where(own != 0, others, 0), own != 0
+    wanted = own @ others / np.linalg.norm(own) / np.linalg.norm(others)
+    assert float(after.cosine) == pytest.approx(wanted, abs=1e-6)
+    flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(after.last)])
+    kept = np.concatenate([np.ravel(x) for x in jax.tree.leaves(last)])
+    np.testing.assert_array_equal(flat, np.where(is_sent, own, kept))
+
+
+def config_of(name, period=8, **changes):
+    own = {"sync_period": period, **changes.pop("own", {})}
+    wire_dtype = changes.pop("wire_dtype", "float32")
+    return method_config(
+        name,
+        local_sgd=LocalSgdConfig(**own) if name != "hsadmm" else LocalSgdConfig(),
+        hsadmm=HsadmmConfig(**own) if name == "hsadmm" else HsadmmConfig(),
+        rounds=RoundsConfig(**changes),
+        wire_dtype=wire_dtype,
+    )
+
+
+def health_of(config):
+    """What the log has before the first round."""
+    method = make_method(contract.recipe_of(config, axes=ALONE))
+    return method.health(method.transform.init(START))
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "diloco", "hsadmm"])
+def test_settings_choose_the_law(name):
+    for period in (8, 32):
+        found = health_of(config_of(name, period, outer="law"))
+        wanted = float(law_step(law_momentum(period), jnp.float32(0.5)))
+        assert float(found["outer_step"]) == pytest.approx(wanted)
+        assert float(found["round_cosine"]) == 0.0
+    # What is not sent adds up as momentum does.
+    largest = health_of(config_of(name, outer="law", top_k=64))
+    assert float(largest["outer_step"]) == EFFECTIVE_STEP
+    measured = health_of(config_of(name, outer="measured"))
+    assert "round_cosine" in measured and "outer_step" not in measured
+    assert "round_cosine" not in health_of(config_of(name))
+
+
+@pytest.mark.parametrize(
+    ("match", "config"),
+    [
+        (r"outer_step=0.7 .*leave it out", ("diloco", {"own": {"outer_step": 0.7}})),
+        ("outer_momentum=0.5 .*'fixed'", ("hsadmm", {"own": {"outer_momentum": 0.5}})),
+        ("prox_strength=0.0.* take preset", ("hsadmm", {"own": {"preset": "paper"}})),
+        ("dual_decay=0.5.* take preset", ("hsadmm", {"own": {"preset": "leaky"}})),
+        ("rounds.outer='law' needs whole rounds", ("diloco", {"fragments": 2})),
+    ],
+)
+def test_the_law_refuses_what_contradicts_it(match, config):
+    name, changes = config
+    with pytest.raises(UserError, match=match):
+        health_of(config_of(name, outer="law", **changes))
+
+
+@pytest.mark.parametrize(
+    ("match", "config"),
+    [
+        ("error_decay=0.95 do not go", ("local_sgd", {"top_k": 64})),
+        ("error_decay=0.95 do not go", ("diloco", {"wire_dtype": "int2"})),
+        ("dual_decay=1.0, rho_host=1.0", ("hsadmm", {"own": {"preset": "paper"}})),
+    ],
+)
+def test_the_radial_average_refuses_what_counts_on_the_mean(match, config):
+    name, changes = config
+    with pytest.raises(UserError, match=match):
+        health_of(config_of(name, average="radial", **changes))
+
+
+def test_words_that_mean_nothing_are_refused():
+    with pytest.raises(UserError, match="outer='laws' must be"):
+        HsadmmParameters(outer="laws")
+    with pytest.raises(UserError, match="average='median' must be"):
+        HsadmmParameters(average="median")
+    with pytest.raises(UserError, match="outer_step=2 has"):
+        HsadmmParameters(outer="law", outer_step=2)
+    with pytest.raises(UserError, match=r"outer_step=0\.7"):
+        preset("recommended", 8, outer="law", outer_step=0.7)
+    assert preset("recommended", 32, outer="law").outer_momentum == 0.7
+
+
+def test_a_state_saved_before_movements_were_known_is_restored(tmp_path):
+    state = make_core(on_mesh=False).init(START)
+    older = {key: part for key, part in state._asdict().items() if key != "movements"}
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, older, {}, wait=True)
+        restored, _ = checkpointer.restore(state)
+    assert restored.movements is None
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
