@@ -63,6 +63,7 @@ FORMS = {
         outer_step=0.8,
         outer_momentum=0.4,
         adapt="residual",
+        outer="measured",
     ),
     # Losing channels shrink until the freeze; with both levels and duals as well.
     "fading": HsadmmParameters(outer_momentum=0.3, fade=0.6),

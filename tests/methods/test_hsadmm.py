@@ -104,7 +104,9 @@ def test_rounds_follow_the_equations(form, level):
             last, *cosines = state.movements
             minus_last = jax.tree.map(np.negative, want["last"])
             assert_close(last, minus_last, f"movement, {where}")
-            assert_close(cosines, want["cosines"], f"cosines, {where}", 1e-5)
+            count = 2 if FORMS[form].outer == "law" else 1
+            wanted_cosines = want["cosines"][:count]
+            assert_close(cosines, wanted_cosines, f"cosines, {where}", 1e-5)
         for i, j in want["theta"]:
             copy = placed.inner_state
             assert_close(block(params, copy, i, j), want["theta"][i, j], where)

@@ -254,15 +254,18 @@ def test_what_narrow_formats_round_away_is_sent_later():
 
 
 @pytest.mark.parametrize(
-    ("level", "wire", "top_k", "delay"),
-    [("consensus", "int8", 0, 0), ("gradient", "int2", 40, 2)],
+    ("level", "wire", "rounds"),
+    [
+        ("consensus", "int8", {}),
+        ("gradient", "int2", {"top_k": 40, "delay": 2}),
+        ("gradient", "float32", {"average": "radial", "delay": 1}),
+    ],
 )
-def test_formula_bytes_of_fragments_are_traced_bytes(level, wire, top_k, delay):
-    rounds = RoundsConfig(fragments=3, delay=delay, top_k=top_k)
+def test_formula_bytes_of_fragments_are_traced_bytes(level, wire, rounds):
     config = method_config(
         "hsadmm",
         hsadmm=HsadmmConfig(sync_period=PERIOD, device_level=level),
-        rounds=rounds,
+        rounds=RoundsConfig(fragments=3, **rounds),
         wire_dtype=wire,
     )
     contract.check_formula_bytes(contract.Runner(config, (2, 2)))
