@@ -52,6 +52,23 @@ def make_rows() -> tuple[Row, ...]:
         variant_row("local-sgd-32-int8", "int8-32"),
         # As many as int8-32.
         *_channels("quarter-8", "every 8 steps, a quarter of the channels", 8, 0.25),
+        # As many bytes as int8-8, and as int8-32.
+        *_outer(8),
+        *_outer(32),
+    )
+
+
+def _outer(period: int) -> tuple[Row, ...]:
+    """DiLoCo in int8 with its published outer step and momentum, and by law."""
+    rules = {"measured": "outer step 0.7, momentum 0.9", "law": "outer step by law"}
+    return tuple(
+        variant_row(
+            "diloco-8-int8",
+            f"diloco-{period}-{rule}",
+            f"DiLoCo, every {period} steps, {words}, int8",
+            **{"method.local_sgd.sync_period": period, "method.rounds.outer": rule},
+        )
+        for rule, words in rules.items()
     )
 
 

@@ -141,8 +141,8 @@ def radial_mean_over_hosts(
         merged = mean_i ||v_i|| * unit(mean_i unit(v_i)),    unit(v) = v / ||v||
 
     A mean of movements in different directions is shorter than they are, and with many
-    hosts the more so; this has the length that they have in the mean. So it does not
-    get small where hosts agree on nothing: they must, for a length to be worth keeping.
+    hosts the more so; this has the length that they have in the mean, also where hosts
+    agree on nothing.
 
     Args:
       tree: Floating leaves, per_host.

@@ -187,7 +187,9 @@ class Hsadmm:
         Without `rho_host`, z_i = z and v_i = 0 (in brackets). P is the number of copies
         per host, so 1 for device_level "gradient". The state holds -o. Without
         `error_decay`, delta, there is no e_i. Otherwise sent_i is s_i on the wire,
-        or the largest numbers of it.
+        or the largest numbers of it. With outer="law", alpha follows from the cosines
+        of successive d, see `outer`. With average="radial", mean_i is that of
+        `comm.radial_mean_over_hosts`, which also sums one float32 per leaf.
 
         With `fade`, s, a "moving" round leaves the masks as they are, sends all
         channels that live, and multiplies a_i, z, v_i, e_i and o by s on those that
