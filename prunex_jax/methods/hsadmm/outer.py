@@ -6,9 +6,9 @@ cosine of rho^k, z moves along each of them, in the end, by an effective step of
     alpha (1 + beta / (1 - beta rho)),    alpha the step, beta its Nesterov momentum
 
 so a fixed pair fits one rho only, and rho differs from run to run. By law, the period
-gives beta, and every round chooses alpha from the cosines so far, such that the effective
-step is `EFFECTIVE_STEP`. Nothing here communicates: movements are replicated, and so is
-what follows from them.
+gives beta, and every round chooses alpha from the cosines so far, such that the
+effective step is `EFFECTIVE_STEP`. Nothing here communicates: movements are replicated,
+and so is what follows from them.
 
 References:
   Khaled et al., Understanding Outer Optimizers in Local SGD, 2025, arXiv:2509.10439:
