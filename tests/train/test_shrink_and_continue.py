@@ -108,7 +108,10 @@ FORMS = {
         },
     },
     "channels where they matter": {"sparsity": {"budget": "global"}},
-    "channels that fade": {"sparsity": {"path": "fade"}},
+    "channels that fade, an outer step by law": {
+        "sparsity": {"path": "fade"},
+        "method": {"rounds": {"outer": "law"}},
+    },
 }
 
 

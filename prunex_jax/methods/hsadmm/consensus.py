@@ -293,13 +293,10 @@ def move_consensus(
     z, host_dual = masked(state.global_consensus), masked(state.host_dual)
     moved, error = mean_movement(difference, sent, state, form, kind, copies)
     trace, movements = masked(state.outer_trace), state.movements
-    step: jax.typing.ArrayLike = form.outer_step
     if movements is not None:
         before = movements._replace(last=masked(movements.last))
         movements = follow(before, moved, sent)
-        if movements.average is not None:
-            step = law_step(form.outer_momentum, movements.average)
-    after = outer_step(z, moved, trace, step, form.outer_momentum)
+    after = outer_step(z, moved, trace, _step_of(form, movements), form.outer_momentum)
     z, trace = (sent.over(*pair) for pair in zip(after, (z, trace), strict=True))
     if host_dual is not None:
         state = state._replace(
@@ -317,6 +314,15 @@ def move_consensus(
         num_changed=jnp.asarray(sum(changed), jnp.int32),
         movements=movements,
     )
+
+
+def _step_of(
+    form: HsadmmParameters, movements: Movements | None
+) -> jax.typing.ArrayLike:
+    """Outer step of a round: that of the form, or what the law says."""
+    if movements is None or movements.average is None:
+        return form.outer_step
+    return law_step(form.outer_momentum, movements.average)
 
 
 def mean_movement(
