@@ -34,6 +34,7 @@ from prunex_jax.models import Model, make_model
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
 from prunex_jax.train.config import ExperimentConfig, total_steps
+from prunex_jax.train.network_mean import MeanPlan, final_mean_plan
 from prunex_jax.train.objective import Objective
 from prunex_jax.train.program import Ledger
 from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases
@@ -98,6 +99,7 @@ class Experiment:
     topology: Topology  # Hosts, devices and the mesh.
     task: Task  # What is learned,
     teaching: Teaching | None  # and from which teacher beside the labels.
+    final_mean: MeanPlan | None  # What the final network is the mean of.
     channels: Channels  # What can be pruned.
     phases: tuple[Phase, ...]  # Methods of the run, one after the other.
     learning_rate: optax.Schedule  # Schedule over steps.
@@ -171,6 +173,7 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     _check_phases(phases, setups)
     _check_can_shrink(config, setups)
     _check_budget(config, setups)
+    plans = [setup.plan for setup in setups]
     teaching = read_teaching(
         config,
         dataset,
@@ -178,13 +181,14 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
         topology.mesh,
         ledger,
         num_steps,
-        [setup.plan for setup in setups],
+        plans,
     )
     return Experiment(
         config=config,
         topology=topology,
         task=Task(dataset, model),
         teaching=teaching,
+        final_mean=final_mean_plan(config.run.average_share, num_steps, plans, phases),
         channels=channels,
         phases=phases,
         learning_rate=make_learning_rate(config.optimizer, num_steps),

@@ -169,10 +169,12 @@ def load_trained(
         saved_run, saved = checkpointer.restore(
             lambda saved: saved_shapes(full, RunPosition.from_dict(saved)), step
         )
-    state, _ = saved_run.parts()
     position = RunPosition.from_dict(saved)
     handover, experiment = position.handover, experiment_at(full, position)
-    network = network_of(experiment, state)
+    # A mean that is not complete yet has no batch statistics.
+    is_last = position.step == experiment.num_steps
+    state, mean = saved_run.state, saved_run.final_mean if is_last else None
+    network = network_of(experiment, state, mean)
     if handover is None:
         masks = jax.device_get(experiment.current.method.masks(state.opt_state))
     else:

@@ -15,6 +15,7 @@ import jax
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import HOST_AXIS, run_together
 from prunex_jax.methods import Method
+from prunex_jax.models import Model
 from prunex_jax.train.ahead import CompilerAhead
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.clock import Clock
@@ -22,17 +23,20 @@ from prunex_jax.train.console import Console
 from prunex_jax.train.evaluation import check_health, validate
 from prunex_jax.train.experiment import Experiment, Setup
 from prunex_jax.train.folder import RunFolder
+from prunex_jax.train.network_mean import (
+    STATISTICS_BATCHES,
+    MeanPlan,
+    NetworkMean,
+    SavedRun,
+    shapes_of_mean,
+    with_network,
+    with_statistics,
+)
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program
 from prunex_jax.train.rounds import Round
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import Batch, Report
-from prunex_jax.train.teaching import (
-    STATISTICS_BATCHES,
-    OwnTeacher,
-    SavedRun,
-    with_statistics,
-)
 from prunex_jax.train.transitions import (
     change_method,
     describe,
@@ -86,6 +90,7 @@ class Loop:
     Attributes:
       position: Where it is; its clock and ledger are those of `progress`.
       clock: Times its steps.
+      final_mean: What the final network is, where it is not that of the state.
     """
 
     def __init__(self, experiment: Experiment, around: Surroundings) -> None:
@@ -101,8 +106,9 @@ class Loop:
         self._ahead = CompilerAhead(_compiles_ahead(experiment))
         # What it has been told to foresee.
         self._foreseen: Setup | None = None
-        # Of a run that learns from itself, from its first network on.
-        self._own_teacher: OwnTeacher | None = None
+        # Means of networks, each from its first one on.
+        self._own_teacher: NetworkMean | None = None
+        self.final_mean: NetworkMean | None = None
 
     @property
     def num_steps(self) -> int:
@@ -141,14 +147,15 @@ class Loop:
         saved_run, saved = around.checkpointer.restore(
             lambda saved: saved_shapes(experiment, RunPosition.from_dict(saved))
         )
-        state, self._own_teacher = saved_run.parts()
+        self._own_teacher = saved_run.own_teacher
+        self.final_mean = saved_run.final_mean
         self.position = RunPosition.from_dict(saved)
         self.experiment = experiment_at(experiment, self.position)
         self.experiment.ledger.go_on_from(self.position.ledger)
         self.clock = Clock(self.position.clock)
         around.folder.truncate_after(self.position.step)
         self._tell(f"resumed at step {self.position.step} of {self.num_steps}")
-        return state
+        return saved_run.state
 
     def _train(self, state: TrainState) -> tuple[TrainState, bool]:
         with self._ahead, self.experiment.batches(self.position.step) as batches:
@@ -189,7 +196,7 @@ class Loop:
         config, step = self.experiment.config.run, self.position.step
         is_last = step == self.num_steps
         self._news = {}
-        self._gather_own_teacher(state)
+        self._gather_means(state)
         if step % config.log_every_steps == 0 or is_last:
             state = self._log(state)
         if _is_due(step, config.eval_every_steps) and not is_last:
@@ -212,26 +219,40 @@ class Loop:
             return batch
         return teaching.taught(batch, self.position.step, self._own_teacher)
 
-    def _gather_own_teacher(self, state: TrainState) -> None:
-        """Keeps the mean of networks that the run learns from, where it does."""
+    def _gather_means(self, state: TrainState) -> None:
+        """Keeps the means of networks that the run learns from, and ends with."""
         experiment, step = self.experiment, self.position.step
-        teaching = experiment.teaching
-        if teaching is None or teaching.own is None:
-            return
-        plan, programs = teaching.own, experiment.current.programs
-        own = self._own_teacher
+        teaching, final = experiment.teaching, experiment.final_mean
+        if teaching is not None and teaching.own is not None:
+            model = experiment.task.model
+            own = self._gathered(teaching.own, model, self._own_teacher, state)
+            if own is not None and step == teaching.own.complete:
+                count = round(float(own.num_networks))
+                text = f"learns from the mean of its last {count} networks"
+                self._tell(f"step {step}: {text}")
+            self._own_teacher = own if teaching.holds_own_after(step) else None
+        if final is not None:
+            model = experiment.current.model
+            self.final_mean = self._gathered(final, model, self.final_mean, state)
+
+    def _gathered(
+        self,
+        plan: MeanPlan,
+        model: Model,
+        mean: NetworkMean | None,
+        state: TrainState,
+    ) -> NetworkMean | None:
+        """A mean, with the network of now where it is one of its networks."""
+        experiment, step = self.experiment, self.position.step
+        programs = experiment.current.programs
         if plan.gathers_after(step):
-            own = teaching.with_network(own, programs, state)
-        if step == plan.complete:
-            assert own is not None, "the last network has just been taken"
+            like = shapes_of_mean(model, experiment.mesh)
+            mean = with_network(mean, like, programs, state)
+        if mean is not None and step == plan.complete:
             with experiment.batches(step) as batches:
                 coming = itertools.islice(batches, STATISTICS_BATCHES)
-                own = with_statistics(own, programs, state, coming)
-            count = round(float(own.num_networks))
-            self._tell(
-                f"step {step}: learns from the mean of its last {count} networks"
-            )
-        self._own_teacher = own if plan.is_held_after(step) else None
+                mean = with_statistics(mean, programs, state, coming)
+        return mean
 
     def _move(self, **changes: Any) -> None:
         self.position = dataclasses.replace(self.position, **changes)
@@ -426,7 +447,7 @@ class Loop:
         report = self.experiment.current.programs.report(state)
         self._check_health(jax.device_get(report))
         position = self.progress.position.to_dict()
-        saved = SavedRun.of(state, self._own_teacher)
+        saved = SavedRun(*state, self._own_teacher, self.final_mean)
         self._around.checkpointer.save(position["step"], saved, position, wait=wait)
 
 

@@ -107,6 +107,8 @@ def _run(
                 "the same command goes on from here"
             )
             return None
-        result = finish(loop.experiment, loop.position, loop.clock, state)
+        result = finish(
+            loop.experiment, loop.position, loop.clock, state, loop.final_mean
+        )
     folder.write_summary(result.summary)
     return result

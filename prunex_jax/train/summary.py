@@ -13,6 +13,7 @@ from prunex_jax.shrink.cost import count_macs, count_params
 from prunex_jax.train.clock import Clock
 from prunex_jax.train.evaluation import evaluate_split
 from prunex_jax.train.experiment import Experiment
+from prunex_jax.train.network_mean import NetworkMean
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import Programs
@@ -35,9 +36,20 @@ class TrainResult:
 
 
 def finish(
-    experiment: Experiment, position: RunPosition, clock: Clock, state: TrainState
+    experiment: Experiment,
+    position: RunPosition,
+    clock: Clock,
+    state: TrainState,
+    mean: NetworkMean | None = None,
 ) -> TrainResult:
     """Makes the network that a run stands for, and says what it is worth.
+
+    Args:
+      experiment: The run, as it ended.
+      position: Where it ended.
+      clock: Times of its steps.
+      state: Its training state.
+      mean: What the final network is, if not that of the state.
 
     Returns:
       The network and the summary, which is not written yet.
@@ -46,9 +58,9 @@ def finish(
     """
     handover, task = position.handover, experiment.task
     if handover is None:
-        shrunk, masks, error = cut_out(experiment, state)
+        shrunk, masks, error = cut_out(experiment, state, mean)
     else:
-        shrunk = network_of(experiment, state)
+        shrunk = network_of(experiment, state, mean)
         masks = handover.masks(experiment.channels.sizes)
         error = handover.max_abs_error
     full = Network(task.model, *jax.eval_shape(task.model.init, jax.random.key(0)))

@@ -11,8 +11,8 @@ once: where it is not, its weight is zero.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,75 +27,15 @@ from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, sharding_on
 from prunex_jax.models import Model
 from prunex_jax.train.config import ExperimentConfig
+from prunex_jax.train.network_mean import MeanPlan, NetworkMean
 from prunex_jax.train.objective import TEACHER, TEACHER_WEIGHT
 from prunex_jax.train.program import Ledger, Program
 from prunex_jax.train.rounds import RoundPlan
-from prunex_jax.train.state import Totals, TrainState
-from prunex_jax.train.step import Batch, Programs
+from prunex_jax.train.step import Batch
 
 # The teacher that is the run's own network.
 SELF = "self"
-# Training batches from which the batch statistics of a mean of networks are taken.
-STATISTICS_BATCHES = 32
 _BATCH = jax.P((HOST_AXIS, DEVICE_AXIS))
-
-
-class OwnTeacher(NamedTuple):
-    """The mean of a run's own networks; replicated, saved with its checkpoints."""
-
-    params: PyTree
-    statistics: PyTree  # Zero until the mean is complete.
-    num_networks: jax.Array  # float32[]: in the mean so far.
-
-
-class SavedRun(NamedTuple):
-    """What a checkpoint holds: the training state, and the run's own teacher.
-
-    The fields are those of `TrainState`, so that its parts keep their paths.
-    """
-
-    step: jax.Array
-    params: PyTree
-    statistics: PyTree
-    opt_state: PyTree
-    totals: Totals
-    own_teacher: OwnTeacher | None
-
-    @classmethod
-    def of(cls, state: TrainState, own_teacher: OwnTeacher | None) -> Self:
-        """Puts the two together."""
-        return cls(*state, own_teacher=own_teacher)
-
-    def parts(self) -> tuple[TrainState, OwnTeacher | None]:
-        """Takes the two apart."""
-        return TrainState(*self[:-1]), self.own_teacher
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnPlan:
-    """When a run gathers the mean of its own networks, and learns from it.
-
-    Example:
-      >>> plan = OwnPlan(first=40, complete=60, until=80, period=10)
-      >>> [step for step in range(100) if plan.gathers_after(step)]
-      [40, 50, 60]
-      >>> [plan.is_held_after(step) for step in (39, 40, 79, 80)]
-      [False, True, True, False]
-    """
-
-    first: int  # Steps done when the first network is taken into the mean,
-    complete: int  # and when the last one is: the teacher is asked from there on,
-    until: int  # as long as fewer steps than this are done.
-    period: int  # Steps from one network to the next.
-
-    def gathers_after(self, num_steps: int) -> bool:
-        """Whether the network is taken into the mean after so many steps."""
-        is_inside = self.first <= num_steps <= self.complete
-        return is_inside and (self.complete - num_steps) % self.period == 0
-
-    def is_held_after(self, num_steps: int) -> bool:
-        """Whether there is an `OwnTeacher` when so many steps are done."""
-        return self.first <= num_steps < self.until
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,10 +51,9 @@ class Teaching:
     # Entries of a batch in all other steps: answers of no weight.
     silence: Mapping[str, jax.Array]
     arrays: PyTree = None  # Of an exported teacher, on every device.
-    own: OwnPlan | None = None  # Of a run that teaches itself,
-    own_shapes: OwnTeacher | None = None  # and what its mean consists of.
+    own: MeanPlan | None = None  # The networks of a run that teaches itself.
 
-    def taught(self, batch: Batch, step: int, own: OwnTeacher | None = None) -> Batch:
+    def taught(self, batch: Batch, step: int, own: NetworkMean | None = None) -> Batch:
         """A training batch as step number `step` takes it: with a teacher's answers.
 
         Args:
@@ -128,48 +67,12 @@ class Teaching:
         answers = self.program(arrays, batch["image"])
         return {**batch, TEACHER: answers, TEACHER_WEIGHT: self.weight}
 
-    def own_shapes_after(self, num_steps: int) -> OwnTeacher | None:
-        """Shapes and shardings of the run's own teacher, if it has one by then."""
-        is_held = self.own is not None and self.own.is_held_after(num_steps)
-        return self.own_shapes if is_held else None
+    def holds_own_after(self, num_steps: int) -> bool:
+        """Whether the run has a teacher of its own when so many steps are done.
 
-    def with_network(
-        self, own: OwnTeacher | None, programs: Programs, state: TrainState
-    ) -> OwnTeacher:
-        """Takes the network that a state stands for into the mean; sends nothing.
-
-        Args:
-          own: The mean so far, which is donated; None for the first network.
-          programs: Those of the run.
-          state: Its training state.
+        From its first network on, as long as it will be asked.
         """
-        if own is None:
-            own = jax.tree.map(_zeros, self.own_shapes)
-        params = programs.average(own.params, own.num_networks, state)
-        return own._replace(params=params, num_networks=own.num_networks + 1)
-
-
-def with_statistics(
-    own: OwnTeacher,
-    programs: Programs,
-    state: TrainState,
-    batches: Iterable[Batch],
-) -> OwnTeacher:
-    """Completes the mean with batch statistics of its own, which it has never had.
-
-    Args:
-      own: The mean.
-      programs: Those of the run.
-      state: Its training state, which stays as it is.
-      batches: What statistics are taken from.
-    Collectives:
-      Those of `step.Programs.network`.
-    """
-    statistics = state.statistics
-    for number, batch in enumerate(batches):
-        statistics = programs.estimate(own.params, statistics, batch, number)
-    _, mean = programs.network(state._replace(statistics=statistics))
-    return own._replace(statistics=mean)
+        return self.own is not None and self.own.first <= num_steps < self.steps.stop
 
 
 def read_teaching(
@@ -200,10 +103,9 @@ def read_teaching(
     if not distill.teacher:
         return None
     until = round(distill.until_share * num_steps)
-    own, arrays, shapes = None, None, None
+    own, arrays = None, None
     if distill.teacher == SELF:
         own = _own_plan(distill, num_steps, until, plans)
-        shapes = _shapes_of_own(model, mesh)
         answer: Callable[..., jax.Array] = _own_answers(model, mesh)
     else:
         exported = read_model(distill.teacher)
@@ -226,13 +128,12 @@ def read_teaching(
         },
         arrays=arrays,
         own=own,
-        own_shapes=shapes,
     )
 
 
 def _own_plan(
     config: DistillConfig, num_steps: int, until: int, plans: Sequence[RoundPlan]
-) -> OwnPlan:
+) -> MeanPlan:
     """The mean is complete when the first channels are about to go."""
     found = [
         (stage.start_step, plan.sync_period)
@@ -259,22 +160,7 @@ def _own_plan(
             "lower sparsity.start_share"
         )
     window = round(config.average_share * num_steps)
-    return OwnPlan(max(complete - window, 1), complete, until, period)
-
-
-def _shapes_of_own(model: Model, mesh: AnyMesh) -> OwnTeacher:
-    params, statistics = jax.eval_shape(model.init, jax.random.key(0))
-    everywhere = sharding_on(mesh, jax.P())
-    count: Any = jax.ShapeDtypeStruct((), np.float32)
-    shapes = OwnTeacher(params, statistics, count)
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes
-    )
-
-
-def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-    zeros = np.zeros(like.shape, like.dtype)
-    return jax.make_array_from_callback(like.shape, like.sharding, zeros.__getitem__)
+    return MeanPlan.over(window, complete, period)
 
 
 def _placed(array: np.ndarray, mesh: AnyMesh, spec: jax.P) -> jax.Array:

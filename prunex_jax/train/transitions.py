@@ -49,11 +49,11 @@ from prunex_jax.train.experiment import (
     with_method,
     with_small_network,
 )
+from prunex_jax.train.network_mean import NetworkMean, SavedRun, shapes_of_mean
 from prunex_jax.train.position import Handover, RunPosition
 from prunex_jax.train.program import Program
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import placements_of
-from prunex_jax.train.teaching import SavedRun
 
 # Images on which masked and shrunk networks are compared.
 _NUM_COMPARED = 64
@@ -138,11 +138,13 @@ def experiment_at(experiment: Experiment, position: RunPosition) -> Experiment:
 
 def saved_shapes(experiment: Experiment, position: RunPosition) -> SavedRun:
     """Shapes, types and shardings of what a checkpoint holds, for restoring it."""
-    then = experiment_at(experiment, position)
-    own = None
-    if then.teaching is not None:
-        own = then.teaching.own_shapes_after(position.step)
-    return SavedRun.of(then.current.programs.abstract_state(), own)
+    then, step = experiment_at(experiment, position), position.step
+    own = final = None
+    if then.teaching is not None and then.teaching.holds_own_after(step):
+        own = shapes_of_mean(then.task.model, then.mesh)
+    if then.final_mean is not None and step >= then.final_mean.first:
+        final = shapes_of_mean(then.current.model, then.mesh)
+    return SavedRun(*then.current.programs.abstract_state(), own, final)
 
 
 def change_method(
@@ -161,20 +163,25 @@ def change_method(
     return after, _program("change_method", _changer, experiment, after)(state)
 
 
-def network_of(experiment: Experiment, state: TrainState) -> Network:
-    """The network that a state stands for, host arrays.
+def network_of(
+    experiment: Experiment, state: TrainState, mean: NetworkMean | None = None
+) -> Network:
+    """The network that a state stands for, or the mean of several; host arrays.
 
     Collectives:
-      Those of `step.Programs.network`.
+      Those of `step.Programs.network`, without a mean.
     """
-    params, statistics = jax.device_get(experiment.current.programs.network(state))
-    return Network(experiment.current.model, params, statistics)
+    if mean is None:
+        params, statistics = experiment.current.programs.network(state)
+    else:
+        params, statistics = mean.params, mean.statistics
+    return Network(experiment.current.model, *jax.device_get((params, statistics)))
 
 
 def cut_out(
-    experiment: Experiment, state: TrainState
+    experiment: Experiment, state: TrainState, mean: NetworkMean | None = None
 ) -> tuple[Network, dict[str, np.ndarray], float]:
-    """Cuts the dead channels out of the network that a state stands for.
+    """Cuts the dead channels out of the network of a state, or out of a mean.
 
     Returns:
       The small network, host arrays; the masks, bool[size] per group, {} where the
@@ -184,7 +191,7 @@ def cut_out(
     """
     found = experiment.current.method.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
-    whole = network_of(experiment, state)
+    whole = network_of(experiment, state, mean)
     trace = _trace_of_now(experiment)
     cut = make_cut(trace, masks, whole.params, whole.statistics)
     shrunk = whole.shrunk(cut)

@@ -1,4 +1,4 @@
-"""A run that learns from its own networks: which they are, and that it goes on."""
+"""Means of a run's own networks: its teacher, and what it ends with."""
 
 import itertools
 import shutil
@@ -23,11 +23,13 @@ from tests.helpers.tiny_runs import settings
 
 # Channels go from step 12 on, and are cut out after step 20, of 32.
 PRUNED = {"num_stairs": 1, "start_share": 0.37, "freeze_share": 0.5}
+# The final network is the mean of those of steps 24, 28 and 32.
 RUN = {
     "steps": 32,
     "log_every_steps": 8,
     "checkpoint_every_steps": 4,
     "checkpoints_kept": 20,
+    "average_share": 0.25,
 }
 # Networks of steps 4, 8 and 12, learned from until step 28.
 TAUGHT = {"teacher": "self", "average_share": 0.25, "until_share": 0.875}
@@ -47,14 +49,14 @@ def logits_of(result):
 
 
 def saved_at(folder, step):
-    """The run, and the teacher in its checkpoint of a step."""
+    """The run, and what its checkpoint of a step holds."""
     config = resolve_config(of_itself())
     experiment = make_experiment(config, make_topology(config.topology.layout))
     with Checkpointer(folder / "checkpoints", read_only=True) as checkpointer:
         saved, _ = checkpointer.restore(
             lambda extra: saved_shapes(experiment, RunPosition.from_dict(extra)), step
         )
-    return experiment, saved.own_teacher
+    return experiment, saved
 
 
 @pytest.fixture(scope="module")
@@ -64,38 +66,64 @@ def whole(tmp_path_factory):
     networks = {}
 
     def look(progress, state):
-        if progress.step in (4, 8, 12):
+        if progress.step in (4, 8, 12, 24, 28, 32):
             networks[progress.step] = jax.device_get(state.opt_state.global_consensus)
+        if progress.step <= 12:
             assert all(mask.all() for mask in state.opt_state.masks.values())
 
     result = train(of_itself(), folder, watch=look)
     return folder, result, networks
 
 
+def assert_mean(mean, networks, experiment, model, step):
+    """It is that of the networks, with batch statistics from batches after a step."""
+    wanted = flatten_by_path(jax.tree.map(lambda *x: np.mean(x, 0), *networks))
+    for path, leaf in flatten_by_path(mean.params).items():
+        np.testing.assert_allclose(leaf, wanted[path], atol=1e-6)
+    # Its statistics are its own: of every device's images, then the mean.
+    with experiment.batches(step) as batches:
+        images = np.stack([x["image"] for x in itertools.islice(batches, 32)])
+    reestimate, moments = jax.jit(model.reestimate), []
+    for of_device in np.split(images, 8, axis=1):
+        statistics = mean.statistics
+        for number, batch in enumerate(of_device):
+            statistics = reestimate(mean.params, statistics, batch, number)
+        moments.append(to_moments(statistics))
+    wanted = from_moments(jax.tree.map(lambda *x: np.mean(x, 0), *moments))
+    found = flatten_by_path(mean.statistics)
+    for path, leaf in flatten_by_path(wanted).items():
+        np.testing.assert_allclose(found[path], leaf, rtol=1e-3, atol=1e-5)
+
+
 def test_the_teacher_is_the_mean_of_the_last_networks_before_channels_go(whole):
     folder, _, networks = whole
     for step, is_there in ((4, True), (8, True), (24, True), (28, False)):
-        assert (saved_at(folder, step)[1] is not None) == is_there
-    experiment, own = saved_at(folder, 12)
-    mean = flatten_by_path(jax.tree.map(lambda *x: np.mean(x, 0), *networks.values()))
-    for path, leaf in flatten_by_path(own.params).items():
-        np.testing.assert_allclose(leaf, mean[path], atol=1e-6)
-    # Its statistics are its own: of every device's images, then the mean.
-    with experiment.batches(12) as batches:
-        images = np.stack([x["image"] for x in itertools.islice(batches, 32)])
-    reestimate, moments = jax.jit(experiment.task.model.reestimate), []
-    for of_device in np.split(images, 8, axis=1):
-        statistics = own.statistics
-        for number, batch in enumerate(of_device):
-            statistics = reestimate(own.params, statistics, batch, number)
-        moments.append(to_moments(statistics))
-    mean = from_moments(jax.tree.map(lambda *x: np.mean(x, 0), *moments))
-    found = flatten_by_path(own.statistics)
-    for path, leaf in flatten_by_path(mean).items():
-        np.testing.assert_allclose(found[path], leaf, rtol=1e-3, atol=1e-5)
+        assert (saved_at(folder, step)[1].own_teacher is not None) == is_there
+    experiment, saved = saved_at(folder, 12)
+    own, before = saved.own_teacher, [networks[step] for step in (4, 8, 12)]
+    assert_mean(own, before, experiment, experiment.task.model, 12)
     # It stays as it is while the run learns from it.
-    later = saved_at(folder, 24)[1]
+    later = saved_at(folder, 24)[1].own_teacher
     jax.tree.map(np.testing.assert_array_equal, own, later)
+
+
+def test_a_run_ends_with_the_mean_of_its_last_networks(whole):
+    folder, result, networks = whole
+    for step, is_there in ((20, False), (24, True), (28, True), (32, True)):
+        assert (saved_at(folder, step)[1].final_mean is not None) == is_there
+    experiment, saved = saved_at(folder, 32)
+    last = [networks[step] for step in (24, 28, 32)]
+    assert_mean(saved.final_mean, last, experiment, result.network.model, 32)
+    exported = load_trained(folder)
+    for network in (result.network, exported.shrunk):
+        jax.tree.map(
+            np.testing.assert_array_equal, network.params, saved.final_mean.params
+        )
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            network.statistics,
+            saved.final_mean.statistics,
+        )
 
 
 def test_it_is_learned_from_and_sends_one_mean_of_statistics(whole, tmp_path):
@@ -140,9 +168,14 @@ def test_any_mesh_learns_alike(whole, tmp_path):
         ({"sparsity": {**PRUNED, "start_share": 0.0}}, "sparsity.start_share"),
         ({"distill": {**TAUGHT, "until_share": 0.3}}, "distill.until_share=0.3"),
         ({"distill": {**TAUGHT, "average_share": 2.0}}, "average_share=2.0"),
+        ({"run": {**RUN, "average_share": 0.5}}, "run.average_share=0.5"),
+        (
+            {"method": {"schedule": ("hsadmm", "local_sgd @ accuracy > 0.9")}},
+            "an unknown step",
+        ),
     ],
 )
-def test_a_run_that_cannot_teach_itself_is_refused(tmp_path, changes, said):
+def test_means_that_cannot_be_are_refused(tmp_path, changes, said):
     with pytest.raises(UserError, match=said.replace(".", r"\.")):
         train(of_itself(**changes), tmp_path / "x")
     assert not (tmp_path / "x").exists()
