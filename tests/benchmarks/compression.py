@@ -4,8 +4,9 @@ Trees have the size of ResNet-18. Communication is removed: each collective is r
 by what it would return if all hosts had sent the same, so that a method does all the
 work of a run on several hosts, and nothing travels. The inner optimizer is left out, so
 `dense` is what fusing and averaging cost. Methods with rounds are timed in a round, the
-others in a step. Prints two tables: methods, and ways to choose the largest entries, of
-which `sparsity.selection` takes the fastest.
+others in a step. Prints two tables: methods, with their share of the training steps from
+one exchange to the next, and ways to choose the largest entries, of which
+`sparsity.selection` takes the fastest.
 
     make benchmark-compression
 """
@@ -40,12 +41,14 @@ from prunex_jax.methods import (
 from prunex_jax.models import make_model
 from prunex_jax.sparsity import entry_count, keep_counts_at, selection
 from prunex_jax.train.experiment import trace_model
+from tests.benchmarks.shrunk_step import make_step
 
 IMAGE_SHAPE = (32, 32, 3)
 NUM_CLASSES = 10
 DENSITY = 0.5
 TOTAL_STEPS = 1000
 WARM_UP = 2
+STEPS = 5  # Training steps that are timed.
 SELECTED = (0.001, 0.01)
 # Variants that are timed beside the methods: few bits, and the largest of chunks.
 VARIANTS = (
@@ -63,6 +66,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
+    parser.add_argument("--batch-size", type=int, default=128, help="0: time no step")
     parser.add_argument("--only", nargs="*", help="methods, variants, selection")
     arguments = parser.parse_args()
     names = arguments.only or [*METHODS, *VARIANTS, "selection"]
@@ -70,16 +74,19 @@ def main() -> None:
     size = dense_size(recipe.shapes)
     kind = jax.devices()[0].device_kind
     write(f"{size / 1e6:.1f} M entries, {arguments.hosts} hosts, {kind}")
-    write(f"{'':32} {'median':>9} {'quartiles':>19}    n")
+    step = step_milliseconds(arguments.model, arguments.batch_size)
+    write(f"a training step of {arguments.batch_size} images: {step:.0f} ms, n={STEPS}")
+    write(f"{'':32} {'median':>9} {'quartiles':>19}    n {'of its period':>14}")
     with no_communication(arguments.hosts):
         for name in METHODS:
             if name in names:
                 config = dataclasses.replace(recipe.config, name=name)
-                report(name, method_call(recipe, config), arguments.repeats)
+                call, steps = method_call(recipe, config)
+                report(name, call, arguments.repeats, steps * step)
         for variant in all_variants():
             if variant.name in set(names) - set(METHODS):
-                call = method_call(recipe, config_of(variant))
-                report(variant.name, call, arguments.repeats)
+                call, steps = method_call(recipe, config_of(variant))
+                report(variant.name, call, arguments.repeats, steps * step)
     if "selection" in names:
         for label, call in selections(size):
             report(label, call, arguments.repeats)
@@ -91,14 +98,25 @@ def write(line: str) -> None:
     sys.stdout.flush()
 
 
-def report(label: str, call: Call, repeats: int) -> None:
-    """Times a call and prints its row."""
+def step_milliseconds(model_name: str, batch_size: int) -> float:
+    """Median of a training step of the network on one device; 0 for no images."""
+    if not batch_size:
+        return 0.0
+    model = make_model(ModelConfig(name=model_name), IMAGE_SHAPE, NUM_CLASSES)
+    step = make_step(model, *jax.jit(model.init)(jax.random.key(0)), batch_size)
+    step()
+    return statistics.median(_milliseconds(step) for _ in range(STEPS))
+
+
+def report(label: str, call: Call, repeats: int, period: float = 0.0) -> None:
+    """Times a call and prints its row; `period` is that of its steps in ms."""
     for _ in range(WARM_UP):
         call()
     times = [_milliseconds(call) for _ in range(repeats)]
     low, median, high = statistics.quantiles(times, n=4)
     spread = f"{low:.1f} to {high:.1f}"
-    write(f"{label:32} {median:6.1f} ms {spread:>16} ms {repeats:4}")
+    share = f"{100 * median / period:.2f} %" if period else ""
+    write(f"{label:32} {median:6.1f} ms {spread:>16} ms {repeats:4} {share:>14}")
 
 
 def _milliseconds(call: Call) -> float:
@@ -129,8 +147,12 @@ def make_recipe(
     )
 
 
-def method_call(recipe: Recipe, config: MethodConfig) -> Call:
-    """One exchange of a method in its steady state, until it is done."""
+def method_call(recipe: Recipe, config: MethodConfig) -> tuple[Call, int]:
+    """One exchange of a method in its steady state, until it is done.
+
+    Returns:
+      It, and the steps from one to the next.
+    """
     method = make_method(dataclasses.replace(recipe, config=config))
     params = draw(recipe.shapes, 0)
     state = jax.jit(method.transform.init)(params)
@@ -157,7 +179,7 @@ def method_call(recipe: Recipe, config: MethodConfig) -> Call:
         result, state = run(params, state)
         jax.block_until_ready((result, state))
 
-    return call
+    return call, method.sync_period or 1
 
 
 def draw(shapes: PyTree, seed: int) -> PyTree:
