@@ -4,8 +4,8 @@ Trees have the size of ResNet-18. Communication is removed: each collective is r
 by what it would return if all hosts had sent the same, so that a method does all the
 work of a run on several hosts, and nothing travels. The inner optimizer is left out, so
 `dense` is what fusing and averaging cost. Methods with rounds are timed in a round, the
-others in a step. Prints two tables: methods, with their share of the training steps from
-one exchange to the next, and ways to choose the largest entries, of which
+others in a step. Prints two tables: methods, with their share of the training steps to
+the next exchange, and ways to choose the largest entries, of which
 `sparsity.selection` takes the fastest.
 
     make benchmark-compression
