@@ -42,12 +42,15 @@ class ChannelGroup:
         per (path, axis).
       statistics: The same among running statistics, which are cut with the channels
         but neither trained nor counted in scores.
+      is_inner: Whether no sum ties channels that different operations make, as the
+        shortcut of a residual block does: the group is inside of a block.
     """
 
     name: str
     size: int
     members: tuple[ChannelSlice, ...]
     statistics: tuple[ChannelSlice, ...] = ()
+    is_inner: bool = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

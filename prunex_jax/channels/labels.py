@@ -77,6 +77,8 @@ class Traced:
         may be, such as the length of an axis of which it counts positions.
       shared: Axis -> what `dead` does not say exactly, where it is one value for all
         positions that `dead` speaks of.
+      is_fixed: Whether it does not depend on inputs, but on parameters, running
+        statistics and constants alone.
     """
 
     labels: tuple[np.ndarray, ...]
@@ -90,6 +92,7 @@ class Traced:
     is_positive: bool = False
     below: int | None = None
     shared: Mapping[int, Shared] = dataclasses.field(default_factory=dict)
+    is_fixed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -207,6 +210,10 @@ class LabelTable:
         # Sums over channels, and those of them that became means.
         self.sums: list[Sum] = []
         self.means: list[Sum] = []
+        # Pairs of labels, position by position: of values that are added up, and of
+        # what is fixed, such as a scale, with what it is applied to.
+        self.added: list[tuple[np.ndarray, np.ndarray]] = []
+        self.applied: list[tuple[np.ndarray, np.ndarray]] = []
         # What is computed beside the channels that are left.
         self.read: set[Shared] = set()
 
@@ -248,7 +255,21 @@ class LabelTable:
             del some[count:]
 
     def _books(self) -> tuple[list[Any], ...]:
-        return self.edges, self.frozen, self.products, self.sums, self.means
+        ties = self.edges, self.added, self.applied
+        return *ties, self.frozen, self.products, self.sums, self.means
+
+    def note(
+        self,
+        book: list[tuple[np.ndarray, np.ndarray]],
+        left: np.ndarray,
+        right: np.ndarray,
+    ) -> None:
+        """Writes down, in `added` or `applied`, which channels of two axes meet."""
+        if left is right or is_plain(left) or is_plain(right):
+            return
+        both = (left > FROZEN) & (right > FROZEN) & (left != right)
+        if both.any():
+            book.append((left[both], right[both]))
 
     def freeze_inexact_sums(self) -> None:
         """Freezes what is summed inexactly and did not become a mean."""

@@ -61,7 +61,7 @@ def resolve(
       status: int8[some labels], what is known of them beforehand.
       factors: Which factors of a flat axis are cut; see `TraceOptions`.
     """
-    num_components, component = _components(table)
+    num_components, component = _components(table, table.edges)
     first_reason = np.full(num_components, -1, np.int64)
     for index in reversed(range(len(table.frozen))):
         first_reason[component[table.frozen[index][0]]] = index
@@ -89,13 +89,33 @@ def resolve(
     )
 
 
-def _components(table: LabelTable) -> tuple[int, np.ndarray]:
+def added_labels(table: LabelTable) -> np.ndarray:
+    """Finds what the function adds up that was made apart, as shortcuts are.
+
+    What was made apart are channels of different parameters; scales, biases and the
+    like are no parameters of their own here, but belong to what they are applied to.
+
+    Returns:
+      int64[num_found] labels.
+    """
+    _, owner = _components(table, table.applied)
+    found = [np.zeros(0, np.int64)]
+    for left, right in table.added:
+        starts = (np.searchsorted(table.starts, x, "right") for x in (left, right))
+        is_apart = np.not_equal(*starts) & (owner[left] != owner[right])
+        found += [left[is_apart], right[is_apart]]
+    return np.concatenate(found)
+
+
+def _components(
+    table: LabelTable, edges: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> tuple[int, np.ndarray]:
     """Puts joined labels together: their number and int64[num_labels] which is whose.
 
     Most axes are joined as wholes, block with block, and few labels one by one.
     """
     blocks, singles = [], []
-    for left, right in table.edges:
+    for left, right in edges:
         pair = table.block_of(left), table.block_of(right)
         if None in pair:
             singles.append((left, right))
@@ -226,6 +246,7 @@ class _Bundle:
     places: tuple[int, ...]
     positions: np.ndarray
     reason: int
+    channels: np.ndarray  # int64[num_channels], components
 
     def slices(
         self, places: Sequence[Place], first: int, last: int
@@ -244,10 +265,18 @@ class _Bundle:
 
 
 def collect_groups(
-    resolution: Resolution, weights: Sequence[Place], running: Sequence[Place]
+    resolution: Resolution,
+    weights: Sequence[Place],
+    running: Sequence[Place],
+    added: np.ndarray,
 ) -> tuple[tuple[ChannelGroup, ...], tuple[FrozenChannels, ...]]:
     """Gathers channels into groups.
 
+    Args:
+      resolution: What labels come to.
+      weights: Axes of the parameters.
+      running: Axes of the running statistics.
+      added: int64[num_added] components of what shortcuts add up.
     Returns:
       Groups in order of their first places, and what stays.
     """
@@ -256,6 +285,8 @@ def collect_groups(
     groups: list[ChannelGroup] = []
     frozen: list[FrozenChannels] = []
     taken: collections.Counter[str] = collections.Counter()
+    made_of = [resolution.factors.get(one, ()) for one in np.unique(added).tolist()]
+    added = np.concatenate([added, *(np.array(own, np.int64) for own in made_of)])
     for bundle in _bundles(places, resolution):
         members = bundle.slices(places, 0, len(weights))
         if not members:  # running statistics that no parameter is tied to
@@ -277,6 +308,7 @@ def collect_groups(
                 size=len(bundle.positions),
                 members=members,
                 statistics=bundle.slices(places, len(weights), len(places)),
+                is_inner=not np.isin(bundle.channels, added).any(),
             )
         )
     return tuple(groups), tuple(frozen)
@@ -335,6 +367,9 @@ def _bundles(places: Sequence[Place], resolution: Resolution) -> list[_Bundle]:
         order_in = np.lexsort((positions[:, 0], which))
         ends = np.cumsum(np.bincount(which))[:-1]
         parts = np.split(positions[order_in], ends)
-        for (*where, why), part in zip(unique.tolist(), parts, strict=True):
-            bundles.append(_Bundle(tuple(where), part, why))
+        owners = np.split(channel[rows[order_in, 0]], ends)
+        for (*where, why), part, own in zip(
+            unique.tolist(), parts, owners, strict=True
+        ):
+            bundles.append(_Bundle(tuple(where), part, why, own))
     return sorted(bundles, key=lambda bundle: (bundle.places, bundle.reason))

@@ -35,6 +35,7 @@ from prunex_jax.channels.labels import (
 from prunex_jax.channels.resolve import (
     FrozenChannels,
     Place,
+    added_labels,
     collect_groups,
     resolve,
 )
@@ -261,7 +262,8 @@ def _groups_of(
 ) -> tuple[tuple[ChannelGroup, ...], tuple[FrozenChannels, ...]]:
     weights, running = _places(found, found.weights), _places(found, found.running)
     resolution = resolve(found.table, factors=factors)
-    groups, frozen = collect_groups(resolution, weights, running)
+    added = resolution.component[added_labels(found.table)]
+    groups, frozen = collect_groups(resolution, weights, running, added)
     if factors == "all":
         try:
             layouts_of(groups, {p: v.shape for p, v in found.weights.items()})
@@ -373,7 +375,7 @@ def _parameter(table: LabelTable, shape: tuple[int, ...], is_masked: bool) -> Tr
             table.freeze(own, Reason("", "has length 1"))
         labels.append(own)
     dead = (0.0 if is_masked else None,) * len(shape)
-    return Traced(tuple(labels), dead, is_given=not is_masked)
+    return Traced(tuple(labels), dead, is_given=not is_masked, is_fixed=True)
 
 
 def _freeze_outputs(

@@ -164,6 +164,7 @@ class Walk:
         if not self.with_jax_derivatives and is_of_jax:
             return {}, results
         moving = results
+        mark = len(self.table.added)
 
         def walk(program: Any, arguments: Sequence[Traced]) -> LabelledProgram:
             return self.run(program, arguments, site)
@@ -184,6 +185,7 @@ class Walk:
             return {}, results
         finally:
             self.depth -= 1
+            del self.table.added[mark:]  # Gradients are not added up by the function.
         return {"derivative": found}, moving if is_first else results
 
     def _freeze_underived(
@@ -233,6 +235,7 @@ def constant_value(value: Any) -> Traced:
     return dataclasses.replace(
         traced,
         is_given=True,
+        is_fixed=True,
         constant=constant,
         is_positive=is_known and _is_above_zero_everywhere(value),
     )
@@ -310,6 +313,7 @@ def _finished(
         and is_positive(ctx.name, [operand.is_positive for operand in ctx.operands]),
         result.below or _below(ctx),
         result.shared,
+        all(operand.is_fixed for operand in ctx.operands),
     )
 
 

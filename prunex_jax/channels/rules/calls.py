@@ -141,6 +141,7 @@ def _after_a_turn(ctx: Context, before: Traced, result: Traced) -> Traced:
         labels=tuple(labels),
         dead=tuple(dead),
         is_given=before.is_given and result.is_given,
+        is_fixed=before.is_fixed and result.is_fixed,
     )
 
 
@@ -150,7 +151,8 @@ def _is_same(a: Traced, b: Traced) -> bool:
     )
     # repr, since nan is not equal to itself
     same_dead = repr(a.dead) == repr(b.dead)
-    return same_labels and same_dead and a.is_given == b.is_given
+    same_source = a.is_given == b.is_given and a.is_fixed == b.is_fixed
+    return same_labels and same_dead and same_source
 
 
 def cond(ctx: Context, which: Traced, *operands: Traced) -> Sequence[Traced]:

@@ -27,6 +27,7 @@ from prunex_jax.channels.numbers import (
     value_of,
 )
 
+_SUMS = {"add", "add_any", "sub"}
 # (value of every operand, whether it is made of parameters) -> value of the result
 _Compute = Callable[[Sequence[Value], Sequence[bool]], Value]
 
@@ -35,6 +36,7 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     """Joins the axes of all operands; the rule of everything in `ELEMENTWISE`."""
     if ctx.name in ("div", "mul") and any(x.summed for x in operands):
         _note_mean(ctx, operands)
+    _note_ties(ctx, operands)
     dtypes = [atom.aval.dtype for atom in ctx.eqn.invars]  # type: ignore[attr-defined]
 
     is_missing = [operand.may_be_nan for operand in operands]
@@ -62,6 +64,22 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
         return value if is_nan(at_nan) else same_value([value, at_nan])
 
     return [_joined(ctx, operands, compute)]
+
+
+def _note_ties(ctx: Context, operands: Sequence[Traced]) -> None:
+    """Says which channels are added up, and which are those of a scale or the like."""
+    if len(operands) != 2:
+        return
+    one, other = operands
+    if one.is_fixed or other.is_fixed:
+        book = ctx.table.applied
+    elif ctx.name in _SUMS:
+        book = ctx.table.added
+    else:
+        return
+    for left, right in zip(one.labels, other.labels, strict=False):
+        if len(left) == len(right):
+            ctx.table.note(book, left, right)
 
 
 def _has_zeros(x: Traced) -> bool:
