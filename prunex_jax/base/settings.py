@@ -297,6 +297,11 @@ class SparsityConfig:
     unit: Literal["channels", "params", "macs", "bytes"] = "channels"
     # uniform (the same share of every group) | global (ranked over all groups).
     budget: Literal["uniform", "global"] = "uniform"
+    # No group loses more than this share of its channels, whatever the budget.
+    max_group_sparsity: float = setting(1.0, above=0, at_most=1)
+    # all (for bytes: every group) | inner (for accuracy: groups inside of a block only;
+    # channels that a shortcut adds up over blocks stay).
+    scope: Literal["all", "inner"] = "all"
     # Share of the run at which pruning starts, and at which the mask freezes.
     start_share: float = setting(0.1, at_least=0, at_most=1)
     freeze_share: float = setting(0.5, at_least=0, at_most=1)

@@ -7,7 +7,7 @@ largest that costs no more than the target. A run asks its `Budget` once per sta
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from prunex_jax.shrink.cost import Cost, Memoised, macs_cost, size_costs
 from prunex_jax.sparsity import (
     CountFamily,
     keep_counts_at,
+    least_counts,
     normalise_scores,
     ranked_family,
     read_multiples,
@@ -121,6 +122,7 @@ def solve_keep_counts(
     round_to: int = 8,
     exclude: Sequence[str] = (),
     multiples: Mapping[str, int] | None = None,
+    least: Mapping[str, int] | None = None,
     max_evaluations: int = 32,
 ) -> Solution:
     """Finds the largest kept counts that cost no more than a target.
@@ -143,15 +145,16 @@ def solve_keep_counts(
       multiples: Other multiples for some groups, as wildcards of their names and least
         sizes: `{'blocks/*': 64, '*>=512': 128}`. A group of at least its multiple keeps
         a multiple of it, or all; see `sparsity.quanta_of`.
+      least: Counts below which some groups do not go; see `sparsity.least_counts`.
       max_evaluations: Bound on the sets of counts that are evaluated, and so on
         compilations where latency is measured. Where the family is too long for it,
         evenly spaced members are searched.
     Returns:
       The counts and what they reach.
     Raises:
-      UserError: No cost for the unit, a target below what the least counts cost (one
-        multiple of channels in every group, and everything that belongs to no group),
-        or a row of `multiples` that names no group.
+      UserError: No cost for the unit, a target below what the least counts cost (of
+        every group one multiple of channels, or what it may not lose, and everything
+        that belongs to no group), or a row of `multiples` that names no group.
     Example:
       >>> params = lambda counts: 10 * counts['a'] + 50
       >>> target = Target('params', keep=0.5)
@@ -169,12 +172,16 @@ def solve_keep_counts(
             f"max_evaluations={max_evaluations} leaves nothing to search with; allow "
             f"at least {_FIXED_EVALUATIONS + 1}"
         )
+    limits: dict[str, Any] = {
+        "round_to": round_to,
+        "exclude": exclude,
+        "multiples": multiples,
+        "least": least,
+    }
     family = (
-        uniform_family(sizes, round_to, exclude, multiples)
+        uniform_family(sizes, **limits)
         if scores is None
-        else ranked_family(
-            scores, round_to, exclude, previous=previous, multiples=multiples
-        )
+        else ranked_family(scores, previous=previous, **limits)
     )
     family = family.thinned(1 + 2 ** min(max_evaluations - _FIXED_EVALUATIONS, 40))
     cost = Memoised(costs[target.unit])
@@ -217,9 +224,10 @@ def _largest_within(
         noun = _NOUNS[target.unit]
         raise UserError(
             f"at most {asked:,.6g} of {dense:,.6g} {noun} are out of reach: "
-            f"{least:,.6g} ({least / dense:.4g} of the dense network) remain with one "
-            "step of channels in every group and all that belongs to none; ask for no "
-            "less, lower round_to or multiples, or exclude fewer groups"
+            f"{least:,.6g} ({least / dense:.4g} of the dense network) remain with the "
+            "least that every group keeps and all that belongs to none; ask for no "
+            "less, lower round_to or multiples, exclude fewer groups, or let groups "
+            "lose more"
         )
     if reached(above) <= limit:
         return above
@@ -239,6 +247,8 @@ class Budget:
     config: SparsityConfig  # Settings; `unit` says what `sparsity` is a share of.
     sizes: Mapping[str, int]  # Channels of every group.
     costs: Mapping[str, Cost]  # By unit; that of `config.unit`, unless it is channels.
+    # Channels that groups keep in any case.
+    least: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def keep_counts_at(
         self,
@@ -253,7 +263,8 @@ class Budget:
 
         Args:
           density: Share that is kept, of what `config.unit` counts.
-          scores: Squared channel norms summed over hosts, needed for a global budget.
+          scores: Of the criterion, float[size] per group, the same on every host;
+            needed for a global budget.
           previous: Counts of the stage before, which a global budget never exceeds.
         Raises:
           UserError: The share is out of reach.
@@ -263,7 +274,9 @@ class Budget:
             raw = {name: jnp.asarray(score) for name, score in scores.items()}
             ranked = {n: np.asarray(s) for n, s in normalise_scores(raw).items()}
         if config.unit == "channels" or density == 1.0:
-            return keep_counts_at(config, self.sizes, density, ranked, previous)
+            return keep_counts_at(
+                config, self.sizes, density, ranked, previous, self.least
+            )
         try:
             solution = solve_keep_counts(
                 Target(config.unit, keep=density),
@@ -274,13 +287,26 @@ class Budget:
                 round_to=config.round_to,
                 exclude=config.exclude,
                 multiples=read_multiples(config.multiples),
+                least=self.least,
             )
         except UserError as error:
-            raise UserError(
-                f"config.sparsity.sparsity={config.sparsity:g} of "
-                f"config.sparsity.unit={config.unit!r}: {error}"
-            ) from error
+            raise UserError(f"{_asked_by(config)}: {error}") from error
         return dict(solution.keep_counts)
+
+
+def _asked_by(config: SparsityConfig) -> str:
+    """The settings that ask for a share, and those of them that limit it."""
+    text = (
+        f"config.sparsity.sparsity={config.sparsity:g} of "
+        f"config.sparsity.unit={config.unit!r}"
+    )
+    limits = []
+    if config.max_group_sparsity < 1.0:
+        limits.append(f"max_group_sparsity={config.max_group_sparsity:g}")
+    if config.scope != "all":
+        limits.append(f"scope={config.scope!r}")
+    with_limits = " and ".join(f"config.sparsity.{limit}" for limit in limits)
+    return f"{text} with {with_limits}" if limits else text
 
 
 def model_budget(config: SparsityConfig, model: "Model", trace: ChannelTrace) -> Budget:
@@ -292,4 +318,6 @@ def model_budget(config: SparsityConfig, model: "Model", trace: ChannelTrace) ->
         costs["macs"] = macs_cost(
             model.apply, trace, params, image, statistics=statistics
         )
-    return Budget(config, {group.name: group.size for group in trace.groups}, costs)
+    sizes = {group.name: group.size for group in trace.groups}
+    inner = {group.name for group in trace.groups if group.is_inner}
+    return Budget(config, sizes, costs, least_counts(config, sizes, inner))

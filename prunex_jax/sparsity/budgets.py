@@ -11,7 +11,7 @@ bytes) grows along the family and a binary search finds what fits.
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -38,6 +38,7 @@ def uniform_keep_counts(
     round_to: int = 8,
     exclude: Sequence[str] = (),
     multiples: Mapping[str, int] | None = None,
+    least: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Gives every group the same density, to rounding.
 
@@ -51,6 +52,8 @@ def uniform_keep_counts(
       exclude: Groups whose name contains one of these stay dense.
       multiples: Other multiples for some groups, such as `{'*>=512': 128}`; see
         `quanta_of`.
+      least: Counts below which some groups do not go, rounded up to their multiples;
+        see `least_counts`.
     Returns:
       Kept count per group, in [1, size].
     Raises:
@@ -61,12 +64,27 @@ def uniform_keep_counts(
     """
     _check_density(density)
     quanta = quanta_of(sizes, round_to, multiples)
+    floors = _floors(sizes, quanta, exclude, least)
     return {
-        name: size
-        if _is_excluded(name, exclude)
-        else _round_count(size, density, quanta[name])
+        name: max(floors[name], _round_count(size, density, quanta[name]))
         for name, size in sizes.items()
     }
+
+
+def _floors(
+    sizes: Mapping[str, int],
+    quanta: Mapping[str, int],
+    exclude: Sequence[str],
+    least: Mapping[str, int] | None,
+) -> dict[str, int]:
+    """The fewest channels of every group: a multiple of its quantum, or all."""
+    floors = {}
+    for name, size in sizes.items():
+        count = (least or {}).get(name, 1)
+        multiple = max(1, math.ceil(count / quanta[name]))
+        is_whole = _is_excluded(name, exclude)
+        floors[name] = size if is_whole else min(size, quanta[name] * multiple)
+    return floors
 
 
 def global_keep_counts(
@@ -77,6 +95,7 @@ def global_keep_counts(
     floor_share: float = 1 / 8,
     previous: Mapping[str, int] | None = None,
     multiples: Mapping[str, int] | None = None,
+    least: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Gives channels to the groups that need them, at the same total density.
 
@@ -91,21 +110,22 @@ def global_keep_counts(
     what a threshold on all scores gives. Among equal scores, equal shares win. The
     floor keeps a layer from vanishing because its scores happen to be small: it is
     `floor_share` of the group, rounded like every count, or the density where that is
-    lower.
+    lower; and what `least` says.
 
     Runs in numpy on the host. Every host must pass the same numbers.
 
     Args:
       scores: float[size] per group, comparable between groups; see `normalise_scores`.
         NaN counts as 0, infinity as the largest finite score.
-      density: Share of the channels of all groups together that is kept, excluded
-        groups aside, in (0, 1]; 1 keeps all exactly.
+      density: Share of the channels of all groups together that is kept, those aside
+        that are excluded or keep all, in (0, 1]; 1 keeps all exactly.
       round_to: See `uniform_keep_counts`.
       exclude: Groups whose name contains one of these stay dense.
       floor_share: Least share of a group that stays, in (0, 1].
       previous: Counts that may not be exceeded, those of the stair before, so that no
         group needs a channel that is dead already. None means the sizes.
       multiples: See `uniform_keep_counts`.
+      least: See `uniform_keep_counts`.
     Returns:
       Kept count per group, in [1, size], in the order of `scores`.
     Raises:
@@ -122,13 +142,17 @@ def global_keep_counts(
     sizes = {name: len(score) for name, score in scores.items()}
     quanta = quanta_of(sizes, round_to, multiples)
     ceilings = _ceilings_of(sizes, previous)
-    ranked = [name for name in sizes if not _is_excluded(name, exclude)]
+    ranked = [
+        name
+        for name, size in sizes.items()
+        if not _is_excluded(name, exclude) and (least or {}).get(name, 0) < size
+    ]
     if density == 1.0 or not ranked:
         return {n: ceilings[n] if n in ranked else sizes[n] for n in sizes}
-    floor_density = min(floor_share, density)
-    options = [
-        _admissible(sizes[n], ceilings[n], floor_density, quanta[n]) for n in ranked
-    ]
+    floors = uniform_keep_counts(
+        sizes, min(floor_share, density), round_to, exclude, multiples, least
+    )
+    options = [_admissible(sizes[n], ceilings[n], floors[n], quanta[n]) for n in ranked]
     finite = _finite_scores(scores)
     values = [
         _kept_values(finite[n], counts)
@@ -158,12 +182,9 @@ def _ceilings_of(
     return {name: min(size, previous[name]) for name, size in sizes.items()}
 
 
-def _admissible(
-    size: int, ceiling: int, floor_density: float, quantum: int
-) -> np.ndarray:
+def _admissible(size: int, ceiling: int, floor: int, quantum: int) -> np.ndarray:
     """All counts that one group may have, rising."""
-    floor = min(ceiling, _round_count(size, floor_density, quantum))
-    counts = np.arange(floor, ceiling + 1, quantum)
+    counts = np.arange(min(ceiling, floor), ceiling + 1, quantum)
     # Whole groups need not be a multiple of their quantum.
     return np.union1d(counts, [size]) if ceiling == size else counts
 
@@ -220,6 +241,7 @@ def keep_counts_at(
     density: float,
     scores: Mapping[str, np.ndarray] | None = None,
     previous: Mapping[str, int] | None = None,
+    least: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Kept channels of every group at one density.
 
@@ -229,6 +251,7 @@ def keep_counts_at(
       density: Share that is kept.
       scores: Comparable between groups; needed for a global budget below density 1.
       previous: Counts of the stage before, which a global budget never exceeds.
+      least: Channels that groups keep in any case, from `least_counts`.
     Returns:
       Group name -> static count.
     """
@@ -236,9 +259,51 @@ def keep_counts_at(
     multiples = read_multiples(config.multiples)
     if config.budget == "global" and scores is not None and density < 1.0:
         return global_keep_counts(
-            scores, density, rounding, exclude, previous=previous, multiples=multiples
+            scores,
+            density,
+            rounding,
+            exclude,
+            previous=previous,
+            multiples=multiples,
+            least=least,
         )
-    return uniform_keep_counts(sizes, density, rounding, exclude, multiples)
+    return uniform_keep_counts(sizes, density, rounding, exclude, multiples, least)
+
+
+def least_counts(
+    config: SparsityConfig, sizes: Mapping[str, int], inner: Collection[str]
+) -> dict[str, int]:
+    """Channels that every group keeps whatever the budget.
+
+    Args:
+      config: `max_group_sparsity`, the most that a group may lose, and `scope`, which
+        leaves groups whole that are not inside of a block.
+      sizes: Channels of every group.
+      inner: Names of the groups that are; see `ChannelGroup.is_inner`.
+    Returns:
+      Group name -> count; 0 where only the budget says.
+    Raises:
+      UserError: The scope is "inner", and no group is.
+    Example:
+      >>> config = SparsityConfig(max_group_sparsity=0.75, scope='inner')
+      >>> least_counts(config, {'stem': 16, 'blocks/0': 32}, inner={'blocks/0'})
+      {'stem': 16, 'blocks/0': 8}
+    """
+    share = 1.0 - config.max_group_sparsity
+    least = {
+        name: max(0, math.ceil(share * size - _ROUNDING_SLACK))
+        for name, size in sizes.items()
+    }
+    if config.scope == "all":
+        return least
+    if not inner:
+        raise UserError(
+            "sparsity.scope = 'inner' leaves nothing to prune: shortcuts add up the "
+            f"channels of all {len(sizes)} groups of this network; set it to 'all'"
+        )
+    return {
+        name: least[name] if name in inner else size for name, size in sizes.items()
+    }
 
 
 def check_excludes(exclude: Sequence[str], names: Iterable[str]) -> None:
@@ -316,6 +381,7 @@ def uniform_family(
     round_to: int = 8,
     exclude: Sequence[str] = (),
     multiples: Mapping[str, int] | None = None,
+    least: Mapping[str, int] | None = None,
 ) -> CountFamily:
     """Lists counts of one density in every group, to rounding, over all densities.
 
@@ -328,6 +394,7 @@ def uniform_family(
       round_to: See `uniform_keep_counts`.
       exclude: Groups whose name contains one of these stay dense.
       multiples: See `uniform_keep_counts`.
+      least: See `uniform_keep_counts`.
     Returns:
       The family.
     Raises:
@@ -338,7 +405,8 @@ def uniform_family(
       [{'a': 2, 'b': 1}, {'a': 4, 'b': 1}, {'a': 6, 'b': 1}, {'a': 16, 'b': 4}]
     """
     quanta = quanta_of(sizes, round_to, multiples)
-    start, events = _uniform_events(sizes, quanta, exclude)
+    start = _floors(sizes, quanta, exclude, least)
+    events = _uniform_events(sizes, quanta, start)
     return _family(start, [(name, count) for _, name, count in events])
 
 
@@ -349,6 +417,7 @@ def ranked_family(
     floor_share: float = 1 / 8,
     previous: Mapping[str, int] | None = None,
     multiples: Mapping[str, int] | None = None,
+    least: Mapping[str, int] | None = None,
 ) -> CountFamily:
     """Lists the counts that a falling threshold on all scores gives.
 
@@ -369,6 +438,7 @@ def ranked_family(
       floor_share: Share of a group that is kept before scores decide, in (0, 1].
       previous: Counts that may not be exceeded, those of the stair before.
       multiples: See `uniform_keep_counts`.
+      least: See `uniform_keep_counts`.
     Returns:
       The family.
     Raises:
@@ -384,8 +454,11 @@ def ranked_family(
         raise UserError(f"floor_share {floor_share:g} is outside (0, 1]")
     sizes = {name: len(score) for name, score in scores.items()}
     quanta = quanta_of(sizes, round_to, multiples)
-    floors = uniform_keep_counts(sizes, floor_share, round_to, exclude, multiples)
-    start, events = _uniform_events(sizes, quanta, exclude)
+    floors = uniform_keep_counts(
+        sizes, floor_share, round_to, exclude, multiples, least
+    )
+    start = _floors(sizes, quanta, exclude, least)
+    events = _uniform_events(sizes, quanta, start)
     steps = [(name, count) for _, name, count in events if count <= floors[name]]
     steps += _ranked_steps(scores, floors, quanta)
     ceilings = _ceilings_of(sizes, previous)
@@ -398,18 +471,17 @@ def _family(start: Mapping[str, int], steps: Sequence[tuple[str, int]]) -> Count
 
 
 def _uniform_events(
-    sizes: Mapping[str, int], quanta: Mapping[str, int], exclude: Sequence[str]
-) -> tuple[dict[str, int], list[tuple[float, str, int]]]:
-    """The least counts, and (density, group, count) wherever a group grows, rising."""
-    start, events = {}, []
+    sizes: Mapping[str, int], quanta: Mapping[str, int], start: Mapping[str, int]
+) -> list[tuple[float, str, int]]:
+    """(density, group, count) wherever a group grows from its start on, rising."""
+    events = []
     for name, size in sizes.items():
         quantum = quanta[name]
-        start[name] = size if _is_excluded(name, exclude) else quantum
         counts = _counts_above(start[name], size, quantum)
-        for number, count in enumerate(counts, 2):
+        for number, count in enumerate(counts, start[name] // quantum + 1):
             # Counts are rounded to the nearest multiple; see `uniform_keep_counts`.
             events.append((min(1.0, (number - 0.5) * quantum / size), name, count))
-    return start, sorted(events, key=lambda event: event[0])
+    return sorted(events, key=lambda event: event[0])
 
 
 def _counts_above(floor: int, size: int, quantum: int) -> list[int]:

@@ -37,8 +37,8 @@ def validate_sparsity(config: SparsityConfig) -> None:
     Raises:
       UserError: A number outside its range; a start after the freeze, or a freeze
         after the shrinking; cuts after stairs where there are none, or with a global
-        budget; an unknown budget; an empty exclude pattern; a row of
-        multiples that cannot be read.
+        budget; more channels to remove than every group may lose; an unknown budget; an
+        empty exclude pattern; a row of multiples that cannot be read.
     """
     check_settings(config, "sparsity")
     read_multiples(config.multiples)
@@ -70,6 +70,12 @@ def validate_sparsity(config: SparsityConfig) -> None:
             "sparsity.shrink_stairs=True changes the network between stairs, and "
             "sparsity.budget='global' ranks the channels of one network; set one of "
             "them back"
+        )
+    if config.unit == "channels" and config.sparsity > config.max_group_sparsity:
+        raise UserError(
+            f"sparsity.sparsity = {config.sparsity:g} of the channels is out of reach: "
+            "no group may lose more than sparsity.max_group_sparsity = "
+            f"{config.max_group_sparsity:g} of them; lower the one or raise the other"
         )
     if config.budget not in ("uniform", "global"):
         raise UserError(

@@ -203,6 +203,13 @@ def _what_is_trained(experiment: Experiment) -> list[str]:
         f"{len(channels.sizes)} channel groups with {sum(channels.sizes.values())} "
         f"channels, {channels.trace.prunable_share():.1%} of the parameters prunable",
     ]
+    if config.sparsity.scope == "inner":
+        inner = [group for group in channels.trace.groups if group.is_inner]
+        lines.append(
+            f"scope     inner: {len(inner)} of the groups, with "
+            f"{sum(group.size for group in inner)} channels, lie inside of a block and "
+            "can lose some; what shortcuts add up stays"
+        )
     if config.data.shards != "iid":
         alpha = f" with alpha {config.data.dirichlet_alpha:g}"
         drawn = alpha if config.data.shards == "dirichlet" else ""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tests.helpers.tiny_network  # noqa: F401
+from prunex_jax.base.environment import environment
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.channels import trace_channels
@@ -31,6 +32,7 @@ from prunex_jax.shrink.targets import (
 from prunex_jax.sparsity import normalise_scores, ranked_family, uniform_family
 from prunex_jax.sparsity.quanta import quantum_of
 from prunex_jax.train.config import resolve_config
+from prunex_jax.train.console import start_screen
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.run import train
 
@@ -307,6 +309,44 @@ def test_a_run_that_asks_for_too_much_names_its_settings(trace):
         model_budget(config, MODEL, trace).keep_counts_at(0.001)
 
 
+@pytest.mark.parametrize("unit", ["channels", "params", "macs", "bytes"])
+@pytest.mark.parametrize("budget", ["uniform", "global"])
+@pytest.mark.parametrize("scope", ["all", "inner"])
+def test_budgets_stay_within_the_limits_of_groups(
+    trace, sizes, costs, unit, budget, scope
+):
+    config = SparsityConfig(
+        sparsity=0.3,
+        unit=unit,
+        budget=budget,
+        scope=scope,
+        max_group_sparsity=0.5,
+        exclude=("stem",),
+    )
+    inner = {group.name for group in trace.groups if group.is_inner}
+    assert 0 < len(inner) < len(sizes)
+    found = model_budget(config, MODEL, trace)
+    scores = {
+        n: s ** (4 * (i % 2)) for i, (n, s) in enumerate(scores_of(sizes).items())
+    }
+    counts = found.keep_counts_at(0.7, scores, sizes)
+    for name, kept in counts.items():
+        is_open = "stem" not in name and (scope == "all" or name in inner)
+        assert kept == sizes[name] if not is_open else 2 * kept >= sizes[name]
+    assert counts != sizes
+    if unit != "channels":
+        assert costs[unit](counts) <= 0.7 * costs[unit](sizes)
+
+
+def test_a_share_that_the_limits_of_groups_leave_out_of_reach_names_both(trace):
+    config = SparsityConfig(
+        sparsity=0.8, unit="macs", max_group_sparsity=0.25, scope="inner"
+    )
+    both = r"sparsity=0\.8 .*max_group_sparsity=0\.25 and .*scope='inner': .*out of"
+    with pytest.raises(UserError, match=both):
+        model_budget(config, MODEL, trace).keep_counts_at(0.2)
+
+
 RUN = {
     "data": {"batch_size": 32},
     "model": {"width": 0.5},
@@ -326,6 +366,23 @@ def test_experiments_solve_before_they_train():
     too_much = {**RUN["sparsity"], "sparsity": 0.9999}
     with pytest.raises(UserError, match=r"sparsity=0\.9999 of .*out of reach"):
         make_experiment(resolve_config({**run, "sparsity": too_much}), topology)
+
+
+def test_experiments_prune_inside_of_blocks_only():
+    topology = make_topology("2", devices=jax.devices()[:2])
+    run = {**RUN, "model": {"name": "tiny"}}
+    run["sparsity"] = {"scope": "inner", "sparsity": 0.5}
+    experiment = make_experiment(resolve_config(run), topology)
+    channels = experiment.channels
+    for group in channels.trace.groups:
+        kept = channels.keep_counts[group.name]
+        assert kept == (group.size // 2 if group.is_inner else group.size)
+    described = environment(topology.describe())
+    screen = start_screen(experiment, "run", described, "new")
+    assert "inner: 2 of the groups, with 24 channels" in screen
+    run["sparsity"] = {"sparsity": 0.8, "max_group_sparsity": 0.75}
+    with pytest.raises(UserError, match=r"max_group_sparsity = 0\.75"):
+        make_experiment(resolve_config(run), topology)
 
 
 @pytest.mark.slow
