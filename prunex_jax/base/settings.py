@@ -17,6 +17,8 @@ from typing import Any, Literal, TypeVar
 from prunex_jax.base.errors import UserError, suggest
 
 SettingsT = TypeVar("SettingsT")
+# What channels are ranked by; see `sparsity.criteria`.
+Criterion = Literal["norm", "taylor", "scale", "mixture"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,6 +304,10 @@ class SparsityConfig:
     # all (for bytes: every group) | inner (for accuracy: groups inside of a block only;
     # channels that a shortcut adds up over blocks stay).
     scope: Literal["all", "inner"] = "all"
+    # What hsadmm ranks the channels of a group by: norm (of all entries that carry the
+    # channel) | taylor (what its removal would change the loss by, to first order) |
+    # scale (of the norms behind it) | mixture (HESSO's, of norm and gradients).
+    criterion: Criterion = "norm"
     # Share of the run at which pruning starts, and at which the mask freezes.
     start_share: float = setting(0.1, at_least=0, at_most=1)
     freeze_share: float = setting(0.5, at_least=0, at_most=1)

@@ -30,6 +30,7 @@ from prunex_jax.channels.slicing import (
     mask_of,
     merge_channels,
     put_channels,
+    sum_products_by_channel,
     sum_squares_by_channel,
     take_channels,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "mask_of",
     "merge_channels",
     "put_channels",
+    "sum_products_by_channel",
     "sum_squares_by_channel",
     "take_channels",
     "trace_channels",

@@ -230,12 +230,38 @@ def sum_squares_by_channel(tree: PyTree, layouts: Layouts) -> dict[str, jax.Arra
     Returns:
       float32[size] per group.
     """
+    return _sums(lambda x: jnp.square(x.astype(jnp.float32)), layouts, tree)
+
+
+def sum_products_by_channel(
+    tree: PyTree, other: PyTree, layouts: Layouts
+) -> dict[str, jax.Array]:
+    """Adds up, for every channel, the products of two trees in entries that carry it.
+
+    Args:
+      tree: Any tree of floating leaves.
+      other: The same structure and shapes.
+      layouts: As for `sum_squares_by_channel`.
+    Returns:
+      float32[size] per group.
+    """
+
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x.astype(jnp.float32) * y.astype(jnp.float32)
+
+    return _sums(product, layouts, tree, other)
+
+
+def _sums(
+    of_leaves: Callable[..., jax.Array], layouts: Layouts, *trees: PyTree
+) -> dict[str, jax.Array]:
+    """Adds up what a function makes of leaves, over all entries of every channel."""
     totals: dict[str, jax.Array] = {}
 
-    def add(path: str, leaf: jax.Array) -> None:
+    def add(path: str, *leaves: jax.Array) -> None:
         for axis, layout in layouts.get(path, {}).items():
-            others = tuple(i for i in range(leaf.ndim) if i != axis)
-            by_position = jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=others)
+            others = tuple(i for i in range(leaves[0].ndim) if i != axis)
+            by_position = jnp.sum(of_leaves(*leaves), axis=others)
             for name, positions in layout.slices:
                 is_plain = layout.is_in_order and positions.shape[1] == 1
                 part = by_position
@@ -243,5 +269,5 @@ def sum_squares_by_channel(tree: PyTree, layouts: Layouts) -> dict[str, jax.Arra
                     part = jnp.sum(by_position[positions], axis=1)
                 totals[name] = totals[name] + part if name in totals else part
 
-    map_with_path(add, tree)
+    map_with_path(add, *trees)
     return totals

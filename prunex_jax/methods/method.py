@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import optax
 
-from prunex_jax.base.settings import OptimizerConfig, setting
+from prunex_jax.base.settings import Criterion, OptimizerConfig, setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup
 from prunex_jax.comm import FLOAT32, Collective, EntryMean, HostMean, Route, Wire
@@ -119,6 +119,7 @@ class Recipe:
       total_steps: Length of the run.
       fade_steps: Steps over which channels fade before they are removed; 0 if they do
         not.
+      criterion: What hsadmm ranks channels by.
       optimizer: Settings of the inner optimizer, for methods that do part of its work.
       settings: The method's own settings; `make_method` takes them from `config`.
       find_groups: () -> all channel groups of the network as it is now, for methods
@@ -134,6 +135,7 @@ class Recipe:
     axes: MeshAxes = dataclasses.field(default_factory=MeshAxes)
     total_steps: int = 0
     fade_steps: int = 0
+    criterion: Criterion = "norm"
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     settings: Any = None
     find_groups: Callable[[], Sequence[ChannelGroup]] | None = None
@@ -173,6 +175,9 @@ class Method:
       opt_placement: The same for the optimizer state, part by part.
       network: (params, opt_state) -> parameters that the method stands for, replicated.
       masks: opt_state -> channel masks, replicated; {} where no channel is pruned.
+      scores: (params, opt_state) -> scores of the channels, replicated, by which a
+        global budget compares groups; None takes the squared norms of the network. A
+        program of its own.
       health: opt_state -> named scalars for the log, or dicts of them.
       payload_elements: keep_counts -> elements of the largest array that an exchange,
         or a step, averages over hosts; 0 for a method that sends nothing.
@@ -209,6 +214,7 @@ class Method:
     opt_placement: Any = "replicated"
     network: Callable[[PyTree, PyTree], PyTree] = lambda params, opt_state: params
     masks: Callable[[PyTree], dict[str, jax.Array]] = lambda opt_state: {}
+    scores: Callable[[PyTree, PyTree], dict[str, jax.Array]] | None = None
     health: Callable[[PyTree], dict[str, Any]] = lambda opt_state: {}
     payload_elements: Callable[[KeepCounts], int] = lambda keep_counts: 0
     wire: Wire = FLOAT32

@@ -5,6 +5,7 @@ counts, keep indices, masks and the stages of a run:
 
     budgets    how many channels every group keeps
     quanta     in which steps that number moves: multiples by size, or by a table
+    criteria   what is best: other scores than the norm
     choice     which ones: the best, the same on every host
     schedule   which density rules at which step
     selection  the largest entries of a flat buffer, for methods that send entries
@@ -32,6 +33,12 @@ from prunex_jax.sparsity.choice import (
     normalise_scores,
     project_channels,
 )
+from prunex_jax.sparsity.criteria import (
+    channel_scores,
+    gradient_scores,
+    running_mean,
+    uses_gradients,
+)
 from prunex_jax.sparsity.quanta import quanta_of, quantum_of, read_multiples
 from prunex_jax.sparsity.schedule import (
     Stage,
@@ -47,12 +54,14 @@ __all__ = [
     "CountFamily",
     "Projection",
     "Stage",
+    "channel_scores",
     "check_excludes",
     "choose_keep_indices",
     "density_stairs",
     "entry_count",
     "fade_steps",
     "global_keep_counts",
+    "gradient_scores",
     "group_sizes",
     "keep_counts_at",
     "largest_entries",
@@ -65,9 +74,11 @@ __all__ = [
     "quantum_of",
     "ranked_family",
     "read_multiples",
+    "running_mean",
     "stage_at",
     "step_of_share",
     "uniform_family",
     "uniform_keep_counts",
+    "uses_gradients",
     "validate_sparsity",
 ]

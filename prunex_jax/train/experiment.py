@@ -172,7 +172,7 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     setups = [_make_setup(p.method, model, groups, *fixed) for p in phases]
     _check_phases(phases, setups)
     _check_can_shrink(config, setups)
-    _check_budget(config, setups)
+    _check_early(config, setups)
     plans = [setup.plan for setup in setups]
     teaching = read_teaching(
         config,
@@ -260,6 +260,7 @@ def _make_setup(
             shapes=shapes,
             total_steps=num_steps,
             fade_steps=fade_steps(config.sparsity, num_steps),
+            criterion=config.sparsity.criterion,
             optimizer=config.optimizer,
             find_groups=lambda: groups or trace_model(model).groups,
         )
@@ -347,14 +348,17 @@ def _check_phases(phases: Sequence[Phase], setups: Sequence[Setup]) -> None:
             )
 
 
-def _check_budget(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
-    """Pruning before the first step needs counts before there are scores."""
+def _check_early(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
+    """Pruning before the first step needs counts, and scores, before there are any."""
     early = [s.method.name for s in setups if s.method.prepare is not None]
-    if early and config.sparsity.budget == "global":
-        raise UserError(
-            f"sparsity.budget='global' is not known to method {early[0]}, which prunes "
-            "before its first step; set it to 'uniform'"
-        )
+    only = {"budget": "uniform", "criterion": "norm"}
+    for name, known in only.items():
+        value = getattr(config.sparsity, name)
+        if early and value != known:
+            raise UserError(
+                f"sparsity.{name}={value!r} is not known to method {early[0]}, which "
+                f"prunes before its first step; set it to {known!r}"
+            )
 
 
 def _check_can_shrink(config: ExperimentConfig, setups: Sequence[Setup]) -> None:

@@ -91,7 +91,8 @@ class Programs:
     estimate: (params, statistics, batch, batches seen before) -> statistics of this
       network, per_device, as `reestimate` takes them.
     evaluate: (params, statistics, batch) -> Score.
-    scores: state -> squared channel norms of the network, replicated.
+    scores: state -> scores of the channels for a global budget, replicated, as
+      `Method.scores` says.
 
     Args:
       model: The network.
@@ -358,6 +359,8 @@ class Programs:
     def _scores(self) -> Callable[..., dict[str, jax.Array]]:
         def fn(state: TrainState) -> dict[str, jax.Array]:
             state = enter(self._placements, state)
+            if self._method.scores is not None:
+                return self._method.scores(state.params, state.opt_state)
             params = self._method.network(state.params, state.opt_state)
             return sum_squares_by_channel(params, self._layouts)
 

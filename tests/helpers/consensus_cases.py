@@ -72,6 +72,10 @@ FORMS = {
     "law": HsadmmParameters(outer="law", outer_momentum=0.6, fade=0.6),
     # Norms and directions are averaged apart.
     "radial": HsadmmParameters(outer_momentum=0.3, average="radial"),
+    # Channels are ranked by what their gradients say.
+    "taylor": HsadmmParameters(outer_momentum=0.3, criterion="taylor"),
+    "taylor leaky": preset("leaky", SYNC_PERIOD, criterion="taylor"),
+    "mixture": HsadmmParameters(outer_momentum=0.3, criterion="mixture"),
     # Ten of 72 numbers are sent; the other levels and duals are there as well.
     "largest": HsadmmParameters(outer_momentum=0.3, error_decay=0.9, top=TopK(10)),
     "largest paper": HsadmmParameters(

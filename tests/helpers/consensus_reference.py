@@ -56,13 +56,42 @@ def cosine_of(x, y):
     return sum(products) / (norm_of(x) * norm_of(y))
 
 
-def scores_of(thetas):
-    """||channel||^2 of every host's mean copy, added up."""
-    a, b = np.zeros(8), np.zeros(6)
-    for t in thetas:
-        a += np.sum(t["a"]["kernel"] ** 2, 0) + np.sum(t["b"]["kernel"] ** 2, 1)
-        b += np.sum(t["b"]["kernel"] ** 2, 0)
-    return {"a": a, "b": b}
+def by_channel(t):
+    """Sums over the entries of every channel."""
+    a, b = t["a"]["kernel"], t["b"]["kernel"]
+    return {"a": a.sum(0) + b.sum(1), "b": b.sum(0)}
+
+
+def normal(x):
+    return x / x.mean()
+
+
+def seen_in_gradients(criterion, theta, g):
+    """|<theta, g>| of every channel, or the terms of the mixture with gradients."""
+    products = by_channel(tree(np.multiply, theta, g))
+    if criterion == "taylor":
+        return tree(np.abs, products)
+    squares = (by_channel(tree(np.square, x)) for x in (theta, g))
+    sizes = tree(lambda x, y: np.sqrt(x * y), *squares)
+    return tree(
+        lambda p, size: normal(1 - p / np.where(size > 0, size, 1))
+        + normal(abs(p)) + normal(p**2 / 2),
+        products, sizes,
+    )  # fmt: skip
+
+
+def scores_of(criterion, thetas, seen):
+    """Of every host's mean copy, ||channel||^2 or as the criterion says; added up."""
+    if criterion == "taylor":
+        return tree(lambda *xs: sum(xs), *seen)
+    squares = [by_channel(tree(np.square, t)) for t in thetas]
+    if criterion == "mixture":
+        norms = [tree(lambda x: normal(np.sqrt(x)), s) for s in squares]
+        squares = [
+            tree(lambda n, x: (2 * n + x) / 5, *pair)
+            for pair in zip(norms, seen, strict=True)
+        ]
+    return tree(lambda *xs: sum(xs), *squares)
 
 
 def host_average(rho1, rho2, with_dual, z, v):
@@ -114,13 +143,23 @@ def reference(form, level, targets, rounds=ROUNDS):
     alpha, beta = form.outer_step, form.outer_momentum
     is_reset = kappa == 1 and gamma == 0
     is_frozen, residuals, history = False, None, []
+    num_steps, seen = 0, None
+    if form.criterion != "norm":
+        seen = {ij: {n: np.zeros(size) for n, size in SIZES.items()} for ij in pairs}
     for kind, counts in rounds:
         for i, j in pairs:
-            for _ in range(SYNC_PERIOD):
+            for step in range(SYNC_PERIOD):
                 x = theta[i, j]
                 g = tree(lambda x, c: x - c, x, wishes[i][j])
                 if is_reset or is_frozen:
                     g = tree(np.multiply, g, m)
+                if seen is not None:
+                    now = seen_in_gradients(form.criterion, x, g)
+                    share = 1 / (num_steps + step + 1)  # a plain mean at first
+                    seen[i, j] = tree(
+                        lambda old, new, share=share: old + share * (new - old),
+                        seen[i, j], now,
+                    )  # fmt: skip
                 b[i, j] = tree(lambda g, t: g + MOMENTUM * t, g, b[i, j])
                 c = min(LEARNING_RATE * rho1, 1)
                 x = tree(
@@ -130,6 +169,7 @@ def reference(form, level, targets, rounds=ROUNDS):
                 if is_reset or is_frozen:
                     x = tree(np.multiply, x, m)
                 theta[i, j] = x
+        num_steps += SYNC_PERIOD
         if form.adapt == "residual" and residuals is not None:
             primal, dual, primal_host, dual_host = np.mean(
                 [residuals[ij] for ij in pairs], axis=0
@@ -150,7 +190,14 @@ def reference(form, level, targets, rounds=ROUNDS):
         ]
         w = kept = m  # what a round leaves of every entry, and what it keeps
         if kind != "frozen":
-            chosen = best(scores_of(means), masks, counts)
+            of_hosts = [None] * num_hosts
+            if seen is not None:
+                of_hosts = [
+                    average([seen[i, j] for j in range(num_copies)])
+                    for i in range(num_hosts)
+                ]
+            scores = scores_of(form.criterion, means, of_hosts)
+            chosen = best(scores, masks, counts)
             if kind == "moving" and form.fade:
                 kept = entry_masks(chosen)
                 w = tree(lambda m, c: c + form.fade * (m - c), m, kept)
@@ -223,7 +270,7 @@ def reference(form, level, targets, rounds=ROUNDS):
             {
                 "theta": dict(theta), "u": dict(u), "b": dict(b), "z": z, "o": o,
                 "zi": zi, "v": v, "e": e, "masks": masks, "residuals": residuals,
-                "health": health,
+                "health": health, "seen": None if seen is None else dict(seen),
                 "rho": (rho1, rho2), "last": last, "cosines": (cosine, rho),
             }
         )  # fmt: skip

@@ -83,6 +83,9 @@ ROWS = {
         preset="paper", adapt="residual", device_level="consensus"
     ),
 }
+ROWS |= {"hsadmm mixture": _hsadmm()}
+# What rows are made from beside the settings of their method.
+RECIPES = {"hsadmm mixture": {"criterion": "mixture"}}
 # What is not sent, or is rounded away, is sent later.
 ROWS |= {
     "dense int2": method_config("dense", wire_dtype="int2"),
@@ -340,7 +343,7 @@ def batch_of(targets):
 
 @functools.cache
 def runner_of(row, shape=(2, 2)):
-    return Runner(row, shape)
+    return Runner(row, shape, **RECIPES.get(row, {}))
 
 
 def train(runner, targets):
@@ -469,6 +472,20 @@ def test_formula_bytes_while_channels_fade(row):
     sent = [wire_bytes(formula(mesh_shape, c, "moving"), mesh_shape)
             for c in (FINAL, FULL)]  # fmt: skip
     assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("criterion", ["taylor", "scale", "mixture"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        _hsadmm(preset="paper", device_level="consensus"),
+        _hsadmm(rounds=RoundsConfig(top_k=40, fragments=2, delay=1)),
+    ],
+    ids=["per device", "top_k, streaming"],
+)
+def test_formula_bytes_of_criteria(config, criterion):
+    """Scores of gradients are one number per channel, also over devices."""
+    check_formula_bytes(Runner(config, (2, 4), criterion=criterion))
 
 
 def check_formula_bytes(runner):

@@ -60,6 +60,9 @@ CASES = (
     ("fading paper", "consensus"),
     ("law", "gradient"),
     ("radial", "gradient"),
+    ("taylor", "gradient"),
+    ("taylor leaky", "consensus"),
+    ("mixture", "consensus"),
 )
 LAYOUTS = layouts_of(GROUPS, {k: v.shape for k, v in flatten_by_path(START).items()})
 
@@ -127,6 +130,9 @@ def test_rounds_follow_the_equations(form, level):
             if state.error is not None:
                 error = block(state.error, "per_host", i, j)
                 assert_close(error, want["e"][i], f"e, {where}", 1e-5)
+            if state.gradient_scores is not None:
+                seen = block(state.gradient_scores, copy, i, j)
+                assert_close(seen, want["seen"][i, j], f"scores, {where}", 1e-5)
 
 
 def test_the_reference_run_exercises_what_it_should():

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from prunex_jax.base.settings import Criterion
 from prunex_jax.base.trees import PyTree
-from prunex_jax.channels import Layouts, mask_channels, sum_squares_by_channel
+from prunex_jax.channels import Layouts, mask_channels
 from prunex_jax.comm import mean_over_hosts, sum_over_hosts
 from prunex_jax.mesh import vary
 from prunex_jax.methods.hsadmm.arithmetic import (
@@ -34,7 +35,12 @@ from prunex_jax.methods.hsadmm.outer import (
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
 from prunex_jax.methods.hsadmm.sending import mean_of_differences
 from prunex_jax.methods.method import RoundKind
-from prunex_jax.sparsity import Projection
+from prunex_jax.sparsity import (
+    Projection,
+    channel_scores,
+    gradient_scores,
+    running_mean,
+)
 
 # Residual balancing (Boyd et al., 2011, section 3.4.1): a penalty doubles or halves
 # when the residuals differ tenfold. It stays within a factor 1024 of its start: where z
@@ -115,6 +121,9 @@ class HsadmmState(NamedTuple):
     num_changed: jax.Array  # int32[], replicated: channels the last round removed
     flight: Flight | None  # of streaming rounds
     movements: Movements | None  # of rounds, where they are measured; replicated
+    # float32[size] per group, as params: mean over local steps of what gradients say of
+    # channels; None where the criterion does not look at them.
+    gradient_scores: dict[str, jax.Array] | None
 
 
 def state_placements(device_level: DeviceLevel) -> HsadmmState:
@@ -128,7 +137,8 @@ def state_placements(device_level: DeviceLevel) -> HsadmmState:
     """
     copies = "per_host" if device_level == "gradient" else "per_device"
     everywhere = dict.fromkeys(HsadmmState._fields, "replicated")
-    own = dict.fromkeys(("inner_state", "device_dual", "residuals", "health"), copies)
+    of_copies = ("inner_state", "device_dual", "residuals", "health", "gradient_scores")
+    own = dict.fromkeys(of_copies, copies)
     per_host = dict.fromkeys(("host_consensus", "host_dual", "error"), "per_host")
     placements: dict[str, Any] = {**everywhere, **own, **per_host}
     return HsadmmState(**placements)
@@ -186,26 +196,61 @@ def host_means(
     return theta, add_scaled(with_dual, share, optax.tree.sub(anchor, with_dual))
 
 
+def after_gradients(
+    state: HsadmmState,
+    params: PyTree,
+    grads: PyTree,
+    layouts: Layouts,
+    criterion: Criterion,
+) -> HsadmmState:
+    """The state after what a step's gradients, of a copy, say of channels."""
+    before = state.gradient_scores
+    if before is None:
+        return state
+    found = gradient_scores(criterion, params, grads, layouts)
+    mean = running_mean(before, found, state.num_steps)
+    return state._replace(gradient_scores=mean)
+
+
 def agreed_scores(
     theta: PyTree,
     state: HsadmmState,
     layouts: Layouts,
     kind: RoundKind,
     copies: Copies,
+    criterion: Criterion = "norm",
 ) -> dict[str, jax.Array]:
     """Scores of the channels in this round, the same on every host.
 
     theta is scored, not theta + u: the dual grows on dead channels and would lift them
-    back. A frozen round, or a whole one, scores z, which every host has: with the
-    counts of the masks the masks stay, and with smaller ones the weakest channels of z
-    go.
+    back. A frozen round, or a whole one, scores z by its norm, which every host has:
+    with the counts of the masks the masks stay, and with smaller ones the weakest
+    channels of z go.
 
     Collectives:
-      Unless frozen or whole, one float32 per channel as `comm.sum_over_hosts`.
+      Unless frozen or whole, one float32 per channel as `comm.sum_over_hosts`; where
+      the criterion looks at gradients, before that the same as `Copies.mean_in_host`.
     """
     if kind in ("frozen", "whole"):
-        return sum_squares_by_channel(state.global_consensus, layouts)
-    return sum_over_hosts(sum_squares_by_channel(theta, layouts), copies.axes)
+        return channel_scores("norm", state.global_consensus, layouts)
+    of_gradients = copies.mean_in_host(state.gradient_scores)
+    own = channel_scores(criterion, theta, layouts, of_gradients)
+    return sum_over_hosts(own, copies.axes)
+
+
+def network_scores(
+    state: HsadmmState, layouts: Layouts, copies: Copies, criterion: Criterion
+) -> dict[str, jax.Array]:
+    """Scores of the channels of z, replicated, for a budget over groups.
+
+    Collectives:
+      Where the criterion looks at gradients, one float32 per channel as
+      `Copies.mean_in_host` and as `comm.mean_over_hosts`.
+    """
+    of_gradients = state.gradient_scores
+    if of_gradients is not None:
+        of_gradients = mean_over_hosts(copies.mean_in_host(of_gradients), copies.axes)
+    return channel_scores(criterion, state.global_consensus, layouts, of_gradients)
 
 
 class Choice(NamedTuple):

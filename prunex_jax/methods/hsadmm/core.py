@@ -40,7 +40,7 @@ from prunex_jax.methods.hsadmm.streaming import (
 )
 from prunex_jax.methods.method import RoundKind
 from prunex_jax.methods.moments import mask_moments
-from prunex_jax.sparsity import project_channels
+from prunex_jax.sparsity import project_channels, uses_gradients
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,6 +120,7 @@ class Hsadmm:
             num_changed=jnp.zeros((), jnp.int32),
             flight=start_flight(self.streaming, zeros) if self.streaming else None,
             movements=start_movements(form.outer, zeros),
+            gradient_scores=self._no_gradient_scores(),
         )
 
     def local_update(
@@ -153,6 +154,8 @@ class Hsadmm:
         living = consensus.living_of(state, self.parameters)
         grads = self.copies.mean_gradient(grads)
         grads = mask_channels(grads, layouts, living)
+        criterion = self.parameters.criterion
+        state = consensus.after_gradients(state, params, grads, layouts, criterion)
         inner = optax.with_extra_args_support(self.inner)
         updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
         if self.parameters.rho_device:
@@ -177,7 +180,8 @@ class Hsadmm:
 
             host    a_i = (P rho_device mean_j(theta_ij + u_ij) + rho_host (z - v_i))
                           / (P rho_device + rho_host)       [mean_j(theta_ij + u_ij)]
-            masks   K_g channels of largest sum_i ||mean_j theta_ij||^2; never revived
+            masks   K_g channels of largest sum_i ||mean_j theta_ij||^2, or of another
+                    criterion; never revived
             global  z_i = mask a_i;  s_i = z_i + v_i - z + delta e_i, compact arrays
                     zbar = z + mean_i(sent_i);  e_i <- s_i - sent_i
                     d = z - zbar;  o <- beta o + d;  z <- z - alpha (d + beta o)
@@ -219,10 +223,12 @@ class Hsadmm:
           theta and the state after the round.
         Collectives:
           device_level "consensus": a sum over `device_axis` of theta, and of theta + u
-          if there is u. Over hosts, each as `comm.mean_over_hosts`: one float32 per
-          channel, unless frozen or whole; and the kept channels as `sending` says. With
-          adapt="residual", four float32 more over each axis. With `channel_rounds`,
-          what `ChannelRounds.choose` sends, and of the kept channels the chosen ones.
+          if there is u; where the criterion looks at gradients, of one float32 per
+          channel, unless frozen or whole. Over hosts, each as `comm.mean_over_hosts`:
+          one float32 per channel, unless frozen or whole; and the kept channels as
+          `sending` says. With adapt="residual", four float32 more over each axis. With
+          `channel_rounds`, what `ChannelRounds.choose` sends, and of the kept channels
+          the chosen ones.
         """
         form, copies, layouts = self.parameters, self.copies, self._layouts(params)
         if self.streaming is not None:
@@ -232,7 +238,9 @@ class Hsadmm:
             before = consensus.balance_penalties(state, form, copies)
         theta, target = consensus.host_means(params, before, copies)
         counts = self._counts(keep_counts)
-        scores = consensus.agreed_scores(theta, before, layouts, kind, copies)
+        scores = consensus.agreed_scores(
+            theta, before, layouts, kind, copies, form.criterion
+        )
         found = project_channels(
             target, layouts, counts, scores=scores, alive=before.masks
         )
@@ -358,6 +366,26 @@ class Hsadmm:
             kinds: tuple[RoundKind, ...] = ("moving", "freeze", "frozen")
             return jax.lax.switch(stage, [run(k) for k in kinds], params, state)
         return run(kind or "moving")(params, state)
+
+    def scores(self, params: PyTree, state: HsadmmState) -> dict[str, jax.Array]:
+        """Scores of the channels of z by which groups compare.
+
+        Args:
+          params: theta, for shapes only.
+          state: The state.
+        Returns:
+          float32[size] per group, replicated.
+        Collectives:
+          As `consensus.network_scores`.
+        """
+        layouts, criterion = self._layouts(params), self.parameters.criterion
+        return consensus.network_scores(state, layouts, self.copies, criterion)
+
+    def _no_gradient_scores(self) -> dict[str, jax.Array] | None:
+        if not uses_gradients(self.parameters.criterion):
+            return None
+        nothing = {g.name: jnp.zeros(g.size, jnp.float32) for g in self.groups}
+        return self.copies.spread(nothing)
 
     def _rate(self, count: jax.Array) -> jax.typing.ArrayLike:
         rate = self.learning_rate

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import setting
+from prunex_jax.base.settings import Criterion, setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import Layouts, layouts_of
 from prunex_jax.comm import Collective, TopK, Wire, compact_size, dense_size
@@ -31,6 +31,7 @@ from prunex_jax.methods.method import (
     RoundKind,
     Variant,
 )
+from prunex_jax.sparsity import uses_gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,9 @@ def streaming_of(
     return Streaming(sync_period, rounds.fragments, rounds.delay, mixing)
 
 
-def parameters_of(method: MethodConfig, fade_steps: int = 0) -> HsadmmParameters:
+def parameters_of(
+    method: MethodConfig, fade_steps: int = 0, criterion: Criterion = "norm"
+) -> HsadmmParameters:
     """The preset with what the settings change of it."""
     config: HsadmmConfig = method.hsadmm
     rounds = rounds_of(method)
@@ -150,6 +153,7 @@ def parameters_of(method: MethodConfig, fade_steps: int = 0) -> HsadmmParameters
         outer_momentum=momentum,
         adapt=config.adapt,
         fade=fade_of(fade_steps, config.sync_period),
+        criterion=criterion,
         **rounds,
     )
 
@@ -161,7 +165,7 @@ FixedCounts = tuple[tuple[str, int], ...]
 def make_hsadmm(recipe: Recipe) -> Method:
     """Builds the H-SADMM method."""
     config: HsadmmConfig = recipe.settings
-    parameters = parameters_of(recipe.config, recipe.fade_steps)
+    parameters = parameters_of(recipe.config, recipe.fade_steps, recipe.criterion)
     core = Hsadmm(
         recipe.inner,
         recipe.groups,
@@ -225,6 +229,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         exchange=exchange,
         network=network,
         masks=lambda state: state.masks,
+        scores=core.scores if prunes else None,
         health=functools.partial(_health, core.parameters),
         step_formula=traffic.step,
         exchange_formula=traffic.exchange,
@@ -343,6 +348,7 @@ class _Traffic:
         kind: RoundKind,
     ) -> list[Collective]:
         form = self.core.parameters
+        is_scored = kind not in ("frozen", "whole")
         sent = []
         if self.core.device_level == "consensus":
             num_copies = 2 if form.dual_decay else 1
@@ -350,9 +356,11 @@ class _Traffic:
             if form.adapt == "residual":
                 sent += device_sum(4, mesh_shape)
             sent += device_sum(num_elements, mesh_shape)
+            if is_scored and uses_gradients(form.criterion):
+                sent += device_sum(self.num_channels, mesh_shape)
         if form.adapt == "residual":
             sent += host_sum(4, mesh_shape)
-        if kind not in ("frozen", "whole"):
+        if is_scored:
             sent += host_sum(self.num_channels, mesh_shape)
         part = self.core.channel_rounds
         if part is not None and kind != "whole":

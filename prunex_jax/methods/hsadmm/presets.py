@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import setting
+from prunex_jax.base.settings import Criterion, setting
 from prunex_jax.comm import FLOAT32, HostMean, TopK, Wire, refuse_biased
 from prunex_jax.methods.hsadmm.outer import law_momentum
 from prunex_jax.methods.method import OuterRule
@@ -42,6 +42,7 @@ class HsadmmParameters:
         "law" chooses the outer step of every round from that, see `outer`.
       average: How differences are averaged; "radial" averages norms and directions
         apart, see `comm.radial_mean_over_hosts`.
+      criterion: What channels are ranked by; see `sparsity.criteria`.
     """
 
     prox_strength: float = setting(1.0, at_least=0, at_most=1)
@@ -57,6 +58,7 @@ class HsadmmParameters:
     fade: float = setting(0.0, at_least=0, below=1)
     outer: OuterRule = "fixed"
     average: HostMean = "mean"
+    criterion: Criterion = "norm"
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and what means nothing together."""
@@ -66,6 +68,11 @@ class HsadmmParameters:
                 limits.check(field.name, getattr(self, field.name))
         if self.adapt not in ("none", "residual"):
             raise UserError(f"adapt={self.adapt!r} must be none or residual")
+        if self.criterion not in typing.get_args(Criterion):
+            raise UserError(
+                f"criterion={self.criterion!r} must be one of "
+                f"{', '.join(typing.get_args(Criterion))}"
+            )
         if not self.error_decay:
             refuse_biased(self.wire, "this form of H-SADMM (error_decay=0)")
         if self.top is not None and not self.error_decay:
