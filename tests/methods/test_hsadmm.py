@@ -149,6 +149,16 @@ def test_the_reference_run_exercises_what_it_should():
     assert (int(final.num_steps), int(final.num_rounds)) == (8, 4)
 
 
+def test_another_criterion_keeps_other_channels():
+    """Or the reference would say little of it."""
+    forms = (("recommended", "gradient"), ("taylor", "gradient"))
+    forms += (("mixture", "consensus"), ("recommended", "consensus"))
+    kept = [history_of(*form, (2, 2))[2][1].masks for form in forms]
+    found = {np.concatenate([*masks.values()]).tobytes() for masks in kept[:3]}
+    assert len(found) == 3
+    assert any((kept[3][name] != mask).any() for name, mask in kept[2].items())
+
+
 @pytest.mark.parametrize(("form", "level"), CASES)
 def test_consensus_is_zero_outside_the_masks(form, level):
     for number, (params, state) in enumerate(history_of(form, level, (2, 2))):

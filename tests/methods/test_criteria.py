@@ -1,0 +1,167 @@
+"""H-SADMM with criteria beside the norm; `test_hsadmm` holds them to the equations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.channels import layouts_of, mask_channels
+from prunex_jax.methods.hsadmm import HsadmmParameters
+from prunex_jax.methods.hsadmm.consensus import agreed_scores, network_scores
+from prunex_jax.methods.hsadmm.streaming import Streaming
+from prunex_jax.sparsity import project_channels
+from tests.helpers.common import make_mesh
+from tests.helpers.consensus_cases import (
+    FINAL,
+    FORMS,
+    FULL,
+    GROUPS,
+    QUICK,
+    ROUNDS,
+    SIZES,
+    START,
+    block,
+    draw,
+    make_core,
+    run_rounds,
+    targets_of,
+)
+
+LAYOUTS = layouts_of(GROUPS, {k: v.shape for k, v in flatten_by_path(START).items()})
+CRITERIA = ("taylor", "scale", "mixture")
+
+
+def form_of(criterion, **changes):
+    return HsadmmParameters(criterion=criterion, **changes)
+
+
+def scores_of_hosts(num_hosts, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.exponential(size=(num_hosts, size)).astype(np.float32)
+        for name, size in SIZES.items()
+    }
+
+
+def assert_equal(found, wanted, what=""):
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(got, want, what)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "level"), [("mixture", "gradient"), ("taylor", "consensus")]
+)
+def test_devices_with_the_same_data_change_nothing(criterion, level):
+    """2x1 and 2x2: scores and masks are those of the hosts."""
+    targets = targets_of((2, 2), same_on_devices=True)
+    of_one = jax.tree.map(lambda t: t[:, :1], targets)
+    core = make_core(form_of(criterion), level)
+    rounds = ROUNDS[1:3]
+    _, one = run_rounds(core, (2, 1), of_one, rounds)[-1]
+    _, two = run_rounds(core, (2, 2), targets, rounds)[-1]
+    assert_equal(two.masks, one.masks)
+    placed = "per_host" if level == "gradient" else "per_device"
+    for i in range(2):
+        wanted = block(one.gradient_scores, placed, i, 0)
+        found = block(two.gradient_scores, placed, i, 1)
+        for name, score in wanted.items():
+            np.testing.assert_allclose(found[name], score, rtol=1e-5, err_msg=name)
+    hosts = [block(two.gradient_scores, placed, i, 0)["a"] for i in range(2)]
+    assert not np.allclose(*hosts), "hosts see the same"
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_hosts_that_see_other_things_keep_the_same(criterion):
+    core = make_core(form_of(criterion))
+    thetas, seen = draw(5, (4,)), scores_of_hosts(4)
+
+    def choose(theta, seen):
+        state = core.init(START)
+        if state.gradient_scores is not None:
+            own = jax.tree.map(lambda x: x[0], seen)
+            state = state._replace(gradient_scores=own)
+        theta = jax.tree.map(lambda x: x[0], theta)
+        scores = agreed_scores(theta, state, LAYOUTS, "moving", core.copies, criterion)
+        found = project_channels(theta, LAYOUTS, FINAL, scores=scores)
+        of_z = network_scores(state, LAYOUTS, core.copies, criterion)
+        return jax.tree.map(lambda x: x[None], (found.keep_indices, scores, of_z))
+
+    # Untyped, so that every host shows what it found itself.
+    run = jax.shard_map(
+        choose, mesh=make_mesh(4, 1), in_specs=jax.P("host"),
+        out_specs=jax.P("host"), check_vma=False,
+    )  # fmt: skip
+    kept, scores, of_z = jax.jit(run, compiler_options=QUICK)(thetas, seen)
+    for name in SIZES:
+        for found in (kept[name], scores[name], of_z[name]):
+            assert np.all(found == found[:1]), f"hosts disagree on {name}"
+        best = np.argsort(-scores[name][0], kind="stable")[: FINAL[name]]
+        np.testing.assert_array_equal(kept[name][0], np.sort(best))
+        if criterion == "taylor":
+            total, mean = seen[name].sum(0), seen[name].mean(0)
+            np.testing.assert_allclose(scores[name][0], total, rtol=1e-5)
+            np.testing.assert_allclose(of_z[name][0], mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_a_frozen_round_keeps_the_masks(criterion):
+    """Whatever gradients say; and with fewer counts, the weakest of z go."""
+    core = make_core(form_of(criterion), on_mesh=False)
+    params, state = core.exchange(START, core.init(START), keep_counts=FULL)
+    masks = {"a": np.arange(8) >= 2, "b": np.arange(6) >= 1}
+    z = mask_channels(state.global_consensus, LAYOUTS, masks)
+    state = state._replace(masks=masks, global_consensus=z)
+    if state.gradient_scores is not None:  # the living look worst
+        worst = {n: jnp.where(m, 0.0, 9.0) for n, m in masks.items()}
+        state = state._replace(gradient_scores=worst)
+    counts = {"a": 6, "b": 5}
+    for kind in ("frozen", "moving"):
+        _, after = core.exchange(params, state, keep_counts=counts, kind=kind)
+        assert_equal(after.masks, masks, f"a dead channel came back, {kind}")
+    wanted = project_channels(z, LAYOUTS, FINAL, alive=masks).masks
+    _, fewer = core.exchange(params, state, keep_counts=FINAL, kind="frozen")
+    assert_equal(fewer.masks, wanted, "not the weakest")
+
+
+@pytest.mark.parametrize("criterion", ["norm", *CRITERIA])
+def test_the_state_holds_one_number_per_channel_where_it_must(criterion):
+    """Nothing otherwise, so that older checkpoints fit."""
+    state = make_core(form_of(criterion), on_mesh=False).init(START)
+    if criterion in ("norm", "scale"):
+        assert state.gradient_scores is None
+        assert "gradient_scores" not in str(flatten_by_path(state).keys())
+    else:
+        shapes = {name: x.shape for name, x in state.gradient_scores.items()}
+        assert shapes == {name: (size,) for name, size in SIZES.items()}
+        assert all(x.dtype == jnp.float32 for x in state.gradient_scores.values())
+
+
+def test_streaming_counts_every_step_once():
+    """Steps that send and steps that do not add to the same mean."""
+    streaming = Streaming(sync_period=2, num_fragments=2, delay=1)
+    cores = [
+        make_core(form_of("taylor"), on_mesh=False, streaming=given)
+        for given in (None, streaming)
+    ]
+    target, ends = draw(3), []
+    for core in cores:
+        params, state = START, core.init(START)
+        for step in range(4):
+            grads = jax.tree.map(np.subtract, START, target)
+            options = {} if core is cores[0] else streaming.options_in(step)
+            _, state = core.update(
+                grads, state, params, sync=False, keep_counts=FULL, **options
+            )
+        assert int(state.num_steps) == 4
+        ends.append(state.gradient_scores)
+    for name, score in ends[0].items():
+        np.testing.assert_allclose(ends[1][name], score, rtol=1e-6, err_msg=name)
+        assert score.max() > 0
+
+
+def test_criteria_that_are_none_are_refused():
+    with pytest.raises(UserError, match="'loss' must be one of norm, taylor, scale"):
+        form_of("loss")
+    assert {form.criterion for form in FORMS.values()} >= {"taylor", "mixture"}
