@@ -37,10 +37,11 @@ def form_of(criterion, **changes):
     return HsadmmParameters(criterion=criterion, **changes)
 
 
-def scores_of_hosts(num_hosts, seed=0):
-    rng = np.random.default_rng(seed)
+def seen_by_copies(shape):
+    """Scores of gradients, [hosts, devices, size] per group."""
+    rng = np.random.default_rng(0)
     return {
-        name: rng.exponential(size=(num_hosts, size)).astype(np.float32)
+        name: rng.exponential(size=(*shape, size)).astype(np.float32)
         for name, size in SIZES.items()
     }
 
@@ -73,36 +74,40 @@ def test_devices_with_the_same_data_change_nothing(criterion, level):
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_hosts_that_see_other_things_keep_the_same(criterion):
-    core = make_core(form_of(criterion))
-    thetas, seen = draw(5, (4,)), scores_of_hosts(4)
+@pytest.mark.parametrize(
+    ("level", "shape"), [("gradient", (4, 1)), ("consensus", (2, 2))]
+)
+def test_copies_that_see_other_things_keep_the_same(criterion, level, shape):
+    core = make_core(form_of(criterion), level)
+    thetas, seen = draw(5, shape[:1]), seen_by_copies(shape)
 
     def choose(theta, seen):
         state = core.init(START)
         if state.gradient_scores is not None:
-            own = jax.tree.map(lambda x: x[0], seen)
+            own = jax.tree.map(lambda x: x[0, 0], seen)
             state = state._replace(gradient_scores=own)
         theta = jax.tree.map(lambda x: x[0], theta)
         scores = agreed_scores(theta, state, LAYOUTS, "moving", core.copies, criterion)
         found = project_channels(theta, LAYOUTS, FINAL, scores=scores)
         of_z = network_scores(state, LAYOUTS, core.copies, criterion)
-        return jax.tree.map(lambda x: x[None], (found.keep_indices, scores, of_z))
+        return jax.tree.map(lambda x: x[None, None], (found.keep_indices, scores, of_z))
 
-    # Untyped, so that every host shows what it found itself.
+    # Untyped, so that every device shows what it found itself.
+    everywhere = jax.P("host", "device")
     run = jax.shard_map(
-        choose, mesh=make_mesh(4, 1), in_specs=jax.P("host"),
-        out_specs=jax.P("host"), check_vma=False,
+        choose, mesh=make_mesh(*shape), in_specs=(jax.P("host"), everywhere),
+        out_specs=everywhere, check_vma=False,
     )  # fmt: skip
     kept, scores, of_z = jax.jit(run, compiler_options=QUICK)(thetas, seen)
     for name in SIZES:
         for found in (kept[name], scores[name], of_z[name]):
-            assert np.all(found == found[:1]), f"hosts disagree on {name}"
-        best = np.argsort(-scores[name][0], kind="stable")[: FINAL[name]]
-        np.testing.assert_array_equal(kept[name][0], np.sort(best))
+            assert np.all(found == found[:1, :1]), f"copies disagree on {name}"
+        best = np.argsort(-scores[name][0, 0], kind="stable")[: FINAL[name]]
+        np.testing.assert_array_equal(kept[name][0, 0], np.sort(best))
         if criterion == "taylor":
-            total, mean = seen[name].sum(0), seen[name].mean(0)
-            np.testing.assert_allclose(scores[name][0], total, rtol=1e-5)
-            np.testing.assert_allclose(of_z[name][0], mean, rtol=1e-5)
+            of_hosts = seen[name].mean(1)
+            np.testing.assert_allclose(scores[name][0, 0], of_hosts.sum(0), rtol=1e-5)
+            np.testing.assert_allclose(of_z[name][0, 0], of_hosts.mean(0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
