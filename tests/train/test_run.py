@@ -126,6 +126,13 @@ def test_resumed_run_equals_one_never_stopped(tmp_path):
 
 VARIANTS = {
     "global budget": {"sparsity": {"budget": "global"}},
+    "global budget of what gradients say": {
+        "sparsity": {
+            "budget": "global",
+            "criterion": "taylor",
+            "max_group_sparsity": 0.75,
+        }
+    },
     "norms over a host": {"model": {"norm_scope": "host"}},
     "paper, copy per device": {
         "method": {

@@ -112,6 +112,9 @@ FORMS = {
         "sparsity": {"path": "fade"},
         "method": {"rounds": {"outer": "law"}},
     },
+    "a mixture of criteria inside of blocks": {
+        "sparsity": {"criterion": "mixture", "scope": "inner"}
+    },
 }
 
 
@@ -119,6 +122,7 @@ EXHAUSTIVE_FORMS = (
     "a leaky dual, adamw",
     "a copy and dual per device, two levels",
     "channels where they matter",
+    "a mixture of criteria inside of blocks",
 )
 
 
