@@ -180,6 +180,8 @@ STAIRS = {
     "shrink_share": 0.8,
     "round_to": 1,
     "shrink_stairs": True,
+    # Whose scores of channels are cut as well.
+    "criterion": "taylor",
 }
 
 
