@@ -28,9 +28,11 @@ from prunex_jax.comm.averaging import (
     sum_over_mesh,
     take_from_host,
 )
-from prunex_jax.comm.chunks import EntryMean, Route, TopK, mean_of_largest
+from prunex_jax.comm.chunks import mean_of_largest
+from prunex_jax.comm.clipping import HostClip, clip_to_median
 from prunex_jax.comm.collectives import check_local
 from prunex_jax.comm.formulas import compact_size, dense_size
+from prunex_jax.comm.largest import EntryMean, Route, TopK
 from prunex_jax.comm.ring import ring_mean_over_hosts
 from prunex_jax.comm.wires import (
     FLOAT32,
@@ -47,11 +49,13 @@ __all__ = [
     "WIRE_DTYPES",
     "Collective",
     "EntryMean",
+    "HostClip",
     "HostMean",
     "Route",
     "TopK",
     "Wire",
     "check_local",
+    "clip_to_median",
     "compact_size",
     "count_hops",
     "dense_size",

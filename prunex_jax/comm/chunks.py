@@ -8,63 +8,16 @@ the host sends next.
 Sits on `comm.collectives` and `comm.wires`, as `comm.averaging` does.
 """
 
-import dataclasses
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import collectives, wires
+from prunex_jax.comm.formulas import route_of
+from prunex_jax.comm.largest import CHUNK, TopK
 from prunex_jax.comm.wires import FLOAT32, Wire, refuse_ternary
 from prunex_jax.mesh import MeshAxes, axis_size, position, vary
-
-# Numbers of which a few are sent. Twelve bits are a position.
-CHUNK = 4096
-
-# hosts: numbers that a host does not send count as zero. senders: every number is
-# averaged over those hosts that sent it.
-EntryMean = Literal["hosts", "senders"]
-# gather: all hosts get the entries of all. owners: every chunk has a host that adds up
-# what all send of it, and sends the largest of the sum to all.
-Route = Literal["gather", "owners"]
-
-
-@dataclasses.dataclass(frozen=True)
-class TopK:
-    """Which numbers of a chunk are sent, and how.
-
-    Attributes:
-      per_chunk: Numbers of each chunk that a host sends; even, since two positions
-        make three bytes.
-      mean: What a number is divided by; see `EntryMean`.
-      route: gather sends M - 1 times the entries of a host of M; owners about twice,
-        whatever M, but cuts the sum down to as many entries once more.
-    """
-
-    per_chunk: int
-    mean: EntryMean = "hosts"
-    route: Route = "gather"
-
-    @property
-    def position_bytes(self) -> int:
-        """Bytes of the positions of a chunk: twelve bits each."""
-        return self.per_chunk * 3 // 2
-
-    def __post_init__(self) -> None:
-        """Raises UserError for what cannot be sent."""
-        if not 2 <= self.per_chunk <= CHUNK or self.per_chunk % 2:
-            raise UserError(
-                f"top_k={self.per_chunk} must be an even number from 2 to {CHUNK}, the "
-                "numbers of a chunk; 0 sends all of them"
-            )
-        if self.mean not in ("hosts", "senders"):
-            raise UserError(f"top_k_mean={self.mean!r} must be hosts or senders")
-        if self.route not in ("gather", "owners"):
-            raise UserError(f"top_k_route={self.route!r} must be gather or owners")
-
 
 def mean_of_largest(
     tree: PyTree, top: TopK, axes: MeshAxes, wire: Wire = FLOAT32
@@ -101,7 +54,8 @@ def mean_of_largest(
     Differs from:
       The paper: chunks are pieces of one buffer, not 64 by 64 tiles of matrices.
       Its code averages over senders, its listing over hosts; both are here. The wire
-      decides the format of numbers. Messages of large norm are not clipped.
+      decides the format of numbers. Messages of large norm are not clipped here, see
+      `clip_to_median`.
     """
     refuse_ternary(wire)
     if not jax.tree.leaves(tree):
@@ -110,7 +64,9 @@ def mean_of_largest(
         zeros = vary(jax.tree.map(jnp.zeros_like, tree), (axes.host,))
         return jax.tree.map(lambda x: collectives.sum_over_hosts(x, axes), tree), zeros
     buffer, split = ravel_pytree(tree)
-    send = _by_gather if top.route == "gather" else _by_owners
+    mesh_shape = {"host": axis_size(axes.host), "device": axis_size(axes.device)}
+    route = route_of(buffer.size, top, mesh_shape, wire)
+    send = _by_gather if route == "gather" else _by_owners
     mean, error = send(_in_chunks(buffer, 1), top, axes, wire)
     mean, error = (
         split(x.ravel()[: buffer.size].astype(buffer.dtype)) for x in (mean, error)

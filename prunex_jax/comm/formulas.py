@@ -4,15 +4,19 @@ Tests hold their bytes against the traced program; reports use them where there 
 program, as for the dense baseline of a sparse run.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
 from prunex_jax.channels.groups import Layouts
-from prunex_jax.comm.accounting import Collective
-from prunex_jax.comm.chunks import CHUNK, TopK
+from prunex_jax.comm.accounting import Collective, wire_bytes
+from prunex_jax.comm.largest import CHUNK, Route, TopK
 from prunex_jax.comm.wires import FLOAT32, TERNARY, Wire
 
 MeshShape = Mapping[str, int]
+# Up to so many hosts all get the entries of all: owners would send half as much at the
+# least, which is not much for a sum that is cut down once more.
+FEW_HOSTS = 4
 
 
 def dense_size(shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -189,7 +193,7 @@ def largest_sum(
         places = num_chunks * top.position_bytes
         return (values, wire.carrier), (places, "uint8")
 
-    if top.route == "gather":
+    if route_of(num_elements, top, mesh_shape, wire) == "gather":
         gathers = [host_gather(n, mesh_shape, dtype) for n, dtype in sizes(chunks)]
         return [each for gather in gathers for each in gather]
     own = -(-chunks // (num_hosts * num_devices))
@@ -203,6 +207,38 @@ def largest_sum(
         ]
     errors = num_hosts * own * CHUNK
     return [*sent, Collective("gather", *devices, errors, "float32")]
+
+
+def route_of(
+    num_elements: int, top: TopK, mesh_shape: MeshShape, wire: Wire = FLOAT32
+) -> Route:
+    """How `chunks.mean_of_largest` sends a tree of `num_elements`: gather or owners.
+
+    Returns:
+      As `top` says. With "auto", gather up to `FEW_HOSTS`; beyond, the route on which a
+      host sends fewer bytes to others: owners, but for trees of few chunks, of which
+      not every device has a share.
+    Example:
+      >>> top = TopK(64, route='auto')
+      >>> meshes = [{'host': n, 'device': 2} for n in (4, 5)]
+      >>> [route_of(100_000, top, mesh) for mesh in meshes]
+      ['gather', 'owners']
+      >>> route_of(5000, top, meshes[1])
+      'gather'
+    """
+    if top.route != "auto":
+        return top.route
+    (host_axis, num_hosts), _ = mesh_shape.items()
+    if num_hosts <= FEW_HOSTS:
+        return "gather"
+
+    def sent_bytes(route: Route) -> float:
+        chosen = dataclasses.replace(top, route=route)
+        listed = largest_sum(num_elements, chosen, mesh_shape, wire)
+        return wire_bytes(listed, mesh_shape)[host_axis]
+
+    routes: tuple[Route, ...] = ("gather", "owners")
+    return min(routes, key=sent_bytes)
 
 
 def entry_gather(

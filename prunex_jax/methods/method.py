@@ -10,7 +10,15 @@ import optax
 from prunex_jax.base.settings import Criterion, OptimizerConfig, setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup
-from prunex_jax.comm import FLOAT32, Collective, EntryMean, HostMean, Route, Wire
+from prunex_jax.comm import (
+    FLOAT32,
+    Collective,
+    EntryMean,
+    HostClip,
+    HostMean,
+    Route,
+    Wire,
+)
 from prunex_jax.mesh import MeshAxes, Placement
 
 # moving: masks follow the scores. freeze: they are chosen one last time, and the copies
@@ -49,9 +57,10 @@ class RoundsConfig:
     top_k: int = setting(0, at_least=0, at_most=4096)
     # hosts | senders: whether a number that few hosts send is averaged over these.
     top_k_mean: EntryMean = "hosts"
-    # gather (all entries to all hosts) | owners (a host per chunk adds up: fewer bytes
-    # from three hosts on, but what it sends on is cut down once more).
-    top_k_route: Route = "gather"
+    # auto (gather up to four hosts, then what sends fewer bytes) | gather (all entries
+    # to all hosts) | owners (a host per chunk adds up: fewer bytes from three hosts on,
+    # but what it sends on is cut down once more).
+    top_k_route: Route = "auto"
     # Streaming: parts of the parameters, each exchanged once per sync_period at a time
     # of its own, so that the largest message is about so many times smaller. 1
     # exchanges all at once.
@@ -69,6 +78,9 @@ class RoundsConfig:
     # mean | radial: of every array, the mean of the hosts' norms along the mean of
     # their directions, which stays as long as they are however many hosts there are.
     average: HostMean = "mean"
+    # none | median: what a host sends in a round is scaled down to the median of the
+    # hosts' norms, so that no host outweighs the others. What is cut off is lost.
+    clip: HostClip = "none"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -193,7 +193,9 @@ class Hsadmm:
         `error_decay`, delta, there is no e_i. Otherwise sent_i is s_i on the wire,
         or the largest numbers of it. With outer="law", alpha follows from the cosines
         of successive d, see `outer`. With average="radial", mean_i is that of
-        `comm.radial_mean_over_hosts`, which also sums one float32 per leaf.
+        `comm.radial_mean_over_hosts`, which also sums one float32 per leaf. With
+        clip="median", s_i is first scaled down to the median of the hosts' norms, see
+        `comm.clip_to_median`; e_i is what is left of that.
 
         With `fade`, s, a "moving" round leaves the masks as they are, sends all
         channels that live, and multiplies a_i, z, v_i, e_i and o by s on those that

@@ -81,6 +81,7 @@ def rounds_of(method: MethodConfig) -> dict[str, Any]:
         "top": top,
         "outer": rounds.outer,
         "average": rounds.average,
+        "clip": rounds.clip,
     }
 
 

@@ -10,7 +10,14 @@ from typing import Any, Literal
 
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import Criterion, setting
-from prunex_jax.comm import FLOAT32, HostMean, TopK, Wire, refuse_biased
+from prunex_jax.comm import (
+    FLOAT32,
+    HostClip,
+    HostMean,
+    TopK,
+    Wire,
+    refuse_biased,
+)
 from prunex_jax.methods.hsadmm.outer import law_momentum
 from prunex_jax.methods.method import OuterRule
 
@@ -43,6 +50,8 @@ class HsadmmParameters:
       average: How differences are averaged; "radial" averages norms and directions
         apart, see `comm.radial_mean_over_hosts`.
       criterion: What channels are ranked by; see `sparsity.criteria`.
+      clip: "median" scales the difference of a host down to the median of the hosts'
+        norms, see `comm.clip_to_median`. What is cut off is not kept.
     """
 
     prox_strength: float = setting(1.0, at_least=0, at_most=1)
@@ -59,6 +68,7 @@ class HsadmmParameters:
     outer: OuterRule = "fixed"
     average: HostMean = "mean"
     criterion: Criterion = "norm"
+    clip: HostClip = "none"
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and what means nothing together."""
@@ -92,6 +102,7 @@ class HsadmmParameters:
             )
         _check_outer(self)
         _check_average(self)
+        _check_clip(self)
 
     @property
     def resets_copies(self) -> bool:
@@ -136,11 +147,23 @@ def _check_average(form: HsadmmParameters) -> None:
             "send; set rounds.average='mean', or no error_decay, no top_k and a wire "
             "other than int2"
         )
+    _refuse_duals(form, "average='radial'", "average='mean'")
+
+
+def _check_clip(form: HsadmmParameters) -> None:
+    """Duals count on the mean of what hosts have moved, whole."""
+    if form.clip not in typing.get_args(HostClip):
+        raise UserError(f"clip={form.clip!r} must be none or median")
+    if form.clip != "none":
+        _refuse_duals(form, "clip='median'", "clip='none'")
+
+
+def _refuse_duals(form: HsadmmParameters, setting: str, instead: str) -> None:
     if form.dual_decay or form.rho_host:
         raise UserError(
-            f"average='radial' and duals (dual_decay={form.dual_decay}, rho_host="
+            f"{setting} and duals (dual_decay={form.dual_decay}, rho_host="
             f"{form.rho_host}) do not go together: duals of all hosts would not add up "
-            "to zero; set rounds.average='mean', or take preset recommended or reset"
+            f"to zero; set rounds.{instead}, or take preset recommended or reset"
         )
 
 

@@ -11,19 +11,21 @@ import jax
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import (
     Collective,
+    clip_to_median,
     mean_of_largest,
     mean_over_hosts,
     mean_with_error,
     radial_mean_over_hosts,
 )
-from prunex_jax.comm.chunks import CHUNK
 from prunex_jax.comm.formulas import (
     MeshShape,
+    host_gather,
     host_sum,
     host_sum_with_error,
     largest_sum,
     radial_host_sum,
 )
+from prunex_jax.comm.largest import CHUNK
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
 from prunex_jax.methods.method import RoundKind
@@ -52,11 +54,13 @@ def mean_of_differences(
     Returns:
       The mean, replicated, and the error, per_host; None where the form keeps none.
     Collectives:
-      Without error: as `comm.mean_over_hosts`, or with average="radial" as
+      With clip="median", as `comm.clip_to_median` before. Without error: as `comm.mean_over_hosts`, or with average="radial" as
       `comm.radial_mean_over_hosts`. With top_k, but for freeze and whole
       rounds: as `comm.mean_of_largest` for all leaves of two or more axes, and as
       `comm.mean_with_error` for the others. Otherwise as `comm.mean_with_error`.
     """
+    if form.clip == "median":
+        sent = clip_to_median(sent, axes)
     if form.average == "radial":
         return radial_mean_over_hosts(sent, axes, form.wire, key), None
     if not form.error_decay:
@@ -109,6 +113,17 @@ def sent_differences(
       mesh_shape: Axes of the mesh and their sizes.
       kind: As there.
     """
+    norms = host_gather(1, mesh_shape) if form.clip == "median" else []
+    return norms + _sent_means(sizes, num_leaves, form, mesh_shape, kind)
+
+
+def _sent_means(
+    sizes: Mapping[int, int],
+    num_leaves: int,
+    form: HsadmmParameters,
+    mesh_shape: MeshShape,
+    kind: RoundKind,
+) -> list[Collective]:
     total = sum(sizes.values())
     if form.average == "radial":
         return radial_host_sum(total, num_leaves, mesh_shape, form.wire)
