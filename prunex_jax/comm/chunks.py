@@ -19,6 +19,7 @@ from prunex_jax.comm.largest import CHUNK, TopK
 from prunex_jax.comm.wires import FLOAT32, Wire, refuse_ternary
 from prunex_jax.mesh import MeshAxes, axis_size, position, vary
 
+
 def mean_of_largest(
     tree: PyTree, top: TopK, axes: MeshAxes, wire: Wire = FLOAT32
 ) -> tuple[PyTree, PyTree]:

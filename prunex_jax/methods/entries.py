@@ -28,8 +28,8 @@ from prunex_jax.comm import (
     mean_over_hosts,
     refuse_ternary,
 )
-from prunex_jax.comm.largest import CHUNK
 from prunex_jax.comm.formulas import device_sum, entry_gather, host_sum, largest_sum
+from prunex_jax.comm.largest import CHUNK
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods.method import Recipe
 from prunex_jax.sparsity import entry_count, largest_entries

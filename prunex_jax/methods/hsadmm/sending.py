@@ -53,11 +53,13 @@ def mean_of_differences(
         which nothing is sent later.
     Returns:
       The mean, replicated, and the error, per_host; None where the form keeps none.
+      What is clipped off is in neither.
     Collectives:
-      With clip="median", as `comm.clip_to_median` before. Without error: as `comm.mean_over_hosts`, or with average="radial" as
-      `comm.radial_mean_over_hosts`. With top_k, but for freeze and whole
-      rounds: as `comm.mean_of_largest` for all leaves of two or more axes, and as
-      `comm.mean_with_error` for the others. Otherwise as `comm.mean_with_error`.
+      With clip="median", as `comm.clip_to_median` before. Without error: as
+      `comm.mean_over_hosts`, or with average="radial" as `comm.radial_mean_over_hosts`.
+      With top_k, but for freeze and whole rounds: as `comm.mean_of_largest` for all
+      leaves of two or more axes, and as `comm.mean_with_error` for the others.
+      Otherwise as `comm.mean_with_error`.
     """
     if form.clip == "median":
         sent = clip_to_median(sent, axes)

@@ -1,0 +1,156 @@
+"""What rounds send: differences that are clipped, and routes that are chosen."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.comm import TopK, Wire, list_collectives, wire_bytes
+from prunex_jax.mesh import ALONE, vary
+from prunex_jax.methods import make_method, method_config
+from prunex_jax.methods.hsadmm import HsadmmParameters
+from prunex_jax.methods.hsadmm.method import HsadmmConfig
+from prunex_jax.methods.hsadmm.sending import mean_of_differences, sent_differences
+from prunex_jax.methods.local_sgd import LocalSgdConfig
+from prunex_jax.methods.method import RoundsConfig
+from tests.helpers.common import MESH
+from tests.helpers.mean_cases import AXES, assert_same, on_mesh
+from tests.methods import test_contract as contract
+
+SIZES = {2: 9000, 1: 70}
+SHAPES = {"kernel": (90, 100), "bias": (70,)}
+CLIPPED = HsadmmParameters(clip="median")
+FORMS = {
+    "float32": CLIPPED,
+    "int8": dataclasses.replace(CLIPPED, wire=Wire("int8")),
+    "radial": dataclasses.replace(CLIPPED, average="radial"),
+    "int4 kept": dataclasses.replace(CLIPPED, wire=Wire("int4"), error_decay=1.0),
+    "int2 kept": dataclasses.replace(CLIPPED, wire=Wire("int2"), error_decay=1.0),
+    "gather": dataclasses.replace(CLIPPED, error_decay=0.9, top=TopK(64)),
+    "owners int2": dataclasses.replace(
+        CLIPPED,
+        wire=Wire("int2"),
+        error_decay=0.9,
+        top=TopK(64, route="owners"),
+    ),
+}
+
+
+def differences(factors):
+    """What hosts would send: equal in length but for the factors, [hosts, 1, ...]."""
+    rng = np.random.default_rng(0)
+    own = {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
+    signs = {name: rng.choice([-1, 1], (4, *shape)) for name, shape in SHAPES.items()}
+    signs = jax.tree.map(
+        lambda s, x: s * x * np.reshape(factors, (4, *[1] * x.ndim)), signs, own
+    )
+    return jax.tree.map(lambda x: np.float32(x)[:, None], signs)
+
+
+@functools.cache
+def sending(name, is_clipped=True):
+    """Mean and errors, as every host has them."""
+    form = FORMS[name]
+    form = form if is_clipped else dataclasses.replace(form, clip="none")
+
+    def run(own):
+        mean, error = mean_of_differences(own, form, MESH, jax.random.key(0), "frozen")
+        return jax.tree.map(lambda x: vary(x, AXES)[None, None], (mean, error or {}))
+
+    return on_mesh(run, (4, 1), jax.P(*AXES), check_vma=False)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_mean_is_that_of_what_is_left_of_hosts(name):
+    """Of four, one is ten times longer: it counts as long as the others."""
+    found, error = jax.tree.map(np.asarray, sending(name)(differences((1, 1, 10, 1))))
+    for leaf in found.values():
+        assert_same(leaf, np.broadcast_to(leaf[:1], leaf.shape))
+    equal = differences((1, 1, 1, 1))
+    wanted = jax.tree.map(lambda x: x.mean(0, keepdims=True), equal)
+    if name == "radial":
+        wanted = sending(name, is_clipped=False)(equal)[0]
+    if error:  # What is not in the mean is kept.
+        found = jax.tree.map(lambda x, e: x + e.mean(0), found, error)
+    tolerance = 0.05 if name == "int8" else 1e-5
+    for path, leaf in found.items():
+        np.testing.assert_allclose(leaf[0], wanted[path][0], atol=tolerance)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_equal_norms_change_no_bit(name):
+    tree = differences((1, 1, 1, 1))
+    assert_same(sending(name)(tree), sending(name, is_clipped=False)(tree))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_formula_bytes_are_traced_bytes(name):
+    for kind in ("frozen", "freeze"):
+        form, mesh_shape = FORMS[name], {"host": 4, "device": 1}
+        program = on_mesh(
+            lambda own, form=form, kind=kind: mean_of_differences(
+                own, form, MESH, jax.random.key(0), kind
+            )[0],
+            (4, 1),
+        )
+        traced = list_collectives(program.trace(differences((1, 1, 1, 1))).jaxpr)
+        formula = sent_differences(SIZES, 2, form, mesh_shape, kind)
+        assert wire_bytes(traced, mesh_shape) == wire_bytes(formula, mesh_shape)
+        plain = dataclasses.replace(form, clip="none")
+        without = wire_bytes(
+            sent_differences(SIZES, 2, plain, mesh_shape, kind), mesh_shape
+        )
+        # The norm of a host goes to three others.
+        assert wire_bytes(formula, mesh_shape)["host"] - without["host"] == 12
+
+
+def config_of(name, wire_dtype="float32", own=None, **rounds):
+    own = {"sync_period": 4, **(own or {})}
+    is_hsadmm = name == "hsadmm"
+    return method_config(
+        name,
+        local_sgd=LocalSgdConfig(**({} if is_hsadmm else own)),
+        hsadmm=HsadmmConfig(**(own if is_hsadmm else {})),
+        rounds=RoundsConfig(**rounds),
+        wire_dtype=wire_dtype,
+    )
+
+
+@pytest.mark.parametrize("preset", ["leaky", "paper"])
+def test_clips_refuse_duals(preset):
+    config = config_of("hsadmm", own={"preset": preset}, clip="median")
+    with pytest.raises(
+        UserError, match=r"clip='median' and duals .*rounds.clip='none'"
+    ):
+        make_method(contract.recipe_of(config, axes=ALONE))
+
+
+def test_words_that_mean_nothing_are_refused():
+    with pytest.raises(UserError, match="clip='mean' must be none or median"):
+        HsadmmParameters(clip="mean")
+
+
+@pytest.mark.parametrize("name", ["hsadmm", "local_sgd", "diloco"])
+def test_settings_choose_the_route_by_bytes(name):
+    """Formulas alone: those of a network of 30 chunks."""
+    recipe = contract.recipe_of(config_of(name))
+    recipe = dataclasses.replace(
+        recipe, groups=(), keep_counts={}, shapes={"kernel": (300, 400), "bias": (400,)}
+    )
+
+    def sent(num_hosts, **rounds):
+        own = dataclasses.replace(recipe, config=config_of(name, "int2", **rounds))
+        mesh_shape = {"host": num_hosts, "device": 1}
+        formula = make_method(own).exchange_formula(mesh_shape, {}, "frozen")
+        return wire_bytes(formula, mesh_shape)["host"]
+
+    for num_hosts in (2, 4, 8, 32):
+        auto, gather, owners = (
+            sent(num_hosts, top_k=64, **more)
+            for more in ({}, {"top_k_route": "gather"}, {"top_k_route": "owners"})
+        )
+        assert auto == (gather if num_hosts <= 4 else owners)
+        assert num_hosts == 2 or gather > owners
