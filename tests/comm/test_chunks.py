@@ -13,10 +13,16 @@ from prunex_jax.comm import (
     mean_of_largest,
     wire_bytes,
 )
-from prunex_jax.comm.chunks import CHUNK, pack_positions, unpack_positions
-from prunex_jax.comm.formulas import largest_sum
+from prunex_jax.comm.chunks import pack_positions, unpack_positions
+from prunex_jax.comm.formulas import (
+    FEW_HOSTS,
+    host_sum_with_error,
+    largest_sum,
+    route_of,
+)
+from prunex_jax.comm.largest import CHUNK
 from prunex_jax.mesh import ALONE, vary
-from tests.helpers.common import MESH, make_mesh
+from tests.helpers.common import MESH, ROOT, make_mesh
 from tests.helpers.mean_cases import AXES, BY_SIZE, MESHES, assert_same, on_mesh
 
 # Three chunks, the last one not full, in leaves whose ends lie inside chunks.
@@ -185,7 +191,7 @@ def test_simulated_hosts_agree_with_a_mesh():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", [*ROUTES, "auto"])
 @pytest.mark.parametrize("shape", [*MESHES, (2, 3)], **BY_SIZE)
 def test_formulas_are_what_is_sent(shape, route, dtype):
     mesh_shape = dict(zip(AXES, shape, strict=True))
@@ -200,19 +206,79 @@ def test_formulas_are_what_is_sent(shape, route, dtype):
     assert wire_bytes(found, mesh_shape) == wire_bytes(formula, mesh_shape)
 
 
+def sent_bytes(size, route, num_hosts, num_devices=1, dtype="int2", per_chunk=64):
+    """What a host sends to others on a route; by whole trees in its place, with None."""
+    mesh_shape = {"host": num_hosts, "device": num_devices}
+    wire = Wire(dtype)
+    if route is None:
+        found = host_sum_with_error(size, mesh_shape, wire)
+    else:
+        top = TopK(per_chunk, "hosts", route)
+        found = largest_sum(size, top, mesh_shape, wire)
+    return wire_bytes(found, mesh_shape)["host"]
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_auto_sends_fewer_bytes_from_five_hosts_on(dtype, num_devices):
+    taken = set()
+    for num_hosts in range(2, 65):
+        for size in (100, 40_000, 300_000, 10_000_000):
+            for per_chunk in (2, 64, 1024):
+                case = (num_hosts, num_devices, dtype, per_chunk)
+                auto, gather, owners = (
+                    sent_bytes(size, route, *case) for route in ("auto", *ROUTES)
+                )
+                is_few = num_hosts <= FEW_HOSTS
+                assert auto == (gather if is_few else min(gather, owners)), case
+                taken.add((is_few, auto == gather))
+    assert taken == {(True, True), (False, True), (False, False)}
+
+
+def test_two_hosts_gather_where_both_routes_send_as_much():
+    top, mesh_shape = TopK(64, "hosts", "auto"), {"host": 2, "device": 1}
+    assert route_of(2 * CHUNK, top, mesh_shape) == "gather"
+    assert (
+        len({sent_bytes(2 * CHUNK, each, 2, dtype="float32") for each in ROUTES}) == 1
+    )
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (8, 1)], **BY_SIZE)
+def test_auto_is_the_route_that_it_takes_bit_for_bit(shape):
+    rows = make_rows(shape[0])
+    mesh_shape = dict(zip(AXES, shape, strict=True))
+    route = route_of(SIZE, TopK(64, "senders", "auto"), mesh_shape, Wire("int8"))
+    assert route == {4: "gather", 8: "owners"}[shape[0]]
+    found, wanted = (
+        run_on(shape, TopK(64, "senders", each), Wire("int8"), rows)
+        for each in ("auto", route)
+    )
+    assert_same(found, wanted)
+
+
+def test_the_table_of_routes_is_that_of_the_formulas():
+    text = (ROOT / "docs" / "explanation" / "bytes.md").read_text()
+    table = text.split("| hosts | `gather` |")[1].split("\n\n")[0].splitlines()[2:]
+    for line in table:
+        num_hosts, *cells, taken = [cell.strip() for cell in line.strip("|").split("|")]
+        sent = [
+            sent_bytes(10_000_000, each, int(num_hosts)) for each in (*ROUTES, None)
+        ]
+        assert cells == [f"{each / 1e6:.2f}" for each in sent], num_hosts
+        mesh_shape = {"host": int(num_hosts), "device": 1}
+        top = TopK(64, "hosts", "auto")
+        assert taken == f"`{route_of(10_000_000, top, mesh_shape, Wire('int2'))}`"
+    assert len(table) >= 7
+
+
 def test_owners_send_as_much_whatever_the_number_of_hosts():
-    size, wire = 10_000_000, Wire("int2")
-
-    def sent(num_hosts, route):
-        mesh_shape = {"host": num_hosts, "device": 1}
-        found = largest_sum(size, TopK(64, "hosts", route), mesh_shape, wire)
-        return wire_bytes(found, mesh_shape)["host"]
-
+    size = 10_000_000
     one = size / CHUNK * (64 * 1.5 + 64 / 512 * 136)
     for num_hosts in (2, 4, 16, 64):
-        assert sent(num_hosts, "gather") == pytest.approx((num_hosts - 1) * one, 0.01)
+        gather, owners = (sent_bytes(size, route, num_hosts) for route in ROUTES)
+        assert gather == pytest.approx((num_hosts - 1) * one, 0.01)
         share = 2 * (num_hosts - 1) / num_hosts
-        assert sent(num_hosts, "owners") == pytest.approx(share * one, 0.03)
+        assert owners == pytest.approx(share * one, 0.03)
 
 
 def test_what_cannot_be_sent_is_refused():
@@ -221,7 +287,9 @@ def test_what_cannot_be_sent_is_refused():
             TopK(count)
     with pytest.raises(UserError, match="top_k_mean='all' must be hosts or senders"):
         TopK(2, "all")
-    with pytest.raises(UserError, match="top_k_route='star' must be gather or owners"):
+    with pytest.raises(
+        UserError, match="top_k_route='star' must be auto, gather or owners"
+    ):
         TopK(2, "hosts", "star")
     with pytest.raises(UserError, match="wire_dtype='ternary'"):
         mean_of_largest({}, TopK(2), ALONE, Wire("ternary"))
