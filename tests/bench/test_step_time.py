@@ -14,6 +14,7 @@ from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.methods import METHODS, MethodConfig, make_method, method_config
 from prunex_jax.methods.hsadmm.method import HsadmmConfig
 from prunex_jax.methods.importance import ImportanceConfig
+from prunex_jax.methods.method import RoundsConfig
 from tests.benchmarks.compression import make_recipe
 from tests.benchmarks.traffic_table import keep_counts, traced_bytes
 
@@ -60,6 +61,21 @@ def test_steps_of_several_kinds_count_as_their_mean(recipe):
     assert often > rarely
     mean = steady_traffic(method, MESH, {}).host_bytes
     assert mean == pytest.approx((often + 3 * rarely) / 4)
+
+
+def test_largest_numbers_take_the_route_of_fewer_bytes(recipe):
+    """By the formulas of methods, so also where no program of so many hosts can run."""
+
+    def traffic(num_hosts, **rounds):
+        config = method_config(
+            "local_sgd", wire_dtype="int2", rounds=RoundsConfig(top_k=64, **rounds)
+        )
+        method = method_of(recipe, config)
+        return steady_traffic(method, {"host": num_hosts, "device": 1}, {})
+
+    for num_hosts, route in ((4, "gather"), (32, "owners")):
+        assert traffic(num_hosts) == traffic(num_hosts, top_k_route=route)
+    assert traffic(32).host_bytes < 1.5 * traffic(4).host_bytes
 
 
 def test_traffic_needs_no_devices(recipe):

@@ -78,6 +78,10 @@ FORMS = {
     "mixture": HsadmmParameters(outer_momentum=0.3, criterion="mixture"),
     # Ten of 72 numbers are sent; the other levels and duals are there as well.
     "largest": HsadmmParameters(outer_momentum=0.3, error_decay=0.9, top=TopK(10)),
+    # Of what is clipped, the largest are sent, while channels fade and are removed.
+    "clipped": HsadmmParameters(
+        outer_momentum=0.3, error_decay=0.9, top=TopK(10), clip="median", fade=0.6
+    ),
     "largest paper": HsadmmParameters(
         prox_strength=0.3,
         dual_decay=0.7,

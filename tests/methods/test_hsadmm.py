@@ -56,6 +56,7 @@ CASES = (
     ("all", "consensus"),
     ("largest", "gradient"),
     ("largest paper", "consensus"),
+    ("clipped", "gradient"),
     ("fading", "gradient"),
     ("fading paper", "consensus"),
     ("law", "gradient"),

@@ -259,6 +259,7 @@ def test_what_narrow_formats_round_away_is_sent_later():
         ("consensus", "int8", {}),
         ("gradient", "int2", {"top_k": 40, "delay": 2}),
         ("gradient", "float32", {"average": "radial", "delay": 1}),
+        ("gradient", "int8", {"clip": "median", "top_k": 40, "delay": 1}),
     ],
 )
 def test_formula_bytes_of_fragments_are_traced_bytes(level, wire, rounds):
