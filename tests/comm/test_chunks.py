@@ -207,7 +207,7 @@ def test_formulas_are_what_is_sent(shape, route, dtype):
 
 
 def sent_bytes(size, route, num_hosts, num_devices=1, dtype="int2", per_chunk=64):
-    """What a host sends to others on a route; by whole trees in its place, with None."""
+    """What a host sends to others on a route; None sends all numbers."""
     mesh_shape = {"host": num_hosts, "device": num_devices}
     wire = Wire(dtype)
     if route is None:
