@@ -12,8 +12,9 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.train.clock import ClockTotals
 from prunex_jax.train.program import Ledger
 
-# Version 0 had no version, and 1 did not say which cut was the last: all were.
-_VERSION = 2
+# Version 0 had no version, 1 did not say which cut was the last: all were, and 2 did
+# not count the work before a cut.
+_VERSION = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Handover:
     seconds_per_step_median: float  # Of the steps before the first one.
     # Whether nothing is pruned after it; else some channels are still to go.
     is_last: bool = True
+    # Multiply-accumulates of one image in each step before it, added up. None where
+    # nothing counted them: then as if all those steps had been at full width, as they
+    # were before the first cut.
+    macs_before: int | None = None
 
     def masks(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Masks of the full network, bool[size] per group, True where kept.
@@ -89,8 +94,8 @@ class RunPosition:
             )
         fields = {key: value for key, value in saved.items() if key != "version"}
         cut = fields.get("handover")
-        if version < 2 and isinstance(cut, Mapping):
-            fields["handover"] = {"is_last": True, **cut}
+        if version < 3 and isinstance(cut, Mapping):
+            fields["handover"] = {"is_last": True, "macs_before": None, **cut}
         return _read(cls, fields, "position")
 
 

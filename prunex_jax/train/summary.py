@@ -9,7 +9,7 @@ import numpy as np
 
 from prunex_jax.mesh import HOST_AXIS, sharding_on
 from prunex_jax.shrink import Network
-from prunex_jax.shrink.cost import count_macs, count_params
+from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.clock import Clock
 from prunex_jax.train.evaluation import evaluate_split
 from prunex_jax.train.experiment import Experiment
@@ -18,6 +18,7 @@ from prunex_jax.train.position import RunPosition
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import Programs
 from prunex_jax.train.transitions import cut_out, network_of
+from prunex_jax.train.work import macs_of_one_image, work_of_training
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ def finish(
         shrunk = network_of(experiment, state, mean)
         masks = handover.masks(experiment.channels.sizes)
         error = handover.max_abs_error
-    full = Network(task.model, *jax.eval_shape(task.model.init, jax.random.key(0)))
+    full_params, _ = jax.eval_shape(task.model.init, jax.random.key(0))
     num_channels = sum(mask.size for mask in masks.values())
     num_kept = sum(int(mask.sum()) for mask in masks.values())
     summary = {
@@ -73,10 +74,11 @@ def finish(
         "hosts": experiment.topology.num_hosts,
         "devices_per_host": experiment.topology.devices_per_host,
         **_what_it_is_worth(experiment, shrunk),
-        "params_dense": count_params(full.params),
+        "params_dense": count_params(full_params),
         "params_kept": count_params(shrunk.params),
-        "macs_dense": _macs_of_one_image(full),
-        "macs_kept": _macs_of_one_image(shrunk),
+        "macs_dense": macs_of_one_image(task.model),
+        "macs_kept": macs_of_one_image(shrunk.model),
+        **work_of_training(experiment, position),
         "channel_sparsity": 1 - num_kept / num_channels if num_channels else 0.0,
         "shrink_max_abs_error": error,
         "shrink_step": handover and handover.step,
@@ -106,11 +108,6 @@ def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any
         row[f"{name}_accuracy"] = None if result is None else result.accuracy
         row[f"{name}_loss"] = None if result is None else result.loss
     return row
-
-
-def _macs_of_one_image(network: Network) -> int:
-    image = jax.ShapeDtypeStruct((1, *network.model.image_shape), np.float32)
-    return count_macs(network.model.apply, network.params, network.statistics, image)
 
 
 def _what_was_sent(experiment: Experiment, position: RunPosition) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class Teaching:
     weight: jax.Array
     # Entries of a batch in all other steps: answers of no weight.
     silence: Mapping[str, jax.Array]
-    arrays: PyTree = None  # Of an exported teacher, on every device.
+    arrays: PyTree = None  # Of an exported teacher, on every device,
+    macs: int | None = None  # and its multiply-accumulates of one image, if it says so.
     own: MeanPlan | None = None  # The networks of a run that teaches itself.
 
     def taught(self, batch: Batch, step: int, own: NetworkMean | None = None) -> Batch:
@@ -103,7 +104,7 @@ def read_teaching(
     if not distill.teacher:
         return None
     until = round(distill.until_share * num_steps)
-    own, arrays = None, None
+    own, arrays, macs = None, None, None
     if distill.teacher == SELF:
         own = _own_plan(distill, num_steps, until, plans)
         answer: Callable[..., jax.Array] = _own_answers(model, mesh)
@@ -115,7 +116,7 @@ def read_teaching(
             path: _placed(array, mesh, jax.P())
             for path, array in exported.arrays.items()
         }
-        answer = _exported_answers(exported.program, mesh)
+        answer, macs = _exported_answers(exported.program, mesh), _macs_of(exported)
     weight = np.full(batch_size, distill.weight, np.float32)
     answers = np.zeros((batch_size, dataset.num_classes), np.float32)
     return Teaching(
@@ -127,6 +128,7 @@ def read_teaching(
             TEACHER_WEIGHT: _placed(np.zeros_like(weight), mesh, _BATCH),
         },
         arrays=arrays,
+        macs=macs,
         own=own,
     )
 
@@ -194,6 +196,13 @@ def _exported_answers(
     return jax.shard_map(
         answer, mesh=mesh, in_specs=(jax.P(), _BATCH), out_specs=_BATCH, check_vma=False
     )
+
+
+def _macs_of(model: ExportedModel) -> int | None:
+    """What the run has counted whose last network was exported; None of all others."""
+    summary = (model.manifest.get("metrics") or {}).get("summary") or {}
+    macs: int | None = summary.get("macs_kept")
+    return macs
 
 
 def _check_teacher(

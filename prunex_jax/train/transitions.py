@@ -54,6 +54,7 @@ from prunex_jax.train.position import Handover, RunPosition
 from prunex_jax.train.program import Program
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import placements_of
+from prunex_jax.train.work import macs_until
 
 # Images on which masked and shrunk networks are compared.
 _NUM_COMPARED = 64
@@ -105,7 +106,8 @@ def hand_over(
         name: tuple(np.array(there)[masks[name]].tolist() if name in masks else there)
         for name, there in (before.kept if before else everything).items()
     }
-    handover = Handover(step, kept, error, seconds_per_step_median, is_last)
+    macs = macs_until(experiment, step, before)
+    handover = Handover(step, kept, error, seconds_per_step_median, is_last, macs)
     if before is not None:
         handover = dataclasses.replace(
             handover,

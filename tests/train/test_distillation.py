@@ -10,9 +10,14 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.export import export_model
+from prunex_jax.mesh import make_topology
+from prunex_jax.train.config import resolve_config
+from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.export import export_run
 from prunex_jax.train.objective import Objective
+from prunex_jax.train.position import RunPosition
 from prunex_jax.train.run import train
+from prunex_jax.train.work import work_of_training
 from tests.helpers.tiny_runs import settings
 
 FAVOURITE = 3
@@ -90,8 +95,22 @@ def test_a_teacher_of_no_weight_changes_nothing_and_sends_nothing(tmp_path, teac
     taught, taught_rows = losses_of(tmp_path / "taught", distill=silent)
     np.testing.assert_allclose(logits_of(alone), logits_of(taught), atol=1e-5)
     assert len(rows) == len(taught_rows)
-    for key in ("host_wire_bytes", "host_wire_ratio"):
+    for key in ("host_wire_bytes", "host_wire_ratio", "training_macs_dense"):
         assert alone.summary[key] == taught.summary[key]
+
+
+def test_work_has_that_of_a_teacher_or_is_not_known(tmp_path, teacher):
+    """Exports of a run's end say what they cost; those of other functions do not."""
+    said = {"metrics": {"summary": {"macs_kept": 1000}}}
+    known = teacher_at(tmp_path / "known", about=said)
+    work = []
+    for each in ("", teacher, known):
+        distill = {"teacher": each, "until_share": 0.5}
+        values = settings(distill=distill, method={"name": "dense"}, run={"steps": 6})
+        experiment = make_experiment(resolve_config(values), make_topology("2"))
+        position = RunPosition(experiment.channels.sizes, step=6)
+        work.append(work_of_training(experiment, position)["training_macs"])
+    assert work[1:] == [None, work[0] + 32 * 3 * 1000]
 
 
 def test_any_mesh_is_taught_alike(tmp_path, teacher):

@@ -139,6 +139,15 @@ def test_it_is_learned_from_and_sends_one_mean_of_statistics(whole, tmp_path):
     assert more == sent["host"] > 0
 
 
+def test_its_answers_are_work_of_the_run(whole):
+    """It is asked in steps 12 to 27; channels are cut out after step 20 of 32."""
+    summary = whole[1].summary
+    dense, kept = summary["macs_dense"], summary["macs_kept"]
+    assert summary["shrink_step"] == 20
+    assert summary["training_macs"] == 32 * ((20 + 16) * dense + 12 * kept)
+    assert summary["training_macs_dense"] == 32 * 32 * dense
+
+
 @pytest.mark.parametrize("step", [8, pytest.param(16, marks=pytest.mark.slow), 24])
 def test_a_run_goes_on_with_the_teacher_it_had(whole, tmp_path, step):
     """While it gathers networks, learns from them at full width, and small."""

@@ -43,7 +43,18 @@ def saved(**changes):
     return {**json.loads(json.dumps(POSITION.to_dict())), **changes}
 
 
-@pytest.mark.parametrize("position", [POSITION, RunPosition({}), RunPosition({"a": 1})])
+COUNTED = dataclasses.replace(POSITION.handover, macs_before=2**60)
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        POSITION,
+        RunPosition({}),
+        RunPosition({"a": 1}),
+        dataclasses.replace(POSITION, handover=COUNTED),
+    ],
+)
 def test_what_is_written_is_read(position):
     through_json = json.loads(json.dumps(position.to_dict()))
     assert RunPosition.from_dict(through_json) == position
@@ -62,14 +73,22 @@ def test_the_first_version_had_one_cut_the_last():
     assert POSITION.handover.is_last
 
 
+def test_before_version_3_nothing_counted_the_work_before_a_cut():
+    kept = {key: x for key, x in saved()["handover"].items() if key != "macs_before"}
+    second = saved(version=2, handover={**kept, "is_last": False})
+    cut = RunPosition.from_dict(second).handover
+    assert (cut.is_last, cut.macs_before) == (False, None)
+
+
 def test_earlier_versions_find_what_they_know():
     now = saved()
-    assert now.pop("version") == 2
+    assert now.pop("version") == 3
     assert now["handover"].pop("is_last") is True
+    assert now["handover"].pop("macs_before") is None
     assert now == json.loads(BEFORE_VERSIONS)
 
 
-@pytest.mark.parametrize("version", [3, "1", None, -1])
+@pytest.mark.parametrize("version", [4, "1", None, -1])
 def test_another_version_is_refused_in_one_line(version):
     with pytest.raises(UserError, match="use the one that wrote it") as refused:
         RunPosition.from_dict(saved(version=version))

@@ -24,6 +24,7 @@ from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.run import train
 from prunex_jax.train.transitions import experiment_at, hand_over
+from prunex_jax.train.work import macs_of_one_image, macs_until
 from tests.helpers.tiny_runs import (
     ROUNDING,
     merged,
@@ -189,12 +190,16 @@ STAIRS = {
 def stairs_run(tmp_path_factory):
     """A run that cuts channels out after every stair."""
     values = shrinking(run={"steps": 40, "checkpoints_kept": 20}, sparsity=STAIRS)
-    workdir = tmp_path_factory.mktemp("stairs") / "run"
-    return values, train(values, workdir), workdir
+    workdir, models = tmp_path_factory.mktemp("stairs") / "run", []
+
+    def look(progress, state):
+        models.append(progress.experiment.current.model)
+
+    return values, train(values, workdir, watch=look), workdir, models
 
 
 def test_channels_are_cut_out_after_every_stair(stairs_run):
-    values, result, workdir = stairs_run
+    values, result, workdir, _ = stairs_run
     sizes, kept = [], {}
     for step in (4, 8, 12, 16, 20, 24, 32, 36):
         run, state, position = checkpoint_of(values, workdir, step)
@@ -217,10 +222,23 @@ def test_channels_are_cut_out_after_every_stair(stairs_run):
     assert masks == kept
 
 
+def test_work_is_that_of_the_networks_that_were_trained(stairs_run):
+    """Also what a run goes on from that is resumed between its cuts."""
+    values, result, workdir, models = stairs_run
+    counted = {model: macs_of_one_image(model) for model in set(models)}
+    macs = [counted[model] for model in models[:-1]]
+    assert len(macs) == 40 and len(set(macs)) == 3
+    assert result.summary["training_macs"] == 32 * sum(macs)
+    assert result.summary["training_macs_dense"] == 32 * 40 * macs[0]
+    for step in (12, 28):
+        run, _, position = checkpoint_of(values, workdir, step)
+        assert macs_until(run, step, position.handover) == sum(macs[:step])
+
+
 @pytest.mark.slow
 def test_cuts_after_stairs_change_nothing(stairs_run, tmp_path):
     """As if all were cut out at once, to rounding."""
-    values, result, workdir = stairs_run
+    values, result, workdir, _ = stairs_run
     other = train(merged(values, {"sparsity": {"shrink_stairs": False}}), tmp_path)
     for name, mask in other.masks.items():
         np.testing.assert_array_equal(result.masks[name], mask, err_msg=name)
@@ -230,18 +248,22 @@ def test_cuts_after_stairs_change_nothing(stairs_run, tmp_path):
     apart = optax.tree.norm(optax.tree.sub(result.network.params, other.network.params))
     assert apart < ROUNDING * scale
     assert result.summary["macs_kept"] == other.summary["macs_kept"]
+    assert result.summary["training_macs"] < other.summary["training_macs"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [12, 28])
 def test_a_run_goes_on_between_cuts(stairs_run, tmp_path, step):
-    values, result, workdir = stairs_run
+    values, result, workdir, _ = stairs_run
     part = shutil.copytree(workdir, tmp_path / "part")
     (part / "summary.json").unlink()
     for checkpoint in (part / "checkpoints").iterdir():
         if int(checkpoint.name) > step:
             shutil.rmtree(checkpoint)
-    assert_same_bits(train(values, part).network.params, result.network.params)
+    resumed = train(values, part)
+    assert_same_bits(resumed.network.params, result.network.params)
+    for key in ("training_macs", "training_macs_dense"):
+        assert resumed.summary[key] == result.summary[key]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from tests.helpers.tiny_runs import merged, settings
 
 # As other programs find them in summary.json.
 KEYS = """method steps seed hosts devices_per_host validation_accuracy validation_loss
-test_accuracy test_loss params_dense params_kept macs_dense macs_kept channel_sparsity
-shrink_max_abs_error shrink_step host_wire_bytes host_wire_bytes_dense host_wire_ratio
+test_accuracy test_loss params_dense params_kept macs_dense macs_kept training_macs
+training_macs_dense channel_sparsity shrink_max_abs_error shrink_step host_wire_bytes
+host_wire_bytes_dense host_wire_ratio
 host_payload_bytes_steady host_payload_bytes_dense host_payload_ratio num_rounds
 num_compilations seconds_total seconds_per_step_median
 seconds_per_step_median_masked""".split()
@@ -60,6 +61,8 @@ def test_sizes_and_bytes_of_a_dense_run(dense):
     count = sum(leaf.size for leaf in jax.tree.leaves(result.network.params))
     assert summary["params_dense"] == summary["params_kept"] == count
     assert summary["macs_dense"] == summary["macs_kept"] > 0
+    assert summary["training_macs"] == 26 * 8 * summary["macs_dense"]
+    assert summary["training_macs"] == summary["training_macs_dense"]
     assert summary["channel_sparsity"] == summary["shrink_max_abs_error"] == 0.0
     assert summary["shrink_step"] is None and result.masks == {}
     assert summary["host_wire_bytes_dense"] == 26 * experiment.dense_host_bytes_per_step
@@ -121,3 +124,10 @@ def test_a_run_after_its_cut_says_when_and_how_exact():
     assert summary["macs_kept"] < 0.5 * summary["macs_dense"]
     assert summary["host_payload_bytes_steady"] == 4 * summary["params_kept"]
     assert {n: m.sum() for n, m in result.masks.items()} == dict(counts)
+    dense, kept_macs = summary["macs_dense"], summary["macs_kept"]
+    # As a checkpoint of before such counts is read, and then one that has counted.
+    assert summary["training_macs"] == 8 * (20 * dense + 6 * kept_macs)
+    assert summary["training_macs_dense"] == 8 * 26 * dense
+    counted = dataclasses.replace(handover, macs_before=1000)
+    summary = finished(small, keep_counts=counts, handover=counted).summary
+    assert summary["training_macs"] == 8 * (1000 + 6 * kept_macs)
