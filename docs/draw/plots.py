@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from prunex_jax.bench.report.frontier import COSTS, Cost, make_plot
 from prunex_jax.bench.report.plots import Looks, Plot, Series, make_looks, render
 from prunex_jax.bench.report.steps import speed_up_plot
 
@@ -26,23 +27,17 @@ def read(name: str) -> tuple[dict[str, Any], Looks]:
     return table, make_looks(titles, methods, first=[rows[0]["title"]])
 
 
-def accuracy_per_byte() -> Plot:
-    """Final accuracy against bytes of the whole run."""
+def accuracy_against(cost: Cost) -> Plot:
+    """Final accuracy against what it costs, of dense."""
     table, looks = read("cifar10_coarse")
     series = []
     for row in table["rows"]:
         middle, spread = row["accuracy"], row["deviation"] or 0.0
         ends = (middle - spread, middle + spread)
-        series.append(Series(row["title"], [(row["bytes"], middle)], [ends]))
-    return Plot(
-        "bytes_cifar10-coarse",
-        "Accuracy against bytes: CIFAR-10, coarse, 30 epochs, n=1 to 3",
-        "bytes over hosts in the whole run, of dense",
-        "test accuracy, %",
-        series,
-        looks,
-        names_at_marks=True,
-    )
+        series.append(Series(row["title"], [(row[cost.name], middle)], [ends]))
+    name = f"{cost.name}_cifar10-coarse"
+    title = f"{cost.title}: CIFAR-10, coarse, 30 epochs, n=1 to 3"
+    return make_plot(cost, (name, title), "test accuracy, %", series, looks)
 
 
 def time_to_accuracy() -> Plot:
@@ -115,7 +110,8 @@ def scaling() -> Plot:
 
 def main() -> None:
     """Writes all plots."""
-    for plot in (accuracy_per_byte(), time_to_accuracy(), step_times(), scaling()):
+    priced = map(accuracy_against, COSTS)
+    for plot in (*priced, time_to_accuracy(), step_times(), scaling()):
         (DOCS / "plots" / f"{plot.name}.png").write_bytes(render(plot))
 
 

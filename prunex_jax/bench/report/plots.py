@@ -46,7 +46,8 @@ _PAPER = {"light": "#ffffff", "dark": "#151515"}
 
 # Inches and points, such that letters can be read where the picture is 400 pixels wide.
 _WIDTH, _HEIGHT, _LETTERS = 4.4, 3.3, 7.8
-_TITLE_LENGTH, _NAME_LENGTH = 62, 23
+_TITLE_LENGTH = 62
+_NAME_LENGTHS = (23, 16)  # Of a line of a name: as wide as wanted, and where it must.
 _MOST_MARKS = 5  # On a line.
 _MOST_TICKS = 6
 _MOST_DECADES = 2.2  # For ticks at 1, 2 and 5; beyond, at 1 only.
@@ -117,12 +118,23 @@ class Plot:
     unlimited: float | None = None
     diagonal: str | None = None  # What a line of slope one is called; None draws none.
     band: float = 0.0  # Share around the diagonal that is shaded.
+    # Whether a line shows the most that is reached for each cost across. Its rows are
+    # emphasised before all others.
+    has_hull: bool = False
+
+    @property
+    def hull(self) -> list[str]:
+        """Rows on that line, from the left; [] without one."""
+        marks = {each.row: each.points[0] for each in self.series}
+        return upper_left_hull(marks) if self.has_hull else []
 
     @property
     def emphasised(self) -> list[str]:
         """Rows that are drawn in colour, with their names."""
-        rows = {each.row for each in self.series}
-        return sorted(rows, key=lambda r: self.looks[r].rank)[:MOST_EMPHASISED]
+        hull = self.hull
+        others = {each.row for each in self.series}.difference(hull)
+        ranked = sorted(others, key=lambda row: self.looks[row].rank)
+        return [*hull, *ranked][:MOST_EMPHASISED]
 
 
 def is_available() -> bool:
@@ -174,6 +186,28 @@ def method_of(row: str) -> str:
     """
     key = row.replace("-", "_")
     return next((name for name in STYLES if key.startswith(name)), key)
+
+
+def upper_left_hull(points: Mapping[str, XY]) -> list[str]:
+    """Names of the points that no other beats, from the left.
+
+    A point is beaten by another that is no further right and no lower, unless both are
+    at the same place.
+
+    Example:
+      >>> points = {'a': (1.0, 5.0), 'b': (2.0, 5.0), 'c': (3.0, 9.0), 'd': (3.0, 8.0)}
+      >>> upper_left_hull(points)
+      ['a', 'c']
+    """
+
+    def is_beaten(point: XY) -> bool:
+        return any(
+            x <= point[0] and y >= point[1] and (x, y) != point
+            for x, y in points.values()
+        )
+
+    left = [name for name, point in points.items() if not is_beaten(point)]
+    return sorted(left, key=points.__getitem__)
 
 
 def unlimited_at(fastest: float) -> float:
@@ -235,6 +269,9 @@ def draw(plot: Plot, axes: Any, theme: Theme = "light") -> None:
         axes.annotate(plot.diagonal, (high, high), ha="right", va="bottom")
         sides = ([(1 + k * plot.band) * x for x in (low, high)] for k in (-1, 1))
         axes.fill_between((low, high), *sides, color=ink, alpha=0.1, linewidth=0)
+    if plot.has_hull:
+        line = zip(*_stairs(plot), strict=True)
+        axes.plot(*line, color=ink, linewidth=0.8, alpha=0.5, zorder=1)
     for level, text in plot.levels.items():
         axes.axhline(level, color=ink, linewidth=0.8, linestyle=":", zorder=1)
         axes.text(0.01, level, text, transform=axes.get_yaxis_transform(), va="top")
@@ -287,6 +324,15 @@ def _draw_series(axes: Any, plot: Plot, series: Series, theme: Theme) -> None:
             linestyle="none",
             **style,
         )
+
+
+def _stairs(plot: Plot) -> list[XY]:
+    """The line over the rows on the hull, and on to the right end of all marks."""
+    marks = {each.row: each.points[0] for each in plot.series}
+    corners: list[XY] = []
+    for x, y in (marks[row] for row in plot.hull):
+        corners += [(x, corners[-1][1]), (x, y)] if corners else [(x, y)]
+    return [*corners, (max(x for x, _ in marks.values()), corners[-1][1])]
 
 
 def _set_ticks(axis: Any, plot: Plot, is_across: bool) -> None:
@@ -361,6 +407,7 @@ def _names_at_marks(
 ) -> None:
     """Names beside marks where there is room; those in colour choose first."""
     from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
 
     figure = axes.get_figure()
     figure.draw_without_rendering()
@@ -368,14 +415,20 @@ def _names_at_marks(
     points = {each.row: each.points[0] for each in plot.series}
     marks = axes.transData.transform(list(points.values()))
     taken: list[Any] = []
-    for row in sorted(points, key=lambda row: plot.looks[row].rank):
-        name = _wrapped(plot.looks[row].title)
+    if plot.has_hull:
+        turns = axes.transData.transform(_stairs(plot))
+        taken += [Bbox(pair).padded(1) for pair in itertools.pairwise(turns)]
+    others = points.keys() - ends.keys()
+    ranked = sorted(others, key=lambda row: plot.looks[row].rank)
+    for row in [*plot.emphasised, *ranked]:
+        title = plot.looks[row].title
         colour = plot.looks[row].colour(theme) if row in ends else _GREY
-        # Only names in colour go further away, on a leash.
+        # Only names in colour go further away, on a leash, or are written narrower.
+        lengths = _NAME_LENGTHS if row in ends else _NAME_LENGTHS[:1]
         distances = _DISTANCES if row in ends else _DISTANCES[:1]
-        for distance, (x, y) in itertools.product(distances, _SIDES):
+        for length, distance, (x, y) in itertools.product(lengths, distances, _SIDES):
             text = axes.annotate(
-                name,
+                _wrapped(title, length),
                 points[row],
                 (x * distance, y * distance),
                 textcoords="offset points",
@@ -397,15 +450,15 @@ def _names_at_marks(
             text.remove()
 
 
-def _wrapped(name: str) -> str:
+def _wrapped(name: str, longest: int = _NAME_LENGTHS[0]) -> str:
     r"""A name in as few lines as there are, and those as short as can be.
 
     Example:
       >>> _wrapped('local SGD, every 8 steps, int8')
       'local SGD, every\n8 steps, int8'
     """
-    lines = textwrap.wrap(name, _NAME_LENGTH)
-    for length in range(1, _NAME_LENGTH):
+    lines = textwrap.wrap(name, longest)
+    for length in range(1, longest):
         shorter = textwrap.wrap(name, length)
         if len(shorter) == len(lines):
             return "\n".join(shorter)

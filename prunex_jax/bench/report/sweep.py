@@ -1,7 +1,8 @@
 """The report of a sweep: accuracy with its spread, what it cost, and health.
 
 Everything that is "of dense" is a share of `Findings.reference`: bytes of exchanging
-its gradients in every step, its parameters, its multiply-accumulates.
+its gradients in every step, its parameters, its multiply-accumulates, and those of its
+training at full width.
 """
 
 import dataclasses
@@ -16,6 +17,13 @@ from typing import Any
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.report.accuracy import curve_plots
+from prunex_jax.bench.report.frontier import (
+    accuracy_cell,
+    cost_plots,
+    hull_table,
+    marks_of,
+    plot_name,
+)
 from prunex_jax.bench.report.page import Section, facts_table, write_page
 from prunex_jax.bench.report.plots import Looks, Plot, Series, make_looks
 from prunex_jax.bench.report.tables import (
@@ -40,6 +48,7 @@ _SHARES = (
     ),
     ("parameters", "params_kept", "params_dense"),
     ("multiply-\naccumulates", "macs_kept", "macs_dense"),
+    ("work of\ntraining", "training_macs", "training_macs_dense"),
 )
 # What is drawn of health: key of a logged row, what it is called.
 _HEALTH = (
@@ -66,11 +75,16 @@ def write_report(findings: Findings, folder: Path, png: Path | None = None) -> P
 def make_sections(findings: Findings) -> list[Section]:
     """All parts of the report, in order."""
     looks = _looks(findings)
+    priced = cost_plots(findings, looks)
     return [
         Section(
             "Accuracy and its price",
-            [accuracy_table(findings), *divergence_table(findings)],
-            accuracy_plots(findings, looks),
+            [
+                accuracy_table(findings),
+                *hull_table(findings, priced),
+                *divergence_table(findings),
+            ],
+            [*priced, *way_plots(findings, looks), *size_plots(findings, looks)],
         ),
         Section("Health", (), health_plots(findings, looks)),
         Section(
@@ -87,7 +101,7 @@ def accuracy_table(findings: Findings) -> Table:
     titles = {row.name: row.title for row in sweep.rows}
     partial = functools.partial
     columns = [
-        Column(f"{sweep.split} accuracy, %", partial(_accuracy, findings)),
+        Column(f"{sweep.split} accuracy, %", partial(accuracy_cell, findings)),
         *(
             Column(f"minus\n{titles[each]}", partial(_difference, findings, each))
             for each in baselines
@@ -123,39 +137,40 @@ def settings_table(findings: Findings) -> Table:
     return Table(f"Settings: {sweep.name}", ("row", "value"), tuple(lines))
 
 
-def accuracy_plots(findings: Findings, looks: Looks) -> list[Plot]:
-    """Accuracy against bytes of the whole run, on the way, and against size."""
-    accuracy = f"{findings.sweep.split} accuracy, %"
-    plots = []
-    marks = _marks(findings, looks, "host_wire_bytes", "host_wire_bytes_dense")
-    series = [mark for mark in marks.values() if mark.points[0][0] > 0]
-    if len(series) > 1:
-        name, title = _name(findings, "bytes", "Accuracy against bytes")
-        across = "bytes over hosts in the whole run, of dense"
-        plots.append(
-            Plot(*(name, title, across, accuracy, series, looks), names_at_marks=True)
-        )
+def way_plots(findings: Findings, looks: Looks) -> list[Plot]:
+    """Accuracy on the way, against bytes and seconds until then."""
     points = {row: [each.points for each in findings.results[row]] for row in looks}
-    names = {
-        "bytes": _name(findings, "curves-bytes", "Accuracy against MB sent by a host"),
-        "seconds": _name(findings, "curves-seconds", "Accuracy against seconds"),
+    titles = {
+        "bytes": "Accuracy against MB sent by a host",
+        "seconds": "Accuracy against seconds",
     }
-    plots += curve_plots(names, points, looks)
-    sizes = _marks(findings, looks, "params_kept", "params_dense")
+    names = {
+        key: plot_name(findings, f"curves-{key}", title)
+        for key, title in titles.items()
+    }
+    return curve_plots(names, points, looks)
+
+
+def size_plots(findings: Findings, looks: Looks) -> list[Plot]:
+    """Accuracy against size, where rows form a curve."""
+    sizes = marks_of(findings, looks, "params_kept", "params_dense")
     curves: dict[str, list[Series]] = {}
     for row in findings.sweep.rows:
         if row.curve and row.name in sizes:
             curves.setdefault(row.curve, []).append(sizes[row.name])
     joined = [_joined(parts) for parts in curves.values() if len(parts) > 1]
-    if joined:
-        name, title = _name(findings, "sizes", "Accuracy against size")
-        across = "share of the parameters that is left"
-        called = {
-            parts[0].row: dataclasses.replace(looks[parts[0].row], title=curve)
-            for curve, parts in curves.items()
-        }
-        plots.append(Plot(name, title, across, accuracy, joined, called, log=""))
-    return plots
+    if not joined:
+        return []
+    labels = (
+        *plot_name(findings, "sizes", "Accuracy against size"),
+        "share of the parameters that is left",
+        f"{findings.sweep.split} accuracy, %",
+    )
+    called = {
+        parts[0].row: dataclasses.replace(looks[parts[0].row], title=curve)
+        for curve, parts in curves.items()
+    }
+    return [Plot(*labels, joined, called, log="")]
 
 
 def health_plots(findings: Findings, looks: Looks) -> list[Plot]:
@@ -174,7 +189,7 @@ def health_plots(findings: Findings, looks: Looks) -> list[Plot]:
         name = f"health-{key.replace('_', '-')}"
         series = [Series(row, line) for row, line in lines.items() if len(line) > 1]
         if series:
-            labels = *_name(findings, name, f"Health: {up}"), "step", up
+            labels = *plot_name(findings, name, f"Health: {up}"), "step", up
             plots.append(Plot(*labels, series, looks, log="y"))
     return plots
 
@@ -215,19 +230,6 @@ def _every(findings: Findings) -> Iterable[Result]:
     return (each for results in findings.results.values() for each in results)
 
 
-def _accuracy(findings: Findings, row: str) -> Cell:
-    """Mean and standard deviation in percent, and how many runs they are of."""
-    values = findings.accuracies(row)
-    num_runs = len(findings.results[row])
-    if not values:
-        return Cell("diverged", 0.0)
-    around = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    text = f"{100 * statistics.fmean(values):.2f}{around} (n={len(values)})"
-    if num_runs > len(values):
-        text += f"\n{num_runs - len(values)} of {num_runs} diverged"
-    return Cell(text, statistics.fmean(values))
-
-
 def _difference(findings: Findings, other: str, row: str) -> Cell | None:
     ones, others = findings.accuracies(row), findings.accuracies(other)
     if row == other or not ones or not others:
@@ -257,7 +259,8 @@ def _notes(findings: Findings, has_baselines: bool) -> list[str]:
         f"{many(len(list(_every(findings))), 'run')}. Accuracy: mean ± standard "
         f"deviation over n seeds, on the {findings.sweep.split} split. Bytes are those "
         "of a host over the host axis in the whole run, with everything it sends, of "
-        "what dense averaging sends."
+        "what dense averaging sends. Work of training: multiply-accumulates of all its "
+        "forward passes, those of a teacher included."
     ]
     if has_baselines:
         notes.append(
@@ -294,29 +297,8 @@ def _looks(findings: Findings) -> Looks:
     return {name: look for name, look in looks.items() if name in findings.results}
 
 
-def _marks(findings: Findings, looks: Looks, key: str, of: str) -> dict[str, Series]:
-    """Row -> mean accuracy and its standard deviation, at a share of the reference."""
-    marks = {}
-    for row in looks:
-        shares, values = findings.shares(row, key, of), findings.accuracies(row)
-        if shares:
-            middle = 100 * statistics.fmean(values)
-            spread = 100 * statistics.stdev(values) if len(values) > 1 else 0.0
-            points = [(statistics.fmean(shares), middle)]
-            marks[row] = Series(row, points, [(middle - spread, middle + spread)])
-    return marks
-
-
 def _joined(marks: Sequence[Series]) -> Series:
     """One series of several marks, from left to right."""
     ordered = sorted(marks, key=lambda mark: mark.points[0])
     points = [mark.points[0] for mark in ordered]
     return Series(marks[0].row, points, [mark.spread[0] for mark in ordered])
-
-
-def _name(findings: Findings, key: str, title: str) -> tuple[str, str]:
-    """Name and title of a plot."""
-    counts = [len(found) for found in findings.results.values()]
-    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    name = findings.sweep.name
-    return f"{key}_{name}", f"{title}: {name}, n={n}"

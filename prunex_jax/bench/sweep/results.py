@@ -54,12 +54,16 @@ class Findings:
         return [each.summary[key] for each in self.results[name] if each.summary]
 
     def shares(self, name: str, key: str, of: str) -> list[float]:
-        """A number of the summaries of a row, as a share of one of the reference."""
+        """A number of the summaries of a row, as a share of one of the reference.
+
+        Empty where a run does not say it, or an earlier version wrote its summary.
+        """
         reference = self.reference
-        whole = reference.summary[of] if reference else 0
-        if not whole:
+        whole = reference.summary.get(of) if reference else None
+        found = [each.summary.get(key) for each in self.results[name] if each.summary]
+        if not whole or None in found:
             return []
-        return [r.summary[key] / whole for r in self.results[name] if r.summary]
+        return [value / whole for value in found]
 
 
 def read_findings(sweep: Sweep, runs: Sequence[Run]) -> Findings:

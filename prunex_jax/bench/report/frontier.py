@@ -1,0 +1,139 @@
+"""Accuracy of a sweep's rows against what they cost, and which rows no other beats.
+
+A cost is a number of a run's summary, as a share of one of `Findings.reference`.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from prunex_jax.bench.report.plots import Looks, Plot, Series
+from prunex_jax.bench.report.tables import Cell, Table
+from prunex_jax.bench.sweep.results import Findings
+
+
+class Cost(NamedTuple):
+    """What accuracy is drawn against."""
+
+    name: str  # Of its plot,
+    title: str  # and what that shows.
+    across: str  # What its horizontal axis says.
+    key: str  # Of a run's summary,
+    of: str  # and of the reference's.
+    log: str = ""  # Which axes are logarithmic.
+
+
+COSTS = (
+    Cost(
+        "bytes",
+        "Accuracy against bytes",
+        "bytes over hosts in the whole run, of dense",
+        "host_wire_bytes",
+        "host_wire_bytes_dense",
+        log="x",
+    ),
+    Cost(
+        "macs",
+        "Accuracy against multiply-accumulates",
+        "multiply-accumulates of the network that is left, of dense",
+        "macs_kept",
+        "macs_dense",
+    ),
+    Cost(
+        "work",
+        "Accuracy against the work of training",
+        "multiply-accumulates of all of training, of dense",
+        "training_macs",
+        "training_macs_dense",
+    ),
+)
+
+
+def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
+    """Accuracy against each cost in which rows differ, with its upper-left hull.
+
+    Rows that cost nothing have no place on a logarithmic axis, and are left out.
+    """
+    up, plots = f"{findings.sweep.split} accuracy, %", []
+    for cost in COSTS:
+        marks = marks_of(findings, looks, cost.key, cost.of)
+        series = [mark for mark in marks.values() if mark.points[0][0] > 0]
+        if len({mark.points[0][0] for mark in series}) > 1:
+            title = plot_name(findings, cost.name, cost.title)
+            plots.append(make_plot(cost, title, up, series, looks))
+    return plots
+
+
+def make_plot(
+    cost: Cost, title: tuple[str, str], up: str, series: Sequence[Series], looks: Looks
+) -> Plot:
+    """A plot of marks against a cost.
+
+    Args:
+      cost: The cost.
+      title: Name and title of the plot.
+      up: What its vertical axis says.
+      series: One mark of each row.
+      looks: Row -> how it is drawn.
+    """
+    labels = *title, cost.across, up
+    return Plot(
+        *labels, series, looks, log=cost.log, names_at_marks=True, has_hull=True
+    )
+
+
+def hull_table(findings: Findings, plots: Sequence[Plot]) -> list[Table]:
+    """The rows on the hulls of `cost_plots`, by name; nothing without plots."""
+    lines = tuple(
+        (Cell(plot.across), Cell("\n".join(_on_hull(findings, plot)))) for plot in plots
+    )
+    note = (
+        "Rows that no other row beats, from the left. A row beats another that costs "
+        "no less and is no more accurate, unless both are equal. Means are compared: "
+        "within their spread, rows may change places."
+    )
+    title = f"Upper-left hull: {findings.sweep.name}"
+    header = "accuracy against", "rows"
+    return [Table(title, header, lines, (note,))] if lines else []
+
+
+def accuracy_cell(findings: Findings, row: str) -> Cell:
+    """Mean and standard deviation in percent, and how many runs they are of."""
+    values = findings.accuracies(row)
+    num_runs = len(findings.results[row])
+    if not values:
+        return Cell("diverged", 0.0)
+    around = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    text = f"{100 * statistics.fmean(values):.2f}{around} (n={len(values)})"
+    if num_runs > len(values):
+        text += f"\n{num_runs - len(values)} of {num_runs} diverged"
+    return Cell(text, statistics.fmean(values))
+
+
+def marks_of(findings: Findings, looks: Looks, key: str, of: str) -> dict[str, Series]:
+    """Row -> mean accuracy and its standard deviation, at a share of the reference."""
+    marks = {}
+    for row in looks:
+        shares, values = findings.shares(row, key, of), findings.accuracies(row)
+        if shares:
+            middle = 100 * statistics.fmean(values)
+            spread = 100 * statistics.stdev(values) if len(values) > 1 else 0.0
+            points = [(statistics.fmean(shares), middle)]
+            marks[row] = Series(row, points, [(middle - spread, middle + spread)])
+    return marks
+
+
+def plot_name(findings: Findings, key: str, title: str) -> tuple[str, str]:
+    """Name and title of a plot."""
+    counts = [len(found) for found in findings.results.values()]
+    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    name = findings.sweep.name
+    return f"{key}_{name}", f"{title}: {name}, n={n}"
+
+
+def _on_hull(findings: Findings, plot: Plot) -> list[str]:
+    """Titles and accuracies of the rows on a plot's hull, from the left."""
+    found = ((row, accuracy_cell(findings, row).text) for row in plot.hull)
+    return [
+        f"{plot.looks[row].title}: {text}".replace("\n", ", ") for row, text in found
+    ]
