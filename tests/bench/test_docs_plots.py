@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from prunex_jax.bench.report.frontier import COSTS
+from prunex_jax.bench.report.plots import upper_left_hull
 from tests.helpers.common import ROOT
 
 RESULTS = ROOT / "docs" / "results"
@@ -14,6 +16,21 @@ NOT_SHOWN = ("title", "method")
 
 def numbers(text: str) -> set[float]:
     return {float(each) for each in re.findall(r"\d[\d.]*", text.replace(",", ""))}
+
+
+def test_the_text_names_the_rows_that_no_other_beats():
+    found = json.loads((RESULTS / "cifar10_coarse.json").read_text())
+    text = (RESULTS / found["page"]).read_text()
+    (told,) = (part for part in text.split("\n\n") if part.startswith("**Which rows"))
+    for cost in COSTS:
+        points = {
+            number: (row[cost.name], row["accuracy"])
+            for number, row in enumerate(found["rows"])
+        }
+        for number in upper_left_hull(points):
+            row = found["rows"][number]
+            around = f" ± {row['deviation']:.2f}" if row["deviation"] else ""
+            assert f"{row['accuracy']}{around}, n={row['n']}" in told, row["title"]
 
 
 @pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from prunex_jax.bench.report import plots
+from prunex_jax.bench.report.frontier import hull_table
 from prunex_jax.bench.report.sweep import accuracy_table, difference, make_sections
 from prunex_jax.bench.study import Row, Sweep
 from prunex_jax.bench.sweep.results import Findings, Point, Result
@@ -36,6 +37,8 @@ def made_up(
             "params_dense": size,
             "macs_kept": size * ratio,
             "macs_dense": size,
+            "training_macs": 1e9 * size * ratio,
+            "training_macs_dense": 1e9 * size,
         }
         points = tuple(Point(s, accuracy * s / 3, s * ratio, s) for s in (1, 2, 3))
         results.append(Result(Row(name, **row), seed, summary, points))
@@ -65,7 +68,7 @@ def test_the_table_says_what_is_beyond_spread():
     assert lines["dense"][1:4] == ["92.00 ± 0.10 (n=3)", "-", "1.00"]
     assert lines["same"][2].endswith("within spread")
     assert lines["worse"][2].startswith("-2.00 ± 0.2")
-    assert lines["worse"][3:] == ["0.100"] * 4
+    assert lines["worse"][3:] == ["0.100"] * 5
     # One run says nothing of spread.
     assert lines["one"][2] == "+3.00"
 
@@ -78,12 +81,12 @@ def test_shares_are_of_the_largest_network_until_the_first_baseline_has_ended():
     every = ("dense", *rows)
     changes = {"rows": tuple(map(Row, every)), "baselines": ("dense", "small")}
     lines = lines_of(findings_of(rows, **changes))
-    assert lines["small"][3:] == ["0.250"] * 4
-    assert lines["pruned"][3:] == ["0.200"] * 4
+    assert lines["small"][3:] == ["0.250"] * 5
+    assert lines["pruned"][3:] == ["0.200"] * 5
     rows = {"dense": made_up("dense", [0.92], 1.0, size=2000), **rows}
     lines = lines_of(findings_of(rows, **changes))
-    assert lines["dense"][4:] == ["1.00"] * 4
-    assert lines["pruned"][4:] == ["0.100"] * 4
+    assert lines["dense"][4:] == ["1.00"] * 5
+    assert lines["pruned"][4:] == ["0.100"] * 5
 
 
 def test_marks_of_almost_equal_cost_stand_above_each_other():
@@ -105,6 +108,77 @@ def test_marks_of_almost_equal_cost_stand_above_each_other():
     assert len(labels) == len(set(labels)) >= 2
 
 
+def test_rows_that_no_other_beats_are_drawn_and_named():
+    rows = {
+        "cheap": made_up("cheap", [0.80, 0.82], 0.1),
+        "beaten": made_up("beaten", [0.805], 0.2),  # Dearer than cheap, and worse.
+        "level": made_up("level", [0.85], 0.4),
+        "low": made_up("low", [0.84], 0.4),  # As dear as level.
+        "flat": made_up("flat", [0.85], 0.6),  # As accurate as level.
+        "best": made_up("best", [0.90, 0.92, 0.94], 1.0),
+        "dear": made_up("dear", [0.91], 2.0),
+        "lost": [Result(Row("lost"), 0, {}, reason="not finite")],
+        "silent": made_up("silent", [0.99], 0.0),
+    }
+    findings = findings_of(rows, baselines=("best",))
+    drawn = plots_of(findings)
+    for name in ("bytes", "macs", "work"):
+        plot = drawn[f"{name}_tiny"]
+        assert plot.hull == ["cheap", "level", "best"]
+        assert plot.emphasised[:3] == plot.hull
+        assert len(plot.emphasised) == plots.MOST_EMPHASISED
+        assert plots.render(plot).startswith(b"\x89PNG")
+    (table,) = hull_table(findings, [drawn["bytes_tiny"]])
+    ((_, named),) = table.rows
+    assert named.text.splitlines() == [
+        "cheap: 81.00 ± 1.41 (n=2)",
+        "level: 85.00 (n=1)",
+        "best: 92.00 ± 2.00 (n=3)",
+    ]
+    assert drawn["curves-bytes_tiny"].hull == []
+
+
+def test_a_hull_is_all_that_is_not_beaten():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        # Of few values, so that some are equal.
+        points = {str(n): tuple(rng.integers(0, 6, 2).tolist()) for n in range(12)}
+        hull = plots.upper_left_hull(points)
+        beaten = [
+            name
+            for name, (x, y) in points.items()
+            if any((u < x and v >= y) or (u <= x and v > y) for u, v in points.values())
+        ]
+        assert sorted([*hull, *beaten]) == sorted(points)
+        costs, heights = zip(*(points[name] for name in hull), strict=True)
+        assert list(costs) == sorted(costs) and list(heights) == sorted(heights)
+
+
+def test_work_that_is_not_known_is_left_out():
+    """Of earlier versions' summaries, and of teachers that do not say theirs."""
+    rows = {name: made_up(name, [0.9, 0.91], 1 / n) for n, name in enumerate("abcd", 1)}
+    older, taught = rows["b"][1].summary, rows["c"][1].summary
+    del older["training_macs"], older["training_macs_dense"]
+    taught["training_macs"] = None
+    findings = findings_of(rows, baselines=("a",))
+    assert [line[-1] for line in lines_of(findings).values()] == [
+        "1.00",
+        "-",
+        "-",
+        "0.250",
+    ]
+    drawn = plots_of(findings)
+    assert [each.row for each in drawn["work_tiny"].series] == ["a", "d"]
+    assert len(drawn["macs_tiny"].series) == 4
+
+
+def test_what_costs_all_rows_the_same_is_not_drawn():
+    rows = {name: made_up(name, [0.9], 1.0) for name in ("one", "other")}
+    assert not {"bytes_tiny", "macs_tiny", "work_tiny"} & set(
+        plots_of(findings_of(rows))
+    )
+
+
 def test_sizes_are_drawn_where_rows_form_a_curve():
     rows = {
         f"s{number}": made_up(f"s{number}", [0.9, 0.91], 1 / number, curve="line")
@@ -112,7 +186,15 @@ def test_sizes_are_drawn_where_rows_form_a_curve():
     }
     drawn = plots_of(findings_of(rows))
     assert set(drawn) == {
-        f"{kind}_tiny" for kind in ("bytes", "curves-bytes", "curves-seconds", "sizes")
+        f"{kind}_tiny"
+        for kind in (
+            "bytes",
+            "macs",
+            "work",
+            "curves-bytes",
+            "curves-seconds",
+            "sizes",
+        )
     }
     for plot in drawn.values():
         assert plot.title.endswith("n=2")
