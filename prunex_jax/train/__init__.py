@@ -13,6 +13,7 @@ In the order in which a run uses them:
     loop          calls them in order, and saves, logs and stops
     position      what a run resumes from beside its state
     transitions   mid-run: the small network, the next method
+    work          multiply-accumulates of training, over all cuts
     evaluation    scores of networks, and whether a run is lost
     summary       the end: shrinks, proves equal, tests once, sums up
     checkpoint    state and position on disk
