@@ -12,9 +12,9 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.train.clock import ClockTotals
 from prunex_jax.train.program import Ledger
 
-# Version 0 had no version, 1 did not say which cut was the last: all were, and 2 did
-# not count the work before a cut.
-_VERSION = 3
+# Version 0 had no version, and 1 did not say which cut was the last (all were) nor what
+# the steps before it have cost.
+_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class RunPosition:
             )
         fields = {key: value for key, value in saved.items() if key != "version"}
         cut = fields.get("handover")
-        if version < 3 and isinstance(cut, Mapping):
+        if version < 2 and isinstance(cut, Mapping):
             fields["handover"] = {"is_last": True, "macs_before": None, **cut}
         return _read(cls, fields, "position")
 
