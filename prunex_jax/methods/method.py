@@ -50,7 +50,7 @@ class RoundsConfig:
 
     # What remains, until the next round, of what a host has not sent: numbers that are
     # not among the largest, and what the wire rounds away. 0 keeps nothing, and rounds
-    # stochastically. None: 0.95 with top_k or int2, else 0.
+    # stochastically. None: 1 with top_k, 0.95 with int2 alone, else 0.
     error_decay: float | None = setting(None, at_least=0, at_most=1)
     # Of every 4096 numbers, only so many largest are sent, with positions of 12 bits; 0
     # sends all. Even. Scales and biases are always sent whole.

@@ -154,7 +154,7 @@ def test_the_law_refuses_what_contradicts_it(match, config):
 @pytest.mark.parametrize(
     ("match", "config"),
     [
-        ("error_decay=0.95 do not go", ("local_sgd", {"top_k": 64})),
+        ("error_decay=1.0 do not go", ("local_sgd", {"top_k": 64})),
         ("error_decay=0.95 do not go", ("diloco", {"wire_dtype": "int2"})),
         ("dual_decay=1.0, rho_host=1.0", ("hsadmm", {"own": {"preset": "paper"}})),
     ],
