@@ -61,9 +61,9 @@ class HsadmmConfig:
     adapt: Literal["none", "residual"] = "none"
 
 
-# What remains of an error, where a form needs it and nothing else is asked for: of what
-# was rounded away, and of numbers that were not sent. SparseLoCo has 0.95 for both; runs
-# of ours that lose none of the latter ended half a point higher.
+# What remains of an error, where a form needs it and nothing else is asked for: of
+# what was rounded away, and of numbers that were not sent. SparseLoCo has 0.95 for
+# both; runs of ours that lose none of the latter ended half a point higher.
 _ROUNDING_DECAY = 0.95
 _TOP_K_DECAY = 1.0
 
