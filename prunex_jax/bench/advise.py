@@ -28,6 +28,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.bench.cost_model.step_time import late_options, steady_traffic
 from prunex_jax.bench.links.probe import ProbedLink, probe_links, slowest
 from prunex_jax.bench.report.tables import Column, make_table
+from prunex_jax.comm.largest import CHUNK
 from prunex_jax.data import place_batch
 from prunex_jax.mesh import (
     HOST_AXIS,
@@ -107,7 +108,7 @@ def candidates(config: MethodConfig) -> dict[str, dict[str, Any]]:
       {'method.name': 'dense', 'method.wire_dtype': 'int8'}
     """
     rows: dict[str, dict[str, Any]] = {}
-    for wire in ("float32", "bfloat16", "int8"):
+    for wire in ("float32", "bfloat16", "int8", "int4"):
         label = BASE if wire == "float32" else f"dense, {wire}"
         rows[label] = {"method.name": "dense", "method.wire_dtype": wire}
     for period in sorted({1, 4, 16, config.hsadmm.sync_period}):
@@ -119,7 +120,24 @@ def candidates(config: MethodConfig) -> dict[str, dict[str, Any]]:
                 "method.hsadmm.sync_period": period,
             }
     names = [name for name in METHODS if name not in ("dense", "hsadmm", "none")]
-    return rows | {name: {"method.name": name} for name in names}
+    rows |= {name: {"method.name": name} for name in names}
+    return rows | _few_bytes()
+
+
+def _few_bytes() -> dict[str, dict[str, Any]]:
+    """Rounds in two bits, of all numbers and of the largest: label -> settings."""
+    rows: dict[str, dict[str, Any]] = {}
+    for method in ("local_sgd", "hsadmm"):
+        for period in (4, 16):
+            for count in (0, 64):
+                few = f", {count} of {CHUNK:,} numbers" if count else ""
+                rows[f"{method} every {period}, int2{few}"] = {
+                    "method.name": method,
+                    "method.wire_dtype": "int2",
+                    f"method.{method}.sync_period": period,
+                    "method.rounds.top_k": count,
+                }
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

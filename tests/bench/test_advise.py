@@ -1,6 +1,7 @@
 """Advice follows the links: compress over slow ones, and not over fast ones."""
 
 import dataclasses
+import functools
 import json
 import math
 from pathlib import Path
@@ -21,7 +22,7 @@ from prunex_jax.bench.advise import (
 from prunex_jax.bench.cost_model.step_time import Link
 from prunex_jax.bench.links.probe import ProbedLink
 from prunex_jax.mesh import make_topology
-from prunex_jax.train.config import resolve_config
+from prunex_jax.train.config import config_to_dict, dotted_keys, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -124,8 +125,11 @@ def test_measured_steps_outweigh_predicted_ones():
     assert recommend(rows, 0.1, num_hosts=2).startswith("Do not compress")
 
 
+RUN = {"run": {"steps": 9}}
+
+
 def test_every_candidate_is_a_config():
-    config = resolve_config({"run": {"steps": 9}})
+    config = resolve_config(RUN)
     rows = candidates(
         dataclasses.replace(
             config.method,
@@ -134,6 +138,15 @@ def test_every_candidate_is_a_config():
     )
     assert rows["hsadmm every 6, int8"]["method.hsadmm.sync_period"] == 6
     assert next(iter(rows)) == "dense", "gains are over the first"
+    assert "local_sgd every 16, int2, 64 of 4,096 numbers" in rows
+    for settings in rows.values():
+        method = {}
+        for dotted, value in settings.items():
+            *path, key = dotted.split(".")[1:]
+            part = functools.reduce(lambda d, k: d.setdefault(k, {}), path, method)
+            part[key] = value
+        found = dotted_keys(config_to_dict(resolve_config({**RUN, "method": method})))
+        assert settings.items() <= found.items()
 
 
 @pytest.mark.parametrize(
