@@ -66,6 +66,16 @@ def references(width: float = 1.0) -> tuple[Row, ...]:
     )
 
 
+def small_for_as_much_work(epochs: float, width: float = 1.0) -> Row:
+    """The small network, trained for so many epochs: as much work as H-SADMM's."""
+    return variant_row(
+        "dense",
+        "small-longer",
+        f"small network from scratch, every step, {epochs:g} epochs",
+        **{"model.width": width / 2, "run.epochs": epochs},
+    )
+
+
 def every_10_or_16() -> tuple[Row, ...]:
     """H-SADMM at its defaults, rarely and in int8: under 1/100 of the bytes."""
     return variant_rows("hsadmm-10", "hsadmm-16")
