@@ -47,7 +47,7 @@ from prunex_jax.train.command import (
 )
 from prunex_jax.train.config import config_to_dict, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment, with_method
-from prunex_jax.train.network_mean import shapes_of_mean, with_network
+from prunex_jax.train.network_mean import empty_mean, with_network
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import Batch
 
@@ -308,8 +308,8 @@ def _taught(experiment: Experiment, state: TrainState) -> Callable[[Batch], Batc
         return lambda batch: batch
     own = None
     if teaching.own is not None:
-        like = shapes_of_mean(experiment.task.model, experiment.mesh)
-        own = with_network(None, like, experiment.current.programs, state)
+        nothing = empty_mean(experiment.task.model, experiment.mesh)
+        own = with_network(nothing, experiment.current.programs, state)
     return lambda batch: teaching.taught(batch, teaching.steps.start, own)
 
 

@@ -28,7 +28,7 @@ from prunex_jax.train.network_mean import (
     MeanPlan,
     NetworkMean,
     SavedRun,
-    shapes_of_mean,
+    empty_mean,
     with_network,
     with_statistics,
 )
@@ -246,8 +246,9 @@ class Loop:
         experiment, step = self.experiment, self.position.step
         programs = experiment.current.programs
         if plan.gathers_after(step):
-            like = shapes_of_mean(model, experiment.mesh)
-            mean = with_network(mean, like, programs, state)
+            if mean is None:
+                mean = empty_mean(model, experiment.mesh)
+            mean = with_network(mean, programs, state)
         if mean is not None and step == plan.complete:
             with experiment.batches(step) as batches:
                 coming = itertools.islice(batches, STATISTICS_BATCHES)

@@ -91,19 +91,21 @@ def shapes_of_mean(model: Model, mesh: AnyMesh) -> NetworkMean:
     )
 
 
+def empty_mean(model: Model, mesh: AnyMesh) -> NetworkMean:
+    """The mean of no network of a model yet."""
+    return jax.tree.map(_zeros, shapes_of_mean(model, mesh))
+
+
 def with_network(
-    mean: NetworkMean | None, like: NetworkMean, programs: Programs, state: TrainState
+    mean: NetworkMean, programs: Programs, state: TrainState
 ) -> NetworkMean:
     """Takes the network that a state stands for into a mean; sends nothing.
 
     Args:
-      mean: The mean so far, which is donated; None for the first network.
-      like: Its shapes and shardings.
+      mean: The mean so far, which is donated.
       programs: Those of the run.
       state: Its training state.
     """
-    if mean is None:
-        mean = jax.tree.map(_zeros, like)
     params = programs.average(mean.params, mean.num_networks, state)
     return mean._replace(params=params, num_networks=mean.num_networks + 1)
 
