@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,13 @@ def settings(**changes):
 
 
 def write_config(folder: Path, values: dict) -> Path:
-    """A config file that the command line can load."""
+    """A config file that the command line can load, whole at any time.
+
+    Processes of one run are given one file, and one may read it while it is written.
+    """
     path = folder / "settings.py"
-    path.write_text(
+    unfinished = folder / f"settings-{uuid.uuid4()}"
+    unfinished.write_text(
         "import tests.helpers.tiny_network\n"
         "from prunex_jax.train.config import default_config\n\n\n"
         "def get_config():\n"
@@ -51,7 +56,7 @@ def write_config(folder: Path, values: dict) -> Path:
         f"    config.update({values!r})\n"
         "    return config\n"
     )
-    return path
+    return unfinished.replace(path)
 
 
 def start(folder: Path, values: dict, workdir: Path, *flags: str) -> subprocess.Popen:
