@@ -35,6 +35,16 @@ TRAINING = {
 LONGER = {"run.steps": 240}
 # What an exchange leaves out comes later, all at once: large steps diverge.
 COMPRESSED = {"optimizer.learning_rate": 0.05}
+# Few bits make frequent rounds cheap; then fewer steps do, at a rate of their own.
+OFTEN = {
+    "method.hsadmm.sync_period": 4,
+    "method.wire_dtype": "int2",
+    "optimizer.learning_rate": 0.07,
+    "run.steps": 180,
+    # Pruned and frozen at once, and cut out after step 8.
+    "sparsity.freeze_share": 0.01,
+    "sparsity.shrink_share": 0.02,
+}
 # The first rounds prune and freeze, and the small network trains nearly all the time.
 EARLY = {"sparsity.start_share": 0.01, "sparsity.freeze_share": 0.03}
 AT_ONCE = {"sparsity.num_stairs": 1}
@@ -57,6 +67,7 @@ def get_study() -> LinkStudy:
 def make_rows() -> tuple[Row, ...]:
     hsadmm = variant_row("hsadmm-8-int8", "hsadmm", **AT_ONCE, **EARLY, **LONGER)
     cut = {**hsadmm.settings, "sparsity.shrink_share": 0.04}
+    often = "H-SADMM, half of the channels, every 4 steps, int2, cut out after step 8"
     *torch_averaging, torch_powersgd = torch_rows()
     return (
         variant_row("dense"),
@@ -66,6 +77,7 @@ def make_rows() -> tuple[Row, ...]:
             label=f"{hsadmm.label}, cut out at 4 %",
             settings=cut,
         ),
+        Row("hsadmm-often", often, {**cut, **OFTEN}),
         hsadmm,
         variant_row("pactrain", **AT_ONCE),
         *map(compressed, variant_rows("topk", "dgc", "powersgd", "importance")),
