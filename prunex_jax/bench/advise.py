@@ -38,6 +38,7 @@ from prunex_jax.mesh import (
     start_processes,
 )
 from prunex_jax.methods import METHODS, MethodConfig
+from prunex_jax.tasks import Batch
 from prunex_jax.train.command import (
     CONFIG_FLAG,
     LAUNCH_FLAGS,
@@ -49,7 +50,6 @@ from prunex_jax.train.config import config_to_dict, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment, with_method
 from prunex_jax.train.network_mean import empty_mean, with_network
 from prunex_jax.train.state import TrainState
-from prunex_jax.train.step import Batch
 
 # What gains are over.
 BASE = "dense"

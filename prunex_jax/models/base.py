@@ -75,6 +75,10 @@ class Model:
     compute_dtype: str = "float32"
     convolution: Convolution = "direct"
 
+    def example(self, count: int = 1) -> jax.ShapeDtypeStruct:
+        """Shape and type of so many images, for tracing."""
+        return jax.ShapeDtypeStruct((count, *self.image_shape), jnp.float32)
+
     def init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         """Draws parameters and makes fresh statistics.
 

@@ -314,9 +314,8 @@ def model_budget(config: SparsityConfig, model: "Model", trace: ChannelTrace) ->
     costs = size_costs(trace)
     if config.unit == "macs":
         params, statistics = jax.eval_shape(model.init, jax.random.key(0))
-        image = jax.ShapeDtypeStruct((1, *model.image_shape), np.float32)
         costs["macs"] = macs_cost(
-            model.apply, trace, params, image, statistics=statistics
+            model.apply, trace, params, model.example(), statistics=statistics
         )
     sizes = {group.name: group.size for group in trace.groups}
     inner = {group.name for group in trace.groups if group.is_inner}

@@ -4,7 +4,7 @@ In the order in which a run uses them:
 
     config        settings, in any form -> ExperimentConfig
     experiment    settings and mesh -> task, channels, method, rounds and programs
-    task          examples, network and teacher; `objective` is the loss of a batch
+    teaching      networks whose answers a run learns beside the labels
     rounds        which method at which step, and which exchange after which
     state         what is trained, and where it lives on the mesh
     step          the programs: birth, local step, exchange, report, evaluation

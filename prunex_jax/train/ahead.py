@@ -17,6 +17,7 @@ import numpy as np
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import sharding_on
+from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT, VALID
 from prunex_jax.train.experiment import Experiment
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program, shapes_of
@@ -184,18 +185,17 @@ def _last_step(experiment: Experiment, position: RunPosition) -> int:
 def _evaluated(experiment: Experiment, batch: Mapping[str, Any]) -> tuple[PyTree, ...]:
     """Shapes of what an evaluation takes: parameters, statistics and a batch."""
     config, mesh = experiment.config.data, experiment.mesh
-    model = experiment.current.model
     network = jax.tree.map(
         lambda x: _shape(x.shape, x.dtype, sharding_on(mesh, jax.P())),
-        jax.eval_shape(model.init, jax.random.key(0)),
+        jax.eval_shape(experiment.current.model.init, jax.random.key(0)),
     )
-    rows, placed = config.eval_batch_size or config.batch_size, batch["image"].sharding
-    like = {
-        "image": _shape((rows, *model.image_shape), np.float32, placed),
-        "label": _shape((rows,), np.int32, placed),
-        "valid": _shape((rows,), np.float32, placed),
-    }
-    return *network, like
+    rows = config.eval_batch_size or config.batch_size
+    read = {k: x for k, x in batch.items() if k not in (TEACHER, TEACHER_WEIGHT)}
+    like = jax.tree.map(
+        lambda x: _shape((rows, *x.shape[1:]), x.dtype, x.sharding), read
+    )
+    placed = jax.tree.leaves(like)[0].sharding
+    return *network, {**like, VALID: _shape((rows,), np.float32, placed)}
 
 
 def _shape(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -4,6 +4,7 @@ Files and pipes get plain lines. A terminal gets the same lines with their label
 bold, and a bar below them.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import rich.text
 
 import prunex_jax
 from prunex_jax.mesh import HOST_AXIS
+from prunex_jax.tasks import Metric, Objective
 from prunex_jax.train.config import config_difference
 from prunex_jax.train.experiment import Experiment, with_method
 
@@ -73,13 +75,21 @@ class Console:
             stream.write(text + "\n")
             stream.flush()
 
-    def progress(self, row: Mapping[str, Any], num_steps: int, batch_size: int) -> None:
+    def progress(
+        self,
+        row: Mapping[str, Any],
+        num_steps: int,
+        batch_size: int,
+        objective: Objective,
+    ) -> None:
         """Shows how far the run is; arguments as for `format_progress`."""
-        self.line(format_progress(row, num_steps, batch_size))
+        self.line(format_progress(row, num_steps, batch_size, objective))
         self._bar.update(self._task, completed=row["step"], refresh=True)
 
 
-def format_progress(row: Mapping[str, Any], num_steps: int, batch_size: int) -> str:
+def format_progress(
+    row: Mapping[str, Any], num_steps: int, batch_size: int, objective: Objective
+) -> str:
     """Says how far a run is in one line of at most 120 columns, aligned with others.
 
     Args:
@@ -87,12 +97,14 @@ def format_progress(row: Mapping[str, Any], num_steps: int, batch_size: int) -> 
         `nan` or `-`. Up to 999,999 steps keep the width.
       num_steps: Length of the run.
       batch_size: Examples per step over the whole mesh.
+      objective: What is measured.
     Example:
+      >>> from prunex_jax.tasks import Classification
       >>> row = dict(
       ...     step=1200, seconds_per_step_median=0.0521, host_wire_bytes=14.8e9,
       ...     host_wire_ratio=0.065, sparsity=0.5, loss=1.234, accuracy=0.712,
       ...     primal_residual=1.2e-3)
-      >>> print(format_progress(row, 20000, 64)[:46].strip(), '...')
+      >>> print(format_progress(row, 20000, 64, Classification())[:46].strip(), '...')
       1200/20000   6% eta   16m   1228 img/s 52.1ms ...
     """
     step, seconds = row["step"], row["seconds_per_step_median"]
@@ -101,14 +113,32 @@ def format_progress(row: Mapping[str, Any], num_steps: int, batch_size: int) -> 
     return (
         f"{step:>{len(str(num_steps))}}/{num_steps} {100 * step // num_steps:>3}%"
         f" eta {_duration((num_steps - step) * seconds):>5}"
-        f"  {_speed(batch_size / max(seconds, 1e-9)):>5} img/s"
+        f"  {_speed(batch_size / max(seconds, 1e-9)):>5} {objective.example}/s"
         f" {_scaled(1000 * seconds, ('ms', 's')):>6}"
         f"  host {kilobytes:>6} {_ratio(row['host_wire_ratio']):>6}"
         f"  sparsity {_percent(row['sparsity'], 0):>3}"
         f"  res {_power(row.get('primal_residual')):>6}"
-        f"  loss {_four_digits(row['loss']):>5}"
-        f"  acc {_percent(row['accuracy'], 1):>5}"
+        + "".join(map(functools.partial(_measured, row), objective.metrics))
     )
+
+
+def _measured(row: Mapping[str, Any], metric: Metric) -> str:
+    """A metric on the line of progress, as wide as in all others."""
+    value = row[metric.name]
+    text = _percent(value, 1) if metric.is_share else _four_digits(value)
+    return f"  {metric.label or metric.name} {text:>5}"
+
+
+def in_words(measures: Mapping[str, float], split: str = "") -> str:
+    """Metrics by name, in a few words; the loss comes last.
+
+    Example:
+      >>> in_words({'loss': 0.5, 'accuracy': 0.75}, 'test')
+      'test accuracy 0.7500, test loss 0.5000'
+    """
+    names = sorted(measures, key=lambda name: name == "loss")
+    said = (f"{split} {name} {measures[name]:.4f}".strip() for name in names)
+    return ", ".join(said)
 
 
 def _duration(seconds: float) -> str:
@@ -268,15 +298,18 @@ def _what_its_method_sends(experiment: Experiment) -> list[str]:
 def last_screen(summary: Mapping[str, Any], workdir: str) -> str:
     """What came out, from the values of summary.json."""
     # A run that chooses settings has left the test split alone.
-    split = "validation" if summary["test_accuracy"] is None else "test"
+    split = "validation" if summary["test_loss"] is None else "test"
+    measured = {
+        key.removeprefix(f"{split}_"): value
+        for key, value in summary.items()
+        if key.startswith(f"{split}_")
+    }
     return _LAST_SCREEN.format(
         **summary,
         ms=1000 * summary["seconds_per_step_median"],
         params_share=summary["params_kept"] / summary["params_dense"],
         macs_share=summary["macs_kept"] / summary["macs_dense"],
-        split=split,
-        split_accuracy=summary[f"{split}_accuracy"],
-        split_loss=summary[f"{split}_loss"],
+        worth=in_words(measured, split),
         workdir=workdir,
     )
 
@@ -284,7 +317,7 @@ def last_screen(summary: Mapping[str, Any], workdir: str) -> str:
 _LAST_SCREEN = """\
 done      {steps} steps in {seconds_total:.0f} s, {ms:.1f} ms per step, \
 {num_compilations} programs compiled
-network   {split} accuracy {split_accuracy:.4f}, {split} loss {split_loss:.4f}
+network   {worth}
 size      {params_kept:,} of {params_dense:,} parameters ({params_share:.3f}), \
 {macs_kept:,} of {macs_dense:,} multiply-accumulates ({macs_share:.3f})
           {channel_sparsity:.1%} of the channels removed; masked and shrunk network \

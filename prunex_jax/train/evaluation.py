@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+
 from prunex_jax.base.errors import TrainingDivergedError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import Split, batch_rows, evaluation_batches, place_batch
@@ -14,11 +16,10 @@ from prunex_jax.train.step import Report
 
 
 class Result(NamedTuple):
-    """Means over a split."""
+    """What a network is worth on a split."""
 
-    loss: float
-    accuracy: float
-    examples: int
+    measures: dict[str, float]  # Metric of the task -> its value.
+    counted: float  # Units that they are means over, such as examples.
 
 
 def validate(
@@ -57,23 +58,22 @@ def evaluate_split(
     Returns:
       Means over all examples, or None if there is none or scoring was stopped.
     Collectives:
-      One sum over the mesh of three numbers per batch.
+      One sum over the mesh of a few numbers per batch.
     """
     config, mesh = experiment.config.data, experiment.mesh
     batch_size = config.eval_batch_size or config.batch_size
     rows = batch_rows(mesh, batch_size)
-    loss = correct = examples = 0.0
+    objective = experiment.task.objective
+    sums = dict.fromkeys(("loss", *objective.counted), 0.0)
     with evaluation_batches(split, batch_size, rows, config.num_workers) as batches:
         for batch in batches:
             if should_stop():
                 return None
-            score = program(*network, place_batch(batch, mesh, rows))
-            loss += float(score.loss)
-            correct += float(score.correct)
-            examples += float(score.examples)
-    if not examples:
+            score = jax.device_get(program(*network, place_batch(batch, mesh, rows)))
+            sums = {name: total + float(score[name]) for name, total in sums.items()}
+    if not sums[objective.unit]:
         return None
-    return Result(loss / examples, correct / examples, round(examples))
+    return Result(objective.measures(sums), sums[objective.unit])
 
 
 def check_health(
@@ -92,7 +92,7 @@ def check_health(
         other, while every loss stays a finite number.
     Example:
       >>> import numpy as np
-      >>> far = Report(1.0, 0.5, np.int32(NEVER), {'host_drift': 7.0})
+      >>> far = Report({'loss': 1.0}, np.int32(NEVER), {'host_drift': 7.0})
       >>> check_health(far, 1.0, 40, 20)  # doctest: +ELLIPSIS
       Traceback (most recent call last):
       prunex_jax.base.errors.TrainingDivergedError: the copies of ...

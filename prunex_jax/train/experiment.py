@@ -33,13 +33,12 @@ from prunex_jax.methods.inner import make_inner, make_learning_rate
 from prunex_jax.models import Model, make_model
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
+from prunex_jax.tasks import Classification, Objective, Task
 from prunex_jax.train.config import ExperimentConfig, total_steps
 from prunex_jax.train.network_mean import MeanPlan, final_mean_plan
-from prunex_jax.train.objective import Objective
 from prunex_jax.train.program import Ledger
 from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases
 from prunex_jax.train.step import Programs
-from prunex_jax.train.task import Task
 from prunex_jax.train.teaching import Teaching, read_teaching
 
 
@@ -164,10 +163,13 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
         )
     check_shards(dataset.train, config.data, topology.num_hosts)
     model = make_model(config.model, dataset.image_shape, dataset.num_classes)
+    task = Task(dataset, model, _make_objective(config))
     channels = _find_channels(config, model)
     num_steps = total_steps(config, len(dataset.train))
-    phases, ledger = parse_phases(config.method, num_steps), Ledger()
-    fixed = config, topology.mesh, ledger, channels.keep_counts, num_steps
+    metrics = [metric.name for metric in task.objective.metrics]
+    phases = parse_phases(config.method, num_steps, metrics)
+    mesh, ledger = topology.mesh, Ledger()
+    fixed = task.objective, config, mesh, ledger, channels.keep_counts, num_steps
     groups = channels.trace.groups
     setups = [_make_setup(p.method, model, groups, *fixed) for p in phases]
     _check_phases(phases, setups)
@@ -176,9 +178,8 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     plans = [setup.plan for setup in setups]
     teaching = read_teaching(
         config,
-        dataset,
-        model,
-        topology.mesh,
+        task,
+        mesh,
         ledger,
         num_steps,
         plans,
@@ -186,7 +187,7 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     return Experiment(
         config=config,
         topology=topology,
-        task=Task(dataset, model),
+        task=task,
         teaching=teaching,
         final_mean=final_mean_plan(config.run.average_share, num_steps, plans, phases),
         channels=channels,
@@ -228,6 +229,7 @@ def _with_setup(
         name,
         model,
         groups,
+        experiment.task.objective,
         experiment.config,
         experiment.mesh,
         experiment.ledger,
@@ -241,6 +243,7 @@ def _make_setup(
     name: str,
     model: Model,
     groups: tuple[ChannelGroup, ...],
+    objective: Objective,
     config: ExperimentConfig,
     mesh: AnyMesh,
     ledger: Ledger,
@@ -271,10 +274,7 @@ def _make_setup(
         mesh,
         ledger,
         layouts=layouts_of(groups, shapes),
-        objective=Objective(
-            label_smoothing=config.optimizer.label_smoothing,
-            teacher_temperature=config.distill.temperature,
-        ),
+        objective=objective,
         norm_scope=config.model.norm_scope,
         micro_batches=config.optimizer.micro_batches,
     )
@@ -287,6 +287,13 @@ def _make_setup(
         method.is_streaming,
     )
     return Setup(model, groups, method, plan, programs)
+
+
+def _make_objective(config: ExperimentConfig) -> Objective:
+    return Classification(
+        label_smoothing=config.optimizer.label_smoothing,
+        teacher_temperature=config.distill.temperature,
+    )
 
 
 def _find_channels(config: ExperimentConfig, model: Model) -> Channels:
@@ -306,8 +313,7 @@ def _find_channels(config: ExperimentConfig, model: Model) -> Channels:
 def trace_model(model: Model) -> ChannelTrace:
     """Finds the channel groups of one of our models, without making parameters."""
     params, statistics = jax.eval_shape(model.init, jax.random.key(0))
-    image = jax.ShapeDtypeStruct((1, *model.image_shape), np.float32)
-    return trace_channels(model.apply, params, image, statistics=statistics)
+    return trace_channels(model.apply, params, model.example(), statistics=statistics)
 
 
 def _check_batches(config: ExperimentConfig, mesh: AnyMesh) -> None:

@@ -16,10 +16,11 @@ from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import HOST_AXIS, run_together
 from prunex_jax.methods import Method
 from prunex_jax.models import Model
+from prunex_jax.tasks import Batch
 from prunex_jax.train.ahead import CompilerAhead
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.clock import Clock
-from prunex_jax.train.console import Console
+from prunex_jax.train.console import Console, in_words
 from prunex_jax.train.evaluation import check_health, validate
 from prunex_jax.train.experiment import Experiment, Setup
 from prunex_jax.train.folder import RunFolder
@@ -36,7 +37,7 @@ from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program
 from prunex_jax.train.rounds import Round
 from prunex_jax.train.state import TrainState
-from prunex_jax.train.step import Batch, Report
+from prunex_jax.train.step import Report
 from prunex_jax.train.transitions import (
     change_method,
     describe,
@@ -393,9 +394,10 @@ class Loop:
         self._check_health(report)
         row = self._row(report)
         self._around.folder.append(row)
-        self._news |= {"loss": row["loss"], "accuracy": row["accuracy"]}
+        self._news |= {name: row[name] for name in report.measures}
         batch_size = self.experiment.config.data.batch_size
-        self._around.console.progress(row, self.num_steps, batch_size)
+        objective = self.experiment.task.objective
+        self._around.console.progress(row, self.num_steps, batch_size, objective)
         return programs.clear(state)
 
     def _check_health(self, report: Report) -> None:
@@ -415,8 +417,7 @@ class Loop:
         dense_bytes = experiment.dense_host_bytes_per_step * step
         return {
             "step": step,
-            "loss": float(report.loss),
-            "accuracy": float(report.accuracy),
+            **jax.tree.map(float, report.measures),
             "learning_rate": float(experiment.learning_rate(step - 1)),
             "sparsity": self._channel_sparsity(),
             **spent,
@@ -437,11 +438,11 @@ class Loop:
         result = validate(self.experiment, state, self._around.stop.is_due)
         if result is None:
             return
-        step, loss, accuracy = self.position.step, result.loss, result.accuracy
-        found = {"validation_loss": loss, "validation_accuracy": accuracy}
+        step, measures = self.position.step, result.measures
+        found = {f"validation_{name}": value for name, value in measures.items()}
         self._around.folder.append({"step": step, **self._spent(), **found})
         self._news |= found
-        self._tell(f"step {step}: validation accuracy {accuracy:.4f}, loss {loss:.4f}")
+        self._tell(f"step {step}: validation {in_words(measures)}")
 
     def _save(self, state: TrainState, wait: bool = False) -> None:
         """Saves a state that is known to be good."""

@@ -16,9 +16,10 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import AnyMesh, sharding_on
 from prunex_jax.models import Model
+from prunex_jax.tasks import Batch
 from prunex_jax.train.rounds import Phase, RoundPlan
 from prunex_jax.train.state import Totals, TrainState
-from prunex_jax.train.step import Batch, Programs
+from prunex_jax.train.step import Programs
 
 # Training batches from which the batch statistics of a mean are taken.
 STATISTICS_BATCHES = 32

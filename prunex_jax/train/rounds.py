@@ -12,15 +12,13 @@ exchange chooses how many channels.
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.methods import MethodConfig, RoundKind, check_method
 from prunex_jax.sparsity import Stage, density_stairs, stage_at, step_of_share
 
-# Of training since the last logged step, and of the last validation.
-METRICS = ("loss", "accuracy", "validation_loss", "validation_accuracy")
 _ENTRY = re.compile(r"\s*(\w+)\s*(?:@\s*(.*?)\s*)?")
 _STEP = re.compile(r"step\s+(\d+)")
 _BOUND = re.compile(r"(\w+)\s*([<>])\s*(\S+)")
@@ -31,7 +29,7 @@ class Trigger:
     """What starts a phase: a step, or a metric beyond a bound."""
 
     step: int | None  # Steps done; None for a metric.
-    metric: str = ""  # One of `METRICS`; empty for a step.
+    metric: str = ""  # Of training or validation; empty for a step.
     is_above: bool = False  # Whether it must exceed the bound, or else stay below it.
     bound: float = 0.0  # The bound.
 
@@ -64,24 +62,32 @@ class Phase:
     trigger: Trigger
 
 
-def parse_phases(config: MethodConfig, total_steps: int) -> tuple[Phase, ...]:
+def parse_phases(
+    config: MethodConfig, total_steps: int, metrics: Sequence[str]
+) -> tuple[Phase, ...]:
     """Reads the schedule of methods.
 
+    Args:
+      config: Has the schedule.
+      total_steps: Length of the run.
+      metrics: What the log has of training since its last row; of the last validation
+        it has the same, with `validation_` in front.
     Raises:
       UserError: An entry that means nothing, names no method, or starts before the one
         in front of it or after the run.
     Example:
       >>> from prunex_jax.methods import method_config
       >>> config = method_config(schedule=('dense', 'hsadmm @ 0.1', 'diloco @ step 80'))
-      >>> [(p.method, p.trigger.step) for p in parse_phases(config, 100)]
+      >>> [(p.method, p.trigger.step) for p in parse_phases(config, 100, ['loss'])]
       [('dense', 0), ('hsadmm', 10), ('diloco', 80)]
     """
     if not config.schedule:
         check_method(config.name)
         return (Phase(config.name, Trigger(0)),)
+    known = (*metrics, *(f"validation_{name}" for name in metrics))
     phases, last = list[Phase](), 0
     for entry in config.schedule:
-        phase = _phase(entry, not phases, total_steps)
+        phase = _phase(entry, not phases, total_steps, known)
         step = phase.trigger.step
         if phases and step is not None:
             if not last < step < total_steps:
@@ -95,7 +101,9 @@ def parse_phases(config: MethodConfig, total_steps: int) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def _phase(entry: str, is_first: bool, total_steps: int) -> Phase:
+def _phase(
+    entry: str, is_first: bool, total_steps: int, metrics: Sequence[str]
+) -> Phase:
     found = _ENTRY.fullmatch(entry)
     if found is None:
         raise _refusal(entry, "; write method or method @ trigger")
@@ -108,16 +116,18 @@ def _phase(entry: str, is_first: bool, total_steps: int) -> Phase:
         raise _refusal(entry, f", which {needed}")
     if trigger is None:
         return Phase(name, Trigger(0))
-    return Phase(name, _trigger(trigger, entry, total_steps))
+    return Phase(name, _trigger(trigger, entry, total_steps, metrics))
 
 
-def _trigger(text: str, entry: str, total_steps: int) -> Trigger:
+def _trigger(
+    text: str, entry: str, total_steps: int, metrics: Sequence[str]
+) -> Trigger:
     if step := _STEP.fullmatch(text):
         return Trigger(int(step[1]))
     if bound := _BOUND.fullmatch(text):
         metric, sign, number = bound.groups()
-        if metric not in METRICS:
-            known = f"{suggest(metric, METRICS)} (known: {', '.join(METRICS)})"
+        if metric not in metrics:
+            known = f"{suggest(metric, metrics)} (known: {', '.join(metrics)})"
             raise _refusal(entry, f": {metric!r} is not a metric{known}")
         return Trigger(None, metric, sign == ">", _number(number, entry))
     share = _number(text, entry)

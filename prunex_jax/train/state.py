@@ -1,5 +1,6 @@
 """The training state; `mesh.placement` explains where its parts live."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
@@ -9,15 +10,12 @@ from prunex_jax.base.trees import PyTree
 
 # The first bad step of a device that has seen none.
 NEVER = jnp.iinfo(jnp.int32).max
+FIRST_BAD_STEP = "first_bad_step"
 
 
-class Totals(NamedTuple):
-    """What a device has seen since the last report, per_device."""
-
-    loss: jax.Array  # float32[]: sum of losses over examples
-    correct: jax.Array  # float32[]
-    examples: jax.Array  # float32[]
-    first_bad_step: jax.Array  # int32[]: first step whose loss was not finite
+# What a device has seen since the last report, per_device: float32[] sums of the
+# task's, `loss` among them; and `first_bad_step`, int32[], whose loss was not finite.
+Totals = dict[str, jax.Array]
 
 
 class TrainState(NamedTuple):
@@ -34,7 +32,11 @@ class TrainState(NamedTuple):
     totals: Totals  # per_device
 
 
-def zero_totals() -> Totals:
-    """Totals of a device that has seen nothing."""
-    nothing = jnp.zeros((), jnp.float32)
-    return Totals(nothing, nothing, nothing, jnp.asarray(NEVER, jnp.int32))
+def zero_totals(counted: Iterable[str]) -> Totals:
+    """Totals of a device that has seen nothing.
+
+    Args:
+      counted: Names of the sums beside `loss`.
+    """
+    nothing = {name: jnp.zeros((), jnp.float32) for name in ("loss", *counted)}
+    return {**nothing, FIRST_BAD_STEP: jnp.asarray(NEVER, jnp.int32)}

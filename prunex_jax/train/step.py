@@ -6,7 +6,7 @@ programs, so that each has a fixed list of collectives and a new density recompi
 only the exchange. The one place where parameters are marked as varying is here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,33 +31,29 @@ from prunex_jax.mesh import (
 )
 from prunex_jax.methods import Method, RoundKind
 from prunex_jax.models import Model, from_moments, to_moments
+from prunex_jax.tasks import Batch, Objective, Sums
 from prunex_jax.train.accumulation import accumulated_grads
-from prunex_jax.train.objective import Objective
 from prunex_jax.train.program import Ledger, Program
-from prunex_jax.train.state import NEVER, Totals, TrainState, zero_totals
+from prunex_jax.train.state import (
+    FIRST_BAD_STEP,
+    NEVER,
+    Totals,
+    TrainState,
+    zero_totals,
+)
 
 _AXES = MeshAxes()
 _BATCH = jax.P(_AXES.names)
 # Static keep counts as a hashable value.
 Counts = tuple[tuple[str, int], ...]
-Batch = Mapping[str, jax.Array]
 
 
 class Report(NamedTuple):
     """What the mesh has seen since the last report; replicated scalars."""
 
-    loss: jax.Array  # mean over examples
-    accuracy: jax.Array
+    measures: dict[str, jax.Array]  # the metrics of the task
     first_bad_step: jax.Array  # int32: first step with a loss that is not finite
     health: dict[str, Any]  # means over the copies, by group where there is a dict
-
-
-class Score(NamedTuple):
-    """Sums over evaluated examples; replicated scalars."""
-
-    loss: jax.Array
-    correct: jax.Array
-    examples: jax.Array
 
 
 def placements_of(method: Method) -> TrainState:
@@ -90,7 +86,8 @@ class Programs:
       the method stands for, replicated; donates the mean.
     estimate: (params, statistics, batch, batches seen before) -> statistics of this
       network, per_device, as `reestimate` takes them.
-    evaluate: (params, statistics, batch) -> Score.
+    evaluate: (params, statistics, batch) -> sums, as `Objective.score` says,
+      replicated.
     scores: state -> scores of the channels for a global budget, replicated, as
       `Method.scores` says.
 
@@ -100,7 +97,7 @@ class Programs:
       mesh: ('host', 'device').
       ledger: Counts their calls, compilations and bytes.
       layouts: Where the parameters' channels are, for `scores`.
-      objective: The training loss.
+      objective: What is minimised, and what is measured.
       norm_scope: "device" or "host": over whose images batch statistics are taken.
       micro_batches: Parts in which the batch of a device goes through the network, one
         after the other: activations need that much less memory. Batch statistics are
@@ -116,12 +113,12 @@ class Programs:
         ledger: Ledger,
         *,
         layouts: Layouts,
-        objective: Callable[[jax.Array, Batch], jax.Array] | None = None,
+        objective: Objective,
         norm_scope: str = "device",
         micro_batches: int = 1,
     ) -> None:
         self._model, self._method, self._mesh = model, method, mesh
-        self._layouts, self._objective = layouts, objective or Objective()
+        self._layouts, self._objective = layouts, objective
         self._micro_batches = micro_batches
         self._is_on_cpu = mesh.devices.flat[0].platform == "cpu"
         # Axis over which batch statistics are taken, beside the images of a device.
@@ -160,7 +157,7 @@ class Programs:
                 params=params,
                 statistics=statistics,
                 opt_state=self._method.transform.init(params),
-                totals=zero_totals(),
+                totals=zero_totals(self._objective.counted),
             )
             return settle(self._placements, leave(self._placements, state))
 
@@ -186,11 +183,11 @@ class Programs:
         def fn(state: TrainState, batches: Sequence[Batch]) -> TrainState:
             state = enter(self._placements, state)
 
-            def forward(params: PyTree, batch: Batch) -> jax.Array:
-                return self._train_logits(params, state.statistics, batch)[0]
+            def forward(params: PyTree, batch: Batch) -> PyTree:
+                return self._train_outputs(params, state.statistics, batch)[0]
 
             params, opt_state = run(
-                forward, self._objective, state.params, state.opt_state, batches
+                forward, self._objective.loss, state.params, state.opt_state, batches
             )
             after = state._replace(params=params, opt_state=opt_state)
             return leave(self._placements, after)
@@ -200,48 +197,46 @@ class Programs:
     def _local_step(
         self, **options: Any
     ) -> Callable[..., tuple[TrainState, jax.Array]]:
-        def fn(
-            state: TrainState, batch: Mapping[str, jax.Array]
-        ) -> tuple[TrainState, jax.Array]:
+        def fn(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
             state = enter(self._placements, state)
             # Varying, so that gradients stay local: see mesh.vary.
             own = vary(state.params, _AXES.names)
             grads_of = accumulated_grads(
                 self._loss, self._micro_batches, _AXES.names, unroll=self._is_on_cpu
             )
-            grads, loss, statistics, correct = grads_of(own, state.statistics, batch)
+            grads, loss, statistics, sums = grads_of(own, state.statistics, batch)
             updates, opt_state = self._method.transform.update(
                 grads, state.opt_state, state.params, **options
             )
-            count = batch["label"].shape[0]
             after = TrainState(
                 step=state.step + 1,
                 params=optax.apply_updates(state.params, updates),
                 statistics=statistics,
                 opt_state=opt_state,
-                totals=_add_to(state.totals, loss, correct, count, state.step),
+                totals=_add_to(state.totals, loss, sums, state.step),
             )
             return leave(self._placements, after), after.step
 
         return self._shard(fn, (self._specs, _BATCH), (self._specs, jax.P()))
 
-    def _train_logits(
+    def _train_outputs(
         self, params: PyTree, statistics: PyTree, batch: Batch
-    ) -> tuple[jax.Array, PyTree]:
-        """Answers for the images of this device, and the statistics after them."""
+    ) -> tuple[PyTree, PyTree]:
+        """Answers for the examples of this device, and the statistics after them."""
+        inputs = self._objective.inputs(batch)
         return self._model.apply_train(
-            params, statistics, batch["image"], axis_name=self._norm_axis
+            params, statistics, inputs, axis_name=self._norm_axis
         )
 
     def _loss(
         self, params: PyTree, statistics: PyTree, batch: Batch
-    ) -> tuple[jax.Array, tuple[PyTree, jax.Array]]:
-        """Mean loss over the images of this device, and what was seen on the way."""
-        logits, statistics = self._train_logits(params, statistics, batch)
-        loss = self._objective(logits, batch)
-        correct = jnp.sum(jnp.argmax(logits, axis=-1) == batch["label"])
-        statistics = vary(statistics, _AXES.names)
-        return loss, (statistics, correct.astype(jnp.float32))
+    ) -> tuple[jax.Array, tuple[PyTree, Sums]]:
+        """Mean loss on this device, and what was seen on the way."""
+        outputs, statistics = self._train_outputs(params, statistics, batch)
+        loss = self._objective.loss(outputs, batch)
+        counted = self._objective.count(outputs, batch)
+        sums = {"loss": loss * counted[self._objective.unit], **counted}
+        return loss, (vary(statistics, _AXES.names), sums)
 
     def _exchange(
         self, *, keep_counts: Counts, kind: RoundKind
@@ -262,27 +257,26 @@ class Programs:
     def _report(self) -> Callable[..., Report]:
         def fn(state: TrainState) -> Report:
             state = enter(self._placements, state)
-            totals = state.totals
+            totals = dict(state.totals)
             health = self._method.health(state.opt_state)
             # Everything in one message; a mean over copies is a sum over devices that
             # hold them, divided by their number.
             num_devices = axis_size(_AXES.names)
-            summed, healths = sum_over_mesh(
-                (totals[:3], vary(health, _AXES.names)), _AXES
-            )
-            loss, correct, examples = summed
+            first_bad_step = totals.pop(FIRST_BAD_STEP)
+            sums, healths = sum_over_mesh((totals, vary(health, _AXES.names)), _AXES)
             return Report(
-                loss=loss / examples,
-                accuracy=correct / examples,
-                first_bad_step=min_over_mesh(totals.first_bad_step, _AXES),
+                measures=self._objective.measures(sums),
+                first_bad_step=min_over_mesh(first_bad_step, _AXES),
                 health=jax.tree.map(lambda total: total / num_devices, healths),
             )
 
         return self._shard(fn, (self._specs,), jax.P())
 
     def _clear(self) -> Callable[..., TrainState]:
+        nothing = zero_totals(self._objective.counted)
+
         def fn(state: TrainState) -> TrainState:
-            totals = leave("per_device", vary(zero_totals(), _AXES.names))
+            totals = leave("per_device", vary(nothing, _AXES.names))
             return state._replace(totals=totals)
 
         return self._shard(fn, (self._specs,), self._specs)
@@ -322,9 +316,10 @@ class Programs:
     def _with_batch(
         self, params: PyTree, statistics: PyTree, batch: Batch, num_seen: jax.Array
     ) -> PyTree:
-        """Statistics of a network, with those of the images of this device."""
+        """Statistics of a network, with those of the examples of this device."""
+        inputs = self._objective.inputs(batch)
         found = self._model.reestimate(
-            params, statistics, batch["image"], num_seen, axis_name=self._norm_axis
+            params, statistics, inputs, num_seen, axis_name=self._norm_axis
         )
         return vary(found, _AXES.names)
 
@@ -341,18 +336,11 @@ class Programs:
 
         return self._shard(fn, (jax.P(), jax.P(), self._specs), jax.P())
 
-    def _evaluate(self) -> Callable[..., Score]:
-        def fn(
-            params: PyTree, statistics: PyTree, batch: Mapping[str, jax.Array]
-        ) -> Score:
-            logits = self._model.apply(params, statistics, batch["image"])
-            labels, valid = batch["label"], batch["valid"]
-            loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            correct = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
-            score = Score(
-                jnp.sum(loss * valid), jnp.sum(correct * valid), jnp.sum(valid)
-            )
-            return sum_over_mesh(score, _AXES)
+    def _evaluate(self) -> Callable[..., Sums]:
+        def fn(params: PyTree, statistics: PyTree, batch: Batch) -> Sums:
+            inputs = self._objective.inputs(batch)
+            outputs = self._model.apply(params, statistics, inputs)
+            return sum_over_mesh(self._objective.score(outputs, batch), _AXES)
 
         return self._shard(fn, (jax.P(), jax.P(), _BATCH), jax.P())
 
@@ -367,14 +355,9 @@ class Programs:
         return self._shard(fn, (self._specs,), jax.P())
 
 
-def _add_to(
-    totals: Totals, loss: jax.Array, correct: jax.Array, count: int, step: jax.Array
-) -> Totals:
+def _add_to(totals: Totals, loss: jax.Array, sums: Sums, step: jax.Array) -> Totals:
     """Adds one batch; `step` counts from 0, reported steps from 1."""
     bad_step = jnp.where(jnp.isfinite(loss), NEVER, step + 1)
-    return Totals(
-        loss=totals.loss + loss * count,
-        correct=totals.correct + correct,
-        examples=totals.examples + count,
-        first_bad_step=jnp.minimum(totals.first_bad_step, bad_step),
-    )
+    added = {name: totals[name] + value for name, value in sums.items()}
+    bad_step = jnp.minimum(totals[FIRST_BAD_STEP], bad_step)
+    return {**added, FIRST_BAD_STEP: bad_step}

@@ -18,7 +18,7 @@ from prunex_jax.train.position import RunPosition
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import Programs
 from prunex_jax.train.transitions import cut_out, network_of
-from prunex_jax.train.work import macs_of_one_image, work_of_training
+from prunex_jax.train.work import macs_of_one_example, work_of_training
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,8 +76,8 @@ def finish(
         **_what_it_is_worth(experiment, shrunk),
         "params_dense": count_params(full_params),
         "params_kept": count_params(shrunk.params),
-        "macs_dense": macs_of_one_image(task.model),
-        "macs_kept": macs_of_one_image(shrunk.model),
+        "macs_dense": macs_of_one_example(task.model),
+        "macs_kept": macs_of_one_example(shrunk.model),
         **work_of_training(experiment, position),
         "channel_sparsity": 1 - num_kept / num_channels if num_channels else 0.0,
         "shrink_max_abs_error": error,
@@ -96,17 +96,27 @@ def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any
     programs = current.programs
     if network.model != current.model:
         ledger, method = experiment.ledger, current.method
-        programs = Programs(network.model, method, mesh, ledger, layouts={})
+        programs = Programs(
+            network.model,
+            method,
+            mesh,
+            ledger,
+            layouts={},
+            objective=experiment.task.objective,
+        )
     arrays = jax.device_put(
         (network.params, network.statistics), sharding_on(mesh, jax.P())
     )
-    dataset, row = experiment.task.dataset, dict[str, Any]()
+    task, row = experiment.task, dict[str, Any]()
+    dataset = task.dataset
     for name, split in (("validation", dataset.validation), ("test", dataset.test)):
         result = None
         if name == "validation" or experiment.config.run.read_test:
             result = evaluate_split(experiment, programs.evaluate, arrays, split)
-        row[f"{name}_accuracy"] = None if result is None else result.accuracy
-        row[f"{name}_loss"] = None if result is None else result.loss
+        metrics = [metric.name for metric in task.objective.metrics]
+        for metric in sorted(metrics, key=lambda metric: metric == "loss"):
+            value = None if result is None else result.measures[metric]
+            row[f"{name}_{metric}"] = value
     return row
 
 

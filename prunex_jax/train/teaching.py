@@ -26,12 +26,11 @@ from prunex_jax.data import Dataset
 from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, sharding_on
 from prunex_jax.models import Model
+from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT, Batch, Objective, Task
 from prunex_jax.train.config import ExperimentConfig
 from prunex_jax.train.network_mean import MeanPlan, NetworkMean
-from prunex_jax.train.objective import TEACHER, TEACHER_WEIGHT
 from prunex_jax.train.program import Ledger, Program
 from prunex_jax.train.rounds import RoundPlan
-from prunex_jax.train.step import Batch
 
 # The teacher that is the run's own network.
 SELF = "self"
@@ -42,9 +41,10 @@ _BATCH = jax.P((HOST_AXIS, DEVICE_AXIS))
 class Teaching:
     """How a run is taught."""
 
-    # (arrays, image float32[batch, h, w, c]) -> logits, float32[batch, classes]; both
-    # split over the mesh along the batch.
+    # (arrays, what networks read of a batch) -> their answers; both split over the mesh
+    # along the batch.
     program: Program
+    objective: Objective  # Says what networks read of a batch.
     steps: range  # Those, from 0, in which the teacher is asked.
     # float32[batch]: its share of the loss then.
     weight: jax.Array
@@ -58,14 +58,14 @@ class Teaching:
         """A training batch as step number `step` takes it: with a teacher's answers.
 
         Args:
-          batch: `image` and `label`.
+          batch: As the loader makes it.
           step: From 0.
           own: The run's own teacher, if it has one by now.
         """
         if step not in self.steps:
             return {**batch, **self.silence}
         arrays = self.arrays if own is None else (own.params, own.statistics)
-        answers = self.program(arrays, batch["image"])
+        answers = self.program(arrays, self.objective.inputs(batch))
         return {**batch, TEACHER: answers, TEACHER_WEIGHT: self.weight}
 
     def holds_own_after(self, num_steps: int) -> bool:
@@ -78,8 +78,7 @@ class Teaching:
 
 def read_teaching(
     config: ExperimentConfig,
-    dataset: Dataset,
-    model: Model,
+    task: Task,
     mesh: AnyMesh,
     ledger: Ledger,
     num_steps: int,
@@ -89,8 +88,7 @@ def read_teaching(
 
     Args:
       config: The settings.
-      dataset: What is learned.
-      model: The network at full width, which may teach itself.
+      task: What is learned; its network may teach itself.
       mesh: Where batches are.
       ledger: Counts how often the teacher is asked.
       num_steps: Length of the run.
@@ -103,11 +101,11 @@ def read_teaching(
     distill, batch_size = config.distill, config.data.batch_size
     if not distill.teacher:
         return None
-    until = round(distill.until_share * num_steps)
+    until, dataset = round(distill.until_share * num_steps), task.dataset
     own, arrays, macs = None, None, None
     if distill.teacher == SELF:
         own = _own_plan(distill, num_steps, until, plans)
-        answer: Callable[..., jax.Array] = _own_answers(model, mesh)
+        answer: Callable[..., jax.Array] = _own_answers(task.model, mesh)
     else:
         exported = read_model(distill.teacher)
         count = batch_size // mesh.devices.size
@@ -121,6 +119,7 @@ def read_teaching(
     answers = np.zeros((batch_size, dataset.num_classes), np.float32)
     return Teaching(
         program=Program("teacher", lambda: answer, dict(mesh.shape), ledger),
+        objective=task.objective,
         steps=range(0 if own is None else own.complete, until),
         weight=_placed(weight, mesh, _BATCH),
         silence={

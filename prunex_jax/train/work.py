@@ -7,7 +7,6 @@ much, are not counted.
 """
 
 import jax
-import numpy as np
 
 from prunex_jax.models import Model
 from prunex_jax.shrink.cost import count_macs
@@ -15,27 +14,26 @@ from prunex_jax.train.experiment import Experiment
 from prunex_jax.train.position import Handover, RunPosition
 
 
-def macs_of_one_image(model: Model) -> int:
+def macs_of_one_example(model: Model) -> int:
     """Multiply-accumulates of one forward pass, without making parameters."""
-    image = jax.ShapeDtypeStruct((1, *model.image_shape), np.float32)
     arrays = jax.eval_shape(model.init, jax.random.key(0))
-    return count_macs(model.apply, *arrays, image)
+    return count_macs(model.apply, *arrays, model.example())
 
 
 def macs_until(experiment: Experiment, step: int, cut: Handover | None) -> int:
-    """Multiply-accumulates of one image in each step so far, added up.
+    """Multiply-accumulates of one example in each step so far, added up.
 
     Args:
       experiment: The run with the network of now.
       step: Steps done.
       cut: The last cut, if there was one.
     """
-    now = macs_of_one_image(experiment.current.model)
+    now = macs_of_one_example(experiment.current.model)
     if cut is None:
         return step * now
     before = cut.macs_before
     if before is None:
-        before = cut.step * macs_of_one_image(experiment.task.model)
+        before = cut.step * macs_of_one_example(experiment.task.model)
     return before + (step - cut.step) * now
 
 
@@ -45,12 +43,12 @@ def work_of_training(
     """The work of a run that has ended, for its summary.
 
     Returns:
-      `training_macs`: multiply-accumulates of the forward passes of all images in all
+      `training_macs`: multiply-accumulates of the forward passes of all examples in all
       steps, those of a teacher included; None if its export does not say what they are.
-      `training_macs_dense`: those of as many images at full width, without a teacher.
+      `training_macs_dense`: those of as many examples at full width, without a teacher.
     """
     own = macs_until(experiment, position.step, position.handover)
-    dense = position.step * macs_of_one_image(experiment.task.model)
+    dense = position.step * macs_of_one_example(experiment.task.model)
     taught = _macs_of_teacher(experiment)
     batch_size = experiment.config.data.batch_size
     return {
@@ -60,11 +58,11 @@ def work_of_training(
 
 
 def _macs_of_teacher(experiment: Experiment) -> int | None:
-    """Its multiply-accumulates of one image in each step that asks it, added up."""
+    """Its multiply-accumulates of one example in each step that asks it, added up."""
     teaching = experiment.teaching
     if teaching is None:
         return 0
     answer = teaching.macs
     if teaching.own is not None:
-        answer = macs_of_one_image(experiment.task.model)
+        answer = macs_of_one_example(experiment.task.model)
     return None if answer is None else len(teaching.steps) * answer

@@ -212,7 +212,7 @@ def our_run(spec: Spec, shape, steps):
             state, _ = programs.local_step(state, next(batches))
             losses.append(float(programs.report(state).loss))
             state = programs.clear(state)
-    accuracy = validate(experiment, state).accuracy
+    accuracy = validate(experiment, state).measures["accuracy"]
     return losses, programs.network(state)[0], accuracy
 
 

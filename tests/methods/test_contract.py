@@ -37,6 +37,7 @@ from prunex_jax.methods.method import RoundsConfig
 from prunex_jax.methods.pactrain import PactrainConfig
 from prunex_jax.methods.powersgd import PowersgdConfig
 from prunex_jax.methods.topk import TopkConfig
+from prunex_jax.tasks import Classification
 from prunex_jax.train.program import Ledger
 from prunex_jax.train.step import Programs
 from tests.helpers.common import make_mesh
@@ -271,10 +272,12 @@ class Problem(NamedTuple):
         return flat[None] - wishes, statistics
 
 
-def half_square(gaps, batch):
-    """Its gradient is the gap; one row per device."""
-    del batch
-    return jnp.sum(gaps**2) / 2
+class HalfSquare(Classification):
+    """A loss whose gradient is the gap; one row per device."""
+
+    def loss(self, outputs, batch):
+        del batch
+        return jnp.sum(outputs**2) / 2
 
 
 class Runner:
@@ -287,7 +290,7 @@ class Runner:
         self.ledger = Ledger()
         self.programs = Programs(
             Problem(), self.method, make_mesh(*shape), self.ledger,
-            layouts={}, objective=half_square,
+            layouts={}, objective=HalfSquare(),
         )  # fmt: skip
 
     def init(self):

@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from prunex_jax.tasks import Classification
 from prunex_jax.train.console import Console, format_progress
 
+OBJECTIVE = Classification()
 ROW = {
     "step": 1200,
     "seconds_per_step_median": 0.0521,
@@ -21,7 +23,7 @@ ROW = {
 
 
 def test_progress_line_says_everything():
-    assert format_progress(ROW, 20000, 64) == (
+    assert format_progress(ROW, 20000, 64, OBJECTIVE) == (
         " 1200/20000   6% eta   16m   1228 img/s 52.1ms  host 12.3MB x0.065"
         "  sparsity 50%  res 1.2e-3  loss 1.234  acc 71.2%"
     )
@@ -55,7 +57,7 @@ def test_progress_line_says_everything():
     ],
 )
 def test_progress_line_fits_numbers_of_every_size(field, value, expected):
-    line = format_progress({**ROW, field: value}, 20000, 64)
+    line = format_progress({**ROW, field: value}, 20000, 64, OBJECTIVE)
     assert expected in line
 
 
@@ -74,7 +76,9 @@ def test_progress_lines_are_aligned_and_short():
             "accuracy": draw.random(),
             "primal_residual": 10 ** draw.uniform(-9, 9),
         }
-        lengths.add(len(format_progress(row, 999_999, draw.randrange(1, 65536))))
+        lengths.add(
+            len(format_progress(row, 999_999, draw.randrange(1, 65536), OBJECTIVE))
+        )
     assert len(lengths) == 1, f"lines differ in length: {lengths}"
     assert lengths.pop() <= 120
 
@@ -89,19 +93,22 @@ class Terminal(io.StringIO):
 def told(stream, is_primary=True):
     with Console(is_primary, stream, num_steps=20000) as console:
         console.line("run       4 steps\n          and [no] markup")
-        console.progress(ROW, 20000, 64)
+        console.progress(ROW, 20000, 64, OBJECTIVE)
     return stream.getvalue()
 
 
 def test_files_get_plain_lines():
     lines = ["run       4 steps", "          and [no] markup"]
-    assert told(io.StringIO()).splitlines() == [*lines, format_progress(ROW, 20000, 64)]
+    assert told(io.StringIO()).splitlines() == [
+        *lines,
+        format_progress(ROW, 20000, 64, OBJECTIVE),
+    ]
 
 
 def test_terminals_get_the_same_lines_and_a_bar():
     shown = told(Terminal())
     assert "4 steps" in shown and "and [no] markup" in shown
-    assert format_progress(ROW, 20000, 64) in shown
+    assert format_progress(ROW, 20000, 64, OBJECTIVE) in shown
     assert "6%" in shown.rpartition("acc 71.2%")[2], "the bar follows"
 
 

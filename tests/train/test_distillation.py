@@ -11,10 +11,10 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.export import export_model
 from prunex_jax.mesh import make_topology
+from prunex_jax.tasks import Classification
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.export import export_run
-from prunex_jax.train.objective import Objective
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.run import train
 from prunex_jax.train.work import work_of_training
@@ -58,7 +58,7 @@ def test_without_its_logits_a_teacher_is_not_missed():
     rng = np.random.default_rng(0)
     logits = jnp.asarray(rng.normal(size=(6, 4)))
     batch = {"label": jnp.asarray(rng.integers(4, size=6))}
-    plain, taught = Objective(0.1), Objective(0.1, 3.0)
+    plain, taught = Classification(0.1).loss, Classification(0.1, 3.0).loss
     assert plain(logits, batch) == taught(logits, batch)
     answers = jnp.asarray(rng.normal(size=(6, 4)))
     shown = {**batch, "teacher": answers, "teacher_weight": jnp.zeros(6)}
@@ -76,7 +76,7 @@ def test_hot_answers_are_matched_as_numbers():
         "teacher": teacher,
         "teacher_weight": jnp.ones(5),
     }
-    found = jax.grad(Objective(0.0, 1e3))(student, batch)
+    found = jax.grad(Classification(0.0, 1e3).loss)(student, batch)
     np.testing.assert_allclose(found, (student - teacher) / 7 / 5, atol=1e-4)
 
 

@@ -18,6 +18,7 @@ from prunex_jax.train.run import train
 from prunex_jax.train.transitions import change_method
 from tests.helpers.tiny_runs import merged, rows_of, settings
 
+METRICS = ("loss", "accuracy")
 NUM_STEPS = 24
 CHANGE = 8
 
@@ -65,11 +66,13 @@ def wire_bytes_by_step(workdir):
 )
 def test_what_means_nothing_is_refused(entries, message):
     with pytest.raises(UserError, match=message):
-        parse_phases(method_config(schedule=entries), 100)
+        parse_phases(method_config(schedule=entries), 100, METRICS)
 
 
 def test_metrics_trigger_when_they_are_known():
-    phases = parse_phases(method_config(schedule=("dense", "diloco@loss<0.5")), 100)
+    phases = parse_phases(
+        method_config(schedule=("dense", "diloco@loss<0.5")), 100, METRICS
+    )
     trigger = phases[1].trigger
     assert trigger == Trigger(None, "loss", False, 0.5)
     assert not trigger.is_due(10, {}) and not trigger.is_due(10, {"accuracy": 0.1})

@@ -24,7 +24,7 @@ from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.run import train
 from prunex_jax.train.transitions import experiment_at, hand_over
-from prunex_jax.train.work import macs_of_one_image, macs_until
+from prunex_jax.train.work import macs_of_one_example, macs_until
 from tests.helpers.tiny_runs import (
     ROUNDING,
     merged,
@@ -225,7 +225,7 @@ def test_channels_are_cut_out_after_every_stair(stairs_run):
 def test_work_is_that_of_the_networks_that_were_trained(stairs_run):
     """Also what a run goes on from that is resumed between its cuts."""
     values, result, workdir, models = stairs_run
-    counted = {model: macs_of_one_image(model) for model in set(models)}
+    counted = {model: macs_of_one_example(model) for model in set(models)}
     macs = [counted[model] for model in models[:-1]]
     assert len(macs) == 40 and len(set(macs)) == 3
     assert result.summary["training_macs"] == 32 * sum(macs)

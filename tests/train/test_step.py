@@ -18,6 +18,7 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.methods import Recipe, make_method, method_config
 from prunex_jax.methods.inner import make_inner
 from prunex_jax.methods.powersgd import PowersgdConfig
+from prunex_jax.tasks import Classification
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.program import Ledger
@@ -83,6 +84,7 @@ def programs_of(method, micro_batches=1, clip_norm=0.0, momentum=0.9):
         make_mesh(*SHAPE),
         Ledger(),
         layouts={},
+        objective=Classification(),
         micro_batches=micro_batches,
     )
 
@@ -185,7 +187,7 @@ def test_the_first_step_that_is_not_finite_is_named(count):
     """Whichever device and part it was in; no step is skipped or repaired."""
     _, programs = programs_of("powersgd", count)
     seen, report = run(programs, spoil=(1, 13))
-    assert report.first_bad_step == 2 and not np.isfinite(report.loss)
+    assert report.first_bad_step == 2 and not np.isfinite(report.measures["loss"])
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(seen[1].params))
     assert all(np.isnan(x).all() for x in jax.tree.leaves(seen[2].params))
     _, report = run(programs)

@@ -129,7 +129,7 @@ class _Watch:
         accuracy = None
         if self.spec.evaluates:
             result = validate(experiment, state)
-            accuracy = result and result.accuracy
+            accuracy = result and result.measures["accuracy"]
         self.gate.arrive(event="resume", accuracy=accuracy)
         self.seconds = []
         self.traced_bytes = self._bytes_so_far(progress)

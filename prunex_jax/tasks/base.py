@@ -1,0 +1,96 @@
+"""The interface between the trainer and what a run learns.
+
+The trainer hands batches, any trees of arrays, to a task, and gets a loss and sums
+back. It knows neither what the entries of a batch are, nor what is measured.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+
+from prunex_jax.base.trees import PyTree
+from prunex_jax.data import Dataset
+from prunex_jax.models import Model
+
+Batch = Mapping[str, Any]
+# float32[] each: what batches add up to.
+Sums = dict[str, jax.Array]
+
+# Entry of a batch: float32[batch], 0 for rows that fill it up and count for nothing.
+VALID = "valid"
+# Entries of a batch: the teacher's answers, and their share of the loss of an example.
+TEACHER = "teacher"
+TEACHER_WEIGHT = "teacher_weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A figure of a network, mean over a split or over what was trained on."""
+
+    name: str  # As in the log; summaries put the name of a split in front of it.
+    higher_is_better: bool = False  # Its direction.
+    label: str = ""  # On the line of progress; empty takes its name.
+    is_share: bool = False  # Whether that line shows it in percent.
+
+
+# What every task has.
+LOSS = Metric("loss")
+
+
+class Objective(Protocol):
+    """What a step minimises, and what is measured on the way.
+
+    Called on one device with the examples that are there, inside of `shard_map`; sums
+    are added up over devices and batches by who calls it.
+    """
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What is reported; `LOSS` first."""
+        ...
+
+    @property
+    def example(self) -> str:
+        """What an example is, in the short: `img` of images per second."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """The sum that losses are a mean over, such as examples or tokens."""
+        ...
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Names of the sums beside `loss`, the unit among them."""
+        ...
+
+    def inputs(self, batch: Batch) -> PyTree:
+        """What the network reads of a batch."""
+        ...
+
+    def loss(self, outputs: PyTree, batch: Batch) -> jax.Array:
+        """What a step minimises: float32[], mean over the units of a device's batch."""
+        ...
+
+    def count(self, outputs: PyTree, batch: Batch) -> Sums:
+        """What is counted in a batch: `counted`, without rows that are not `VALID`."""
+        ...
+
+    def score(self, outputs: PyTree, batch: Batch) -> Sums:
+        """What evaluation adds up: `count`, and as `loss` the sum of plain losses."""
+        ...
+
+    def measures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics of sums, arrays or numbers, by their names."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """What is learned, and by which network."""
+
+    dataset: Dataset  # The examples.
+    model: Model  # The network at full width.
+    objective: Objective  # What it minimises, and what is measured.
