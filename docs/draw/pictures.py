@@ -151,6 +151,7 @@ ROOMS = (
     ("mesh", "launchers; hosts x devices", "the mesh"),
     ("data", "sets, order, loaders", "batches"),
     ("models", "networks, widths explicit", "apply function"),
+    ("tasks", "losses, metrics, your own", "loss, sums"),
     ("channels", "traces what can only go together", "channel groups"),
     ("sparsity", "scores, budgets, projections", "masks, counts"),
     ("comm", "collectives, wires, byte counts", "means over hosts"),

@@ -247,7 +247,8 @@ class ModelConfig:
     """Which network is trained."""
 
     # resnet20 | resnet32 | resnet56 | resnet110 | resnet18 | resnet34 | resnet50 |
-    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19
+    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19, or package.module:object
+    # for a network of your own, as `models.own_model` takes it.
     name: str = "resnet20"
     # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size).
     stem: Literal["auto", "cifar", "imagenet"] = "auto"

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
@@ -29,7 +28,6 @@ from prunex_jax.bench.cost_model.step_time import late_options, steady_traffic
 from prunex_jax.bench.links.probe import ProbedLink, probe_links, slowest
 from prunex_jax.bench.report.tables import Column, make_table
 from prunex_jax.comm.largest import CHUNK
-from prunex_jax.data import place_batch
 from prunex_jax.mesh import (
     HOST_AXIS,
     check_has_links,
@@ -277,7 +275,7 @@ def _keep_counts(experiment: Experiment) -> dict[str, int]:
 def _step_seconds(experiment: Experiment) -> float:
     """Measures a step in the steady state, its share of an exchange included."""
     method, programs = experiment.current.method, experiment.current.programs
-    batch, state = _made_up_batch(experiment), programs.init(jax.random.key(0))
+    batch, state = _first_batch(experiment), programs.init(jax.random.key(0))
     if method.prepare is not None:
         state = programs.prepare(state, (batch,) * method.prepare_batches)
     taught = _taught(experiment, state)
@@ -324,17 +322,10 @@ def _timed(step: Callable[[Any], Any], state: Any) -> tuple[float, Any]:
     return statistics.median(slowest(seconds)[1:]), state
 
 
-def _made_up_batch(experiment: Experiment) -> Batch:
-    """Noise of the shape of the data, on the mesh."""
-    rng = np.random.default_rng(0)
-    count = len(experiment.rows)
-    images = rng.normal(size=(count, *experiment.task.model.image_shape))
-    labels = rng.integers(0, experiment.task.dataset.num_classes, count)
-    batch: dict[str, Any] = {
-        "image": images.astype(np.float32),
-        "label": labels.astype(np.int32),
-    }
-    return place_batch(batch, experiment.mesh, experiment.rows)
+def _first_batch(experiment: Experiment) -> Batch:
+    """What the run would train on first, on the mesh."""
+    with experiment.batches() as batches:
+        return next(batches)
 
 
 def _advise(values: Values, overrides: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Reads image classification sets and places their batches on the mesh.
+"""Reads examples, and places their batches on the mesh.
 
 In: data settings and a seed. Out: a `Dataset` of three splits, and batches of it.
 
@@ -12,21 +12,26 @@ comes when and at which host; `images` makes pixels.
 
 from prunex_jax.data.images import Normalization
 from prunex_jax.data.loader import (
-    Batch,
+    VALID,
     BatchIterator,
     Loader,
     evaluation_batches,
     make_loader,
     num_evaluation_batches,
 )
+from prunex_jax.data.own import EXAMPLE, open_own
 from prunex_jax.data.placement import batch_rows, place_batch
 from prunex_jax.data.sources import open_dataset
-from prunex_jax.data.splits import Dataset, Split
+from prunex_jax.data.splits import Batch, Dataset, ImageDataset, ImageSplit, Split
 
 __all__ = [
+    "EXAMPLE",
+    "VALID",
     "Batch",
     "BatchIterator",
     "Dataset",
+    "ImageDataset",
+    "ImageSplit",
     "Loader",
     "Normalization",
     "Split",
@@ -35,5 +40,6 @@ __all__ = [
     "make_loader",
     "num_evaluation_batches",
     "open_dataset",
+    "open_own",
     "place_batch",
 ]

@@ -13,37 +13,34 @@ import weakref
 from collections.abc import Generator, Iterator
 from typing import SupportsIndex
 
+import jax
 import numpy as np
-import numpy.typing as npt
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
-from prunex_jax.data.images import Normalization
-from prunex_jax.data.order import Order, Positions, uniforms
+from prunex_jax.data.order import Order, Positions
 from prunex_jax.data.shards import make_order
-from prunex_jax.data.splits import Split
+from prunex_jax.data.splits import Batch, Split
 
 _MAX_READ_THREADS = 16
 # End of a stream without end, as far as grain is concerned.
 _ENDLESS = 2**40
-# 'image', 'label' and, in evaluation, 'valid'; the first axis is the batch.
-Batch = dict[str, npt.NDArray[np.generic]]
+# Entry of evaluation batches: float32[batch], 0.0 for rows that count for nothing.
+VALID = "valid"
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingExamples:
-    """Examples of the endless, shuffled and augmented training stream."""
+    """Examples of the endless, shuffled training stream."""
 
     split: Split  # What is read.
     order: Order  # Position -> example of the split.
-    seed: int  # Seed of the augmentation.
+    seed: int  # Seed of all that is random in an example.
 
     def __call__(self, positions: Positions) -> Batch:
-        """Returns `image` uint8[batch, h, w, c] and `label` int32[batch]."""
-        images, labels = self.split.read(self.order(positions))
-        recipe = self.split.recipe
-        draws = uniforms(self.seed, positions, recipe.num_draws)
-        return {"image": recipe.training_images(images, draws), "label": labels}
+        """Returns the examples at these positions of the stream."""
+        examples = self.order(positions)
+        return self.split.training_batch(examples, positions, self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,31 +50,21 @@ class EvaluationExamples:
     split: Split
 
     def __call__(self, positions: Positions) -> Batch:
-        """Returns `image`, `label` and `valid` float32[batch], 0.0 for padding.
-
-        Padding has a black image and label 0.
-        """
+        """Returns a batch with `VALID`; padding is zero everywhere."""
         is_valid = positions < len(self.split)
-        images, labels = self.split.read(positions[is_valid])
-        size, recipe = len(positions), self.split.recipe
-        batch: Batch = {
-            "image": np.zeros((size, *recipe.image_shape), np.uint8),
-            "label": np.zeros(size, np.int32),
-            "valid": is_valid.astype(np.float32),
-        }
-        if len(labels):
-            batch["image"][is_valid] = recipe.evaluation_images(images)
-            batch["label"][is_valid] = labels
-        return batch
+        found = self.split.evaluation_batch(positions[is_valid])
+
+        def padded(rows: np.ndarray) -> np.ndarray:
+            whole = np.zeros((len(positions), *rows.shape[1:]), rows.dtype)
+            whole[is_valid] = rows
+            return whole
+
+        batch: Batch = jax.tree.map(padded, found)
+        return {**batch, VALID: is_valid.astype(np.float32)}
 
 
-# Pure functions from positions to examples with uint8 images, before normalisation.
+# Pure functions from positions to examples, before `Split.finished`.
 Examples = TrainingExamples | EvaluationExamples
-
-
-def normalized(batch: Batch, normalization: Normalization) -> Batch:
-    """Returns the batch with float32 images, as the model reads them."""
-    return {**batch, "image": normalization.apply(np.asarray(batch["image"], np.uint8))}
 
 
 class BatchIterator(Iterator[Batch]):
@@ -155,7 +142,7 @@ def make_loader(
       seed: Seed of order and augmentation.
       num_hosts: Size of the host axis, over which rows are dealt in contiguous blocks.
     Returns:
-      A loader of dicts with `image` float32[local, h, w, c] and `label` int32[local].
+      A loader of batches of the split, host-local numpy arrays.
     Raises:
       UserError: If the split is empty, a row is outside the batch, or the split cannot
         be divided as `data.shards` says.
@@ -179,7 +166,7 @@ def evaluation_batches(
     """Returns an iterator over one evaluation of a split.
 
     Every process gets the same number of batches, whatever the size of the split; the
-    last batch is padded with black images of label 0, and `valid` is 0.0 for them.
+    last batch is padded with zeros, where `valid` is 0.0.
 
     Args:
       split: What is evaluated; an empty split has no batches.
@@ -187,8 +174,7 @@ def evaluation_batches(
       rows: int64[local], rows that this process produces.
       num_workers: Worker processes where the split is not in memory.
     Returns:
-      Dicts with `image` float32[local, h, w, c], `label` int32[local] and `valid`
-      float32[local].
+      Batches of the split, host-local numpy arrays, with `valid`, float32[local].
 
     Example:
       >>> from prunex_jax.base.settings import DataConfig
@@ -222,11 +208,11 @@ def _read(
     if split.in_memory or not chosen:
         for batch in chosen:
             positions = batch * batch_size + rows
-            yield normalized(examples(positions), split.normalization)
+            yield split.finished(examples(positions))
         return
     source = _ElementSource(examples, batch_size, rows, chosen)
     for found in _read_with_grain(source, len(rows), num_workers):
-        yield normalized(found, split.normalization)
+        yield split.finished(found)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -245,7 +231,8 @@ class _ElementSource:
         batch, row = divmod(index.__index__(), len(self.rows))
         first = self.chosen[batch] * self.batch_size
         example = self.examples(first + self.rows[row : row + 1])
-        return {key: value[0] for key, value in example.items()}
+        found: Batch = jax.tree.map(lambda x: x[0], example)
+        return found
 
 
 def _read_with_grain(

@@ -1,12 +1,15 @@
 """Puts host-local batches onto the mesh."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import Sharding
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.data.loader import Batch
+from prunex_jax.base.trees import map_with_path
 from prunex_jax.data.order import Positions
+from prunex_jax.data.splits import Batch
 from prunex_jax.mesh import AnyMesh, sharding_on
 
 
@@ -45,7 +48,7 @@ def batch_rows(
     return np.sort(np.concatenate([rows[block] for block in blocks.values()]))
 
 
-def place_batch(batch: Batch, mesh: AnyMesh, rows: Positions) -> dict[str, jax.Array]:
+def place_batch(batch: Batch, mesh: AnyMesh, rows: Positions) -> dict[str, Any]:
     """Makes global arrays, split over all devices along the first axis.
 
     Each row goes from the host's memory straight to the one device that owns it. On
@@ -53,11 +56,11 @@ def place_batch(batch: Batch, mesh: AnyMesh, rows: Positions) -> dict[str, jax.A
     to afterwards.
 
     Args:
-      batch: Host-local arrays whose first axis is that of `rows`.
+      batch: A tree of host-local arrays whose first axis is that of `rows`.
       mesh: The mesh given to `batch_rows`.
       rows: int64[local], the value of `batch_rows`.
     Returns:
-      Arrays of the global batch, sharded over all mesh axes on axis 0.
+      The same tree of arrays of the global batch, sharded over all mesh axes on axis 0.
     Raises:
       ValueError: If an array has another number of rows.
     """
@@ -65,8 +68,7 @@ def place_batch(batch: Batch, mesh: AnyMesh, rows: Positions) -> dict[str, jax.A
     batch_size = len(rows) // num_local_devices * mesh.devices.size
     sharding = _batch_sharding(mesh)
 
-    def place(name: str) -> jax.Array:
-        local = batch[name]
+    def place(name: str, local: np.ndarray) -> jax.Array:
         if len(local) != len(rows):
             raise ValueError(f"{name!r} has {len(local)} rows instead of {len(rows)}")
 
@@ -78,7 +80,8 @@ def place_batch(batch: Batch, mesh: AnyMesh, rows: Positions) -> dict[str, jax.A
         shape = (batch_size, *local.shape[1:])
         return jax.make_array_from_callback(shape, sharding, block)
 
-    return {name: place(name) for name in batch}
+    placed: dict[str, Any] = map_with_path(place, batch)
+    return placed
 
 
 def _batch_sharding(mesh: AnyMesh) -> Sharding:

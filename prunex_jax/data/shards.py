@@ -52,14 +52,9 @@ def check_shards(split: Split, config: DataConfig, num_hosts: int) -> None:
     if config.shards == "iid":
         return
     setting = f"config.data.shards={config.shards!r}"
-    if not split.in_memory:
-        remedy = "set --config.data.loader=memory"
-        if split.recipe.keeps_original_size:
-            remedy += " (and another data.augment if images differ in size)"
-        raise UserError(
-            f"{setting} needs all labels before the first step, and split "
-            f"{split.name!r} is not in memory: {remedy}"
-        )
+    problem = split.why_no_labels()
+    if problem:
+        raise UserError(f"{setting} needs all labels before the first step, {problem}")
     if len(split) < num_hosts or config.batch_size % num_hosts:
         raise UserError(
             f"{setting} cannot give each of {num_hosts} hosts the same share of "

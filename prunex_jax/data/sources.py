@@ -11,7 +11,13 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig, check_settings
 from prunex_jax.data.images import Normalization, Pixels, Recipe, resize_box
 from prunex_jax.data.order import Positions, permutation, split_positions
-from prunex_jax.data.splits import ArraySource, Dataset, Split, StoredSet, StoredSplit
+from prunex_jax.data.splits import (
+    ArraySource,
+    ImageDataset,
+    ImageSplit,
+    StoredSet,
+    StoredSplit,
+)
 from prunex_jax.data.tfds_source import open_tfds
 
 # Largest training split, in bytes of uint8 images, that `loader=auto` keeps in memory.
@@ -33,7 +39,7 @@ _PROTOTYPE_CELLS = 4
 _NOISE = 40.0
 
 
-def open_dataset(config: DataConfig, seed: int) -> Dataset:
+def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
     """Opens a data set: embedded, synthetic, or prepared by TFDS.
 
     The examples themselves are read at the first use of a split; the test split is not
@@ -51,10 +57,11 @@ def open_dataset(config: DataConfig, seed: int) -> Dataset:
     check_settings(config, "data")
     stored = _open_stored(config, seed)
     recipe = Recipe(config.augment, _image_shape(config, stored))
-    train, held_out = _cut_validation(config, stored.train.num_examples)
+    num_examples = stored.train.num_examples
+    train, held_out = cut_validation(config, config.name, num_examples)
     normalization = _normalization(stored, recipe, train)
-    make = functools.partial(Split, recipe=recipe, normalization=normalization)
-    return Dataset(
+    make = functools.partial(ImageSplit, recipe=recipe, normalization=normalization)
+    return ImageDataset(
         name=config.name,
         num_classes=stored.num_classes,
         image_shape=recipe.image_shape,
@@ -77,6 +84,7 @@ def open_dataset(config: DataConfig, seed: int) -> Dataset:
             in_memory=_fits_memory(config, stored, recipe, stored.test.num_examples),
         ),
         normalization=normalization,
+        evaluation_share=recipe.evaluation_share,
         class_names=stored.class_names,
     )
 
@@ -101,14 +109,19 @@ def _image_shape(config: DataConfig, stored: StoredSet) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def _cut_validation(
-    config: DataConfig, num_examples: int
+def cut_validation(
+    config: DataConfig, name: str, num_examples: int
 ) -> tuple[Positions, Positions]:
+    """Numbers of the examples that are trained on, and of those that are held out.
+
+    Raises:
+      UserError: None is left to train on.
+    """
     num_held_out = round(config.validation_share * num_examples)
     if num_held_out == num_examples:
         raise UserError(
             f"data.validation_share={config.validation_share} leaves none of the "
-            f"{num_examples} examples of {config.name!r} for training: lower it"
+            f"{num_examples} examples of {name!r} for training: lower it"
         )
     return split_positions(num_examples, num_held_out, config.shuffle_seed)
 

@@ -1,4 +1,4 @@
-"""Says what a data set is: three splits with a shared recipe and normalisation."""
+"""Says what a data set is: three splits, of images or of anything else."""
 
 import dataclasses
 import functools
@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from prunex_jax.data.images import Images, Normalization, Pixels, Recipe
-from prunex_jax.data.order import Positions
+from prunex_jax.data.order import Positions, uniforms
 
 Labels = npt.NDArray[np.int32]
+# Any trees of numpy arrays, by name; the first axis of each is the batch.
+Batch = dict[str, Any]
 # Examples read at a time when a split is brought into memory.
 _CHUNK = 512
 
@@ -67,9 +69,61 @@ class StoredSet:
     class_names: tuple[str, ...] = ()  # Name of every label; empty where they have none
 
 
+class Split(Protocol):
+    """Part of a data set that one loop goes through.
+
+    Grain's workers get copies by pickle.
+    """
+
+    @property
+    def name(self) -> str:
+        """train, validation or test."""
+        ...
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether batches are made where they are used, or by grain while training."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
+    def training_batch(
+        self, examples: Positions, positions: Positions, seed: int
+    ) -> Batch:
+        """Examples as training sees them.
+
+        Args:
+          examples: int64[batch], each in 0 .. len(self) - 1.
+          positions: int64[batch], where they are in the endless stream: together with
+            the seed they decide all that is random.
+          seed: Of the run.
+        Returns:
+          The batch before `finished`; row k depends on row k of the arguments only.
+        """
+        ...
+
+    def evaluation_batch(self, examples: Positions) -> Batch:
+        """Examples as evaluation sees them, before `finished`; there may be none."""
+        ...
+
+    def finished(self, batch: Batch) -> Batch:
+        """What is cheaper done once per batch, by the process that trains."""
+        ...
+
+    def why_no_labels(self) -> str:
+        """Why `labels` cannot be asked for, and the remedy; empty if they can."""
+        ...
+
+    def labels(self) -> Labels:
+        """All labels, int32[size], by which examples are dealt to hosts."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Split:
-    """Part of a data set that one loop goes through; opened at the first read.
+class ImageSplit:
+    """Labelled images; opened at the first read.
 
     Attributes:
       name: train, validation or test.
@@ -95,6 +149,24 @@ class Split:
         fields = dataclasses.fields(self)
         return {field.name: getattr(self, field.name) for field in fields}
 
+    def training_batch(
+        self, examples: Positions, positions: Positions, seed: int
+    ) -> Batch:
+        """Augmented `image` uint8[batch, h, w, c] and `label` int32[batch]."""
+        images, labels = self.read(examples)
+        draws = uniforms(seed, positions, self.recipe.num_draws)
+        return {"image": self.recipe.training_images(images, draws), "label": labels}
+
+    def evaluation_batch(self, examples: Positions) -> Batch:
+        """`image` uint8[batch, h, w, c] and `label` int32[batch]."""
+        images, labels = self.read(examples)
+        return {"image": self.recipe.evaluation_images(images), "label": labels}
+
+    def finished(self, batch: Batch) -> Batch:
+        """The batch with float32 images, as the model reads them."""
+        images = np.asarray(batch["image"], np.uint8)
+        return {**batch, "image": self.normalization.apply(images)}
+
     def read(self, examples: Positions) -> tuple[Images, Labels]:
         """Reads examples of this split.
 
@@ -111,8 +183,17 @@ class Split:
 
     def labels(self) -> Labels:
         """Returns all labels, int32[size], of a split that is kept in memory."""
-        assert self.in_memory, f"split {self.name!r} is not in memory"
+        assert not self.why_no_labels(), self.why_no_labels()
         return self._memory[1]
+
+    def why_no_labels(self) -> str:
+        """That the split is not in memory, if so."""
+        if self.in_memory:
+            return ""
+        remedy = "set --config.data.loader=memory"
+        if self.recipe.keeps_original_size:
+            remedy += " (and another data.augment if images differ in size)"
+        return f"and split {self.name!r} is not in memory: {remedy}"
 
     @functools.cached_property
     def _source(self) -> Source:
@@ -139,24 +220,59 @@ class Split:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """An image classification set, ready for training.
+    """What is learned from, ready for training."""
 
-    Attributes:
-      name: As the user wrote it.
-      num_classes: Labels are 0 .. num_classes - 1.
-      image_shape: Height, width and channels of the images in a batch.
-      train: What training goes through.
-      validation: Held out of the stored training split; empty for share 0.
-      test: The stored test split, not opened before it is read.
-      normalization: Mean and standard deviation per channel, shared by the splits.
-      class_names: Name of every label; empty where they have none.
-    """
+    name: str  # As the user wrote it.
+    train: Split  # What training goes through.
+    validation: Split  # Held out, or given beside it; may be empty.
+    test: Split  # Not opened before it is read; may be empty.
 
-    name: str
-    num_classes: int
-    image_shape: tuple[int, int, int]
-    train: Split
-    validation: Split
-    test: Split
-    normalization: Normalization
-    class_names: tuple[str, ...] = ()
+    @property
+    def described(self) -> str:
+        """What an example is, for people, after their number."""
+        return "examples"
+
+    def about(self) -> dict[str, Any]:
+        """What an exported network says of what it has learned from."""
+        return {"name": self.name}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ImageDataset(Dataset):
+    """An image classification set."""
+
+    num_classes: int  # Labels are 0 .. num_classes - 1.
+    image_shape: tuple[int, int, int]  # Height, width, channels in a batch.
+    normalization: Normalization  # Per channel, shared by the splits.
+    evaluation_share: float = 1.0  # Side of what evaluation sees of an image.
+    class_names: tuple[str, ...] = ()  # Empty where they have none.
+
+    @property
+    def described(self) -> str:
+        """Size of the images, and classes."""
+        height, width, depth = self.image_shape
+        return f"images of {height}x{width}x{depth}, {self.num_classes} classes"
+
+    def about(self) -> dict[str, Any]:
+        """What has to be done to images, and what the classes mean."""
+        height, width, channels = self.image_shape
+        return {
+            "name": self.name,
+            "classes": {
+                "count": self.num_classes,
+                "names": list(self.class_names) or None,
+            },
+            "preprocessing": {
+                "input": "uint8[height,width,channels], 0 to 255, RGB or grey",
+                "crop": "largest centred rectangle of the wanted shape, sides times "
+                "share",
+                "crop_share": self.evaluation_share,
+                "resize": "bilinear with antialiasing",
+                "height": height,
+                "width": width,
+                "channels": channels,
+                "normalize": "(x / 255 - mean) / std, per channel",
+                "mean": list(self.normalization.mean),
+                "std": list(self.normalization.std),
+            },
+        }

@@ -14,24 +14,32 @@ import jax
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import ModelConfig, check_settings
 from prunex_jax.models.base import (
+    AnyModel,
     Model,
     ModelSpec,
     from_moments,
     to_moments,
 )
+from prunex_jax.models.functions import FunctionModel, Functions
 from prunex_jax.models.layers import Convolution
+from prunex_jax.models.own import named_model, own_model
 from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
 from prunex_jax.models.vgg import VggSpec, make_vgg_spec
 
 __all__ = [
     "MODELS",
+    "AnyModel",
     "BlockSpec",
+    "FunctionModel",
+    "Functions",
     "Model",
     "ModelSpec",
     "ResNetSpec",
     "VggSpec",
     "from_moments",
     "make_model",
+    "named_model",
+    "own_model",
     "to_moments",
 ]
 
@@ -86,7 +94,8 @@ def make_model(
     if config.name not in MODELS:
         raise UserError(
             f"config.model.name={config.name!r} is not known"
-            f"{suggest(config.name, MODELS)}; choose one of {', '.join(MODELS)}"
+            f"{suggest(config.name, MODELS)}; choose one of {', '.join(MODELS)}, or "
+            "write package.module:object for a network of your own"
         )
     check_settings(config, "config.model")
     if len(image_shape) != 3 or min(*image_shape, num_classes) < 1:

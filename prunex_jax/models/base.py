@@ -44,6 +44,63 @@ class ModelSpec(Protocol):
         ...
 
 
+class AnyModel(Protocol):
+    """A network as the trainer knows it: pure functions over two trees.
+
+    Parameters and statistics are trees of arrays; statistics are what changes without
+    gradients, such as running means, and {} where there are none. Functions are called
+    with the examples of one device, inside of `shard_map` in training. Two models are
+    equal if they compute the same.
+    """
+
+    @property
+    def is_random(self) -> bool:
+        """Whether training draws numbers, as dropout does."""
+        ...
+
+    def example(self, count: int = 1) -> PyTree:
+        """Shapes and types of what so many examples are to the network."""
+        ...
+
+    def init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        """Draws parameters, and makes fresh statistics."""
+        ...
+
+    def apply(self, params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
+        """Answers in evaluation, every example alone."""
+        ...
+
+    def apply_train(
+        self,
+        params: PyTree,
+        statistics: PyTree,
+        inputs: PyTree,
+        axis_name: str | None = None,
+        key: jax.Array | None = None,
+    ) -> tuple[PyTree, PyTree]:
+        """Answers in training, and the statistics after them."""
+        ...
+
+    def reestimate(
+        self,
+        params: PyTree,
+        statistics: PyTree,
+        inputs: PyTree,
+        num_seen: jax.Array,
+        axis_name: str | None = None,
+    ) -> PyTree:
+        """Adds one batch to statistics that are a plain mean over batches."""
+        ...
+
+    def after(self, cut: Any) -> "AnyModel":
+        """The network that is left after a `shrink.Cut`."""
+        ...
+
+    def in_float32(self) -> "AnyModel":
+        """The same network with activations that are not rounded further."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A network: a specification, and pure functions over two trees.
@@ -75,6 +132,8 @@ class Model:
     compute_dtype: str = "float32"
     convolution: Convolution = "direct"
 
+    is_random = False
+
     def example(self, count: int = 1) -> jax.ShapeDtypeStruct:
         """Shape and type of so many images, for tracing."""
         return jax.ShapeDtypeStruct((count, *self.image_shape), jnp.float32)
@@ -87,7 +146,7 @@ class Model:
         """
         parts: Any = nnx.split(self._network(key), nnx.Param, nnx.BatchStat)
         _, params, statistics = parts
-        return _to_tree(params), _to_tree(statistics)
+        return to_tree(params), to_tree(statistics)
 
     def apply(self, params: PyTree, statistics: PyTree, images: jax.Array) -> jax.Array:
         """Computes logits with running statistics, for evaluation and tracing.
@@ -112,6 +171,7 @@ class Model:
         statistics: PyTree,
         images: jax.Array,
         axis_name: str | None = None,
+        key: jax.Array | None = None,
     ) -> tuple[jax.Array, PyTree]:
         """Computes logits with batch statistics, and the new running statistics.
 
@@ -121,12 +181,14 @@ class Model:
           images: float[n, h, w, c]; the images of one device inside `shard_map`.
           axis_name: Mesh axis whose devices share batch statistics; None keeps to the
             images at hand.
+          key: Not needed.
         Returns:
           Logits, float32[n, num_classes], and statistics after this batch.
         Collectives:
           None without `axis_name`. With it, one mean over that axis per batch norm of
           float32[2, channels], and its transpose in the backward pass.
         """
+        del key
         how = Pass(
             is_training=True,
             dtype=self.compute_dtype,
@@ -135,7 +197,7 @@ class Model:
         )
         network: Any = self._merge(params, statistics)
         logits = network(images, how)
-        return logits, _to_tree(nnx.state(network, nnx.BatchStat))
+        return logits, to_tree(nnx.state(network, nnx.BatchStat))
 
     def reestimate(
         self,
@@ -177,6 +239,15 @@ class Model:
         """Returns the network that shrunk parameters belong to."""
         return dataclasses.replace(self, spec=self.spec.with_widths_of(params))
 
+    def after(self, cut: Any) -> "Model":
+        """Returns the network that is left after a `shrink.Cut`."""
+        params, _ = jax.eval_shape(self.init, jax.random.key(0))
+        return self.with_widths_of(jax.eval_shape(cut.take, params))
+
+    def in_float32(self) -> "Model":
+        """Returns the network without bfloat16."""
+        return dataclasses.replace(self, compute_dtype="float32")
+
     @functools.cached_property
     def _graph(self) -> Any:
         abstract = nnx.eval_shape(lambda: self._network(jax.random.key(0)))
@@ -189,8 +260,8 @@ class Model:
     def _merge(self, params: PyTree, statistics: PyTree) -> nnx.Module:
         return nnx.merge(
             self._graph,
-            nnx.State(_from_tree(params)),
-            nnx.State(_from_tree(statistics)),
+            nnx.State(from_tree(params)),
+            nnx.State(from_tree(statistics)),
         )
 
 
@@ -233,7 +304,7 @@ def _map_variances(fn: Callable[..., jax.Array], tree: PyTree) -> PyTree:
     return {key: _map_variances(fn, part) for key, part in tree.items()}
 
 
-def _to_tree(state: Any) -> PyTree:
+def to_tree(state: Any) -> PyTree:
     """Turns NNX state into nested dicts; positions in lists become string keys."""
 
     def with_string_keys(tree: Any) -> Any:
@@ -244,11 +315,11 @@ def _to_tree(state: Any) -> PyTree:
     return with_string_keys(nnx.to_pure_dict(state))
 
 
-def _from_tree(tree: PyTree) -> PyTree:
-    """Undoes the string keys of `_to_tree`."""
+def from_tree(tree: PyTree) -> PyTree:
+    """Undoes the string keys of `to_tree`."""
     if not isinstance(tree, dict):
         return tree
     return {
-        int(key) if key.isdigit() else key: _from_tree(value)
+        int(key) if key.isdigit() else key: from_tree(value)
         for key, value in tree.items()
     }

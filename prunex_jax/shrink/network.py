@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.shrink.certificate import Certificate, certify
@@ -14,7 +13,7 @@ from prunex_jax.shrink.cut import Cut
 
 # Brings Flax, which shrinking functions of others does not need.
 if TYPE_CHECKING:
-    from prunex_jax.models import Model
+    from prunex_jax.models import AnyModel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,13 +26,13 @@ class Network:
       statistics: Running statistics of those widths.
     """
 
-    model: "Model"
+    model: "AnyModel"
     params: PyTree
     statistics: PyTree
 
-    def logits(self, images: jax.Array) -> jax.Array:
-        """Logits of images, float32[n, classes]."""
-        return self.model.apply(self.params, self.statistics, images)
+    def logits(self, inputs: PyTree) -> Any:
+        """What it answers; of images, logits float32[n, classes]."""
+        return self.model.apply(self.params, self.statistics, inputs)
 
     def masked(self, cut: Cut) -> "Network":
         """The same network with dead channels set to zero."""
@@ -47,7 +46,7 @@ class Network:
         Example:
           >>> import numpy as np
           >>> from prunex_jax.channels import trace_channels
-          >>> from prunex_jax.models import Model, VggSpec
+          >>> from prunex_jax.models import AnyModel, VggSpec
           >>> from prunex_jax.shrink import make_cut
           >>> model = Model(VggSpec(stages=((8,),), hidden=()), (4, 4, 1), 10)
           >>> trees = jax.jit(model.init)(jax.random.key(0))
@@ -62,22 +61,25 @@ class Network:
         """
         params = cut.take(self.params)
         statistics = cut.take_statistics(self.statistics)
-        return Network(self.model.with_widths_of(params), params, statistics)
+        return Network(self.model.after(cut), params, statistics)
 
 
-def shrink_error(masked: Network, shrunk: Network, images: ArrayLike) -> float:
-    """Largest absolute difference between the logits of two networks.
+def shrink_error(masked: Network, shrunk: Network, inputs: PyTree) -> float:
+    """Largest absolute difference between the answers of two networks.
 
     Args:
       masked: Full widths with dead channels.
       shrunk: Cut widths.
-      images: What both are given, float[n, h, w, c].
+      inputs: What both are given.
     Returns:
-      max |masked - shrunk| over images and classes.
+      max |masked - shrunk| over examples and all that is answered.
     """
-    given = jnp.asarray(images)
-    difference = jax.jit(masked.logits)(given) - jax.jit(shrunk.logits)(given)
-    return float(jnp.max(jnp.abs(difference)))
+    given = jax.tree.map(jnp.asarray, inputs)
+    answers = jax.jit(masked.logits)(given), jax.jit(shrunk.logits)(given)
+    differences = jax.tree.map(
+        lambda one, other: jnp.max(jnp.abs(one - other)), *answers
+    )
+    return float(max(jax.tree.leaves(differences)))
 
 
 def certify_networks(
@@ -98,7 +100,7 @@ def certify_networks(
     """
 
     def logits(network: Network, params: PyTree, images: jax.Array) -> jax.Array:
-        model = dataclasses.replace(network.model, compute_dtype="float32")
+        model = network.model.in_float32()
         return model.apply(params, network.statistics, images)
 
     return certify(

@@ -28,7 +28,7 @@ from prunex_jax.sparsity import (
 )
 
 if TYPE_CHECKING:
-    from prunex_jax.models import Model
+    from prunex_jax.models import AnyModel
 
 Unit = Literal["channels", "params", "macs", "bytes", "latency"]
 _NOUNS = {
@@ -309,7 +309,9 @@ def _asked_by(config: SparsityConfig) -> str:
     return f"{text} with {with_limits}" if limits else text
 
 
-def model_budget(config: SparsityConfig, model: "Model", trace: ChannelTrace) -> Budget:
+def model_budget(
+    config: SparsityConfig, model: "AnyModel", trace: ChannelTrace
+) -> Budget:
     """The budget of a run with one of our models."""
     costs = size_costs(trace)
     if config.unit == "macs":

@@ -5,21 +5,19 @@ back. It knows neither what the entries of a batch are, nor what is measured.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import Dataset
-from prunex_jax.models import Model
+from prunex_jax.models import AnyModel
 
 Batch = Mapping[str, Any]
 # float32[] each: what batches add up to.
 Sums = dict[str, jax.Array]
 
-# Entry of a batch: float32[batch], 0 for rows that fill it up and count for nothing.
-VALID = "valid"
 # Entries of a batch: the teacher's answers, and their share of the loss of an example.
 TEACHER = "teacher"
 TEACHER_WEIGHT = "teacher_weight"
@@ -30,13 +28,16 @@ class Metric:
     """A figure of a network, mean over a split or over what was trained on."""
 
     name: str  # As in the log; summaries put the name of a split in front of it.
-    higher_is_better: bool = False  # Its direction.
     label: str = ""  # On the line of progress; empty takes its name.
     is_share: bool = False  # Whether that line shows it in percent.
 
 
 # What every task has.
 LOSS = Metric("loss")
+
+
+# (outputs, batch) -> float32[batch]: a figure of every example.
+Measure = Callable[[PyTree, Batch], jax.Array]
 
 
 class Objective(Protocol):
@@ -92,5 +93,5 @@ class Task:
     """What is learned, and by which network."""
 
     dataset: Dataset  # The examples.
-    model: Model  # The network at full width.
+    model: AnyModel  # The network at full width.
     objective: Objective  # What it minimises, and what is measured.

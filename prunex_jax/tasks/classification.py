@@ -1,32 +1,35 @@
 """Image classification: how far answers are from labels, and from a teacher's."""
 
 import dataclasses
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from prunex_jax.base.trees import PyTree
+from prunex_jax.data import VALID
 from prunex_jax.tasks.base import (
     LOSS,
     TEACHER,
     TEACHER_WEIGHT,
-    VALID,
     Batch,
+    Measure,
     Metric,
     Sums,
 )
 
-ACCURACY = Metric("accuracy", higher_is_better=True, label="acc", is_share=True)
+ACCURACY = Metric("accuracy", label="acc", is_share=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
     """Cross entropy with labels, and the share of answers that are right.
 
-    A batch has `image`, float32[batch, h, w, c], and `label`, int32[batch]. Answers are
-    logits, float[batch, classes].
+    Answers are logits, float[batch, classes]. Unless `inputs_of` and `labels_of` say
+    otherwise, a batch has `image`, float32[batch, h, w, c], and `label`, int32[batch].
     """
 
     # Share of a label's probability that goes to all classes alike, in training.
@@ -34,23 +37,35 @@ class Classification:
     # Divides the logits of network and teacher: the higher, the more counts what the
     # teacher thinks of wrong classes.
     teacher_temperature: float = 1.0
+    # Batch -> what the network reads,
+    inputs_of: Callable[[Batch], PyTree] = operator.itemgetter("image")
+    # and batch -> labels.
+    labels_of: Callable[[Batch], jax.Array] = operator.itemgetter("label")
+    example: str = "img"  # What an example is.
+    measured: tuple[tuple[str, Measure], ...] = ()  # What else is measured, by name.
 
-    metrics = (LOSS, ACCURACY)
-    example = "img"
     unit = "examples"
-    counted = ("correct", "examples")
 
-    def inputs(self, batch: Batch) -> jax.Array:
-        """The images, float32[batch, h, w, c]."""
-        images: jax.Array = batch["image"]
-        return images
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Loss, accuracy, and what else is measured."""
+        return (LOSS, ACCURACY, *(Metric(name) for name, _ in self.measured))
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Right answers, examples, and sums of what else is measured."""
+        return ("correct", "examples", *(name for name, _ in self.measured))
+
+    def inputs(self, batch: Batch) -> PyTree:
+        """The images, or what else is to be classified."""
+        return self.inputs_of(batch)
 
     def loss(self, outputs: jax.Array, batch: Batch) -> jax.Array:
         """Mean loss over the examples of this device.
 
         Args:
           outputs: Logits, float[batch, classes], of the network that is trained.
-          batch: `label`, int32[batch]; where there is a teacher, also `teacher`,
+          batch: Has labels, int32[batch]; where there is a teacher, also `teacher`,
             float32[batch, classes], and `teacher_weight`, float32[batch] in [0, 1].
         Returns:
           Cross entropy with labels; with a teacher's logits, the mean, weighted by
@@ -64,7 +79,7 @@ class Classification:
           >>> float(imitate.loss(jnp.array([[5.0, 3.0]]), batch))  # the same answers
           0.0
         """
-        targets = jax.nn.one_hot(batch["label"], outputs.shape[-1])
+        targets = jax.nn.one_hot(self.labels_of(batch), outputs.shape[-1])
         targets = optax.smooth_labels(targets, self.label_smoothing)
         losses = optax.softmax_cross_entropy(outputs, targets)
         if TEACHER in batch:
@@ -73,15 +88,17 @@ class Classification:
         return jnp.mean(losses)
 
     def count(self, outputs: jax.Array, batch: Batch) -> Sums:
-        """Answers that are right, and examples."""
-        labels = batch["label"]
+        """Answers that are right, examples, and what else is measured."""
+        labels = self.labels_of(batch)
         valid = batch.get(VALID, jnp.ones(labels.shape, jnp.float32))
         correct = (jnp.argmax(outputs, axis=-1) == labels).astype(jnp.float32)
-        return {"correct": jnp.sum(correct * valid), "examples": jnp.sum(valid)}
+        more = {k: jnp.sum(f(outputs, batch) * valid) for k, f in self.measured}
+        counted = {"correct": jnp.sum(correct * valid), "examples": jnp.sum(valid)}
+        return {**counted, **more}
 
     def score(self, outputs: jax.Array, batch: Batch) -> Sums:
         """The same, and the cross entropy with the labels as they are."""
-        labels, counted = batch["label"], self.count(outputs, batch)
+        labels, counted = self.labels_of(batch), self.count(outputs, batch)
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
         return {"loss": jnp.sum(losses * batch[VALID]), **counted}
 
@@ -92,8 +109,8 @@ class Classification:
           >>> Classification().measures({'loss': 3.0, 'correct': 1.0, 'examples': 4.0})
           {'loss': 0.75, 'accuracy': 0.25}
         """
-        examples = sums["examples"]
-        return {"loss": sums["loss"] / examples, "accuracy": sums["correct"] / examples}
+        of = {"loss": "loss", "accuracy": "correct", **{k: k for k, _ in self.measured}}
+        return {name: sums[key] / sums["examples"] for name, key in of.items()}
 
     def _distances_to_teacher(self, logits: jax.Array, teacher: jax.Array) -> jax.Array:
         temperature = self.teacher_temperature

@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 from prunex_jax.base.trees import PyTree
+from prunex_jax.data import VALID
 from prunex_jax.mesh import sharding_on
-from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT, VALID
+from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT
 from prunex_jax.train.experiment import Experiment
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program, shapes_of

@@ -222,11 +222,10 @@ def start_screen(
 def _what_is_trained(experiment: Experiment) -> list[str]:
     config, mesh, data = experiment.config, experiment.mesh, experiment.task.dataset
     batch_size, num_hosts = config.data.batch_size, mesh.shape[HOST_AXIS]
-    height, width, depth = data.image_shape
     channels = experiment.channels
     lines = [
         f"data      {data.name}: {len(data.train)} training, {len(data.validation)} "
-        f"validation images of {height}x{width}x{depth}, {data.num_classes} classes",
+        f"validation {data.described}",
         f"batch     {batch_size} = {num_hosts} hosts x {batch_size // num_hosts} = "
         f"{mesh.size} devices x {batch_size // mesh.size}",
         f"model     {config.model.name}: {experiment.num_params:,} parameters, "

@@ -20,7 +20,13 @@ import numpy as np
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
-from prunex_jax.data import Dataset, Normalization, evaluation_batches, open_dataset
+from prunex_jax.data import (
+    ImageDataset,
+    ImageSplit,
+    Normalization,
+    evaluation_batches,
+    open_dataset,
+)
 from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.mesh import keep_compiled
 from prunex_jax.train.config import resolve_config
@@ -94,6 +100,7 @@ def evaluate(
             "use --split=test"
         )
     normalization = _normalization(model.manifest)
+    assert isinstance(part, ImageSplit)
     part = dataclasses.replace(part, normalization=normalization)
     loss = correct = examples = 0.0
     with evaluation_batches(part, batch_size, np.arange(batch_size)) as batches:
@@ -153,9 +160,11 @@ def _score(
     return losses, np.argmax(logits, axis=-1) == labels
 
 
-def _open_dataset(manifest: Mapping[str, Any], folder: Path, data_dir: str) -> Dataset:
+def _open_dataset(
+    manifest: Mapping[str, Any], folder: Path, data_dir: str
+) -> ImageDataset:
     """The data set that the run was trained on, with its splits."""
-    if not {"config", "dataset", "metrics"} <= set(manifest):
+    if "preprocessing" not in manifest.get("dataset", {}):
         raise UserError(
             f"{folder} names no data set, because it was not exported from a run; call "
             "its program with prunex_jax.export.read_model instead"

@@ -30,10 +30,10 @@ from prunex_jax.data.shards import check_shards
 from prunex_jax.mesh import HOST_AXIS, AnyMesh, Topology
 from prunex_jax.methods import Method, Recipe, RoundKind, make_method
 from prunex_jax.methods.inner import make_inner, make_learning_rate
-from prunex_jax.models import Model, make_model
+from prunex_jax.models import AnyModel, FunctionModel, make_model, named_model
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
-from prunex_jax.tasks import Classification, Objective, Task
+from prunex_jax.tasks import Classification, Objective, Own, Task, own_task
 from prunex_jax.train.config import ExperimentConfig, total_steps
 from prunex_jax.train.network_mean import MeanPlan, final_mean_plan
 from prunex_jax.train.program import Ledger
@@ -61,7 +61,7 @@ class Setup:
     """What is trained now, and how: all that changes at a transition."""
 
     # `Task.model`, or what is left of it once its dead channels were cut out.
-    model: Model
+    model: AnyModel
     # Its channel groups that are to be pruned; none once they were.
     groups: tuple[ChannelGroup, ...]
     method: Method  # What is exchanged.
@@ -145,9 +145,15 @@ class Experiment:
             yield (place_batch(batch, self.mesh, self.rows) for batch in batches)
 
 
-def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
+def make_experiment(
+    config: ExperimentConfig, topology: Topology, own: Own | None = None
+) -> Experiment:
     """Builds a run from its settings.
 
+    Args:
+      config: The settings.
+      topology: Hosts, devices and the mesh.
+      own: What the user brings instead of what the settings name.
     Returns:
       Everything the loop needs; nothing is compiled, no parameter exists yet.
     Raises:
@@ -155,15 +161,14 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
     """
     validate_sparsity(config.sparsity)
     _check_batches(config, topology.mesh)
-    dataset = open_dataset(config.data, config.seed)
+    config, task = _make_task(config, own)
+    dataset, model = task.dataset, task.model
     if len(dataset.train) < config.data.batch_size:
         raise UserError(
             f"config.data.batch_size={config.data.batch_size} is more than the "
             f"{len(dataset.train)} training examples of {dataset.name}; lower it"
         )
     check_shards(dataset.train, config.data, topology.num_hosts)
-    model = make_model(config.model, dataset.image_shape, dataset.num_classes)
-    task = Task(dataset, model, _make_objective(config))
     channels = _find_channels(config, model)
     num_steps = total_steps(config, len(dataset.train))
     metrics = [metric.name for metric in task.objective.metrics]
@@ -199,7 +204,7 @@ def make_experiment(config: ExperimentConfig, topology: Topology) -> Experiment:
 
 
 def with_small_network(
-    experiment: Experiment, small: Model, is_pruned: bool = True
+    experiment: Experiment, small: AnyModel, is_pruned: bool = True
 ) -> Experiment:
     """Builds the same run again for what is left of its network.
 
@@ -223,7 +228,7 @@ def with_method(experiment: Experiment, name: str) -> Experiment:
 
 
 def _with_setup(
-    experiment: Experiment, name: str, model: Model, groups: tuple[ChannelGroup, ...]
+    experiment: Experiment, name: str, model: AnyModel, groups: tuple[ChannelGroup, ...]
 ) -> Experiment:
     setup = _make_setup(
         name,
@@ -241,7 +246,7 @@ def _with_setup(
 
 def _make_setup(
     name: str,
-    model: Model,
+    model: AnyModel,
     groups: tuple[ChannelGroup, ...],
     objective: Objective,
     config: ExperimentConfig,
@@ -276,6 +281,7 @@ def _make_setup(
         layouts=layouts_of(groups, shapes),
         objective=objective,
         norm_scope=config.model.norm_scope,
+        seed=config.seed,
         micro_batches=config.optimizer.micro_batches,
     )
     plan = make_round_plan(
@@ -289,14 +295,30 @@ def _make_setup(
     return Setup(model, groups, method, plan, programs)
 
 
-def _make_objective(config: ExperimentConfig) -> Objective:
-    return Classification(
-        label_smoothing=config.optimizer.label_smoothing,
-        teacher_temperature=config.distill.temperature,
-    )
+def _make_task(
+    config: ExperimentConfig, own: Own | None
+) -> tuple[ExperimentConfig, Task]:
+    """What is learned, and the settings with the names of what a user has brought."""
+    options: dict[str, Any] = {
+        "label_smoothing": config.optimizer.label_smoothing,
+        "teacher_temperature": config.distill.temperature,
+    }
+    if own is None and ":" in config.model.name:
+        own = Own(named_model(config.model.name))
+        return config, own_task(own, config.data, config.model, config.seed, **options)
+    if own is None:
+        dataset = open_dataset(config.data, config.seed)
+        model = make_model(config.model, dataset.image_shape, dataset.num_classes)
+        return config, Task(dataset, model, Classification(**options))
+    task = own_task(own, config.data, config.model, config.seed, **options)
+    data = dataclasses.replace(config.data, name=task.dataset.name)
+    model = config.model
+    if isinstance(task.model, FunctionModel):
+        model = dataclasses.replace(model, name=task.model.name)
+    return dataclasses.replace(config, data=data, model=model), task
 
 
-def _find_channels(config: ExperimentConfig, model: Model) -> Channels:
+def _find_channels(config: ExperimentConfig, model: AnyModel) -> Channels:
     trace = trace_model(model)
     check_excludes(config.sparsity.exclude, {g.name: g.size for g in trace.groups})
     for name in config.method.send_whole:
@@ -310,7 +332,7 @@ def _find_channels(config: ExperimentConfig, model: Model) -> Channels:
     return Channels(trace, budget, keep_counts)
 
 
-def trace_model(model: Model) -> ChannelTrace:
+def trace_model(model: AnyModel) -> ChannelTrace:
     """Finds the channel groups of one of our models, without making parameters."""
     params, statistics = jax.eval_shape(model.init, jax.random.key(0))
     return trace_channels(model.apply, params, model.example(), statistics=statistics)

@@ -28,7 +28,6 @@ from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DistillConfig, TopologyConfig
 from prunex_jax.base.trees import PyTree
-from prunex_jax.data import Dataset
 from prunex_jax.export.folder import check_target, export_model
 from prunex_jax.mesh import LaunchFlags, make_topology, start_processes
 from prunex_jax.shrink import (
@@ -46,7 +45,7 @@ from prunex_jax.train.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, SUMMARY, R
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.teaching import SELF
 from prunex_jax.train.transitions import (
-    comparison_images,
+    comparison_inputs,
     experiment_at,
     network_of,
     saved_shapes,
@@ -111,7 +110,7 @@ class TrainedNetwork:
 
     def certify(self) -> Certificate:
         """Compares the masked and the shrunk network on images of the run."""
-        images = comparison_images(self.experiment.task.dataset)
+        images = comparison_inputs(self.experiment.task)
         return certify_networks(self.masked, self.shrunk, self.cut, images)
 
     def compare(self, batch_sizes: Sequence[int]) -> Comparison:
@@ -120,7 +119,7 @@ class TrainedNetwork:
             Subject(network.model.apply, (network.params, network.statistics))
             for network in (self.masked, self.shrunk)
         )
-        images = comparison_images(self.experiment.task.dataset)
+        images = comparison_inputs(self.experiment.task)
         return compare(full, small, images, batch_sizes=batch_sizes)
 
     def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -135,7 +134,7 @@ class TrainedNetwork:
             folder,
             apply,
             {"params": shrunk.params, "statistics": shrunk.statistics},
-            [comparison_images(experiment.task.dataset)],
+            [comparison_inputs(experiment.task)],
             certificate=self.certify(),
             cut=self.cut,
             about={
@@ -145,7 +144,7 @@ class TrainedNetwork:
                     "num_steps": experiment.num_steps,
                     "method": experiment.current.method.name,
                 },
-                "dataset": _described_dataset(experiment.task.dataset),
+                "dataset": experiment.task.dataset.about(),
                 "metrics": _metrics(workdir, self.step),
                 "config": config_to_dict(resolve_config(_read_json(workdir / CONFIG))),
             },
@@ -232,30 +231,6 @@ def _described(manifest: Mapping[str, Any], folder: str) -> str:
         f"check it  python -m prunex_jax evaluate --model={folder}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _described_dataset(dataset: Dataset) -> dict[str, Any]:
-    """What a reader has to do to images, and what the classes mean."""
-    height, width, channels = dataset.image_shape
-    return {
-        "name": dataset.name,
-        "classes": {
-            "count": dataset.num_classes,
-            "names": list(dataset.class_names) or None,
-        },
-        "preprocessing": {
-            "input": "uint8[height,width,channels], 0 to 255, RGB or grey",
-            "crop": "largest centred rectangle of the wanted shape, sides times share",
-            "crop_share": dataset.test.recipe.evaluation_share,
-            "resize": "bilinear with antialiasing",
-            "height": height,
-            "width": width,
-            "channels": channels,
-            "normalize": "(x / 255 - mean) / std, per channel",
-            "mean": list(dataset.normalization.mean),
-            "std": list(dataset.normalization.std),
-        },
-    }
 
 
 def _experiment(path: Path, data_dir: str) -> Experiment:

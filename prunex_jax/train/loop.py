@@ -15,7 +15,7 @@ import jax
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import HOST_AXIS, run_together
 from prunex_jax.methods import Method
-from prunex_jax.models import Model
+from prunex_jax.models import AnyModel
 from prunex_jax.tasks import Batch
 from prunex_jax.train.ahead import CompilerAhead
 from prunex_jax.train.checkpoint import Checkpointer
@@ -239,7 +239,7 @@ class Loop:
     def _gathered(
         self,
         plan: MeanPlan,
-        model: Model,
+        model: AnyModel,
         mean: NetworkMean | None,
         state: TrainState,
     ) -> NetworkMean | None:

@@ -1,7 +1,7 @@
 """Runs an experiment from settings to summary; callable without the command line."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from prunex_jax.mesh import (
     run_together,
     start_processes,
 )
+from prunex_jax.tasks import Own
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import ExperimentConfig, config_to_dict, resolve_config
 from prunex_jax.train.console import Console, last_screen, start_screen
@@ -29,6 +30,11 @@ def train(
     config: ml_collections.ConfigDict | Mapping[str, Any] | ExperimentConfig,
     workdir: str | Path,
     *,
+    model: Any = None,
+    data: Any = None,
+    loss: Callable[[Any, Any], Any] | str | None = None,
+    inputs: Any = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     fresh: bool = False,
     launch: LaunchFlags | None = None,
     watch: Watch | None = None,
@@ -38,9 +44,21 @@ def train(
     Args:
       config: Settings in any form that `config.resolve_config` takes.
       workdir: The run folder: settings, metrics, checkpoints and summary.
+      model: A network of your own instead of `config.model`: a Flax NNX module or its
+        class, a Linen module, an Equinox module, or a pair (init, apply) of functions;
+        see `models.own_model`.
+      data: Examples of your own instead of `config.data`: arrays such as (x, y), data
+        sources and data sets that are indexed, or lists of examples; or a dict of them
+        with `train` and perhaps `validation` and `test`; see `data.open_own`.
+      loss: (answers, examples) -> their mean loss, or the loss of each; or
+        `classification` or `regression`. None takes the first for integer targets, and
+        the second for others.
+      inputs: What the network reads of examples: a key, or a function of them. None is
+        x of (x, y), entry `image` of a dict, or all of a single array.
+      metrics: Name -> (answers, examples) -> mean or each, measured beside the loss.
       fresh: Start over, removing the run that the folder holds.
       launch: How processes find each other; None detects it.
-      watch:Called with a `loop.Progress` and the training state before the first step
+      watch: Called with a `loop.Progress` and the training state before the first step
         and after every one, on every process; what it raises ends the run.
     Returns:
       The network and its summary, or None if Ctrl-C or SIGTERM stopped the run, which
@@ -59,6 +77,9 @@ def train(
       >>> result.summary['params_kept'] < result.summary['params_dense'] / 3
       True
     """
+    own = None
+    if any(part is not None for part in (model, data, loss, inputs, metrics)):
+        own = Own(model, data, loss, inputs, metrics or {})
     config = resolve_config(config)
     started = start_processes(
         config.topology,
@@ -70,9 +91,9 @@ def train(
     described = environment(topology.describe())
 
     def prepare() -> tuple[Experiment, RunFolder]:
-        experiment = make_experiment(config, topology)
+        experiment = make_experiment(config, topology, own)
         in_use.enter_context(alone_in(workdir, topology.is_primary))
-        plain, is_primary = config_to_dict(config), topology.is_primary
+        plain, is_primary = config_to_dict(experiment.config), topology.is_primary
         return experiment, RunFolder.open(
             workdir, plain, described, is_primary=is_primary, fresh=fresh
         )

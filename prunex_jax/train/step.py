@@ -30,7 +30,7 @@ from prunex_jax.mesh import (
     vary,
 )
 from prunex_jax.methods import Method, RoundKind
-from prunex_jax.models import Model, from_moments, to_moments
+from prunex_jax.models import AnyModel, from_moments, to_moments
 from prunex_jax.tasks import Batch, Objective, Sums
 from prunex_jax.train.accumulation import accumulated_grads
 from prunex_jax.train.program import Ledger, Program
@@ -44,6 +44,8 @@ from prunex_jax.train.state import (
 
 _AXES = MeshAxes()
 _BATCH = jax.P(_AXES.names)
+# Entry of a batch inside of a step: raw random keys, one for each of its parts.
+_KEYS = "keys"
 # Static keep counts as a hashable value.
 Counts = tuple[tuple[str, int], ...]
 
@@ -99,6 +101,7 @@ class Programs:
       layouts: Where the parameters' channels are, for `scores`.
       objective: What is minimised, and what is measured.
       norm_scope: "device" or "host": over whose images batch statistics are taken.
+      seed: Of what networks draw in training.
       micro_batches: Parts in which the batch of a device goes through the network, one
         after the other: activations need that much less memory. Batch statistics are
         those of a part. A step is still one update of the mean gradient, and sends what
@@ -107,7 +110,7 @@ class Programs:
 
     def __init__(
         self,
-        model: Model,
+        model: AnyModel,
         method: Method,
         mesh: AnyMesh,
         ledger: Ledger,
@@ -115,11 +118,12 @@ class Programs:
         layouts: Layouts,
         objective: Objective,
         norm_scope: str = "device",
+        seed: int = 0,
         micro_batches: int = 1,
     ) -> None:
         self._model, self._method, self._mesh = model, method, mesh
         self._layouts, self._objective = layouts, objective
-        self._micro_batches = micro_batches
+        self._seed, self._micro_batches = seed, micro_batches
         self._is_on_cpu = mesh.devices.flat[0].platform == "cpu"
         # Axis over which batch statistics are taken, beside the images of a device.
         self._norm_axis = DEVICE_AXIS if norm_scope == "host" else None
@@ -201,6 +205,7 @@ class Programs:
             state = enter(self._placements, state)
             # Varying, so that gradients stay local: see mesh.vary.
             own = vary(state.params, _AXES.names)
+            batch = self._with_keys(batch, state.step)
             grads_of = accumulated_grads(
                 self._loss, self._micro_batches, _AXES.names, unroll=self._is_on_cpu
             )
@@ -219,13 +224,29 @@ class Programs:
 
         return self._shard(fn, (self._specs, _BATCH), (self._specs, jax.P()))
 
+    def _with_keys(self, batch: Batch, step: jax.Array) -> Batch:
+        """A batch with a random key for each of its parts, if the network draws.
+
+        It follows from seed, step and device, so that a resumed run draws the same.
+        """
+        if not self._model.is_random:
+            return batch
+        key = jax.random.fold_in(jax.random.key(self._seed), step)
+        for axis in _AXES.names:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+        keys = jax.random.split(key, self._micro_batches)
+        return {**batch, _KEYS: jax.random.key_data(keys)}
+
     def _train_outputs(
         self, params: PyTree, statistics: PyTree, batch: Batch
     ) -> tuple[PyTree, PyTree]:
         """Answers for the examples of this device, and the statistics after them."""
+        key = None
+        if _KEYS in batch:
+            key = jax.random.wrap_key_data(batch[_KEYS][0])
         inputs = self._objective.inputs(batch)
         return self._model.apply_train(
-            params, statistics, inputs, axis_name=self._norm_axis
+            params, statistics, inputs, axis_name=self._norm_axis, key=key
         )
 
     def _loss(

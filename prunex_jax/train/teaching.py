@@ -22,10 +22,10 @@ from jax.sharding import Mesh
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DistillConfig
 from prunex_jax.base.trees import PyTree
-from prunex_jax.data import Dataset
+from prunex_jax.data import ImageDataset
 from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, sharding_on
-from prunex_jax.models import Model
+from prunex_jax.models import AnyModel
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT, Batch, Objective, Task
 from prunex_jax.train.config import ExperimentConfig
 from prunex_jax.train.network_mean import MeanPlan, NetworkMean
@@ -101,7 +101,7 @@ def read_teaching(
     distill, batch_size = config.distill, config.data.batch_size
     if not distill.teacher:
         return None
-    until, dataset = round(distill.until_share * num_steps), task.dataset
+    until = round(distill.until_share * num_steps)
     own, arrays, macs = None, None, None
     if distill.teacher == SELF:
         own = _own_plan(distill, num_steps, until, plans)
@@ -109,14 +109,20 @@ def read_teaching(
     else:
         exported = read_model(distill.teacher)
         count = batch_size // mesh.devices.size
-        _check_teacher(exported, dataset, count, distill.teacher)
+        _check_teacher(exported, task, count, distill.teacher)
         arrays = {
             path: _placed(array, mesh, jax.P())
             for path, array in exported.arrays.items()
         }
         answer, macs = _exported_answers(exported.program, mesh), _macs_of(exported)
     weight = np.full(batch_size, distill.weight, np.float32)
-    answers = np.zeros((batch_size, dataset.num_classes), np.float32)
+    outputs = _answers_of(task.model, batch_size)
+    if not isinstance(outputs, jax.ShapeDtypeStruct):
+        raise UserError(
+            "distill.teacher needs a network that answers with one array of logits, "
+            "and this one gives a tree; leave it empty"
+        )
+    answers = np.zeros(outputs.shape, np.float32)
     return Teaching(
         program=Program("teacher", lambda: answer, dict(mesh.shape), ledger),
         objective=task.objective,
@@ -171,7 +177,7 @@ def _placed(array: np.ndarray, mesh: AnyMesh, spec: jax.P) -> jax.Array:
     )
 
 
-def _own_answers(model: Model, mesh: AnyMesh) -> Callable[..., jax.Array]:
+def _own_answers(model: AnyModel, mesh: AnyMesh) -> Callable[..., jax.Array]:
     """Every device answers its images with running statistics."""
 
     def answer(network: tuple[PyTree, PyTree], images: jax.Array) -> jax.Array:
@@ -204,31 +210,38 @@ def _macs_of(model: ExportedModel) -> int | None:
     return macs
 
 
-def _check_teacher(
-    model: ExportedModel, dataset: Dataset, count: int, folder: str
-) -> None:
-    """Refuses a teacher that cannot take a device's images, or knows other classes."""
+def _check_teacher(model: ExportedModel, task: Task, count: int, folder: str) -> None:
+    """Refuses a teacher that cannot take a device's examples, or answers otherwise."""
+    dataset = task.dataset
     # Exports of functions do not say what they were trained on.
     said = model.manifest.get("dataset") or {}
-    for key in ("mean", "std") if said else ():
-        theirs = said["preprocessing"][key]
-        ours = list(getattr(dataset.normalization, key))
+    seen: Any = said.get("preprocessing") if isinstance(dataset, ImageDataset) else {}
+    for key in ("mean", "std") if seen else ():
+        theirs, ours = seen[key], dataset.about()["preprocessing"][key]
         if not np.array_equal(theirs, ours):
             raise UserError(
                 f"the teacher in {folder} was trained on {said['name']} with pixels "
                 f"of {key} {theirs}, and {dataset.name} has {ours} here; train one on "
                 "this data set, with the same data.validation_share"
             )
-    images = jax.ShapeDtypeStruct((count, *dataset.image_shape), np.float32)
+    examples, wanted = task.model.example(count), _answers_of(task.model, count)
     try:
-        shape = jax.eval_shape(model.program, dict(model.arrays), images).shape
+        shape = jax.eval_shape(model.program, dict(model.arrays), examples).shape
     except (TypeError, ValueError, AttributeError) as error:
+        given = ", ".join(str(x.shape[1:]) for x in jax.tree.leaves(examples))
         raise UserError(
-            f"the teacher in {folder} takes no {count} images {dataset.image_shape}"
-            f" of {dataset.name}: {str(error).splitlines()[0]}"
+            f"the teacher in {folder} takes no {count} examples {given} of "
+            f"{dataset.name}: {str(error).splitlines()[0]}"
         ) from error
-    if shape != (count, dataset.num_classes):
+    if shape != wanted.shape:
         raise UserError(
-            f"the teacher in {folder} answers {count} images with {list(shape)} "
-            f"numbers, and {dataset.name} has {dataset.num_classes} classes"
+            f"the teacher in {folder} answers {count} examples with {list(shape)} "
+            f"numbers, and the network that learns {dataset.name} with "
+            f"{list(wanted.shape)}"
         )
+
+
+def _answers_of(model: AnyModel, count: int) -> Any:
+    """Shapes of what a network answers to so many examples."""
+    arrays = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.eval_shape(model.apply, *arrays, model.example(count))

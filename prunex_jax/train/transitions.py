@@ -28,7 +28,7 @@ from prunex_jax.base.trees import (
 )
 from prunex_jax.channels import ChannelTrace
 from prunex_jax.comm import sum_over_mesh
-from prunex_jax.data import Dataset, evaluation_batches
+from prunex_jax.data import evaluation_batches
 from prunex_jax.mesh import (
     MeshAxes,
     axis_size,
@@ -39,9 +39,10 @@ from prunex_jax.mesh import (
     specs_of,
     vary,
 )
-from prunex_jax.models import Model
+from prunex_jax.models import AnyModel
 from prunex_jax.shrink import Cut, Network, make_cut, shrink_error
 from prunex_jax.shrink.cost import count_params
+from prunex_jax.tasks import Task
 from prunex_jax.train.experiment import (
     Experiment,
     Setup,
@@ -56,7 +57,7 @@ from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import placements_of
 from prunex_jax.train.work import macs_until
 
-# Images on which masked and shrunk networks are compared.
+# Examples on which masked and shrunk networks are compared.
 _NUM_COMPARED = 64
 
 
@@ -197,8 +198,8 @@ def cut_out(
     trace = _trace_of_now(experiment)
     cut = make_cut(trace, masks, whole.params, whole.statistics)
     shrunk = whole.shrunk(cut)
-    images = comparison_images(experiment.task.dataset)
-    error = shrink_error(whole.masked(cut), shrunk, images)
+    inputs = comparison_inputs(experiment.task)
+    error = shrink_error(whole.masked(cut), shrunk, inputs)
     params, statistics = jax.device_get((shrunk.params, shrunk.statistics))
     return Network(shrunk.model, params, statistics), masks, error
 
@@ -213,12 +214,13 @@ def describe(experiment: Experiment, handover: Handover) -> str:
     )
 
 
-def comparison_images(dataset: Dataset) -> np.ndarray:
-    """Images that no test number depends on: from validation, or else training."""
+def comparison_inputs(task: Task) -> PyTree:
+    """Inputs that no test number depends on: from validation, or else training."""
+    dataset = task.dataset
     split = dataset.validation if len(dataset.validation) else dataset.train
     rows = np.arange(min(_NUM_COMPARED, len(split)))
     with evaluation_batches(split, len(rows), rows) as batches:
-        return next(batches)["image"]
+        return task.objective.inputs(next(batches))
 
 
 def _program(
@@ -232,13 +234,9 @@ def _program(
 def _after(experiment: Experiment, handover: Handover) -> Experiment:
     """The run as it goes on after its cut, from settings and positions alone."""
     model = experiment.task.model
-    full, _ = jax.eval_shape(model.init, jax.random.key(0))
     masks = handover.masks(experiment.channels.sizes)
     cut = _cut_of(model, experiment.channels.trace, masks)
-    small = jax.eval_shape(cut.take, full)
-    return with_small_network(
-        experiment, model.with_widths_of(small), is_pruned=handover.is_last
-    )
+    return with_small_network(experiment, model.after(cut), is_pruned=handover.is_last)
 
 
 def _is_same(setup: Setup, other: Setup) -> bool:
@@ -254,7 +252,9 @@ def _trace_of_now(experiment: Experiment) -> ChannelTrace:
     return trace_model(experiment.current.model)
 
 
-def _cut_of(model: Model, trace: ChannelTrace, masks: Mapping[str, np.ndarray]) -> Cut:
+def _cut_of(
+    model: AnyModel, trace: ChannelTrace, masks: Mapping[str, np.ndarray]
+) -> Cut:
     """What goes from a network of which shapes are enough."""
     return make_cut(trace, masks, *jax.eval_shape(model.init, jax.random.key(0)))
 

@@ -8,13 +8,13 @@ much, are not counted.
 
 import jax
 
-from prunex_jax.models import Model
+from prunex_jax.models import AnyModel
 from prunex_jax.shrink.cost import count_macs
 from prunex_jax.train.experiment import Experiment
 from prunex_jax.train.position import Handover, RunPosition
 
 
-def macs_of_one_example(model: Model) -> int:
+def macs_of_one_example(model: AnyModel) -> int:
     """Multiply-accumulates of one forward pass, without making parameters."""
     arrays = jax.eval_shape(model.init, jax.random.key(0))
     return count_macs(model.apply, *arrays, model.example())

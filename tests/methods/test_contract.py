@@ -262,12 +262,14 @@ def _targets(num_devices, seed=7):
 class Problem(NamedTuple):
     """The quadratic problem as a network that answers with the gaps to a wish."""
 
+    is_random = False
+
     def init(self, key):
         del key
         return jax.tree.map(jnp.asarray, START), {}
 
-    def apply_train(self, params, statistics, wishes, axis_name=None):
-        del axis_name
+    def apply_train(self, params, statistics, wishes, axis_name=None, key=None):
+        del axis_name, key
         flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(params)])
         return flat[None] - wishes, statistics
 

@@ -33,6 +33,8 @@ IMAGES, CLASSES = 32, 10
 class Plain(NamedTuple):
     """A network without batch norm, whose statistics count how often it was called."""
 
+    is_random = False
+
     def init(self, key):
         keys = jax.random.split(key)
         params = {
@@ -47,8 +49,8 @@ class Plain(NamedTuple):
         hidden = jnp.tanh(images @ params["hidden"])
         return hidden @ params["logits"] + params["bias"][None]
 
-    def apply_train(self, params, statistics, images, axis_name=None):
-        del axis_name
+    def apply_train(self, params, statistics, images, axis_name=None, key=None):
+        del axis_name, key
         logits = self.apply(params, statistics, images)
         return logits, {"calls": statistics["calls"] + 1}
 

@@ -1,0 +1,251 @@
+"""Data of the user's own: arrays, examples by number, or one after the other."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig
+from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
+from prunex_jax.data.order import Positions
+from prunex_jax.data.sources import cut_validation
+from prunex_jax.data.splits import Batch, Dataset, Labels
+
+# Entry of a batch: the examples as they were given, any tree.
+EXAMPLE = "example"
+_SPLITS = ("train", "validation", "test")
+# Types that arrays get, where jax would make them so anyway.
+_NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
+
+
+class Examples(Protocol):
+    """Random access to examples, batched."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
+    def read(self, numbers: Positions) -> PyTree:
+        """A tree of arrays along the axis of `numbers`, which may be empty."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArrayExamples:
+    """A tree of arrays with all examples."""
+
+    arrays: PyTree
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return len(jax.tree.leaves(self.arrays)[0])
+
+    def read(self, numbers: Positions) -> PyTree:
+        """Copies of the examples."""
+        return jax.tree.map(lambda x: x[numbers], self.arrays)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IndexedExamples:
+    """Something that gives one example for a number, such as a Grain data source."""
+
+    elements: Any
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return len(self.elements)
+
+    def read(self, numbers: Positions) -> PyTree:
+        """Examples one by one, stacked."""
+        asked = numbers.tolist() or [0]
+        found = [self.elements[number] for number in asked]
+        batch = jax.tree.map(lambda *rows: np.stack(rows), *map(_as_arrays, found))
+        return batch if len(numbers) else jax.tree.map(lambda x: x[:0], batch)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OwnSplit:
+    """Part of the examples that were given.
+
+    Attributes:
+      name: train, validation or test.
+      source: Where the examples are.
+      numbers: int64[size], sorted, those of `source` that belong here.
+    """
+
+    name: str
+    source: Examples
+    numbers: Positions
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether they are arrays."""
+        return isinstance(self.source, ArrayExamples)
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return len(self.numbers)
+
+    def training_batch(
+        self, examples: Positions, positions: Positions, seed: int
+    ) -> Batch:
+        """The examples as they are."""
+        del positions, seed
+        return self.evaluation_batch(examples)
+
+    def evaluation_batch(self, examples: Positions) -> Batch:
+        """The examples as they are, as entry `EXAMPLE`."""
+        return {EXAMPLE: self.source.read(self.numbers[examples])}
+
+    def finished(self, batch: Batch) -> Batch:
+        """The batch."""
+        return batch
+
+    def why_no_labels(self) -> str:
+        """That examples have no label, if so."""
+        if self.in_memory and labels_of(self.source.read(self.numbers[:1])) is not None:
+            return ""
+        return (
+            "and the data that were given have none: give arrays (x, labels), or a "
+            "dict with an entry 'label'; labels are integers"
+        )
+
+    def labels(self) -> Labels:
+        """All labels, int32[size]."""
+        found = labels_of(self.source.read(self.numbers))
+        assert found is not None, self.why_no_labels()
+        return found
+
+
+def open_own(data: Any, config: DataConfig) -> Dataset:
+    """Makes a data set of what the user has.
+
+    Args:
+      data: Arrays of examples: one, a pair (x, y), or any tuple or dict of arrays with
+        the examples along their first axis; or something with a length that gives an
+        example for a number (a Grain data source, a data set of Hugging Face), or
+        examples one after the other, which are then kept in memory. An example is any
+        tree of arrays. Or a dict of such data with `train` and perhaps `validation`
+        and `test`.
+      config: `validation_share` and `shuffle_seed`, where no `validation` is given.
+    Returns:
+      The data set; splits that are not there are empty.
+    Raises:
+      UserError: It is none of these, has no examples, or lengths differ.
+    Example:
+      >>> x, y = np.ones((20, 4)), np.arange(20) % 2
+      >>> dataset = open_own((x, y), DataConfig(validation_share=0.25))
+      >>> len(dataset.train), len(dataset.validation), len(dataset.test)
+      (15, 5, 0)
+    """
+    given = data if _has_splits(data) else {"train": data}
+    sources = {name: _examples_of(part, name) for name, part in given.items()}
+    train = sources["train"]
+    numbers = {name: np.arange(len(source)) for name, source in sources.items()}
+    if "validation" not in sources:
+        sources["validation"] = train
+        held = cut_validation(config, "data that were given", len(train))
+        numbers["train"], numbers["validation"] = held
+    sources.setdefault("test", train)
+    numbers.setdefault("test", np.arange(0))
+    _check_alike(sources)
+    splits = {name: OwnSplit(name, sources[name], numbers[name]) for name in _SPLITS}
+    return Dataset(name="own", **splits)
+
+
+def _has_splits(data: Any) -> bool:
+    return isinstance(data, Mapping) and "train" in data and set(data) <= set(_SPLITS)
+
+
+def _examples_of(data: Any, split: str) -> Examples:
+    source = _source_of(data, split)
+    if not len(source):
+        raise UserError(f"data: split {split!r} has no examples")
+    return source
+
+
+def _source_of(data: Any, split: str) -> Examples:
+    if isinstance(data, Mapping | tuple) or hasattr(data, "__array__"):
+        return ArrayExamples(_checked(data, split))
+    if hasattr(data, "with_format"):  # A data set of Hugging Face.
+        data = data.with_format("numpy")
+    if not hasattr(data, "__len__"):
+        raise UserError(
+            f"data: split {split!r} is {type(data).__name__}, whose length is not "
+            "known; give arrays, something with a length, or a list of examples"
+        )
+    if hasattr(data, "__getitem__") and not isinstance(data, list):
+        return IndexedExamples(data)
+    if not isinstance(data, Iterable):
+        raise UserError(
+            f"data: split {split!r} is {type(data).__name__}, which gives no examples; "
+            "give arrays, or something that can be indexed or gone through"
+        )
+    found = [_as_arrays(example) for example in data]
+    if not found:
+        raise UserError(f"data: split {split!r} has no examples")
+    try:
+        return ArrayExamples(jax.tree.map(lambda *rows: np.stack(rows), *found))
+    except ValueError as error:
+        raise UserError(
+            f"data: examples of split {split!r} differ in shape: {error}"
+        ) from error
+
+
+def _checked(data: Any, split: str) -> PyTree:
+    """A tree of arrays of one length."""
+    arrays = _as_arrays(data)
+    lengths = {path: np.shape(x)[:1] for path, x in flatten_by_path(arrays).items()}
+    if not lengths or () in lengths.values() or len(set(lengths.values())) > 1:
+        said = ", ".join(f"{k or 'array'} {list(v)}" for k, v in lengths.items())
+        raise UserError(
+            f"data: arrays of split {split!r} must have the examples along their first "
+            f"axis, as many in each; there are {said or 'none'}"
+        )
+    return arrays
+
+
+def _as_arrays(tree: Any) -> PyTree:
+    def narrowed(path: str, leaf: Any) -> np.ndarray:
+        array = np.asarray(leaf)
+        if array.dtype.kind not in "biuf":
+            raise UserError(
+                f"data: {path or 'an example'} is {array.dtype}, and networks read "
+                "numbers; leave it out, or make it numbers"
+            )
+        return array.astype(_NARROWED.get(array.dtype.name, array.dtype), copy=False)
+
+    if isinstance(tree, Mapping):
+        tree = dict(tree)
+    return map_with_path(narrowed, tree)
+
+
+def labels_of(examples: PyTree) -> Labels | None:
+    """The labels of a batch: those of pairs, or entries of that name."""
+    label: Any = None
+    if isinstance(examples, tuple) and len(examples) == 2:
+        label = examples[1]
+    elif isinstance(examples, dict):
+        label = examples.get("label")
+    is_label = isinstance(label, np.ndarray) and label.ndim == 1
+    return label.astype(np.int32) if is_label and label.dtype.kind in "iu" else None
+
+
+def _check_alike(sources: Mapping[str, Examples]) -> None:
+    """Refuses splits whose examples differ in form."""
+
+    def form(source: Examples) -> dict[str, Any]:
+        first = flatten_by_path(source.read(np.arange(1)))
+        return {path: (x.shape[1:], x.dtype.name) for path, x in first.items()}
+
+    wanted = form(sources["train"])
+    for name, source in sources.items():
+        found = form(source)
+        if found != wanted:
+            raise UserError(
+                f"data: examples of split {name!r} are {found}, and those of training "
+                f"{wanted}; make them alike"
+            )

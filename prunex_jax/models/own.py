@@ -1,0 +1,265 @@
+"""Takes networks as people have them: NNX, Linen or Equinox modules, or functions.
+
+Only the packages of what is given are imported.
+"""
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, flatten_by_path
+from prunex_jax.models.functions import FunctionModel, Functions
+
+# Names by which Linen modules are told whether they train, and what they are told then.
+_TRAINING = {
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "use_running_average": False,
+}
+
+
+def own_model(given: Any, example: PyTree) -> FunctionModel:
+    """Makes a network of the user's own one that the trainer takes.
+
+    Args:
+      given: A Flax NNX module, which starts from the parameters that it has, or its
+        class, or a function of `nnx.Rngs` that makes one; a Linen module; an Equinox
+        module, which takes one example and starts from the parameters that it has; or
+        a pair (init, apply) of `init(key) -> params` and `apply(params, inputs)`.
+      example: Arrays, or their shapes and types: a batch of one example, as the
+        network reads it.
+    Raises:
+      UserError: It is none of these, or cannot be called with the example.
+    Example:
+      >>> def init(key):
+      ...     return {'w': jax.random.normal(key, (4, 2))}
+      >>> model = own_model((init, lambda params, x: x @ params['w']), jnp.ones((1, 4)))
+      >>> params, statistics = jax.eval_shape(model.init, jax.random.key(0))
+      >>> jax.eval_shape(model.apply, params, statistics, model.example(8)).shape
+      (8, 2)
+    """
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
+    model = FunctionModel(_functions_of(given, shapes))
+    try:
+        arrays = jax.eval_shape(model.init, jax.random.key(0))
+        jax.eval_shape(model.apply, *arrays, model.example(2))
+    except UserError:
+        raise
+    except Exception as error:
+        reads = ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(shapes))
+        what = " ".join(str(error).split())
+        raise UserError(
+            f"model={model.functions.name} cannot be called with a batch of {reads}: "
+            f"{type(error).__name__}: {what[:300]}"
+        ) from error
+    return model
+
+
+def named_model(name: str) -> Any:
+    """Imports what `config.model.name` names as `package.module:object`.
+
+    Returns:
+      What `own_model` takes.
+    Raises:
+      UserError: It cannot be imported, or the module has no such object.
+    Example:
+      >>> named_model('flax.nnx:Linear').__name__
+      'Linear'
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        return functools.reduce(
+            getattr, attribute.split("."), importlib.import_module(module)
+        )
+    except Exception as error:
+        what = " ".join(str(error).split())
+        raise UserError(
+            f"config.model.name={name!r} cannot be imported as package.module:object: "
+            f"{type(error).__name__}: {what}"
+        ) from error
+
+
+def _functions_of(given: Any, example: PyTree) -> Functions:
+    if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
+        return _of_pair(*given, example)
+    kinds = {"flax.nnx": _of_nnx, "flax.linen": _of_linen, "equinox": _of_equinox}
+    for name, make in kinds.items():
+        package = sys.modules.get(name)
+        if package is not None and isinstance(given, package.Module):
+            return make(given, example)
+    if callable(given):
+        return _of_nnx(given, example)
+    raise UserError(
+        f"model={given!r} is no network: give a Flax NNX or Linen module, an Equinox "
+        "module, or a pair (init, apply) of functions"
+    )
+
+
+def _of_pair(
+    init: Callable[[jax.Array], PyTree], apply: Callable[..., PyTree], example: PyTree
+) -> Functions:
+    is_random = "key" in _parameters_of(apply)
+
+    def call(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
+        del statistics
+        return apply(params, inputs)
+
+    def train(
+        params: PyTree, statistics: PyTree, inputs: PyTree, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
+        return apply(params, inputs, **({"key": key} if is_random else {})), statistics
+
+    return Functions(
+        name=getattr(apply, "__name__", "functions"),
+        init=lambda key: (init(key), {}),
+        apply=call,
+        apply_train=train,
+        is_random=is_random,
+        example=example,
+    )
+
+
+def _of_nnx(given: Any, example: PyTree) -> Functions:
+    from flax import nnx
+
+    from prunex_jax.models.base import from_tree, to_tree
+
+    is_made = isinstance(given, nnx.Module)
+
+    def parts(key: jax.Array) -> tuple[Any, ...]:
+        module = given if is_made else given(nnx.Rngs(key))
+        if not isinstance(module, nnx.Module):
+            raise UserError(
+                f"model={_name_of(given)} is no network: of nnx.Rngs it makes "
+                f"{type(module).__name__}; give a class of nnx.Module, or its object"
+            )
+        split: tuple[Any, ...] = nnx.split(module, nnx.Param, nnx.BatchStat, ...)
+        return split
+
+    def init(key: jax.Array) -> tuple[PyTree, PyTree]:
+        _, params, statistics, _ = parts(key)
+        return to_tree(params), to_tree(statistics)
+
+    # Random streams and the like, which are no parameters.
+    rest = jax.jit(lambda key: nnx.to_pure_dict(parts(key)[3]))(jax.random.key(0))
+    abstract = nnx.eval_shape(lambda: nnx.merge(*parts(jax.random.key(0))))
+    split: Any = nnx.split(abstract, nnx.Param, nnx.BatchStat, ...)
+    graph, _, _, others = split
+    is_random = bool(jax.tree.leaves(nnx.filter_state(others, nnx.RngState)))
+
+    def module_of(params: PyTree, statistics: PyTree) -> Any:
+        states: Any = map(nnx.State, (from_tree(params), from_tree(statistics), rest))
+        return nnx.merge(graph, *states)
+
+    def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
+        module = module_of(params, statistics)
+        module.eval()
+        return module(inputs)
+
+    def train(
+        params: PyTree, statistics: PyTree, inputs: PyTree, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
+        module = module_of(params, statistics)
+        module.train()
+        if key is not None:
+            nnx.reseed(module, default=key)
+        answers = module(inputs)
+        return answers, to_tree(nnx.state(module, nnx.BatchStat))
+
+    return Functions(_name_of(given), init, apply, train, is_random, example)
+
+
+def _of_linen(given: Any, example: PyTree) -> Functions:
+    told = {
+        name: value
+        for name, value in _TRAINING.items()
+        if name in _parameters_of(given.__call__)
+    }
+    untold = {name: not value for name, value in told.items()}
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), example)
+
+    def init(key: jax.Array) -> tuple[PyTree, PyTree]:
+        variables = dict(given.init(key, zeros, **untold))
+        return variables.pop("params", {}), variables
+
+    def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
+        return given.apply({"params": params, **statistics}, inputs, **untold)
+
+    def train(
+        params: PyTree, statistics: PyTree, inputs: PyTree, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
+        variables = {"params": params, **statistics}
+        answers, changed = given.apply(
+            variables, inputs, **told, rngs={"dropout": key}, mutable=list(statistics)
+        )
+        return answers, dict(changed)
+
+    # Whether it draws cannot be seen; a key that is not used costs nothing.
+    return Functions(type(given).__name__, init, apply, train, True, example)
+
+
+def _of_equinox(given: Any, example: PyTree) -> Functions:
+    import equinox as eqx
+
+    arrays, static = eqx.partition(given, eqx.is_inexact_array)
+    paths = tuple(flatten_by_path(arrays))
+    structure = jax.tree.structure(arrays)
+    is_random = "key" in _parameters_of(type(given).__call__)
+
+    def module_of(params: PyTree) -> Any:
+        found = flatten_by_path(params)
+        leaves = [found[path] for path in paths]
+        return eqx.combine(jax.tree.unflatten(structure, leaves), static)
+
+    def init(key: jax.Array) -> tuple[PyTree, PyTree]:
+        del key
+        return _nested(flatten_by_path(arrays)), {}
+
+    def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
+        del statistics
+        module = eqx.nn.inference_mode(module_of(params))
+        return jax.vmap(module)(inputs)
+
+    def train(
+        params: PyTree, statistics: PyTree, inputs: PyTree, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
+        module = eqx.nn.inference_mode(module_of(params), value=False)
+        if key is None:
+            return jax.vmap(module)(inputs), statistics
+        count = jax.tree.leaves(inputs)[0].shape[0]
+        keys = jax.random.split(key, count)
+        return jax.vmap(lambda x, key: module(x, key=key))(inputs, keys), statistics
+
+    return Functions(type(given).__name__, init, apply, train, is_random, example)
+
+
+def _nested(leaves: dict[str, Any]) -> PyTree:
+    """Nested dicts of leaves by path, which checkpoints hold better than modules."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *keys, last = path.split("/")
+        part = tree
+        for key in keys:
+            part = part.setdefault(key, {})
+        part[last] = leaf
+    return tree
+
+
+def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
+
+
+def _name_of(given: Any) -> str:
+    return getattr(given, "__name__", type(given).__name__)

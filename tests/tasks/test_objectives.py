@@ -1,0 +1,129 @@
+"""Losses and metrics: sums over any batches become the same means."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig, ModelConfig
+from prunex_jax.data import EXAMPLE, VALID
+from prunex_jax.tasks import Classification, Own, own_task
+from tests.helpers import own_networks
+from tests.helpers.common import assert_close
+
+SIZE = 12
+X, LABELS = own_networks.problem(SIZE)
+LOGITS = np.random.default_rng(1).normal(size=(SIZE, 3)).astype(np.float32)
+PAIR = (own_networks.init, own_networks.apply)
+
+
+def task_of(data=(X, LABELS), model=PAIR, settings=None, **own):
+    settings = settings or {}
+    data_config = DataConfig(validation_share=0.0, **settings.get("data", {}))
+    model_config = ModelConfig(**settings.get("model", {}))
+    return own_task(Own(model, data, **own), data_config, model_config, seed=0)
+
+
+def worst(answers, examples):
+    return jnp.max(jnp.abs(answers), axis=-1)
+
+
+def mean_loss(answers, examples):
+    return jnp.mean(jnp.sum(answers**2, axis=-1) + examples[1])
+
+
+def each_loss(answers, examples):
+    return jnp.sum(answers**2, axis=-1) + examples[1]
+
+
+OBJECTIVES = {
+    "images": lambda: Classification(),
+    "labels": lambda: task_of(metrics={"worst": worst}).objective,
+    "numbers": lambda: task_of(data=(X, LOGITS)).objective,
+    "mean": lambda: task_of(loss=mean_loss, metrics={"worst": worst}).objective,
+    "each": lambda: task_of(loss=each_loss).objective,
+}
+
+
+def batch_of(name, rows, padding=0):
+    """These rows, and some that count for nothing."""
+
+    def padded(x):
+        return np.concatenate([x[rows], 7 * np.ones_like(x[:padding])])
+
+    target = LOGITS[::-1] if name == "numbers" else LABELS
+    batch = {"image": padded(X), "label": padded(target)}
+    if name != "images":
+        batch = {EXAMPLE: (padded(X), padded(target))}
+    valid = np.arange(len(rows) + padding) < len(rows)
+    return padded(LOGITS), {**batch, VALID: valid.astype(np.float32)}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_sums_over_any_batches_become_the_same_means(name):
+    objective = OBJECTIVES[name]()
+    whole = objective.measures(objective.score(*batch_of(name, np.arange(SIZE))))
+    parts = [
+        objective.score(*batch_of(name, rows, padding))
+        for rows, padding in ((np.arange(5), 0), (np.arange(5, SIZE), 3))
+    ]
+    sums = jax.tree.map(jnp.add, *parts)
+    assert_close(objective.measures(sums), whole)
+    assert set(whole) == {metric.name for metric in objective.metrics}
+    assert set(sums) == {"loss", *objective.counted}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_training_minimises_what_evaluation_measures(name):
+    objective = OBJECTIVES[name]()
+    outputs, batch = batch_of(name, np.arange(SIZE))
+    wanted = objective.measures(objective.score(outputs, batch))["loss"]
+    assert_close(objective.loss(outputs, batch), wanted)
+
+
+def test_a_loss_may_be_a_mean_or_that_of_each():
+    mean, each = (OBJECTIVES[name]() for name in ("mean", "each"))
+    outputs, batch = batch_of("mean", np.arange(7), padding=2)
+    assert_close(mean.score(outputs, batch)["loss"], each.score(outputs, batch)["loss"])
+
+
+def test_a_dict_names_what_is_read():
+    data = {"points": X, "label": LABELS}
+    objective = task_of(data, inputs="points").objective
+    assert isinstance(objective, Classification)
+    np.testing.assert_array_equal(objective.inputs({EXAMPLE: data}), X)
+    read = task_of(data, inputs=lambda examples: 2 * examples["points"]).objective
+    np.testing.assert_array_equal(read.inputs({EXAMPLE: data}), 2 * X)
+    with pytest.raises(UserError, match="inputs='image' is no entry of an example"):
+        task_of(data)
+
+
+def test_our_networks_take_images_of_the_user():
+    images = np.zeros((SIZE, 8, 8, 1), np.uint8)
+    task = task_of((images, LABELS), model=None, settings={"model": {"width": 0.25}})
+    assert task.model.num_classes == LABELS.max() + 1
+    assert task.model.image_shape == (8, 8, 1)
+    with pytest.raises(UserError, match="are no pairs"):
+        task_of(model=None)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"loss": "hinge"}, "neither a function of answers and examples"),
+        ({"loss": lambda a, e: a}, r"gives float32\[\]|cannot be called"),
+        ({"loss": lambda a, e: a @ a}, "cannot be called with the answers"),
+        ({"metrics": {"loss": worst}}, "metrics has 'loss', which has a meaning"),
+        ({"data": X, "loss": "classification"}, "needs labels"),
+        ({"data": X}, "needs examples .x, y."),
+        (
+            {"settings": {"model": {"width": 2.0}}},
+            "config.model.width=2.0 says nothing",
+        ),
+        ({"settings": {"data": {"augment": "shift"}}}, "config.data.augment='shift'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(own, message):
+    with pytest.raises(UserError, match=message):
+        task_of(**own)

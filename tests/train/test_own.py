@@ -1,0 +1,160 @@
+"""Networks, data and losses of the user's own, through whole runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.train import train
+from tests.helpers import own_networks
+from tests.helpers.own_networks import LinenNet, NnxNet, problem
+from tests.helpers.tiny_runs import merged, rows_of
+
+# A stair, the freeze, and the cut at 60 %, on two simulated hosts of two devices.
+SETTINGS = {
+    "topology": {"layout": "2"},
+    "data": {"batch_size": 32},
+    "method": {"hsadmm": {"sync_period": 2}},
+    "sparsity": {
+        "num_stairs": 1,
+        "start_share": 0.1,
+        "freeze_share": 0.4,
+        "shrink_share": 0.6,
+    },
+    "run": {"steps": 40, "log_every_steps": 5, "checkpoint_every_steps": 10},
+}
+DATA = {"train": problem(400), "test": problem(100, seed=1)}
+
+
+def equinox_net():
+    pytest.importorskip("equinox")
+    return own_networks.equinox_net()
+
+
+GIVEN = {
+    "nnx": lambda: NnxNet,
+    "linen": LinenNet,
+    "equinox": equinox_net,
+    "pair": lambda: (own_networks.init, own_networks.apply),
+}
+
+
+class StopAtOnce(Exception):
+    """What a run is ended by."""
+
+
+def stop_after(step):
+    def watch(progress, state):
+        del state
+        if progress.step == step:
+            raise StopAtOnce
+
+    return watch
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_network_learns_and_ends_smaller(name, tmp_path):
+    result = train(SETTINGS, tmp_path / "run", model=GIVEN[name](), data=DATA)
+    summary = result.summary
+    assert summary["test_accuracy"] > 0.8
+    assert summary["params_kept"] < 0.7 * summary["params_dense"]
+    assert summary["macs_kept"] < 0.7 * summary["macs_dense"]
+    assert summary["shrink_max_abs_error"] < 1e-5
+    assert 0 < summary["host_wire_ratio"] < 0.6
+    x, labels = DATA["test"]
+    answers = np.asarray(result.network.logits(x))
+    right = float(np.mean(answers.argmax(-1) == labels))
+    assert right == pytest.approx(summary["test_accuracy"])
+    rows = rows_of(tmp_path / "run")
+    assert {"loss", "accuracy"} <= set(rows[0])
+
+
+@pytest.mark.parametrize("stopped_at", [15, 35])
+def test_a_resumed_run_draws_the_same(stopped_at, tmp_path):
+    """Dropout follows seed and step: before and after the cut."""
+    whole = train(SETTINGS, tmp_path / "whole", model=NnxNet, data=DATA)
+    with pytest.raises(StopAtOnce):
+        train(
+            SETTINGS,
+            tmp_path / "run",
+            model=NnxNet,
+            data=DATA,
+            watch=stop_after(stopped_at),
+        )
+    resumed = train(SETTINGS, tmp_path / "run", model=NnxNet, data=DATA)
+    for found, wanted in zip(
+        *(jax.tree.leaves(r.network.params) for r in (resumed, whole)), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_losses_and_metrics_have_names_of_their_own(tmp_path, capsys):
+    x, labels = problem(300)
+    wanted = np.stack([np.sin(x[:, 0]), x[:, 1], labels], axis=-1)
+
+    def loss(answers, examples):
+        return jnp.mean(jnp.abs(answers - examples["wanted"]))
+
+    def farthest(answers, examples):
+        return jnp.max(jnp.abs(answers - examples["wanted"]), axis=-1)
+
+    values = merged(SETTINGS, {"run": {"eval_every_steps": 20}})
+    result = train(
+        values,
+        tmp_path / "run",
+        model=NnxNet,
+        data={"point": x, "wanted": wanted},
+        inputs="point",
+        loss=loss,
+        metrics={"farthest": farthest},
+    )
+    summary = result.summary
+    assert summary["test_loss"] is None and summary["test_farthest"] is None
+    assert summary["validation_farthest"] > summary["validation_loss"] > 0
+    assert "test_accuracy" not in summary
+    rows = rows_of(tmp_path / "run")
+    trained = [row["farthest"] for row in rows if "farthest" in row]
+    assert len(trained) == 8 and trained[-1] < trained[0]
+    assert [row["step"] for row in rows if "validation_farthest" in row] == [20]
+    printed = capsys.readouterr().out
+    assert "validation farthest" in printed and "ex/s" in printed
+
+
+def test_schedules_wait_for_metrics_of_the_user(tmp_path, capsys):
+    values = merged(SETTINGS, {"method": {"schedule": ("dense", "hsadmm @ big > 0.5")}})
+    values["sparsity"]["start_share"] = 0.3
+    metrics = {"big": lambda answers, examples: jnp.ones(answers.shape[0])}
+    train(values, tmp_path / "run", model=NnxNet, data=DATA, metrics=metrics)
+    assert "step 5: goes on with method hsadmm" in capsys.readouterr().out
+    with pytest.raises(UserError, match="'big' is not a metric"):
+        train(values, tmp_path / "other", model=NnxNet, data=DATA)
+
+
+def test_ours_and_theirs_go_together(tmp_path):
+    """Our network on their images, and their network on our digits."""
+    images = np.random.default_rng(0).integers(0, 255, (96, 8, 8, 1)).astype(np.float32)
+    labels = np.arange(96) % 4
+    short = {"run": {"steps": 4, "log_every_steps": 2}}
+    values = merged(SETTINGS, {**short, "model": {"width": 0.25}})
+    values["sparsity"] = {"num_stairs": 1}
+    result = train(values, tmp_path / "ours", data=(images / 255, labels))
+    assert result.network.model.num_classes == 4
+
+    def init(key):
+        return {"w": jax.random.normal(key, (64, 24)), "v": jnp.zeros((24, 10))}
+
+    def apply(params, x):
+        hidden = jnp.tanh(x.reshape(x.shape[0], -1) @ params["w"])
+        return hidden @ params["v"]
+
+    values = merged(SETTINGS, {"data": {"name": "digits", "augment": "shift"}})
+    result = train(values, tmp_path / "digits", model=(init, apply))
+    assert result.summary["test_accuracy"] > 0.5
+
+
+def test_what_does_not_fit_leaves_no_folder(tmp_path):
+    with pytest.raises(UserError, match="norm_scope='host' says nothing of model"):
+        values = merged(SETTINGS, {"model": {"norm_scope": "host"}})
+        train(values, tmp_path / "run", model=NnxNet, data=DATA)
+    assert not (tmp_path / "run").exists()
