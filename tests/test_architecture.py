@@ -30,7 +30,11 @@ OWNERS = {
     "filelock": {"base/files.py"},
     "rich": {"train/console.py"},
     "safetensors": {"export/folder.py"},
-    "flax": {"models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"},
+    "flax": {
+        *("models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"),
+        *("models/gpt.py", "models/own.py"),
+    },
+    "equinox": {"models/own.py"},
 }
 # jax functions that communicate -> the only modules that may call them.
 COLLECTIVES = {

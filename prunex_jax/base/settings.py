@@ -209,7 +209,8 @@ class TopologyConfig:
 class DataConfig:
     """What is read, and how it becomes batches."""
 
-    # digits | synthetic, or any image classification set that TFDS has prepared.
+    # digits | synthetic, any image classification set that TFDS has prepared, or
+    # stdlib: the source of Python's standard library, as text.
     name: str = "digits"
     # TFDS data directory; empty means TFDS's own default.
     dir: str = ""
@@ -219,6 +220,8 @@ class DataConfig:
     validation_share: float = setting(0.1, at_least=0, below=1)
     # none | shift (1 pixel) | crop_flip (pad 4, CIFAR) | random_resized_crop (ImageNet)
     augment: Literal["none", "shift", "crop_flip", "random_resized_crop"] = "none"
+    # Tokens of a sequence of text.
+    sequence_length: int = setting(128, at_least=1)
     # Side of the image after decoding and resizing; 0 keeps the size of the set.
     image_size: int = setting(0, at_least=0)
     # auto | memory (whole set in memory) | grain (read and decoded while training).
@@ -243,12 +246,29 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class GptConfig:
+    """Widths of model `gpt`, which `model.width` multiplies."""
+
+    # Blocks of attention and gated unit.
+    layers: int = setting(4, at_least=1)
+    # Of the stream.
+    width: int = setting(128, at_least=1)
+    # Query heads, and key heads, of which each serves as many query heads.
+    heads: int = setting(4, at_least=1)
+    key_heads: int = setting(4, at_least=1)
+    # Features of a head; an even number.
+    head_width: int = setting(32, at_least=2)
+    # Of the gated unit.
+    hidden: int = setting(352, at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Which network is trained."""
 
     # resnet20 | resnet32 | resnet56 | resnet110 | resnet18 | resnet34 | resnet50 |
-    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19, or package.module:object
-    # for a network of your own, as `models.own_model` takes it.
+    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19, gpt (text), or
+    # package.module:object for a network of your own, as `models.own_model` takes it.
     name: str = "resnet20"
     # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size).
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
@@ -261,6 +281,7 @@ class ModelConfig:
     # chunked (kernel gradients in chunks of the batch, faster on CPUs) | direct | auto
     # (chunked on CPUs, direct elsewhere).
     convolution: Literal["auto", "direct", "chunked"] = "auto"
+    gpt: GptConfig = GptConfig()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,9 +23,11 @@ from prunex_jax.data.own import EXAMPLE, open_own
 from prunex_jax.data.placement import batch_rows, place_batch
 from prunex_jax.data.sources import open_dataset
 from prunex_jax.data.splits import Batch, Dataset, ImageDataset, ImageSplit, Split
+from prunex_jax.data.text import NUM_TOKENS, TextDataset, open_stdlib
 
 __all__ = [
     "EXAMPLE",
+    "NUM_TOKENS",
     "VALID",
     "Batch",
     "BatchIterator",
@@ -35,11 +37,13 @@ __all__ = [
     "Loader",
     "Normalization",
     "Split",
+    "TextDataset",
     "batch_rows",
     "evaluation_batches",
     "make_loader",
     "num_evaluation_batches",
     "open_dataset",
     "open_own",
+    "open_stdlib",
     "place_batch",
 ]

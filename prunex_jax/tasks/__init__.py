@@ -1,8 +1,9 @@
 """What runs learn: the loss of a batch, and what is measured of a network.
 
 In: batches and a network's answers. Out: a loss, and sums that become metrics. `base`
-has the interface that the trainer knows, `classification` that of labelled images, and
-`own` takes networks, data and losses of the user's own.
+has the interface that the trainer knows, `classification` is that of labels, `language`
+that of text, `own` takes networks, data and losses of the user's own, and `table` says
+which of them settings mean.
 """
 
 from prunex_jax.tasks.base import (
@@ -16,7 +17,9 @@ from prunex_jax.tasks.base import (
     Task,
 )
 from prunex_jax.tasks.classification import Classification
+from prunex_jax.tasks.language import Language
 from prunex_jax.tasks.own import Own, own_task
+from prunex_jax.tasks.table import make_task
 
 __all__ = [
     "LOSS",
@@ -24,10 +27,12 @@ __all__ = [
     "TEACHER_WEIGHT",
     "Batch",
     "Classification",
+    "Language",
     "Metric",
     "Objective",
     "Own",
     "Sums",
     "Task",
+    "make_task",
     "own_task",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import Dataset
@@ -54,7 +55,12 @@ class Objective(Protocol):
 
     @property
     def example(self) -> str:
-        """What an example is, in the short: `img` of images per second."""
+        """What speed is counted in, in short: `img` of images per second."""
+        ...
+
+    @property
+    def units_per_example(self) -> int:
+        """How many of these an example is."""
         ...
 
     @property
@@ -86,6 +92,20 @@ class Objective(Protocol):
     def measures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """The metrics of sums, arrays or numbers, by their names."""
         ...
+
+
+def sum_valid(values: jax.Array, valid: jax.Array) -> jax.Array:
+    """Adds up what counts; rows that do not may hold anything, also no number.
+
+    Args:
+      values: float[batch, ...].
+      valid: float32[batch], 1 or 0.
+    Example:
+      >>> float(sum_valid(jnp.array([1.0, jnp.nan]), jnp.array([1.0, 0.0])))
+      1.0
+    """
+    counts = valid.reshape(-1, *(1,) * (values.ndim - 1)) > 0
+    return jnp.sum(jnp.where(counts, values, 0.0), dtype=jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

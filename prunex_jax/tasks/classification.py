@@ -19,6 +19,7 @@ from prunex_jax.tasks.base import (
     Measure,
     Metric,
     Sums,
+    sum_valid,
 )
 
 ACCURACY = Metric("accuracy", label="acc", is_share=True)
@@ -45,6 +46,7 @@ class Classification:
     measured: tuple[tuple[str, Measure], ...] = ()  # What else is measured, by name.
 
     unit = "examples"
+    units_per_example = 1
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -82,25 +84,22 @@ class Classification:
         targets = jax.nn.one_hot(self.labels_of(batch), outputs.shape[-1])
         targets = optax.smooth_labels(targets, self.label_smoothing)
         losses = optax.softmax_cross_entropy(outputs, targets)
-        if TEACHER in batch:
-            distances = self._distances_to_teacher(outputs, batch[TEACHER])
-            losses = losses + batch[TEACHER_WEIGHT] * (distances - losses)
-        return jnp.mean(losses)
+        return jnp.mean(taught(losses, outputs, batch, self.teacher_temperature))
 
     def count(self, outputs: jax.Array, batch: Batch) -> Sums:
         """Answers that are right, examples, and what else is measured."""
         labels = self.labels_of(batch)
         valid = batch.get(VALID, jnp.ones(labels.shape, jnp.float32))
         correct = (jnp.argmax(outputs, axis=-1) == labels).astype(jnp.float32)
-        more = {k: jnp.sum(f(outputs, batch) * valid) for k, f in self.measured}
-        counted = {"correct": jnp.sum(correct * valid), "examples": jnp.sum(valid)}
+        more = {k: sum_valid(f(outputs, batch), valid) for k, f in self.measured}
+        counted = {"correct": sum_valid(correct, valid), "examples": jnp.sum(valid)}
         return {**counted, **more}
 
     def score(self, outputs: jax.Array, batch: Batch) -> Sums:
         """The same, and the cross entropy with the labels as they are."""
         labels, counted = self.labels_of(batch), self.count(outputs, batch)
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
-        return {"loss": jnp.sum(losses * batch[VALID]), **counted}
+        return {"loss": sum_valid(losses, batch[VALID]), **counted}
 
     def measures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Means over examples.
@@ -112,10 +111,23 @@ class Classification:
         of = {"loss": "loss", "accuracy": "correct", **{k: k for k, _ in self.measured}}
         return {name: sums[key] / sums["examples"] for name, key in of.items()}
 
-    def _distances_to_teacher(self, logits: jax.Array, teacher: jax.Array) -> jax.Array:
-        temperature = self.teacher_temperature
-        distances = optax.losses.kl_divergence_with_log_targets(
-            jax.nn.log_softmax(logits / temperature),
-            jax.nn.log_softmax(teacher / temperature),
-        )
-        return temperature**2 * distances
+
+def taught(
+    losses: jax.Array, logits: jax.Array, batch: Batch, temperature: float
+) -> jax.Array:
+    """Losses of answers with those of a teacher, where a batch has them.
+
+    Args:
+      losses: float32[batch, ...], those without one.
+      logits: float[batch, ..., classes].
+      batch: Perhaps with `teacher`, like logits, and `teacher_weight`, float32[batch].
+      temperature: As `Classification.teacher_temperature`.
+    """
+    if TEACHER not in batch:
+        return losses
+    distances = optax.losses.kl_divergence_with_log_targets(
+        jax.nn.log_softmax(logits / temperature),
+        jax.nn.log_softmax(batch[TEACHER] / temperature),
+    )
+    weights = batch[TEACHER_WEIGHT].reshape(-1, *(1,) * (losses.ndim - 1))
+    return losses + weights * (temperature**2 * distances - losses)

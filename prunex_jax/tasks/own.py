@@ -29,6 +29,7 @@ from prunex_jax.tasks.base import (
     Objective,
     Sums,
     Task,
+    sum_valid,
 )
 from prunex_jax.tasks.classification import Classification
 
@@ -71,6 +72,7 @@ class OwnObjective:
     example: str = "ex"  # What an example is.
 
     unit = "examples"
+    units_per_example = 1
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -94,13 +96,13 @@ class OwnObjective:
         """Examples, and what else is measured."""
         size = jax.tree.leaves(examples_of(batch))[0].shape[0]
         valid = batch.get(VALID, jnp.ones(size, jnp.float32))
-        sums = {k: jnp.sum(f(outputs, batch) * valid) for k, f in self.measured}
+        sums = {k: sum_valid(f(outputs, batch), valid) for k, f in self.measured}
         return {**sums, "examples": jnp.sum(valid)}
 
     def score(self, outputs: PyTree, batch: Batch) -> Sums:
         """The same, and the losses."""
         losses = each_of(self.loss_of, outputs, examples_of(batch))
-        return {"loss": jnp.sum(losses * batch[VALID]), **self.count(outputs, batch)}
+        return {"loss": sum_valid(losses, batch[VALID]), **self.count(outputs, batch)}
 
     def measures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Means over examples."""

@@ -108,12 +108,13 @@ def format_progress(
       1200/20000   6% eta   16m   1228 img/s 52.1ms ...
     """
     step, seconds = row["step"], row["seconds_per_step_median"]
+    units = batch_size * objective.units_per_example
     host_bytes = row["host_wire_bytes"] / step / 1000
     kilobytes = _scaled(host_bytes, ("kB", "MB", "GB", "TB")) if host_bytes else "0B"
     return (
         f"{step:>{len(str(num_steps))}}/{num_steps} {100 * step // num_steps:>3}%"
         f" eta {_duration((num_steps - step) * seconds):>5}"
-        f"  {_speed(batch_size / max(seconds, 1e-9)):>5} {objective.example}/s"
+        f"  {_speed(units / max(seconds, 1e-9)):>5} {objective.example}/s"
         f" {_scaled(1000 * seconds, ('ms', 's')):>6}"
         f"  host {kilobytes:>6} {_ratio(row['host_wire_ratio']):>6}"
         f"  sparsity {_percent(row['sparsity'], 0):>3}"

@@ -25,15 +25,15 @@ from prunex_jax.channels import (
 )
 from prunex_jax.comm import dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
-from prunex_jax.data import batch_rows, make_loader, open_dataset, place_batch
+from prunex_jax.data import batch_rows, make_loader, place_batch
 from prunex_jax.data.shards import check_shards
 from prunex_jax.mesh import HOST_AXIS, AnyMesh, Topology
 from prunex_jax.methods import Method, Recipe, RoundKind, make_method
 from prunex_jax.methods.inner import make_inner, make_learning_rate
-from prunex_jax.models import AnyModel, FunctionModel, make_model, named_model
+from prunex_jax.models import AnyModel, FunctionModel
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
-from prunex_jax.tasks import Classification, Objective, Own, Task, own_task
+from prunex_jax.tasks import Objective, Own, Task, make_task
 from prunex_jax.train.config import ExperimentConfig, total_steps
 from prunex_jax.train.network_mean import MeanPlan, final_mean_plan
 from prunex_jax.train.program import Ledger
@@ -161,7 +161,15 @@ def make_experiment(
     """
     validate_sparsity(config.sparsity)
     _check_batches(config, topology.mesh)
-    config, task = _make_task(config, own)
+    task = make_task(
+        config.data,
+        config.model,
+        config.seed,
+        own,
+        label_smoothing=config.optimizer.label_smoothing,
+        teacher_temperature=config.distill.temperature,
+    )
+    config = _with_names(config, task, own)
     dataset, model = task.dataset, task.model
     if len(dataset.train) < config.data.batch_size:
         raise UserError(
@@ -295,27 +303,17 @@ def _make_setup(
     return Setup(model, groups, method, plan, programs)
 
 
-def _make_task(
-    config: ExperimentConfig, own: Own | None
-) -> tuple[ExperimentConfig, Task]:
-    """What is learned, and the settings with the names of what a user has brought."""
-    options: dict[str, Any] = {
-        "label_smoothing": config.optimizer.label_smoothing,
-        "teacher_temperature": config.distill.temperature,
-    }
-    if own is None and ":" in config.model.name:
-        own = Own(named_model(config.model.name))
-        return config, own_task(own, config.data, config.model, config.seed, **options)
+def _with_names(
+    config: ExperimentConfig, task: Task, own: Own | None
+) -> ExperimentConfig:
+    """The settings with the names of what a user has brought."""
     if own is None:
-        dataset = open_dataset(config.data, config.seed)
-        model = make_model(config.model, dataset.image_shape, dataset.num_classes)
-        return config, Task(dataset, model, Classification(**options))
-    task = own_task(own, config.data, config.model, config.seed, **options)
+        return config
     data = dataclasses.replace(config.data, name=task.dataset.name)
     model = config.model
     if isinstance(task.model, FunctionModel):
         model = dataclasses.replace(model, name=task.model.name)
-    return dataclasses.replace(config, data=data, model=model), task
+    return dataclasses.replace(config, data=data, model=model)
 
 
 def _find_channels(config: ExperimentConfig, model: AnyModel) -> Channels:

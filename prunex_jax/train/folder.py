@@ -36,7 +36,7 @@ SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 
 SUMMARY_KEYS = tuple(
-    "method steps seed hosts devices_per_host test_accuracy test_loss params_dense "
+    "method steps seed hosts devices_per_host test_loss params_dense "
     "params_kept macs_dense macs_kept training_macs training_macs_dense "
     "channel_sparsity host_wire_bytes host_wire_bytes_dense host_wire_ratio "
     "host_payload_bytes_steady num_rounds num_compilations shrink_max_abs_error "

@@ -267,19 +267,29 @@ def _cutter(
     placements = placements_of(before.current.method)
     kept = {name: np.flatnonzero(mask) for name, mask in masks.items()}
 
-    def by_channel(path: str, leaf: jax.Array) -> jax.Array:
-        """Masks and scores of a group that is still there lose what it loses."""
+    def group_of(path: str, leaf: jax.Array) -> str | None:
+        """The group whose mask or scores a leaf is: it loses what the group loses."""
         name = named_by(path, kept)
-        if name is None or leaf.shape != masks[name].shape:
-            return leaf
-        return leaf[kept[name]]
+        return name if name and leaf.shape == masks[name].shape else None
+
+    def cut_opt_state(tree: PyTree) -> PyTree:
+        # A group may have the name of a parameter, which has another shape.
+        rest = map_with_path(lambda p, x: None if group_of(p, x) else x, tree)
+        shaped = flatten_by_path(cut.take(rest))
+
+        def small(path: str, leaf: jax.Array) -> jax.Array:
+            name = group_of(path, leaf)
+            found: jax.Array = leaf[kept[name]] if name else shaped[path]
+            return found
+
+        return map_with_path(small, tree)
 
     def cut_copy(state: TrainState) -> TrainState:
         state = enter(placements, state)
         small = state._replace(
             params=cut.take(state.params),
             statistics=cut.take_statistics(state.statistics),
-            opt_state=map_with_path(by_channel, cut.take(state.opt_state)),
+            opt_state=cut_opt_state(state.opt_state),
         )
         return leave(placements, small)
 

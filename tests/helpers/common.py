@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
+from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.bench.processes import free_port as free_port
 from prunex_jax.mesh import MeshAxes
 
@@ -34,3 +36,13 @@ def run_script(script: Path, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def assert_close(found: Any, wanted: Any, tolerance: float = 2e-6) -> None:
+    """Trees are equal, up to a share of the largest number of each leaf, or of 1."""
+    found, wanted = flatten_by_path(found), flatten_by_path(wanted)
+    assert found.keys() == wanted.keys()
+    for path, leaf in wanted.items():
+        leaf = np.asarray(leaf)
+        allowed = tolerance * max(1.0, float(np.max(np.abs(leaf), initial=0.0)))
+        np.testing.assert_allclose(found[path], leaf, atol=allowed, err_msg=path)

@@ -113,7 +113,7 @@ def test_statistics_of_no_batches_are_those_of_one():
 def test_training_draws_and_evaluation_does_not():
     model = own_model(NnxNet, np.ones((1, FEATURES), np.float32))
     arrays = model.init(jax.random.key(0))
-    inputs = jnp.ones((4, FEATURES))
+    inputs = jax.random.normal(KEY, (4, FEATURES))
     first, same, other = (
         model.apply_train(*arrays, inputs, key=jax.random.key(seed))[0]
         for seed in (1, 1, 2)

@@ -1,0 +1,19 @@
+"""A small GPT on the source of Python's standard library, DiLoCo.
+
+Hosts train alone for 8 steps; a Nesterov step follows their mean movement.
+
+    python -m prunex_jax.train --workdir=runs/stdlib_gpt_diloco \\
+        --config=configs/stdlib_gpt_diloco.py
+
+Hardware: two CPU cores. Result: not measured yet.
+"""
+
+import ml_collections
+import stdlib_gpt_hsadmm
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = stdlib_gpt_hsadmm.get_config()
+    config.method.name = "diloco"
+    config.method.wire_dtype = "float32"
+    return config

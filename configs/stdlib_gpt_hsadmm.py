@@ -1,0 +1,36 @@
+"""A small GPT on the source of Python's standard library, with H-SADMM.
+
+Bytes in, bytes out: the text is read from the interpreter that runs, nothing is
+downloaded, and virtual CPU devices stand in for 2 hosts x 2 devices. Heads, their
+features, gated units and the stream lose 30 % of their channels.
+
+    python -m prunex_jax.train --workdir=runs/stdlib_gpt \\
+        --config=configs/stdlib_gpt_hsadmm.py
+
+Hardware: two CPU cores. Result: not measured yet.
+"""
+
+import ml_collections
+
+from prunex_jax.train.config import default_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = default_config()
+    config.topology.layout = "2"
+    config.topology.cpu_devices = 4
+    config.data.name = "stdlib"
+    config.data.batch_size = 32
+    config.data.sequence_length = 128
+    config.model.name = "gpt"
+    config.optimizer.name = "adamw"
+    config.optimizer.learning_rate = 3e-3
+    config.optimizer.weight_decay = 0.1
+    config.sparsity.sparsity = 0.3
+    config.sparsity.num_stairs = 3
+    config.method.name = "hsadmm"
+    config.method.hsadmm.sync_period = 8
+    config.method.wire_dtype = "int8"
+    config.run.steps = 800
+    config.run.eval_every_steps = 200
+    return config

@@ -1,0 +1,105 @@
+"""Which task settings mean."""
+
+from typing import Any
+
+import numpy as np
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig, ModelConfig
+from prunex_jax.data import NUM_TOKENS, open_dataset, open_stdlib
+from prunex_jax.models import AnyModel, make_gpt, make_model, named_model, own_model
+from prunex_jax.tasks.base import Task
+from prunex_jax.tasks.classification import Classification
+from prunex_jax.tasks.language import Language
+from prunex_jax.tasks.own import Own, own_task
+
+TEXT = "stdlib"
+LANGUAGE_MODEL = "gpt"
+
+
+def make_task(
+    data: DataConfig,
+    model: ModelConfig,
+    seed: int,
+    own: Own | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    teacher_temperature: float = 1.0,
+) -> Task:
+    """Makes the task of a run.
+
+    Args:
+      data: What is read.
+      model: What learns it.
+      seed: Of the run.
+      own: What a user brings instead.
+      label_smoothing: As of `Classification`.
+      teacher_temperature: As of `Classification`.
+    Raises:
+      UserError: Something is not known, or does not fit.
+    Example:
+      >>> task = make_task(DataConfig(name='stdlib'), ModelConfig(name='gpt'), seed=0)
+      >>> [metric.name for metric in task.objective.metrics]
+      ['loss', 'perplexity', 'bits_per_byte']
+    """
+    options: dict[str, Any] = {
+        "label_smoothing": label_smoothing,
+        "teacher_temperature": teacher_temperature,
+    }
+    is_text = data.name == TEXT and (own is None or own.data is None)
+    if is_text:
+        return _language(data, model, own, label_smoothing, teacher_temperature)
+    if own is None and ":" in model.name:
+        own = Own(named_model(model.name))
+    if own is not None:
+        return own_task(own, data, model, seed, **options)
+    if model.name == LANGUAGE_MODEL:
+        raise UserError(
+            f"config.model.name={model.name!r} reads text, and config.data.name="
+            f"{data.name!r} has images; set config.data.name={TEXT!r}, or another model"
+        )
+    dataset = open_dataset(data, seed)
+    network = make_model(model, dataset.image_shape, dataset.num_classes)
+    return Task(dataset, network, Classification(**options))
+
+
+def _language(
+    data: DataConfig,
+    model: ModelConfig,
+    own: Own | None,
+    label_smoothing: float,
+    teacher_temperature: float,
+) -> Task:
+    for setting, value in (
+        ("data.augment", data.augment != "none" and data.augment),
+        ("data.image_size", data.image_size),
+        ("data.dir", data.dir),
+        ("optimizer.label_smoothing", label_smoothing),
+    ):
+        if value:
+            raise UserError(
+                f"config.{setting}={value!r} is for images, and config.data.name="
+                f"{data.name!r} is text; leave it at its default"
+            )
+    if own is not None and (own.loss, own.inputs, own.metrics) != (None, None, {}):
+        raise UserError(
+            f"loss, inputs and metrics are those of text with config.data.name="
+            f"{data.name!r}; give data of your own beside them, or leave them out"
+        )
+    dataset = open_stdlib(data)
+    objective = Language(dataset.length, teacher_temperature=teacher_temperature)
+    example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))
+    given = own.model if own is not None else None
+    network: AnyModel
+    if given is None and ":" in model.name:
+        given = named_model(model.name)
+    if given is not None:
+        network = own_model(given, example)
+    elif model.name == LANGUAGE_MODEL:
+        network = make_gpt(model, NUM_TOKENS, dataset.length)
+    else:
+        raise UserError(
+            f"config.model.name={model.name!r} reads images, and config.data.name="
+            f"{data.name!r} is text; set config.model.name={LANGUAGE_MODEL!r}"
+        )
+    return Task(dataset, network, objective)

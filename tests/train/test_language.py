@@ -1,0 +1,118 @@
+"""A language model through the trainer: pruned, cut out, resumed, and scored."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.train import train
+from tests.helpers.tiny_runs import merged, rows_of
+
+# Two hosts of two devices; cut at 60 %.
+SETTINGS = {
+    "topology": {"layout": "2"},
+    "data": {
+        "name": "stdlib",
+        "batch_size": 16,
+        "eval_batch_size": 256,
+        "sequence_length": 16,
+    },
+    "model": {
+        "name": "gpt",
+        "gpt": {
+            **{"layers": 1, "width": 16, "heads": 2, "key_heads": 1},
+            **{"head_width": 8, "hidden": 24},
+        },
+    },
+    "optimizer": {"name": "adamw", "learning_rate": 0.01},
+    "method": {"hsadmm": {"sync_period": 2}},
+    "sparsity": {
+        **{"num_stairs": 1, "start_share": 0.1},
+        **{"freeze_share": 0.4, "shrink_share": 0.6},
+    },
+    "run": {
+        **{"steps": 20, "log_every_steps": 5, "checkpoint_every_steps": 5},
+        "read_test": False,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("language") / "run"
+    return train(SETTINGS, folder), folder
+
+
+class StopAtOnce(Exception):
+    """What a run is ended by."""
+
+
+def test_it_learns_and_ends_smaller(whole):
+    result, folder = whole
+    summary, rows = result.summary, rows_of(folder)
+    assert summary["params_kept"] < 0.6 * summary["params_dense"]
+    assert summary["shrink_max_abs_error"] < 1e-5
+    assert rows[-1]["loss"] < rows[0]["loss"] < math.log(256) + 0.1
+    for row in rows:
+        assert row["bits_per_byte"] == pytest.approx(row["loss"] / math.log(2))
+        assert row["perplexity"] == pytest.approx(math.exp(row["loss"]), rel=1e-4)
+    assert summary["validation_bits_per_byte"] < 8
+    assert summary["test_bits_per_byte"] is None
+
+
+def test_scores_are_those_of_the_network(whole):
+    """Every token once, rows that fill up batches never."""
+    from prunex_jax.base.settings import DataConfig
+    from prunex_jax.data import EXAMPLE, open_stdlib
+
+    result, _ = whole
+    split = open_stdlib(DataConfig(**SETTINGS["data"])).validation
+    tokens = split.evaluation_batch(np.arange(len(split)))[EXAMPLE]
+    total = 0.0
+    for part in np.array_split(tokens, 8):
+        logits = jax.nn.log_softmax(result.network.logits(part[:, :-1]))
+        total -= float(jnp.sum(jnp.take_along_axis(logits, part[:, 1:, None], -1)))
+    mean = total / (len(split) * 16)
+    assert result.summary["validation_loss"] == pytest.approx(mean, rel=1e-4)
+
+
+@pytest.mark.parametrize("stopped_at", [7, 17])
+def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
+    def watch(progress, state):
+        del state
+        if progress.step == stopped_at:
+            raise StopAtOnce
+
+    with pytest.raises(StopAtOnce):
+        train(SETTINGS, tmp_path / "run", watch=watch)
+    resumed = train(SETTINGS, tmp_path / "run")
+    for found, wanted in zip(
+        *(jax.tree.leaves(r.network.params) for r in (resumed, whole[0])), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_model_learns_from_itself(tmp_path):
+    """Answers of a teacher have a row for every token."""
+    values = merged(SETTINGS, {"distill": {"teacher": "self"}})
+    result = train(values, tmp_path / "run")
+    assert np.isfinite(result.summary["validation_loss"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model": {"name": "resnet20"}},
+            "images, and config.data.name='stdlib'",
+        ),
+        ({"data": {"name": "digits"}}, "text, and config.data.name='digits'"),
+        ({"data": {"augment": "shift"}}, "data.augment='shift' is for images"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        train(merged(SETTINGS, changes), tmp_path / "run")
