@@ -46,7 +46,7 @@ class Network:
         Example:
           >>> import numpy as np
           >>> from prunex_jax.channels import trace_channels
-          >>> from prunex_jax.models import AnyModel, VggSpec
+          >>> from prunex_jax.models import Model, VggSpec
           >>> from prunex_jax.shrink import make_cut
           >>> model = Model(VggSpec(stages=((8,),), hidden=()), (4, 4, 1), 10)
           >>> trees = jax.jit(model.init)(jax.random.key(0))

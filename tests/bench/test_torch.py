@@ -210,7 +210,7 @@ def our_run(spec: Spec, shape, steps):
     with experiment.batches() as batches:
         for _ in range(steps):
             state, _ = programs.local_step(state, next(batches))
-            losses.append(float(programs.report(state).loss))
+            losses.append(float(programs.report(state).measures["loss"]))
             state = programs.clear(state)
     accuracy = validate(experiment, state).measures["accuracy"]
     return losses, programs.network(state)[0], accuracy

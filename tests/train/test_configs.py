@@ -44,7 +44,9 @@ def test_config_builds(path: Path) -> None:
     density = 1 - config.sparsity.sparsity
     counts = keep_counts_at(config.sparsity, sizes, density)
     if config.sparsity.unit == "channels":
-        assert sum(counts.values()) == pytest.approx(density * sum(sizes.values()))
+        total = density * sum(sizes.values())
+        # Multiples of 8 leave a few more of groups that are no multiple of 16.
+        assert sum(counts.values()) == pytest.approx(total, rel=0.02)
     period = config.method.hsadmm.sync_period
     plan = make_round_plan(config.sparsity, 1000, period)
     assert plan.stages[-1].is_frozen

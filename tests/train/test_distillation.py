@@ -162,7 +162,7 @@ def test_a_teacher_that_cannot_teach_is_refused(tmp_path):
 
     assert "nowhere" in said_of(tmp_path / "nowhere")
     few = teacher_at(tmp_path / "few", classes=4)
-    assert "10 classes" in said_of(few) and str(few) in said_of(few)
+    assert "[4, 10]" in said_of(few) and str(few) in said_of(few)
     large = teacher_at(tmp_path / "large", shape=(16, 16, 1))
     assert "(8, 8, 1)" in said_of(large)
     other = {"dataset": {"name": "moon", "preprocessing": {**DIGITS, "mean": [9.0]}}}

@@ -22,7 +22,7 @@ from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.export import export_run, load_trained
 from prunex_jax.train.export import main as export_main
 from prunex_jax.train.run import train
-from prunex_jax.train.transitions import comparison_images
+from prunex_jax.train.transitions import comparison_inputs
 from tests.helpers.tiny_runs import merged
 
 # They train networks of several kinds first.
@@ -124,7 +124,7 @@ def test_preprocessing_of_the_manifest_is_that_of_the_trainer(run, exported):
     pixels = np.rint(load_digits().images * (255 / 16))[..., None]
     mean, std = (np.asarray(preprocessing[key]) for key in ("mean", "std"))
     prepared = (pixels / 255 - mean) / std
-    batch = comparison_images(load_trained(run[1]).experiment.task.dataset)
+    batch = comparison_inputs(load_trained(run[1]).experiment.task)
     distances = np.abs(prepared[:, None] - batch[None, :4]).max(axis=(2, 3, 4))
     assert np.all(distances.min(axis=0) < 1e-5)
 

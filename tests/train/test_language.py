@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig
+from prunex_jax.bench.cost_model.step_time import late_options
+from prunex_jax.comm import wire_bytes
+from prunex_jax.data import EXAMPLE, open_stdlib
+from prunex_jax.mesh import make_topology
+from prunex_jax.methods import METHODS
 from prunex_jax.train import train
+from prunex_jax.train.config import resolve_config
+from prunex_jax.train.experiment import make_experiment
 from tests.helpers.tiny_runs import merged, rows_of
 
 # Two hosts of two devices; cut at 60 %.
@@ -17,7 +25,7 @@ SETTINGS = {
     "data": {
         "name": "stdlib",
         "batch_size": 16,
-        "eval_batch_size": 256,
+        "eval_batch_size": 240,
         "sequence_length": 16,
     },
     "model": {
@@ -65,9 +73,6 @@ def test_it_learns_and_ends_smaller(whole):
 
 def test_scores_are_those_of_the_network(whole):
     """Every token once, rows that fill up batches never."""
-    from prunex_jax.base.settings import DataConfig
-    from prunex_jax.data import EXAMPLE, open_stdlib
-
     result, _ = whole
     split = open_stdlib(DataConfig(**SETTINGS["data"])).validation
     tokens = split.evaluation_batch(np.arange(len(split)))[EXAMPLE]
@@ -116,3 +121,34 @@ def test_a_model_learns_from_itself(tmp_path):
 def test_what_does_not_fit_is_refused(changes, message, tmp_path):
     with pytest.raises(UserError, match=message):
         train(merged(SETTINGS, changes), tmp_path / "run")
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (4, 1)], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_formula_bytes_are_traced_bytes(method, shape):
+    """What every method says that it sends is in the programs of a language model."""
+    values = merged(SETTINGS, {"data": {"batch_size": 24}, "method": {"name": method}})
+    if method != "hsadmm":
+        values["sparsity"].pop("shrink_share")
+    if method in ("dgc", "importance"):  # They apply momentum before they send.
+        values["optimizer"]["name"] = "sgd"
+    devices = jax.devices()[: shape[0] * shape[1]]
+    topology = make_topology(str(shape[0]), devices)
+    experiment = make_experiment(resolve_config(values), topology)
+    current, mesh_shape = experiment.current, dict(experiment.mesh.shape)
+    programs, state = current.programs, current.programs.abstract_state()
+    batch = {"example": jax.ShapeDtypeStruct((24, 17), np.int32)}
+    for options in late_options(current.method):
+        formula = current.method.step_formula(mesh_shape, **options)
+        found = programs.local_step.collectives(state, batch, **options)
+        assert wire_bytes(found, mesh_shape) == wire_bytes(formula, mesh_shape)
+    if current.method.exchange is None:
+        return
+    counts = experiment.channels.keep_counts
+    if not current.method.prunes:
+        counts = experiment.channels.sizes
+    for kind in ("moving", "freeze", "frozen"):
+        options = current.exchange_options(counts, kind)
+        formula = current.method.exchange_formula(mesh_shape, counts, kind)
+        found = programs.exchange.collectives(state, **options)
+        assert wire_bytes(found, mesh_shape) == wire_bytes(formula, mesh_shape)

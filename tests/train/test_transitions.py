@@ -12,7 +12,7 @@ from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.transitions import (
     change_method,
-    comparison_images,
+    comparison_inputs,
     experiment_at,
     hand_over,
     network_of,
@@ -91,7 +91,7 @@ def cut():
 def test_a_cut_keeps_the_consensus(cut):
     experiment, state, small, small_state, handover = cut
     old, new = network_of(experiment, state), network_of(small, small_state)
-    images = comparison_images(experiment.task.dataset)
+    images = comparison_inputs(experiment.task)
     difference = np.abs(np.asarray(old.logits(images)) - np.asarray(new.logits(images)))
     assert difference.max() < 1e-5 and handover.max_abs_error < 1e-5
     sizes = experiment.channels.sizes
