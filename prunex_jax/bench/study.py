@@ -106,8 +106,27 @@ class Sweep(Study):
     # What accuracies are of. "validation" is for choosing settings: the test split is
     # not even read. "test" is for settings that have been chosen.
     split: Literal["validation", "test"] = "test"
+    # What rows are compared by: accuracy, or another metric of the task.
+    metric: str = "accuracy"
+    less_is_better: bool = False  # Whether that is a loss, or the like.
     health_rows: tuple[str, ...] = ()  # Rows whose residuals and drift are plotted.
     reserved: ClassVar[tuple[str, ...]] = ("seed", "run.read_test")
+
+    @property
+    def figure(self) -> str:
+        """What tables and axes call the metric."""
+        unit = ", %" if self.factor == 100 else ""
+        return f"{self.split} {self.metric.replace('_', ' ')}{unit}"
+
+    @property
+    def factor(self) -> int:
+        """By what values are multiplied to be shown."""
+        return 100 if self.metric == "accuracy" else 1
+
+    @property
+    def digits(self) -> int:
+        """Decimals that are shown."""
+        return 2 if self.metric == "accuracy" else 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -196,6 +196,19 @@ def _four_digits(value: float) -> str:
     return f"{value:.0e}" if math.isfinite(value) else str(value)
 
 
+def worth_of(summary: Mapping[str, Any]) -> str:
+    """What the network of a summary is worth, in words.
+
+    On the test split, unless the run has left that alone, as one that chooses settings.
+    """
+    split = "validation" if summary["test_loss"] is None else "test"
+    start = f"{split}_"
+    found = {
+        k.removeprefix(start): v for k, v in summary.items() if k.startswith(start)
+    }
+    return in_words(found, split)
+
+
 def start_screen(
     experiment: Experiment, workdir: str, environment: Mapping[str, Any], reason: str
 ) -> str:
@@ -297,19 +310,12 @@ def _what_its_method_sends(experiment: Experiment) -> list[str]:
 
 def last_screen(summary: Mapping[str, Any], workdir: str) -> str:
     """What came out, from the values of summary.json."""
-    # A run that chooses settings has left the test split alone.
-    split = "validation" if summary["test_loss"] is None else "test"
-    measured = {
-        key.removeprefix(f"{split}_"): value
-        for key, value in summary.items()
-        if key.startswith(f"{split}_")
-    }
     return _LAST_SCREEN.format(
         **summary,
         ms=1000 * summary["seconds_per_step_median"],
         params_share=summary["params_kept"] / summary["params_dense"],
         macs_share=summary["macs_kept"] / summary["macs_dense"],
-        worth=in_words(measured, split),
+        worth=worth_of(summary),
         workdir=workdir,
     )
 

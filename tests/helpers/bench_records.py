@@ -82,7 +82,7 @@ def make_curve(row="dense", link="r=4", seed=0, rise=0.05, steps=400, **changes)
             step=step,
             seconds=step * measurement.median,
             host_bytes=step * (measurement.traced_bytes or 0.0),
-            accuracy=0.7 - 0.6 * math.exp(-rise * step / 4) - 0.01 * seed,
+            value=0.7 - 0.6 * math.exp(-rise * step / 4) - 0.01 * seed,
         )
         for step in range(0, steps + 1, 20)
     )

@@ -80,7 +80,7 @@ class Point:
     """The network after some steps."""
 
     step: int  # Steps done.
-    accuracy: float  # On the validation split.
+    value: float  # Accuracy, or another metric, on the validation split.
     # Sent by a host so far: as its interface counted (mean over hosts), or by the trace
     # where nothing could be counted.
     host_bytes: float
@@ -98,7 +98,7 @@ class Curve:
 
     def reached(self, accuracy: float) -> Point | None:
         """The first point with at least this validation accuracy."""
-        return next((p for p in self.points if p.accuracy >= accuracy), None)
+        return next((p for p in self.points if p.value >= accuracy), None)
 
 
 Record = Measurement | Curve
@@ -133,10 +133,16 @@ def forget_study(folder: Path, study: str) -> None:
         write_record(folder, record)
 
 
+def _point(values: dict[str, Any]) -> Point:
+    # Earlier versions knew accuracies only.
+    value = values.pop("accuracy", None)
+    return Point(**values) if value is None else Point(value=value, **values)
+
+
 def _record(values: dict[str, Any]) -> Record:
     kind, setup = values.pop("kind"), Setup(**values.pop("setup"))
     if kind == "curve":
-        points = tuple(Point(**point) for point in values.pop("points"))
+        points = tuple(map(_point, values.pop("points")))
         return Curve(setup=setup, points=points, **values)
     # Earlier versions counted collectives beside hops.
     values.pop("messages", None)

@@ -282,7 +282,7 @@ def _line(record: Record) -> str:
     if isinstance(record, Curve):
         last = record.points[-1]
         return (
-            f"{setup.link}{speed}: validation accuracy {last.accuracy:.3f} after "
+            f"{setup.link}{speed}: validation accuracy {last.value:.3f} after "
             f"{last.seconds:.1f} s and {last.host_bytes / 1e6:.1f} MB per host"
         )
     counted, traced = record.interface_bytes, record.traced_bytes

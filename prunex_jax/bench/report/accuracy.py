@@ -82,36 +82,38 @@ def curve_plots(
     points: Mapping[str, Sequence[Sequence[Point]]],
     looks: Looks,
     targets: Sequence[float] = (),
+    up: str = "validation accuracy, %",
+    factor: float = 100,
 ) -> list[Plot]:
-    """Validation accuracy on the way, mean over seeds, where there is any."""
+    """A metric of validation on the way, mean over seeds, where there is any."""
     plots = []
     for key, across, x_of in _AXES:
-        lines = {row: mean_curve(runs, x_of) for row, runs in points.items()}
+        lines = {row: mean_curve(runs, x_of, factor) for row, runs in points.items()}
         series = [Series(row, line) for row, line in lines.items() if line]
         silent = sum(any(points[row]) and not line for row, line in lines.items())
         across += f" (not shown: {silent} that send nothing)" * bool(silent)
-        levels = {100 * target: "" for target in targets}
+        levels = {factor * target: "" for target in targets}
         if series:
-            labels = *names[key], across, "validation accuracy, %"
+            labels = *names[key], across, up
             plots.append(Plot(*labels, series, looks, levels=levels))
     return plots
 
 
 def mean_curve(
-    runs: Sequence[Sequence[Point]], x_of: Callable[[Point], float]
+    runs: Sequence[Sequence[Point]], x_of: Callable[[Point], float], factor: float
 ) -> list[XY]:
-    """Mean over seeds of accuracy in percent, at the steps that all runs have.
+    """Mean over seeds of a metric times a factor, at the steps that all runs have.
 
     Example:
       >>> runs = [[Point(1, 0.5, 10, 1), Point(2, 0.7, 20, 2)], [Point(1, 0.0, 30, 3)]]
-      >>> mean_curve(runs, lambda point: point.host_bytes)
+      >>> mean_curve(runs, lambda point: point.host_bytes, 100)
       [(20.0, 25.0)]
     """
     by_step = [{point.step: point for point in run} for run in runs]
     points = [
         (
             statistics.fmean(x_of(run[step]) for run in by_step),
-            100 * statistics.fmean(run[step].accuracy for run in by_step),
+            factor * statistics.fmean(run[step].value for run in by_step),
         )
         for step in sorted(set.intersection(*(set(run) for run in by_step)))
     ]
@@ -175,7 +177,7 @@ def _reached(target: float, runs: Runs) -> list[Point]:
 
 def _last(runs: Runs) -> Cell:
     return median_cell(
-        [run.points[-1].accuracy for run in runs if run.points], "{:.4f}".format
+        [run.points[-1].value for run in runs if run.points], "{:.4f}".format
     )
 
 

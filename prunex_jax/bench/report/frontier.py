@@ -3,6 +3,7 @@
 A cost is a number of a run's summary, as a share of one of `Findings.reference`.
 """
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -54,13 +55,14 @@ def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
 
     Rows that cost nothing have no place on a logarithmic axis, and are left out.
     """
-    up, plots = f"{findings.sweep.split} accuracy, %", []
+    sweep, plots = findings.sweep, []
     for cost in COSTS:
         marks = marks_of(findings, looks, cost.key, cost.of)
         series = [mark for mark in marks.values() if mark.points[0][0] > 0]
         if len({mark.points[0][0] for mark in series}) > 1:
             title = plot_name(findings, cost.name, cost.title)
-            plots.append(make_plot(cost, title, up, series, looks))
+            plot = make_plot(cost, title, sweep.figure, series, looks)
+            plots.append(dataclasses.replace(plot, less_is_better=sweep.less_is_better))
     return plots
 
 
@@ -89,35 +91,38 @@ def hull_table(findings: Findings, plots: Sequence[Plot]) -> list[Table]:
     )
     note = (
         "Rows that no other row beats, from the left. A row beats another that costs "
-        "no less and is no more accurate, unless both are equal. Means are compared: "
+        "no less and is no better, unless both are equal. Means are compared: "
         "within their spread, rows may change places."
     )
     title = f"Upper-left hull: {findings.sweep.name}"
-    header = "accuracy against", "rows"
+    header = f"{findings.sweep.metric.replace('_', ' ')} against", "rows"
     return [Table(title, header, lines, (note,))] if lines else []
 
 
-def accuracy_cell(findings: Findings, row: str) -> Cell:
-    """Mean and standard deviation in percent, and how many runs they are of."""
-    values = findings.accuracies(row)
+def value_cell(findings: Findings, row: str) -> Cell:
+    """Mean and standard deviation, and how many runs they are of."""
+    values, sweep = findings.values(row), findings.sweep
     num_runs = len(findings.results[row])
     if not values:
         return Cell("diverged", 0.0)
-    around = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    text = f"{100 * statistics.fmean(values):.2f}{around} (n={len(values)})"
+    mean, form = sweep.factor * statistics.fmean(values), f".{sweep.digits}f"
+    around = ""
+    if len(values) > 1:
+        around = f" ± {sweep.factor * statistics.stdev(values):{form}}"
+    text = f"{mean:{form}}{around} (n={len(values)})"
     if num_runs > len(values):
         text += f"\n{num_runs - len(values)} of {num_runs} diverged"
     return Cell(text, statistics.fmean(values))
 
 
 def marks_of(findings: Findings, looks: Looks, key: str, of: str) -> dict[str, Series]:
-    """Row -> mean accuracy and its standard deviation, at a share of the reference."""
-    marks = {}
+    """Row -> mean metric and its standard deviation, at a share of the reference."""
+    marks, factor = {}, findings.sweep.factor
     for row in looks:
-        shares, values = findings.shares(row, key, of), findings.accuracies(row)
+        shares, values = findings.shares(row, key, of), findings.values(row)
         if shares:
-            middle = 100 * statistics.fmean(values)
-            spread = 100 * statistics.stdev(values) if len(values) > 1 else 0.0
+            middle = factor * statistics.fmean(values)
+            spread = factor * statistics.stdev(values) if len(values) > 1 else 0.0
             points = [(statistics.fmean(shares), middle)]
             marks[row] = Series(row, points, [(middle - spread, middle + spread)])
     return marks
@@ -132,8 +137,8 @@ def plot_name(findings: Findings, key: str, title: str) -> tuple[str, str]:
 
 
 def _on_hull(findings: Findings, plot: Plot) -> list[str]:
-    """Titles and accuracies of the rows on a plot's hull, from the left."""
-    found = ((row, accuracy_cell(findings, row).text) for row in plot.hull)
+    """Titles and metrics of the rows on a plot's hull, from the left."""
+    found = ((row, value_cell(findings, row).text) for row in plot.hull)
     return [
         f"{plot.looks[row].title}: {text}".replace("\n", ", ") for row, text in found
     ]

@@ -121,11 +121,14 @@ class Plot:
     # Whether a line shows the most that is reached for each cost across. Its rows are
     # emphasised before all others.
     has_hull: bool = False
+    less_is_better: bool = False  # Whether that line shows the least.
 
     @property
     def hull(self) -> list[str]:
         """Rows on that line, from the left; [] without one."""
-        marks = {each.row: each.points[0] for each in self.series}
+        up = -1 if self.less_is_better else 1
+        first = {each.row: each.points[0] for each in self.series}
+        marks = {row: (x, up * y) for row, (x, y) in first.items()}
         return upper_left_hull(marks) if self.has_hull else []
 
     @property

@@ -18,11 +18,11 @@ from typing import Any
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.report.accuracy import curve_plots
 from prunex_jax.bench.report.frontier import (
-    accuracy_cell,
     cost_plots,
     hull_table,
     marks_of,
     plot_name,
+    value_cell,
 )
 from prunex_jax.bench.report.page import Section, facts_table, write_page
 from prunex_jax.bench.report.plots import Looks, Plot, Series, make_looks
@@ -101,7 +101,7 @@ def accuracy_table(findings: Findings) -> Table:
     titles = {row.name: row.title for row in sweep.rows}
     partial = functools.partial
     columns = [
-        Column(f"{sweep.split} accuracy, %", partial(accuracy_cell, findings)),
+        Column(sweep.figure, partial(value_cell, findings)),
         *(
             Column(f"minus\n{titles[each]}", partial(_difference, findings, each))
             for each in baselines
@@ -148,7 +148,9 @@ def way_plots(findings: Findings, looks: Looks) -> list[Plot]:
         key: plot_name(findings, f"curves-{key}", title)
         for key, title in titles.items()
     }
-    return curve_plots(names, points, looks)
+    sweep = findings.sweep
+    up = sweep.figure.replace(sweep.split, "validation")
+    return curve_plots(names, points, looks, up=up, factor=sweep.factor)
 
 
 def size_plots(findings: Findings, looks: Looks) -> list[Plot]:
@@ -164,7 +166,7 @@ def size_plots(findings: Findings, looks: Looks) -> list[Plot]:
     labels = (
         *plot_name(findings, "sizes", "Accuracy against size"),
         "share of the parameters that is left",
-        f"{findings.sweep.split} accuracy, %",
+        findings.sweep.figure,
     )
     called = {
         parts[0].row: dataclasses.replace(looks[parts[0].row], title=curve)
@@ -231,13 +233,14 @@ def _every(findings: Findings) -> Iterable[Result]:
 
 
 def _difference(findings: Findings, other: str, row: str) -> Cell | None:
-    ones, others = findings.accuracies(row), findings.accuracies(other)
+    ones, others = findings.values(row), findings.values(other)
+    factor, form = findings.sweep.factor, f".{findings.sweep.digits}f"
     if row == other or not ones or not others:
         return None
     mean, half_width = difference(ones, others)
-    text = f"{100 * mean:+.2f}"
+    text = f"{factor * mean:+{form}}"
     if math.isfinite(half_width):
-        text += f" ± {100 * half_width:.2f}"
+        text += f" ± {factor * half_width:{form}}"
         # Beyond spread where zero lies outside of the interval.
         text += "\nwithin spread" * (abs(mean) <= half_width)
     return Cell(text, mean)

@@ -48,9 +48,9 @@ class Findings:
                 return each
         return max(ended, key=lambda each: each.summary["params_dense"], default=None)
 
-    def accuracies(self, name: str) -> list[float]:
-        """Accuracy of the runs of a row that did not diverge, on the sweep's split."""
-        key = f"{self.sweep.split}_accuracy"
+    def values(self, name: str) -> list[float]:
+        """The metric of the runs of a row that did not diverge, on its split."""
+        key = f"{self.sweep.split}_{self.sweep.metric}"
         return [each.summary[key] for each in self.results[name] if each.summary]
 
     def shares(self, name: str, key: str, of: str) -> list[float]:
@@ -71,24 +71,25 @@ def read_findings(sweep: Sweep, runs: Sequence[Run]) -> Findings:
     results: dict[str, list[Result]] = {row.name: [] for row in sweep.rows}
     for run in runs:
         if run.is_done:
-            results[run.row.name].append(_read(run))
+            results[run.row.name].append(_read(run, sweep.metric))
     num_missing = sum(not run.is_done for run in runs)
     known = {name: found for name, found in results.items() if found}
     return Findings(sweep, known, num_missing)
 
 
-def _read(run: Run) -> Result:
+def _read(run: Run, metric: str) -> Result:
     lines = RunFolder(run.workdir, is_primary=False).read_rows()
     summary = run.read(SUMMARY)
+    key = f"validation_{metric}"
     points = tuple(
         Point(
             step=line["step"],
-            accuracy=line["validation_accuracy"],
+            value=line[key],
             host_bytes=line["host_wire_bytes"],
             seconds=line["seconds_in_steps"],
         )
         for line in lines
-        if "validation_accuracy" in line
+        if key in line
     )
     return Result(
         row=run.row,

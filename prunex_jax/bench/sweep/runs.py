@@ -19,6 +19,7 @@ from prunex_jax.base.files import write_json
 from prunex_jax.bench.processes import environment_of_process, last_lines, run_process
 from prunex_jax.bench.study import Row, Sweep, overrides_of, settings_of
 from prunex_jax.train.config import config_to_dict, dotted_keys, fixed_differences
+from prunex_jax.train.console import worth_of
 from prunex_jax.train.folder import CONFIG, SUMMARY
 
 # What a run that diverged leaves beside its folder's other files.
@@ -133,9 +134,8 @@ def _outcome(run: Run) -> str:
     summary = run.read(SUMMARY)
     if not summary:
         return "diverged"
-    split = "validation" if summary["test_accuracy"] is None else "test"
-    accuracy, ratio = summary[f"{split}_accuracy"], summary["host_wire_ratio"]
-    return f"{split} accuracy {accuracy:.4f} with {ratio:.4f} of dense bytes"
+    ratio = summary["host_wire_ratio"]
+    return f"{worth_of(summary)} with {ratio:.4f} of dense bytes"
 
 
 def _check_settings(run: Run, config: dict[str, Any]) -> None:
