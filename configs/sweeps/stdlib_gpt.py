@@ -14,13 +14,16 @@ from rows import HOSTS
 
 from prunex_jax.bench.study import Row, Sweep, variant_row
 
+# Heads, their features and hidden units, but not the stream.
 _CUT = {
+    "sparsity.scope": "inner",
     "sparsity.num_stairs": 3,
     "sparsity.start_share": 0.1,
     "sparsity.freeze_share": 0.4,
     "sparsity.shrink_share": 0.4,
 }
-_SMALL = {"model.width": 0.7}
+# As wide as what is left at 30 %.
+_SMALL = {"model.gpt.head_width": 24, "model.gpt.hidden": 248}
 
 
 def get_study() -> Sweep:
@@ -37,23 +40,23 @@ def get_study() -> Sweep:
 
 
 def make_rows() -> tuple[Row, ...]:
+    often = "every 4 steps, 64 of 4,096 numbers, int2"
     return (
         variant_row("dense", label="dense, every step"),
         variant_row("local-sgd-8-int8", "local-sgd"),
-        *(variant_row(name) for name in ("local-sgd-8-int2", "local-sgd-4-top64")),
+        variant_row("local-sgd-4-top64"),
         variant_row("diloco-8-int8", "diloco"),
-        _pruned(30),
-        _pruned(50),
+        _pruned("hsadmm-8-int8", "hsadmm-30", 30, "every 8 steps, int8"),
+        _pruned("hsadmm-8-int8", "hsadmm-50", 50, "every 8 steps, int8"),
+        _pruned("hsadmm-4-top64", "hsadmm-30-top64", 30, often),
         variant_row(
             "dense", "small", "small network from scratch, every step", **_SMALL
         ),
     )
 
 
-def _pruned(percent: int, **settings: Any) -> Row:
-    return variant_row(
-        "hsadmm-8-int8",
-        f"hsadmm-{percent}",
-        f"H-SADMM, {percent} % of the channels removed, every 8 steps, int8",
-        **{"sparsity.sparsity": percent / 100, **_CUT, **settings},
-    )
+def _pruned(variant: str, name: str, percent: int, how: str) -> Row:
+    """H-SADMM that removes a share of heads, their features and hidden units."""
+    title = f"H-SADMM, {percent} % of heads and hidden units removed, {how}"
+    settings: dict[str, Any] = {**_CUT, "sparsity.sparsity": percent / 100}
+    return variant_row(variant, name, title, **settings)

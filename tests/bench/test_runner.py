@@ -152,7 +152,7 @@ def test_accuracy_is_followed_with_links_lifted_while_it_is_scored(run):
     curve = records[-1]
     assert isinstance(curve, Curve)
     assert [point.step for point in curve.points] == [0, 20, 40, 50]
-    assert [point.accuracy for point in curve.points] == [0.0, 0.2, 0.4, 0.5]
+    assert [point.value for point in curve.points] == [0.0, 0.2, 0.4, 0.5]
     assert [point.seconds for point in curve.points] == [0.0, 140.0, 280.0, 400.0]
     assert [point.host_bytes for point in curve.points] == [0, 750, 1500, 2250]
     assert made[0].speeds[3:] == [None, 5.0, None, 5.0, None, 5.0, None]
