@@ -64,6 +64,11 @@ class Objective(Protocol):
         ...
 
     @property
+    def can_be_taught(self) -> bool:
+        """Whether `loss` heeds the answers of a teacher."""
+        ...
+
+    @property
     def unit(self) -> str:
         """The sum that losses are a mean over, such as examples or tokens."""
         ...

@@ -47,6 +47,7 @@ class Classification:
 
     unit = "examples"
     units_per_example = 1
+    can_be_taught = True
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -29,6 +29,7 @@ class Language:
     metrics = (LOSS, Metric("perplexity", "ppl"), Metric("bits_per_byte", "bpb"))
     example = "tok"
     unit = "tokens"
+    can_be_taught = True
     counted = ("tokens",)
 
     @property

@@ -1,7 +1,7 @@
 """A network, data or a loss of the user's own, in any combination with ours."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,8 +35,9 @@ from prunex_jax.tasks.classification import Classification
 
 # (answers, examples) -> float32[] or float32[batch].
 OwnMeasure = Callable[[PyTree, PyTree], jax.Array]
-# Settings of networks and data of ours, which say nothing of the user's own.
-_OF_OUR_MODELS = ("stem", "width", "norm_scope", "compute_dtype", "convolution")
+# Settings of networks and data of ours, which say nothing of others.
+OF_IMAGE_MODELS = ("stem", "norm_scope", "compute_dtype", "convolution")
+_OF_OUR_MODELS = (*OF_IMAGE_MODELS, "width")
 _OF_OUR_DATA = ("dir", "augment", "image_size", "loader")
 
 
@@ -73,6 +74,7 @@ class OwnObjective:
 
     unit = "examples"
     units_per_example = 1
+    can_be_taught = False
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -151,7 +153,7 @@ def own_task(
     if own.data is None:
         dataset = open_dataset(data, seed)
     else:
-        _check_defaults("data", data, _OF_OUR_DATA)
+        check_defaults("data", data, _OF_OUR_DATA, "data of your own")
         dataset = open_own(own.data, data)
     first = dataset.train.finished(dataset.train.evaluation_batch(np.arange(1)))
     examples = examples_of(first)
@@ -160,20 +162,30 @@ def own_task(
     if own.model is None:
         network: AnyModel = _our_model(model, dataset, inputs)
     else:
-        _check_defaults("model", model, _OF_OUR_MODELS)
+        check_defaults("model", model, _OF_OUR_MODELS, "a model of your own")
         network = own_model(own.model, inputs)
     objective = _objective(own, read, examples, classification)
     _check_objective(objective, network, first)
     return Task(dataset, network, objective)
 
 
-def _check_defaults(part: str, config: Any, names: tuple[str, ...]) -> None:
+def check_defaults(part: str, config: Any, names: Sequence[str], what: str) -> None:
+    """Refuses settings that would have no effect.
+
+    Args:
+      part: The section of the settings.
+      config: It.
+      names: Those of its settings that must be at their defaults.
+      what: On what they have none.
+    Raises:
+      UserError: One is not.
+    """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name in names and value != field.default:
             raise UserError(
-                f"config.{part}.{field.name}={value!r} says nothing of {part} of your "
-                f"own; leave it at {field.default!r}"
+                f"config.{part}.{field.name}={value!r} has no effect on {what}; leave "
+                f"it at {field.default!r}"
             )
 
 
@@ -259,6 +271,11 @@ def _objective(
         raise UserError(
             f"loss={loss!r} is neither a function of answers and examples, nor "
             "'classification' or 'regression'"
+        )
+    if classification.get("label_smoothing"):
+        raise UserError(
+            f"config.optimizer.label_smoothing={classification['label_smoothing']:g} "
+            "is for classes, and the loss is another one; set it to 0"
         )
     return OwnObjective(loss, inputs_of, measured)
 

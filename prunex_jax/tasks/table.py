@@ -11,7 +11,7 @@ from prunex_jax.models import AnyModel, make_gpt, make_model, named_model, own_m
 from prunex_jax.tasks.base import Task
 from prunex_jax.tasks.classification import Classification
 from prunex_jax.tasks.language import Language
-from prunex_jax.tasks.own import Own, own_task
+from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, check_defaults, own_task
 
 TEXT = "stdlib"
 LANGUAGE_MODEL = "gpt"
@@ -86,6 +86,7 @@ def _language(
             f"loss, inputs and metrics are those of text with config.data.name="
             f"{data.name!r}; give data of your own beside them, or leave them out"
         )
+    check_defaults("model", model, OF_IMAGE_MODELS, "a model of text")
     dataset = open_stdlib(data)
     objective = Language(dataset.length, teacher_temperature=teacher_temperature)
     example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))

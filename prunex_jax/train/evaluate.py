@@ -164,10 +164,11 @@ def _open_dataset(
     manifest: Mapping[str, Any], folder: Path, data_dir: str
 ) -> ImageDataset:
     """The data set that the run was trained on, with its splits."""
-    if "preprocessing" not in manifest.get("dataset", {}):
+    if "classes" not in manifest.get("dataset", {}):
         raise UserError(
-            f"{folder} names no data set, because it was not exported from a run; call "
-            "its program with prunex_jax.export.read_model instead"
+            f"{folder} names no data set of labelled images, because it was exported "
+            "from no run, or from one of another task; call its program with "
+            "prunex_jax.export.read_model instead"
         )
     config = resolve_config(manifest["config"])
     data = config.data

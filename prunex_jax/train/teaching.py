@@ -101,6 +101,11 @@ def read_teaching(
     distill, batch_size = config.distill, config.data.batch_size
     if not distill.teacher:
         return None
+    if not task.objective.can_be_taught:
+        raise UserError(
+            f"distill.teacher={distill.teacher!r} has no say in a loss of your own; "
+            "compare with its answers there, or leave it empty"
+        )
     until = round(distill.until_share * num_steps)
     own, arrays, macs = None, None, None
     if distill.teacher == SELF:

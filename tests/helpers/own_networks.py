@@ -33,6 +33,18 @@ class NnxNet(nnx.Module):
         return self.rest[1](jnp.tanh(self.rest[0](x)))
 
 
+class DigitsNet(nnx.Module):
+    """A network that flattens images of 8 x 8."""
+
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(64, HIDDEN, rngs=rngs)
+        self.out = nnx.Linear(HIDDEN, 10, rngs=rngs)
+
+    def __call__(self, images):
+        x = images.reshape(images.shape[0], -1)
+        return self.out(jax.nn.relu(self.hidden(x)))
+
+
 class LinenNet(linen.Module):
     """The same with Linen, told whether it trains."""
 

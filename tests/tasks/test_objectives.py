@@ -18,11 +18,17 @@ LOGITS = np.random.default_rng(1).normal(size=(SIZE, 3)).astype(np.float32)
 PAIR = (own_networks.init, own_networks.apply)
 
 
-def task_of(data=(X, LABELS), model=PAIR, settings=None, **own):
+def task_of(data=(X, LABELS), model=PAIR, settings=None, label_smoothing=0.0, **own):
     settings = settings or {}
     data_config = DataConfig(validation_share=0.0, **settings.get("data", {}))
     model_config = ModelConfig(**settings.get("model", {}))
-    return own_task(Own(model, data, **own), data_config, model_config, seed=0)
+    return own_task(
+        Own(model, data, **own),
+        data_config,
+        model_config,
+        seed=0,
+        label_smoothing=label_smoothing,
+    )
 
 
 def worst(answers, examples):
@@ -118,9 +124,13 @@ def test_our_networks_take_images_of_the_user():
         ({"data": X}, "needs examples .x, y."),
         (
             {"settings": {"model": {"width": 2.0}}},
-            "config.model.width=2.0 says nothing",
+            "config.model.width=2.0 has no effect",
         ),
         ({"settings": {"data": {"augment": "shift"}}}, "config.data.augment='shift'"),
+        (
+            {"loss": each_loss, "label_smoothing": 0.1},
+            "label_smoothing=0.1 is for classes",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(own, message):

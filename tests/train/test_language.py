@@ -12,11 +12,14 @@ from prunex_jax.base.settings import DataConfig
 from prunex_jax.bench.cost_model.step_time import late_options
 from prunex_jax.comm import wire_bytes
 from prunex_jax.data import EXAMPLE, open_stdlib
+from prunex_jax.export import read_model
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import METHODS
 from prunex_jax.train import train
 from prunex_jax.train.config import resolve_config
+from prunex_jax.train.evaluate import evaluate
 from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.export import export_run
 from tests.helpers.tiny_runs import merged, rows_of
 
 # Two hosts of two devices; cut at 60 %.
@@ -107,6 +110,17 @@ def test_a_model_learns_from_itself(tmp_path):
     assert np.isfinite(result.summary["validation_loss"])
 
 
+def test_its_export_says_what_it_has_read(whole, tmp_path):
+    result, folder = whole
+    manifest = export_run(folder, tmp_path / "out")
+    assert manifest["dataset"]["name"] == "stdlib"
+    tokens = jnp.asarray(np.random.default_rng(0).integers(1, 255, (3, 16)), jnp.int32)
+    found = read_model(tmp_path / "out")(tokens)
+    np.testing.assert_allclose(found, result.network.logits(tokens), atol=1e-4)
+    with pytest.raises(UserError, match="no data set of labelled images"):
+        evaluate(tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -116,6 +130,7 @@ def test_a_model_learns_from_itself(tmp_path):
         ),
         ({"data": {"name": "digits"}}, "text, and config.data.name='digits'"),
         ({"data": {"augment": "shift"}}, "data.augment='shift' is for images"),
+        ({"model": {"compute_dtype": "bfloat16"}}, "has no effect on a model of text"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message, tmp_path):

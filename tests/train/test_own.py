@@ -1,5 +1,7 @@
 """Networks, data and losses of the user's own, through whole runs."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,7 +156,34 @@ def test_ours_and_theirs_go_together(tmp_path):
 
 
 def test_what_does_not_fit_leaves_no_folder(tmp_path):
-    with pytest.raises(UserError, match="norm_scope='host' says nothing of model"):
+    with pytest.raises(UserError, match="norm_scope='host' has no effect"):
         values = merged(SETTINGS, {"model": {"norm_scope": "host"}})
         train(values, tmp_path / "run", model=NnxNet, data=DATA)
     assert not (tmp_path / "run").exists()
+    values = merged(SETTINGS, {"distill": {"teacher": "self"}})
+    with pytest.raises(UserError, match="has no say in a loss of your own"):
+        loss = {"loss": lambda answers, examples: jnp.mean(answers**2)}
+        train(values, tmp_path / "run", model=NnxNet, data=DATA, **loss)
+
+
+def test_a_network_is_named_on_the_command_line(tmp_path):
+    name = "tests.helpers.own_networks:DigitsNet"
+    values = merged(SETTINGS, {"data": {"name": "digits"}, "model": {"name": name}})
+    result = train(values, tmp_path / "run")
+    assert result.summary["params_kept"] < result.summary["params_dense"]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"]["name"] == name
+    with pytest.raises(UserError, match="cannot be imported as package"):
+        values["model"]["name"] = "tests.helpers.own_networks:Nothing"
+        train(values, tmp_path / "other")
+
+
+def test_what_is_of_ones_own_is_not_run_from_settings(tmp_path):
+    """Settings say that something was brought, and the same call goes on."""
+    result = train(SETTINGS, tmp_path / "run", model=NnxNet, data=DATA)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"]["name"] == "own NnxNet" and config["data"]["name"] == "own"
+    again = train(SETTINGS, tmp_path / "run", model=NnxNet, data=DATA)
+    assert again.summary["test_loss"] == result.summary["test_loss"]
+    with pytest.raises(UserError, match="holds a run with data"):
+        train(SETTINGS, tmp_path / "run")

@@ -39,7 +39,7 @@ from prunex_jax.mesh import (
 )
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.config import resolve_config
-from prunex_jax.train.evaluation import validate
+from prunex_jax.train.evaluation import Result, validate
 from prunex_jax.train.experiment import Experiment, make_experiment
 from prunex_jax.train.loop import Progress
 from prunex_jax.train.program import Program
@@ -129,7 +129,7 @@ class _Watch:
         accuracy = None
         if self.spec.evaluates:
             result = validate(experiment, state)
-            accuracy = result and result.measures["accuracy"]
+            accuracy = result and _accuracy_of(result)
         self.gate.arrive(event="resume", accuracy=accuracy)
         self.seconds = []
         self.traced_bytes = self._bytes_so_far(progress)
@@ -138,6 +138,15 @@ class _Watch:
 
     def _bytes_so_far(self, progress: Progress) -> float:
         return progress.experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0)
+
+
+def _accuracy_of(result: Result) -> float:
+    if "accuracy" not in result.measures:
+        raise UserError(
+            "a study with goal='accuracy' needs a task that measures it, and this one "
+            f"measures {', '.join(result.measures)}; set goal='step_time'"
+        )
+    return result.measures["accuracy"]
 
 
 def pass_gates(
