@@ -19,7 +19,7 @@ from prunex_jax.data.loader import (
     make_loader,
     num_evaluation_batches,
 )
-from prunex_jax.data.own import EXAMPLE, open_own
+from prunex_jax.data.own import EXAMPLE, OWN, open_own
 from prunex_jax.data.placement import batch_rows, place_batch
 from prunex_jax.data.sources import open_dataset
 from prunex_jax.data.splits import Batch, Dataset, ImageDataset, ImageSplit, Split
@@ -28,6 +28,7 @@ from prunex_jax.data.text import NUM_TOKENS, TextDataset, open_stdlib
 __all__ = [
     "EXAMPLE",
     "NUM_TOKENS",
+    "OWN",
     "VALID",
     "Batch",
     "BatchIterator",

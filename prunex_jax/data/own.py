@@ -16,6 +16,8 @@ from prunex_jax.data.splits import Batch, Dataset, Labels
 
 # Entry of a batch: the examples as they were given, any tree.
 EXAMPLE = "example"
+# What settings call data that were given.
+OWN = "own"
 _SPLITS = ("train", "validation", "test")
 # Types that arrays get, where jax would make them so anyway.
 _NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
@@ -153,7 +155,7 @@ def open_own(data: Any, config: DataConfig) -> Dataset:
     numbers.setdefault("test", np.arange(0))
     _check_alike(sources)
     splits = {name: OwnSplit(name, sources[name], numbers[name]) for name in _SPLITS}
-    return Dataset(name="own", **splits)
+    return Dataset(name=OWN, **splits)
 
 
 def _has_splits(data: Any) -> bool:

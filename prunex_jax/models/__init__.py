@@ -20,7 +20,7 @@ from prunex_jax.models.base import (
     from_moments,
     to_moments,
 )
-from prunex_jax.models.functions import FunctionModel, Functions
+from prunex_jax.models.functions import FunctionModel, Functions, is_own
 from prunex_jax.models.layers import Convolution
 from prunex_jax.models.own import make_gpt, named_model, own_model
 from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
@@ -37,6 +37,7 @@ __all__ = [
     "ResNetSpec",
     "VggSpec",
     "from_moments",
+    "is_own",
     "make_gpt",
     "make_model",
     "named_model",

@@ -14,8 +14,20 @@ import jax.numpy as jnp
 from prunex_jax.base.trees import PyTree
 from prunex_jax.models.base import from_moments, to_moments
 
+# What settings call networks that were given, with their names behind it.
+_OWN = "own "
 # Channel group -> positions that are left, as a value that can be compared.
 _Kept = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def is_own(name: str) -> bool:
+    """Whether settings call a network by this name that was given.
+
+    Example:
+      >>> is_own('own Network'), is_own('resnet20')
+      (True, False)
+    """
+    return name.startswith(_OWN)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +68,7 @@ class FunctionModel:
     @property
     def name(self) -> str:
         """What people call it."""
-        return f"own {self.functions.name}"
+        return f"{_OWN}{self.functions.name}"
 
     @property
     def is_random(self) -> bool:

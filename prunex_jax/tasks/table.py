@@ -6,8 +6,15 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig, ModelConfig
-from prunex_jax.data import NUM_TOKENS, open_dataset, open_stdlib
-from prunex_jax.models import AnyModel, make_gpt, make_model, named_model, own_model
+from prunex_jax.data import NUM_TOKENS, OWN, open_dataset, open_stdlib
+from prunex_jax.models import (
+    AnyModel,
+    is_own,
+    make_gpt,
+    make_model,
+    named_model,
+    own_model,
+)
 from prunex_jax.tasks.base import Task
 from prunex_jax.tasks.classification import Classification
 from prunex_jax.tasks.language import Language
@@ -46,6 +53,7 @@ def make_task(
         "label_smoothing": label_smoothing,
         "teacher_temperature": teacher_temperature,
     }
+    _check_is_there(data, model, own)
     is_text = data.name == TEXT and (own is None or own.data is None)
     if is_text:
         return _language(data, model, own, label_smoothing, teacher_temperature)
@@ -61,6 +69,22 @@ def make_task(
     dataset = open_dataset(data, seed)
     network = make_model(model, dataset.image_shape, dataset.num_classes)
     return Task(dataset, network, Classification(**options))
+
+
+def _check_is_there(data: DataConfig, model: ModelConfig, own: Own | None) -> None:
+    """Refuses settings of a run to which something was brought that is not here."""
+    own = own or Own()
+    missing = {
+        "data": data.name if data.name == OWN and own.data is None else "",
+        "model": model.name if is_own(model.name) and own.model is None else "",
+    }
+    for part, name in missing.items():
+        if name:
+            raise UserError(
+                f"config.{part}.name={name!r} was brought to `train` in Python, and "
+                f"settings do not hold it; call `train` with the same {part} again, or "
+                "export with `export_model`"
+            )
 
 
 def _language(

@@ -9,6 +9,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.train import train
+from prunex_jax.train.export import export_run
 from tests.helpers import own_networks
 from tests.helpers.own_networks import LinenNet, NnxNet, problem
 from tests.helpers.tiny_runs import merged, rows_of
@@ -187,3 +188,8 @@ def test_what_is_of_ones_own_is_not_run_from_settings(tmp_path):
     assert again.summary["test_loss"] == result.summary["test_loss"]
     with pytest.raises(UserError, match="holds a run with data"):
         train(SETTINGS, tmp_path / "run")
+    with pytest.raises(UserError, match="'own' was brought to `train` in Python"):
+        export_run(tmp_path / "run", tmp_path / "out")
+    data = {**config, "data": {**config["data"], "name": "digits"}}
+    with pytest.raises(UserError, match="'own NnxNet' was brought to `train`"):
+        train(data, tmp_path / "other")
