@@ -203,29 +203,46 @@ def _of_nnx(given: Any, example: PyTree) -> Functions:
     rest = jax.jit(lambda key: nnx.to_pure_dict(parts(key)[3]))(jax.random.key(0))
     abstract = nnx.eval_shape(lambda: nnx.merge(*parts(jax.random.key(0))))
     split: Any = nnx.split(abstract, nnx.Param, nnx.BatchStat, ...)
-    graph, _, _, others = split
-    is_random = bool(jax.tree.leaves(nnx.filter_state(others, nnx.RngState)))
+    graph = split[0]
 
-    def module_of(params: PyTree, statistics: PyTree) -> Any:
+    def module_of(params: PyTree, statistics: PyTree, rest: PyTree) -> Any:
         states: Any = map(nnx.State, (from_tree(params), from_tree(statistics), rest))
         return nnx.merge(graph, *states)
 
     def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
-        module = module_of(params, statistics)
+        module = module_of(params, statistics, rest)
         module.eval()
         return module(inputs)
 
     def train(
         params: PyTree, statistics: PyTree, inputs: PyTree, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
-        module = module_of(params, statistics)
+        drawn = rest if key is None else _with_keys(rest, key)
+        module = module_of(params, statistics, drawn)
         module.train()
-        if key is not None:
-            nnx.reseed(module, default=key)
         answers = module(inputs)
         return answers, to_tree(nnx.state(module, nnx.BatchStat))
 
+    is_random = any(map(_is_key, jax.tree.leaves(rest)))
     return Functions(_name_of(given), init, apply, train, is_random, example)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _with_keys(state: PyTree, key: jax.Array) -> PyTree:
+    """Random streams with keys that follow from this one, and differ from each other.
+
+    Layers have streams of their own, of which several may have one name.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    for number, leaf in enumerate(leaves):
+        if _is_key(leaf):
+            leaves[number] = jax.random.split(
+                jax.random.fold_in(key, number), leaf.shape
+            )
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _of_linen(given: Any, example: PyTree) -> Functions:

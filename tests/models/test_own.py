@@ -125,6 +125,32 @@ def test_training_draws_and_evaluation_does_not():
     assert not own_model((own_networks.init, own_networks.apply), inputs[:1]).is_random
 
 
+class Dropouts(nnx.Module):
+    """Two layers that drop half of what they are given."""
+
+    def __init__(self, rngs):
+        self.scale = nnx.Param(jnp.ones(()))
+        self.first = nnx.Dropout(0.5, rngs=rngs)
+        self.second = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        x = x * self.scale[...]
+        return jnp.stack([self.first(x), self.second(x)], axis=-1)
+
+
+@pytest.mark.parametrize("streams", [(0,), (0, 1)], ids=["one", "named"])
+def test_every_layer_draws_anew_in_every_step(streams):
+    rngs = nnx.Rngs(*streams) if len(streams) == 1 else nnx.Rngs(params=0, dropout=1)
+    model = own_model(Dropouts(rngs), np.ones((1, 64), np.float32))
+    arrays = model.init(jax.random.key(0))
+    masks = [
+        np.asarray(model.apply_train(*arrays, jnp.ones((1, 64)), key=key)[0] > 0)
+        for key in (jax.random.key(1), jax.random.key(2))
+    ]
+    drawn = {mask[..., layer].tobytes() for mask in masks for layer in (0, 1)}
+    assert len(drawn) == 4
+
+
 def test_a_module_starts_from_what_it_has():
     module = NnxNet(nnx.Rngs(5))
     model = own_model(module, np.ones((1, FEATURES), np.float32))
