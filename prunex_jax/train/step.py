@@ -188,7 +188,8 @@ class Programs:
             state = enter(self._placements, state)
 
             def forward(params: PyTree, batch: Batch) -> PyTree:
-                return self._train_outputs(params, state.statistics, batch)[0]
+                drawing = self._with_keys(batch, state.step)
+                return self._train_outputs(params, state.statistics, drawing)[0]
 
             params, opt_state = run(
                 forward, self._objective.loss, state.params, state.opt_state, batches

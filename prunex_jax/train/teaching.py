@@ -221,7 +221,7 @@ def _check_teacher(model: ExportedModel, task: Task, count: int, folder: str) ->
     # Exports of functions do not say what they were trained on.
     said = model.manifest.get("dataset") or {}
     seen: Any = said.get("preprocessing") if isinstance(dataset, ImageDataset) else {}
-    for key in ("mean", "std") if seen else ():
+    for key in ("mean", "std") if seen and "mean" in seen else ():
         theirs, ours = seen[key], dataset.about()["preprocessing"][key]
         if not np.array_equal(theirs, ours):
             raise UserError(

@@ -92,6 +92,15 @@ def test_a_resumed_run_draws_the_same(stopped_at, tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("model", [LinenNet(), NnxNet], ids=["linen", "nnx"])
+def test_methods_may_look_at_batches_before_the_first_step(model, tmp_path):
+    """Networks that draw numbers draw them there, too."""
+    values = merged(SETTINGS, {"method": {"name": "pactrain"}, "run": {"steps": 8}})
+    values["sparsity"] = {"num_stairs": 1}
+    result = train(values, tmp_path / "run", model=model, data=DATA)
+    assert result.summary["params_kept"] < 0.7 * result.summary["params_dense"]
+
+
 def test_losses_and_metrics_have_names_of_their_own(tmp_path, capsys):
     x, labels = problem(300)
     wanted = np.stack([np.sin(x[:, 0]), x[:, 1], labels], axis=-1)
