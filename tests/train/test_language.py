@@ -22,6 +22,7 @@ from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.export import export_run
 from tests.helpers.tiny_runs import merged, rows_of
 
+SLOW = pytest.mark.slow
 # Two hosts of two devices; cut at 60 %.
 SETTINGS = {
     "topology": {"layout": "2"},
@@ -87,7 +88,7 @@ def test_scores_are_those_of_the_network(whole):
     assert result.summary["validation_loss"] == pytest.approx(mean, rel=1e-4)
 
 
-@pytest.mark.parametrize("stopped_at", [7, 17])
+@pytest.mark.parametrize("stopped_at", [pytest.param(7, marks=SLOW), 17])
 def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
     def watch(progress, state):
         del state
@@ -103,6 +104,7 @@ def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_a_model_learns_from_itself(tmp_path):
     """Answers of a teacher have a row for every token."""
     values = merged(SETTINGS, {"distill": {"teacher": "self"}})
@@ -138,7 +140,10 @@ def test_what_does_not_fit_is_refused(changes, message, tmp_path):
         train(merged(SETTINGS, changes), tmp_path / "run")
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (4, 1)], ids=str)
+SHAPES = [(2, 2), *(pytest.param(shape, marks=SLOW) for shape in ((3, 2), (4, 1)))]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_formula_bytes_are_traced_bytes(method, shape):
     """What every method says that it sends is in the programs of a language model."""

@@ -56,7 +56,12 @@ def stop_after(step):
     return watch
 
 
-@pytest.mark.parametrize("name", GIVEN)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name", ["nnx", *(pytest.param(n, marks=SLOW) for n in GIVEN if n != "nnx")]
+)
 def test_a_network_learns_and_ends_smaller(name, tmp_path):
     result = train(SETTINGS, tmp_path / "run", model=GIVEN[name](), data=DATA)
     summary = result.summary
@@ -73,7 +78,7 @@ def test_a_network_learns_and_ends_smaller(name, tmp_path):
     assert {"loss", "accuracy"} <= set(rows[0])
 
 
-@pytest.mark.parametrize("stopped_at", [15, 35])
+@pytest.mark.parametrize("stopped_at", [pytest.param(15, marks=SLOW), 35])
 def test_a_resumed_run_draws_the_same(stopped_at, tmp_path):
     """Dropout follows seed and step: before and after the cut."""
     whole = train(SETTINGS, tmp_path / "whole", model=NnxNet, data=DATA)
@@ -92,6 +97,7 @@ def test_a_resumed_run_draws_the_same(stopped_at, tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [LinenNet(), NnxNet], ids=["linen", "nnx"])
 def test_methods_may_look_at_batches_before_the_first_step(model, tmp_path):
     """Networks that draw numbers draw them there, too."""
