@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import tests.helpers.tiny_network  # noqa: F401
+from prunex_jax.train.loop import Progress, Watch
+from prunex_jax.train.state import TrainState
 from tests.helpers.common import ROOT, free_port
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -82,6 +84,21 @@ def start_two(folder: Path, values: dict, workdir: Path) -> list[subprocess.Pope
         start(folder, values, workdir, *shared, f"--process_id={index}")
         for index in range(2)
     ]
+
+
+class StopAtOnce(Exception):
+    """What `stop_after` ends a run by."""
+
+
+def stop_after(step: int) -> Watch:
+    """A watch that ends a run when so many steps are done, as a crash would."""
+
+    def watch(progress: Progress, state: TrainState) -> None:
+        del state
+        if progress.step == step:
+            raise StopAtOnce
+
+    return watch
 
 
 def rows_of(workdir: Path) -> list[dict]:

@@ -20,7 +20,7 @@ from prunex_jax.train.config import resolve_config
 from prunex_jax.train.evaluate import evaluate
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.export import export_run
-from tests.helpers.tiny_runs import merged, rows_of
+from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after
 
 SLOW = pytest.mark.slow
 # Two hosts of two devices; cut at 60 %.
@@ -58,10 +58,6 @@ def whole(tmp_path_factory):
     return train(SETTINGS, folder), folder
 
 
-class StopAtOnce(Exception):
-    """What a run is ended by."""
-
-
 def test_it_learns_and_ends_smaller(whole):
     result, folder = whole
     summary, rows = result.summary, rows_of(folder)
@@ -90,13 +86,8 @@ def test_scores_are_those_of_the_network(whole):
 
 @pytest.mark.parametrize("stopped_at", [pytest.param(7, marks=SLOW), 17])
 def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
-    def watch(progress, state):
-        del state
-        if progress.step == stopped_at:
-            raise StopAtOnce
-
     with pytest.raises(StopAtOnce):
-        train(SETTINGS, tmp_path / "run", watch=watch)
+        train(SETTINGS, tmp_path / "run", watch=stop_after(stopped_at))
     resumed = train(SETTINGS, tmp_path / "run")
     for found, wanted in zip(
         *(jax.tree.leaves(r.network.params) for r in (resumed, whole[0])), strict=True

@@ -12,7 +12,7 @@ from prunex_jax.train import train
 from prunex_jax.train.export import export_run
 from tests.helpers import own_networks
 from tests.helpers.own_networks import LinenNet, NnxNet, problem
-from tests.helpers.tiny_runs import merged, rows_of
+from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after
 
 # A stair, the freeze, and the cut at 60 %, on two simulated hosts of two devices.
 SETTINGS = {
@@ -41,19 +41,6 @@ GIVEN = {
     "equinox": equinox_net,
     "pair": lambda: (own_networks.init, own_networks.apply),
 }
-
-
-class StopAtOnce(Exception):
-    """What a run is ended by."""
-
-
-def stop_after(step):
-    def watch(progress, state):
-        del state
-        if progress.step == step:
-            raise StopAtOnce
-
-    return watch
 
 
 SLOW = pytest.mark.slow
