@@ -162,8 +162,8 @@ def advise(
     Raises:
       UserError: The probe has no time.
     """
-    links = probe_links(experiment.mesh, probe_seconds)
-    compute_seconds = _step_seconds(with_method(experiment, "none"))
+    links, batch = probe_links(experiment.mesh, probe_seconds), _first_batch(experiment)
+    compute_seconds = _step_seconds(with_method(experiment, "none"), batch)
     found: list[Prediction] = []
     refused: dict[str, str] = {}
     for label, settings in candidates(experiment.config.method).items():
@@ -176,7 +176,7 @@ def advise(
             changed.current.method, dict(experiment.mesh.shape), _keep_counts(changed)
         )
         exchange = links[HOST_AXIS].link.seconds(*sent) if HOST_AXIS in links else 0.0
-        measured = _step_seconds(changed) if is_measured else None
+        measured = _step_seconds(changed, batch) if is_measured else None
         seconds = compute_seconds + exchange
         row = Prediction(label, settings, sent.host_bytes, exchange, seconds, measured)
         found.append(row)
@@ -272,10 +272,10 @@ def _keep_counts(experiment: Experiment) -> dict[str, int]:
     return dict(channels.keep_counts if prunes else channels.sizes)
 
 
-def _step_seconds(experiment: Experiment) -> float:
+def _step_seconds(experiment: Experiment, batch: Batch) -> float:
     """Measures a step in the steady state, its share of an exchange included."""
     method, programs = experiment.current.method, experiment.current.programs
-    batch, state = _first_batch(experiment), programs.init(jax.random.key(0))
+    state = programs.init(jax.random.key(0))
     if method.prepare is not None:
         state = programs.prepare(state, (batch,) * method.prepare_batches)
     taught = _taught(experiment, state)

@@ -227,13 +227,7 @@ class Model:
         nothing = jax.tree.map(jnp.zeros_like, statistics)
         _, moved = self.apply_train(params, nothing, images, axis_name)
         fresh = jax.tree.map(lambda x: x / (1 - STATISTICS_DECAY), moved)
-        share = 1 / (num_seen + 1)
-        mixed = jax.tree.map(
-            lambda old, new: (1 - share) * old + share * new,
-            to_moments(statistics),
-            to_moments(fresh),
-        )
-        return from_moments(mixed)
+        return mean_with(statistics, fresh, num_seen)
 
     def with_widths_of(self, params: PyTree) -> "Model":
         """Returns the network that shrunk parameters belong to."""
@@ -263,6 +257,23 @@ class Model:
             nnx.State(from_tree(params)),
             nnx.State(from_tree(statistics)),
         )
+
+
+def mean_with(statistics: PyTree, fresh: PyTree, num_seen: jax.Array) -> PyTree:
+    """Adds the statistics of one batch to their plain mean over batches.
+
+    Args:
+      statistics: Mean over the batches seen before.
+      fresh: Those of the batch.
+      num_seen: int32[], number of the batches before; 0 drops `statistics`.
+    """
+    share = 1 / (num_seen + 1)
+    mixed = jax.tree.map(
+        lambda old, new: (1 - share) * old + share * new,
+        to_moments(statistics),
+        to_moments(fresh),
+    )
+    return from_moments(mixed)
 
 
 def to_moments(statistics: PyTree) -> PyTree:

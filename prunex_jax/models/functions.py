@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.models.base import from_moments, to_moments
+from prunex_jax.models.base import mean_with
 
 # What settings call networks that were given, with their names behind it.
 _OWN = "own "
@@ -134,13 +134,7 @@ class FunctionModel:
             return jnp.where(share > 0, low / jnp.where(share > 0, share, 1), old)
 
         fresh = jax.tree.map(own, statistics, moved(0.0), moved(1.0))
-        share = 1 / (num_seen + 1)
-        mixed = jax.tree.map(
-            lambda old, new: (1 - share) * old + share * new,
-            to_moments(statistics),
-            to_moments(fresh),
-        )
-        return from_moments(mixed)
+        return mean_with(statistics, fresh, num_seen)
 
     def after(self, cut: Any) -> "FunctionModel":
         """The network that is left after a `shrink.Cut`."""

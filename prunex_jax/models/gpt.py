@@ -45,6 +45,17 @@ class GptSpec:
     head_width: int
     hidden: int
 
+    @property
+    def last_spread(self) -> float:
+        """Of the weights that add to the stream: smaller, the more of them do."""
+        return _SPREAD / (2 * self.layers) ** 0.5
+
+
+def _weights(
+    rngs: nnx.Rngs, *shape: int, spread: float = _SPREAD
+) -> nnx.Param[jax.Array]:
+    return nnx.Param(spread * jax.random.normal(rngs.params(), shape))
+
 
 class RmsNorm(nnx.Module):
     """Divides by the root mean square over features, and scales."""
@@ -63,15 +74,12 @@ class Attention(nnx.Module):
     """Causal attention over float[batch, length, width]."""
 
     def __init__(self, spec: GptSpec, rngs: nnx.Rngs):
-        def weights(*shape: int, spread: float = _SPREAD) -> nnx.Param[jax.Array]:
-            return nnx.Param(spread * jax.random.normal(rngs.params(), shape))
-
         keys = spec.width, spec.key_heads, spec.head_width
-        self.query = weights(spec.width, spec.heads, spec.head_width)
-        self.key = weights(*keys)
-        self.value = weights(*keys)
-        last = _SPREAD / (2 * spec.layers) ** 0.5
-        self.out = weights(spec.heads, spec.head_width, spec.width, spread=last)
+        self.query = _weights(rngs, spec.width, spec.heads, spec.head_width)
+        self.key = _weights(rngs, *keys)
+        self.value = _weights(rngs, *keys)
+        shape = spec.heads, spec.head_width, spec.width
+        self.out = _weights(rngs, *shape, spread=spec.last_spread)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """What every position takes from those up to it, as wide as the stream."""
@@ -92,13 +100,9 @@ class GatedUnit(nnx.Module):
     """SwiGLU over the last axis."""
 
     def __init__(self, spec: GptSpec, rngs: nnx.Rngs):
-        def weights(*shape: int, spread: float = _SPREAD) -> nnx.Param[jax.Array]:
-            return nnx.Param(spread * jax.random.normal(rngs.params(), shape))
-
-        self.gate = weights(spec.width, spec.hidden)
-        self.up = weights(spec.width, spec.hidden)
-        last = _SPREAD / (2 * spec.layers) ** 0.5
-        self.down = weights(spec.hidden, spec.width, spread=last)
+        self.gate = _weights(rngs, spec.width, spec.hidden)
+        self.up = _weights(rngs, spec.width, spec.hidden)
+        self.down = _weights(rngs, spec.hidden, spec.width, spread=spec.last_spread)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """What every position becomes by itself, as wide as the stream."""
@@ -134,11 +138,10 @@ class Gpt(nnx.Module):
     """
 
     def __init__(self, spec: GptSpec, rngs: nnx.Rngs):
-        shape = spec.vocabulary, spec.width
-        self.embedding = nnx.Param(_SPREAD * jax.random.normal(rngs.params(), shape))
+        self.embedding = _weights(rngs, spec.vocabulary, spec.width)
         self.blocks = nnx.List([Block(spec, rngs) for _ in range(spec.layers)])
         self.norm = RmsNorm(spec.width)
-        self.head = nnx.Param(_SPREAD * jax.random.normal(rngs.params(), shape[::-1]))
+        self.head = _weights(rngs, spec.width, spec.vocabulary)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits of the next token at every position."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.data import Dataset
+from prunex_jax.data import VALID, Dataset
 from prunex_jax.models import AnyModel
 
 Batch = Mapping[str, Any]
@@ -97,6 +97,12 @@ class Objective(Protocol):
     def measures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """The metrics of sums, arrays or numbers, by their names."""
         ...
+
+
+def valid_rows(batch: Batch, size: int) -> jax.Array:
+    """float32[size], 1 for the rows of a batch that count; all do in training."""
+    valid: jax.Array = batch.get(VALID, jnp.ones(size, jnp.float32))
+    return valid
 
 
 def sum_valid(values: jax.Array, valid: jax.Array) -> jax.Array:

@@ -20,6 +20,7 @@ from prunex_jax.tasks.base import (
     Metric,
     Sums,
     sum_valid,
+    valid_rows,
 )
 
 ACCURACY = Metric("accuracy", label="acc", is_share=True)
@@ -90,7 +91,7 @@ class Classification:
     def count(self, outputs: jax.Array, batch: Batch) -> Sums:
         """Answers that are right, examples, and what else is measured."""
         labels = self.labels_of(batch)
-        valid = batch.get(VALID, jnp.ones(labels.shape, jnp.float32))
+        valid = valid_rows(batch, len(labels))
         correct = (jnp.argmax(outputs, axis=-1) == labels).astype(jnp.float32)
         more = {k: sum_valid(f(outputs, batch), valid) for k, f in self.measured}
         counted = {"correct": sum_valid(correct, valid), "examples": jnp.sum(valid)}

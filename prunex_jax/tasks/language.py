@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.data import EXAMPLE, VALID
-from prunex_jax.tasks.base import LOSS, Batch, Metric, Sums, sum_valid
+from prunex_jax.tasks.base import LOSS, Batch, Metric, Sums, sum_valid, valid_rows
 from prunex_jax.tasks.classification import taught
 
 
@@ -50,7 +50,7 @@ class Language:
     def count(self, outputs: jax.Array, batch: Batch) -> Sums:
         """Tokens that are foretold."""
         size, length = outputs.shape[:2]
-        valid = batch.get(VALID, jnp.ones(size, jnp.float32))
+        valid = valid_rows(batch, size)
         return {"tokens": jnp.sum(valid) * length}
 
     def score(self, outputs: jax.Array, batch: Batch) -> Sums:

@@ -30,6 +30,7 @@ from prunex_jax.tasks.base import (
     Sums,
     Task,
     sum_valid,
+    valid_rows,
 )
 from prunex_jax.tasks.classification import Classification
 
@@ -97,7 +98,7 @@ class OwnObjective:
     def count(self, outputs: PyTree, batch: Batch) -> Sums:
         """Examples, and what else is measured."""
         size = jax.tree.leaves(examples_of(batch))[0].shape[0]
-        valid = batch.get(VALID, jnp.ones(size, jnp.float32))
+        valid = valid_rows(batch, size)
         sums = {k: sum_valid(f(outputs, batch), valid) for k, f in self.measured}
         return {**sums, "examples": jnp.sum(valid)}
 

@@ -54,11 +54,11 @@ def make_task(
         "teacher_temperature": teacher_temperature,
     }
     _check_is_there(data, model, own)
+    if own is None and ":" in model.name:
+        own = Own(named_model(model.name))
     is_text = data.name == TEXT and (own is None or own.data is None)
     if is_text:
         return _language(data, model, own, label_smoothing, teacher_temperature)
-    if own is None and ":" in model.name:
-        own = Own(named_model(model.name))
     if own is not None:
         return own_task(own, data, model, seed, **options)
     if model.name == LANGUAGE_MODEL:
@@ -114,12 +114,9 @@ def _language(
     dataset = open_stdlib(data)
     objective = Language(dataset.length, teacher_temperature=teacher_temperature)
     example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))
-    given = own.model if own is not None else None
     network: AnyModel
-    if given is None and ":" in model.name:
-        given = named_model(model.name)
-    if given is not None:
-        network = own_model(given, example)
+    if own is not None and own.model is not None:
+        network = own_model(own.model, example)
     elif model.name == LANGUAGE_MODEL:
         network = make_gpt(model, NUM_TOKENS, dataset.length)
     else:

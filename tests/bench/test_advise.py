@@ -56,7 +56,7 @@ def experiment() -> Experiment:
 def advice_for(monkeypatch, experiment: Experiment, link: ProbedLink) -> Advice:
     """Advice on made-up links, where a step computes for 0.1 s."""
     monkeypatch.setattr(command, "probe_links", lambda *_: {"host": link})
-    monkeypatch.setattr(command, "_step_seconds", lambda _: 0.1)
+    monkeypatch.setattr(command, "_step_seconds", lambda *_: 0.1)
     return advise(experiment)
 
 

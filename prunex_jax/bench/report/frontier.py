@@ -3,7 +3,6 @@
 A cost is a number of a run's summary, as a share of one of `Findings.reference`.
 """
 
-import dataclasses
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -61,13 +60,18 @@ def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
         series = [mark for mark in marks.values() if mark.points[0][0] > 0]
         if len({mark.points[0][0] for mark in series}) > 1:
             title = plot_name(findings, cost.name, cost.title)
-            plot = make_plot(cost, title, sweep.figure, series, looks)
-            plots.append(dataclasses.replace(plot, less_is_better=sweep.less_is_better))
+            labels = cost, title, sweep.figure
+            plots.append(make_plot(*labels, series, looks, sweep.less_is_better))
     return plots
 
 
 def make_plot(
-    cost: Cost, title: tuple[str, str], up: str, series: Sequence[Series], looks: Looks
+    cost: Cost,
+    title: tuple[str, str],
+    up: str,
+    series: Sequence[Series],
+    looks: Looks,
+    less_is_better: bool = False,
 ) -> Plot:
     """A plot of marks against a cost.
 
@@ -77,10 +81,17 @@ def make_plot(
       up: What its vertical axis says.
       series: One mark of each row.
       looks: Row -> how it is drawn.
+      less_is_better: As of `Plot`.
     """
     labels = *title, cost.across, up
     return Plot(
-        *labels, series, looks, log=cost.log, names_at_marks=True, has_hull=True
+        *labels,
+        series,
+        looks,
+        log=cost.log,
+        names_at_marks=True,
+        has_hull=True,
+        less_is_better=less_is_better,
     )
 
 
