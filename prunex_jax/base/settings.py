@@ -11,7 +11,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar
 
 from prunex_jax.base.errors import UserError, suggest
@@ -117,6 +117,32 @@ def check_settings(settings: Any, where: str) -> None:
             _as_type(value, hints[field.name], path)
 
 
+def check_defaults(part: str, config: Any, names: Collection[str], what: str) -> None:
+    """Refuses settings that would have no effect.
+
+    Args:
+      part: The section of the settings.
+      config: It.
+      names: Those of its settings that must be at their defaults.
+      what: On what they have none.
+    Raises:
+      UserError: One is not.
+    Example:
+      >>> check_defaults('data', DataConfig(image_size=8), ('image_size',), 'text')
+      Traceback (most recent call last):
+        ...
+      prunex_jax.base.errors.UserError: config.data.image_size=8 has no effect on text;\
+ leave it at 0
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in names and value != field.default:
+            raise UserError(
+                f"config.{part}.{field.name}={value!r} has no effect on {what}; leave "
+                f"it at {field.default!r}"
+            )
+
+
 def read_settings(
     default: SettingsT, values: Mapping[str, Any], where: str
 ) -> SettingsT:
@@ -209,10 +235,12 @@ class TopologyConfig:
 class DataConfig:
     """What is read, and how it becomes batches."""
 
-    # digits | synthetic, any image classification set that TFDS has prepared, or
-    # stdlib: the source of Python's standard library, as text.
+    # digits | synthetic, stdlib (the source of Python's standard library, as text),
+    # text (files of text in `dir`), tokens (files of tokens in `dir`), or any set that
+    # TFDS has prepared, of images with one class each or of text.
     name: str = "digits"
-    # TFDS data directory; empty means TFDS's own default.
+    # Folder or file of text or tokens; TFDS data directory, where empty means TFDS's
+    # own default.
     dir: str = ""
     # Examples per step over the whole mesh.
     batch_size: int = setting(64, at_least=1)
@@ -222,6 +250,18 @@ class DataConfig:
     augment: Literal["none", "shift", "crop_flip", "random_resized_crop"] = "none"
     # Tokens of a sequence of text.
     sequence_length: int = setting(128, at_least=1)
+    # A tokenizer.json of Hugging Face's tokenizers; empty reads text as bytes.
+    tokenizer: str = ""
+    # Token that it has behind every document; empty looks for the usual ones.
+    end_token: str = ""
+    # Where encoded text is kept; empty means the user's cache folder.
+    cache_dir: str = ""
+    # Which files below `dir` are text, as in '*.txt'; none that starts with a dot is.
+    text_glob: str = "*"
+    # What .bin files of tokens hold; .npy files say it themselves.
+    token_dtype: Literal["uint16", "uint32"] = "uint16"
+    # Tokens that there are, in files of tokens; 0 reads all to find the largest.
+    vocabulary: int = setting(0, at_least=0)
     # Side of the image after decoding and resizing; 0 keeps the size of the set.
     image_size: int = setting(0, at_least=0)
     # auto | memory (whole set in memory) | grain (read and decoded while training).

@@ -5,9 +5,11 @@ In: data settings and a seed. Out: a `Dataset` of three splits, and batches of i
     open_dataset -> make_loader(...).batches(step) -> place_batch -> training step
                  -> evaluation_batches             -> place_batch -> evaluation step
 
-`sources` opens a set (digits and synthetic, or by `tfds_source`) and cuts its
+`sources` opens a set of images (digits and synthetic, or by `tfds_source`) and cuts its
 validation split; `splits` is what is opened; `order` and `shards` say which example
-comes when and at which host; `images` makes pixels.
+comes when and at which host; `images` makes pixels. `text` opens text: `text_files`
+finds it, `tokenizer` makes tokens, `encoded` keeps them in files, `tokens` cuts them
+into sequences, and `token_files` opens those of others.
 """
 
 from prunex_jax.data.images import Normalization
@@ -23,11 +25,22 @@ from prunex_jax.data.own import EXAMPLE, OWN, open_own
 from prunex_jax.data.placement import batch_rows, place_batch
 from prunex_jax.data.sources import open_dataset
 from prunex_jax.data.splits import Batch, Dataset, ImageDataset, ImageSplit, Split
-from prunex_jax.data.text import NUM_TOKENS, TextDataset, open_stdlib
+from prunex_jax.data.text import (
+    OF_TEXT,
+    TextDataset,
+    is_text,
+    open_stdlib,
+    open_text,
+    without_effect,
+)
+from prunex_jax.data.tokenizer import NUM_BYTES
+from prunex_jax.data.tokens import BYTES
 
 __all__ = [
+    "BYTES",
     "EXAMPLE",
-    "NUM_TOKENS",
+    "NUM_BYTES",
+    "OF_TEXT",
     "OWN",
     "VALID",
     "Batch",
@@ -41,10 +54,13 @@ __all__ = [
     "TextDataset",
     "batch_rows",
     "evaluation_batches",
+    "is_text",
     "make_loader",
     "num_evaluation_batches",
     "open_dataset",
     "open_own",
     "open_stdlib",
+    "open_text",
     "place_batch",
+    "without_effect",
 ]

@@ -6,7 +6,7 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import EXAMPLE, open_stdlib
-from prunex_jax.data.text import Sequences
+from prunex_jax.data.tokens import Sequences
 
 CONFIG = DataConfig(name="stdlib", sequence_length=64)
 
@@ -17,16 +17,17 @@ def dataset():
 
 
 def files_of(split):
-    return bytes(split.source.text).split(b"\0")[:-1]
+    return bytes(split.source.tokens).split(b"\0")[:-1]
 
 
 def test_files_are_in_one_split_each(dataset):
     splits = (dataset.train, dataset.validation, dataset.test)
     files = [files_of(split) for split in splits]
-    assert sum(map(len, files)) == dataset.num_files > 100
-    sizes = [len(split.source.text) for split in splits]
-    assert sum(sizes) == dataset.num_bytes > 10**6
-    assert sizes[0] > 0.85 * dataset.num_bytes and min(sizes) > 10**4
+    assert f"from {sum(map(len, files))} files" in dataset.described
+    assert sum(map(len, files)) > 100
+    sizes = [len(split.source.tokens) for split in splits]
+    assert f"of {sum(sizes):,} bytes" in dataset.described and sum(sizes) > 10**6
+    assert sizes[0] > 0.85 * sum(sizes) and min(sizes) > 10**4
     unlike = [{content for content in part if len(content) > 200} for part in files]
     assert len(unlike[0] & unlike[2]) <= 2, "copies of a file apart"
 
@@ -55,8 +56,8 @@ def test_it_is_the_same_every_time(dataset):
 
 def test_without_validation_all_of_it_trains(dataset):
     whole = open_stdlib(DataConfig(name="stdlib", validation_share=0.0))
-    held = len(dataset.validation.source.text)
+    held = len(dataset.validation.source.tokens)
     assert not len(whole.validation)
-    assert len(whole.train.source.text) == len(dataset.train.source.text) + held
+    assert len(whole.train.source.tokens) == len(dataset.train.source.tokens) + held
     with pytest.raises(UserError, match="is longer than"):
         open_stdlib(DataConfig(name="stdlib", sequence_length=10**9))
