@@ -97,7 +97,7 @@ def _find(folder: Path, key: str) -> Encoded | None:
         tokens = TokenFile(path, about["dtype"], about["tokens"])
         is_whole = path.stat().st_size == len(tokens) * np.dtype(tokens.dtype).itemsize
         found = Encoded(tokens, about["bytes"], about["documents"])
-    except (FileNotFoundError, ValueError, KeyError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return found if is_whole else None
 

@@ -26,7 +26,7 @@ from prunex_jax.data.tokens import Sequences, TextSplit, TokenFile, Tokens
 
 STDLIB, FILES, TOKENS = "stdlib", "text", "tokens"
 # Names of sets of ours that have no text.
-_NO_TEXT = ("digits", "synthetic", OWN)
+_NO_TEXT = ("digits", "synthetic", "folder", "npz", "huggingface", OWN)
 # Settings that say nothing of anything but text, and nothing of text.
 OF_TEXT = (
     *("sequence_length", "tokenizer", "end_token", "cache_dir", "text_glob"),
@@ -163,8 +163,8 @@ def _of_files(
             for split in SPLITS
         }
     num_files = len({part.name for part in parts})
-    left_out = f" ({num_left_out} more are in no split)" if num_left_out else ""
-    origin = f"{num_files} files{left_out}"
+    left_out = f" ({num_left_out} more in no split)" if num_left_out else ""
+    origin = f"{_counted(num_files, 'file')}{left_out}"
     return _dataset(config, tokenizer, found, origin, read.whole.hexdigest())
 
 
@@ -234,7 +234,7 @@ def _open_text_set(config: DataConfig) -> TextDataset:
     }
     num_documents = sum(each.num_documents for each in found.values())
     whole = hashlib.sha256("".join(x.digest for x in sources.values()).encode())
-    origin = f"{num_documents} documents"
+    origin = _counted(num_documents, "document")
     return _dataset(config, tokenizer, found, origin, whole.hexdigest())
 
 
@@ -261,7 +261,7 @@ def _dataset(
     origin = f"{origin} of {total:,} bytes"
     if not tokenizer.is_bytes:
         mean = found["train"].bytes_per_token
-        origin = f"{origin}, {mean:.2f} of them a token of training"
+        origin = f"{origin}, {mean:.2f} per token of training"
     splits = {
         split: _split(
             split,
@@ -332,8 +332,12 @@ def _open_tokens(config: DataConfig) -> TextDataset:
         num_tokens=found.num_tokens,
         length=config.sequence_length,
         has_bytes=False,
-        origin=f"{found.num_files} files of {found.size:,} tokens",
+        origin=f"{_counted(found.num_files, 'file')} of {found.size:,} tokens",
         digest=found.digest,
         preprocessing={"input": "tokens"},
         **splits,
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -93,9 +93,10 @@ def _stdlib_split(name: str, config: DataConfig) -> str:
 def text_parts(config: DataConfig) -> tuple[list[FilePart], int]:
     """Files of text of the user's, as splits.
 
-    What lies in a folder or file `train` at the top is for training, and so are those
-    of `validation` (or `valid`, `val`, `dev`) and `test`. Without validation, some of
-    training becomes it. Without `train`, validation and test are both taken from all.
+    Folders or files at the top that are called `train`, `validation` (or `valid`,
+    `val`, `dev`) and `test` are splits where there is `train` and one of the others.
+    Without validation, some of training becomes it. Where there are no splits,
+    validation and test are both taken from all files.
 
     Args:
       config: `dir`, `text_glob` and `validation_share`.
@@ -110,7 +111,7 @@ def text_parts(config: DataConfig) -> tuple[list[FilePart], int]:
     for path, name in files:
         top = Path(name.split("/")[0]).stem
         by_split.setdefault(NAMES.get(top, ""), []).append((path, name))
-    if root.is_file() or "train" not in by_split:
+    if root.is_file() or not ("train" in by_split and len({*by_split} - {""}) > 1):
         parts = _divide(files, TEST_SHARE, config.validation_share)
         return parts, 0
     held_out = 0.0 if "validation" in by_split else config.validation_share

@@ -201,7 +201,8 @@ def open_text_set(name: str, data_dir: str) -> dict[str, TextSource]:
 def _text_keys(features: Any) -> list[str]:
     import tensorflow_datasets as tfds
 
-    return [key for key in features if isinstance(features[key], tfds.features.Text)]
+    kind = tfds.features.Text
+    return sorted(key for key in features if isinstance(features[key], kind))
 
 
 def _digest(builder: Any) -> str:

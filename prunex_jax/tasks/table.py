@@ -69,14 +69,14 @@ def make_task(
         own = Own(named_model(model.name))
     if (own is None or own.data is None) and is_text(data):
         return _language(data, model, own, label_smoothing, teacher_temperature)
-    check_defaults("data", data, OF_TEXT, "data without text")
-    if own is not None:
-        return own_task(own, data, model, seed, **options)
-    if model.name == LANGUAGE_MODEL:
+    if own is None and model.name == LANGUAGE_MODEL:
         raise UserError(
             f"config.model.name={model.name!r} reads text, and config.data.name="
             f"{data.name!r} has images; set config.data.name='stdlib', or another model"
         )
+    check_defaults("data", data, OF_TEXT, "data without text")
+    if own is not None:
+        return own_task(own, data, model, seed, **options)
     dataset = open_dataset(data, seed)
     network = make_model(model, dataset.image_shape, dataset.num_classes)
     return Task(dataset, network, Classification(**options))

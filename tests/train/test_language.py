@@ -11,7 +11,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.bench.cost_model.step_time import late_options
 from prunex_jax.comm import wire_bytes
-from prunex_jax.data import EXAMPLE, open_stdlib
+from prunex_jax.data import EXAMPLE, open_stdlib, open_text
 from prunex_jax.export import read_model
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import METHODS
@@ -20,6 +20,7 @@ from prunex_jax.train.config import resolve_config
 from prunex_jax.train.evaluate import evaluate
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.export import export_run
+from tests.helpers.texts import make_text, write_tokenizer
 from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after
 
 SLOW = pytest.mark.slow
@@ -95,6 +96,48 @@ def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
+def _tokens(folder):
+    np.random.default_rng(0).integers(0, 90, 9000).astype("<u2").tofile(folder / "a")
+    (folder / "a").rename(folder / "a.bin")
+    return {"name": "tokens", "dir": str(folder / "a.bin"), "vocabulary": 100}
+
+
+def _text(folder):
+    (folder / "a.txt").write_text(make_text(6000))
+    made = write_tokenizer(folder / "tokenizer.json")
+    kept = {"tokenizer": str(made), "cache_dir": str(folder / "kept")}
+    return {"name": "text", "dir": str(folder / "a.txt"), **kept}
+
+
+@pytest.mark.parametrize("make", [_tokens, pytest.param(_text, marks=SLOW)])
+def test_other_text_trains_and_resumes_the_same(make, tmp_path):
+    values = merged(
+        SETTINGS,
+        {
+            "data": make(tmp_path),
+            "method": {"name": "local_sgd", "local_sgd": {"sync_period": 3}},
+            "run": {"steps": 8, "log_every_steps": 4, "read_test": True},
+        },
+    )
+    values["sparsity"].pop("shrink_share")
+    result = train(values, tmp_path / "whole")
+    with pytest.raises(StopAtOnce):
+        train(values, tmp_path / "run", watch=stop_after(5))
+    resumed = train(values, tmp_path / "run")
+    for found, wanted in zip(
+        *(jax.tree.leaves(r.network.params) for r in (resumed, result)), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    has_bytes = make is _text
+    rows = [*rows_of(tmp_path / "whole"), resumed.summary]
+    assert all(any("bits_per_byte" in x for x in row) == has_bytes for row in rows)
+    if has_bytes:
+        data = open_text(DataConfig(**values["data"]))
+        for name, split in (("validation", data.validation), ("test", data.test)):
+            bits = result.summary[f"{name}_loss"] / math.log(2) / split.bytes_per_token
+            assert result.summary[f"{name}_bits_per_byte"] == pytest.approx(bits)
+
+
 @pytest.mark.slow
 def test_a_model_learns_from_itself(tmp_path):
     """Answers of a teacher have a row for every token."""
@@ -123,6 +166,17 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
         ),
         ({"data": {"name": "digits"}}, "text, and config.data.name='digits'"),
         ({"data": {"augment": "shift"}}, "data.augment='shift' has no effect on text"),
+        ({"data": {"dir": "a"}}, "data.dir='a' has no effect on text of 'stdlib'"),
+        ({"data": {"end_token": "a"}}, "data.end_token='a' has no effect on text"),
+        ({"data": {"vocabulary": 9}}, "data.vocabulary=9 has no effect on text"),
+        (
+            {"optimizer": {"label_smoothing": 0.1}},
+            "optimizer.label_smoothing=0.1 has no effect on text",
+        ),
+        (
+            {"data": {"name": "digits"}, "model": {"name": "resnet20"}},
+            "data.sequence_length=16 has no effect on data without text",
+        ),
         ({"model": {"compute_dtype": "bfloat16"}}, "has no effect on a model of text"),
     ],
 )
