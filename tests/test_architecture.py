@@ -24,6 +24,7 @@ OWNERS = {
     "ml_collections": {"train/config.py", "train/run.py", "train/command.py"},
     "orbax": {"train/checkpoint.py"},
     "tensorflow_datasets": {"data/tfds_source.py"},
+    "tokenizers": {"data/tokenizer.py"},
     "grain": {"data/loader.py"},
     "sklearn": {"data/sources.py"},
     "PIL": {"data/images.py"},

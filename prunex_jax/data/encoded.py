@@ -19,6 +19,8 @@ from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.tokenizer import Tokenizer
 from prunex_jax.data.tokens import TokenFile, Tokens
 
+# Encoding more text takes so long that people are told of it.
+_LONG = 2**26
 _logger = logging.getLogger(__name__)
 
 
@@ -108,13 +110,16 @@ def _write(
     documents: Callable[[], Iterable[bytes]],
     tokenizer: Tokenizer,
 ) -> Encoded:
-    _logger.info("encoding text once, into %s", folder)
     counts = {"tokens": 0, "bytes": 0, "documents": 0}
 
     def counted() -> Iterator[bytes]:
+        is_told = False
         for document in documents():
             counts["bytes"] += len(document) + 1
             counts["documents"] += 1
+            if counts["bytes"] > _LONG and not is_told:
+                is_told = True
+                _logger.warning("encoding text, once; it is kept in %s", folder)
             yield document
 
     dtype = np.min_scalar_type(tokenizer.num_tokens - 1)

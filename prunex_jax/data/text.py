@@ -57,7 +57,7 @@ class TextDataset(Dataset):
     def described(self) -> str:
         """Length of the sequences, and what they are from."""
         is_bytes = self.preprocessing["input"] == "bytes"
-        unit = "bytes" if is_bytes else f"tokens of {self.num_tokens:,}"
+        unit = "bytes" if is_bytes else f"tokens, vocabulary {self.num_tokens:,}"
         return (
             f"sequences of {self.length} {unit}, from {self.origin}, "
             f"digest {self.digest}"
@@ -68,6 +68,7 @@ class TextDataset(Dataset):
         return {
             "name": self.name,
             "digest": self.digest,
+            "vocabulary": self.num_tokens,
             "preprocessing": dict(self.preprocessing),
         }
 
@@ -261,7 +262,7 @@ def _dataset(
     origin = f"{origin} of {total:,} bytes"
     if not tokenizer.is_bytes:
         mean = found["train"].bytes_per_token
-        origin = f"{origin}, {mean:.2f} per token of training"
+        origin = f"{origin}, {mean:.2f} bytes per token in training"
     splits = {
         split: _split(
             split,
