@@ -21,7 +21,15 @@ from prunex_jax.train.evaluate import evaluate
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.export import export_run
 from tests.helpers.texts import make_text, write_tokenizer
-from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after
+from tests.helpers.tiny_runs import (
+    ROUNDING,
+    StopAtOnce,
+    merged,
+    rows_of,
+    start,
+    start_two,
+    stop_after,
+)
 
 SLOW = pytest.mark.slow
 # Two hosts of two devices; cut at 60 %.
@@ -136,6 +144,30 @@ def test_other_text_trains_and_resumes_the_same(make, tmp_path):
         for name, split in (("validation", data.validation), ("test", data.test)):
             bits = result.summary[f"{name}_loss"] / math.log(2) / split.bytes_per_token
             assert result.summary[f"{name}_bits_per_byte"] == pytest.approx(bits)
+
+
+@pytest.mark.slow
+def test_two_processes_encode_once_and_learn_as_one(tmp_path):
+    """Both find the same tokens, whichever of them has made these."""
+    shape = {"topology": {"cpu_devices": 1, "layout": "process"}}
+    method = {"name": "local_sgd", "local_sgd": {"sync_period": 3}}
+    run = {"steps": 6, "log_every_steps": 3}
+    changes = {"data": _text(tmp_path), "method": method, "run": run}
+    values = merged(merged(SETTINGS, changes), shape)
+    values["sparsity"].pop("shrink_share")
+    processes = start_two(tmp_path, values, tmp_path / "two")
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    times = {x: x.stat().st_mtime_ns for x in (tmp_path / "kept").glob("*.bin")}
+    assert len(times) == 3
+    values["topology"] = {"cpu_devices": 2, "layout": "2"}
+    one = start(tmp_path, values, tmp_path / "one")
+    output, _ = one.communicate(timeout=300)
+    assert one.returncode == 0, output
+    found = (rows_of(tmp_path / name)[-1] for name in ("one", "two"))
+    losses = [row["bits_per_byte"] for row in found]
+    assert losses[0] == pytest.approx(losses[1], rel=ROUNDING)
+    assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
 @pytest.mark.slow
