@@ -288,11 +288,15 @@ class ModelConfig:
 class OptimizerConfig:
     """The inner optimizer and its learning rate."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    # sgd | adamw | lion | muon (matrices, and adamw for the rest), or
+    # package.module:function for another one, as in optax:lamb.
+    name: str = "sgd"
+    # Muon: parts of paths of the matrices that take adamw.
+    adamw_paths: tuple[str, ...] = ("embedding", "position", "classifier", "head")
     learning_rate: float = setting(0.1, above=0)
     momentum: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = True
-    # Decoupled for adamw, part of the gradient for sgd; kernels only.
+    # Part of the gradient for sgd, decoupled for the others; kernels only.
     weight_decay: float = setting(5e-4, at_least=0)
     # Share of the run for the linear warm-up.
     warmup_share: float = setting(0.05, at_least=0, at_most=1)

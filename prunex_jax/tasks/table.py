@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.imports import import_named, is_named
 from prunex_jax.base.settings import DataConfig, ModelConfig
 from prunex_jax.data import NUM_TOKENS, OWN, open_dataset, open_stdlib
 from prunex_jax.models import (
@@ -12,7 +13,6 @@ from prunex_jax.models import (
     is_own,
     make_gpt,
     make_model,
-    named_model,
     own_model,
 )
 from prunex_jax.tasks.base import Task
@@ -54,8 +54,8 @@ def make_task(
         "teacher_temperature": teacher_temperature,
     }
     _check_is_there(data, model, own)
-    if own is None and ":" in model.name:
-        own = Own(named_model(model.name))
+    if own is None and is_named(model.name):
+        own = Own(import_named(model.name, "config.model.name"))
     is_text = data.name == TEXT and (own is None or own.data is None)
     if is_text:
         return _language(data, model, own, label_smoothing, teacher_temperature)
