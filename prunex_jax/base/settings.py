@@ -209,11 +209,17 @@ class TopologyConfig:
 class DataConfig:
     """What is read, and how it becomes batches."""
 
-    # digits | synthetic, any image classification set that TFDS has prepared, or
-    # stdlib: the source of Python's standard library, as text.
+    # digits | synthetic; folder (of images, one folder per class) | npz (arrays) |
+    # huggingface (what `save_to_disk` wrote), which lie in `dir`; any image
+    # classification set that TFDS has prepared; or stdlib: the source of Python's
+    # standard library, as text.
     name: str = "digits"
-    # TFDS data directory; empty means TFDS's own default.
+    # Where a folder, file or set lies; for TFDS its data directory, where empty means
+    # TFDS's own default.
     dir: str = ""
+    # What is done about image files that cannot be decoded: refuse (the first is named
+    # before training starts) | skip (all are decoded to find them).
+    broken_files: Literal["refuse", "skip"] = "refuse"
     # Examples per step over the whole mesh.
     batch_size: int = setting(64, at_least=1)
     # Share of the training split held out for validation.

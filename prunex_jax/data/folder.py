@@ -1,0 +1,258 @@
+"""Reads image files that lie in one folder per class.
+
+    photos/CLASS/*.jpg, or photos/{train,validation,test}/CLASS/*.jpg
+"""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig
+from prunex_jax.data.image_files import ImageFiles, broken_image, look_at
+from prunex_jax.data.images import Pixels, decode_image
+from prunex_jax.data.order import Positions
+from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
+
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm".split()
+)
+# Names of folders -> the split that they hold.
+SPLIT_NAMES = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FolderSource:
+    """Image files of one split."""
+
+    root: str  # The folder that `files` are below.
+    files: tuple[str, ...]  # With `/`, sorted.
+    labels: Labels  # int32[size].
+    num_channels: int  # 1 or 3.
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def itself(self) -> "FolderSource":
+        """The source, which needs no opening."""
+        return self
+
+    def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
+        """Reads and decodes the files at `indices`.
+
+        Raises:
+          UserError: A file cannot be read any more.
+        """
+        images = [self._image(self.files[index]) for index in indices]
+        return images, self.labels[indices]
+
+    def _image(self, file: str) -> Pixels:
+        path = Path(self.root, file)
+        try:
+            return decode_image(path.read_bytes(), self.num_channels)
+        except Exception as error:  # Decoders raise nearly everything at broken bytes.
+            raise broken_image(str(path), error) from error
+
+
+def open_folder(config: DataConfig) -> StoredSet:
+    """Opens a folder that has one folder of image files per class.
+
+    A folder `train` that has folders makes its neighbours `validation` (or `val`) and
+    `test` splits, too. Otherwise there is no test split. Without a validation split, a
+    file is held out if a hash of its path and `shuffle_seed` is below
+    `validation_share`, so that it stays where it is when files are added or removed.
+
+    Args:
+      config: `dir`, `broken_files`, `validation_share` and `shuffle_seed`.
+    Returns:
+      Classes are the names of folders, sorted.
+    Raises:
+      UserError: There are no such folders, splits differ in classes, a class is empty,
+        or a file is broken and is not to be skipped.
+    """
+    root = _root(config)
+    folders = _split_folders(root)
+    classes = _classes(folders)
+    listed = _listed(root, folders, classes)
+    files = ImageFiles(
+        size=len(listed),
+        num_bytes=sum((root / each.file).stat().st_size for each in listed),
+        open=lambda number: (root / listed[number].file).open("rb"),
+        name=lambda number: str(root / listed[number].file),
+    )
+    found = look_at(files, config)
+    kept = [listed[number] for number in found.kept]
+    if "validation" not in folders:
+        kept = [_held_out(each, config) for each in kept]
+    _check_classes_are_trained(kept, classes, config)
+
+    def stored(split: str) -> StoredSplit:
+        part = [each for each in kept if each.split == split]
+        source = FolderSource(
+            str(root),
+            tuple(each.file for each in part),
+            np.array([each.label for each in part], np.int32),
+            found.image_shape[-1],
+        )
+        return StoredSplit(source.itself, len(part))
+
+    return StoredSet(
+        name=config.name,
+        train=stored("train"),
+        validation=stored("validation"),
+        test=stored("test"),
+        num_classes=len(classes),
+        image_shape=found.image_shape,
+        class_names=tuple(classes),
+        remarks=(named_classes(classes), *found.remarks),
+    )
+
+
+class _Listed(NamedTuple):
+    """An image file."""
+
+    split: str
+    label: int
+    file: str  # Below the root, with `/`.
+
+
+def named_classes(names: Sequence[str]) -> str:
+    """Names of classes, for people; of many, some.
+
+    Example:
+      >>> named_classes(["cat", "dog"])
+      'classes cat, dog'
+      >>> named_classes([f"n{k:02}" for k in range(30)])
+      'classes n00, n01, n02, n03, n04, n05, n06, n07, ..., n29'
+    """
+    shown = [*names[:8], "...", names[-1]] if len(names) > 10 else names
+    return f"classes {', '.join(shown)}"
+
+
+def _root(config: DataConfig) -> Path:
+    if not config.dir:
+        raise UserError(
+            f"config.data.name={config.name!r} needs --config.data.dir=FOLDER, which "
+            "has one folder of image files per class"
+        )
+    root = Path(config.dir).expanduser()
+    if not root.is_dir():
+        what = "is no folder" if root.exists() else "does not exist"
+        raise UserError(f"config.data.dir={config.dir!r} {what}; give a folder")
+    return root
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
+    """Split -> the folder that has its classes; `train` alone where all are one."""
+    names = _folders(root)
+    if "train" not in names or not _folders(root / "train"):
+        return {"train": root}
+    found: dict[str, Path] = {}
+    for name in names:
+        split = SPLIT_NAMES.get(name)
+        if split is None or split in found:
+            known = ", ".join(SPLIT_NAMES)
+            raise UserError(
+                f"{root} is split by its folder 'train', so that {name!r} beside it is "
+                f"{'no split' if split is None else 'a second one of validation'}: "
+                f"move it elsewhere; splits are {known}"
+            )
+        found[split] = root / name
+    return found
+
+
+def _folders(folder: Path) -> list[str]:
+    """Names of the folders in a folder, sorted; hidden ones are left out."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [x.name for x in entries if x.is_dir() and x.name[0] != "."]
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}") from error
+    return sorted(names)
+
+
+def _classes(folders: Mapping[str, Path]) -> list[str]:
+    """Names of the classes, which all splits have."""
+    found = {split: _folders(folder) for split, folder in folders.items()}
+    classes = found["train"]
+    if len(classes) < 2:
+        has = f"only the folder {classes[0]!r}" if classes else "no folders"
+        raise UserError(
+            f"{folders['train']} has {has}, and needs one folder of image files for "
+            "each of at least two classes"
+        )
+    for split, names in found.items():
+        for name in sorted(set(classes) ^ set(names)):
+            has, lacks = folders["train"], folders[split]
+            if name in names:
+                has, lacks = lacks, has
+            raise UserError(
+                f"class {name!r} is in {has} and not in {lacks}: all splits need the "
+                "same folders"
+            )
+    return classes
+
+
+def _listed(
+    root: Path, folders: Mapping[str, Path], classes: Sequence[str]
+) -> list[_Listed]:
+    """All image files, sorted by split, class and path."""
+    listed = []
+    for split, folder in folders.items():
+        for label, name in enumerate(classes):
+            files = _image_files(folder / name)
+            if not files:
+                raise UserError(
+                    f"class {name!r} is empty: {folder / name} has no image files "
+                    f"({', '.join(sorted(SUFFIXES))}); add some, or delete the folder"
+                )
+            below = [os.path.relpath(file, root) for file in files]
+            listed += [_Listed(split, label, file) for file in below]
+    return listed
+
+
+def _image_files(folder: Path) -> list[str]:
+    """Paths of the image files anywhere below a folder, sorted."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    return sorted(
+        os.path.join(parent, file)
+        for parent, _, files in os.walk(folder, onerror=refuse, followlinks=True)
+        for file in files
+        if os.path.splitext(file)[1].lower() in SUFFIXES and file[0] != "."
+    )
+
+
+def _held_out(listed: _Listed, config: DataConfig) -> _Listed:
+    """The same file, in validation if its hash says so."""
+    if listed.split != "train":
+        return listed
+    name = f"{config.shuffle_seed}/".encode() + os.fsencode(listed.file)
+    number = int.from_bytes(hashlib.sha256(name).digest()[:8])
+    is_held_out = number < config.validation_share * 2**64
+    return listed._replace(split="validation") if is_held_out else listed
+
+
+def _check_classes_are_trained(
+    listed: Sequence[_Listed], classes: Sequence[str], config: DataConfig
+) -> None:
+    trained = {each.label for each in listed if each.split == "train"}
+    for label, name in enumerate(classes):
+        if label not in trained:
+            raise UserError(
+                f"class {name!r} has no image to train on: all are broken, or held out "
+                f"by data.validation_share={config.validation_share}"
+            )
