@@ -5,6 +5,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.image_files import ImageFiles, broken_image, look_at
-from prunex_jax.data.images import Pixels, decode_image
+from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
 
@@ -61,7 +62,7 @@ class FolderSource:
         path = Path(self.root, file)
         try:
             return decode_image(path.read_bytes(), self.num_channels)
-        except Exception as error:  # Decoders raise nearly everything at broken bytes.
+        except (BrokenImageError, OSError) as error:
             raise broken_image(str(path), error) from error
 
 
@@ -69,9 +70,10 @@ def open_folder(config: DataConfig) -> StoredSet:
     """Opens a folder that has one folder of image files per class.
 
     A folder `train` that has folders makes its neighbours `validation` (or `val`) and
-    `test` splits, too. Otherwise there is no test split. Without a validation split, a
-    file is held out if a hash of its path and `shuffle_seed` is below
-    `validation_share`, so that it stays where it is when files are added or removed.
+    `test` splits, too. Otherwise there is no test split. Without a validation split,
+    `validation_share` of every class is held out: the files whose path and
+    `shuffle_seed` have the lowest hash, so that nearly all files stay where they are
+    when some are added or removed.
 
     Args:
       config: `dir`, `broken_files`, `validation_share` and `shuffle_seed`.
@@ -87,14 +89,14 @@ def open_folder(config: DataConfig) -> StoredSet:
     listed = _listed(root, folders, classes)
     files = ImageFiles(
         size=len(listed),
-        num_bytes=sum((root / each.file).stat().st_size for each in listed),
+        num_bytes=sum(_num_bytes(root / each.file) for each in listed),
         open=lambda number: (root / listed[number].file).open("rb"),
         name=lambda number: str(root / listed[number].file),
     )
     found = look_at(files, config)
     kept = [listed[number] for number in found.kept]
     if "validation" not in folders:
-        kept = [_held_out(each, config) for each in kept]
+        kept = _with_validation(kept, config)
     _check_classes_are_trained(kept, classes, config)
 
     def stored(split: str) -> StoredSplit:
@@ -236,14 +238,26 @@ def _image_files(folder: Path) -> list[str]:
     )
 
 
-def _held_out(listed: _Listed, config: DataConfig) -> _Listed:
-    """The same file, in validation if its hash says so."""
-    if listed.split != "train":
-        return listed
-    name = f"{config.shuffle_seed}/".encode() + os.fsencode(listed.file)
-    number = int.from_bytes(hashlib.sha256(name).digest()[:8])
-    is_held_out = number < config.validation_share * 2**64
-    return listed._replace(split="validation") if is_held_out else listed
+def _num_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # Whoever opens it will say so.
+        return 0
+
+
+def _with_validation(listed: Sequence[_Listed], config: DataConfig) -> list[_Listed]:
+    """The same files, with a share of every training class in validation."""
+
+    def by_hash(each: _Listed) -> bytes:
+        name = f"{config.shuffle_seed}/".encode() + os.fsencode(each.file)
+        return hashlib.sha256(name).digest()
+
+    held_out: set[_Listed] = set()
+    trained = [each for each in listed if each.split == "train"]
+    for _, same in itertools.groupby(trained, lambda each: each.label):
+        files = sorted(same, key=by_hash)
+        held_out.update(files[: round(config.validation_share * len(files))])
+    return [x._replace(split="validation") if x in held_out else x for x in listed]
 
 
 def _check_classes_are_trained(

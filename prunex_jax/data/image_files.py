@@ -94,8 +94,9 @@ replace or delete it, or set data.broken_files=skip
     )
 
 
-def broken_image(name: str, reason: object) -> UserError:
+def broken_image(name: str, error: Exception) -> UserError:
     """The error that names a broken image."""
+    reason = getattr(error, "strerror", None) or error
     return UserError(
         f"{name} is broken ({reason}): replace or delete it, or set "
         "data.broken_files=skip"

@@ -4,10 +4,11 @@ Every image that needs it goes through here, so that pixels do not depend on whi
 image libraries happen to be installed.
 """
 
+import contextlib
 import dataclasses
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 import numpy as np
@@ -52,21 +53,26 @@ def image_shape(file: IO[bytes], whole: bool) -> tuple[int, int, int]:
       >>> image_shape(file, whole=True)
       (2, 3, 1)
     """
+    with _decoding(), Image.open(file, formats=_FILE_FORMATS) as image:
+        (width, height), mode = image.size, image.mode
+        if whole:
+            # Decoded at an eighth of its size where the format can: the bytes are
+            # gone through all the same.
+            image.draft(None, (max(width // 8, 1), max(height // 8, 1)))
+            image.load()
+    if mode.startswith(("I", "F")):
+        raise BrokenImageError(f"its pixels are of mode {mode}, not of 8 bits")
+    return height, width, 1 if mode in ("1", "L", "LA") else 3
+
+
+@contextlib.contextmanager
+def _decoding() -> Iterator[None]:
     try:
-        with Image.open(file, formats=_FILE_FORMATS) as image:
-            (width, height), mode = image.size, image.mode
-            if whole:
-                # Decoded at an eighth of its size where the format can: the bytes are
-                # gone through all the same.
-                image.draft(None, (max(width // 8, 1), max(height // 8, 1)))
-                image.load()
+        yield
     except UnidentifiedImageError as error:
         raise BrokenImageError("no image of a known format") from error
     except Exception as error:  # Decoders raise nearly everything at broken bytes.
         raise BrokenImageError(str(error) or type(error).__name__) from error
-    if mode.startswith(("I", "F")):
-        raise BrokenImageError(f"its pixels are of mode {mode}, not of 8 bits")
-    return height, width, 1 if mode in ("1", "L", "LA") else 3
 
 
 def decode_image(encoded: bytes, num_channels: int) -> Pixels:
@@ -74,8 +80,10 @@ def decode_image(encoded: bytes, num_channels: int) -> Pixels:
 
     Returns:
       uint8[height, width, num_channels].
+    Raises:
+      BrokenImageError: It cannot be decoded.
     """
-    with Image.open(io.BytesIO(encoded)) as image:
+    with _decoding(), Image.open(io.BytesIO(encoded)) as image:
         pixels = np.asarray(image.convert("L" if num_channels == 1 else "RGB"))
     return pixels.reshape(*pixels.shape[:2], num_channels)
 

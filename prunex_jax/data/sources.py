@@ -10,7 +10,9 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig, check_settings
 from prunex_jax.data.folder import open_folder
+from prunex_jax.data.huggingface import HUGGINGFACE, open_huggingface
 from prunex_jax.data.images import Normalization, Pixels, Recipe, resize_box
+from prunex_jax.data.npz import NPZ, open_npz
 from prunex_jax.data.order import Positions, permutation, split_positions
 from prunex_jax.data.splits import (
     ArraySource,
@@ -98,6 +100,10 @@ def _open_stored(config: DataConfig, seed: int) -> StoredSet:
         return open_synthetic(config, seed)
     if config.name == "folder":
         return open_folder(config)
+    if config.name == HUGGINGFACE:
+        return open_huggingface(config)
+    if config.name == NPZ:
+        return open_npz(config)
     return open_tfds(config.name, config.dir)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.imports import import_named, is_named
 from prunex_jax.base.settings import DataConfig, ModelConfig
-from prunex_jax.data import NUM_TOKENS, OWN, open_dataset, open_stdlib
+from prunex_jax.data import NUM_TOKENS, OWN, names_arrays, open_dataset, open_stdlib
 from prunex_jax.models import (
     AnyModel,
     is_own,
@@ -66,6 +66,8 @@ def make_task(
             f"config.model.name={model.name!r} reads text, and config.data.name="
             f"{data.name!r} has images; set config.data.name={TEXT!r}, or another model"
         )
+    if names_arrays(data):
+        return own_task(Own(), data, model, seed, **options)
     dataset = open_dataset(data, seed)
     network = make_model(model, dataset.image_shape, dataset.num_classes)
     return Task(dataset, network, Classification(**options))
