@@ -1,6 +1,6 @@
 """Reads image files that lie in one folder per class.
 
-    photos/CLASS/*.jpg, or photos/{train,validation,test}/CLASS/*.jpg
+photos/CLASS/*.jpg, or photos/{train,validation,test}/CLASS/*.jpg
 """
 
 import dataclasses
@@ -196,12 +196,11 @@ def _classes(folders: Mapping[str, Path]) -> list[str]:
         )
     for split, names in found.items():
         for name in sorted(set(classes) ^ set(names)):
-            has, lacks = folders["train"], folders[split]
-            if name in names:
-                has, lacks = lacks, has
+            pair = [folders["train"], folders[split]]
+            there, missing = reversed(pair) if name in names else pair
             raise UserError(
-                f"class {name!r} is in {has} and not in {lacks}: all splits need the "
-                "same folders"
+                f"class {name!r} is in {there} and not in {missing}: all splits need "
+                "the same folders"
             )
     return classes
 

@@ -73,7 +73,9 @@ class HuggingFaceSource:
 
     def file(self, index: int) -> IO[bytes]:
         """An image as it is stored."""
-        return io.BytesIO(_bytes(self._table[int(self.rows[index])][self.columns.image]))
+        return io.BytesIO(
+            _bytes(self._table[int(self.rows[index])][self.columns.image])
+        )
 
     def name(self, index: int) -> str:
         """What people call an image."""
@@ -195,7 +197,9 @@ def _load(folder: str) -> Any:
     try:
         return datasets.load_from_disk(str(Path(folder).expanduser()))
     except Exception as error:  # Damaged files raise all kinds of errors.
-        raise UserError(f"config.data.dir={folder!r} cannot be read: {error}") from error
+        raise UserError(
+            f"config.data.dir={folder!r} cannot be read: {error}"
+        ) from error
 
 
 def _columns(config: DataConfig, features: Mapping[str, Any]) -> Columns:
@@ -223,8 +227,8 @@ def _check_labels(source: HuggingFaceSource, num_classes: int) -> None:
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
         raise UserError(
-            f"{source.name(wrong[0])} has no label in 0..{num_classes - 1}: save the set "
-            "without such examples or splits"
+            f"{source.name(wrong[0])} has no label in 0..{num_classes - 1}: save the "
+            "set without such examples or splits"
         )
 
 

@@ -142,7 +142,9 @@ def open_npz(config: DataConfig) -> StoredSet:
     train = parts["train"].x
     for part in parts.values():
         if part.x.shape[1:] != train.shape[1:]:
-            raise UserError(f"{config.dir} has {part.x} beside {train}: make them alike")
+            raise UserError(
+                f"{config.dir} has {part.x} beside {train}: make them alike"
+            )
     sources = {split: NpzSource(part) for split, part in parts.items()}
     stored = {
         split: StoredSplit(source.opened, len(source))

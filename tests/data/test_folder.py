@@ -238,7 +238,9 @@ def test_splits_must_have_the_same_classes(tmp_path: Path) -> None:
     write_images(tmp_path / "train", 2)
     write_images(tmp_path / "val", 2, ("ant", "bee"))
     message = refused(tmp_path)
-    assert "class 'cat' is in" in message and "not in " + str(tmp_path / "val") in message
+    assert (
+        "class 'cat' is in" in message and "not in " + str(tmp_path / "val") in message
+    )
     write_images(tmp_path / "more" / "x", 2, ("cat", "dog"))
     shutil.move(tmp_path / "more" / "x" / "cat", tmp_path / "val" / "cat")
     shutil.move(tmp_path / "more" / "x" / "dog", tmp_path / "val" / "dog")

@@ -155,7 +155,9 @@ def test_unsuitable_sets_are_refused(tmp_path: Path) -> None:
     assert "image 3 of split 'test'" in refused(folder)
     folder = saved(tmp_path / "2", {"test": table(6)})
     assert "has the splits test: training needs 'train'" in refused(folder)
-    folder = saved(tmp_path / "3", {"train": table(6), "val": table(2), "valid": table(2)})
+    folder = saved(
+        tmp_path / "3", {"train": table(6), "val": table(2), "valid": table(2)}
+    )
     assert "two splits of validation" in refused(folder)
     names = datasets.ClassLabel(names=["x", "y", "z"])
     other = datasets.Features(features() | {"label": names})
@@ -166,7 +168,10 @@ def test_unsuitable_sets_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"label": "int64"}, r"label \(Value\), id \(Value\), and needs one .*ClassLab"),
+        (
+            {"label": "int64"},
+            r"label \(Value\), id \(Value\), and needs one .*ClassLab",
+        ),
         ({"image": "string"}, r"image \(Value\), .* needs one of type Image, or"),
     ],
 )
