@@ -82,6 +82,16 @@ def open_folder(config: DataConfig) -> StoredSet:
     Raises:
       UserError: There are no such folders, splits differ in classes, a class is empty,
         or a file is broken and is not to be skipped.
+    Example:
+      >>> import tempfile
+      >>> from PIL import Image
+      >>> with tempfile.TemporaryDirectory() as root:
+      ...     for name in ("cat", "dog"):
+      ...         Path(root, name).mkdir()
+      ...         Image.new("RGB", (8, 8)).save(Path(root, name, "1.png"))
+      ...     stored = open_folder(DataConfig(name="folder", dir=root))
+      >>> stored.class_names, stored.image_shape, stored.train.num_examples
+      (('cat', 'dog'), (8, 8, 3), 2)
     """
     root = _root(config)
     folders = _split_folders(root)

@@ -59,7 +59,7 @@ class Entry:
         return self.dtype.kind in "iu" and self.shape[1:] in ((), (1,))
 
     def read(self) -> np.ndarray:
-        """The array; labels without an axis of one.
+        """The array.
 
         Raises:
           UserError: The file is damaged or gone.
@@ -67,11 +67,11 @@ class Entry:
         try:
             with np.load(self.file, allow_pickle=False) as arrays:
                 found: np.ndarray = arrays[self.name]
+                return found
         except _UNREADABLE as error:
             raise UserError(
                 f"entry {self.name!r} of {self.file} cannot be read: {error}"
             ) from error
-        return found.reshape(-1) if self.is_labels else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +85,12 @@ class Part:
     def is_images(self) -> bool:
         """Whether these are images, each with a label."""
         return self.x.is_images and self.y is not None and self.y.is_labels
+
+    def targets(self) -> np.ndarray:
+        """The array y; labels without an axis of one."""
+        assert self.y is not None
+        found = self.y.read()
+        return found.reshape(-1) if self.y.is_labels else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +118,7 @@ class NpzSource:
     @functools.cached_property
     def labels(self) -> Labels:
         """All labels, int32[size]."""
-        assert self.part.y is not None
-        return self.part.y.read().astype(np.int32)
+        return self.part.targets().astype(np.int32)
 
     @functools.cached_property
     def _images(self) -> Pixels:
@@ -130,6 +135,13 @@ def open_npz(config: DataConfig) -> StoredSet:
       Its splits; those that it does not have are empty, or taken from training.
     Raises:
       UserError: There is no such file, or it has no such arrays.
+    Example:
+      >>> import tempfile
+      >>> file = tempfile.NamedTemporaryFile(suffix=".npz")
+      >>> np.savez(file, x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 3)
+      >>> stored = open_npz(DataConfig(name="npz", dir=file.name))
+      >>> stored.image_shape, stored.num_classes, stored.train.num_examples
+      ((4, 4, 1), 3, 9)
     """
     parts = _parts(config)
     for part in parts.values():
@@ -177,9 +189,16 @@ def npz_arrays(config: DataConfig) -> dict[str, PyTree]:
       Split -> (x, y), or x alone.
     Raises:
       UserError: There is no such file, or it has no arrays that are used.
+    Example:
+      >>> import tempfile
+      >>> file = tempfile.NamedTemporaryFile(suffix=".npz")
+      >>> np.savez(file, x=np.ones((9, 2)), x_test=np.ones((3, 2)))
+      >>> arrays = npz_arrays(DataConfig(name="npz", dir=file.name))
+      >>> {split: x.shape for split, x in arrays.items()}
+      {'train': (9, 2), 'test': (3, 2)}
     """
     return {
-        split: part.x.read() if part.y is None else (part.x.read(), part.y.read())
+        split: part.x.read() if part.y is None else (part.x.read(), part.targets())
         for split, part in _parts(config).items()
     }
 

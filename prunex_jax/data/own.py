@@ -177,6 +177,9 @@ def open_named(config: DataConfig, seed: int) -> Dataset:
       seed: As for `open_dataset`.
     Raises:
       UserError: As `open_dataset` and `open_own` do.
+    Example:
+      >>> open_named(DataConfig(name="digits"), seed=0).described
+      'images of 8x8x1, 10 classes'
     """
     if not names_arrays(config):
         return open_dataset(config, seed)

@@ -104,6 +104,7 @@ def test_arrays_do_not_travel_to_worker_processes(tmp_path: Path) -> None:
         {"x": IMAGES, "y": FEATURES},
         {"x": IMAGES},
         {"x": IMAGES.reshape(SIZE, -1), "y": LABELS},
+        {"x": LABELS.reshape(SIZE, 1), "y": LABELS},
     ],
 )
 def test_other_arrays_are_examples_as_those_given_in_python(

@@ -122,6 +122,7 @@ def test_float_arrays_of_a_file_train_a_network_of_ones_own(tmp_path, capsys):
     assert summary_of(tmp_path)["validation_accuracy"] > 0.6, "no better than chance"
 
 
+@pytest.mark.slow
 def test_a_set_of_hugging_face_trains(tmp_path, capsys):
     datasets = pytest.importorskip("datasets")
     folder = write_images(tmp_path / "photos", 20)
