@@ -117,7 +117,9 @@ def test_grey_images_stay_grey_unless_some_have_colours(tmp_path: Path) -> None:
             grey = image.convert("L")
         file.unlink()
         grey.save(file.with_suffix(".png"))
-    assert opened(folder).image_shape == (8, 8, 1)
+    data = opened(folder)
+    assert data.image_shape == (8, 8, 1)
+    assert data.train.read(np.arange(5))[0].shape == (5, 8, 8, 1)
     Image.new("RGBA", (8, 8)).save(folder / "bee" / "colour.png")
     assert opened(folder).image_shape == (8, 8, 3)
 

@@ -92,7 +92,7 @@ def test_splits(tmp_path: Path) -> None:
 
 
 def test_a_shuffled_set_in_another_format(tmp_path: Path) -> None:
-    shuffled = table(20).shuffle(seed=1).with_format("numpy")
+    shuffled = table(20).shuffle(seed=1).with_format("arrow")
     data = opened(saved(tmp_path, shuffled), loader="grain")
     images, labels = data.train.read(np.arange(15))
     assert np.array_equal(np.stack(list(images))[:, 0, 0, 0] % 3, labels)
