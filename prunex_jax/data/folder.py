@@ -15,7 +15,13 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
-from prunex_jax.data.image_files import ImageFiles, broken_image, look_at
+from prunex_jax.data.image_files import (
+    SPLIT_NAMES,
+    ImageFiles,
+    broken_image,
+    look_at,
+    named_classes,
+)
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
@@ -23,14 +29,6 @@ from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
 SUFFIXES = frozenset(
     ".jpg .jpeg .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm".split()
 )
-# Names of folders -> the split that they hold.
-SPLIT_NAMES = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +43,7 @@ class FolderSource:
     def __len__(self) -> int:
         return len(self.files)
 
-    def itself(self) -> "FolderSource":
+    def opened(self) -> "FolderSource":
         """The source, which needs no opening."""
         return self
 
@@ -69,8 +67,8 @@ class FolderSource:
 def open_folder(config: DataConfig) -> StoredSet:
     """Opens a folder that has one folder of image files per class.
 
-    A folder `train` that has folders makes its neighbours `validation` (or `val`) and
-    `test` splits, too. Otherwise there is no test split. Without a validation split,
+    Folders `train`, `validation` (or `val`) and `test` that have folders are splits.
+    Otherwise there is no test split. Without a validation split,
     `validation_share` of every class is held out: the files whose path and
     `shuffle_seed` have the lowest hash, so that nearly all files stay where they are
     when some are added or removed.
@@ -96,7 +94,7 @@ def open_folder(config: DataConfig) -> StoredSet:
     root = _root(config)
     folders = _split_folders(root)
     classes = _classes(folders)
-    listed = _listed(root, folders, classes)
+    listed, others = _listed(root, folders, classes)
     files = ImageFiles(
         size=len(listed),
         num_bytes=sum(_num_bytes(root / each.file) for each in listed),
@@ -117,7 +115,7 @@ def open_folder(config: DataConfig) -> StoredSet:
             np.array([each.label for each in part], np.int32),
             found.image_shape[-1],
         )
-        return StoredSplit(source.itself, len(part))
+        return StoredSplit(source.opened, len(part))
 
     return StoredSet(
         name=config.name,
@@ -127,7 +125,7 @@ def open_folder(config: DataConfig) -> StoredSet:
         num_classes=len(classes),
         image_shape=found.image_shape,
         class_names=tuple(classes),
-        remarks=(named_classes(classes), *found.remarks),
+        remarks=(named_classes(classes), *_left_out(others), *found.remarks),
     )
 
 
@@ -137,19 +135,6 @@ class _Listed(NamedTuple):
     split: str
     label: int
     file: str  # Below the root, with `/`.
-
-
-def named_classes(names: Sequence[str]) -> str:
-    """Names of classes, for people; of many, some.
-
-    Example:
-      >>> named_classes(["cat", "dog"])
-      'classes cat, dog'
-      >>> named_classes([f"n{k:02}" for k in range(30)])
-      'classes n00, n01, n02, n03, n04, n05, n06, n07, ..., n29'
-    """
-    shown = [*names[:8], "...", names[-1]] if len(names) > 10 else names
-    return f"classes {', '.join(shown)}"
 
 
 def _root(config: DataConfig) -> Path:
@@ -167,20 +152,22 @@ def _root(config: DataConfig) -> Path:
 
 def _split_folders(root: Path) -> dict[str, Path]:
     """Split -> the folder that has its classes; `train` alone where all are one."""
-    names = _folders(root)
-    if "train" not in names or not _folders(root / "train"):
+    splits = {name: SPLIT_NAMES.get(name.lower()) for name in _folders(root)}
+    if not any(split and _folders(root / name) for name, split in splits.items()):
         return {"train": root}
     found: dict[str, Path] = {}
-    for name in names:
-        split = SPLIT_NAMES.get(name)
+    for name, split in splits.items():
         if split is None or split in found:
-            known = ", ".join(SPLIT_NAMES)
             raise UserError(
-                f"{root} is split by its folder 'train', so that {name!r} beside it is "
-                f"{'no split' if split is None else 'a second one of validation'}: "
-                f"move it elsewhere; splits are {known}"
+                f"{root} has folders of splits, and {name!r} is "
+                f"{'none of them' if split is None else f'a second one of {split}'}: "
+                f"move it elsewhere; splits are {', '.join(SPLIT_NAMES)}"
             )
         found[split] = root / name
+    if "train" not in found:
+        raise UserError(
+            f"{root} has folders of splits, {', '.join(splits)}, and no 'train'"
+        )
     return found
 
 
@@ -217,12 +204,15 @@ def _classes(folders: Mapping[str, Path]) -> list[str]:
 
 def _listed(
     root: Path, folders: Mapping[str, Path], classes: Sequence[str]
-) -> list[_Listed]:
-    """All image files, sorted by split, class and path."""
-    listed = []
+) -> tuple[list[_Listed], list[str]]:
+    """All image files, sorted by split, class and path; and the other files."""
+    listed: list[_Listed] = []
+    others: list[str] = []
     for split, folder in folders.items():
         for label, name in enumerate(classes):
-            files = _image_files(folder / name)
+            found = _files(folder / name)
+            files = [x for x in found if os.path.splitext(x)[1].lower() in SUFFIXES]
+            others += sorted(set(found) - set(files))
             if not files:
                 raise UserError(
                     f"class {name!r} is empty: {folder / name} has no image files "
@@ -230,11 +220,17 @@ def _listed(
                 )
             below = [os.path.relpath(file, root) for file in files]
             listed += [_Listed(split, label, file) for file in below]
-    return listed
+    return listed, others
 
 
-def _image_files(folder: Path) -> list[str]:
-    """Paths of the image files anywhere below a folder, sorted."""
+def _left_out(files: Sequence[str]) -> list[str]:
+    if not files:
+        return []
+    return [f"{len(files)} files of other kinds left out, first {files[0]}"]
+
+
+def _files(folder: Path) -> list[str]:
+    """Paths of the files anywhere below a folder, sorted; hidden ones are left out."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
@@ -243,7 +239,7 @@ def _image_files(folder: Path) -> list[str]:
         os.path.join(parent, file)
         for parent, _, files in os.walk(folder, onerror=refuse, followlinks=True)
         for file in files
-        if os.path.splitext(file)[1].lower() in SUFFIXES and file[0] != "."
+        if file[0] != "."
     )
 
 

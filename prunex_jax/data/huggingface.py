@@ -14,8 +14,13 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
-from prunex_jax.data.folder import SPLIT_NAMES, named_classes
-from prunex_jax.data.image_files import ImageFiles, broken_image, look_at
+from prunex_jax.data.image_files import (
+    SPLIT_NAMES,
+    ImageFiles,
+    broken_image,
+    look_at,
+    named_classes,
+)
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.splits import Labels, StoredSet, StoredSplit

@@ -1,4 +1,4 @@
-"""Looks at the images of a set before training starts: their shapes, what is broken."""
+"""What sets of image files share: a look at all of them before training starts."""
 
 import dataclasses
 import itertools
@@ -18,6 +18,14 @@ from prunex_jax.data.order import Positions
 # larger ones, only headers are read, unless broken files are to be skipped.
 DECODED_BYTES = 2**28
 _CHUNK = 256
+# What splits are called -> which they are.
+SPLIT_NAMES = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,6 +100,19 @@ replace or delete it, or set data.broken_files=skip
         image_shape=(_only(heights), _only(widths), max(channels)),
         remarks=tuple(remarks),
     )
+
+
+def named_classes(names: Sequence[str]) -> str:
+    """Names of classes, for people; of many, some.
+
+    Example:
+      >>> named_classes(["cat", "dog"])
+      'classes cat, dog'
+      >>> named_classes([f"n{k:02}" for k in range(30)])
+      'classes n00, n01, n02, n03, n04, n05, n06, n07, ..., n29'
+    """
+    shown = [*names[:8], "...", names[-1]] if len(names) > 10 else names
+    return f"classes {', '.join(shown)}"
 
 
 def broken_image(name: str, error: Exception) -> UserError:

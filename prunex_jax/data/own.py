@@ -165,6 +165,9 @@ def names_arrays(config: DataConfig) -> bool:
 
     Raises:
       UserError: There is no such file, or it has no arrays that are used.
+    Example:
+      >>> names_arrays(DataConfig(name="digits"))
+      False
     """
     return config.name == NPZ and not npz_has_images(config)
 

@@ -79,7 +79,7 @@ def test_nearly_all_files_stay_held_out_when_one_is_added(tmp_path: Path) -> Non
     assert len(before ^ after) <= 2
 
 
-@pytest.mark.parametrize("name", ["validation", "val", "valid"])
+@pytest.mark.parametrize("name", ["validation", "val", "Valid"])
 def test_folders_of_splits(tmp_path: Path, name: str) -> None:
     for split, count in (("train", 6), (name, 2), ("test", 3)):
         write_images(tmp_path / split, count=count)
@@ -108,6 +108,8 @@ def test_files_of_other_kinds_are_left_out(tmp_path: Path) -> None:
     shutil.move(folder / "ant" / "0.png", folder / "ant" / "deeper" / "0.PNG")
     data = opened(folder, validation_share=0.0)
     assert len(data.train) == 30 and "ant/deeper/0.PNG" in files_of(data.train)
+    first = folder / "ant" / "Thumbs.db"
+    assert f"1 files of other kinds left out, first {first}" in data.described
 
 
 def test_grey_images_stay_grey_unless_some_have_colours(tmp_path: Path) -> None:
@@ -251,9 +253,12 @@ def test_splits_must_have_the_same_classes(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "val" / "dog")
     assert len(opened(tmp_path).validation) == 6
     (tmp_path / "extra").mkdir()
-    assert "'extra' beside it is no split" in refused(tmp_path)
+    assert "'extra' is none of them" in refused(tmp_path)
     (tmp_path / "extra").rename(tmp_path / "valid")
-    assert "second one of validation" in refused(tmp_path)
+    assert "a second one of validation" in refused(tmp_path)
+    shutil.rmtree(tmp_path / "valid")
+    shutil.rmtree(tmp_path / "train")
+    assert "has folders of splits, val, and no 'train'" in refused(tmp_path)
 
 
 def test_a_class_that_is_held_out_whole_is_refused(tmp_path: Path) -> None:
