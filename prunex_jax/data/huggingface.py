@@ -90,7 +90,7 @@ class HuggingFaceSource:
     def _decoded(self, index: int, image: Mapping[str, Any] | None) -> Pixels:
         try:
             return decode_image(_bytes(image), self.num_channels)
-        except (BrokenImageError, OSError) as error:
+        except BrokenImageError as error:
             raise broken_image(self.name(index), error) from error
 
     @functools.cached_property
@@ -185,7 +185,8 @@ def _tables(config: DataConfig) -> dict[str, tuple[str, Any]]:
             tables[split] = (name, table)
     if "train" not in tables:
         raise UserError(
-            f"{config.dir} has the splits {', '.join(found)}: training needs 'train'"
+            f"{config.dir} has the splits {', '.join(found)}: training needs 'train', "
+            "with examples"
         )
     return tables
 
@@ -238,8 +239,10 @@ def _check_labels(source: HuggingFaceSource, num_classes: int) -> None:
 
 
 def _bytes(image: Mapping[str, Any] | None) -> bytes:
-    """What an undecoded image has in its row, or in the file that it names."""
+    """What an undecoded image has in its row."""
     if image is None:
         raise BrokenImageError("there is none")
     encoded: bytes | None = image["bytes"]
-    return Path(image["path"]).read_bytes() if encoded is None else encoded
+    if encoded is None:  # Written by a version that left files where they were.
+        raise BrokenImageError(f"it is in file {image['path']}, outside of the set")
+    return encoded

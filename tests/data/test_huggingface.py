@@ -1,6 +1,7 @@
 """What `save_to_disk` wrote, read without a network."""
 
 import io
+import json
 import pickle
 import sys
 from pathlib import Path
@@ -139,6 +140,19 @@ def test_broken_images(tmp_path: Path) -> None:
     assert np.array_equal(np.stack(list(images))[:, 0, 0, 0] % 3, labels)
 
 
+def test_images_outside_of_the_set_are_not_read(tmp_path: Path) -> None:
+    """Old versions of `save_to_disk` left them where they were."""
+    parts = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    kinds = datasets.Features(features() | {"image": parts})
+    images = [{"bytes": None, "path": "elsewhere.png"}] * 6
+    folder = saved(tmp_path, table(6, kinds, image=images))
+    info = json.loads((folder / "dataset_info.json").read_text())
+    info["features"]["image"] = {"_type": "Image"}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    message = refused(folder)
+    assert "image 0 of" in message and "in file elsewhere.png, outside of" in message
+
+
 def test_images_of_different_sizes(tmp_path: Path) -> None:
     images = [{"bytes": encoded(k, 8 + k % 2), "path": None} for k in range(20)]
     folder = saved(tmp_path, table(20, image=images))
@@ -150,6 +164,7 @@ def test_unsuitable_sets_are_refused(tmp_path: Path) -> None:
     assert "needs --config.data.dir=FOLDER" in refused("")
     assert "is no folder" in refused(tmp_path / "nowhere")
     assert "cannot be read" in refused(tmp_path)
+    assert "cannot be read" in refused(saved(tmp_path / "0", table(0)))
     unlabelled = table(6, label=[0, 1, 2, -1, None, 0])
     folder = saved(tmp_path / "1", {"train": table(6), "test": unlabelled})
     assert "image 3 of split 'test'" in refused(folder)
