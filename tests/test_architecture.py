@@ -23,6 +23,7 @@ OWNERS = {
     "absl": {"data/loader.py"},
     "ml_collections": {"train/config.py", "train/run.py", "train/command.py"},
     "orbax": {"train/checkpoint.py"},
+    "datasets": {"data/huggingface.py"},
     "tensorflow_datasets": {"data/tfds_source.py"},
     "tokenizers": {"data/tokenizer.py"},
     "grain": {"data/loader.py"},

@@ -235,13 +235,17 @@ class TopologyConfig:
 class DataConfig:
     """What is read, and how it becomes batches."""
 
-    # digits | synthetic, stdlib (the source of Python's standard library, as text),
-    # text (files of text in `dir`), tokens (files of tokens in `dir`), or any set that
-    # TFDS has prepared, of images with one class each or of text.
+    # digits | synthetic; stdlib (the source of Python's standard library, as text); in
+    # `dir` folder (of images, one folder per class) | npz (arrays) | huggingface (what
+    # `save_to_disk` wrote) | text (files of text) | tokens (files of tokens); or any
+    # set that TFDS has prepared, of images with one class each or of text.
     name: str = "digits"
-    # Folder or file of text or tokens; TFDS data directory, where empty means TFDS's
-    # own default.
+    # Where a folder, file or set lies; for TFDS its data directory, where empty means
+    # TFDS's own default.
     dir: str = ""
+    # What is done about image files that cannot be decoded: refuse (the first is named
+    # before training starts) | skip (all are decoded to find them).
+    broken_files: Literal["refuse", "skip"] = "refuse"
     # Examples per step over the whole mesh.
     batch_size: int = setting(64, at_least=1)
     # Share of the training split held out for validation.
@@ -328,11 +332,15 @@ class ModelConfig:
 class OptimizerConfig:
     """The inner optimizer and its learning rate."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    # sgd | adamw | lion | muon (matrices, and adamw for the rest), or
+    # package.module:function for another one, as in optax:lamb.
+    name: str = "sgd"
+    # Muon: parts of paths of the matrices that take adamw.
+    adamw_paths: tuple[str, ...] = ("embedding", "position", "classifier", "head")
     learning_rate: float = setting(0.1, above=0)
     momentum: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = True
-    # Decoupled for adamw, part of the gradient for sgd; kernels only.
+    # Part of the gradient for sgd, decoupled for the others; kernels only.
     weight_decay: float = setting(5e-4, at_least=0)
     # Share of the run for the linear warm-up.
     warmup_share: float = setting(0.05, at_least=0, at_most=1)

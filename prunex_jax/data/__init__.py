@@ -5,8 +5,9 @@ In: data settings and a seed. Out: a `Dataset` of three splits, and batches of i
     open_dataset -> make_loader(...).batches(step) -> place_batch -> training step
                  -> evaluation_batches             -> place_batch -> evaluation step
 
-`sources` opens a set of images (digits and synthetic, or by `tfds_source`) and cuts its
-validation split; `splits` is what is opened; `order` and `shards` say which example
+`sources` opens a set of images (digits and synthetic, or by `folder`, `npz`,
+`huggingface` and `tfds_source`) and cuts its validation split; `own` opens examples of
+any other kind; `splits` is what is opened; `order` and `shards` say which example
 comes when and at which host; `images` makes pixels. `text` opens text: `text_files`
 finds it, `tokenizer` makes tokens, `encoded` keeps them in files, `tokens` cuts them
 into sequences, and `token_files` opens those of others.
@@ -21,7 +22,7 @@ from prunex_jax.data.loader import (
     make_loader,
     num_evaluation_batches,
 )
-from prunex_jax.data.own import EXAMPLE, OWN, open_own
+from prunex_jax.data.own import EXAMPLE, OWN, names_arrays, open_named, open_own
 from prunex_jax.data.placement import batch_rows, place_batch
 from prunex_jax.data.sources import open_dataset
 from prunex_jax.data.splits import Batch, Dataset, ImageDataset, ImageSplit, Split
@@ -56,8 +57,10 @@ __all__ = [
     "evaluation_batches",
     "is_text",
     "make_loader",
+    "names_arrays",
     "num_evaluation_batches",
     "open_dataset",
+    "open_named",
     "open_own",
     "open_stdlib",
     "open_text",

@@ -4,14 +4,16 @@ Every image that needs it goes through here, so that pixels do not depend on whi
 image libraries happen to be installed.
 """
 
+import contextlib
 import dataclasses
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 Pixels = npt.NDArray[np.uint8]
 # One array where all images have one size and lie in memory, else one array each.
@@ -25,8 +27,52 @@ _CROP_PIXELS = 4
 _CROP_TRIES = 10
 _CROP_AREA = (0.08, 1.0)
 _CROP_ASPECT = (3 / 4, 4 / 3)
+# What files of images may be: Pillow knows others, some of which are programs.
+_FILE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # Side of the evaluation crop relative to the resized image, as in 224 of 256.
 _EVALUATION_SHARE = 224 / 256
+
+
+class BrokenImageError(ValueError):
+    """Raised when bytes are no image, or none that can be read."""
+
+
+def image_shape(file: IO[bytes], whole: bool) -> tuple[int, int, int]:
+    """Reads the shape of an image from its header.
+
+    Args:
+      file: An image file, open for reading.
+      whole: Also decodes the image, which finds what is broken behind its header.
+    Returns:
+      Height, width and channels: 1 for grey images, otherwise 3.
+    Raises:
+      BrokenImageError: It cannot be read, or has more than 8 bits per channel.
+    Example:
+      >>> file = io.BytesIO()
+      >>> Image.new("L", (3, 2)).save(file, "PNG")
+      >>> image_shape(file, whole=True)
+      (2, 3, 1)
+    """
+    with _decoding(), Image.open(file, formats=_FILE_FORMATS) as image:
+        (width, height), mode = image.size, image.mode
+        if whole:
+            # Decoded at an eighth of its size where the format can: the bytes are
+            # gone through all the same.
+            image.draft(None, (max(width // 8, 1), max(height // 8, 1)))
+            image.load()
+    if mode.startswith(("I", "F")):
+        raise BrokenImageError(f"its pixels are of mode {mode}, not of 8 bits")
+    return height, width, 1 if mode in ("1", "L", "LA") else 3
+
+
+@contextlib.contextmanager
+def _decoding() -> Iterator[None]:
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        raise BrokenImageError("no image of a known format") from error
+    except Exception as error:  # Decoders raise nearly everything at broken bytes.
+        raise BrokenImageError(str(error) or type(error).__name__) from error
 
 
 def decode_image(encoded: bytes, num_channels: int) -> Pixels:
@@ -34,8 +80,10 @@ def decode_image(encoded: bytes, num_channels: int) -> Pixels:
 
     Returns:
       uint8[height, width, num_channels].
+    Raises:
+      BrokenImageError: It cannot be decoded.
     """
-    with Image.open(io.BytesIO(encoded)) as image:
+    with _decoding(), Image.open(io.BytesIO(encoded)) as image:
         pixels = np.asarray(image.convert("L" if num_channels == 1 else "RGB"))
     return pixels.reshape(*pixels.shape[:2], num_channels)
 

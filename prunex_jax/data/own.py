@@ -10,8 +10,9 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
+from prunex_jax.data.npz import NPZ, npz_arrays, npz_has_images
 from prunex_jax.data.order import Positions
-from prunex_jax.data.sources import cut_validation
+from prunex_jax.data.sources import cut_validation, open_dataset
 from prunex_jax.data.splits import Batch, Dataset, Labels
 
 # Entry of a batch: the examples as they were given, any tree.
@@ -157,6 +158,36 @@ def open_own(data: Any, config: DataConfig) -> Dataset:
     _check_alike(sources)
     splits = {name: OwnSplit(name, sources[name], numbers[name]) for name in _SPLITS}
     return Dataset(name=OWN, **splits)
+
+
+def names_arrays(config: DataConfig) -> bool:
+    """Whether settings name a file of arrays that are not labelled images.
+
+    Raises:
+      UserError: There is no such file, or it has no arrays that are used.
+    Example:
+      >>> names_arrays(DataConfig(name="digits"))
+      False
+    """
+    return config.name == NPZ and not npz_has_images(config)
+
+
+def open_named(config: DataConfig, seed: int) -> Dataset:
+    """Opens what settings name: images, or arrays of a file.
+
+    Args:
+      config: As for `open_dataset`.
+      seed: As for `open_dataset`.
+    Raises:
+      UserError: As `open_dataset` and `open_own` do.
+    Example:
+      >>> open_named(DataConfig(name="digits"), seed=0).described
+      'images of 8x8x1, 10 classes'
+    """
+    if not names_arrays(config):
+        return open_dataset(config, seed)
+    dataset = open_own(npz_arrays(config), config)
+    return dataclasses.replace(dataset, name=config.name)
 
 
 def _has_splits(data: Any) -> bool:

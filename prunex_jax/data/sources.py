@@ -9,7 +9,10 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig, check_settings
+from prunex_jax.data.folder import open_folder
+from prunex_jax.data.huggingface import HUGGINGFACE, open_huggingface
 from prunex_jax.data.images import Normalization, Pixels, Recipe, resize_box
+from prunex_jax.data.npz import NPZ, open_npz
 from prunex_jax.data.order import Positions, permutation, split_positions
 from prunex_jax.data.splits import (
     ArraySource,
@@ -40,7 +43,7 @@ _NOISE = 40.0
 
 
 def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
-    """Opens a data set: embedded, synthetic, or prepared by TFDS.
+    """Opens a data set: embedded, synthetic, of files, or prepared by TFDS.
 
     The examples themselves are read at the first use of a split; the test split is not
     touched before that. Mean and standard deviation come from a table for CIFAR and
@@ -50,15 +53,15 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
       config: What to read. `shuffle_seed` decides which examples are held out.
       seed: Decides the images of the synthetic set; nothing else depends on it.
     Returns:
-      Train, validation (disjoint from train, empty for share 0) and test splits.
+      Train, validation (disjoint from train) and test splits; the last two may be
+      empty.
     Raises:
       UserError: If the set is unknown or not prepared, or a setting does not fit it.
     """
     check_settings(config, "data")
     stored = _open_stored(config, seed)
     recipe = Recipe(config.augment, _image_shape(config, stored))
-    num_examples = stored.train.num_examples
-    train, held_out = cut_validation(config, config.name, num_examples)
+    validation, train, held_out = _validation(config, stored)
     normalization = _normalization(stored, recipe, train)
     make = functools.partial(ImageSplit, recipe=recipe, normalization=normalization)
     return ImageDataset(
@@ -73,7 +76,7 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
         ),
         validation=make(
             name="validation",
-            stored=stored.train,
+            stored=validation,
             indices=held_out,
             in_memory=_fits_memory(config, stored, recipe, len(held_out)),
         ),
@@ -86,6 +89,7 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
         normalization=normalization,
         evaluation_share=recipe.evaluation_share,
         class_names=stored.class_names,
+        remarks=stored.remarks,
     )
 
 
@@ -94,7 +98,24 @@ def _open_stored(config: DataConfig, seed: int) -> StoredSet:
         return open_digits()
     if config.name == "synthetic":
         return open_synthetic(config, seed)
+    if config.name == "folder":
+        return open_folder(config)
+    if config.name == HUGGINGFACE:
+        return open_huggingface(config)
+    if config.name == NPZ:
+        return open_npz(config)
     return open_tfds(config.name, config.dir)
+
+
+def _validation(
+    config: DataConfig, stored: StoredSet
+) -> tuple[StoredSplit, Positions, Positions]:
+    """What validation reads; the numbers of training, and those of validation."""
+    num_examples = stored.train.num_examples
+    if stored.validation is None:
+        return stored.train, *cut_validation(config, config.name, num_examples)
+    given = stored.validation
+    return given, np.arange(num_examples), np.arange(given.num_examples)
 
 
 def _image_shape(config: DataConfig, stored: StoredSet) -> tuple[int, int, int]:

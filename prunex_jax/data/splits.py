@@ -18,6 +18,12 @@ Labels = npt.NDArray[np.int32]
 Batch = dict[str, Any]
 # Examples read at a time when a split is brought into memory.
 _CHUNK = 512
+# What splits are called -> which they are.
+SPLIT_NAMES = {
+    "train": "train",
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    "test": "test",
+}
 
 
 class Source(Protocol):
@@ -61,12 +67,15 @@ class StoredSet:
     """What every kind of data set tells before the recipe is known."""
 
     name: str  # As the user wrote it.
-    train: StoredSplit  # Training split, which validation is taken from.
-    test: StoredSplit  # Test split.
+    train: StoredSplit  # Training split.
+    test: StoredSplit  # Test split; may be empty.
     num_classes: int  # Labels are 0 .. num_classes - 1.
     # Height, width, channels; None where images differ in size.
     image_shape: tuple[int | None, int | None, int]
     class_names: tuple[str, ...] = ()  # Name of every label; empty where they have none
+    # None takes a share of the training split.
+    validation: StoredSplit | None = None
+    remarks: tuple[str, ...] = ()  # What people should know of it.
 
 
 class Split(Protocol):
@@ -246,12 +255,14 @@ class ImageDataset(Dataset):
     normalization: Normalization  # Per channel, shared by the splits.
     evaluation_share: float = 1.0  # Side of what evaluation sees of an image.
     class_names: tuple[str, ...] = ()  # Empty where they have none.
+    remarks: tuple[str, ...] = ()  # What people should know of it.
 
     @property
     def described(self) -> str:
-        """Size of the images, and classes."""
+        """Size of the images, classes, and what else is to be said."""
         height, width, depth = self.image_shape
-        return f"images of {height}x{width}x{depth}, {self.num_classes} classes"
+        size = f"images of {height}x{width}x{depth}, {self.num_classes} classes"
+        return "; ".join([size, *self.remarks])
 
     def about(self) -> dict[str, Any]:
         """What has to be done to images, and what the classes mean."""

@@ -15,6 +15,8 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig, check_settings
 from prunex_jax.data.encoded import Encoded, encode_once
+from prunex_jax.data.huggingface import HUGGINGFACE
+from prunex_jax.data.npz import NPZ
 from prunex_jax.data.own import OWN
 from prunex_jax.data.sources import cut_validation
 from prunex_jax.data.splits import Dataset
@@ -26,13 +28,13 @@ from prunex_jax.data.tokens import Sequences, TextSplit, TokenFile, Tokens
 
 STDLIB, FILES, TOKENS = "stdlib", "text", "tokens"
 # Names of sets of ours that have no text.
-_NO_TEXT = ("digits", "synthetic", "folder", "npz", "huggingface", OWN)
+_NO_TEXT = ("digits", "synthetic", "folder", NPZ, HUGGINGFACE, OWN)
 # Settings that say nothing of anything but text, and nothing of text.
 OF_TEXT = (
     *("sequence_length", "tokenizer", "end_token", "cache_dir", "text_glob"),
     *("token_dtype", "vocabulary"),
 )
-_OF_OTHERS = ("dir", "augment", "image_size", "shuffle_seed")
+_OF_OTHERS = ("dir", "augment", "image_size", "broken_files", "shuffle_seed")
 # Name -> which of them mean something; any other name is that of a set of TFDS.
 _HEEDED = {
     STDLIB: ("tokenizer",),

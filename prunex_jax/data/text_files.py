@@ -8,14 +8,9 @@ from pathlib import Path
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig, check_defaults
+from prunex_jax.data.splits import SPLIT_NAMES
 
 SPLITS = ("train", "validation", "test")
-# What a file or folder at the top may be called that holds a split.
-NAMES = {
-    "train": "train",
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    "test": "test",
-}
 # Share of what has no splits of its own that is for testing.
 TEST_SHARE = 0.03
 # Fewer files than these are cut, each into parts; of more, whole files are held out.
@@ -110,7 +105,7 @@ def text_parts(config: DataConfig) -> tuple[list[FilePart], int]:
     by_split: dict[str, list[tuple[Path, str]]] = {}
     for path, name in files:
         top = Path(name.split("/")[0]).stem
-        by_split.setdefault(NAMES.get(top, ""), []).append((path, name))
+        by_split.setdefault(SPLIT_NAMES.get(top, ""), []).append((path, name))
     if root.is_file() or not ("train" in by_split and len({*by_split} - {""}) > 1):
         parts = _divide(files, TEST_SHARE, config.validation_share)
         return parts, 0

@@ -12,7 +12,8 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig, check_defaults
 from prunex_jax.data.order import Positions
-from prunex_jax.data.text_files import NAMES, SPLITS, TEST_SHARE
+from prunex_jax.data.splits import SPLIT_NAMES
+from prunex_jax.data.text_files import SPLITS, TEST_SHARE
 from prunex_jax.data.tokens import TokenFile, check_tokens
 
 SUFFIXES = (".bin", ".npy")
@@ -98,7 +99,7 @@ def _paths(config: DataConfig) -> dict[str, Path]:
         return {"": root}
     paths: dict[str, Path] = {}
     for path in sorted(root.iterdir()):
-        split = NAMES.get(path.stem)
+        split = SPLIT_NAMES.get(path.stem)
         if split is None or path.suffix not in SUFFIXES:
             continue
         if split in paths:

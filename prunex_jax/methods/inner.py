@@ -1,10 +1,27 @@
 """The inner optimizer and its learning rate, from settings; the chain in one place."""
 
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import jax
 import optax
+import optax.contrib
+from optax.contrib import MuonDimensionNumbers
 
+from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.imports import import_named, is_named
 from prunex_jax.base.settings import OptimizerConfig
-from prunex_jax.base.trees import PyTree
+from prunex_jax.base.trees import PyTree, map_with_path, shapes_by_path
+
+# Makes an optimizer of a learning rate, as functions of optax do.
+MakeOptimizer = Callable[[optax.Schedule], optax.GradientTransformation]
+
+# What settings call an optimizer that was given.
+OWN_OPTIMIZER = "own"
+# Root mean square of AdamW's updates, at a rate of 1.
+_RMS_OF_ADAMW = 0.2
 
 
 def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -54,29 +71,201 @@ def _one_cycle(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 
 
 def make_inner(
-    config: OptimizerConfig, learning_rate: optax.Schedule
+    config: OptimizerConfig,
+    learning_rate: optax.Schedule,
+    own: MakeOptimizer | None = None,
 ) -> optax.GradientTransformation:
     """Makes the inner optimizer.
 
-    Order: clip the averaged gradient, decay kernels (sgd), momentum or Adam, decay
-    kernels (adamw), learning rate.
+    Order: clip the averaged gradient, decay kernels (sgd), the optimizer itself, decay
+    kernels (the others), learning rate.
 
+    Args:
+      config: Which optimizer, and its settings; those of momentum are for sgd.
+      learning_rate: The rate as a function of the step.
+      own: Takes the rate and makes an optimizer instead of that of `config.name`.
     Returns:
-      An optax transformation for averaged gradients. Momentum settings are for sgd.
+      An optax transformation for averaged gradients.
+    Raises:
+      UserError: The name is not known, or a function of the user's own makes no optax
+        transformation.
+    Example:
+      >>> import jax.numpy as jnp
+      >>> config = OptimizerConfig(name='optax:sgd', weight_decay=0.0)
+      >>> inner = make_inner(config, optax.constant_schedule(0.5))
+      >>> params = {'w': jnp.ones(2)}
+      >>> updates, _ = inner.update(params, inner.init(params), params)
+      >>> updates['w'].tolist()
+      [-0.5, -0.5]
     """
     clip = optax.clip_by_global_norm(config.clip_norm)
     parts = [clip] if config.clip_norm else []
-    if config.name == "sgd":
-        if config.weight_decay:
-            parts.append(optax.add_decayed_weights(config.weight_decay, mask=is_kernel))
-        parts.append(optax.sgd(learning_rate, config.momentum or None, config.nesterov))
-    else:
-        parts.append(
-            optax.adamw(learning_rate, weight_decay=config.weight_decay, mask=is_kernel)
+    if own is not None:
+        optimizer = _from_function(own, "optimizer", config, learning_rate)
+    elif config.name == OWN_OPTIMIZER:
+        raise UserError(
+            f"config.optimizer.name={OWN_OPTIMIZER!r} was brought to `train` in "
+            "Python, and settings do not hold it; call `train` with the same "
+            "optimizer again, or export with `export_model`"
         )
-    return optax.chain(*parts)
+    elif is_named(config.name):
+        setting = f"config.optimizer.name={config.name!r}"
+        function = import_named(config.name, "config.optimizer.name")
+        optimizer = _from_function(function, setting, config, learning_rate)
+    elif config.name in _OPTIMIZERS:
+        optimizer = _OPTIMIZERS[config.name](config, learning_rate)
+    else:
+        raise UserError(
+            f"config.optimizer.name={config.name!r} is not known"
+            f"{suggest(config.name, _OPTIMIZERS)}; choose one of "
+            f"{', '.join(_OPTIMIZERS)}, or write package.module:function, such as "
+            "optax:lamb"
+        )
+    return optax.chain(*parts, optimizer)
+
+
+def check_inner(inner: optax.GradientTransformation, params: PyTree) -> None:
+    """Refuses an optimizer that gradients and parameters are not enough for.
+
+    Args:
+      inner: The optimizer.
+      params: Arrays, or their shapes and types.
+    Raises:
+      UserError: It cannot be called, or gives something other than updates.
+    Example:
+      >>> check_inner(optax.adam(0.1), {'w': jax.ShapeDtypeStruct((2,), 'float32')})
+    """
+
+    def update(params: PyTree) -> PyTree:
+        return inner.update(params, inner.init(params), params)[0]
+
+    try:
+        found = shapes_by_path(jax.eval_shape(update, params))
+    except Exception as error:
+        what = " ".join(str(error).split())
+        raise UserError(
+            "the inner optimizer cannot be called with gradients, its state and "
+            f"parameters: {type(error).__name__}: {what[:300]}"
+        ) from error
+    if found != shapes_by_path(params):
+        raise UserError(
+            "the inner optimizer gives other trees than parameters; it should be an "
+            "optax transformation of gradients to updates"
+        )
 
 
 def is_kernel(params: PyTree) -> PyTree:
     """Tells kernels, which decay, from biases and norm scales, which do not."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def as_matrix(shape: tuple[int, ...]) -> MuonDimensionNumbers:
+    """Which axes of a kernel are the rows of its matrix, and which the columns.
+
+    Axes are cut in two where the matrix is most nearly square. That is between inputs
+    and outputs for convolutions, and for attention whose heads have an axis.
+
+    Args:
+      shape: Of the kernel, two axes or more.
+    Example:
+      >>> as_matrix((128, 4, 32))
+      MuonDimensionNumbers(reduction_axis=(0,), output_axis=(1, 2))
+      >>> as_matrix((3, 3, 16, 32)).reduction_axis
+      (0, 1, 2)
+    """
+
+    def skew(cut: int) -> float:
+        return abs(math.log(math.prod(shape[:cut]) / math.prod(shape[cut:])))
+
+    # Of cuts that are alike, such as beside an axis of 1, the last.
+    cut = min(range(len(shape) - 1, 0, -1), key=skew)
+    axes = tuple(range(len(shape)))
+    return MuonDimensionNumbers(reduction_axis=axes[:cut], output_axis=axes[cut:])
+
+
+def _sgd(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    sgd = optax.sgd(rate, config.momentum or None, config.nesterov)
+    if not config.weight_decay:
+        return sgd
+    return optax.chain(
+        optax.add_decayed_weights(config.weight_decay, mask=is_kernel), sgd
+    )
+
+
+def _adamw(
+    config: OptimizerConfig, rate: optax.Schedule
+) -> optax.GradientTransformation:
+    return optax.adamw(rate, weight_decay=config.weight_decay, mask=is_kernel)
+
+
+def _lion(
+    config: OptimizerConfig, rate: optax.Schedule
+) -> optax.GradientTransformation:
+    return optax.lion(rate, weight_decay=config.weight_decay, mask=is_kernel)
+
+
+def _muon(
+    config: OptimizerConfig, rate: optax.Schedule
+) -> optax.GradientTransformation:
+    """Muon for matrices, and AdamW for vectors, embeddings and heads.
+
+    References:
+      Jordan et al., Muon, 2024, https://kellerjordan.github.io/posts/muon (which
+        parameters it is for).
+      Liu et al., Muon is scalable for LLM training, 2025, arXiv:2502.16982, section
+        2.2 (updates as large as those of AdamW, so that both have one rate).
+    """
+
+    def kinds(params: PyTree) -> PyTree:
+        def kind(path: str, leaf: jax.Array) -> str:
+            is_other = any(part in path for part in config.adamw_paths)
+            return "adamw" if leaf.ndim < 2 or is_other else "muon"
+
+        return map_with_path(kind, params)
+
+    muon = optax.contrib.muon(
+        rate,
+        weight_decay=config.weight_decay,
+        muon_weight_dimension_numbers=lambda params: jax.tree.map(
+            lambda leaf: as_matrix(leaf.shape), params
+        ),
+        consistent_rms=_RMS_OF_ADAMW,
+    )
+    return optax.partition({"muon": muon, "adamw": _adamw(config, rate)}, kinds)
+
+
+_OPTIMIZERS: Mapping[
+    str, Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
+] = {"sgd": _sgd, "adamw": _adamw, "lion": _lion, "muon": _muon}
+
+
+def _from_function(
+    function: Any, named: str, config: OptimizerConfig, rate: optax.Schedule
+) -> optax.GradientTransformation:
+    """Calls a function of optax, or like those, with the settings that it takes."""
+    if not callable(function):
+        raise UserError(
+            f"{named} is {type(function).__name__}, and should be a function of the "
+            "learning rate that makes an optax transformation, such as optax.lamb or "
+            "lambda rate: optax.adam(rate, b2=0.95)"
+        )
+    try:
+        takes = inspect.signature(function).parameters
+        options: dict[str, Any] = {}
+        if "weight_decay" in takes:
+            options["weight_decay"] = config.weight_decay
+            masks = {"mask", "weight_decay_mask"} & set(takes)
+            options |= dict.fromkeys(masks, is_kernel)
+        made = function(rate, **options)
+    except Exception as error:
+        what = " ".join(str(error).split())
+        raise UserError(
+            f"{named} cannot be called with the learning rate: "
+            f"{type(error).__name__}: {what}"
+        ) from error
+    if not isinstance(made, optax.GradientTransformation):
+        raise UserError(
+            f"{named} gives {type(made).__name__}, and should give an optax "
+            "transformation"
+        )
+    return made

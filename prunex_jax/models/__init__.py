@@ -22,7 +22,7 @@ from prunex_jax.models.base import (
 )
 from prunex_jax.models.functions import FunctionModel, Functions, is_own
 from prunex_jax.models.layers import Convolution
-from prunex_jax.models.own import make_gpt, named_model, own_model
+from prunex_jax.models.own import make_gpt, own_model
 from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
 from prunex_jax.models.vgg import VggSpec, make_vgg_spec
 
@@ -40,7 +40,6 @@ __all__ = [
     "is_own",
     "make_gpt",
     "make_model",
-    "named_model",
     "own_model",
     "to_moments",
 ]

@@ -4,8 +4,6 @@ Only the packages of what is given are imported.
 """
 
 import dataclasses
-import functools
-import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -112,30 +110,6 @@ def make_gpt(config: ModelConfig, vocabulary: int, length: int) -> FunctionModel
     example = jax.ShapeDtypeStruct((1, length), jnp.int32)
     functions = _of_nnx(lambda rngs: Gpt(spec, rngs), example)
     return FunctionModel(dataclasses.replace(functions, name="gpt"))
-
-
-def named_model(name: str) -> Any:
-    """Imports what `config.model.name` names as `package.module:object`.
-
-    Returns:
-      What `own_model` takes.
-    Raises:
-      UserError: It cannot be imported, or the module has no such object.
-    Example:
-      >>> named_model('flax.nnx:Linear').__name__
-      'Linear'
-    """
-    module, _, attribute = name.partition(":")
-    try:
-        return functools.reduce(
-            getattr, attribute.split("."), importlib.import_module(module)
-        )
-    except Exception as error:
-        what = " ".join(str(error).split())
-        raise UserError(
-            f"config.model.name={name!r} cannot be imported as package.module:object: "
-            f"{type(error).__name__}: {what}"
-        ) from error
 
 
 def _functions_of(given: Any, example: PyTree) -> Functions:

@@ -16,7 +16,7 @@ from prunex_jax.data import (
     VALID,
     Dataset,
     ImageDataset,
-    open_dataset,
+    open_named,
     open_own,
 )
 from prunex_jax.data.own import labels_of
@@ -39,7 +39,8 @@ OwnMeasure = Callable[[PyTree, PyTree], jax.Array]
 # Settings of networks and data of ours, which say nothing of others.
 OF_IMAGE_MODELS = ("stem", "norm_scope", "compute_dtype", "convolution")
 _OF_OUR_MODELS = (*OF_IMAGE_MODELS, "width")
-_OF_OUR_DATA = ("dir", "augment", "image_size", "loader")
+_OF_IMAGES = ("augment", "image_size", "loader", "broken_files")
+_OF_OUR_DATA = ("dir", *_OF_IMAGES)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,7 +153,9 @@ def own_task(
     """
     dataset: Dataset
     if own.data is None:
-        dataset = open_dataset(data, seed)
+        dataset = open_named(data, seed)
+        if not isinstance(dataset, ImageDataset):
+            check_defaults("data", data, _OF_IMAGES, f"arrays of {data.dir}")
     else:
         check_defaults("data", data, _OF_OUR_DATA, "data of your own")
         dataset = open_own(own.data, data)

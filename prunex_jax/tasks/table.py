@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.imports import import_named, is_named
 from prunex_jax.base.settings import (
     DataConfig,
     ModelConfig,
@@ -15,6 +16,7 @@ from prunex_jax.data import (
     OF_TEXT,
     OWN,
     is_text,
+    names_arrays,
     open_dataset,
     open_text,
     without_effect,
@@ -24,7 +26,6 @@ from prunex_jax.models import (
     is_own,
     make_gpt,
     make_model,
-    named_model,
     own_model,
 )
 from prunex_jax.tasks.base import Task
@@ -65,8 +66,8 @@ def make_task(
         "teacher_temperature": teacher_temperature,
     }
     _check_is_there(data, model, own)
-    if own is None and ":" in model.name:
-        own = Own(named_model(model.name))
+    if own is None and is_named(model.name):
+        own = Own(import_named(model.name, "config.model.name"))
     if (own is None or own.data is None) and is_text(data):
         return _language(data, model, own, label_smoothing, teacher_temperature)
     if own is None and model.name == LANGUAGE_MODEL:
@@ -75,8 +76,8 @@ def make_task(
             f"{data.name!r} has images; set config.data.name='stdlib', or another model"
         )
     check_defaults("data", data, OF_TEXT, "data without text")
-    if own is not None:
-        return own_task(own, data, model, seed, **options)
+    if own is not None or names_arrays(data):
+        return own_task(own or Own(), data, model, seed, **options)
     dataset = open_dataset(data, seed)
     network = make_model(model, dataset.image_shape, dataset.num_classes)
     return Task(dataset, network, Classification(**options))

@@ -31,6 +31,7 @@ class Call(NamedTuple):
     program: Program
     args: tuple[PyTree, ...]  # Shapes, types and shardings of its arguments.
     static: Mapping[str, Any]  # Its static arguments.
+    small: Experiment | None = None  # The run after its cut, where it belongs to that.
 
 
 class CompilerAhead:
@@ -74,7 +75,7 @@ class CompilerAhead:
           options: Static arguments of its local steps.
         """
         shapes = shapes_of(state), shapes_of(batch)
-        self._start(self._coming(experiment, position, *shapes, options))
+        self._start(calls_to_come(experiment, position, *shapes, options))
 
     def take_small(self) -> Experiment | None:
         """The run after its cut, if it is foreseen by now; drops what is left to do."""
@@ -93,41 +94,49 @@ class CompilerAhead:
         for call in calls:
             if self._calls is not calls or not is_same:
                 return
+            self._small = call.small
             with contextlib.suppress(Exception):  # The run will meet it.
                 call.program.compile_ahead(*call.args, **call.static)
 
-    def _coming(
-        self,
-        experiment: Experiment,
-        position: RunPosition,
-        state: PyTree,
-        batch: PyTree,
-        options: Mapping[str, Any],
-    ) -> Iterator[Call]:
-        """The calls after a local step, about in their order."""
-        current, programs = experiment.current, experiment.current.programs
-        exchanges = _exchanges(experiment, position)
-        last = next(exchanges, None)
-        if last is not None:
-            yield Call(programs.exchange, (state,), last)
-        yield Call(programs.report, (state,), {})
-        yield Call(programs.clear, (state,), {})
-        if experiment.config.run.eval_every_steps:
-            yield Call(programs.network, (state,), {})
-            yield Call(programs.evaluate, _evaluated(experiment, batch), {})
-        for last in exchanges:
-            yield Call(programs.exchange, (state,), last)
-        cut_step = current.plan.next_cut_after(position.step)
-        is_known = experiment.config.sparsity.budget != "global"
-        if current.groups and cut_step and last and is_known:
-            is_last = cut_step == current.plan.shrink_step
-            counts = dict(last["keep_counts"])
-            self._small = small = foresee_small(experiment, counts, is_last)
-            programs = small.current.programs
-            state = programs.abstract_state()
-            yield Call(programs.local_step, (state, batch), options)
-            for static in _exchanges(small, replace(position, step=cut_step)):
-                yield Call(programs.exchange, (state,), static)
+
+def calls_to_come(
+    experiment: Experiment,
+    position: RunPosition,
+    state: PyTree,
+    batch: PyTree,
+    options: Mapping[str, Any],
+) -> Iterator[Call]:
+    """Foresees the calls after a local step, about in their order.
+
+    Args:
+      experiment: The run.
+      position: Where it is.
+      state: Shapes, types and shardings of its training state.
+      batch: Those of what its local steps take.
+      options: Static arguments of its local steps.
+    """
+    current, programs = experiment.current, experiment.current.programs
+    exchanges = _exchanges(experiment, position)
+    last = next(exchanges, None)
+    if last is not None:
+        yield Call(programs.exchange, (state,), last)
+    yield Call(programs.report, (state,), {})
+    yield Call(programs.clear, (state,), {})
+    if experiment.config.run.eval_every_steps:
+        yield Call(programs.network, (state,), {})
+        yield Call(programs.evaluate, _evaluated(experiment, batch), {})
+    for last in exchanges:
+        yield Call(programs.exchange, (state,), last)
+    cut_step = current.plan.next_cut_after(position.step)
+    is_known = experiment.config.sparsity.budget != "global"
+    if current.groups and cut_step and last and is_known:
+        is_last = cut_step == current.plan.shrink_step
+        small = foresee_small(experiment, dict(last["keep_counts"]), is_last)
+        programs = small.current.programs
+        state = programs.abstract_state()
+        yield Call(programs.local_step, (state, batch), options, small)
+        for static in _exchanges(small, replace(position, step=cut_step)):
+            yield Call(programs.exchange, (state,), static, small)
 
 
 class _Surroundings:

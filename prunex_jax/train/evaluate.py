@@ -95,9 +95,10 @@ def evaluate(
     dataset = _open_dataset(model.manifest, Path(folder), data_dir)
     part = dataset.test if split == "test" else dataset.validation
     if not len(part):
+        other = next(name for name in SPLITS if name != split)
         raise UserError(
-            f"--split={split} of {dataset.name} is empty: the run held nothing out; "
-            "use --split=test"
+            f"--split={split} of {dataset.name} is empty: the run had none; use "
+            f"--split={other}"
         )
     normalization = _normalization(model.manifest)
     assert isinstance(part, ImageSplit)
@@ -175,12 +176,20 @@ def _open_dataset(
     if data_dir:
         data = dataclasses.replace(data, dir=data_dir)
     dataset = open_dataset(data, config.seed)
-    classes = manifest["dataset"]["classes"]["count"]
-    if dataset.num_classes != classes:
+    classes = manifest["dataset"]["classes"]
+    if dataset.num_classes != classes["count"]:
         raise UserError(
-            f"{dataset.name} has {dataset.num_classes} classes here and had {classes} "
-            "when the network was trained; give the --data_dir of that set"
+            f"{dataset.name} has {dataset.num_classes} classes here and had "
+            f"{classes['count']} when the network was trained; give the --data_dir of "
+            "that set"
         )
+    # Sets may have no names of classes.
+    for was, now in zip(classes["names"] or (), dataset.class_names, strict=False):
+        if was != now:
+            raise UserError(
+                f"{dataset.name} has class {now!r} here where it had {was!r} when the "
+                "network was trained; give the --data_dir of that set"
+            )
     return dataset
 
 

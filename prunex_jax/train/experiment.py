@@ -29,7 +29,13 @@ from prunex_jax.data import batch_rows, make_loader, place_batch
 from prunex_jax.data.shards import check_shards
 from prunex_jax.mesh import HOST_AXIS, AnyMesh, Topology
 from prunex_jax.methods import Method, Recipe, RoundKind, make_method
-from prunex_jax.methods.inner import make_inner, make_learning_rate
+from prunex_jax.methods.inner import (
+    OWN_OPTIMIZER,
+    MakeOptimizer,
+    check_inner,
+    make_inner,
+    make_learning_rate,
+)
 from prunex_jax.models import AnyModel, FunctionModel
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
@@ -103,6 +109,8 @@ class Experiment:
     phases: tuple[Phase, ...]  # Methods of the run, one after the other.
     learning_rate: optax.Schedule  # Schedule over steps.
     ledger: Ledger  # What was sent, called and compiled so far.
+    # What makes the inner optimizer instead of `config.optimizer.name`.
+    own_optimizer: MakeOptimizer | None
     current: Setup  # What is trained now, and how. All other parts stay.
 
     @property
@@ -146,7 +154,10 @@ class Experiment:
 
 
 def make_experiment(
-    config: ExperimentConfig, topology: Topology, own: Own | None = None
+    config: ExperimentConfig,
+    topology: Topology,
+    own: Own | None = None,
+    own_optimizer: MakeOptimizer | None = None,
 ) -> Experiment:
     """Builds a run from its settings.
 
@@ -154,6 +165,7 @@ def make_experiment(
       config: The settings.
       topology: Hosts, devices and the mesh.
       own: What the user brings instead of what the settings name.
+      own_optimizer: Makes the inner optimizer of the learning rate instead.
     Returns:
       Everything the loop needs; nothing is compiled, no parameter exists yet.
     Raises:
@@ -169,7 +181,7 @@ def make_experiment(
         label_smoothing=config.optimizer.label_smoothing,
         teacher_temperature=config.distill.temperature,
     )
-    config = _with_names(config, task, own)
+    config = _with_names(config, task, own, own_optimizer)
     dataset, model = task.dataset, task.model
     if len(dataset.train) < config.data.batch_size:
         raise UserError(
@@ -182,7 +194,15 @@ def make_experiment(
     metrics = [metric.name for metric in task.objective.metrics]
     phases = parse_phases(config.method, num_steps, metrics)
     mesh, ledger = topology.mesh, Ledger()
-    fixed = task.objective, config, mesh, ledger, channels.keep_counts, num_steps
+    fixed = (
+        task.objective,
+        config,
+        own_optimizer,
+        mesh,
+        ledger,
+        channels.keep_counts,
+        num_steps,
+    )
     groups = channels.trace.groups
     setups = [_make_setup(p.method, model, groups, *fixed) for p in phases]
     _check_phases(phases, setups)
@@ -207,6 +227,7 @@ def make_experiment(
         phases=phases,
         learning_rate=make_learning_rate(config.optimizer, num_steps),
         ledger=ledger,
+        own_optimizer=own_optimizer,
         current=setups[0],
     )
 
@@ -244,6 +265,7 @@ def _with_setup(
         groups,
         experiment.task.objective,
         experiment.config,
+        experiment.own_optimizer,
         experiment.mesh,
         experiment.ledger,
         experiment.channels.keep_counts if groups else {},
@@ -258,6 +280,7 @@ def _make_setup(
     groups: tuple[ChannelGroup, ...],
     objective: Objective,
     config: ExperimentConfig,
+    own_optimizer: MakeOptimizer | None,
     mesh: AnyMesh,
     ledger: Ledger,
     keep_counts: Mapping[str, int],
@@ -266,10 +289,12 @@ def _make_setup(
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     shapes = shapes_by_path(params)
     learning_rate = make_learning_rate(config.optimizer, num_steps)
+    inner = make_inner(config.optimizer, learning_rate, own_optimizer)
+    check_inner(inner, params)
     method = make_method(
         Recipe(
             config=dataclasses.replace(config.method, name=name),
-            inner=make_inner(config.optimizer, learning_rate),
+            inner=inner,
             learning_rate=learning_rate,
             groups=groups,
             keep_counts=keep_counts,
@@ -304,9 +329,15 @@ def _make_setup(
 
 
 def _with_names(
-    config: ExperimentConfig, task: Task, own: Own | None
+    config: ExperimentConfig,
+    task: Task,
+    own: Own | None,
+    own_optimizer: MakeOptimizer | None,
 ) -> ExperimentConfig:
     """The settings with the names of what a user has brought."""
+    if own_optimizer is not None:
+        optimizer = dataclasses.replace(config.optimizer, name=OWN_OPTIMIZER)
+        config = dataclasses.replace(config, optimizer=optimizer)
     if own is None:
         return config
     data = dataclasses.replace(config.data, name=task.dataset.name)

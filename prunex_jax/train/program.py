@@ -14,6 +14,7 @@ from concurrent import futures
 from typing import Any, Self
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from jax.extend import core
 
@@ -182,6 +183,21 @@ class Program:
     def collectives(self, *args: Any, **static: Hashable) -> list[Collective]:
         """Lists what one call sends, from its trace; arguments as for `compile`."""
         return self._trace(args, static)[1]
+
+    def export_for(
+        self, platform: str, *args: Any, **static: Hashable
+    ) -> jax.export.Exported:
+        """Lowers the program for devices that this machine need not have.
+
+        Args:
+          platform: Such as "cuda" or "tpu".
+          *args: Shapes, types and shardings, as for `compile_ahead`.
+          **static: As of the call.
+        Raises:
+          NotImplementedError: The program has an operation that is not there.
+        """
+        compiled = jax.jit(self._build(**static), donate_argnums=self._donate)
+        return jax.export.export(compiled, platforms=[platform])(*args)
 
     def _trace(
         self, args: tuple[Any, ...], static: Mapping[str, Hashable]

@@ -16,6 +16,7 @@ from prunex_jax.mesh import (
     run_together,
     start_processes,
 )
+from prunex_jax.methods.inner import MakeOptimizer
 from prunex_jax.tasks import Own
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import ExperimentConfig, config_to_dict, resolve_config
@@ -35,6 +36,7 @@ def train(
     loss: Callable[[Any, Any], Any] | str | None = None,
     inputs: Any = None,
     metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    optimizer: MakeOptimizer | None = None,
     fresh: bool = False,
     launch: LaunchFlags | None = None,
     watch: Watch | None = None,
@@ -56,6 +58,9 @@ def train(
       inputs: What the network reads of examples: a key, or a function of them. None is
         x of (x, y), entry `image` of a dict, or all of a single array.
       metrics: Name -> (answers, examples) -> mean or each, measured beside the loss.
+      optimizer: Makes the inner optimizer of the learning rate, as `optax.lamb` does,
+        instead of `config.optimizer.name`; a function of optax is also given the weight
+        decay of the settings, if it takes one.
       fresh: Start over, removing the run that the folder holds.
       launch: How processes find each other; None detects it.
       watch: Called with a `loop.Progress` and the training state before the first step
@@ -91,7 +96,7 @@ def train(
     described = environment(topology.describe())
 
     def prepare() -> tuple[Experiment, RunFolder]:
-        experiment = make_experiment(config, topology, own)
+        experiment = make_experiment(config, topology, own, optimizer)
         in_use.enter_context(alone_in(workdir, topology.is_primary))
         plain, is_primary = config_to_dict(experiment.config), topology.is_primary
         return experiment, RunFolder.open(

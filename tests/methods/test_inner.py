@@ -8,8 +8,15 @@ import numpy as np
 import optax
 import pytest
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import OptimizerConfig
-from prunex_jax.methods.inner import is_kernel, make_inner, make_learning_rate
+from prunex_jax.methods.inner import (
+    as_matrix,
+    check_inner,
+    is_kernel,
+    make_inner,
+    make_learning_rate,
+)
 
 PARAMS = {"kernel": np.full((2, 3), 2.0, np.float32), "bias": np.ones(3, np.float32)}
 GRADS = {"kernel": np.ones((2, 3), np.float32), "bias": np.full(3, 4.0, np.float32)}
@@ -65,6 +72,114 @@ def test_adamw_decays_outside_the_moments():
     # The first Adam step has length lr whatever the gradient.
     np.testing.assert_allclose(after["kernel"], 2 - 0.1 * (1 + 0.5 * 2), rtol=1e-5)
     np.testing.assert_allclose(after["bias"], 1 - 0.1, rtol=1e-5)
+
+
+def test_lion_goes_by_signs_and_decays_kernels_only():
+    after = steps(plain(name="lion", weight_decay=0.5))
+    np.testing.assert_allclose(after["kernel"], 2 - 0.1 * (1 + 0.5 * 2), rtol=1e-5)
+    np.testing.assert_allclose(after["bias"], 1 - 0.1, rtol=1e-5)
+
+
+def muon_updates(grads, **changes):
+    inner = make_inner(plain(name="muon", **changes), optax.constant_schedule(0.1))
+    params = jax.tree.map(jnp.ones_like, grads)
+    return inner.update(grads, inner.init(params), params)[0]
+
+
+def test_muon_moves_matrices_in_all_directions_alike_and_as_far_as_adamw():
+    """Singular values become equal, and entries 0.2 lr in the mean square."""
+    rng = np.random.default_rng(0)
+    grads = {"dense": {"kernel": rng.normal(size=(48, 32)).astype(np.float32)}}
+    update = np.asarray(muon_updates(grads)["dense"]["kernel"])
+    values = np.linalg.svd(update / 0.1, compute_uv=False)
+    assert values.max() / values.min() < 2 < np.linalg.cond(grads["dense"]["kernel"])
+    assert np.sqrt(np.mean(update**2)) == pytest.approx(0.1 * 0.2, rel=0.25)
+    assert np.sum(update * grads["dense"]["kernel"]) < 0
+
+
+def test_muon_folds_axes_of_heads_and_windows():
+    """A kernel with more axes moves as the matrix that it is."""
+    rng = np.random.default_rng(1)
+    folded = rng.normal(size=(36, 12)).astype(np.float32)
+    for shape in ((3, 3, 4, 12), (36, 3, 4), (4, 9, 12)):
+        found = muon_updates({"kernel": folded.reshape(shape)})["kernel"]
+        wanted = muon_updates({"kernel": folded})["kernel"]
+        np.testing.assert_allclose(found.reshape(36, 12), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_muon_leaves_vectors_embeddings_and_heads_to_adamw():
+    rng = np.random.default_rng(2)
+    grads = {
+        "embedding": rng.normal(size=(16, 8)).astype(np.float32),
+        "norm": {"scale": rng.normal(size=8).astype(np.float32)},
+        "block": {"kernel": rng.normal(size=(8, 8)).astype(np.float32)},
+    }
+    adamw = make_inner(plain(name="adamw"), optax.constant_schedule(0.1))
+    params = jax.tree.map(jnp.ones_like, grads)
+    wanted, _ = adamw.update(grads, adamw.init(params), params)
+    found = muon_updates(grads)
+    np.testing.assert_array_equal(found["embedding"], wanted["embedding"])
+    np.testing.assert_array_equal(found["norm"]["scale"], wanted["norm"]["scale"])
+    assert not np.allclose(found["block"]["kernel"], wanted["block"]["kernel"])
+    moved = muon_updates(grads, adamw_paths=("block",))
+    assert not np.allclose(moved["embedding"], wanted["embedding"])
+    np.testing.assert_array_equal(moved["block"]["kernel"], wanted["block"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    "shape, rows",
+    [
+        ((128, 4, 32), 1),  # queries of attention: heads are columns
+        ((4, 32, 128), 2),  # what attention gives back: heads are rows
+        ((128, 2, 32), 1),  # keys that queries share
+        ((3, 3, 16, 32), 3),  # a convolution
+        ((7, 7, 1, 96), 3),  # one channel at a time
+        ((5, 5), 1),
+    ],
+)
+def test_matrices_of_kernels(shape, rows):
+    found = as_matrix(shape)
+    assert found.reduction_axis == tuple(range(rows))
+    assert found.output_axis == tuple(range(rows, len(shape)))
+
+
+def test_functions_of_optax_get_the_rate_and_the_decay_of_kernels():
+    after = steps(plain(name="optax:adamw", weight_decay=0.5))
+    wanted = steps(plain(name="adamw", weight_decay=0.5))
+    np.testing.assert_array_equal(after["kernel"], wanted["kernel"])
+    np.testing.assert_array_equal(after["bias"], wanted["bias"])
+
+
+def test_functions_of_the_user_are_called_with_the_rate():
+    def mine(rate):
+        return optax.chain(optax.scale(2.0), optax.sgd(rate))
+
+    inner = make_inner(plain(), optax.constant_schedule(0.1), mine)
+    updates, _ = inner.update(GRADS, inner.init(PARAMS), PARAMS)
+    np.testing.assert_allclose(updates["bias"], -0.8)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("adamv", "'adamv' is not known, did you mean 'adamw'.* optax:lamb"),
+        ("optax:lamp", "'optax:lamp' cannot be imported .* no attribute 'lamp'"),
+        ("optax:__version__", "is str, and should be a function of the learning rate"),
+        ("optax:apply_updates", "cannot be called with the learning rate"),
+        ("optax:constant_schedule", "gives function, and should give an optax"),
+        ("own", "was brought to `train` in Python"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        make_inner(plain(name=name), optax.constant_schedule(0.1))
+
+
+def test_optimizers_that_need_more_than_gradients_are_refused():
+    needs_loss = optax.polyak_sgd()
+    with pytest.raises(UserError, match=r"cannot be called with gradients.*value"):
+        check_inner(needs_loss, PARAMS)
+    check_inner(optax.adafactor(0.1), PARAMS)
 
 
 def test_clipping_sees_the_gradient_without_the_decay():

@@ -6,8 +6,10 @@ import numpy as np
 import optax
 import pytest
 
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of
+from prunex_jax.methods.inner import make_inner
 from prunex_jax.methods.moments import mask_moments
 from tests.helpers.consensus_cases import GROUPS, QUICK, START, make_core
 from tests.helpers.consensus_reference import entry_masks
@@ -27,6 +29,9 @@ OPTIMIZERS = {
     ),
     "injected rate": optax.inject_hyperparams(optax.adam)(0.1),
     "accumulated steps": optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
+    "muon, and adamw for the rest": make_inner(
+        OptimizerConfig(name="muon", adamw_paths=("b",)), optax.constant_schedule(0.1)
+    ),
     "chain": optax.chain(optax.clip_by_global_norm(1.0), optax.lion(0.1)),
 }
 

@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
@@ -124,6 +125,40 @@ def test_losses_and_metrics_have_names_of_their_own(tmp_path, capsys):
     assert [row["step"] for row in rows if "validation_farthest" in row] == [20]
     printed = capsys.readouterr().out
     assert "validation farthest" in printed and "ex/s" in printed
+
+
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("mine", marks=SLOW)])
+def test_other_optimizers_train_and_go_on_after_a_cut(optimizer, tmp_path):
+    """What they remember is cut out with the channels, and restored."""
+    given = {}
+    if optimizer == "mine":
+        given["optimizer"] = lambda rate: optax.adan(rate)
+    values = merged(SETTINGS, {"optimizer": {"learning_rate": 0.03}})
+    if not given:
+        values["optimizer"]["name"] = optimizer
+    whole = train(values, tmp_path / "whole", model=NnxNet, data=DATA, **given)
+    assert whole.summary["test_accuracy"] > 0.8
+    assert whole.summary["params_kept"] < 0.7 * whole.summary["params_dense"]
+    with pytest.raises(StopAtOnce):
+        watch = stop_after(35)
+        run = tmp_path / "run"
+        train(values, run, model=NnxNet, data=DATA, watch=watch, **given)
+    resumed = train(values, tmp_path / "run", model=NnxNet, data=DATA, **given)
+    for found, wanted in zip(
+        *(jax.tree.leaves(r.network.params) for r in (resumed, whole)), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_settings_know_of_an_optimizer_that_was_given(tmp_path):
+    short = merged(SETTINGS, {"run": {"steps": 2, "log_every_steps": 1}})
+    short["sparsity"] = {"num_stairs": 1}
+    run = tmp_path / "run"
+    train(short, run, model=NnxNet, data=DATA, optimizer=optax.lion)
+    settings = json.loads((run / "config.json").read_text())
+    assert settings["optimizer"]["name"] == "own"
+    with pytest.raises(UserError, match="was brought to `train` in Python"):
+        train(settings, tmp_path / "other", model=NnxNet, data=DATA)
 
 
 def test_schedules_wait_for_metrics_of_the_user(tmp_path, capsys):

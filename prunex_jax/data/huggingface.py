@@ -1,0 +1,247 @@
+"""Reads images from what `save_to_disk` of Hugging Face's datasets has written.
+
+Nothing is downloaded: the folder has everything.
+"""
+
+import dataclasses
+import functools
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig
+from prunex_jax.data.image_files import (
+    ImageFiles,
+    broken_image,
+    look_at,
+    named_classes,
+)
+from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
+from prunex_jax.data.order import Positions
+from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit
+
+HUGGINGFACE = "huggingface"
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Where images and labels of a set are."""
+
+    folder: str  # Of the set.
+    image: str  # Name of the column.
+    label: str  # Name of the column.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HuggingFaceSource:
+    """Labelled images of one split."""
+
+    columns: Columns
+    split: str  # As the set calls it; empty where it has none.
+    rows: Positions  # int64[size], those that are read.
+    num_channels: int  # 1 or 3.
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Open files do not travel to worker processes; they open their own.
+        fields = dataclasses.fields(self)
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    def opened(self) -> "HuggingFaceSource":
+        """The source, after it has opened its files."""
+        _ = self._table
+        return self
+
+    def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
+        """Decodes the images at `indices`.
+
+        Raises:
+          UserError: One cannot be decoded.
+        """
+        found = self._table[self.rows[indices].tolist()]
+        pairs = zip(indices, found[self.columns.image], strict=True)
+        images = [self._decoded(index, image) for index, image in pairs]
+        return images, np.array(found[self.columns.label], np.int32)
+
+    def labels(self) -> Labels:
+        """All labels, int32[size]; -1 where there is none."""
+        name = self.columns.label
+        found = self._table.select_columns([name])[self.rows.tolist()][name]
+        return np.array([-1 if x is None else x for x in found], np.int32)
+
+    def file(self, index: int) -> IO[bytes]:
+        """An image as it is stored."""
+        return io.BytesIO(
+            _bytes(self._table[int(self.rows[index])][self.columns.image])
+        )
+
+    def name(self, index: int) -> str:
+        """What people call an image."""
+        split = f" of split {self.split!r}" if self.split else ""
+        return f"image {self.rows[index]}{split} of {self.columns.folder}"
+
+    def _decoded(self, index: int, image: Mapping[str, Any] | None) -> Pixels:
+        try:
+            return decode_image(_bytes(image), self.num_channels)
+        except BrokenImageError as error:
+            raise broken_image(self.name(index), error) from error
+
+    @functools.cached_property
+    def _table(self) -> Any:
+        import datasets
+
+        found = _load(self.columns.folder)
+        table = found[self.split] if self.split else found
+        columns = [self.columns.image, self.columns.label]
+        table = table.with_format(None).select_columns(columns)
+        # Decoding stays here.
+        return table.cast_column(self.columns.image, datasets.Image(decode=False))
+
+
+def open_huggingface(config: DataConfig) -> StoredSet:
+    """Opens what `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote.
+
+    Args:
+      config: `dir` is its folder; `broken_files` is used.
+    Returns:
+      Its splits train, validation (or valid, val) and test; a set without splits is
+      that of training.
+    Raises:
+      UserError: There is no such folder, `datasets` is not installed, the set has no
+        images with one class each, or an image is broken and is not to be skipped.
+    """
+    tables = _tables(config)
+    features = tables["train"][1].features
+    columns = _columns(config, features)
+    classes = tuple(features[columns.label].names)
+    sources = {}
+    for split, (name, table) in tables.items():
+        if table.features != features:
+            raise UserError(
+                f"splits of {config.dir} differ in columns or classes: make them alike"
+            )
+        sources[split] = HuggingFaceSource(columns, name, np.arange(len(table)), 3)
+        _check_labels(sources[split], len(classes))
+    places = [(each, row) for each in sources.values() for row in range(len(each))]
+    files = ImageFiles(
+        size=len(places),
+        num_bytes=sum(table.data.nbytes for _, table in tables.values()),
+        open=lambda number: HuggingFaceSource.file(*places[number]),
+        name=lambda number: HuggingFaceSource.name(*places[number]),
+    )
+    found = look_at(files, config)
+    kept = [places[number] for number in found.kept]
+
+    def stored(split: str) -> StoredSplit:
+        part = sources.get(split)
+        source = dataclasses.replace(
+            part or sources["train"],
+            rows=np.array([row for each, row in kept if each is part], np.int64),
+            num_channels=found.image_shape[-1],
+        )
+        return StoredSplit(source.opened, len(source))
+
+    return StoredSet(
+        name=config.name,
+        train=stored("train"),
+        validation=stored("validation") if "validation" in sources else None,
+        test=stored("test"),
+        num_classes=len(classes),
+        image_shape=found.image_shape,
+        class_names=classes,
+        remarks=(
+            named_classes(classes),
+            f"columns {columns.image} and {columns.label}",
+            *found.remarks,
+        ),
+    )
+
+
+def _tables(config: DataConfig) -> dict[str, tuple[str, Any]]:
+    """Split -> what the set calls it, and its table."""
+    if not config.dir:
+        raise UserError(
+            f"config.data.name={config.name!r} needs --config.data.dir=FOLDER, which "
+            "save_to_disk wrote"
+        )
+    if not Path(config.dir).expanduser().is_dir():
+        raise UserError(f"config.data.dir={config.dir!r} is no folder")
+    found = _load(config.dir)
+    if not isinstance(found, dict):
+        return {"train": ("", found)}
+    tables: dict[str, tuple[str, Any]] = {}
+    for name, table in found.items():
+        split = SPLIT_NAMES.get(name)
+        if split in tables:
+            raise UserError(f"{config.dir} has two splits of validation: leave one out")
+        if split is not None and len(table):
+            tables[split] = (name, table)
+    if "train" not in tables:
+        raise UserError(
+            f"{config.dir} has the splits {', '.join(found)}: training needs 'train', "
+            "with examples"
+        )
+    return tables
+
+
+def _load(folder: str) -> Any:
+    """A data set, or a dict of them."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            "config.data.name='huggingface' needs the package datasets: "
+            "pip install 'prunex-jax[huggingface]'"
+        ) from error
+    try:
+        return datasets.load_from_disk(str(Path(folder).expanduser()))
+    except Exception as error:  # Damaged files raise all kinds of errors.
+        raise UserError(
+            f"config.data.dir={folder!r} cannot be read: {error}"
+        ) from error
+
+
+def _columns(config: DataConfig, features: Mapping[str, Any]) -> Columns:
+    """Finds the image and the class by the types of the columns."""
+    import datasets
+
+    found = {}
+    kinds = {"image": datasets.Image, "label": datasets.ClassLabel}
+    for preferred, kind in kinds.items():
+        names = [name for name in features if isinstance(features[name], kind)]
+        names = [preferred] if preferred in names else names
+        if len(names) != 1:
+            said = ", ".join(f"{k} ({type(v).__name__})" for k, v in features.items())
+            raise UserError(
+                f"{config.dir} has the columns {said}, and needs one of type "
+                f"{kind.__name__}, or one of them called {preferred!r}: "
+                "cast or rename columns, and save it again"
+            )
+        found[preferred] = names[0]
+    return Columns(config.dir, found["image"], found["label"])
+
+
+def _check_labels(source: HuggingFaceSource, num_classes: int) -> None:
+    labels = source.labels()
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(wrong):
+        raise UserError(
+            f"{source.name(wrong[0])} has no label in 0..{num_classes - 1}: save the "
+            "set without such examples or splits"
+        )
+
+
+def _bytes(image: Mapping[str, Any] | None) -> bytes:
+    """What an undecoded image has in its row."""
+    if image is None:
+        raise BrokenImageError("there is none")
+    encoded: bytes | None = image["bytes"]
+    if encoded is None:  # Written by a version that left files where they were.
+        raise BrokenImageError(f"it is in file {image['path']}, outside of the set")
+    return encoded

@@ -1,0 +1,299 @@
+"""Reads arrays from an .npz file: labelled images, or examples of any kind.
+
+    x_train, y_train[, x_validation, y_validation][, x_test, y_test]
+
+as in the files of Keras; x and y (or images and labels) alone are split here. Nothing
+is unpickled.
+"""
+
+import dataclasses
+import functools
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig
+from prunex_jax.base.trees import PyTree
+from prunex_jax.data.images import Pixels
+from prunex_jax.data.order import Positions
+from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
+
+NPZ = "npz"
+# What entries are called before and after the name of their split.
+_X_NAMES = ("x", "images")
+_Y_NAMES = ("y", "labels")
+_SUFFIXES = {
+    "train": ("_train", ""),
+    "validation": ("_validation", "_valid", "_val"),
+    "test": ("_test",),
+}
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An array of a file, of which only the header was read."""
+
+    file: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def is_images(self) -> bool:
+        """Whether these are uint8 images, grey or of three colours."""
+        has_axes = len(self.shape) == 3 or self.shape[3:] in ((1,), (3,))
+        return self.dtype == np.uint8 and has_axes
+
+    @property
+    def is_labels(self) -> bool:
+        """Whether these are integers, one for each example."""
+        return self.dtype.kind in "iu" and self.shape[1:] in ((), (1,))
+
+    def read(self) -> np.ndarray:
+        """The array.
+
+        Raises:
+          UserError: The file is damaged or gone.
+        """
+        try:
+            with np.load(self.file, allow_pickle=False) as arrays:
+                found: np.ndarray = arrays[self.name]
+                return found
+        except _UNREADABLE as error:
+            raise UserError(
+                f"entry {self.name!r} of {self.file} cannot be read: {error}"
+            ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a file has for one split."""
+
+    x: Entry
+    y: Entry | None
+
+    @property
+    def is_images(self) -> bool:
+        """Whether these are images, each with a label."""
+        return self.x.is_images and self.y is not None and self.y.is_labels
+
+    def targets(self) -> np.ndarray:
+        """The array y; labels without an axis of one."""
+        assert self.y is not None
+        found = self.y.read()
+        return found.reshape(-1) if self.y.is_labels else found
+
+
+@dataclasses.dataclass(frozen=True)
+class NpzSource:
+    """Labelled images of one split, in memory from `opened` on."""
+
+    part: Part
+
+    def __len__(self) -> int:
+        return self.part.x.shape[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Worker processes read the file themselves; no array travels.
+        return {"part": self.part}
+
+    def opened(self) -> "NpzSource":
+        """The source, after it has read its file."""
+        _ = self._images, self.labels
+        return self
+
+    def read(self, indices: Positions) -> tuple[Pixels, Labels]:
+        """Copies of the examples at `indices`."""
+        return self._images[indices], self.labels[indices]
+
+    @functools.cached_property
+    def labels(self) -> Labels:
+        """All labels, int32[size]."""
+        return self.part.targets().astype(np.int32)
+
+    @functools.cached_property
+    def _images(self) -> Pixels:
+        images = self.part.x.read()
+        return images[..., None] if images.ndim == 3 else images
+
+
+def open_npz(config: DataConfig) -> StoredSet:
+    """Opens labelled images that are arrays of a file.
+
+    Args:
+      config: `dir` is the file.
+    Returns:
+      Its splits; those that it does not have are empty, or taken from training.
+    Raises:
+      UserError: There is no such file, or it has no such arrays.
+    Example:
+      >>> import tempfile
+      >>> file = tempfile.NamedTemporaryFile(suffix=".npz")
+      >>> np.savez(file, x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 3)
+      >>> stored = open_npz(DataConfig(name="npz", dir=file.name))
+      >>> stored.image_shape, stored.num_classes, stored.train.num_examples
+      ((4, 4, 1), 3, 9)
+    """
+    parts = _parts(config)
+    for part in parts.values():
+        if not part.is_images:
+            raise UserError(
+                f"{config.dir} has {_said(part)}, which are no images uint8[n, height, "
+                "width, 1 or 3] with labels int[n]; give a network of your own: "
+                "--config.model.name=package.module:object"
+            )
+    train = parts["train"].x
+    for part in parts.values():
+        if part.x.shape[1:] != train.shape[1:]:
+            raise UserError(
+                f"{config.dir} has {part.x} beside {train}: make them alike"
+            )
+    sources = {split: NpzSource(part) for split, part in parts.items()}
+    stored = {
+        split: StoredSplit(source.opened, len(source))
+        for split, source in sources.items()
+    }
+    height, width, *channels = train.shape[1:]
+    return StoredSet(
+        name=config.name,
+        train=stored["train"],
+        validation=stored.get("validation"),
+        test=stored.get("test", StoredSplit(sources["train"].opened, 0)),
+        num_classes=_num_classes(sources),
+        image_shape=(height, width, channels[0] if channels else 1),
+    )
+
+
+def npz_has_images(config: DataConfig) -> bool:
+    """Whether `open_npz` will do; otherwise `npz_arrays`.
+
+    Raises:
+      UserError: There is no such file, or it has no arrays that are used.
+    """
+    return all(part.is_images for part in _parts(config).values())
+
+
+def npz_arrays(config: DataConfig) -> dict[str, PyTree]:
+    """Reads arrays of any kind, as `open_own` takes them.
+
+    Returns:
+      Split -> (x, y), or x alone.
+    Raises:
+      UserError: There is no such file, or it has no arrays that are used.
+    Example:
+      >>> import tempfile
+      >>> file = tempfile.NamedTemporaryFile(suffix=".npz")
+      >>> np.savez(file, x=np.ones((9, 2)), x_test=np.ones((3, 2)))
+      >>> arrays = npz_arrays(DataConfig(name="npz", dir=file.name))
+      >>> {split: x.shape for split, x in arrays.items()}
+      {'train': (9, 2), 'test': (3, 2)}
+    """
+    return {
+        split: part.x.read() if part.y is None else (part.x.read(), part.targets())
+        for split, part in _parts(config).items()
+    }
+
+
+def _parts(config: DataConfig) -> dict[str, Part]:
+    """Split -> its arrays, checked against each other."""
+    entries = _entries(config)
+    parts = {}
+    for split, suffixes in _SUFFIXES.items():
+        x, y = (_named(names, suffixes, entries) for names in (_X_NAMES, _Y_NAMES))
+        if x is not None:
+            parts[split] = Part(x, y)
+        elif y is not None:
+            raise UserError(f"{config.dir} has {y} for {split} and no x beside it")
+    if "train" not in parts:
+        raise UserError(
+            f"{config.dir} has the arrays {', '.join(entries) or 'none'}: name them "
+            "x_train and y_train (and x_test, y_test), or x and y"
+        )
+    for part in parts.values():
+        _check(part, parts["train"], config)
+    return parts
+
+
+def _check(part: Part, train: Part, config: DataConfig) -> None:
+    for entry in filter(None, (part.x, part.y)):
+        if entry.dtype.hasobject:
+            raise UserError(
+                f"entry {entry.name!r} of {config.dir} has Python objects, which would "
+                "have to be unpickled: store numbers"
+            )
+        if not entry.shape or entry.shape[0] != part.x.shape[0]:
+            raise UserError(
+                f"{config.dir} has {_said(part)}: the examples must be along the first "
+                "axis, as many in each"
+            )
+        if not entry.shape[0]:
+            raise UserError(f"{config.dir} has {entry}, without an example")
+    if (part.y is None) != (train.y is None):
+        raise UserError(
+            f"{config.dir} has {_said(part)} beside {_said(train)}: give all splits a "
+            "y, or none"
+        )
+
+
+def _said(part: Part) -> str:
+    return f"{part.x}" if part.y is None else f"{part.x} and {part.y}"
+
+
+def _named(
+    names: tuple[str, ...], suffixes: tuple[str, ...], entries: Mapping[str, Entry]
+) -> Entry | None:
+    wanted = [name + suffix for suffix in suffixes for name in names]
+    return next((entries[name] for name in wanted if name in entries), None)
+
+
+def _entries(config: DataConfig) -> dict[str, Entry]:
+    """Name -> array of a file, from headers."""
+    if not config.dir:
+        raise UserError("config.data.name='npz' needs --config.data.dir=FILE.npz")
+    file = Path(config.dir).expanduser()
+    if not file.is_file():
+        raise UserError(f"config.data.dir={config.dir!r} is no file; give an .npz file")
+    try:
+        with zipfile.ZipFile(file) as members:
+            found = [
+                Entry(str(file), name.removesuffix(".npy"), *_header(members, name))
+                for name in members.namelist()
+                if name.endswith(".npy")
+            ]
+    except _UNREADABLE as error:
+        raise UserError(f"{file} cannot be read as an .npz file: {error}") from error
+    return {entry.name: entry for entry in found}
+
+
+def _header(
+    members: zipfile.ZipFile, name: str
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    with members.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        else:
+            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    return shape, dtype
+
+
+def _num_classes(sources: Mapping[str, NpzSource]) -> int:
+    highest = int(sources["train"].labels.max())
+    for source in sources.values():
+        low, high = int(source.labels.min()), int(source.labels.max())
+        if low < 0 or high > highest:
+            wrong = low if low < 0 else high
+            raise UserError(
+                f"{source.part.y} of {source.part.x.file} has label {wrong}, outside "
+                f"of 0..{highest}, those of training: number classes from 0"
+            )
+    return highest + 1

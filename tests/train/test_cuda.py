@@ -1,0 +1,101 @@
+"""Programs of every config lower for CUDA: GPUs are what users have, tests do not."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from prunex_jax.data import VALID
+from prunex_jax.mesh import make_topology
+from prunex_jax.train.ahead import Call, calls_to_come
+from prunex_jax.train.command import load_config
+from prunex_jax.train.config import ExperimentConfig, resolve_config
+from prunex_jax.train.experiment import Experiment, make_experiment
+from prunex_jax.train.position import RunPosition
+from prunex_jax.train.program import Ledger, Program, shapes_of
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
+# Side and classes of the sets that are not here; synthetic images take their place.
+SETS = {"cifar10": (32, 10), "imagenet2012": (224, 1000)}
+QUICK = "digits_resnet20_hsadmm"
+
+
+def config_of(path: Path) -> ExperimentConfig:
+    """A config on 2 x 2 devices, with images for those that are not here."""
+    config = load_config(str(path))
+    name, size = config.data.name, config.data.batch_size
+    config.topology.update(layout="2", cpu_devices=0, simulated="")
+    if name in SETS:
+        side, classes = SETS[name]
+        config.data.update(
+            name="synthetic",
+            image_size=side,
+            synthetic_classes=classes,
+            synthetic_examples=2 * max(size, classes),
+            augment="none",
+        )
+    config.model.convolution = "direct"  # What `auto` means where there is a GPU.
+    return resolve_config(config)
+
+
+def calls_of(experiment: Experiment) -> list[Call]:
+    """Everything that a run of a config calls, evaluation and mean networks too."""
+    programs, method = experiment.current.programs, experiment.current.method
+    state = programs.abstract_state()
+    with experiment.batches() as batches:
+        batch = shapes_of(next(batches))
+    first = jax.tree.leaves(batch)[0]
+    valid = jax.ShapeDtypeStruct(first.shape[:1], jnp.float32, sharding=first.sharding)
+    evaluated = {**batch, VALID: valid}
+    network = jax.eval_shape(programs._network(), state)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    position = RunPosition(keep_counts=experiment.channels.sizes)
+    calls = [
+        Call(programs.init, (key,), {}),
+        Call(programs.network, (state,), {}),
+        Call(programs.evaluate, (*network, evaluated), {}),
+        Call(programs.average, (network[0], number, state), {}),
+        Call(programs.reestimate, (state, batch, number), {}),
+        Call(programs.scores, (state,), {}),
+    ]
+    if method.prepare is not None:
+        batches = (batch,) * method.prepare_batches
+        calls.append(Call(programs.prepare, (state, batches), {}))
+    seen = []
+    for step in range(min(experiment.num_steps, 200)):
+        options = experiment.current.step_options(step, position.keep_counts)
+        if options not in seen:
+            seen.append(options)
+            calls.append(Call(programs.local_step, (state, batch), options))
+    return [*calls, *calls_to_come(experiment, position, state, batch, seen[-1])]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, id=p.stem, marks=[] if p.stem == QUICK else pytest.mark.slow)
+        for p in CONFIGS
+    ],
+)
+def test_programs_lower_for_cuda(path):
+    topology = make_topology("2", devices=jax.devices()[:4])
+    experiment = make_experiment(config_of(path), topology)
+    names = set()
+    for call in calls_of(experiment):
+        exported = call.program.export_for("cuda", *call.args, **call.static)
+        assert exported.platforms == ("cuda",)
+        names.add(call.program.name)
+    assert {"init", "local_step", "evaluate", "report"} <= names
+    assert ("exchange" in names) == (experiment.current.method.exchange is not None)
+
+
+def test_what_has_no_form_for_cuda_is_found():
+    """The check can fail: jax has this decomposition on CPUs only."""
+    build = lambda: lambda x: jax.lax.linalg.hessenberg(x)[0]  # noqa: E731
+    program = Program("decompose", build, {"host": 1, "device": 1}, Ledger())
+    square = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    assert program.export_for("cpu", square).platforms == ("cpu",)
+    with pytest.raises(NotImplementedError, match="cuda"):
+        program.export_for("cuda", square)
