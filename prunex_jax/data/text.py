@@ -7,7 +7,7 @@ are there depends on the version of Python; the digest says so.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,13 @@ from prunex_jax.data.npz import NPZ
 from prunex_jax.data.own import OWN
 from prunex_jax.data.sources import cut_validation
 from prunex_jax.data.splits import Dataset
-from prunex_jax.data.text_files import SPLITS, FilePart, stdlib_parts, text_parts
+from prunex_jax.data.text_files import (
+    SPLITS,
+    FilePart,
+    encode_files,
+    stdlib_parts,
+    text_parts,
+)
 from prunex_jax.data.tfds_source import TextSource, is_text_set, open_text_set
 from prunex_jax.data.token_files import TokenSet, open_token_files
 from prunex_jax.data.tokenizer import Tokenizer, open_tokenizer
@@ -152,73 +158,11 @@ def _of_files(
     config: DataConfig, parts: Sequence[FilePart], num_left_out: int, is_strict: bool
 ) -> TextDataset:
     tokenizer = open_tokenizer(config)
-    read = _read(parts, tokenizer, is_strict)
-    if tokenizer.is_bytes:
-        found = {split: read.in_bytes(split) for split in SPLITS}
-    else:
-        found = {
-            split: encode_once(
-                lambda split=split: _contents(parts, split),  # type: ignore[misc]
-                read.of_split[split].hexdigest(),
-                tokenizer,
-                config,
-            )
-            for split in SPLITS
-        }
+    found, digest = encode_files(parts, config, tokenizer, is_strict=is_strict)
     num_files = len({part.name for part in parts})
     left_out = f" ({num_left_out} more in no split)" if num_left_out else ""
     origin = f"{_counted(num_files, 'file')}{left_out}"
-    return _dataset(config, tokenizer, found, origin, read.whole.hexdigest())
-
-
-class _Read:
-    """What reading all files once gives: digests, and perhaps their bytes."""
-
-    def __init__(self) -> None:
-        self.whole = hashlib.sha256()
-        self.of_split = {split: hashlib.sha256() for split in SPLITS}
-        self.texts = {split: bytearray() for split in SPLITS}
-        self.num_documents = dict.fromkeys(SPLITS, 0)
-
-    def in_bytes(self, split: str) -> Encoded:
-        tokens = np.frombuffer(self.texts[split], np.uint8)
-        return Encoded(tokens, len(tokens), self.num_documents[split])
-
-
-def _read(parts: Sequence[FilePart], tokenizer: Tokenizer, is_strict: bool) -> _Read:
-    read = _Read()
-    for part in parts:
-        content = part.read()
-        if is_strict:
-            _check_is_text(part, content, tokenizer)
-        if not part.start:
-            read.whole.update(part.name.encode() + b"\0")
-        read.whole.update(content)
-        read.of_split[part.split].update(b"%d " % len(content) + content)
-        read.num_documents[part.split] += 1
-        if tokenizer.is_bytes:
-            for tokens in tokenizer.encode([content]):
-                read.texts[part.split] += tokens.tobytes()
-    return read
-
-
-def _contents(parts: Sequence[FilePart], split: str) -> Iterator[bytes]:
-    return (part.read() for part in parts if part.split == split)
-
-
-def _check_is_text(part: FilePart, content: bytes, tokenizer: Tokenizer) -> None:
-    remedy = "mend it, or leave it out by config.data.text_glob, as in '*.txt'"
-    if b"\0" in content:
-        raise UserError(f"{part.path} has a byte 0, which no text has; {remedy}")
-    if tokenizer.is_bytes:
-        return
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{part.path} is no UTF-8 at byte {part.start + error.start}, and "
-            f"config.data.tokenizer needs it; {remedy}"
-        ) from None
+    return _dataset(config, tokenizer, found, origin, digest)
 
 
 def _open_text_set(config: DataConfig) -> TextDataset:
@@ -248,9 +192,8 @@ def _encode_source(
     config: DataConfig,
 ) -> Encoded:
     which = hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
-    return encode_once(
-        lambda: source.documents(numbers), f"{source.digest} {which}", tokenizer, config
-    )
+    digest = f"{source.digest} {source.split} {which}"
+    return encode_once(lambda: source.documents(numbers), digest, tokenizer, config)
 
 
 def _dataset(
@@ -268,7 +211,7 @@ def _dataset(
     splits = {
         split: _split(
             split,
-            each.tokens,
+            _loaded(each.tokens, config),
             config,
             tokenizer.num_tokens,
             None if tokenizer.is_bytes else each.bytes_per_token,
@@ -297,8 +240,6 @@ def _split(
     bytes_per_token: float | None = None,
     numbers: np.ndarray | None = None,
 ) -> TextSplit:
-    if config.loader == "memory" and isinstance(tokens, TokenFile):
-        tokens = tokens[:]
     source = Sequences(tokens, config.sequence_length, num_tokens)
     return TextSplit(
         name=name,
@@ -307,6 +248,12 @@ def _split(
         bytes_per_token=bytes_per_token,
         is_read_ahead=config.loader == "grain",
     )
+
+
+def _loaded(tokens: Tokens, config: DataConfig) -> Tokens:
+    """Tokens where `loader` wants them."""
+    is_file = isinstance(tokens, TokenFile)
+    return tokens[:] if is_file and config.loader == "memory" else tokens
 
 
 def _check_length(train: TextSplit, config: DataConfig) -> None:
@@ -319,10 +266,12 @@ def _check_length(train: TextSplit, config: DataConfig) -> None:
 
 def _open_tokens(config: DataConfig) -> TextDataset:
     found: TokenSet = open_token_files(config)
+    # Splits may be cut from one file, which is brought into memory once.
+    loaded = {file: _loaded(file, config) for file in {*found.tokens.values()}}
     splits = {
         split: _split(
             split,
-            found.tokens[split],
+            loaded[found.tokens[split]],
             config,
             found.num_tokens,
             numbers=found.numbers.get(split),

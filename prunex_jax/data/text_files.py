@@ -1,14 +1,18 @@
-"""Finds files of text, and says which of them, or which part of each, is held out."""
+"""Finds files of text, says what of them is held out, and reads them."""
 
 import dataclasses
 import hashlib
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig, check_defaults
+from prunex_jax.data.encoded import Encoded, encode_once
 from prunex_jax.data.splits import SPLIT_NAMES
+from prunex_jax.data.tokenizer import Tokenizer
 
 SPLITS = ("train", "validation", "test")
 # Share of what has no splits of its own that is for testing.
@@ -183,6 +187,83 @@ def _start_of_character(path: Path, place: int) -> int:
         file.seek(place)
         ahead = file.read(4)
     return place + next((k for k, x in enumerate(ahead) if x & 0xC0 != 0x80), 0)
+
+
+def encode_files(
+    parts: Sequence[FilePart], config: DataConfig, tokenizer: Tokenizer, is_strict: bool
+) -> tuple[dict[str, Encoded], str]:
+    """Reads files, and encodes them unless that was done before.
+
+    Args:
+      parts: Of files, sorted by file and place.
+      config: `cache_dir`.
+      tokenizer: Makes the tokens. Bytes are kept in memory, others in files.
+      is_strict: Whether to refuse what is no text, instead of mending it.
+    Returns:
+      Split -> its tokens; digest of names and contents of all files.
+    Raises:
+      UserError: A file cannot be read, or is no text.
+    """
+    read = _read(parts, tokenizer, is_strict)
+    digest = read.whole.hexdigest()
+    if tokenizer.is_bytes:
+        return {split: read.in_bytes(split) for split in SPLITS}, digest
+
+    def encoded(split: str) -> Encoded:
+        own = read.of_split[split].hexdigest()
+        return encode_once(lambda: _contents(parts, split), own, tokenizer, config)
+
+    return {split: encoded(split) for split in SPLITS}, digest
+
+
+class _Read:
+    """What reading all files once gives: digests, and perhaps their bytes."""
+
+    def __init__(self) -> None:
+        self.whole = hashlib.sha256()
+        self.of_split = {split: hashlib.sha256() for split in SPLITS}
+        self.texts = {split: bytearray() for split in SPLITS}
+        self.num_documents = dict.fromkeys(SPLITS, 0)
+
+    def in_bytes(self, split: str) -> Encoded:
+        tokens = np.frombuffer(self.texts[split], np.uint8)
+        return Encoded(tokens, len(tokens), self.num_documents[split])
+
+
+def _read(parts: Sequence[FilePart], tokenizer: Tokenizer, is_strict: bool) -> _Read:
+    read = _Read()
+    for part in parts:
+        content = part.read()
+        if is_strict:
+            _check_is_text(part, content, tokenizer)
+        if not part.start:
+            read.whole.update(part.name.encode() + b"\0")
+        read.whole.update(content)
+        read.of_split[part.split].update(b"%d " % len(content) + content)
+        read.num_documents[part.split] += 1
+        if tokenizer.is_bytes:
+            for tokens in tokenizer.encode([content]):
+                read.texts[part.split] += tokens.tobytes()
+    return read
+
+
+def _contents(parts: Sequence[FilePart], split: str) -> Iterator[bytes]:
+    return (part.read() for part in parts if part.split == split)
+
+
+def _check_is_text(part: FilePart, content: bytes, tokenizer: Tokenizer) -> None:
+    remedy = "mend it, or leave it out by config.data.text_glob, as in '*.txt'"
+    if b"\0" in content:
+        raise UserError(f"{part.path} has a byte 0, which no text has; {remedy}")
+    if tokenizer.is_bytes:
+        return
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{part.path} is no UTF-8 at byte {part.start + error.start}, and "
+            f"config.data.tokenizer needs it; {remedy}"
+        ) from None
 
 
 def _hash(name: str) -> bytes:

@@ -197,8 +197,9 @@ def test_bytes_need_no_encoding(tmp_path):
 
 DOCUMENTS = {
     "train": [make_text(20, k) for k in range(40)],
-    "validation": [make_text(20, k) for k in range(40, 46)],
-    "test": [make_text(20, k) for k in range(46, 50)],
+    # As many in both, which must not make one be taken for the other.
+    "validation": [make_text(20, k) for k in range(40, 45)],
+    "test": [make_text(20, k) for k in range(45, 50)],
 }
 
 
