@@ -1,10 +1,9 @@
 """The inner optimizer and its learning rate, from settings; the chain in one place."""
 
-import jax
 import optax
 
 from prunex_jax.base.settings import OptimizerConfig
-from prunex_jax.base.trees import PyTree
+from prunex_jax.base.trees import PyTree, map_with_path
 
 
 def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -78,5 +77,10 @@ def make_inner(
 
 
 def is_kernel(params: PyTree) -> PyTree:
-    """Tells kernels, which decay, from biases and norm scales, which do not."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+    """Tells kernels, which decay, from biases and norm scales, which do not.
+
+    Biases of heads have two axes, and are told by their name.
+    """
+    return map_with_path(
+        lambda path, leaf: leaf.ndim > 1 and not path.endswith("bias"), params
+    )
