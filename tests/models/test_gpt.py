@@ -52,7 +52,12 @@ def test_attention_knows_distances_only():
 
 def test_shared_key_heads_are_copies(network):
     """Each serves the query heads that follow each other."""
-    config = ModelConfig(name="gpt", gpt=GptConfig(layers=2, width=24, heads=4, key_heads=4, head_width=8, hidden=40))
+    config = ModelConfig(
+        name="gpt",
+        gpt=GptConfig(
+            layers=2, width=24, heads=4, key_heads=4, head_width=8, hidden=40
+        ),
+    )
     model = make_language_model(config, VOCABULARY, LENGTH)
     params = jax.tree.map(lambda x: x, network.params)
     for block in params["blocks"].values():

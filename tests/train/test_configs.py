@@ -35,7 +35,9 @@ def test_config_builds(path: Path) -> None:
     config = resolve_config(load_config(str(path)))
     assert config.method.name in METHODS
     if config.data.name == "stdlib":
-        model = make_language_model(config.model, NUM_TOKENS, config.data.sequence_length)
+        model = make_language_model(
+            config.model, NUM_TOKENS, config.data.sequence_length
+        )
     else:
         model = make_model(config.model, *SHAPES[config.data.name])
     trace = traced(model)
