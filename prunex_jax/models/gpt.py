@@ -10,7 +10,6 @@ References:
 """
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from prunex_jax.models.transformer import (
