@@ -1,8 +1,10 @@
-"""Networks by name: the table of models, and the one function that builds them.
+"""Networks by name: the table of models, and the functions that build them.
 
-In: the settings `model.*` and the shape of an image. Out: a `Model`, pure functions
-over plain trees. `base` has the interface, `resnet` and `vgg` the architectures,
-`layers` their parts. Models know nothing of channels, methods or meshes.
+In: the settings `model.*` and the shape of an image, or the length of a text. Out: pure
+functions over plain trees. `base` has the interface, `resnet` and `vgg` the
+architectures for images, `layers` their parts; `gpt` and `bert` those for text, of the
+parts in `transformer`; `generation` writes text. Models know nothing of channels,
+methods or meshes.
 """
 
 import functools
@@ -21,6 +23,7 @@ from prunex_jax.models.base import (
     to_moments,
 )
 from prunex_jax.models.functions import FunctionModel, Functions, is_own
+from prunex_jax.models.generation import generate
 from prunex_jax.models.language import (
     MASKED_TOKEN,
     NEXT_TOKEN,
@@ -44,6 +47,7 @@ __all__ = [
     "ResNetSpec",
     "VggSpec",
     "from_moments",
+    "generate",
     "is_own",
     "make_language_model",
     "make_model",

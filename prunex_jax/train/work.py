@@ -1,9 +1,10 @@
-"""Counts the work of training: examples seen, and multiply-accumulates.
+"""Counts the work of training: what was seen, multiply-accumulates, and their speed.
 
-All of it is counted in the program of the network that is trained. Until they are cut out, masked channels are computed as all others are, so cuts make
-steps cheaper and nothing else does. A cut keeps what the steps before it have cost, and
-a run that is resumed counts on from there. Multiply-accumulates are those of forward
-passes; speed also counts backward passes, which cost twice as much.
+All of it is counted in the program of the network that is trained. Until they are cut
+out, masked channels are computed as all others are, so cuts make steps cheaper and
+nothing else does. A cut keeps what the steps before it have cost, and a run that is
+resumed counts on from there. Multiply-accumulates are those of forward passes; speed
+also counts backward passes, which cost twice as much.
 """
 
 from prunex_jax.mesh import peak_flops

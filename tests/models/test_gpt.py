@@ -36,7 +36,7 @@ def network_of(name, model=None, **changes):
     params, statistics = jax.jit(made.init)(jax.random.key(0))
     keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
     params = jax.tree.map(
-        lambda x: 8 * x + 0.1 * jax.random.normal(next(keys), x.shape), params
+        lambda x: 5 * x + 0.1 * jax.random.normal(next(keys), x.shape), params
     )
     return Network(made, params, statistics)
 
@@ -108,7 +108,7 @@ def test_shared_key_heads_are_copies(networks):
         for name in ("key", "value"):
             block["attention"][name] = jnp.repeat(block["attention"][name], 2, axis=1)
     found = model.apply(params, {}, tokens_of(0))
-    assert_close(found, network.logits(tokens_of(0)))
+    assert_close(found, network.logits(tokens_of(0)), 1e-4)
 
 
 def half_of(network):
@@ -128,9 +128,10 @@ def half_of(network):
     ("name", "dtype", "dropout"),
     [
         *((name, "float32", 0.0) for name in FORMS),
-        ("gpt2", "bfloat16", 0.1),
-        pytest.param("bert", "bfloat16", 0.1, marks=pytest.mark.slow),
-        pytest.param("gpt", "bfloat16", 0.1, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, "bfloat16", 0.1, marks=pytest.mark.slow)
+            for name in FORMS
+        ),
     ],
 )
 def test_heads_features_units_and_the_stream_are_cut_out(name, dtype, dropout):
@@ -164,8 +165,8 @@ def test_bfloat16_is_of_activations_only(networks, name):
     assert logits.dtype == jnp.float32
     assert {x.dtype for x in jax.tree.leaves(exact.params)} == {jnp.dtype("float32")}
     wanted = exact.logits(tokens)
-    difference = float(jnp.max(jnp.abs(logits - wanted)) / jnp.max(jnp.abs(wanted)))
-    assert 1e-5 < difference < 0.1
+    distance = float(jnp.linalg.norm(logits - wanted) / jnp.linalg.norm(wanted))
+    assert 1e-4 < distance < 0.1
     assert_close(model.in_float32().apply(exact.params, {}, tokens), wanted, 0)
 
 
