@@ -15,6 +15,7 @@ from prunex_jax.data import EXAMPLE, open_stdlib
 from prunex_jax.export import read_model
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import METHODS
+from prunex_jax.models import generate
 from prunex_jax.train import train
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.evaluate import evaluate
@@ -160,6 +161,11 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 255, (3, 16)), jnp.int32)
     found = read_model(tmp_path / "out")(tokens)
     np.testing.assert_allclose(found, result.network.logits(tokens), atol=1e-4)
+    texts = [
+        generate(logits, tokens[:, :4], 15, window=16, temperature=0.0)
+        for logits in (read_model(tmp_path / "out"), result.network.logits)
+    ]
+    np.testing.assert_array_equal(*texts)
     with pytest.raises(UserError, match="no data set of labelled images"):
         evaluate(tmp_path / "out")
 
