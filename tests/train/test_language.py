@@ -175,7 +175,7 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
     [
         (
             {"model": {"name": "resnet20"}},
-            "images, and config.data.name='stdlib'",
+            "images, and config.data.name='stdlib' is text; choose one of gpt, gpt2",
         ),
         ({"data": {"name": "digits"}}, "text, and config.data.name='digits'"),
         ({"data": {"augment": "shift"}}, "data.augment='shift' is for images"),
