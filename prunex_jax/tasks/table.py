@@ -164,7 +164,7 @@ def _masked_language(
 ) -> Task:
     """One token more than text has stands for those that are hidden."""
     masking = Masking(mask=NUM_TOKENS, num_tokens=NUM_TOKENS, length=dataset.length)
-    masked = {
+    masked: dict[str, Any] = {
         name: MaskedSplit(getattr(dataset, name), masking)
         for name in ("train", "validation", "test")
     }
