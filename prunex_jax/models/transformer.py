@@ -22,7 +22,8 @@ from flax import nnx
 
 # Standard deviation of initial weights.
 _SPREAD = 0.02
-# Score of a position that is not seen; finite, as all that a removed head computes.
+# Added to scores of positions that are not seen, which vanish in it; finite, as all that
+# a removed head computes.
 _UNSEEN = -1e30
 
 
@@ -184,8 +185,8 @@ class Attention(nnx.Module):
             * query.shape[-1] ** -0.5
         )
         if self.spec.is_causal:
-            seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))[None, None, None]
-            scores = jnp.where(seen, scores, _UNSEEN)
+            seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+            scores = scores + jnp.where(seen, 0.0, _UNSEEN)[None, None, None]
         return dropped(shares_of(scores), self.weights_dropout)
 
 
