@@ -22,8 +22,8 @@ from flax import nnx
 
 # Standard deviation of initial weights.
 _SPREAD = 0.02
-# Added to scores of positions that are not seen, which vanish in it; finite, as all that
-# a removed head computes.
+# Added to scores of positions that are not seen, which vanish in it. It is finite, as
+# all has to be that a removed head computes.
 _UNSEEN = -1e30
 
 
