@@ -10,7 +10,7 @@ In: data settings and a seed. Out: a `Dataset` of three splits, and batches of i
 any other kind; `splits` is what is opened; `order` and `shards` say which example
 comes when and at which host; `images` makes pixels. `text` opens text: `text_files`
 finds it, `tokenizer` makes tokens, `encoded` keeps them in files, `tokens` cuts them
-into sequences, and `token_files` opens those of others.
+into sequences, `masking` hides some of them, and `token_files` opens those of others.
 """
 
 from prunex_jax.data.images import Normalization
@@ -22,6 +22,7 @@ from prunex_jax.data.loader import (
     make_loader,
     num_evaluation_batches,
 )
+from prunex_jax.data.masking import ASKED, TARGET, MaskedSplit, Masking
 from prunex_jax.data.own import EXAMPLE, OWN, names_arrays, open_named, open_own
 from prunex_jax.data.placement import batch_rows, place_batch
 from prunex_jax.data.sources import open_dataset
@@ -38,11 +39,13 @@ from prunex_jax.data.tokenizer import NUM_BYTES
 from prunex_jax.data.tokens import BYTES
 
 __all__ = [
+    "ASKED",
     "BYTES",
     "EXAMPLE",
     "NUM_BYTES",
     "OF_TEXT",
     "OWN",
+    "TARGET",
     "VALID",
     "Batch",
     "BatchIterator",
@@ -50,6 +53,8 @@ __all__ = [
     "ImageDataset",
     "ImageSplit",
     "Loader",
+    "MaskedSplit",
+    "Masking",
     "Normalization",
     "Split",
     "TextDataset",

@@ -56,6 +56,7 @@ class TextDataset(Dataset):
 
     num_tokens: int  # Size of the vocabulary.
     length: int  # Tokens of a sequence.
+    mask: int | None  # The token that stands for a hidden one, if there is one.
     has_bytes: bool  # Whether it is known how many bytes of text a token stands for.
     origin: str  # What the tokens are from, for people.
     digest: str  # Of names and contents of all that was read.
@@ -223,6 +224,7 @@ def _dataset(
     return TextDataset(
         name=config.name,
         num_tokens=tokenizer.num_tokens,
+        mask=tokenizer.mask,
         length=config.sequence_length,
         has_bytes=True,
         origin=origin,
@@ -282,6 +284,7 @@ def _open_tokens(config: DataConfig) -> TextDataset:
     return TextDataset(
         name=config.name,
         num_tokens=found.num_tokens,
+        mask=None,
         length=config.sequence_length,
         has_bytes=False,
         origin=f"{_counted(found.num_files, 'file')} of {found.size:,} tokens",

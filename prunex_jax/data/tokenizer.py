@@ -19,6 +19,8 @@ END_TOKENS = (
     *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"),
     "[SEP]",
 )
+# What stands for a hidden token, likewise.
+MASK_TOKENS = ("[MASK]", "<mask>")
 # Characters that are encoded as one piece, and at a time: both bound memory.
 _PIECE = 2**20
 _AT_A_TIME = 2**22
@@ -42,6 +44,11 @@ class Tokenizer(Protocol):
         """Whether tokens are bytes."""
         ...
 
+    @property
+    def mask(self) -> int | None:
+        """The token that stands for a hidden one; None where there is none."""
+        ...
+
     def encode(self, documents: Iterable[bytes]) -> Iterator[npt.NDArray[Any]]:
         """Tokens of documents, each with an end behind it, in parts of any size."""
         ...
@@ -58,6 +65,7 @@ class ByteTokenizer:
     num_tokens = NUM_BYTES
     identity = "bytes"
     is_bytes = True
+    mask = None
 
     def encode(self, documents: Iterable[bytes]) -> Iterator[npt.NDArray[np.uint8]]:
         """Bytes but 0, and a 0 behind every document.
@@ -83,6 +91,7 @@ class FileTokenizer:
       path: Its file.
       digest: Of the file.
       end: The token that ends a document.
+      mask: The token that stands for a hidden one; None where there is none.
       num_tokens: Size of the vocabulary, special tokens included.
       encoder: What the file holds, a `tokenizers.Tokenizer`.
     """
@@ -90,6 +99,7 @@ class FileTokenizer:
     path: Path
     digest: str
     end: int
+    mask: int | None
     num_tokens: int
     encoder: Any
 
@@ -188,7 +198,8 @@ def open_tokenizer(config: DataConfig) -> Tokenizer:
             f"({', '.join(END_TOKENS)}); name its own as config.data.end_token"
         )
     digest = hashlib.sha256(content).hexdigest()
-    return FileTokenizer(path, digest, ends[0], max(words.values()) + 1, encoder)
+    mask = next((words[word] for word in MASK_TOKENS if word in words), None)
+    return FileTokenizer(path, digest, ends[0], mask, max(words.values()) + 1, encoder)
 
 
 def _read_encoder(content: bytes, said: str) -> Any:

@@ -1,8 +1,10 @@
-"""Networks by name: the table of models, and the one function that builds them.
+"""Networks by name: the table of models, and the functions that build them.
 
-In: the settings `model.*` and the shape of an image. Out: a `Model`, pure functions
-over plain trees. `base` has the interface, `resnet` and `vgg` the architectures,
-`layers` their parts. Models know nothing of channels, methods or meshes.
+In: the settings `model.*` and the shape of an image, or the length of a text. Out: pure
+functions over plain trees. `base` has the interface, `resnet` and `vgg` the
+architectures for images, `layers` their parts; `gpt` and `bert` those for text, of the
+parts in `transformer`; `generation` writes text. Models know nothing of channels,
+methods or meshes.
 """
 
 import functools
@@ -21,13 +23,21 @@ from prunex_jax.models.base import (
     to_moments,
 )
 from prunex_jax.models.functions import FunctionModel, Functions, is_own
+from prunex_jax.models.generation import generate
+from prunex_jax.models.language import (
+    MASKED_TOKEN,
+    NEXT_TOKEN,
+    make_language_model,
+)
 from prunex_jax.models.layers import Convolution
-from prunex_jax.models.own import make_gpt, own_model
+from prunex_jax.models.own import own_model
 from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
 from prunex_jax.models.vgg import VggSpec, make_vgg_spec
 
 __all__ = [
+    "MASKED_TOKEN",
     "MODELS",
+    "NEXT_TOKEN",
     "AnyModel",
     "BlockSpec",
     "FunctionModel",
@@ -37,8 +47,9 @@ __all__ = [
     "ResNetSpec",
     "VggSpec",
     "from_moments",
+    "generate",
     "is_own",
-    "make_gpt",
+    "make_language_model",
     "make_model",
     "own_model",
     "to_moments",

@@ -57,11 +57,13 @@ class FunctionModel:
 
     Attributes:
       functions: Those of the full network.
+      exact: The same with activations in float32, where those of `functions` are not.
       kept: What every cut has left, for comparison.
       cuts: The cuts, `shrink.Cut`, first one first.
     """
 
     functions: Functions
+    exact: Functions | None = None
     kept: tuple[_Kept, ...] = ()
     cuts: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
 
@@ -144,8 +146,10 @@ class FunctionModel:
         )
 
     def in_float32(self) -> "FunctionModel":
-        """The network itself: nothing is known of how it rounds."""
-        return self
+        """The network with `exact` functions; itself where there are none."""
+        if self.exact is None:
+            return self
+        return dataclasses.replace(self, functions=self.exact, exact=None)
 
     def _reduced(
         self, function: Callable[..., Any], **options: Any

@@ -1,5 +1,6 @@
 """Which task settings mean."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from prunex_jax.base.settings import (
 from prunex_jax.data import (
     OF_TEXT,
     OWN,
+    MaskedSplit,
+    Masking,
+    TextDataset,
     is_text,
     names_arrays,
     open_dataset,
@@ -22,18 +26,23 @@ from prunex_jax.data import (
     without_effect,
 )
 from prunex_jax.models import (
+    MASKED_TOKEN,
+    NEXT_TOKEN,
     AnyModel,
     is_own,
-    make_gpt,
+    make_language_model,
     make_model,
     own_model,
 )
 from prunex_jax.tasks.base import Task
 from prunex_jax.tasks.classification import Classification
 from prunex_jax.tasks.language import Language
+from prunex_jax.tasks.masked import MaskedLanguage
 from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, own_task
 
-LANGUAGE_MODEL = "gpt"
+_LANGUAGE_MODELS = (*NEXT_TOKEN, *MASKED_TOKEN)
+# Sections of settings, and the networks that heed them.
+_SECTIONS = {"gpt": NEXT_TOKEN, "bert": MASKED_TOKEN}
 
 
 def make_task(
@@ -70,12 +79,13 @@ def make_task(
         own = Own(import_named(model.name, "config.model.name"))
     if (own is None or own.data is None) and is_text(data):
         return _language(data, model, own, label_smoothing, teacher_temperature)
-    if own is None and model.name == LANGUAGE_MODEL:
+    if own is None and model.name in _LANGUAGE_MODELS:
         raise UserError(
             f"config.model.name={model.name!r} reads text, and config.data.name="
             f"{data.name!r} has images; set config.data.name='stdlib', or another model"
         )
     check_defaults("data", data, OF_TEXT, "data without text")
+    _check_sections(model)
     if own is not None or names_arrays(data):
         return own_task(own or Own(), data, model, seed, **options)
     dataset = open_dataset(data, seed)
@@ -99,6 +109,16 @@ def _check_is_there(data: DataConfig, model: ModelConfig, own: Own | None) -> No
             )
 
 
+def _check_sections(model: ModelConfig) -> None:
+    """Refuses settings of another network than the one that is built."""
+    for section, names in _SECTIONS.items():
+        if model.name not in names:
+            settings = getattr(model, section)
+            fields = [field.name for field in dataclasses.fields(settings)]
+            what = f"model {model.name}"
+            check_defaults(f"model.{section}", settings, fields, what)
+
+
 def _language(
     data: DataConfig,
     model: ModelConfig,
@@ -115,18 +135,40 @@ def _language(
             f"{data.name!r}; give data of your own beside them, or leave them out"
         )
     has_own = own is not None and own.model is not None
-    if not has_own and model.name != LANGUAGE_MODEL:
+    if not has_own and model.name not in _LANGUAGE_MODELS:
         raise UserError(
             f"config.model.name={model.name!r} reads images, and config.data.name="
-            f"{data.name!r} is text; set config.model.name={LANGUAGE_MODEL!r}"
+            f"{data.name!r} is text; choose one of {', '.join(_LANGUAGE_MODELS)}"
         )
-    check_defaults("model", model, OF_IMAGE_MODELS, "a model of text")
+    heeded = set() if has_own else {"compute_dtype"}
+    fields = sorted({*OF_IMAGE_MODELS} - heeded)
+    check_defaults("model", model, fields, "a model of text")
+    _check_sections(model)
     dataset = open_text(data)
+    if not has_own and model.name in MASKED_TOKEN:
+        return _masked_language(dataset, model, teacher_temperature)
     objective = Language(dataset.length, dataset.has_bytes, teacher_temperature)
     network: AnyModel
     if own is not None and own.model is not None:
         example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))
         network = own_model(own.model, example)
     else:
-        network = make_gpt(model, dataset.num_tokens, dataset.length)
+        network = make_language_model(model, dataset.num_tokens, dataset.length)
     return Task(dataset, network, objective)
+
+
+def _masked_language(
+    dataset: TextDataset, model: ModelConfig, teacher_temperature: float
+) -> Task:
+    """A token of the vocabulary stands for those that are hidden, or one more."""
+    size, mask = dataset.num_tokens, dataset.mask
+    if mask is None:
+        size, mask = size + 1, size
+    masking = Masking(mask, num_tokens=dataset.num_tokens, length=dataset.length)
+    masked: dict[str, Any] = {
+        name: MaskedSplit(getattr(dataset, name), masking)
+        for name in ("train", "validation", "test")
+    }
+    network = make_language_model(model, size, dataset.length)
+    objective = MaskedLanguage(dataset.length, teacher_temperature)
+    return Task(dataclasses.replace(dataset, **masked), network, objective)

@@ -37,6 +37,7 @@ from prunex_jax.methods.inner import (
     make_learning_rate,
 )
 from prunex_jax.models import AnyModel, FunctionModel
+from prunex_jax.shrink.cost import count_macs
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
 from prunex_jax.tasks import Objective, Own, Task, make_task
@@ -73,6 +74,11 @@ class Setup:
     method: Method  # What is exchanged.
     plan: RoundPlan  # When.
     programs: Programs  # What is compiled.
+
+    @functools.cached_property
+    def macs(self) -> int:
+        """Multiply-accumulates of one forward pass of one example."""
+        return macs_of_one_example(self.model)
 
     def exchange_options(
         self, keep_counts: Mapping[str, int], kind: RoundKind
@@ -365,6 +371,12 @@ def trace_model(model: AnyModel) -> ChannelTrace:
     """Finds the channel groups of one of our models, without making parameters."""
     params, statistics = jax.eval_shape(model.init, jax.random.key(0))
     return trace_channels(model.apply, params, model.example(), statistics=statistics)
+
+
+def macs_of_one_example(model: AnyModel) -> int:
+    """Multiply-accumulates of one forward pass, without making parameters."""
+    arrays = jax.eval_shape(model.init, jax.random.key(0))
+    return count_macs(model.apply, *arrays, model.example())
 
 
 def _check_batches(config: ExperimentConfig, mesh: AnyMesh) -> None:
