@@ -248,6 +248,14 @@ class DataConfig:
     validation_share: float = setting(0.1, at_least=0, below=1)
     # none | shift (1 pixel) | crop_flip (pad 4, CIFAR) | random_resized_crop (ImageNet)
     augment: Literal["none", "shift", "crop_flip", "random_resized_crop"] = "none"
+    # RandAugment after that: operations on every image, 0 for none, and how strong they
+    # are, from 0 to 30.
+    rand_augment_operations: int = setting(0, at_least=0)
+    rand_augment_magnitude: float = setting(9.0, at_least=0, at_most=30)
+    # Mixup and CutMix: every image with another of its batch, with shares drawn from
+    # Beta(alpha, alpha); 0 for none; where both are positive, each has half of them.
+    mixup: float = setting(0.0, at_least=0)
+    cutmix: float = setting(0.0, at_least=0)
     # Tokens of a sequence of text.
     sequence_length: int = setting(128, at_least=1)
     # Side of the image after decoding and resizing; 0 keeps the size of the set.

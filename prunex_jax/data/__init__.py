@@ -7,7 +7,8 @@ In: data settings and a seed. Out: a `Dataset` of three splits, and batches of i
 
 `sources` opens a set (digits and synthetic, or by `tfds_source`) and cuts its
 validation split; `splits` is what is opened; `order` and `shards` say which example
-comes when and at which host; `images` makes pixels.
+comes when and at which host; `images` makes pixels, with `rand_augment`, and `mixing`
+mixes two of them.
 """
 
 from prunex_jax.data.images import Normalization
@@ -19,6 +20,7 @@ from prunex_jax.data.loader import (
     make_loader,
     num_evaluation_batches,
 )
+from prunex_jax.data.mixing import LABEL_SHARE, MIXING, OTHER_LABEL
 from prunex_jax.data.own import EXAMPLE, OWN, open_own
 from prunex_jax.data.placement import batch_rows, place_batch
 from prunex_jax.data.sources import open_dataset
@@ -27,7 +29,10 @@ from prunex_jax.data.text import NUM_TOKENS, TextDataset, open_stdlib
 
 __all__ = [
     "EXAMPLE",
+    "LABEL_SHARE",
+    "MIXING",
     "NUM_TOKENS",
+    "OTHER_LABEL",
     "OWN",
     "VALID",
     "Batch",

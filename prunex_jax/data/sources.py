@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig, check_settings
+from prunex_jax.base.settings import DataConfig, check_defaults, check_settings
 from prunex_jax.data.images import Normalization, Pixels, Recipe, resize_box
 from prunex_jax.data.order import Positions, permutation, split_positions
 from prunex_jax.data.splits import (
@@ -55,8 +55,19 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
       UserError: If the set is unknown or not prepared, or a setting does not fit it.
     """
     check_settings(config, "data")
+    if not config.rand_augment_operations:
+        check_defaults(
+            "data",
+            config,
+            ("rand_augment_magnitude",),
+            "images with config.data.rand_augment_operations=0",
+        )
     stored = _open_stored(config, seed)
-    recipe = Recipe(config.augment, _image_shape(config, stored))
+    operations, magnitude = (
+        config.rand_augment_operations,
+        config.rand_augment_magnitude,
+    )
+    recipe = Recipe(config.augment, _image_shape(config, stored), operations, magnitude)
     num_examples = stored.train.num_examples
     train, held_out = cut_validation(config, config.name, num_examples)
     normalization = _normalization(stored, recipe, train)

@@ -13,6 +13,7 @@ from prunex_jax.base.settings import DataConfig, ModelConfig, check_defaults
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import (
     EXAMPLE,
+    MIXING,
     VALID,
     Dataset,
     ImageDataset,
@@ -46,7 +47,14 @@ OF_IMAGE_MODELS = (
     "convnext",
 )
 _OF_OUR_MODELS = (*OF_IMAGE_MODELS, "width", "gpt")
-_OF_OUR_DATA = ("dir", "augment", "image_size", "loader")
+OF_IMAGES = (
+    "augment",
+    "image_size",
+    "rand_augment_operations",
+    "rand_augment_magnitude",
+    *MIXING,
+)
+_OF_OUR_DATA = ("dir", "loader", *OF_IMAGES)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -173,6 +181,8 @@ def own_task(
         check_defaults("model", model, _OF_OUR_MODELS, "a model of your own")
         network = own_model(own.model, inputs)
     objective = _objective(own, read, examples, classification)
+    if not isinstance(objective, Classification):
+        check_defaults("data", data, MIXING, "a loss of your own")
     _check_objective(objective, network, first)
     return Task(dataset, network, objective)
 

@@ -18,7 +18,7 @@ from prunex_jax.models import (
 from prunex_jax.tasks.base import Task
 from prunex_jax.tasks.classification import Classification
 from prunex_jax.tasks.language import Language
-from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, own_task
+from prunex_jax.tasks.own import OF_IMAGE_MODELS, OF_IMAGES, Own, own_task
 
 TEXT = "stdlib"
 LANGUAGE_MODEL = "gpt"
@@ -95,8 +95,6 @@ def _language(
     teacher_temperature: float,
 ) -> Task:
     for setting, value in (
-        ("data.augment", data.augment != "none" and data.augment),
-        ("data.image_size", data.image_size),
         ("data.dir", data.dir),
         ("optimizer.label_smoothing", label_smoothing),
     ):
@@ -105,6 +103,7 @@ def _language(
                 f"config.{setting}={value!r} is for images, and config.data.name="
                 f"{data.name!r} is text; leave it at its default"
             )
+    check_defaults("data", data, OF_IMAGES, "text")
     if own is not None and (own.loss, own.inputs, own.metrics) != (None, None, {}):
         raise UserError(
             f"loss, inputs and metrics are those of text with config.data.name="

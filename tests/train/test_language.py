@@ -122,7 +122,7 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
             "images, and config.data.name='stdlib'",
         ),
         ({"data": {"name": "digits"}}, "text, and config.data.name='digits'"),
-        ({"data": {"augment": "shift"}}, "data.augment='shift' is for images"),
+        ({"data": {"augment": "shift"}}, "data.augment='shift' has no effect on text"),
         ({"model": {"compute_dtype": "bfloat16"}}, "has no effect on a model of text"),
     ],
 )

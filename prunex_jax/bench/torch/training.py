@@ -145,6 +145,8 @@ def _check_supported(config: ExperimentConfig) -> None:
         ("optimizer.name", config.optimizer.name, "sgd"),
         ("optimizer.micro_batches", config.optimizer.micro_batches, 1),
         ("model.compute_dtype", config.model.compute_dtype, "float32"),
+        ("data.mixup", config.data.mixup, 0.0),
+        ("data.cutmix", config.data.cutmix, 0.0),
     ):
         if value != supported:
             raise UserError(
