@@ -17,4 +17,5 @@ def get_config(simulated: str = "") -> ml_collections.ConfigDict:
     config = cifar10_vit_ti_hsadmm.get_config(simulated)
     config.method.name = "dense"
     config.method.wire_dtype = "float32"
+    config.sparsity.shrink_share = 1.0
     return config
