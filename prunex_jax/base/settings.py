@@ -123,7 +123,8 @@ def check_defaults(part: str, config: Any, names: Collection[str], what: str) ->
     Args:
       part: The section of the settings.
       config: It.
-      names: Those of its settings that must be at their defaults.
+      names: Those of its settings that must be at their defaults; settings within
+        settings are looked through.
       what: On what they have none.
     Raises:
       UserError: One is not.
@@ -136,11 +137,16 @@ def check_defaults(part: str, config: Any, names: Collection[str], what: str) ->
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name in names and value != field.default:
-            raise UserError(
-                f"config.{part}.{field.name}={value!r} has no effect on {what}; leave "
-                f"it at {field.default!r}"
-            )
+        if field.name not in names or value == field.default:
+            continue
+        if dataclasses.is_dataclass(value):
+            within = [inner.name for inner in dataclasses.fields(value)]
+            check_defaults(f"{part}.{field.name}", value, within, what)
+            continue
+        raise UserError(
+            f"config.{part}.{field.name}={value!r} has no effect on {what}; leave "
+            f"it at {field.default!r}"
+        )
 
 
 def read_settings(
@@ -252,6 +258,14 @@ class DataConfig:
     validation_share: float = setting(0.1, at_least=0, below=1)
     # none | shift (1 pixel) | crop_flip (pad 4, CIFAR) | random_resized_crop (ImageNet)
     augment: Literal["none", "shift", "crop_flip", "random_resized_crop"] = "none"
+    # RandAugment after that: operations on every image, 0 for none, and how strong they
+    # are, from 0 to 30.
+    rand_augment_operations: int = setting(0, at_least=0)
+    rand_augment_magnitude: float = setting(9.0, at_least=0, at_most=30)
+    # Mixup and CutMix: every image with another of its batch, with shares drawn from
+    # Beta(alpha, alpha); 0 for none; where both are positive, each has half of them.
+    mixup: float = setting(0.0, at_least=0)
+    cutmix: float = setting(0.0, at_least=0)
     # Tokens of a sequence of text.
     sequence_length: int = setting(128, at_least=1)
     # A tokenizer.json of Hugging Face's tokenizers; empty reads text as bytes.
@@ -344,15 +358,54 @@ class BertConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class VitConfig:
+    """Form of models `vit_ti`, `vit_s` and `vit_b`.
+
+    Widths are those of the name where they are 0, and `model.width` multiplies them.
+    """
+
+    # Side of a patch in pixels, which divides the sides of images.
+    patch: int = setting(16, at_least=1)
+    # learned | sincos (sines and cosines that stay as they are).
+    positions: Literal["learned", "sincos"] = "learned"
+    # What is classified: a class token, or the mean over all tokens, without one.
+    pooling: Literal["token", "mean"] = "token"
+    # layer | rms (root mean square; has no mean over channels).
+    norm: Literal["layer", "rms"] = "layer"
+    # Stochastic depth: share of the examples for which the last block is left out in
+    # training; the share grows evenly from 0 at the first.
+    drop_path: float = setting(0.0, at_least=0, below=1)
+    # Blocks of attention and MLP.
+    layers: int = setting(0, at_least=0)
+    # Of the stream.
+    width: int = setting(0, at_least=0)
+    # Heads of attention, and features of a head.
+    heads: int = setting(0, at_least=0)
+    head_width: int = setting(0, at_least=0)
+    # Of the MLP.
+    hidden: int = setting(0, at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvNextConfig:
+    """Form of model `convnext_t`."""
+
+    # Stochastic depth, as of `vit`.
+    drop_path: float = setting(0.1, at_least=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Which network is trained."""
 
     # resnet20 | resnet32 | resnet56 | resnet110 | resnet18 | resnet34 | resnet50 |
-    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19; of text gpt (as Llama) |
-    # gpt2 | bert; or package.module:object for a network of your own, as
+    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19 | vit_ti | vit_s | vit_b |
+    # convnext_t; of text gpt (as Llama) | gpt2 | bert; or package.module:object for a
+    # network of your own, as
     # `models.own_model` takes it.
     name: str = "resnet20"
-    # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size).
+    # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size); of
+    # convnext_t, patches of 2 or of 4 pixels.
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
     # Multiplies every width.
     width: float = setting(1.0, above=0)
@@ -360,11 +413,13 @@ class ModelConfig:
     norm_scope: Literal["device", "host"] = "device"
     # float32 | bfloat16 for activations; parameters are float32.
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    # chunked (kernel gradients in chunks of the batch, faster on CPUs) | direct | auto
-    # (chunked on CPUs, direct elsewhere).
+    # chunked (kernel gradients in chunks of the batch, depthwise convolutions as sums
+    # of shifted maps; faster on CPUs) | direct | auto (chunked on CPUs, else direct).
     convolution: Literal["auto", "direct", "chunked"] = "auto"
     gpt: GptConfig = GptConfig()
     bert: BertConfig = BertConfig()
+    vit: VitConfig = VitConfig()
+    convnext: ConvNextConfig = ConvNextConfig()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,10 @@ In: data settings and a seed. Out: a `Dataset` of three splits, and batches of i
 `sources` opens a set of images (digits and synthetic, or by `folder`, `npz`,
 `huggingface` and `tfds_source`) and cuts its validation split; `own` opens examples of
 any other kind; `splits` is what is opened; `order` and `shards` say which example
-comes when and at which host; `images` makes pixels. `text` opens text: `text_files`
-finds it, `tokenizer` makes tokens, `encoded` keeps them in files, `tokens` cuts them
-into sequences, `masking` hides some of them, and `token_files` opens those of others.
+comes when and at which host; `images` makes pixels, with `rand_augment`, and `mixing`
+mixes two of them. `text` opens text: `text_files` finds it, `tokenizer` makes tokens,
+`encoded` keeps them in files, `tokens` cuts them into sequences, `masking` hides some
+of them, and `token_files` opens those of others.
 """
 
 from prunex_jax.data.images import Normalization
@@ -23,9 +24,10 @@ from prunex_jax.data.loader import (
     num_evaluation_batches,
 )
 from prunex_jax.data.masking import ASKED, TARGET, MaskedSplit, Masking
+from prunex_jax.data.mixing import LABEL_SHARE, MIXING, OTHER_LABEL
 from prunex_jax.data.own import EXAMPLE, OWN, names_arrays, open_named, open_own
 from prunex_jax.data.placement import batch_rows, place_batch
-from prunex_jax.data.sources import open_dataset
+from prunex_jax.data.sources import OF_IMAGES, open_dataset
 from prunex_jax.data.splits import Batch, Dataset, ImageDataset, ImageSplit, Split
 from prunex_jax.data.text import (
     OF_TEXT,
@@ -42,8 +44,12 @@ __all__ = [
     "ASKED",
     "BYTES",
     "EXAMPLE",
+    "LABEL_SHARE",
+    "MIXING",
     "NUM_BYTES",
+    "OF_IMAGES",
     "OF_TEXT",
+    "OTHER_LABEL",
     "OWN",
     "TARGET",
     "VALID",

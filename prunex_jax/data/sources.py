@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig, check_settings
+from prunex_jax.base.settings import DataConfig, check_defaults, check_settings
 from prunex_jax.data.folder import open_folder
 from prunex_jax.data.huggingface import HUGGINGFACE, open_huggingface
 from prunex_jax.data.images import Normalization, Pixels, Recipe, resize_box
+from prunex_jax.data.mixing import MIXING
 from prunex_jax.data.npz import NPZ, open_npz
 from prunex_jax.data.order import Positions, permutation, split_positions
 from prunex_jax.data.splits import (
@@ -40,6 +41,11 @@ _SYNTHETIC_SIDE = 32
 # Cells per side of a class prototype: coarse enough to survive a shift by pixels.
 _PROTOTYPE_CELLS = 4
 _NOISE = 40.0
+# Settings that say how images become batches, and nothing of other examples.
+OF_IMAGES = (
+    *("augment", "image_size", "broken_files"),
+    *("rand_augment_operations", "rand_augment_magnitude", *MIXING),
+)
 
 
 def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
@@ -59,8 +65,19 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
       UserError: If the set is unknown or not prepared, or a setting does not fit it.
     """
     check_settings(config, "data")
+    if not config.rand_augment_operations:
+        check_defaults(
+            "data",
+            config,
+            ("rand_augment_magnitude",),
+            "images with config.data.rand_augment_operations=0",
+        )
     stored = _open_stored(config, seed)
-    recipe = Recipe(config.augment, _image_shape(config, stored))
+    operations, magnitude = (
+        config.rand_augment_operations,
+        config.rand_augment_magnitude,
+    )
+    recipe = Recipe(config.augment, _image_shape(config, stored), operations, magnitude)
     validation, train, held_out = _validation(config, stored)
     normalization = _normalization(stored, recipe, train)
     make = functools.partial(ImageSplit, recipe=recipe, normalization=normalization)

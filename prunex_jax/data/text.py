@@ -18,7 +18,7 @@ from prunex_jax.data.encoded import Encoded, encode_once
 from prunex_jax.data.huggingface import HUGGINGFACE
 from prunex_jax.data.npz import NPZ
 from prunex_jax.data.own import OWN
-from prunex_jax.data.sources import cut_validation
+from prunex_jax.data.sources import OF_IMAGES, cut_validation
 from prunex_jax.data.splits import Dataset
 from prunex_jax.data.text_files import (
     SPLITS,
@@ -40,7 +40,7 @@ OF_TEXT = (
     *("sequence_length", "tokenizer", "end_token", "cache_dir", "text_glob"),
     *("token_dtype", "vocabulary"),
 )
-_OF_OTHERS = ("dir", "augment", "image_size", "broken_files", "shuffle_seed")
+_OF_OTHERS = ("dir", "shuffle_seed", *OF_IMAGES)
 # Name -> which of them mean something; any other name is that of a set of TFDS.
 _HEEDED = {
     STDLIB: ("tokenizer",),

@@ -41,6 +41,8 @@ class Functions:
       apply_train: (parameters, statistics, inputs, key) -> (answers, statistics).
       is_random: Whether `apply_train` needs the key, which is None otherwise.
       example: Shapes and types of what a batch of one example is to the network.
+      in_float32: Makes those of the same network with activations in float32; None
+        where they are as they are.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Functions:
     apply_train: Callable[..., tuple[PyTree, PyTree]]
     is_random: bool
     example: PyTree
+    in_float32: Callable[[], "Functions"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +60,11 @@ class FunctionModel:
 
     Attributes:
       functions: Those of the full network.
-      exact: The same with activations in float32, where those of `functions` are not.
       kept: What every cut has left, for comparison.
       cuts: The cuts, `shrink.Cut`, first one first.
     """
 
     functions: Functions
-    exact: Functions | None = None
     kept: tuple[_Kept, ...] = ()
     cuts: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
 
@@ -146,10 +147,9 @@ class FunctionModel:
         )
 
     def in_float32(self) -> "FunctionModel":
-        """The network with `exact` functions; itself where there are none."""
-        if self.exact is None:
-            return self
-        return dataclasses.replace(self, functions=self.exact, exact=None)
+        """The network with activations in float32, where it is known how."""
+        make = self.functions.in_float32
+        return self if make is None else dataclasses.replace(self, functions=make())
 
     def _reduced(
         self, function: Callable[..., Any], **options: Any

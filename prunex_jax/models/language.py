@@ -15,7 +15,7 @@ from prunex_jax.base.settings import (
     check_settings,
 )
 from prunex_jax.models.functions import FunctionModel
-from prunex_jax.models.own import of_nnx
+from prunex_jax.models.own import nnx_model
 from prunex_jax.models.transformer import TransformerSpec
 
 # Networks that foretell the next token, and those that fill in what is masked.
@@ -61,15 +61,11 @@ def make_language_model(
         spec = _gpt_spec(config, config.gpt, vocabulary, length)
         make = Gpt
 
-    def functions_in(dtype: str) -> FunctionModel:
+    def make_in(dtype: str) -> Callable[[nnx.Rngs], nnx.Module]:
         chosen = dataclasses.replace(spec, dtype=dtype)
-        functions = of_nnx(lambda rngs: make(chosen, rngs), example)
-        return FunctionModel(dataclasses.replace(functions, name=config.name))
+        return lambda rngs: make(chosen, rngs)
 
-    model = functions_in(spec.dtype)
-    if spec.dtype == "float32":
-        return model
-    return dataclasses.replace(model, exact=functions_in("float32").functions)
+    return nnx_model(config.name, make_in, spec.dtype, example)
 
 
 def _gpt_spec(

@@ -62,16 +62,36 @@ def own_model(given: Any, example: PyTree) -> FunctionModel:
     return model
 
 
+def nnx_model(
+    name: str, make: Callable[[str], Callable[[Any], Any]], dtype: str, example: PyTree
+) -> FunctionModel:
+    """Makes a model of an NNX module of ours.
+
+    Args:
+      name: What people call it.
+      make: Type of activations -> what makes the module of `nnx.Rngs`.
+      dtype: Type of activations.
+      example: Shapes and types of a batch of one example.
+    """
+
+    def functions(dtype: str) -> Functions:
+        return dataclasses.replace(_of_nnx(make(dtype), example), name=name)
+
+    rounded = dtype != "float32"
+    in_float32 = (lambda: functions("float32")) if rounded else None
+    return FunctionModel(dataclasses.replace(functions(dtype), in_float32=in_float32))
+
+
 def _functions_of(given: Any, example: PyTree) -> Functions:
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
         return _of_pair(*given, example)
-    kinds = {"flax.nnx": of_nnx, "flax.linen": _of_linen, "equinox": _of_equinox}
+    kinds = {"flax.nnx": _of_nnx, "flax.linen": _of_linen, "equinox": _of_equinox}
     for name, make in kinds.items():
         package = sys.modules.get(name)
         if package is not None and isinstance(given, package.Module):
             return make(given, example)
     if callable(given):
-        return of_nnx(given, example)
+        return _of_nnx(given, example)
     raise UserError(
         f"model={given!r} is no network: give a Flax NNX or Linen module, an Equinox "
         "module, or a pair (init, apply) of functions"
@@ -102,7 +122,7 @@ def _of_pair(
     )
 
 
-def of_nnx(given: Any, example: PyTree) -> Functions:
+def _of_nnx(given: Any, example: PyTree) -> Functions:
     """Makes functions of a Flax NNX module, or of what makes one of `nnx.Rngs`.
 
     Args:

@@ -26,8 +26,10 @@ from prunex_jax.data import (
     without_effect,
 )
 from prunex_jax.models import (
+    CONVNEXT,
     MASKED_TOKEN,
     NEXT_TOKEN,
+    VITS,
     AnyModel,
     is_own,
     make_language_model,
@@ -42,7 +44,12 @@ from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, own_task
 
 _LANGUAGE_MODELS = (*NEXT_TOKEN, *MASKED_TOKEN)
 # Sections of settings, and the networks that heed them.
-_SECTIONS = {"gpt": NEXT_TOKEN, "bert": MASKED_TOKEN}
+_SECTIONS = {
+    "gpt": NEXT_TOKEN,
+    "bert": MASKED_TOKEN,
+    "vit": VITS,
+    "convnext": (CONVNEXT,),
+}
 
 
 def make_task(
@@ -111,12 +118,8 @@ def _check_is_there(data: DataConfig, model: ModelConfig, own: Own | None) -> No
 
 def _check_sections(model: ModelConfig) -> None:
     """Refuses settings of another network than the one that is built."""
-    for section, names in _SECTIONS.items():
-        if model.name not in names:
-            settings = getattr(model, section)
-            fields = [field.name for field in dataclasses.fields(settings)]
-            what = f"model {model.name}"
-            check_defaults(f"model.{section}", settings, fields, what)
+    others = [part for part, names in _SECTIONS.items() if model.name not in names]
+    check_defaults("model", model, others, f"model {model.name}")
 
 
 def _language(
