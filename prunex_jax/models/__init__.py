@@ -50,6 +50,7 @@ __all__ = [
     "ModelSpec",
     "ResNetSpec",
     "VggSpec",
+    "check_sections",
     "from_moments",
     "generate",
     "is_own",
@@ -86,6 +87,13 @@ MODELS: dict[str, Callable[..., ModelSpec]] = {
 # Networks that make a `FunctionModel`.
 CONVNEXT = "convnext_t"
 FUNCTION_MODELS = (*VITS, CONVNEXT)
+# Sections of settings, and the networks that heed them.
+_SECTIONS = {
+    "gpt": NEXT_TOKEN,
+    "bert": MASKED_TOKEN,
+    "vit": tuple(VITS),
+    "convnext": (CONVNEXT,),
+}
 
 
 def make_model(
@@ -146,8 +154,21 @@ def make_model(
     )
 
 
+def check_sections(config: ModelConfig) -> None:
+    """Refuses settings of another network than the one that is named.
+
+    Raises:
+      UserError: One is not at its default.
+    Example:
+      >>> check_sections(ModelConfig(name='gpt'))
+    """
+    others = [part for part, names in _SECTIONS.items() if config.name not in names]
+    check_defaults("model", config, others, config.name)
+
+
 def _check_has_effect(config: ModelConfig) -> None:
     """Refuses settings that are of other networks."""
+    check_sections(config)
     none: tuple[str, ...] = ()
     if config.name in FUNCTION_MODELS:
         none = ("norm_scope",)

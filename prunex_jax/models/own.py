@@ -3,6 +3,7 @@
 Only the packages of what is given are imported.
 """
 
+import dataclasses
 import inspect
 import sys
 from collections.abc import Callable

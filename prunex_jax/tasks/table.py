@@ -26,11 +26,10 @@ from prunex_jax.data import (
     without_effect,
 )
 from prunex_jax.models import (
-    CONVNEXT,
     MASKED_TOKEN,
     NEXT_TOKEN,
-    VITS,
     AnyModel,
+    check_sections,
     is_own,
     make_language_model,
     make_model,
@@ -43,13 +42,6 @@ from prunex_jax.tasks.masked import MaskedLanguage
 from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, own_task
 
 _LANGUAGE_MODELS = (*NEXT_TOKEN, *MASKED_TOKEN)
-# Sections of settings, and the networks that heed them.
-_SECTIONS = {
-    "gpt": NEXT_TOKEN,
-    "bert": MASKED_TOKEN,
-    "vit": VITS,
-    "convnext": (CONVNEXT,),
-}
 
 
 def make_task(
@@ -92,8 +84,8 @@ def make_task(
             f"{data.name!r} has images; set config.data.name='stdlib', or another model"
         )
     check_defaults("data", data, OF_TEXT, "data without text")
-    _check_sections(model)
     if own is not None or names_arrays(data):
+        check_sections(model)
         return own_task(own or Own(), data, model, seed, **options)
     dataset = open_dataset(data, seed)
     network = make_model(model, dataset.image_shape, dataset.num_classes)
@@ -114,12 +106,6 @@ def _check_is_there(data: DataConfig, model: ModelConfig, own: Own | None) -> No
                 f"settings do not hold it; call `train` with the same {part} again, or "
                 "export with `export_model`"
             )
-
-
-def _check_sections(model: ModelConfig) -> None:
-    """Refuses settings of another network than the one that is built."""
-    others = [part for part, names in _SECTIONS.items() if model.name not in names]
-    check_defaults("model", model, others, f"model {model.name}")
 
 
 def _language(
@@ -146,7 +132,7 @@ def _language(
     heeded = set() if has_own else {"compute_dtype"}
     fields = sorted({*OF_IMAGE_MODELS} - heeded)
     check_defaults("model", model, fields, "a model of text")
-    _check_sections(model)
+    check_sections(model)
     dataset = open_text(data)
     if not has_own and model.name in MASKED_TOKEN:
         return _masked_language(dataset, model, teacher_temperature)

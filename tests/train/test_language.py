@@ -280,7 +280,7 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
         ({"model": {"norm_scope": "host"}}, "has no effect on a model of text"),
         (
             {"model": {"bert": {"heads": 8}}},
-            "config.model.bert.heads=8 has no effect on model gpt",
+            "config.model.bert.heads=8 has no effect on gpt",
         ),
     ],
 )
