@@ -29,7 +29,7 @@ OWNERS = {
     "PIL": {"data/images.py"},
     "filelock": {"base/files.py"},
     "rich": {"train/console.py"},
-    "safetensors": {"export/folder.py"},
+    "safetensors": {"export/folder.py", "models/weights/files.py"},
     "flax": {
         *("models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"),
         *("models/gpt.py", "models/own.py"),

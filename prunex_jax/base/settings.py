@@ -270,6 +270,9 @@ class ModelConfig:
     # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19, gpt (text), or
     # package.module:object for a network of your own, as `models.own_model` takes it.
     name: str = "resnet20"
+    # Trained weights to start from: a folder made by `prunex-jax export`, a run folder,
+    # or safetensors of torchvision, timm or Hugging Face; empty draws them at random.
+    weights: str = ""
     # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size).
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
     # Multiplies every width.

@@ -31,6 +31,7 @@ from prunex_jax.mesh.folding import (
     AnyMesh,
     FoldedMesh,
     map_over,
+    placed,
     program_to_count,
     sharding_on,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "leave",
     "make_topology",
     "map_over",
+    "placed",
     "position",
     "program_to_count",
     "return_freed_memory",

@@ -21,7 +21,6 @@ from prunex_jax.channels import (
     ChannelGroup,
     ChannelTrace,
     layouts_of,
-    trace_channels,
 )
 from prunex_jax.comm import dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
@@ -31,6 +30,7 @@ from prunex_jax.mesh import HOST_AXIS, AnyMesh, Topology
 from prunex_jax.methods import Method, Recipe, RoundKind, make_method
 from prunex_jax.methods.inner import make_inner, make_learning_rate
 from prunex_jax.models import AnyModel, FunctionModel
+from prunex_jax.shrink import trace_model
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
 from prunex_jax.tasks import Objective, Own, Task, make_task
@@ -38,6 +38,7 @@ from prunex_jax.train.config import ExperimentConfig, total_steps
 from prunex_jax.train.network_mean import MeanPlan, final_mean_plan
 from prunex_jax.train.program import Ledger
 from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases
+from prunex_jax.train.start import Start, Weights, make_start
 from prunex_jax.train.step import Programs
 from prunex_jax.train.teaching import Teaching, read_teaching
 
@@ -104,6 +105,7 @@ class Experiment:
     learning_rate: optax.Schedule  # Schedule over steps.
     ledger: Ledger  # What was sent, called and compiled so far.
     current: Setup  # What is trained now, and how. All other parts stay.
+    start: Start | None = None  # The trained network that it starts from.
 
     @property
     def mesh(self) -> AnyMesh:
@@ -146,7 +148,10 @@ class Experiment:
 
 
 def make_experiment(
-    config: ExperimentConfig, topology: Topology, own: Own | None = None
+    config: ExperimentConfig,
+    topology: Topology,
+    own: Own | None = None,
+    weights: Weights | None = None,
 ) -> Experiment:
     """Builds a run from its settings.
 
@@ -154,6 +159,7 @@ def make_experiment(
       config: The settings.
       topology: Hosts, devices and the mesh.
       own: What the user brings instead of what the settings name.
+      weights: What `config.model.weights` names; see `train.weights`.
     Returns:
       Everything the loop needs; nothing is compiled, no parameter exists yet.
     Raises:
@@ -169,7 +175,10 @@ def make_experiment(
         label_smoothing=config.optimizer.label_smoothing,
         teacher_temperature=config.distill.temperature,
     )
-    config = _with_names(config, task, own)
+    config, start = _with_names(config, task, own), None
+    if weights is not None:
+        start = make_start(weights, task.model, config.model.name)
+        task = dataclasses.replace(task, model=start.model)
     dataset, model = task.dataset, task.model
     if len(dataset.train) < config.data.batch_size:
         raise UserError(
@@ -208,6 +217,7 @@ def make_experiment(
         learning_rate=make_learning_rate(config.optimizer, num_steps),
         ledger=ledger,
         current=setups[0],
+        start=start,
     )
 
 
@@ -328,12 +338,6 @@ def _find_channels(config: ExperimentConfig, model: AnyModel) -> Channels:
     budget = model_budget(config.sparsity, model, trace)
     keep_counts = budget.keep_counts_at(1 - config.sparsity.sparsity)
     return Channels(trace, budget, keep_counts)
-
-
-def trace_model(model: AnyModel) -> ChannelTrace:
-    """Finds the channel groups of one of our models, without making parameters."""
-    params, statistics = jax.eval_shape(model.init, jax.random.key(0))
-    return trace_channels(model.apply, params, model.example(), statistics=statistics)
 
 
 def _check_batches(config: ExperimentConfig, mesh: AnyMesh) -> None:
