@@ -11,7 +11,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar
 
 from prunex_jax.base.errors import UserError, suggest
@@ -115,6 +115,32 @@ def check_settings(settings: Any, where: str) -> None:
             field.metadata.get("range", Range()).check(path, value)
         elif typing.get_origin(hints[field.name]) is Literal:
             _as_type(value, hints[field.name], path)
+
+
+def check_defaults(part: str, config: Any, names: Collection[str], what: str) -> None:
+    """Refuses settings that would have no effect.
+
+    Args:
+      part: The section of the settings.
+      config: It.
+      names: Those of its settings that must be at their defaults.
+      what: On what they have none.
+    Raises:
+      UserError: One is not.
+    Example:
+      >>> check_defaults('data', DataConfig(image_size=8), ('image_size',), 'text')
+      Traceback (most recent call last):
+        ...
+      prunex_jax.base.errors.UserError: config.data.image_size=8 has no effect on text;\
+ leave it at 0
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in names and value != field.default:
+            raise UserError(
+                f"config.{part}.{field.name}={value!r} has no effect on {what}; leave "
+                f"it at {field.default!r}"
+            )
 
 
 def read_settings(
@@ -263,12 +289,42 @@ class GptConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class VitConfig:
+    """Form of models `vit_ti`, `vit_s` and `vit_b`.
+
+    Widths are those of the name where they are 0, and `model.width` multiplies them.
+    """
+
+    # Side of a patch in pixels, which divides the sides of images.
+    patch: int = setting(16, at_least=1)
+    # learned | sincos (sines and cosines that stay as they are).
+    positions: Literal["learned", "sincos"] = "learned"
+    # What is classified: a class token, or the mean over all tokens, without one.
+    pooling: Literal["token", "mean"] = "token"
+    # layer | rms (root mean square; has no mean over channels).
+    norm: Literal["layer", "rms"] = "layer"
+    # Stochastic depth: share of the examples for which the last block is left out in
+    # training; the share grows evenly from 0 at the first.
+    drop_path: float = setting(0.0, at_least=0, below=1)
+    # Blocks of attention and MLP.
+    layers: int = setting(0, at_least=0)
+    # Of the stream.
+    width: int = setting(0, at_least=0)
+    # Heads of attention, and features of a head.
+    heads: int = setting(0, at_least=0)
+    head_width: int = setting(0, at_least=0)
+    # Of the MLP.
+    hidden: int = setting(0, at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Which network is trained."""
 
     # resnet20 | resnet32 | resnet56 | resnet110 | resnet18 | resnet34 | resnet50 |
-    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19, gpt (text), or
-    # package.module:object for a network of your own, as `models.own_model` takes it.
+    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19 | vit_ti | vit_s | vit_b,
+    # gpt (text), or package.module:object for a network of your own, as
+    # `models.own_model` takes it.
     name: str = "resnet20"
     # Trained weights to start from: a folder made by `prunex-jax export`, a run folder,
     # or safetensors of torchvision, timm or Hugging Face; empty draws them at random.
@@ -285,6 +341,7 @@ class ModelConfig:
     # (chunked on CPUs, direct elsewhere).
     convolution: Literal["auto", "direct", "chunked"] = "auto"
     gpt: GptConfig = GptConfig()
+    vit: VitConfig = VitConfig()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,10 @@ import jax
 import optax
 
 from prunex_jax.base.settings import OptimizerConfig
-from prunex_jax.base.trees import PyTree
+from prunex_jax.base.trees import PyTree, map_with_path
+
+# Names of parameters that do not decay, however many axes they have.
+_NOT_DECAYED = ("bias", "positions")
 
 
 def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -78,5 +81,13 @@ def make_inner(
 
 
 def is_kernel(params: PyTree) -> PyTree:
-    """Tells kernels, which decay, from biases and norm scales, which do not."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+    """Tells kernels, which decay, from biases, norm scales and positions, which do not.
+
+    Biases of attention heads have two axes, and so have positions: these are told by
+    their names.
+    """
+
+    def decays(path: str, leaf: jax.Array) -> bool:
+        return leaf.ndim > 1 and path.rpartition("/")[2] not in _NOT_DECAYED
+
+    return map_with_path(decays, params)

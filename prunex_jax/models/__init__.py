@@ -1,8 +1,10 @@
 """Networks by name: the table of models, and the one function that builds them.
 
-In: the settings `model.*` and the shape of an image. Out: a `Model`, pure functions
-over plain trees. `base` has the interface, `resnet` and `vgg` the architectures,
-`layers` their parts. Models know nothing of channels, methods or meshes.
+In: the settings `model.*` and the shape of an image. Out: an `AnyModel`, pure functions
+over plain trees. `base` has the interface. `resnet` and `vgg` are written with every
+width explicit, of the parts in `layers`, and make a `Model`; `vit` and `gpt` are NNX
+modules, of the parts in `stream`, and make a `FunctionModel`, as networks of users'
+own do. Models know nothing of channels, methods or meshes.
 """
 
 import functools
@@ -12,7 +14,7 @@ from typing import cast
 import jax
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import ModelConfig, check_settings
+from prunex_jax.base.settings import ModelConfig, check_defaults, check_settings
 from prunex_jax.models.base import (
     AnyModel,
     Model,
@@ -25,6 +27,7 @@ from prunex_jax.models.layers import Convolution
 from prunex_jax.models.own import make_gpt, named_model, own_model
 from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
 from prunex_jax.models.vgg import VggSpec, make_vgg_spec
+from prunex_jax.models.vit import SIZES, make_vit
 
 __all__ = [
     "MODELS",
@@ -69,11 +72,16 @@ MODELS: dict[str, Callable[..., ModelSpec]] = {
     "vgg16": functools.partial(make_vgg_spec, stage_convs=(2, 2, 3, 3, 3)),
     "vgg19": functools.partial(make_vgg_spec, stage_convs=(2, 2, 4, 4, 4)),
 }
+# Makers of networks that are given as functions, and settings without effect on them.
+FUNCTION_MODELS: dict[str, Callable[..., FunctionModel]] = dict.fromkeys(
+    SIZES, make_vit
+)
+_NOT_OF_VITS = ("stem", "norm_scope", "convolution")
 
 
 def make_model(
     config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int
-) -> Model:
+) -> AnyModel:
     """Builds the network that the settings name.
 
     Asks jax for its platform when `config.convolution` is `auto`, so devices must be
@@ -93,10 +101,11 @@ def make_model(
       >>> make_model(ModelConfig(name='resnet18', width=0.5), (32, 32, 3), 10).spec.stem
       'cifar'
     """
-    if config.name not in MODELS:
+    names = (*MODELS, *FUNCTION_MODELS)
+    if config.name not in names:
         raise UserError(
             f"config.model.name={config.name!r} is not known"
-            f"{suggest(config.name, MODELS)}; choose one of {', '.join(MODELS)}, or "
+            f"{suggest(config.name, names)}; choose one of {', '.join(names)}, or "
             "write package.module:object for a network of your own"
         )
     check_settings(config, "config.model")
@@ -105,6 +114,9 @@ def make_model(
             f"image_shape={image_shape} and num_classes={num_classes} must be "
             "(height, width, channels) and a count, all positive"
         )
+    if config.name in FUNCTION_MODELS:
+        check_defaults("model", config, _NOT_OF_VITS, config.name)
+        return FUNCTION_MODELS[config.name](config, image_shape, num_classes)
     spec = MODELS[config.name](_stem(config.stem, image_shape), scale=config.width)
     if min(image_shape[:2]) < spec.smallest_side:
         raise UserError(

@@ -114,6 +114,26 @@ def make_gpt(config: ModelConfig, vocabulary: int, length: int) -> FunctionModel
     return FunctionModel(dataclasses.replace(functions, name="gpt"))
 
 
+def nnx_model(
+    name: str, make: Callable[[str], Callable[[Any], Any]], dtype: str, example: PyTree
+) -> FunctionModel:
+    """Makes a model of an NNX module of ours.
+
+    Args:
+      name: What people call it.
+      make: Type of activations -> what makes the module of `nnx.Rngs`.
+      dtype: Type of activations.
+      example: Shapes and types of a batch of one example.
+    """
+
+    def functions(dtype: str) -> Functions:
+        return dataclasses.replace(_of_nnx(make(dtype), example), name=name)
+
+    rounded = dtype != "float32"
+    in_float32 = (lambda: functions("float32")) if rounded else None
+    return FunctionModel(dataclasses.replace(functions(dtype), in_float32=in_float32))
+
+
 def named_model(name: str) -> Any:
     """Imports what `config.model.name` names as `package.module:object`.
 

@@ -1,7 +1,7 @@
 """A network, data or a loss of the user's own, in any combination with ours."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig, ModelConfig
+from prunex_jax.base.settings import DataConfig, ModelConfig, check_defaults
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import (
     EXAMPLE,
@@ -168,26 +168,6 @@ def own_task(
     objective = _objective(own, read, examples, classification)
     _check_objective(objective, network, first)
     return Task(dataset, network, objective)
-
-
-def check_defaults(part: str, config: Any, names: Sequence[str], what: str) -> None:
-    """Refuses settings that would have no effect.
-
-    Args:
-      part: The section of the settings.
-      config: It.
-      names: Those of its settings that must be at their defaults.
-      what: On what they have none.
-    Raises:
-      UserError: One is not.
-    """
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in names and value != field.default:
-            raise UserError(
-                f"config.{part}.{field.name}={value!r} has no effect on {what}; leave "
-                f"it at {field.default!r}"
-            )
 
 
 def examples_of(batch: Batch) -> PyTree:

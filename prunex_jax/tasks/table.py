@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig, ModelConfig
+from prunex_jax.base.settings import DataConfig, ModelConfig, check_defaults
 from prunex_jax.data import NUM_TOKENS, OWN, open_dataset, open_stdlib
 from prunex_jax.models import (
     AnyModel,
@@ -18,7 +18,7 @@ from prunex_jax.models import (
 from prunex_jax.tasks.base import Task
 from prunex_jax.tasks.classification import Classification
 from prunex_jax.tasks.language import Language
-from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, check_defaults, own_task
+from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, own_task
 
 TEXT = "stdlib"
 LANGUAGE_MODEL = "gpt"

@@ -321,7 +321,7 @@ def _with_names(
         return config
     data = dataclasses.replace(config.data, name=task.dataset.name)
     model = config.model
-    if isinstance(task.model, FunctionModel):
+    if own.model is not None and isinstance(task.model, FunctionModel):
         model = dataclasses.replace(model, name=task.model.name)
     return dataclasses.replace(config, data=data, model=model)
 
