@@ -32,7 +32,8 @@ OWNERS = {
     "safetensors": {"export/folder.py", "models/weights/files.py"},
     "flax": {
         *("models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"),
-        *("models/gpt.py", "models/own.py"),
+        *("models/transformer.py", "models/gpt.py", "models/bert.py"),
+        *("models/language.py", "models/own.py"),
     },
     "equinox": {"models/own.py"},
 }

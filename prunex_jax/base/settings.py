@@ -273,19 +273,56 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class GptConfig:
-    """Widths of model `gpt`, which `model.width` multiplies."""
+    """Models `gpt` and `gpt2`; `model.width` multiplies all widths."""
 
-    # Blocks of attention and gated unit.
+    # Blocks of attention and unit.
     layers: int = setting(4, at_least=1)
     # Of the stream.
     width: int = setting(128, at_least=1)
     # Query heads, and key heads, of which each serves as many query heads.
     heads: int = setting(4, at_least=1)
     key_heads: int = setting(4, at_least=1)
-    # Features of a head; an even number.
+    # Features of a head; an even number for gpt.
     head_width: int = setting(32, at_least=2)
-    # Of the gated unit.
-    hidden: int = setting(352, at_least=1)
+    # Of the unit; 0 is 8/3 of the stream in multiples of 32 for gpt, and 4 times the
+    # stream for gpt2.
+    hidden: int = setting(0, at_least=0)
+    # Learned positions of gpt2; 0 has as many as a sequence has tokens.
+    positions: int = setting(0, at_least=0)
+    # Of the angles of rotary positions of gpt.
+    rotary_base: float = setting(10_000.0, above=1)
+    # Added to mean squares in norms; 0 is 1e-6 for gpt, and 1e-5 for gpt2.
+    norm_epsilon: float = setting(0.0, at_least=0)
+    # Logits by a matrix of their own, or by the embedding of tokens (tied); auto is own
+    # for gpt, and tied for gpt2.
+    head: Literal["auto", "own", "tied"] = "auto"
+    # Share of activations that training drops.
+    dropout: float = setting(0.0, at_least=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """Model `bert`; `model.width` multiplies all widths."""
+
+    # Blocks of attention and unit.
+    layers: int = setting(4, at_least=1)
+    # Of the stream.
+    width: int = setting(128, at_least=1)
+    # Attention heads.
+    heads: int = setting(4, at_least=1)
+    # Features of a head.
+    head_width: int = setting(32, at_least=1)
+    # Of the unit; 0 is 4 times the stream.
+    hidden: int = setting(0, at_least=0)
+    # Learned positions; 0 has as many as a sequence has tokens.
+    positions: int = setting(0, at_least=0)
+    # Kinds of sentences that have an embedding, as trained weights have 2, of which the
+    # first is used; 0 has none.
+    kinds: int = setting(0, at_least=0)
+    # Added to variances in norms.
+    norm_epsilon: float = setting(1e-12, above=0)
+    # Share of activations that training drops.
+    dropout: float = setting(0.0, at_least=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,9 +359,9 @@ class ModelConfig:
     """Which network is trained."""
 
     # resnet20 | resnet32 | resnet56 | resnet110 | resnet18 | resnet34 | resnet50 |
-    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19 | vit_ti | vit_s | vit_b,
-    # gpt (text), or package.module:object for a network of your own, as
-    # `models.own_model` takes it.
+    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19 | vit_ti | vit_s | vit_b;
+    # of text gpt (as Llama) | gpt2 | bert; or package.module:object for a network of
+    # your own, as `models.own_model` takes it.
     name: str = "resnet20"
     # Trained weights to start from: a folder made by `prunex-jax export`, a run folder,
     # or safetensors of torchvision, timm or Hugging Face; empty draws them at random.
@@ -342,6 +379,7 @@ class ModelConfig:
     convolution: Literal["auto", "direct", "chunked"] = "auto"
     gpt: GptConfig = GptConfig()
     vit: VitConfig = VitConfig()
+    bert: BertConfig = BertConfig()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ In: data settings and a seed. Out: a `Dataset` of three splits, and batches of i
 
 `sources` opens a set (digits and synthetic, or by `tfds_source`) and cuts its
 validation split; `splits` is what is opened; `order` and `shards` say which example
-comes when and at which host; `images` makes pixels.
+comes when and at which host; `images` makes pixels, and `masking` hides tokens of text.
 """
 
 from prunex_jax.data.images import Normalization
@@ -19,6 +19,7 @@ from prunex_jax.data.loader import (
     make_loader,
     num_evaluation_batches,
 )
+from prunex_jax.data.masking import ASKED, TARGET, MaskedSplit, Masking
 from prunex_jax.data.own import EXAMPLE, OWN, open_own
 from prunex_jax.data.placement import batch_rows, place_batch
 from prunex_jax.data.sources import open_dataset
@@ -26,9 +27,11 @@ from prunex_jax.data.splits import Batch, Dataset, ImageDataset, ImageSplit, Spl
 from prunex_jax.data.text import NUM_TOKENS, TextDataset, open_stdlib
 
 __all__ = [
+    "ASKED",
     "EXAMPLE",
     "NUM_TOKENS",
     "OWN",
+    "TARGET",
     "VALID",
     "Batch",
     "BatchIterator",
@@ -36,6 +39,8 @@ __all__ = [
     "ImageDataset",
     "ImageSplit",
     "Loader",
+    "MaskedSplit",
+    "Masking",
     "Normalization",
     "Split",
     "TextDataset",

@@ -23,14 +23,21 @@ from prunex_jax.models.base import (
     to_moments,
 )
 from prunex_jax.models.functions import FunctionModel, Functions, is_own
+from prunex_jax.models.language import (
+    MASKED_TOKEN,
+    NEXT_TOKEN,
+    make_language_model,
+)
 from prunex_jax.models.layers import Convolution
-from prunex_jax.models.own import make_gpt, named_model, own_model
+from prunex_jax.models.own import named_model, own_model
 from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
 from prunex_jax.models.vgg import VggSpec, make_vgg_spec
 from prunex_jax.models.vit import SIZES, make_vit
 
 __all__ = [
+    "MASKED_TOKEN",
     "MODELS",
+    "NEXT_TOKEN",
     "AnyModel",
     "BlockSpec",
     "FunctionModel",
@@ -41,7 +48,7 @@ __all__ = [
     "VggSpec",
     "from_moments",
     "is_own",
-    "make_gpt",
+    "make_language_model",
     "make_model",
     "named_model",
     "own_model",

@@ -60,11 +60,13 @@ class FunctionModel:
 
     Attributes:
       functions: Those of the full network.
+      exact: The same with activations in float32, where those of `functions` are not.
       kept: What every cut has left, for comparison.
       cuts: The cuts, `shrink.Cut`, first one first.
     """
 
     functions: Functions
+    exact: Functions | None = None
     kept: tuple[_Kept, ...] = ()
     cuts: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
 
@@ -148,6 +150,8 @@ class FunctionModel:
 
     def in_float32(self) -> "FunctionModel":
         """The network with activations in float32, where it is known how."""
+        if self.exact is not None:
+            return dataclasses.replace(self, functions=self.exact, exact=None)
         make = self.functions.in_float32
         return self if make is None else dataclasses.replace(self, functions=make())
 

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ModelConfig, check_settings
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.models.functions import FunctionModel, Functions
 
@@ -66,54 +65,6 @@ def own_model(given: Any, example: PyTree) -> FunctionModel:
     return model
 
 
-def make_gpt(config: ModelConfig, vocabulary: int, length: int) -> FunctionModel:
-    """Builds the language model that the settings name.
-
-    Args:
-      config: `gpt`, whose widths `width` multiplies; results are rounded, and at least
-        one, and widths of heads are even.
-      vocabulary: Number of tokens.
-      length: Tokens of a sequence.
-    Raises:
-      UserError: Key heads do not divide the query heads, or a width of heads is odd.
-    Example:
-      >>> model = make_gpt(ModelConfig(name='gpt', width=0.5), 256, 16)
-      >>> params, _ = jax.eval_shape(model.init, jax.random.key(0))
-      >>> params['blocks']['0']['attention']['query'].shape
-      (64, 2, 16)
-    """
-    from prunex_jax.models.gpt import Gpt, GptSpec
-
-    check_settings(config, "config.model")
-    gpt = config.gpt
-
-    def scaled(size: int, multiple: int = 1) -> int:
-        return max(1, round(size * config.width / multiple)) * multiple
-
-    spec = GptSpec(
-        vocabulary=vocabulary,
-        layers=gpt.layers,
-        width=scaled(gpt.width),
-        heads=scaled(gpt.heads),
-        key_heads=scaled(gpt.key_heads),
-        head_width=scaled(gpt.head_width, 2),
-        hidden=scaled(gpt.hidden),
-    )
-    if spec.heads % spec.key_heads:
-        raise UserError(
-            f"config.model.gpt.key_heads={gpt.key_heads} does not divide "
-            f"config.model.gpt.heads={gpt.heads} at config.model.width={config.width:g}"
-        )
-    if gpt.head_width % 2:
-        raise UserError(
-            f"config.model.gpt.head_width={gpt.head_width} is odd, and positions turn "
-            "pairs of features; make it even"
-        )
-    example = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    functions = _of_nnx(lambda rngs: Gpt(spec, rngs), example)
-    return FunctionModel(dataclasses.replace(functions, name="gpt"))
-
-
 def nnx_model(
     name: str, make: Callable[[str], Callable[[Any], Any]], dtype: str, example: PyTree
 ) -> FunctionModel:
@@ -127,7 +78,7 @@ def nnx_model(
     """
 
     def functions(dtype: str) -> Functions:
-        return dataclasses.replace(_of_nnx(make(dtype), example), name=name)
+        return dataclasses.replace(of_nnx(make(dtype), example), name=name)
 
     rounded = dtype != "float32"
     in_float32 = (lambda: functions("float32")) if rounded else None
@@ -161,13 +112,13 @@ def named_model(name: str) -> Any:
 def _functions_of(given: Any, example: PyTree) -> Functions:
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
         return _of_pair(*given, example)
-    kinds = {"flax.nnx": _of_nnx, "flax.linen": _of_linen, "equinox": _of_equinox}
+    kinds = {"flax.nnx": of_nnx, "flax.linen": _of_linen, "equinox": _of_equinox}
     for name, make in kinds.items():
         package = sys.modules.get(name)
         if package is not None and isinstance(given, package.Module):
             return make(given, example)
     if callable(given):
-        return _of_nnx(given, example)
+        return of_nnx(given, example)
     raise UserError(
         f"model={given!r} is no network: give a Flax NNX or Linen module, an Equinox "
         "module, or a pair (init, apply) of functions"
@@ -198,7 +149,7 @@ def _of_pair(
     )
 
 
-def _of_nnx(given: Any, example: PyTree) -> Functions:
+def of_nnx(given: Any, example: PyTree) -> Functions:
     from flax import nnx
 
     from prunex_jax.models.base import from_tree, to_tree

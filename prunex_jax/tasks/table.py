@@ -1,16 +1,27 @@
 """Which task settings mean."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig, ModelConfig, check_defaults
-from prunex_jax.data import NUM_TOKENS, OWN, open_dataset, open_stdlib
+from prunex_jax.data import (
+    NUM_TOKENS,
+    OWN,
+    MaskedSplit,
+    Masking,
+    TextDataset,
+    open_dataset,
+    open_stdlib,
+)
 from prunex_jax.models import (
+    MASKED_TOKEN,
+    NEXT_TOKEN,
     AnyModel,
     is_own,
-    make_gpt,
+    make_language_model,
     make_model,
     named_model,
     own_model,
@@ -18,10 +29,13 @@ from prunex_jax.models import (
 from prunex_jax.tasks.base import Task
 from prunex_jax.tasks.classification import Classification
 from prunex_jax.tasks.language import Language
+from prunex_jax.tasks.masked import MaskedLanguage
 from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, own_task
 
 TEXT = "stdlib"
-LANGUAGE_MODEL = "gpt"
+_LANGUAGE_MODELS = (*NEXT_TOKEN, *MASKED_TOKEN)
+# Sections of settings, and the networks that heed them.
+_SECTIONS = {"gpt": NEXT_TOKEN, "bert": MASKED_TOKEN}
 
 
 def make_task(
@@ -56,12 +70,13 @@ def make_task(
     _check_is_there(data, model, own)
     if own is None and ":" in model.name:
         own = Own(named_model(model.name))
+    _check_sections(model)
     is_text = data.name == TEXT and (own is None or own.data is None)
     if is_text:
         return _language(data, model, own, label_smoothing, teacher_temperature)
     if own is not None:
         return own_task(own, data, model, seed, **options)
-    if model.name == LANGUAGE_MODEL:
+    if model.name in _LANGUAGE_MODELS:
         raise UserError(
             f"config.model.name={model.name!r} reads text, and config.data.name="
             f"{data.name!r} has images; set config.data.name={TEXT!r}, or another model"
@@ -87,6 +102,16 @@ def _check_is_there(data: DataConfig, model: ModelConfig, own: Own | None) -> No
             )
 
 
+def _check_sections(model: ModelConfig) -> None:
+    """Refuses settings of another network than the one that is built."""
+    for section, names in _SECTIONS.items():
+        if model.name not in names:
+            settings = getattr(model, section)
+            fields = [field.name for field in dataclasses.fields(settings)]
+            what = f"model {model.name}"
+            check_defaults(f"model.{section}", settings, fields, what)
+
+
 def _language(
     data: DataConfig,
     model: ModelConfig,
@@ -110,18 +135,38 @@ def _language(
             f"loss, inputs and metrics are those of text with config.data.name="
             f"{data.name!r}; give data of your own beside them, or leave them out"
         )
-    check_defaults("model", model, OF_IMAGE_MODELS, "a model of text")
     dataset = open_stdlib(data)
+    has_own = own is not None and own.model is not None
+    heeded = set() if has_own else {"compute_dtype"}
+    fields = sorted({*OF_IMAGE_MODELS} - heeded)
+    check_defaults("model", model, fields, "a model of text")
+    if not has_own and model.name in MASKED_TOKEN:
+        return _masked_language(dataset, model, teacher_temperature)
     objective = Language(dataset.length, teacher_temperature=teacher_temperature)
-    example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))
     network: AnyModel
     if own is not None and own.model is not None:
+        example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))
         network = own_model(own.model, example)
-    elif model.name == LANGUAGE_MODEL:
-        network = make_gpt(model, NUM_TOKENS, dataset.length)
+    elif model.name in NEXT_TOKEN:
+        network = make_language_model(model, NUM_TOKENS, dataset.length)
     else:
         raise UserError(
             f"config.model.name={model.name!r} reads images, and config.data.name="
-            f"{data.name!r} is text; set config.model.name={LANGUAGE_MODEL!r}"
+            f"{data.name!r} is text; set config.model.name={NEXT_TOKEN[0]!r}, or one "
+            f"of {', '.join(_LANGUAGE_MODELS[1:])}"
         )
     return Task(dataset, network, objective)
+
+
+def _masked_language(
+    dataset: TextDataset, model: ModelConfig, teacher_temperature: float
+) -> Task:
+    """One token more than text has stands for those that are hidden."""
+    masking = Masking(mask=NUM_TOKENS, num_tokens=NUM_TOKENS, length=dataset.length)
+    masked = {
+        name: MaskedSplit(getattr(dataset, name), masking)
+        for name in ("train", "validation", "test")
+    }
+    network = make_language_model(model, NUM_TOKENS + 1, dataset.length)
+    objective = MaskedLanguage(dataset.length, teacher_temperature)
+    return Task(dataclasses.replace(dataset, **masked), network, objective)

@@ -8,8 +8,8 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import GptConfig, ModelConfig
 from prunex_jax.channels import trace_channels
-from prunex_jax.models import make_gpt
-from prunex_jax.models.gpt import rotated
+from prunex_jax.models import make_language_model
+from prunex_jax.models.transformer import rotated
 from prunex_jax.shrink import Network, make_cut
 from prunex_jax.shrink.network import shrink_error
 from tests.helpers.common import assert_close
@@ -21,7 +21,7 @@ CONFIG = ModelConfig(name="gpt", gpt=GPT)
 
 @pytest.fixture(scope="module")
 def network():
-    model = make_gpt(CONFIG, VOCABULARY, LENGTH)
+    model = make_language_model(CONFIG, VOCABULARY, LENGTH)
     params, statistics = jax.jit(model.init)(jax.random.key(0))
     # Larger weights, so that all parts have a say.
     params = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, params)
@@ -52,8 +52,13 @@ def test_attention_knows_distances_only():
 
 def test_shared_key_heads_are_copies(network):
     """Each serves the query heads that follow each other."""
-    config = ModelConfig(name="gpt", gpt=GptConfig(2, 24, 4, 4, 8, 40))
-    model = make_gpt(config, VOCABULARY, LENGTH)
+    config = ModelConfig(
+        name="gpt",
+        gpt=GptConfig(
+            layers=2, width=24, heads=4, key_heads=4, head_width=8, hidden=40
+        ),
+    )
+    model = make_language_model(config, VOCABULARY, LENGTH)
     params = jax.tree.map(lambda x: x, network.params)
     for block in params["blocks"].values():
         for name in ("key", "value"):
@@ -94,4 +99,4 @@ def test_nearly_all_parameters_can_go(network):
 )
 def test_widths_that_do_not_fit_are_refused(gpt, message):
     with pytest.raises(UserError, match=message):
-        make_gpt(ModelConfig(name="gpt", gpt=gpt), VOCABULARY, LENGTH)
+        make_language_model(ModelConfig(name="gpt", gpt=gpt), VOCABULARY, LENGTH)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.settings import GptConfig, ModelConfig
-from prunex_jax.models import make_gpt, make_model
+from prunex_jax.models import make_language_model, make_model
 from prunex_jax.models.weights import read_tensors
 from prunex_jax.train.start import Weights, make_start
 
@@ -112,7 +112,7 @@ def test_llama(is_tied, tmp_path):
     )
     module = randomized(transformers.LlamaForCausalLM(config))
     gpt = GptConfig(2, 24, 4, 2, 6, 40)
-    model = make_gpt(ModelConfig(name="gpt", gpt=gpt), 50, 9)
+    model = make_language_model(ModelConfig(name="gpt", gpt=gpt), 50, 9)
     tokens = np.random.default_rng(0).integers(0, 50, (2, 9)).astype(np.int32)
     with torch().no_grad():
         theirs = module(torch().from_numpy(tokens).long()).logits

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import GptConfig, ModelConfig
 from prunex_jax.base.trees import shapes_by_path
-from prunex_jax.models import make_gpt, make_model
+from prunex_jax.models import make_language_model, make_model
 from prunex_jax.models.weights import LAYOUTS, Tensors, read_tensors, to_ours
 
 
@@ -20,7 +20,7 @@ def network(name):
     """A small network of every family that has a table."""
     if name == "gpt":
         gpt = GptConfig(2, 8, heads=4, key_heads=2, head_width=6, hidden=10)
-        return make_gpt(ModelConfig(name="gpt", gpt=gpt), 16, 5)
+        return make_language_model(ModelConfig(name="gpt", gpt=gpt), 16, 5)
     config = ModelConfig(name=name, width=1 / 16, stem="imagenet")
     return make_model(config, (32, 32, 3), 7)
 
