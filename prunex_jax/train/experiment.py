@@ -177,7 +177,7 @@ def make_experiment(
     )
     config, start = _with_names(config, task, own), None
     if weights is not None:
-        start = make_start(weights, task.model, config.model.name)
+        start = make_start(weights, task.model, config.model)
         task = dataclasses.replace(task, model=start.model)
     dataset, model = task.dataset, task.model
     if len(dataset.train) < config.data.batch_size:

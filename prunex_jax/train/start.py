@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.models import AnyModel, Model
 from prunex_jax.models.weights import Tensors, to_ours
@@ -90,24 +91,24 @@ def whole_tree(params: PyTree, statistics: PyTree) -> dict[str, PyTree]:
     return {"params": params, "statistics": statistics}
 
 
-def make_start(weights: Weights, model: AnyModel, name: str) -> Start:
+def make_start(weights: Weights, model: AnyModel, config: ModelConfig) -> Start:
     """Fits trained weights to the network that settings name.
 
     Args:
       weights: What was read, or is remembered.
       model: The network at full width.
-      name: What settings call it.
+      config: The settings that name it.
     Raises:
       UserError: They are those of another network.
     """
     if weights.layout == OURS:
-        return _start_of_ours(weights, model, name)
+        return _start_of_ours(weights, model, config.name)
     if weights.tensors is None:
         return Start(weights, model, {}, ())
     leaves = _leaves(model)
     short = {path.partition("/")[2]: path for path in leaves}
     shapes = {path: leaves[whole] for path, whole in short.items()}
-    converted = to_ours(weights.tensors, shapes, weights.source, name)
+    converted = to_ours(weights.tensors, shapes, weights.source, config)
     arrays = {short[path]: array for path, array in converted.arrays.items()}
     fresh = tuple(short[path] for path in converted.fresh)
     notes = (f"{converted.layout}, {len(arrays)} arrays", *converted.notes)

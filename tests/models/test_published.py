@@ -10,15 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prunex_jax.base.settings import GptConfig, ModelConfig
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import BertConfig, GptConfig, ModelConfig, VitConfig
+from prunex_jax.base.trees import map_with_path
 from prunex_jax.models import make_language_model, make_model
 from prunex_jax.models.weights import read_tensors
-from prunex_jax.train.start import Weights, make_start
+from prunex_jax.train.start import Weights, make_start, whole_tree
 
 pytestmark = pytest.mark.weights
 
 TOLERANCE = 1e-4
-CLASSES, SIDE = 10, 64
+CLASSES, SIDE, VOCABULARY = 10, 64, 50
 
 
 def torch():
@@ -41,7 +43,7 @@ def randomized(module):
     return module.eval()
 
 
-def started(module, model, name, tmp_path):
+def started(module, model, config, tmp_path):
     """Our network with the weights of a module, by way of a file."""
     from safetensors.torch import save_file
 
@@ -49,14 +51,12 @@ def started(module, model, name, tmp_path):
     tensors = {key: x.contiguous().clone() for key, x in module.state_dict().items()}
     save_file(tensors, file)
     read = read_tensors(str(file))
-    weights = Weights(str(file), "", read.digests, tensors=read)
-    start = make_start(weights, model, name)
+    start = make_start(
+        Weights(str(file), "", read.digests, tensors=read), model, config
+    )
     drawn = jax.eval_shape(model.init, jax.random.key(0))
-    arrays = {"params": drawn[0], "statistics": drawn[1]}
-    from prunex_jax.base.trees import map_with_path
-
-    arrays = map_with_path(lambda path, _: start.arrays[path], arrays)
-    return lambda inputs: model.apply(arrays["params"], arrays["statistics"], inputs)
+    filled = map_with_path(lambda path, _: start.arrays[path], whole_tree(*drawn))
+    return lambda inputs: model.apply(filled["params"], filled["statistics"], inputs)
 
 
 def assert_same(ours, theirs, least=0.1):
@@ -71,12 +71,21 @@ def images(count=2, side=SIDE):
     return drawn.astype(np.float32)
 
 
-def check_images(module, model, name, tmp_path, side=SIDE):
+def check_images(module, config, tmp_path, side=SIDE):
     given = images(side=side)
     with torch().no_grad():
         theirs = module(torch().from_numpy(given.transpose(0, 3, 1, 2).copy()))
-    ours = started(module, model, name, tmp_path)(jnp.asarray(given))
-    assert_same(np.asarray(ours), theirs)
+    model = make_model(config, (side, side, 3), CLASSES)
+    assert_same(started(module, model, config, tmp_path)(jnp.asarray(given)), theirs)
+
+
+def check_tokens(module, config, tmp_path, length=9):
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (2, length))
+    with torch().no_grad():
+        theirs = module(torch().from_numpy(tokens)).logits
+    model = make_language_model(config, VOCABULARY, length)
+    ours = started(module, model, config, tmp_path)(jnp.asarray(tokens, jnp.int32))
+    assert_same(ours, theirs)
 
 
 def made_by(package, name, **options):
@@ -90,31 +99,131 @@ def made_by(package, name, **options):
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
 @pytest.mark.parametrize("package", ["torchvision", "timm"])
 def test_resnet(package, name, tmp_path):
-    model = make_model(
-        ModelConfig(name=name, stem="imagenet"), (SIDE, SIDE, 3), CLASSES
-    )
-    check_images(made_by(package, name), model, name, tmp_path)
+    config = ModelConfig(name=name, stem="imagenet")
+    check_images(made_by(package, name), config, tmp_path)
 
 
-@pytest.mark.parametrize("is_tied", [False, True], ids=["head", "tied"])
-def test_llama(is_tied, tmp_path):
+def test_vit_of_timm(tmp_path):
+    module = made_by("timm", "vit_tiny_patch16_224", img_size=SIDE, depth=2)
+    config = ModelConfig(name="vit_ti", vit=VitConfig(layers=2))
+    check_images(module, config, tmp_path)
+
+
+def test_vit_of_timm_for_larger_images(tmp_path):
+    """timm interpolates positions when it loads weights for another size."""
+    timm = pytest.importorskip("timm")
+    options = {"num_classes": CLASSES, "depth": 1}
+    small = timm.create_model("vit_tiny_patch16_224", img_size=SIDE, **options)
+    large = timm.create_model("vit_tiny_patch16_224", img_size=96, **options)
+    randomized(small)
+    models = timm.models.vision_transformer
+    state = models.checkpoint_filter_fn(small.state_dict(), large)
+    large.load_state_dict(state)
+    given = images(side=96)
+    with torch().no_grad():
+        theirs = large.eval()(torch().from_numpy(given.transpose(0, 3, 1, 2).copy()))
+    config = ModelConfig(name="vit_ti", vit=VitConfig(layers=1))
+    model = make_model(config, (96, 96, 3), CLASSES)
+    assert_same(started(small, model, config, tmp_path)(jnp.asarray(given)), theirs)
+
+
+def test_vit_of_torchvision(tmp_path):
+    models = pytest.importorskip("torchvision").models
+    module = models.VisionTransformer(SIDE, 16, 2, 4, 24, 40, num_classes=CLASSES)
+    vit = VitConfig(layers=2, width=24, heads=4, head_width=6, hidden=40)
+    config = ModelConfig(name="vit_ti", vit=vit)
+    check_images(randomized(module), config, tmp_path)
+
+
+@pytest.mark.parametrize("head", ["own", "tied"])
+def test_llama(head, tmp_path):
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=50,
+    theirs = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
         hidden_size=24,
         intermediate_size=40,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=6,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=is_tied,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+        tie_word_embeddings=head == "tied",
     )
-    module = randomized(transformers.LlamaForCausalLM(config))
-    gpt = GptConfig(2, 24, 4, 2, 6, 40)
-    model = make_language_model(ModelConfig(name="gpt", gpt=gpt), 50, 9)
-    tokens = np.random.default_rng(0).integers(0, 50, (2, 9)).astype(np.int32)
-    with torch().no_grad():
-        theirs = module(torch().from_numpy(tokens).long()).logits
-    ours = started(module, model, "gpt", tmp_path)(jnp.asarray(tokens))
-    assert_same(np.asarray(ours), theirs)
+    gpt = GptConfig(
+        layers=2,
+        width=24,
+        heads=4,
+        key_heads=2,
+        head_width=6,
+        hidden=40,
+        rotary_base=1000.0,
+        norm_epsilon=1e-5,
+        head=head,
+    )
+    module = randomized(transformers.LlamaForCausalLM(theirs))
+    check_tokens(module, ModelConfig(name="gpt", gpt=gpt), tmp_path)
+
+
+def test_gpt2(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=16,
+        n_embd=24,
+        n_layer=2,
+        n_head=4,
+        n_inner=40,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    gpt = GptConfig(layers=2, width=24, heads=4, head_width=6, hidden=40, positions=16)
+    module = randomized(transformers.GPT2LMHeadModel(theirs))
+    check_tokens(module, ModelConfig(name="gpt2", gpt=gpt), tmp_path)
+
+
+def test_bert(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=16,
+    )
+    bert = BertConfig(
+        layers=2, width=24, heads=4, head_width=6, hidden=40, positions=16, kinds=2
+    )
+    module = randomized(transformers.BertForMaskedLM(theirs))
+    check_tokens(module, ModelConfig(name="bert", bert=bert), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("GPT2LMHeadModel", "gpt2"), ("LlamaForCausalLM", "gpt")]
+)
+def test_folders_of_transformers_fit_their_settings(kind, name, tmp_path):
+    """What `save_pretrained` writes, its config.json included."""
+    transformers = pytest.importorskip("transformers")
+    config_class = getattr(transformers, kind).config_class
+    sizes = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
+    widths = {"layers": 1, "width": 24, "heads": 4, "head_width": 6, "hidden": 40}
+    if name == "gpt2":
+        theirs = {"n_positions": 9, "n_embd": 24, "n_layer": 1, "n_head": 4}
+        theirs["n_inner"] = 40
+    else:
+        theirs = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1}
+        theirs |= {"num_attention_heads": 4, "num_key_value_heads": 4}
+    module = randomized(getattr(transformers, kind)(config_class(**sizes, **theirs)))
+    module.save_pretrained(tmp_path)
+    config = ModelConfig(name=name, gpt=GptConfig(**widths, key_heads=4))
+    model = make_language_model(config, VOCABULARY, 9)
+    read = read_tensors(str(tmp_path))
+    weights = Weights("folder", "", read.digests, tensors=read)
+    assert make_start(weights, model, config).arrays
+    for wrong in ({"heads": 2, "head_width": 12}, {"norm_epsilon": 0.5}):
+        gpt = GptConfig(**{**widths, "key_heads": wrong.get("heads", 4), **wrong})
+        config = ModelConfig(name=name, gpt=gpt)
+        model = make_language_model(config, VOCABULARY, 9)
+        with pytest.raises(UserError, match=r"config\.json has"):
+            make_start(weights, model, config)

@@ -1,5 +1,6 @@
 """Tables of names hold every number of a file once, and say what does not fit."""
 
+import dataclasses
 import json
 import pickle
 
@@ -10,18 +11,41 @@ import pytest
 from safetensors.numpy import save_file
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import GptConfig, ModelConfig
+from prunex_jax.base.settings import (
+    BertConfig,
+    GptConfig,
+    ModelConfig,
+    VitConfig,
+)
 from prunex_jax.base.trees import shapes_by_path
-from prunex_jax.models import make_language_model, make_model
+from prunex_jax.models import (
+    MASKED_TOKEN,
+    NEXT_TOKEN,
+    make_language_model,
+    make_model,
+)
 from prunex_jax.models.weights import LAYOUTS, Tensors, read_tensors, to_ours
+from prunex_jax.models.weights.vits import resized_positions
+
+WIDTHS = {"layers": 2, "width": 8, "heads": 4, "head_width": 6, "hidden": 10}
+CONFIGS = {
+    "gpt": ModelConfig(name="gpt", gpt=GptConfig(**WIDTHS, key_heads=2)),
+    "gpt2": ModelConfig(name="gpt2", gpt=GptConfig(**WIDTHS)),
+    "bert": ModelConfig(name="bert", bert=BertConfig(**WIDTHS, kinds=2)),
+    "vit_ti": ModelConfig(name="vit_ti", vit=VitConfig(patch=8, **WIDTHS)),
+}
+
+
+def config_of(name):
+    """A small network of every family that has a table."""
+    resnet = ModelConfig(name=name, width=1 / 16, stem="imagenet")
+    return CONFIGS.get(name, resnet)
 
 
 def network(name):
-    """A small network of every family that has a table."""
-    if name == "gpt":
-        gpt = GptConfig(2, 8, heads=4, key_heads=2, head_width=6, hidden=10)
-        return make_language_model(ModelConfig(name="gpt", gpt=gpt), 16, 5)
-    config = ModelConfig(name=name, width=1 / 16, stem="imagenet")
+    config = config_of(name)
+    if name in (*NEXT_TOKEN, *MASKED_TOKEN):
+        return make_language_model(config, 16, 5)
     return make_model(config, (32, 32, 3), 7)
 
 
@@ -33,9 +57,14 @@ def leaves_of(model):
 # Layout -> networks that have it.
 FAMILIES = {
     "torchvision or timm ResNet": ("resnet18", "resnet34", "resnet50"),
+    "timm ViT": ("vit_ti",),
+    "torchvision ViT": ("vit_ti",),
     "Hugging Face Llama": ("gpt",),
+    "Hugging Face GPT-2": ("gpt2",),
+    "Hugging Face BERT": ("bert",),
 }
 CASES = [(layout, name) for layout in LAYOUTS for name in FAMILIES[layout.name]]
+IDS = [f"{layout.name.split()[-2]}-{name}" for layout, name in CASES]
 
 
 def layout_of(name):
@@ -54,10 +83,11 @@ def numbered(layout, leaves):
 
 
 def convert(tensors, leaves, name, config=None):
-    return to_ours(Tensors(tensors, {}, config or {}), leaves, "file", name)
+    read = Tensors(tensors, {}, config or {})
+    return to_ours(read, leaves, "file", config_of(name))
 
 
-@pytest.mark.parametrize(("layout", "name"), CASES, ids=[name for _, name in CASES])
+@pytest.mark.parametrize(("layout", "name"), CASES, ids=IDS)
 def test_every_number_of_a_file_has_one_place(layout, name):
     leaves = leaves_of(network(name))
     tensors = numbered(layout, leaves)
@@ -90,12 +120,12 @@ def test_axes_are_those_of_the_table():
     )
 
 
-@pytest.mark.parametrize(("layout", "name"), CASES, ids=[name for _, name in CASES])
+@pytest.mark.parametrize(("layout", "name"), CASES, ids=IDS)
 def test_what_does_not_fit_is_named(layout, name):
     leaves = leaves_of(network(name))
     whole = numbered(layout, leaves)
     last = [key for key in whole if key not in layout.marks][-1]
-    if not layout_row(layout, leaves, last).instead:
+    if not layout.others_of(last):
         lacking = {key: x for key, x in whole.items() if key != last}
         with pytest.raises(UserError, match=f"'{last}' is missing"):
             convert(lacking, leaves, name)
@@ -108,14 +138,10 @@ def test_what_does_not_fit_is_named(layout, name):
     assert "\n" not in str(error.value)
 
 
-def layout_row(layout, leaves, name):
-    return next(p.row for p in layout.places(leaves) if p.name == name)
-
-
 def test_weights_of_another_network_say_so():
     leaves = leaves_of(network("resnet50"))
     there = numbered(layout_of("gpt"), leaves_of(network("gpt")))
-    with pytest.raises(UserError, match="is a Hugging Face Llama, which has nothing"):
+    with pytest.raises(UserError, match=r"is a Hugging Face Llama, and .* has blocks"):
         convert(there, leaves, "resnet50")
     there = numbered(layout_of("resnet18"), leaves_of(network("resnet18")))
     with pytest.raises(UserError, match=r"does not fit .*conv3.weight' is missing"):
@@ -158,12 +184,96 @@ def test_buffers_prefixes_and_tied_heads():
     np.testing.assert_array_equal(tied["head"], tied["embedding"].T)
 
 
-def test_a_config_that_computes_something_else_is_refused():
-    leaves = leaves_of(network("gpt"))
-    tensors = numbered(layout_of("gpt"), leaves)
-    convert(tensors, leaves, "gpt", {"rope_theta": 10_000.0, "vocab_size": 3})
-    with pytest.raises(UserError, match=r"config.json has rope_theta=500000.0"):
-        convert(tensors, leaves, "gpt", {"rope_theta": 500_000.0})
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        (
+            "gpt",
+            {"rope_theta": 5e5},
+            "rope_theta=500000.0, .* set config.mod",
+        ),
+        ("gpt", {"rope_parameters": {"rope_theta": 2.0}}, "rope_parameters.rope_theta"),
+        (
+            "gpt",
+            {"rope_scaling": {"factor": 2}},
+            "rope_scaling=.* knows no such net",
+        ),
+        ("gpt2", {"n_head": 2}, "n_head=2, .* with 4; set config.model.gpt.heads=2"),
+        ("gpt2", {"activation_function": "relu"}, "computes with 'gelu_new'"),
+        ("bert", {"layer_norm_eps": 1e-5}, "set config.model.bert.norm_epsilon=1e-05"),
+    ],
+)
+def test_a_config_that_computes_something_else_is_refused(name, config, message):
+    leaves = leaves_of(network(name))
+    tensors = numbered(layout_of(name), leaves)
+    convert(tensors, leaves, name, {"vocab_size": 3, "rope_theta": 10_000.0})
+    with pytest.raises(UserError, match=message):
+        convert(tensors, leaves, name, config)
+
+
+def test_tensors_that_need_another_setting_say_which():
+    one = dataclasses.replace(CONFIGS["bert"].bert, kinds=0)
+    config = dataclasses.replace(CONFIGS["bert"], bert=one)
+    leaves = leaves_of(make_language_model(config, 16, 5))
+    tensors = numbered(layout_of("bert"), leaves_of(network("bert")))
+    with pytest.raises(UserError, match=r"token_type.*; set config.model.bert.kinds=2"):
+        convert(tensors, leaves, "bert")
+
+
+def test_names_of_the_first_bert_are_known():
+    leaves = leaves_of(network("bert"))
+    tensors = numbered(layout_of("bert"), leaves)
+    plain = convert(tensors, leaves, "bert").arrays
+
+    def old(name):
+        name = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+        name = name.replace("LayerNorm.bias", "LayerNorm.beta")
+        return name if name.startswith("cls") else f"bert.{name}"
+
+    older = {old(name): x for name, x in tensors.items()}
+    older |= {"bert.pooler.dense.weight": np.ones(1)}
+    older |= {"cls.predictions.decoder.weight": tensors[layout_of("bert").marks[0]]}
+    same = convert(older, leaves, "bert").arrays
+    assert all(np.array_equal(plain[path], same[path]) for path in leaves)
+
+
+def test_a_head_that_is_not_tied_is_not_lost():
+    leaves = leaves_of(network("gpt2"))
+    tensors = numbered(layout_of("gpt2"), leaves)
+    tied = {**tensors, "lm_head.weight": tensors["wte.weight"]}
+    assert convert(tied, leaves, "gpt2").arrays.keys() == leaves.keys()
+    own = {**tensors, "lm_head.weight": tensors["wte.weight"] + 1}
+    with pytest.raises(UserError, match=r"lm_head.weight' has no place.*head='own'"):
+        convert(own, leaves, "gpt2")
+
+
+@pytest.mark.parametrize("has_token", [True, False])
+def test_positions_are_interpolated(has_token):
+    # Along a line they are a straight line, which stays one away from the edges.
+    rows, columns = np.mgrid[:8, :8].reshape(2, -1, 1).astype(np.float32)
+    grid = np.concatenate([rows, columns], axis=1)
+    first = np.full((int(has_token), 2), 99, np.float32)
+    positions = np.concatenate([first, grid])[None]
+    wanted = (1, 256 + has_token, 2)
+    made = resized_positions(positions, wanted)
+    assert made.shape == wanted
+    np.testing.assert_array_equal(made[0, : len(first)], first)
+    inner = made[0, len(first) :].reshape(16, 16, 2)[4:-4, 4:-4]
+    expected = (np.mgrid[:16, :16].transpose(1, 2, 0) + 0.5) / 2 - 0.5
+    np.testing.assert_allclose(inner, expected[4:-4, 4:-4], atol=1e-5)
+    assert resized_positions(positions, (1, 7, 2)) is None
+    assert resized_positions(positions, (1, 257, 3)) is None
+
+
+def test_positions_of_other_images_are_noted():
+    leaves = leaves_of(network("vit_ti"))
+    tensors = numbered(layout_of("vit_ti"), leaves)
+    tensors["pos_embed"] = np.ones((1, 10, 8), np.float32)
+    found = convert(tensors, leaves, "vit_ti")
+    assert found.notes == ("pos_embed interpolated from [1, 10, 8] to [1, 17, 8]",)
+    tensors["pos_embed"] = np.ones((1, 12, 8), np.float32)
+    with pytest.raises(UserError, match=r"pos_embed is \[1, 12, 8\] in it and would"):
+        convert(tensors, leaves, "vit_ti")
 
 
 def test_low_precision_is_read_as_float32(tmp_path):

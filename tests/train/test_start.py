@@ -29,6 +29,7 @@ PRUNING = {
     "sparsity": {"num_stairs": 1, "start_share": 0.1, "freeze_share": 0.25},
     "run": {"steps": 20, "log_every_steps": 20},
 }
+TINY = ModelConfig(name="tiny")
 
 
 def dense(weights, **changes):
@@ -106,8 +107,8 @@ def test_what_was_started_is_exported_and_started_from_again(started, tmp_path):
     for path, leaf in flatten_by_path(result.network.params).items():
         np.testing.assert_array_equal(same[path], leaf)
     weights = find_weights(str(workdir))
-    model = make_model(ModelConfig(name="tiny"), (8, 8, 1), 10)
-    assert make_start(weights, model, "tiny").model == result.network.model
+    model = make_model(TINY, (8, 8, 1), 10)
+    assert make_start(weights, model, TINY).model == result.network.model
 
 
 def test_a_resumed_run_needs_the_weights_no_more(source, started, tmp_path):
@@ -141,8 +142,8 @@ def test_changed_weights_are_noticed_before_the_first_checkpoint(source, tmp_pat
 
 def test_other_classes_get_a_fresh_classifier(source):
     weights = find_weights(str(source[2]))
-    model = make_model(ModelConfig(name="tiny"), (8, 8, 1), 4)
-    start = make_start(weights, model, "tiny")
+    model = make_model(TINY, (8, 8, 1), 4)
+    start = make_start(weights, model, TINY)
     names = {path for path in weights.shapes if "classifier" in path}
     assert len(names) == 2
     assert weights.shapes.keys() - start.arrays.keys() == names
@@ -164,7 +165,7 @@ def test_other_classes_get_a_fresh_classifier(source):
 def test_another_network_is_refused(name, shape, message, source):
     model = make_model(ModelConfig(name=name), shape, 10)
     with pytest.raises(UserError, match=message):
-        make_start(find_weights(str(source[2])), model, name)
+        make_start(find_weights(str(source[2])), model, ModelConfig(name=name))
 
 
 def test_damaged_and_foreign_exports_are_refused(source, tmp_path):
@@ -199,11 +200,11 @@ def test_a_shrunk_network_of_functions_is_cut_again():
     shapes = {path: x.shape for path, x in arrays.items()}
     weights = Weights("file", OURS, {}, shapes, kept)
     weights = Weights.of_record(json.loads(json.dumps(weights.record())))
-    start = make_start(weights, model, "own")
+    start = make_start(weights, model, ModelConfig())
     inputs = jnp.ones((2, 3))
     whole = model.apply(cut.mask(params), statistics, inputs)
     small = start.model.apply(cut.take(params), statistics, inputs)
     np.testing.assert_allclose(small, whole, rtol=1e-5)
     with pytest.raises(UserError, match="it was shrunk, and that cannot be done again"):
         kept = {"other": (8, [0, 1])}
-        make_start(Weights("file", OURS, {}, shapes, kept), model, "own")
+        make_start(Weights("file", OURS, {}, shapes, kept), model, ModelConfig())

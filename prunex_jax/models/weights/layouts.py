@@ -1,17 +1,23 @@
 """Finds the layout of a file by its names, and makes our arrays of its tensors."""
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.settings import ModelConfig
+from prunex_jax.models.weights.bert import BERT
 from prunex_jax.models.weights.files import SETTING, Tensors
+from prunex_jax.models.weights.gpt2 import GPT2
 from prunex_jax.models.weights.llama import LLAMA
 from prunex_jax.models.weights.resnets import RESNET
 from prunex_jax.models.weights.table import Layout, Place, Shape
+from prunex_jax.models.weights.vits import TIMM_VIT, TORCHVISION_VIT
 
-LAYOUTS: tuple[Layout, ...] = (RESNET, LLAMA)
+LAYOUTS: tuple[Layout, ...] = (RESNET, TIMM_VIT, TORCHVISION_VIT, LLAMA, GPT2, BERT)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +38,7 @@ class Converted:
 
 
 def to_ours(
-    tensors: Tensors, leaves: Mapping[str, Shape], source: str, model: str
+    tensors: Tensors, leaves: Mapping[str, Shape], source: str, model: ModelConfig
 ) -> Converted:
     """Makes the arrays of a network of the tensors of a file.
 
@@ -40,7 +46,7 @@ def to_ours(
       tensors: What the file holds.
       leaves: Path -> shape of the parameters and statistics of the network.
       source: What the user called the file, for messages.
-      model: What the user called the network.
+      model: The settings of the network.
     Returns:
       An array for every leaf, but for those that start fresh.
     Raises:
@@ -48,7 +54,7 @@ def to_ours(
         another shape; or the network is of another family.
     Example:
       >>> tensors = Tensors({'fc.weight': np.ones(1)}, {}, {})
-      >>> to_ours(tensors, {}, 'a', 'resnet20')  # doctest: +ELLIPSIS
+      >>> to_ours(tensors, {}, 'a', ModelConfig())  # doctest: +ELLIPSIS
       Traceback (most recent call last):
         ...
       prunex_jax.base.errors.UserError: config.model.weights='a' has names of no ...
@@ -58,37 +64,30 @@ def to_ours(
     found = {clean: tensors.arrays[name] for name, clean in by_name.items()}
     places = layout.places(leaves)
     problem = f"{SETTING}={source!r} is a {layout.name}"
-    misfit = f"{problem} that does not fit config.model.name={model!r}"
-    placed = {path for place in places for path in place.shapes}
-    for path in leaves:
-        if path not in placed:
-            raise UserError(
-                f"{problem}, which has nothing for {path} of config.model.name="
-                f"{model!r}; name the model that these weights are of"
-            )
-    _check_names(found, places, misfit)
-    _check_facts(layout, tensors.config, problem)
+    misfit = f"{problem} that does not fit config.model.name={model.name!r}"
+    _check_leaves(leaves, places, f"{problem}, and config.model.name={model.name!r}")
+    _check_names(layout, found, places, misfit)
+    _check_facts(layout, tensors.config, model, problem)
     arrays: dict[str, np.ndarray] = {}
     fresh: list[str] = []
     notes: list[str] = []
     for place in places:
-        name = place.name if place.name in found else place.instead
-        tensor = found[name]
-        if tensor.shape != place.shape:
-            resized = place.row.resize and place.row.resize(tensor, place.shape)
-            if _is_other_head(place, tensor.shape):
-                fresh += place.shapes
-                continue
-            if not isinstance(resized, np.ndarray):
+        names = (place.name, *layout.others_of(place.name))
+        name = next(name for name in names if name in found)
+        tensor, wanted = found[name], place.shape
+        if tensor.shape != wanted and _is_other_head(place, tensor.shape):
+            fresh += place.shapes
+            continue
+        if tensor.shape != wanted:
+            resize = place.row.resize
+            resized = None if resize is None else resize(tensor, wanted)
+            change = f"{list(tensor.shape)}", f"{list(wanted)}"
+            if resized is None:
                 raise UserError(
-                    f"{problem}: {name} is {list(tensor.shape)} there and would be "
-                    f"{list(place.shape)} for config.model.name={model!r} with these "
-                    "settings; change config.model or config.data to those of the file"
+                    f"{misfit} with these settings: {name} is {change[0]} in it and "
+                    f"would be {change[1]}; change config.model or config.data"
                 )
-            notes.append(
-                f"{name} is interpolated from {list(tensor.shape)} to "
-                f"{list(place.shape)}"
-            )
+            notes.append(f"{name} interpolated from {change[0]} to {change[1]}")
             tensor = resized
         arrays |= place.read(tensor)
     return Converted(layout.name, arrays, tuple(fresh), tuple(notes))
@@ -106,30 +105,66 @@ def _layout_of(tensors: Tensors, source: str) -> Layout:
     )
 
 
-def _check_names(
-    found: Mapping[str, np.ndarray], places: list[Place], problem: str
+def _check_leaves(
+    leaves: Mapping[str, Shape], places: Sequence[Place], problem: str
 ) -> None:
-    wanted = {name for place in places for name in (place.name, place.instead) if name}
-    for place in places:
-        if place.name not in found and place.instead not in found:
-            extra = [name for name in found if name not in wanted]
+    """Refuses networks of another family."""
+    placed = {path for place in places for path in place.shapes}
+    for path in leaves:
+        if path not in placed:
             raise UserError(
-                f"{problem}: tensor {place.name!r} is missing"
-                f"{suggest(place.name, extra)}"
+                f"{problem} has {path}, which such weights have not; name the model "
+                "that they are of"
             )
+
+
+def _check_names(
+    layout: Layout,
+    found: Mapping[str, np.ndarray],
+    places: Sequence[Place],
+    problem: str,
+) -> None:
+    wanted = [place.name for place in places]
+    for name in wanted:
+        if not found.keys() & {name, *layout.others_of(name)}:
+            near = suggest(name, found.keys() - set(wanted))
+            raise UserError(f"{problem}: tensor {name!r} is missing{near}")
     for name in found:
-        if name not in wanted:
-            raise UserError(f"{problem}: tensor {name!r} has no place in it")
+        if name in wanted or _is_copy(layout, found, name):
+            continue
+        advice = [
+            text for pattern, text in layout.advice if re.fullmatch(pattern, name)
+        ]
+        raise UserError(
+            f"{problem}: tensor {name!r} has no place in it"
+            + "".join(f"; {text}" for text in advice[:1])
+        )
 
 
-def _check_facts(layout: Layout, config: Mapping[str, object], problem: str) -> None:
+def _is_copy(layout: Layout, found: Mapping[str, np.ndarray], name: str) -> bool:
+    """Whether a tensor says again what another one says, or says it in its place."""
+    others = layout.others_of(name)
+    there = [found[other] for other in others if other in found]
+    if not there:
+        return bool(others)
+    return any(np.array_equal(found[name], other) for other in there)
+
+
+def _check_facts(
+    layout: Layout, config: Mapping[str, Any], model: ModelConfig, problem: str
+) -> None:
     """Refuses networks that compute something else with the same weights."""
-    for name, known in layout.facts.items():
-        if name in config and config[name] not in known:
-            raise UserError(
-                f"{problem} whose config.json has {name}={config[name]!r}, and models "
-                f"of this package compute with {known[0]!r}"
-            )
+    for fact in layout.facts(model) if layout.facts else ():
+        said = fact.of(config)
+        if said == fact.value:
+            continue
+        remedy = "this package knows no such network"
+        if fact.setting:
+            remedy = f"set config.{fact.setting}={said!r}"
+        raise UserError(
+            f"{problem} whose config.json has {fact.entry}={said!r}, and this network "
+            f"computes with {fact.value!r}; {remedy}"
+        )
 
 
 def _is_other_head(place: Place, shape: Shape) -> bool:

@@ -7,12 +7,29 @@ References:
   transformers, modeling_llama.py.
 """
 
-from prunex_jax.models.weights.table import DENSE, Axes, Layout, Row
+from prunex_jax.base.settings import ModelConfig
+from prunex_jax.models.weights.table import DENSE, Axes, Fact, Layout, Row
 
 # (width, heads, features) of a head's kernel, and (heads, features, width) behind it.
 _TO_HEADS: Axes = ((1, 2), (0,))
 _FROM_HEADS: Axes = ((2,), (0, 1))
 _BLOCK, _OURS = "layers.{b}", "blocks/{b}"
+
+
+def _facts(model: ModelConfig) -> tuple[Fact, ...]:
+    gpt = model.gpt
+    base = gpt.rotary_base, "model.gpt.rotary_base"
+    return (
+        Fact("num_attention_heads", gpt.heads, "model.gpt.heads"),
+        Fact("num_key_value_heads", gpt.key_heads, "model.gpt.key_heads"),
+        Fact("rope_theta", *base),
+        Fact("rope_parameters.rope_theta", *base),
+        Fact("rope_parameters.rope_type", "default"),
+        Fact("rope_scaling", None),
+        Fact("rms_norm_eps", gpt.norm_epsilon or 1e-6, "model.gpt.norm_epsilon"),
+        Fact("hidden_act", "silu"),
+    )
+
 
 LLAMA = Layout(
     name="Hugging Face Llama",
@@ -40,12 +57,12 @@ LLAMA = Layout(
         Row(f"{_BLOCK}.mlp.up_proj.weight", f"{_OURS}/unit/up", DENSE),
         Row(f"{_BLOCK}.mlp.down_proj.weight", f"{_OURS}/unit/down", DENSE),
         Row("norm.weight", "norm/scale"),
-        Row("lm_head.weight", "head", DENSE, instead="embed_tokens.weight"),
+        Row("lm_head.weight", "head", DENSE),
     ),
-    facts={
-        "rope_theta": (10_000, 10_000.0),
-        "rope_scaling": (None,),
-        "rms_norm_eps": (1e-6, 1e-5),
-        "hidden_act": ("silu",),
-    },
+    copies=(("lm_head.weight", "embed_tokens.weight"),),
+    facts=_facts,
+    advice=(
+        (r"lm_head\.weight", "set config.model.gpt.head='own'"),
+        (r".*\.bias", "biases are those of another network"),
+    ),
 )

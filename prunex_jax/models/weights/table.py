@@ -17,8 +17,11 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+
+from prunex_jax.base.settings import ModelConfig
 
 Shape = tuple[int, ...]
 Axes = tuple[tuple[int, ...], ...]
@@ -39,8 +42,6 @@ class Row:
       axes: Axes of the leaf that each axis of the tensor is made of; None where both
         are the same.
       along: Axis of the tensor along which several leaves lie.
-      instead: Pattern of the tensor that is taken where this one is missing, as the
-        embedding where a head is tied to it.
       is_head: Whether it starts fresh where only the number of classes differs.
       resize: (array, wanted shape) -> array of this shape, or None if it cannot be
         made; for leaves that depend on the size of images.
@@ -50,7 +51,6 @@ class Row:
     paths: str | tuple[str, ...]
     axes: Axes | None = None
     along: int = 0
-    instead: str = ""
     is_head: bool = False
     resize: Callable[[np.ndarray, Shape], np.ndarray | None] | None = None
 
@@ -58,6 +58,35 @@ class Row:
     def all_paths(self) -> tuple[str, ...]:
         """The patterns of paths as a tuple."""
         return (self.paths,) if isinstance(self.paths, str) else self.paths
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """What a network computes with, that its weights do not show.
+
+    Attributes:
+      entry: Of config.json; `a.b` for entry b of a.
+      value: What it must be, if it is there.
+      setting: Of ours, that decides it; empty if none does.
+    """
+
+    entry: str
+    value: object
+    setting: str = ""
+
+    def of(self, config: Mapping[str, Any]) -> Any:
+        """What config.json says; `value` where it says nothing.
+
+        Example:
+          >>> Fact('rope.theta', 1.0).of({'rope': {'theta': 2.0}})
+          2.0
+        """
+        found: Any = config
+        for key in self.entry.split("."):
+            if not isinstance(found, Mapping) or key not in found:
+                return self.value
+            found = found[key]
+        return self.value if found is None else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +103,12 @@ class Layout:
       renamed: (regular expression, replacement) for names that have changed.
       keys: From the paths of our leaves to how `{b}` is written in the file; None where
         it is written as here.
-      facts: Entries of a config.json beside the weights -> the values that our network
-        computes with, for what weights do not show.
+      copies: Pairs of names of one and the same tensor, of which a file has one or
+        both, as the embedding and a head that is tied to it.
+      facts: From settings to what a config.json beside the weights must say for what
+        weights do not show.
+      advice: (regular expression, what to do about it) of tensors that have a place
+        with other settings only.
     """
 
     name: str
@@ -85,7 +118,14 @@ class Layout:
     ignored: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     keys: Callable[[Sequence[str]], Mapping[str, str]] | None = None
-    facts: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
+    copies: tuple[tuple[str, str], ...] = ()
+    facts: Callable[[ModelConfig], tuple[Fact, ...]] | None = None
+    advice: tuple[tuple[str, str], ...] = ()
+
+    def others_of(self, name: str) -> list[str]:
+        """What the tensor of a name may be called as well."""
+        pairs = (pair for pair in self.copies if name in pair)
+        return [other for pair in pairs for other in pair if other != name]
 
     def clean_names(self, names: Sequence[str]) -> dict[str, str]:
         """Name in the file -> name in the table, without what is ignored.
@@ -130,7 +170,6 @@ class Layout:
                         Place(
                             row=row,
                             name=_filled(row.name, there),
-                            instead=_filled(row.instead, there),
                             shapes={path: leaves[path] for path in paths},
                         )
                     )
@@ -153,13 +192,11 @@ class Place:
     Attributes:
       row: What the table says.
       name: Of the tensor.
-      instead: Of the tensor that is taken where it is missing; empty if none is.
       shapes: Path -> shape of the leaves, in the order in which they lie.
     """
 
     row: Row
     name: str
-    instead: str
     shapes: Mapping[str, Shape]
 
     @property
