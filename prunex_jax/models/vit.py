@@ -209,7 +209,7 @@ class Vit(nnx.Module):
         places = self.positions[...]
         if self.is_fixed:
             places = jax.lax.stop_gradient(places)
-        x = x + places.astype(self.dtype)
+        x = x + places.astype(self.dtype)[None]
         for block in self.blocks:
             x = block(x)
         x = self.norm(x).astype(jnp.float32)
