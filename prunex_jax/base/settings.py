@@ -246,6 +246,10 @@ class DataConfig:
     validation_share: float = setting(0.1, at_least=0, below=1)
     # none | shift (1 pixel) | crop_flip (pad 4, CIFAR) | random_resized_crop (ImageNet)
     augment: Literal["none", "shift", "crop_flip", "random_resized_crop"] = "none"
+    # How pixels become inputs: auto (by the usual mean and deviation of a known set, or
+    # those that are measured) | imagenet (by ImageNet's, as trained networks of
+    # torchvision expect it) | half (by 0.5 and 0.5, as some ViTs of timm do).
+    normalization: Literal["auto", "imagenet", "half"] = "auto"
     # Tokens of a sequence of text.
     sequence_length: int = setting(128, at_least=1)
     # Side of the image after decoding and resizing; 0 keeps the size of the set.

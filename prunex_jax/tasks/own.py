@@ -39,7 +39,7 @@ OwnMeasure = Callable[[PyTree, PyTree], jax.Array]
 # Settings of networks and data of ours, which say nothing of others.
 OF_IMAGE_MODELS = ("stem", "norm_scope", "compute_dtype", "convolution")
 _OF_OUR_MODELS = (*OF_IMAGE_MODELS, "width")
-_OF_OUR_DATA = ("dir", "augment", "image_size", "loader")
+_OF_OUR_DATA = ("dir", "augment", "image_size", "loader", "normalization")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

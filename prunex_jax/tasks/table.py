@@ -122,6 +122,10 @@ def _language(
     for setting, value in (
         ("data.augment", data.augment != "none" and data.augment),
         ("data.image_size", data.image_size),
+        (
+            "data.normalization",
+            data.normalization != "auto" and data.normalization,
+        ),
         ("data.dir", data.dir),
         ("optimizer.label_smoothing", label_smoothing),
     ):

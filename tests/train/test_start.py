@@ -16,11 +16,18 @@ from prunex_jax.export.folder import ARRAYS
 from prunex_jax.models import make_model
 from prunex_jax.models.own import own_model
 from prunex_jax.shrink import make_cut, trace_model
+from prunex_jax.train import weights as trained_weights
 from prunex_jax.train.export import export_run, load_trained
 from prunex_jax.train.run import train
 from prunex_jax.train.start import OURS, Weights, make_start, whole_tree
-from prunex_jax.train.weights import find_weights
-from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after
+from prunex_jax.train.weights import check_same_everywhere, find_weights
+from tests.helpers.tiny_runs import (
+    StopAtOnce,
+    merged,
+    rows_of,
+    start_two,
+    stop_after,
+)
 
 PRUNING = {
     "topology": {"layout": "2"},
@@ -208,3 +215,91 @@ def test_a_shrunk_network_of_functions_is_cut_again():
     with pytest.raises(UserError, match="it was shrunk, and that cannot be done again"):
         kept = {"other": (8, [0, 1])}
         make_start(Weights("file", OURS, {}, shapes, kept), model, ModelConfig())
+
+
+def test_hosts_with_other_files_are_told(source, monkeypatch):
+    model = make_model(TINY, (8, 8, 1), 10)
+    start = make_start(find_weights(str(source[2])), model, TINY)
+    check_same_everywhere(start)
+    monkeypatch.setattr(trained_weights, "gather_texts", lambda text: [text, "{}"])
+    with pytest.raises(UserError, match="is another file on process 1 than on process"):
+        check_same_everywhere(start)
+
+
+@pytest.mark.slow
+def test_one_device_that_stands_for_all_starts_alike(source, started, tmp_path):
+    values = dense(source[2], topology={"simulated": "2x4"})
+    train(values, tmp_path / "run")
+    first, same = rows_of(tmp_path / "run")[0], rows_of(started[1])[0]
+    assert first["validation_loss"] == pytest.approx(same["validation_loss"])
+
+
+@pytest.mark.slow
+def test_two_processes_start_alike(source, started, tmp_path):
+    values = dense(source[2], topology={"cpu_devices": 4})
+    processes = start_two(tmp_path, values, tmp_path / "run")
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    first, same = rows_of(tmp_path / "run")[0], rows_of(started[1])[0]
+    assert first["validation_loss"] == pytest.approx(same["validation_loss"])
+    # A checkpoint is read by one process.
+    values = dense(source[1], topology={"cpu_devices": 4})
+    processes = start_two(tmp_path, values, tmp_path / "other")
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2]
+    assert all("is a run folder, which one process can read" in x for x in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("teacher", ["export", "self"])
+def test_a_taught_run_starts_from_its_teacher(teacher, source, tmp_path):
+    values = merged(
+        PRUNING,
+        {
+            "model": {"weights": str(source[1])},
+            "distill": {"teacher": "self" if teacher == "self" else str(source[2])},
+            "sparsity": {"start_share": 0.3, "freeze_share": 0.5},
+        },
+    )
+    result = train(values, tmp_path / "run")
+    assert result.summary["params_dense"] == source[0].summary["params_kept"]
+    assert result.summary["params_kept"] < result.summary["params_dense"]
+    assert result.summary["shrink_max_abs_error"] < 1e-4
+    export_run(tmp_path / "run", tmp_path / "export")
+    again = find_weights(str(tmp_path / "export"))
+    start = make_start(again, make_model(TINY, (8, 8, 1), 10), TINY)
+    assert start.model == result.network.model
+
+
+@pytest.mark.slow
+def test_a_shrunk_language_model_trains_on(tmp_path):
+    widths = {"layers": 1, "width": 16, "heads": 2, "key_heads": 2, "head_width": 8}
+    settings = {
+        "topology": {"layout": "2"},
+        "data": {"name": "stdlib", "batch_size": 16, "sequence_length": 16},
+        "model": {"name": "gpt", "gpt": {**widths, "hidden": 32}},
+        "optimizer": {"name": "adamw", "learning_rate": 0.001},
+        "sparsity": {"num_stairs": 1, "start_share": 0.1, "freeze_share": 0.25},
+        "run": {"steps": 20, "log_every_steps": 20},
+    }
+    result = train(settings, tmp_path / "run")
+    assert result.summary["params_kept"] < result.summary["params_dense"]
+    changes = {
+        "model": {"weights": str(tmp_path / "run")},
+        "method": {"name": "dense"},
+        "run": {"steps": 4, "checkpoint_every_steps": 2},
+    }
+    values = merged(settings, changes)
+    with pytest.raises(StopAtOnce):
+        train(values, tmp_path / "on", watch=stop_after(2))
+    after = train(values, tmp_path / "on")
+    assert after.summary["params_dense"] == result.summary["params_kept"]
+    first = rows_of(tmp_path / "on")[0]
+    assert first["validation_loss"] == pytest.approx(result.summary["validation_loss"])
+    # Cut twice, its channels are no longer those of the settings.
+    changes["method"] = {"name": "hsadmm"}
+    changes["run"] = {"steps": 20}
+    train(merged(settings, changes), tmp_path / "twice")
+    last = {"model": {"weights": str(tmp_path / "twice")}}
+    with pytest.raises(UserError, match="it was shrunk, and that cannot be done again"):
+        train(merged(settings, last), tmp_path / "thrice")
