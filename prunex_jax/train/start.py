@@ -142,7 +142,7 @@ def _start_of_ours(weights: Weights, model: AnyModel, name: str) -> Start:
     taken = {path: arrays[path] for path in arrays if path not in fresh}
     said = [f"{len(wanted) - len(fresh)} arrays", *_of_fresh(fresh)]
     if small != model:
-        said.insert(1, "smaller than the settings say, as it was shrunk")
+        said.insert(1, "with its own widths, which are not those of the settings")
     return Start(weights, small, taken, tuple(said))
 
 

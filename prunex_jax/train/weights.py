@@ -55,7 +55,8 @@ def find_weights(
         if held is not None and saved_steps(path / CHECKPOINTS):
             return held
     weights = _read(source)
-    if held is not None and dict(held.digests) != dict(weights.digests):
+    before = held if held is not None and held.source == source else weights
+    if dict(before.digests) != dict(weights.digests):
         raise UserError(
             f"{SETTING}={source!r} has changed since the run in {workdir} started from "
             "it; put it back, choose another --workdir, or --fresh to start over"
@@ -96,12 +97,9 @@ def _read(source: str) -> Weights:
 
 def _of_export(path: Path, source: str) -> Weights:
     manifest, arrays = read_arrays(path)
-    strange = [name for name in arrays if not name.startswith(_PARTS)]
-    if strange:
-        raise UserError(
-            f"{SETTING}={source!r} was exported from no run: it has {strange[0]!r}, "
-            "and runs have parameters below params/; export a run"
-        )
+    if not all(name.startswith(_PARTS) for name in arrays):
+        # Of a function that takes parameters only, which a user has exported.
+        arrays = {f"{_PARTS[0]}{name}": array for name, array in arrays.items()}
     kept = {
         group["name"]: (group["size"], group["kept"]) for group in manifest["channels"]
     }

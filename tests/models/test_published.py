@@ -135,6 +135,13 @@ def test_vit_of_torchvision(tmp_path):
     check_images(randomized(module), config, tmp_path)
 
 
+@pytest.mark.parametrize("package", ["torchvision", "timm"])
+def test_convnext(package, tmp_path):
+    module = made_by(package, "convnext_tiny")
+    config = ModelConfig(name="convnext_t", stem="imagenet")
+    check_images(module, config, tmp_path)
+
+
 @pytest.mark.parametrize("head", ["own", "tied"])
 def test_llama(head, tmp_path):
     transformers = pytest.importorskip("transformers")

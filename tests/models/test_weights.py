@@ -59,6 +59,8 @@ FAMILIES = {
     "torchvision or timm ResNet": ("resnet18", "resnet34", "resnet50"),
     "timm ViT": ("vit_ti",),
     "torchvision ViT": ("vit_ti",),
+    "timm ConvNeXt": ("convnext_t",),
+    "torchvision ConvNeXt": ("convnext_t",),
     "Hugging Face Llama": ("gpt",),
     "Hugging Face GPT-2": ("gpt2",),
     "Hugging Face BERT": ("bert",),

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import flatten_by_path
-from prunex_jax.export.folder import ARRAYS
+from prunex_jax.export.folder import ARRAYS, export_model
 from prunex_jax.models import make_model
 from prunex_jax.models.own import own_model
 from prunex_jax.shrink import make_cut, trace_model
@@ -194,6 +194,17 @@ def functions():
         }
 
     return init, lambda params, x: jnp.tanh(x @ params["in"]) @ params["out"]
+
+
+def test_an_export_of_a_function_starts_a_network_of_its_own(tmp_path):
+    init, apply = functions()
+    params, inputs = init(jax.random.key(1)), np.ones((2, 3), np.float32)
+    export_model(tmp_path / "m", apply, params, [inputs], certificate=None)
+    start = make_start(
+        find_weights(str(tmp_path / "m")), own_model((init, apply), inputs), TINY
+    )
+    for name, array in params.items():
+        np.testing.assert_array_equal(start.arrays[f"params/{name}"], array)
 
 
 def test_a_shrunk_network_of_functions_is_cut_again():

@@ -10,6 +10,7 @@ import numpy as np
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import ModelConfig
 from prunex_jax.models.weights.bert import BERT
+from prunex_jax.models.weights.convnexts import TIMM_CONVNEXT, TORCHVISION_CONVNEXT
 from prunex_jax.models.weights.files import SETTING, Tensors
 from prunex_jax.models.weights.gpt2 import GPT2
 from prunex_jax.models.weights.llama import LLAMA
@@ -17,7 +18,16 @@ from prunex_jax.models.weights.resnets import RESNET
 from prunex_jax.models.weights.table import Layout, Place, Shape
 from prunex_jax.models.weights.vits import TIMM_VIT, TORCHVISION_VIT
 
-LAYOUTS: tuple[Layout, ...] = (RESNET, TIMM_VIT, TORCHVISION_VIT, LLAMA, GPT2, BERT)
+LAYOUTS: tuple[Layout, ...] = (
+    RESNET,
+    TIMM_VIT,
+    TORCHVISION_VIT,
+    TIMM_CONVNEXT,
+    TORCHVISION_CONVNEXT,
+    LLAMA,
+    GPT2,
+    BERT,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

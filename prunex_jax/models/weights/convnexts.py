@@ -1,0 +1,91 @@
+"""ConvNeXt of timm and of torchvision.
+
+References:
+  timm, convnext.py; torchvision, models/convnext.py.
+"""
+
+from prunex_jax.models.weights.table import CONV, DENSE, Axes, Layout, Row
+
+_STAGES = range(4)
+# What a block adds is scaled by channel; torchvision keeps the axes of a map.
+_SCALE_OF_MAP: Axes = ((0,), (), ())
+
+
+def _norm(there: str, here: str) -> tuple[Row, ...]:
+    return Row(f"{there}.weight", f"{here}/scale"), Row(f"{there}.bias", f"{here}/bias")
+
+
+def _patches(there: str, here: str) -> tuple[Row, ...]:
+    return (
+        Row(f"{there}.weight", f"{here}/patches/projection/kernel", CONV),
+        Row(f"{there}.bias", f"{here}/patches/projection/bias"),
+    )
+
+
+def _dense(there: str, here: str, is_head: bool = False) -> tuple[Row, ...]:
+    return (
+        Row(f"{there}.weight", f"{here}/kernel", DENSE, is_head=is_head),
+        Row(f"{there}.bias", f"{here}/bias", is_head=is_head),
+    )
+
+
+def _stem(patches: str, norm: str) -> tuple[Row, ...]:
+    here = "stages/0/before"
+    return *_patches(patches, here), *_norm(norm, f"{here}/norm")
+
+
+def _halving(there: str, stage: int) -> tuple[Row, ...]:
+    here = f"stages/{stage}/before"
+    return *_norm(f"{there}.0", f"{here}/norm"), *_patches(f"{there}.1", here)
+
+
+def _block(depthwise: str, norm: str, up: str, down: str, here: str) -> tuple[Row, ...]:
+    return (
+        Row(f"{depthwise}.weight", f"{here}/depthwise/kernel", CONV),
+        Row(f"{depthwise}.bias", f"{here}/depthwise/bias"),
+        *_norm(norm, f"{here}/norm"),
+        *_dense(up, f"{here}/mlp/up"),
+        *_dense(down, f"{here}/mlp/down"),
+    )
+
+
+def _timm_stage(stage: int) -> tuple[Row, ...]:
+    here, there = f"stages/{stage}/blocks/{{b}}", f"stages.{stage}.blocks.{{b}}"
+    parts = (f"{there}.{part}" for part in ("conv_dw", "norm", "mlp.fc1", "mlp.fc2"))
+    return (
+        *(_halving(f"stages.{stage}.downsample", stage) if stage else ()),
+        *_block(*parts, here),
+        Row(f"{there}.gamma", f"{here}/layer_scale"),
+    )
+
+
+def _torchvision_stage(stage: int) -> tuple[Row, ...]:
+    here, there = f"stages/{stage}/blocks/{{b}}", f"features.{2 * stage + 1}.{{b}}"
+    parts = (f"{there}.block.{number}" for number in (0, 2, 3, 5))
+    return (
+        *(_halving(f"features.{2 * stage}", stage) if stage else ()),
+        *_block(*parts, here),
+        Row(f"{there}.layer_scale", f"{here}/layer_scale", _SCALE_OF_MAP),
+    )
+
+
+TIMM_CONVNEXT = Layout(
+    name="timm ConvNeXt",
+    marks=("stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),
+    rows=(
+        *_stem("stem.0", "stem.1"),
+        *(row for stage in _STAGES for row in _timm_stage(stage)),
+        *_norm("head.norm", "norm"),
+        *_dense("head.fc", "head", is_head=True),
+    ),
+)
+TORCHVISION_CONVNEXT = Layout(
+    name="torchvision ConvNeXt",
+    marks=("features.0.0.weight", "features.1.0.block.5.weight"),
+    rows=(
+        *_stem("features.0.0", "features.0.1"),
+        *(row for stage in _STAGES for row in _torchvision_stage(stage)),
+        *_norm("classifier.0", "norm"),
+        *_dense("classifier.2", "head", is_head=True),
+    ),
+)
