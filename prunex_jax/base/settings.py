@@ -123,24 +123,26 @@ def check_defaults(part: str, config: Any, names: Collection[str], what: str) ->
     Args:
       part: The section of the settings.
       config: It.
-      names: Those of its settings that must be at their defaults.
+      names: Those of its settings that must be at their defaults; settings within
+        settings are looked through.
       what: On what they have none.
     Raises:
       UserError: One is not.
     Example:
-      >>> check_defaults('data', DataConfig(image_size=8), ('image_size',), 'text')
-      Traceback (most recent call last):
-        ...
-      prunex_jax.base.errors.UserError: config.data.image_size=8 has no effect on text;\
- leave it at 0
+      >>> check_defaults('data', DataConfig(), ('dir',), 'digits')  # as it should be
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name in names and value != field.default:
-            raise UserError(
-                f"config.{part}.{field.name}={value!r} has no effect on {what}; leave "
-                f"it at {field.default!r}"
-            )
+        if field.name not in names or value == field.default:
+            continue
+        if dataclasses.is_dataclass(value):
+            within = [inner.name for inner in dataclasses.fields(value)]
+            check_defaults(f"{part}.{field.name}", value, within, what)
+            continue
+        raise UserError(
+            f"config.{part}.{field.name}={value!r} has no effect on {what}; leave "
+            f"it at {field.default!r}"
+        )
 
 
 def read_settings(
@@ -359,18 +361,27 @@ class VitConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ConvNextConfig:
+    """Form of model `convnext_t`."""
+
+    # Stochastic depth, as of `vit`.
+    drop_path: float = setting(0.1, at_least=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Which network is trained."""
 
     # resnet20 | resnet32 | resnet56 | resnet110 | resnet18 | resnet34 | resnet50 |
-    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19 | vit_ti | vit_s | vit_b;
-    # of text gpt (as Llama) | gpt2 | bert; or package.module:object for a network of
-    # your own, as `models.own_model` takes it.
+    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19 | vit_ti | vit_s | vit_b |
+    # convnext_t; of text gpt (as Llama) | gpt2 | bert; or package.module:object for a
+    # network of your own, as `models.own_model` takes it.
     name: str = "resnet20"
     # Trained weights to start from: a folder made by `prunex-jax export`, a run folder,
     # or safetensors of torchvision, timm or Hugging Face; empty draws them at random.
     weights: str = ""
-    # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size).
+    # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size); of
+    # convnext_t, patches of 2 or of 4 pixels.
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
     # Multiplies every width.
     width: float = setting(1.0, above=0)
@@ -378,12 +389,13 @@ class ModelConfig:
     norm_scope: Literal["device", "host"] = "device"
     # float32 | bfloat16 for activations; parameters are float32.
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    # chunked (kernel gradients in chunks of the batch, faster on CPUs) | direct | auto
-    # (chunked on CPUs, direct elsewhere).
+    # chunked (kernel gradients in chunks of the batch, depthwise convolutions as sums
+    # of shifted maps; faster on CPUs) | direct | auto (chunked on CPUs, else direct).
     convolution: Literal["auto", "direct", "chunked"] = "auto"
     gpt: GptConfig = GptConfig()
     vit: VitConfig = VitConfig()
     bert: BertConfig = BertConfig()
+    convnext: ConvNextConfig = ConvNextConfig()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 In: the settings `model.*` and the shape of an image. Out: an `AnyModel`, pure functions
 over plain trees. `base` has the interface. `resnet` and `vgg` are written with every
-width explicit, of the parts in `layers`, and make a `Model`; `vit` and `gpt` are NNX
-modules, of the parts in `stream`, and make a `FunctionModel`, as networks of users'
-own do. Models know nothing of channels, methods or meshes.
+width explicit, of the parts in `layers`, and make a `Model`; `vit`, `convnext` and
+`gpt` are NNX modules, the first two of the parts in `stream`, and make a
+`FunctionModel`, as networks of users' own do. Models know nothing of channels, methods
+or meshes.
 """
 
 import functools
@@ -22,6 +23,7 @@ from prunex_jax.models.base import (
     from_moments,
     to_moments,
 )
+from prunex_jax.models.convnext import ConvNextSpec, make_convnext, make_convnext_spec
 from prunex_jax.models.functions import FunctionModel, Functions, is_own
 from prunex_jax.models.language import (
     MASKED_TOKEN,
@@ -32,7 +34,7 @@ from prunex_jax.models.layers import Convolution
 from prunex_jax.models.own import named_model, own_model
 from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
 from prunex_jax.models.vgg import VggSpec, make_vgg_spec
-from prunex_jax.models.vit import SIZES, make_vit
+from prunex_jax.models.vit import VITS, make_vit
 
 __all__ = [
     "MASKED_TOKEN",
@@ -79,11 +81,9 @@ MODELS: dict[str, Callable[..., ModelSpec]] = {
     "vgg16": functools.partial(make_vgg_spec, stage_convs=(2, 2, 3, 3, 3)),
     "vgg19": functools.partial(make_vgg_spec, stage_convs=(2, 2, 4, 4, 4)),
 }
-# Makers of networks that are given as functions, and settings without effect on them.
-FUNCTION_MODELS: dict[str, Callable[..., FunctionModel]] = dict.fromkeys(
-    SIZES, make_vit
-)
-_NOT_OF_VITS = ("stem", "norm_scope", "convolution")
+# Networks that make a `FunctionModel`.
+CONVNEXT = "convnext_t"
+FUNCTION_MODELS = (*VITS, CONVNEXT)
 
 
 def make_model(
@@ -121,24 +121,51 @@ def make_model(
             f"image_shape={image_shape} and num_classes={num_classes} must be "
             "(height, width, channels) and a count, all positive"
         )
-    if config.name in FUNCTION_MODELS:
-        check_defaults("model", config, _NOT_OF_VITS, config.name)
-        return FUNCTION_MODELS[config.name](config, image_shape, num_classes)
-    spec = MODELS[config.name](_stem(config.stem, image_shape), scale=config.width)
-    if min(image_shape[:2]) < spec.smallest_side:
-        raise UserError(
-            f"config.model.name={config.name!r} takes images of at least "
-            f"{spec.smallest_side}x{spec.smallest_side} and these have "
-            f"{image_shape[0]}x{image_shape[1]}; set config.data.image_size="
-            f"{spec.smallest_side}, or choose a resnet"
-        )
+    _check_has_effect(config)
+    if config.name in VITS:
+        return make_vit(config, image_shape, num_classes)
+    stem = _stem(config.stem, image_shape)
+    convolution = _convolution(config.convolution)
+    spec: ConvNextSpec | ModelSpec
+    if config.name == CONVNEXT:
+        spec = make_convnext_spec(config, stem, convolution)
+    else:
+        spec = MODELS[config.name](stem, scale=config.width)
+    _check_side(config.name, spec.smallest_side, image_shape)
+    if isinstance(spec, ConvNextSpec):
+        dtype = config.compute_dtype
+        return make_convnext(config.name, spec, dtype, image_shape, num_classes)
     return Model(
         spec=spec,
         image_shape=image_shape,
         num_classes=num_classes,
         compute_dtype=config.compute_dtype,
-        convolution=_convolution(config.convolution),
+        convolution=convolution,
     )
+
+
+def _check_has_effect(config: ModelConfig) -> None:
+    """Refuses settings that are of other networks."""
+    none = ["gpt"]
+    if config.name in VITS:
+        none += ["stem", "norm_scope", "convolution", "convnext"]
+    elif config.name == CONVNEXT:
+        none += ["norm_scope", "vit"]
+    else:
+        none += ["vit", "convnext"]
+    check_defaults("model", config, none, config.name)
+
+
+def _check_side(
+    name: str, smallest_side: int, image_shape: tuple[int, int, int]
+) -> None:
+    if min(image_shape[:2]) < smallest_side:
+        raise UserError(
+            f"config.model.name={name!r} takes images of at least "
+            f"{smallest_side}x{smallest_side} and these have "
+            f"{image_shape[0]}x{image_shape[1]}; set config.data.image_size="
+            f"{smallest_side}, or choose a resnet"
+        )
 
 
 def _stem(stem: str, image_shape: tuple[int, int, int]) -> Stem:

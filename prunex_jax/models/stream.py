@@ -102,11 +102,11 @@ class Mlp(nnx.Module):
         return self.down(jax.nn.gelu(self.up(x), approximate=False))
 
 
-class Patches(nnx.Module):
-    """Projects squares that lie side by side: `kernel`, float32[size, size, c_in, c_out].
+class Patches(Projection):
+    """Projects squares that lie side by side.
 
-    Rows and columns that fill no square are left out, as by a convolution that has
-    this kernel and its size as stride.
+    The kernel is float32[size, size, c_in, c_out]. Rows and columns that fill no square
+    are left out, as by a convolution that has this kernel and its size as stride.
 
     Example:
       >>> Patches(4, 3, 8, rngs=nnx.Rngs(0))(jnp.ones((2, 9, 8, 3))).shape
@@ -122,16 +122,16 @@ class Patches(nnx.Module):
         rngs: nnx.Rngs,
         dtype: str = "float32",
     ):
-        shape = (size, size, c_in)
-        self.projection = Projection(shape, (c_out,), rngs=rngs, dtype=dtype)
+        super().__init__((size, size, c_in), (c_out,), rngs=rngs, dtype=dtype)
+        self.size = size
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps float[n, h, w, c_in] to dtype[n, h // size, w // size, c_out]."""
-        size = self.projection.kernel.shape[0]
-        n, h, w, c = x.shape
-        h, w = h // size, w // size
-        squares = x[:, : h * size, : w * size].reshape(n, h, size, w, size, c)
-        return self.projection(squares.transpose(0, 1, 3, 2, 4, 5))
+        n, height, width, channels = x.shape
+        size, rows, columns = self.size, height // self.size, width // self.size
+        x = x[:, : rows * size, : columns * size]
+        squares = x.reshape(n, rows, size, columns, size, channels)
+        return super().__call__(squares.transpose(0, 1, 3, 2, 4, 5))
 
 
 def make_norm(kind: Norm, width: int) -> nnx.Module:

@@ -29,13 +29,14 @@ from prunex_jax.models.stream import (
     Projection,
     drop_path,
     drop_rates,
+    like_last,
     make_norm,
     weights,
 )
 
 # Widths of the stream, and heads, of each name; heads have 64 features, the MLP is four
 # times as wide as the stream, and there are 12 blocks.
-SIZES = {"vit_ti": (192, 3), "vit_s": (384, 6), "vit_b": (768, 12)}
+VITS = {"vit_ti": (192, 3), "vit_s": (384, 6), "vit_b": (768, 12)}
 _LAYERS, _HEAD_WIDTH, _MLP_RATIO = 12, 64, 4
 _TEMPERATURE = 10_000.0
 # Standard deviation of the class token, which then starts near zero.
@@ -98,7 +99,7 @@ def make_vit(
             f"{image_shape[0]}x{image_shape[1]}; choose one that does, or set "
             "config.data.image_size"
         )
-    width, heads = SIZES[config.name]
+    width, heads = VITS[config.name]
     width = vit.width or width
     spec = VitSpec(
         patch=vit.patch,
@@ -209,7 +210,7 @@ class Vit(nnx.Module):
         places = self.positions[...]
         if self.is_fixed:
             places = jax.lax.stop_gradient(places)
-        x = x + places.astype(self.dtype)[None]
+        x = x + like_last(places.astype(self.dtype), x)
         for block in self.blocks:
             x = block(x)
         x = self.norm(x).astype(jnp.float32)
@@ -231,8 +232,8 @@ def sines_and_cosines(rows: int, columns: int, width: int) -> np.ndarray:
     Returns:
       float32[rows * columns, width], row by row.
     Example:
-      >>> sines_and_cosines(1, 2, 4).round(2).tolist()
-      [[0.0, 1.0, 0.0, 1.0], [0.84, 0.54, 0.0, 1.0]]
+      >>> (100 * sines_and_cosines(1, 2, 4)).astype(int).tolist()
+      [[0, 100, 0, 100], [84, 54, 0, 100]]
     """
     quarter = width // 4
     steps = np.arange(quarter) / max(quarter - 1, 1)

@@ -37,8 +37,15 @@ from prunex_jax.tasks.classification import Classification
 # (answers, examples) -> float32[] or float32[batch].
 OwnMeasure = Callable[[PyTree, PyTree], jax.Array]
 # Settings of networks and data of ours, which say nothing of others.
-OF_IMAGE_MODELS = ("stem", "norm_scope", "compute_dtype", "convolution")
-_OF_OUR_MODELS = (*OF_IMAGE_MODELS, "width")
+OF_IMAGE_MODELS = (
+    "stem",
+    "norm_scope",
+    "compute_dtype",
+    "convolution",
+    "vit",
+    "convnext",
+)
+_OF_OUR_MODELS = (*OF_IMAGE_MODELS, "width", "gpt")
 _OF_OUR_DATA = ("dir", "augment", "image_size", "loader", "normalization")
 
 

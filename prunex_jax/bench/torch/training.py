@@ -104,6 +104,12 @@ def make_task(spec: Spec, launch: LaunchFlags) -> Task:
     eval_batch_size = data.eval_batch_size or data.batch_size
     eval_rows = _rows(launch, eval_batch_size, "eval_batch_size")
     dataset = open_dataset(data, config.seed)
+    network = make_model(config.model, dataset.image_shape, dataset.num_classes)
+    if not isinstance(network, Model):
+        raise UserError(
+            f"config.model.name={config.model.name!r} is not supported with runtime "
+            "torch; choose a resnet or a vgg"
+        )
     num_steps, last = total_steps(config, len(dataset.train)), spec.boundaries[-1]
     if last > num_steps:
         raise UserError(f"a gate after step {last} comes after the last, {num_steps}")
@@ -112,7 +118,7 @@ def make_task(spec: Spec, launch: LaunchFlags) -> Task:
     return Task(
         config=config,
         dataset=dataset,
-        model=make_model(config.model, dataset.image_shape, dataset.num_classes),
+        model=network,
         rates=np.asarray(rates),
         rows=rows,
         eval_batch_size=eval_batch_size,
