@@ -23,7 +23,10 @@ _CUT = {
     "sparsity.shrink_share": 0.4,
 }
 # As wide as what is left at 30 %.
-_SMALL = {"model.gpt.head_width": 24, "model.gpt.hidden": 248}
+_SMALL = {
+    **{"model.gpt.heads": 3, "model.gpt.key_heads": 3},
+    **{"model.gpt.head_width": 24, "model.gpt.hidden": 248},
+}
 
 
 def get_study() -> Sweep:

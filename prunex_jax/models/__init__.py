@@ -1,11 +1,12 @@
-"""Networks by name: the table of models, and the one function that builds them.
+"""Networks by name: the table of models, and the functions that build them.
 
-In: the settings `model.*` and the shape of an image. Out: an `AnyModel`, pure functions
-over plain trees. `base` has the interface. `resnet` and `vgg` are written with every
-width explicit, of the parts in `layers`, and make a `Model`; `vit`, `convnext` and
-`gpt` are NNX modules, the first two of the parts in `stream`, and make a
-`FunctionModel`, as networks of users' own do. Models know nothing of channels, methods
-or meshes.
+In: the settings `model.*` and the shape of an image, or the length of a text. Out: an
+`AnyModel`, pure functions over plain trees. `base` has the interface. `resnet` and
+`vgg` are written with every width explicit, of the parts in `layers`, and make a
+`Model`. NNX modules make a `FunctionModel`, as networks of users' own do: `vit` and
+`convnext` for images, of the parts in `stream`; `gpt` and `bert` for text, of those in
+`transformer`. `generation` writes text; `weights` reads trained networks of others.
+Models know nothing of channels, methods or meshes.
 """
 
 import functools
@@ -25,6 +26,7 @@ from prunex_jax.models.base import (
 )
 from prunex_jax.models.convnext import ConvNextSpec, make_convnext, make_convnext_spec
 from prunex_jax.models.functions import FunctionModel, Functions, is_own
+from prunex_jax.models.generation import generate
 from prunex_jax.models.language import (
     MASKED_TOKEN,
     NEXT_TOKEN,
@@ -49,6 +51,7 @@ __all__ = [
     "ResNetSpec",
     "VggSpec",
     "from_moments",
+    "generate",
     "is_own",
     "make_language_model",
     "make_model",

@@ -150,6 +150,14 @@ def _of_pair(
 
 
 def of_nnx(given: Any, example: PyTree) -> Functions:
+    """Makes functions of a Flax NNX module, or of what makes one of `nnx.Rngs`.
+
+    Args:
+      given: The module, its class, or a function of `nnx.Rngs`.
+      example: As of `own_model`, shapes and types.
+    Raises:
+      UserError: What it makes is no module.
+    """
     from flax import nnx
 
     from prunex_jax.models.base import from_tree, to_tree

@@ -22,6 +22,8 @@ from flax import nnx
 
 # Standard deviation of initial weights.
 _SPREAD = 0.02
+# Score of a position that is not seen; finite, as all that a removed head computes.
+_UNSEEN = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,8 +185,8 @@ class Attention(nnx.Module):
         )
         if self.spec.is_causal:
             seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))[None, None, None]
-            scores = jnp.where(seen, scores, -jnp.inf)
-        return dropped(jax.nn.softmax(scores, axis=-1), self.weights_dropout)
+            scores = jnp.where(seen, scores, _UNSEEN)
+        return dropped(shares_of(scores), self.weights_dropout)
 
 
 class Unit(nnx.Module):
@@ -235,6 +237,23 @@ class Block(nnx.Module):
         if self.is_post_norm:
             return norm(x + dropped(part(x), self.dropout))
         return x + dropped(part(norm(x)), self.dropout)
+
+
+def shares_of(scores: jax.Array) -> jax.Array:
+    """The softmax over the last axis, float32[..., size].
+
+    It says that the sum it divides by is not zero, which follows from the largest term,
+    1, but is not seen by who traces the function. So heads can be cut out whose scores
+    are those of a mask alone.
+
+    Example:
+      >>> shares_of(jnp.array([0.0, -1e30])).tolist()
+      [1.0, 0.0]
+    """
+    largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    terms = jnp.exp(scores - largest)
+    # Below the smallest sum, so that its slope is that of the sum.
+    return terms / jnp.maximum(jnp.sum(terms, axis=-1, keepdims=True), 0.5)
 
 
 def embedded(tokens: jax.Array, table: jax.Array, dtype: str) -> jax.Array:

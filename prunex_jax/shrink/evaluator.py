@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -96,10 +95,8 @@ class Evaluator:
         if axis not in value.shared:
             shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
             number: Any = value.dead[axis]
-            full = jnp.full(shape, number, jnp.result_type(x))
-            # Inside of `shard_map`, equations want operands that vary alike.
-            varying = tuple(sorted(jax.typeof(x).manual_axis_type.varying))
-            return lax.pcast(full, varying, to="varying") if varying else full
+            # Like `x` it varies over a mesh, or not.
+            return jnp.full_like(x, number, jnp.result_type(x), shape)
         found = self.shared[value.shared[axis]]
         for (operand, other), labels in equation.fits.items():
             if operand == index and other != axis:

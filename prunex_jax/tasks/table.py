@@ -70,17 +70,18 @@ def make_task(
     _check_is_there(data, model, own)
     if own is None and ":" in model.name:
         own = Own(named_model(model.name))
-    _check_sections(model)
     is_text = data.name == TEXT and (own is None or own.data is None)
     if is_text:
         return _language(data, model, own, label_smoothing, teacher_temperature)
     if own is not None:
+        _check_sections(model)
         return own_task(own, data, model, seed, **options)
     if model.name in _LANGUAGE_MODELS:
         raise UserError(
             f"config.model.name={model.name!r} reads text, and config.data.name="
             f"{data.name!r} has images; set config.data.name={TEXT!r}, or another model"
         )
+    _check_sections(model)
     dataset = open_dataset(data, seed)
     network = make_model(model, dataset.image_shape, dataset.num_classes)
     return Task(dataset, network, Classification(**options))
@@ -139,11 +140,17 @@ def _language(
             f"loss, inputs and metrics are those of text with config.data.name="
             f"{data.name!r}; give data of your own beside them, or leave them out"
         )
-    dataset = open_stdlib(data)
     has_own = own is not None and own.model is not None
+    if not has_own and model.name not in _LANGUAGE_MODELS:
+        raise UserError(
+            f"config.model.name={model.name!r} reads images, and config.data.name="
+            f"{data.name!r} is text; choose one of {', '.join(_LANGUAGE_MODELS)}"
+        )
     heeded = set() if has_own else {"compute_dtype"}
     fields = sorted({*OF_IMAGE_MODELS} - heeded)
     check_defaults("model", model, fields, "a model of text")
+    _check_sections(model)
+    dataset = open_stdlib(data)
     if not has_own and model.name in MASKED_TOKEN:
         return _masked_language(dataset, model, teacher_temperature)
     objective = Language(dataset.length, teacher_temperature=teacher_temperature)
@@ -151,14 +158,8 @@ def _language(
     if own is not None and own.model is not None:
         example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))
         network = own_model(own.model, example)
-    elif model.name in NEXT_TOKEN:
-        network = make_language_model(model, NUM_TOKENS, dataset.length)
     else:
-        raise UserError(
-            f"config.model.name={model.name!r} reads images, and config.data.name="
-            f"{data.name!r} is text; set config.model.name={NEXT_TOKEN[0]!r}, or one "
-            f"of {', '.join(_LANGUAGE_MODELS[1:])}"
-        )
+        network = make_language_model(model, NUM_TOKENS, dataset.length)
     return Task(dataset, network, objective)
 
 

@@ -31,6 +31,7 @@ from prunex_jax.methods import Method, Recipe, RoundKind, make_method
 from prunex_jax.methods.inner import make_inner, make_learning_rate
 from prunex_jax.models import AnyModel, FunctionModel
 from prunex_jax.shrink import trace_model
+from prunex_jax.shrink.cost import count_macs
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
 from prunex_jax.tasks import Objective, Own, Task, make_task
@@ -68,6 +69,11 @@ class Setup:
     method: Method  # What is exchanged.
     plan: RoundPlan  # When.
     programs: Programs  # What is compiled.
+
+    @functools.cached_property
+    def macs(self) -> int:
+        """Multiply-accumulates of one forward pass of one example."""
+        return macs_of_one_example(self.model)
 
     def exchange_options(
         self, keep_counts: Mapping[str, int], kind: RoundKind
@@ -338,6 +344,12 @@ def _find_channels(config: ExperimentConfig, model: AnyModel) -> Channels:
     budget = model_budget(config.sparsity, model, trace)
     keep_counts = budget.keep_counts_at(1 - config.sparsity.sparsity)
     return Channels(trace, budget, keep_counts)
+
+
+def macs_of_one_example(model: AnyModel) -> int:
+    """Multiply-accumulates of one forward pass, without making parameters."""
+    arrays = jax.eval_shape(model.init, jax.random.key(0))
+    return count_macs(model.apply, *arrays, model.example())
 
 
 def _check_batches(config: ExperimentConfig, mesh: AnyMesh) -> None:

@@ -45,6 +45,7 @@ from prunex_jax.train.transitions import (
     hand_over,
     saved_shapes,
 )
+from prunex_jax.train.work import seen_until, speed_of
 
 # Steps started ahead of the one that is waited for. On CPU the devices share threads,
 # and collectives of several steps at once could wait for each other for ever.
@@ -434,7 +435,9 @@ class Loop:
             "host_wire_ratio": (
                 spent["host_wire_bytes"] / dense_bytes if dense_bytes else 0.0
             ),
+            **seen_until(experiment, step),
             "seconds_per_step_median": self.clock.seconds_per_step_median,
+            **speed_of(experiment, self.clock.seconds_per_step_median),
             **jax.tree.map(float, report.health),
         }
 

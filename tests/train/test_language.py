@@ -15,6 +15,7 @@ from prunex_jax.data import EXAMPLE, open_stdlib
 from prunex_jax.export import read_model
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import METHODS
+from prunex_jax.models import generate
 from prunex_jax.train import train
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.evaluate import evaluate
@@ -50,6 +51,17 @@ SETTINGS = {
         "read_test": False,
     },
 }
+
+
+GPT2 = merged(SETTINGS, {"model": {"name": "gpt2"}})
+BERT = {
+    **SETTINGS,
+    "model": {
+        "name": "bert",
+        "bert": {"layers": 1, "width": 16, "heads": 2, "head_width": 8, "hidden": 24},
+    },
+}
+NAMED = {"gpt2": GPT2, "bert": BERT}
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +108,48 @@ def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_learns_from_itself(tmp_path):
+@pytest.mark.parametrize("name", NAMED)
+def test_other_models_learn_shrink_and_resume(name, tmp_path):
+    """With dropout and bfloat16, in parts of a batch."""
+    section = "bert" if name == "bert" else "gpt"
+    values = merged(NAMED[name], {"optimizer": {"micro_batches": 2}})
+    values["model"]["compute_dtype"] = "bfloat16"
+    values["model"][section] = {**values["model"][section], "dropout": 0.1}
+    result = train(values, tmp_path / "whole")
+    summary, rows = result.summary, rows_of(tmp_path / "whole")
+    assert summary["params_kept"] < 0.6 * summary["params_dense"]
+    assert summary["shrink_max_abs_error"] < 1e-5
+    assert rows[-1]["loss"] < rows[0]["loss"] < math.log(257) + 0.1
+    assert rows[-1]["tokens_seen"] == summary["tokens_seen"] == 20 * 16 * 16
+    assert ("validation_accuracy" in summary) == (name == "bert")
+    for stopped_at in (7, 17):
+        folder = tmp_path / f"stopped_{stopped_at}"
+        with pytest.raises(StopAtOnce):
+            train(values, folder, watch=stop_after(stopped_at))
+        resumed = train(values, folder)
+        pair = (jax.tree.leaves(r.network.params) for r in (resumed, result))
+        for found, wanted in zip(*pair, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.slow
+def test_masked_models_learn_the_same_on_any_mesh(tmp_path):
+    """Up to rounding: what is asked for depends on seed and step alone."""
+    dense = {"method": {"name": "dense"}, "run": {**BERT["run"], "steps": 6}}
+    losses = []
+    for layout in ("1", "2", "4"):
+        values = merged(BERT, {**dense, "topology": {"layout": layout}})
+        values["sparsity"] = {}
+        train(values, tmp_path / layout)
+        losses.append([row["loss"] for row in rows_of(tmp_path / layout)])
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [SETTINGS, BERT], ids=["gpt", "bert"])
+def test_a_model_learns_from_itself(values, tmp_path):
     """Answers of a teacher have a row for every token."""
-    values = merged(SETTINGS, {"distill": {"teacher": "self"}})
+    values = merged(values, {"distill": {"teacher": "self"}})
     result = train(values, tmp_path / "run")
     assert np.isfinite(result.summary["validation_loss"])
 
@@ -110,6 +161,11 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 255, (3, 16)), jnp.int32)
     found = read_model(tmp_path / "out")(tokens)
     np.testing.assert_allclose(found, result.network.logits(tokens), atol=1e-4)
+    texts = [
+        generate(logits, tokens[:, :4], 15, window=16, temperature=0.0)
+        for logits in (read_model(tmp_path / "out"), result.network.logits)
+    ]
+    np.testing.assert_array_equal(*texts)
     with pytest.raises(UserError, match="no data set of labelled images"):
         evaluate(tmp_path / "out")
 
@@ -119,11 +175,15 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
     [
         (
             {"model": {"name": "resnet20"}},
-            "images, and config.data.name='stdlib'",
+            "images, and config.data.name='stdlib' is text; choose one of gpt, gpt2",
         ),
         ({"data": {"name": "digits"}}, "text, and config.data.name='digits'"),
         ({"data": {"augment": "shift"}}, "data.augment='shift' is for images"),
-        ({"model": {"compute_dtype": "bfloat16"}}, "has no effect on a model of text"),
+        ({"model": {"norm_scope": "host"}}, "has no effect on a model of text"),
+        (
+            {"model": {"bert": {"heads": 8}}},
+            "config.model.bert.heads=8 has no effect on model gpt",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message, tmp_path):
@@ -138,7 +198,20 @@ SHAPES = [(2, 2), *(pytest.param(shape, marks=SLOW) for shape in ((3, 2), (4, 1)
 @pytest.mark.parametrize("method", METHODS)
 def test_formula_bytes_are_traced_bytes(method, shape):
     """What every method says that it sends is in the programs of a language model."""
-    values = merged(SETTINGS, {"data": {"batch_size": 24}, "method": {"name": method}})
+    check_bytes(SETTINGS, method, shape)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    "method",
+    [name if name == "hsadmm" else pytest.param(name, marks=SLOW) for name in METHODS],
+)
+def test_formula_bytes_are_traced_bytes_of_other_models(name, method):
+    check_bytes(NAMED[name], method, (2, 2))
+
+
+def check_bytes(settings, method, shape):
+    values = merged(settings, {"data": {"batch_size": 24}, "method": {"name": method}})
     if method != "hsadmm":
         values["sparsity"].pop("shrink_share")
     if method in ("dgc", "importance"):  # They apply momentum before they send.
@@ -148,7 +221,10 @@ def test_formula_bytes_are_traced_bytes(method, shape):
     experiment = make_experiment(resolve_config(values), topology)
     current, mesh_shape = experiment.current, dict(experiment.mesh.shape)
     programs, state = current.programs, current.programs.abstract_state()
-    batch = {"example": jax.ShapeDtypeStruct((24, 17), np.int32)}
+    split = experiment.task.dataset.train
+    batch = jax.eval_shape(
+        lambda: jax.tree.map(jnp.asarray, split.evaluation_batch(np.arange(24)))
+    )
     for options in late_options(current.method):
         formula = current.method.step_formula(mesh_shape, **options)
         found = programs.local_step.collectives(state, batch, **options)

@@ -20,11 +20,11 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.shrink.cost import count_macs
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.experiment import macs_of_one_example, make_experiment
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.run import train
 from prunex_jax.train.transitions import experiment_at, hand_over
-from prunex_jax.train.work import macs_of_one_example, macs_until
+from prunex_jax.train.work import macs_until
 from tests.helpers.tiny_runs import (
     ROUNDING,
     merged,

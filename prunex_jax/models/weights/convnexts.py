@@ -4,6 +4,8 @@ References:
   timm, convnext.py; torchvision, models/convnext.py.
 """
 
+from collections.abc import Sequence
+
 from prunex_jax.models.weights.table import CONV, DENSE, Axes, Layout, Row
 
 _STAGES = range(4)
@@ -39,7 +41,9 @@ def _halving(there: str, stage: int) -> tuple[Row, ...]:
     return *_norm(f"{there}.0", f"{here}/norm"), *_patches(f"{there}.1", here)
 
 
-def _block(depthwise: str, norm: str, up: str, down: str, here: str) -> tuple[Row, ...]:
+def _block(parts: Sequence[str], here: str) -> tuple[Row, ...]:
+    """Rows of a block; its parts are depthwise convolution, norm, up and down."""
+    depthwise, norm, up, down = parts
     return (
         Row(f"{depthwise}.weight", f"{here}/depthwise/kernel", CONV),
         Row(f"{depthwise}.bias", f"{here}/depthwise/bias"),
@@ -51,20 +55,21 @@ def _block(depthwise: str, norm: str, up: str, down: str, here: str) -> tuple[Ro
 
 def _timm_stage(stage: int) -> tuple[Row, ...]:
     here, there = f"stages/{stage}/blocks/{{b}}", f"stages.{stage}.blocks.{{b}}"
-    parts = (f"{there}.{part}" for part in ("conv_dw", "norm", "mlp.fc1", "mlp.fc2"))
+    names = "conv_dw", "norm", "mlp.fc1", "mlp.fc2"
+    parts = [f"{there}.{name}" for name in names]
     return (
         *(_halving(f"stages.{stage}.downsample", stage) if stage else ()),
-        *_block(*parts, here),
+        *_block(parts, here),
         Row(f"{there}.gamma", f"{here}/layer_scale"),
     )
 
 
 def _torchvision_stage(stage: int) -> tuple[Row, ...]:
     here, there = f"stages/{stage}/blocks/{{b}}", f"features.{2 * stage + 1}.{{b}}"
-    parts = (f"{there}.block.{number}" for number in (0, 2, 3, 5))
+    parts = [f"{there}.block.{number}" for number in (0, 2, 3, 5)]
     return (
         *(_halving(f"features.{2 * stage}", stage) if stage else ()),
-        *_block(*parts, here),
+        *_block(parts, here),
         Row(f"{there}.layer_scale", f"{here}/layer_scale", _SCALE_OF_MAP),
     )
 
