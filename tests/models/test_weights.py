@@ -1,6 +1,7 @@
 """Tables of names hold every number of a file once, and say what does not fit."""
 
 import dataclasses
+import functools
 import json
 import pickle
 
@@ -49,6 +50,11 @@ def network(name):
     return make_model(config, (32, 32, 3), 7)
 
 
+@functools.cache
+def leaves_named(name):
+    return leaves_of(network(name))
+
+
 def leaves_of(model):
     params, statistics = jax.eval_shape(model.init, jax.random.key(0))
     return shapes_by_path(params) | shapes_by_path(statistics)
@@ -91,7 +97,7 @@ def convert(tensors, leaves, name, config=None):
 
 @pytest.mark.parametrize(("layout", "name"), CASES, ids=IDS)
 def test_every_number_of_a_file_has_one_place(layout, name):
-    leaves = leaves_of(network(name))
+    leaves = leaves_named(name)
     tensors = numbered(layout, leaves)
     found = convert(tensors, leaves, name)
     assert found.layout == layout.name and not found.fresh and not found.notes
@@ -103,14 +109,14 @@ def test_every_number_of_a_file_has_one_place(layout, name):
 
 
 def test_axes_are_those_of_the_table():
-    leaves = leaves_of(network("resnet50"))
+    leaves = leaves_named("resnet50")
     tensors = numbered(layout_of("resnet50"), leaves)
     arrays = convert(tensors, leaves, "resnet50").arrays
     kernel = tensors["layer2.0.conv2.weight"]
     np.testing.assert_array_equal(
         arrays["blocks/3/conv2/kernel"], np.einsum("oihw->hwio", kernel)
     )
-    leaves = leaves_of(network("gpt"))
+    leaves = leaves_named("gpt")
     tensors = numbered(layout_of("gpt"), leaves)
     arrays = convert(tensors, leaves, "gpt").arrays
     there = tensors["layers.1.self_attn.q_proj.weight"]
@@ -124,7 +130,7 @@ def test_axes_are_those_of_the_table():
 
 @pytest.mark.parametrize(("layout", "name"), CASES, ids=IDS)
 def test_what_does_not_fit_is_named(layout, name):
-    leaves = leaves_of(network(name))
+    leaves = leaves_named(name)
     whole = numbered(layout, leaves)
     last = [key for key in whole if key not in layout.marks][-1]
     if not layout.others_of(last):
@@ -141,11 +147,11 @@ def test_what_does_not_fit_is_named(layout, name):
 
 
 def test_weights_of_another_network_say_so():
-    leaves = leaves_of(network("resnet50"))
-    there = numbered(layout_of("gpt"), leaves_of(network("gpt")))
+    leaves = leaves_named("resnet50")
+    there = numbered(layout_of("gpt"), leaves_named("gpt"))
     with pytest.raises(UserError, match=r"is a Hugging Face Llama, and .* has blocks"):
         convert(there, leaves, "resnet50")
-    there = numbered(layout_of("resnet18"), leaves_of(network("resnet18")))
+    there = numbered(layout_of("resnet18"), leaves_named("resnet18"))
     with pytest.raises(UserError, match=r"does not fit .*conv3.weight' is missing"):
         convert(there, leaves, "resnet50")
     with pytest.raises(UserError, match="names of no known layout, such as 'a'; known"):
@@ -155,7 +161,7 @@ def test_weights_of_another_network_say_so():
 
 
 def test_a_classifier_of_other_classes_starts_fresh():
-    leaves = leaves_of(network("resnet18"))
+    leaves = leaves_named("resnet18")
     tensors = numbered(layout_of("resnet18"), leaves)
     more = np.ones((1000, tensors["fc.weight"].shape[1]), np.float32)
     other = {**tensors, "fc.weight": more, "fc.bias": np.ones(1000, np.float32)}
@@ -169,13 +175,13 @@ def test_a_classifier_of_other_classes_starts_fresh():
 
 
 def test_buffers_prefixes_and_tied_heads():
-    leaves = leaves_of(network("resnet18"))
+    leaves = leaves_named("resnet18")
     tensors = numbered(layout_of("resnet18"), leaves)
     plain = convert(tensors, leaves, "resnet18").arrays
     counted = {**tensors, "layer1.0.bn1.num_batches_tracked": np.array(7)}
     same = convert(counted, leaves, "resnet18").arrays
     assert all(np.array_equal(plain[path], same[path]) for path in leaves)
-    leaves = leaves_of(network("gpt"))
+    leaves = leaves_named("gpt")
     tensors = numbered(layout_of("gpt"), leaves)
     plain = convert(tensors, leaves, "gpt").arrays
     head = tensors.pop("lm_head.weight")
@@ -206,7 +212,7 @@ def test_buffers_prefixes_and_tied_heads():
     ],
 )
 def test_a_config_that_computes_something_else_is_refused(name, config, message):
-    leaves = leaves_of(network(name))
+    leaves = leaves_named(name)
     tensors = numbered(layout_of(name), leaves)
     convert(tensors, leaves, name, {"vocab_size": 3, "rope_theta": 10_000.0})
     with pytest.raises(UserError, match=message):
@@ -217,13 +223,13 @@ def test_tensors_that_need_another_setting_say_which():
     one = dataclasses.replace(CONFIGS["bert"].bert, kinds=0)
     config = dataclasses.replace(CONFIGS["bert"], bert=one)
     leaves = leaves_of(make_language_model(config, 16, 5))
-    tensors = numbered(layout_of("bert"), leaves_of(network("bert")))
+    tensors = numbered(layout_of("bert"), leaves_named("bert"))
     with pytest.raises(UserError, match=r"token_type.*; set config.model.bert.kinds=2"):
         convert(tensors, leaves, "bert")
 
 
 def test_names_of_the_first_bert_are_known():
-    leaves = leaves_of(network("bert"))
+    leaves = leaves_named("bert")
     tensors = numbered(layout_of("bert"), leaves)
     plain = convert(tensors, leaves, "bert").arrays
 
@@ -240,7 +246,7 @@ def test_names_of_the_first_bert_are_known():
 
 
 def test_a_head_that_is_not_tied_is_not_lost():
-    leaves = leaves_of(network("gpt2"))
+    leaves = leaves_named("gpt2")
     tensors = numbered(layout_of("gpt2"), leaves)
     tied = {**tensors, "lm_head.weight": tensors["wte.weight"]}
     assert convert(tied, leaves, "gpt2").arrays.keys() == leaves.keys()
@@ -268,7 +274,7 @@ def test_positions_are_interpolated(has_token):
 
 
 def test_positions_of_other_images_are_noted():
-    leaves = leaves_of(network("vit_ti"))
+    leaves = leaves_named("vit_ti")
     tensors = numbered(layout_of("vit_ti"), leaves)
     tensors["pos_embed"] = np.ones((1, 10, 8), np.float32)
     found = convert(tensors, leaves, "vit_ti")

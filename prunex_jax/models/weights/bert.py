@@ -5,7 +5,7 @@ References:
 """
 
 from prunex_jax.base.settings import ModelConfig
-from prunex_jax.models.weights.table import DENSE, Axes, Fact, Layout, Row
+from prunex_jax.models.weights.table import DENSE, Axes, Fact, Layout, Row, norm_rows
 
 _TO_HEADS: Axes = ((1, 2), (0,))
 _FROM_HEADS: Axes = ((2,), (0, 1))
@@ -14,10 +14,7 @@ _HEAD = "cls.predictions"
 
 
 def _norm(there: str, here: str) -> tuple[Row, ...]:
-    return (
-        Row(f"{there}.LayerNorm.weight", f"{here}/scale"),
-        Row(f"{there}.LayerNorm.bias", f"{here}/bias"),
-    )
+    return norm_rows(f"{there}.LayerNorm", here)
 
 
 def _dense(there: str, here: str) -> tuple[Row, ...]:

@@ -6,39 +6,35 @@ References:
 
 from collections.abc import Sequence
 
-from prunex_jax.models.weights.table import CONV, DENSE, Axes, Layout, Row
+from prunex_jax.models.weights.table import (
+    CONV,
+    Axes,
+    Layout,
+    Row,
+    dense_rows,
+    norm_rows,
+)
 
 _STAGES = range(4)
 # What a block adds is scaled by channel; torchvision keeps the axes of a map.
 _SCALE_OF_MAP: Axes = ((0,), (), ())
 
 
-def _norm(there: str, here: str) -> tuple[Row, ...]:
-    return Row(f"{there}.weight", f"{here}/scale"), Row(f"{there}.bias", f"{here}/bias")
-
-
 def _patches(there: str, here: str) -> tuple[Row, ...]:
     return (
-        Row(f"{there}.weight", f"{here}/patches/projection/kernel", CONV),
-        Row(f"{there}.bias", f"{here}/patches/projection/bias"),
-    )
-
-
-def _dense(there: str, here: str, is_head: bool = False) -> tuple[Row, ...]:
-    return (
-        Row(f"{there}.weight", f"{here}/kernel", DENSE, is_head=is_head),
-        Row(f"{there}.bias", f"{here}/bias", is_head=is_head),
+        Row(f"{there}.weight", f"{here}/patches/kernel", CONV),
+        Row(f"{there}.bias", f"{here}/patches/bias"),
     )
 
 
 def _stem(patches: str, norm: str) -> tuple[Row, ...]:
     here = "stages/0/before"
-    return *_patches(patches, here), *_norm(norm, f"{here}/norm")
+    return *_patches(patches, here), *norm_rows(norm, f"{here}/norm")
 
 
 def _halving(there: str, stage: int) -> tuple[Row, ...]:
     here = f"stages/{stage}/before"
-    return *_norm(f"{there}.0", f"{here}/norm"), *_patches(f"{there}.1", here)
+    return *norm_rows(f"{there}.0", f"{here}/norm"), *_patches(f"{there}.1", here)
 
 
 def _block(parts: Sequence[str], here: str) -> tuple[Row, ...]:
@@ -47,9 +43,9 @@ def _block(parts: Sequence[str], here: str) -> tuple[Row, ...]:
     return (
         Row(f"{depthwise}.weight", f"{here}/depthwise/kernel", CONV),
         Row(f"{depthwise}.bias", f"{here}/depthwise/bias"),
-        *_norm(norm, f"{here}/norm"),
-        *_dense(up, f"{here}/mlp/up"),
-        *_dense(down, f"{here}/mlp/down"),
+        *norm_rows(norm, f"{here}/norm"),
+        *dense_rows(up, f"{here}/mlp/up"),
+        *dense_rows(down, f"{here}/mlp/down"),
     )
 
 
@@ -80,8 +76,8 @@ TIMM_CONVNEXT = Layout(
     rows=(
         *_stem("stem.0", "stem.1"),
         *(row for stage in _STAGES for row in _timm_stage(stage)),
-        *_norm("head.norm", "norm"),
-        *_dense("head.fc", "head", is_head=True),
+        *norm_rows("head.norm", "norm"),
+        *dense_rows("head.fc", "head", is_head=True),
     ),
 )
 TORCHVISION_CONVNEXT = Layout(
@@ -90,7 +86,7 @@ TORCHVISION_CONVNEXT = Layout(
     rows=(
         *_stem("features.0.0", "features.0.1"),
         *(row for stage in _STAGES for row in _torchvision_stage(stage)),
-        *_norm("classifier.0", "norm"),
-        *_dense("classifier.2", "head", is_head=True),
+        *norm_rows("classifier.0", "norm"),
+        *dense_rows("classifier.2", "head", is_head=True),
     ),
 )

@@ -7,7 +7,7 @@ References:
 """
 
 from prunex_jax.base.settings import ModelConfig
-from prunex_jax.models.weights.table import Axes, Fact, Layout, Row
+from prunex_jax.models.weights.table import DENSE, Axes, Fact, Layout, Row, norm_rows
 
 # (width, heads, features) of kernels in front of heads, and (heads, features, width)
 # behind them.
@@ -36,8 +36,7 @@ GPT2 = Layout(
     rows=(
         Row("wte.weight", "embedding"),
         Row("wpe.weight", "positions"),
-        Row(f"{_BLOCK}.ln_1.weight", f"{_OURS}/attention_norm/scale"),
-        Row(f"{_BLOCK}.ln_1.bias", f"{_OURS}/attention_norm/bias"),
+        *norm_rows(f"{_BLOCK}.ln_1", f"{_OURS}/attention_norm"),
         Row(
             f"{_BLOCK}.attn.c_attn.weight",
             tuple(f"{_OURS}/attention/{part}" for part in _PARTS),
@@ -51,15 +50,13 @@ GPT2 = Layout(
         ),
         Row(f"{_BLOCK}.attn.c_proj.weight", f"{_OURS}/attention/out", _FROM_HEADS),
         Row(f"{_BLOCK}.attn.c_proj.bias", f"{_OURS}/attention/out_bias"),
-        Row(f"{_BLOCK}.ln_2.weight", f"{_OURS}/unit_norm/scale"),
-        Row(f"{_BLOCK}.ln_2.bias", f"{_OURS}/unit_norm/bias"),
+        *norm_rows(f"{_BLOCK}.ln_2", f"{_OURS}/unit_norm"),
         Row(f"{_BLOCK}.mlp.c_fc.weight", f"{_OURS}/unit/up"),
         Row(f"{_BLOCK}.mlp.c_fc.bias", f"{_OURS}/unit/up_bias"),
         Row(f"{_BLOCK}.mlp.c_proj.weight", f"{_OURS}/unit/down"),
         Row(f"{_BLOCK}.mlp.c_proj.bias", f"{_OURS}/unit/down_bias"),
-        Row("ln_f.weight", "norm/scale"),
-        Row("ln_f.bias", "norm/bias"),
-        Row("lm_head.weight", "head", ((1,), (0,))),
+        *norm_rows("ln_f", "norm"),
+        Row("lm_head.weight", "head", DENSE),
     ),
     copies=(("lm_head.weight", "wte.weight"),),
     facts=_facts,

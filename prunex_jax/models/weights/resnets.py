@@ -6,13 +6,12 @@ References:
 
 from collections.abc import Sequence
 
-from prunex_jax.models.weights.table import CONV, DENSE, Layout, Row
+from prunex_jax.models.weights.table import CONV, Layout, Row, dense_rows, norm_rows
 
 
 def _norm(there: str, here: str) -> tuple[Row, ...]:
     return (
-        Row(f"{there}.weight", f"{here}/scale"),
-        Row(f"{there}.bias", f"{here}/bias"),
+        *norm_rows(there, here),
         Row(f"{there}.running_mean", f"{here}/mean"),
         Row(f"{there}.running_var", f"{here}/var"),
     )
@@ -47,7 +46,6 @@ RESNET = Layout(
         *_norm("layer{b}.bn{i}", "blocks/{b}/norm{i}"),
         Row("layer{b}.downsample.0.weight", "blocks/{b}/shortcut/conv/kernel", CONV),
         *_norm("layer{b}.downsample.1", "blocks/{b}/shortcut/norm"),
-        Row("fc.weight", "classifier/kernel", DENSE, is_head=True),
-        Row("fc.bias", "classifier/bias", is_head=True),
+        *dense_rows("fc", "classifier", is_head=True),
     ),
 )

@@ -60,6 +60,19 @@ class Row:
         return (self.paths,) if isinstance(self.paths, str) else self.paths
 
 
+def norm_rows(there: str, here: str) -> tuple[Row, ...]:
+    """Scale and bias of a norm, which PyTorch calls weight and bias."""
+    return Row(f"{there}.weight", f"{here}/scale"), Row(f"{there}.bias", f"{here}/bias")
+
+
+def dense_rows(there: str, here: str, is_head: bool = False) -> tuple[Row, ...]:
+    """Kernel and bias of an affine map, whose kernel PyTorch has transposed."""
+    return (
+        Row(f"{there}.weight", f"{here}/kernel", DENSE, is_head=is_head),
+        Row(f"{there}.bias", f"{here}/bias", is_head=is_head),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Fact:
     """What a network computes with, that its weights do not show.

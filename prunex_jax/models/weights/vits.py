@@ -13,7 +13,15 @@ import math
 import jax
 import numpy as np
 
-from prunex_jax.models.weights.table import CONV, DENSE, Axes, Layout, Row, Shape
+from prunex_jax.models.weights.table import (
+    CONV,
+    Axes,
+    Layout,
+    Row,
+    Shape,
+    dense_rows,
+    norm_rows,
+)
 
 _TO_HEADS: Axes = ((1, 2), (0,))
 _FROM_HEADS: Axes = ((2,), (0, 1))
@@ -53,17 +61,6 @@ def _side(count: int) -> int:
     return side if side**2 == count else 0
 
 
-def _norm(there: str, here: str) -> tuple[Row, ...]:
-    return Row(f"{there}.weight", f"{here}/scale"), Row(f"{there}.bias", f"{here}/bias")
-
-
-def _dense(there: str, here: str, is_head: bool = False) -> tuple[Row, ...]:
-    return (
-        Row(f"{there}.weight", f"{here}/kernel", DENSE, is_head=is_head),
-        Row(f"{there}.bias", f"{here}/bias", is_head=is_head),
-    )
-
-
 def _attention(fused: str, out: str) -> tuple[Row, ...]:
     """Rows of an attention; `fused` has `{}` where weight or bias stands."""
     heads = [f"{_BLOCK}/attention/{part}" for part in _PARTS]
@@ -79,8 +76,8 @@ def _stem(token: str, positions: str, patches: str) -> tuple[Row, ...]:
     return (
         Row(token, "token", ((), (), (0,))),
         Row(positions, "positions", ((), (0,), (1,)), resize=resized_positions),
-        Row(f"{patches}.weight", "patches/projection/kernel", CONV),
-        Row(f"{patches}.bias", "patches/projection/bias"),
+        Row(f"{patches}.weight", "patches/kernel", CONV),
+        Row(f"{patches}.bias", "patches/bias"),
     )
 
 
@@ -89,13 +86,13 @@ TIMM_VIT = Layout(
     marks=("pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"),
     rows=(
         *_stem("cls_token", "pos_embed", "patch_embed.proj"),
-        *_norm("blocks.{b}.norm1", f"{_BLOCK}/attention_norm"),
+        *norm_rows("blocks.{b}.norm1", f"{_BLOCK}/attention_norm"),
         *_attention("blocks.{{b}}.attn.qkv.{}", "blocks.{b}.attn.proj"),
-        *_norm("blocks.{b}.norm2", f"{_BLOCK}/mlp_norm"),
-        *_dense("blocks.{b}.mlp.fc1", f"{_BLOCK}/mlp/up"),
-        *_dense("blocks.{b}.mlp.fc2", f"{_BLOCK}/mlp/down"),
-        *_norm("norm", "norm"),
-        *_dense("head", "head", is_head=True),
+        *norm_rows("blocks.{b}.norm2", f"{_BLOCK}/mlp_norm"),
+        *dense_rows("blocks.{b}.mlp.fc1", f"{_BLOCK}/mlp/up"),
+        *dense_rows("blocks.{b}.mlp.fc2", f"{_BLOCK}/mlp/down"),
+        *norm_rows("norm", "norm"),
+        *dense_rows("head", "head", is_head=True),
     ),
 )
 _LAYER = "encoder.layers.encoder_layer_{b}"
@@ -109,15 +106,15 @@ TORCHVISION_VIT = Layout(
     ),
     rows=(
         *_stem("class_token", "encoder.pos_embedding", "conv_proj"),
-        *_norm(f"{_LAYER}.ln_1", f"{_BLOCK}/attention_norm"),
+        *norm_rows(f"{_LAYER}.ln_1", f"{_BLOCK}/attention_norm"),
         *_attention(
             "encoder.layers.encoder_layer_{{b}}.self_attention.in_proj_{}",
             f"{_LAYER}.self_attention.out_proj",
         ),
-        *_norm(f"{_LAYER}.ln_2", f"{_BLOCK}/mlp_norm"),
-        *_dense(f"{_LAYER}.mlp.0", f"{_BLOCK}/mlp/up"),
-        *_dense(f"{_LAYER}.mlp.3", f"{_BLOCK}/mlp/down"),
-        *_norm("encoder.ln", "norm"),
-        *_dense("heads.head", "head", is_head=True),
+        *norm_rows(f"{_LAYER}.ln_2", f"{_BLOCK}/mlp_norm"),
+        *dense_rows(f"{_LAYER}.mlp.0", f"{_BLOCK}/mlp/up"),
+        *dense_rows(f"{_LAYER}.mlp.3", f"{_BLOCK}/mlp/down"),
+        *norm_rows("encoder.ln", "norm"),
+        *dense_rows("heads.head", "head", is_head=True),
     ),
 )
