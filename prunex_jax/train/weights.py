@@ -122,17 +122,14 @@ def _of_run(run: Path, path: Path, source: str) -> Weights:
         raise UserError(f"{SETTING}={source!r}: no such checkpoint; there is: {there}")
     trained = load_trained(run, step=wanted[0], simulates=True)
     shrunk, masks = trained.shrunk, trained.cut.masks
-    arrays = {
-        path: np.asarray(leaf)
-        for path, leaf in flatten_by_path(
-            whole_tree(shrunk.params, shrunk.statistics)
-        ).items()
-    }
-    name = f"{CHECKPOINTS}/{wanted[0]}/{MANIFEST}"
+    leaves = flatten_by_path(whole_tree(shrunk.params, shrunk.statistics))
+    arrays = {path: np.asarray(leaf) for path, leaf in leaves.items()}
+    # It has the digests of all files of the checkpoint.
+    file = f"{CHECKPOINTS}/{wanted[0]}/{MANIFEST}"
     kept = {
         name: (mask.size, np.flatnonzero(mask).tolist()) for name, mask in masks.items()
     }
-    return _ours(source, arrays, {name: digest_of(run / name)}, kept)
+    return _ours(source, arrays, {file: digest_of(run / file)}, kept)
 
 
 def _ours(

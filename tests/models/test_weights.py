@@ -128,6 +128,27 @@ def test_axes_are_those_of_the_table():
     )
 
 
+def test_parts_of_a_tensor_lie_in_their_order():
+    width, heads = WIDTHS["width"], WIDTHS["heads"] * WIDTHS["head_width"]
+    found = []
+    for name in ("gpt2", "vit_ti"):
+        leaves = leaves_named(name)
+        tensors = numbered(layout_of(name), leaves)
+        found.append((tensors, convert(tensors, leaves, name).arrays))
+    (gpt2, ours), (vit, ours_of_vit) = found
+    for number, part in enumerate(("query", "key", "value")):
+        span = slice(number * heads, (number + 1) * heads)
+        there = gpt2["h.1.attn.c_attn.weight"][:, span]
+        here = ours[f"blocks/1/attention/{part}"].reshape(width, heads)
+        np.testing.assert_array_equal(here, there)
+        there = vit["blocks.1.attn.qkv.weight"][span]
+        here = ours_of_vit[f"blocks/1/attention/{part}/kernel"].reshape(width, heads)
+        np.testing.assert_array_equal(here, there.T)
+        there = vit["blocks.1.attn.qkv.bias"][span]
+        here = ours_of_vit[f"blocks/1/attention/{part}/bias"].ravel()
+        np.testing.assert_array_equal(here, there)
+
+
 @pytest.mark.parametrize(("layout", "name"), CASES, ids=IDS)
 def test_what_does_not_fit_is_named(layout, name):
     leaves = leaves_named(name)
@@ -282,6 +303,14 @@ def test_positions_of_other_images_are_noted():
     tensors["pos_embed"] = np.ones((1, 12, 8), np.float32)
     with pytest.raises(UserError, match=r"pos_embed is \[1, 12, 8\] in it and would"):
         convert(tensors, leaves, "vit_ti")
+
+
+def test_quantised_weights_are_refused():
+    leaves = leaves_named("resnet18")
+    tensors = numbered(layout_of("resnet18"), leaves)
+    tensors["bn1.weight"] = tensors["bn1.weight"].astype(np.int8)
+    with pytest.raises(UserError, match=r"bn1.weight is int8, and weights that were"):
+        convert(tensors, leaves, "resnet18")
 
 
 def test_low_precision_is_read_as_float32(tmp_path):

@@ -287,11 +287,16 @@ def test_a_shrunk_language_model_trains_on(tmp_path):
     widths = {"layers": 1, "width": 16, "heads": 2, "key_heads": 2, "head_width": 8}
     settings = {
         "topology": {"simulated": "2x1"},
-        "data": {"name": "stdlib", "batch_size": 16, "sequence_length": 16},
+        "data": {
+            "name": "stdlib",
+            "batch_size": 16,
+            "eval_batch_size": 480,
+            "sequence_length": 16,
+        },
         "model": {"name": "gpt", "gpt": {**widths, "hidden": 32}},
         "optimizer": {"name": "adamw", "learning_rate": 0.001},
         "sparsity": {"num_stairs": 1, "start_share": 0.1, "freeze_share": 0.25},
-        "run": {"steps": 20, "log_every_steps": 20},
+        "run": {"steps": 20, "log_every_steps": 20, "read_test": False},
     }
     result = train(settings, tmp_path / "run")
     assert result.summary["params_kept"] < result.summary["params_dense"]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError, suggest
@@ -84,23 +85,35 @@ def to_ours(
     for place in places:
         names = (place.name, *layout.others_of(place.name))
         name = next(name for name in names if name in found)
-        tensor, wanted = found[name], place.shape
-        if tensor.shape != wanted and _is_other_head(place, tensor.shape):
+        tensor = found[name]
+        if not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise UserError(
+                f"{problem}: {name} is {tensor.dtype}, and weights that were quantised "
+                "are not read; give them as floating-point numbers"
+            )
+        if _is_other_head(place, tensor.shape):
             fresh += place.shapes
             continue
-        if tensor.shape != wanted:
-            resize = place.row.resize
-            resized = None if resize is None else resize(tensor, wanted)
-            change = f"{list(tensor.shape)}", f"{list(wanted)}"
-            if resized is None:
-                raise UserError(
-                    f"{misfit} with these settings: {name} is {change[0]} in it and "
-                    f"would be {change[1]}; change config.model or config.data"
-                )
-            notes.append(f"{name} interpolated from {change[0]} to {change[1]}")
-            tensor = resized
+        if tensor.shape != place.shape:
+            notes.append(
+                f"{name} interpolated from {list(tensor.shape)} to {list(place.shape)}"
+            )
+            tensor = _resized(place, tensor, name, misfit)
         arrays |= place.read(tensor)
     return Converted(layout.name, arrays, tuple(fresh), tuple(notes))
+
+
+def _resized(place: Place, tensor: np.ndarray, name: str, problem: str) -> np.ndarray:
+    """What becomes of a tensor of another shape, where something can."""
+    resized = None
+    if place.row.resize is not None:
+        resized = place.row.resize(tensor, place.shape)
+    if resized is None:
+        raise UserError(
+            f"{problem} with these settings: {name} is {list(tensor.shape)} in it and "
+            f"would be {list(place.shape)}; change config.model or config.data"
+        )
+    return resized
 
 
 def _layout_of(tensors: Tensors, source: str) -> Layout:
@@ -180,4 +193,5 @@ def _check_facts(
 def _is_other_head(place: Place, shape: Shape) -> bool:
     """Whether a classifier differs in the number of its classes and no more."""
     wanted = place.shape
-    return place.row.is_head and len(shape) == len(wanted) and shape[1:] == wanted[1:]
+    is_like = len(shape) == len(wanted) and shape[1:] == wanted[1:]
+    return place.row.is_head and is_like and shape != wanted
