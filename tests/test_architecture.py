@@ -31,7 +31,7 @@ OWNERS = {
     "PIL": {"data/images.py"},
     "filelock": {"base/files.py"},
     "rich": {"train/console.py"},
-    "safetensors": {"export/folder.py"},
+    "safetensors": {"export/folder.py", "models/weights/files.py"},
     "flax": {
         *("models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"),
         *("models/transformer.py", "models/gpt.py", "models/bert.py"),

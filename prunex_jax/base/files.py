@@ -118,12 +118,16 @@ def digests_of(folder: Path) -> dict[str, str]:
       ...     digests_of(Path(folder))['a'][:16]
       '2cf24dba5fb0a30e'
     """
-    digests = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        digests[path.relative_to(folder).as_posix()] = digest
-    return digests
+    return {
+        path.relative_to(folder).as_posix(): digest_of(path)
+        for path in sorted(path for path in folder.rglob("*") if path.is_file())
+    }
+
+
+def digest_of(path: Path) -> str:
+    """Takes the SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_damage(files: Mapping[str, str], found: Mapping[str, str]) -> str:

@@ -266,6 +266,10 @@ class DataConfig:
     # Beta(alpha, alpha); 0 for none; where both are positive, each has half of them.
     mixup: float = setting(0.0, at_least=0)
     cutmix: float = setting(0.0, at_least=0)
+    # How pixels become inputs: auto (by the usual mean and deviation of a known set, or
+    # those that are measured) | imagenet (by ImageNet's, as trained networks of
+    # torchvision expect it) | half (by 0.5 and 0.5, as some ViTs of timm do).
+    normalization: Literal["auto", "imagenet", "half"] = "auto"
     # Tokens of a sequence of text.
     sequence_length: int = setting(128, at_least=1)
     # A tokenizer.json of Hugging Face's tokenizers; empty reads text as bytes.
@@ -401,9 +405,11 @@ class ModelConfig:
     # resnet20 | resnet32 | resnet56 | resnet110 | resnet18 | resnet34 | resnet50 |
     # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19 | vit_ti | vit_s | vit_b |
     # convnext_t; of text gpt (as Llama) | gpt2 | bert; or package.module:object for a
-    # network of your own, as
-    # `models.own_model` takes it.
+    # network of your own, as `models.own_model` takes it.
     name: str = "resnet20"
+    # Trained weights to start from: a folder made by `prunex-jax export`, a run folder,
+    # or safetensors of torchvision, timm or Hugging Face; empty draws them at random.
+    weights: str = ""
     # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size); of
     # convnext_t, patches of 2 or of 4 pixels.
     stem: Literal["auto", "cifar", "imagenet"] = "auto"

@@ -34,6 +34,7 @@ _NORMALIZATIONS = {
     "cifar100": Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "imagenet2012": Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
+_IMAGENET = "imagenet2012"
 # The digits, below scikit-learn's folder.
 _DIGITS_FILE = "datasets/data/digits.csv.gz"
 _TEST_SHARE = 0.2
@@ -43,7 +44,7 @@ _PROTOTYPE_CELLS = 4
 _NOISE = 40.0
 # Settings that say how images become batches, and nothing of other examples.
 OF_IMAGES = (
-    *("augment", "image_size", "broken_files"),
+    *("augment", "image_size", "normalization", "broken_files"),
     *("rand_augment_operations", "rand_augment_magnitude", *MIXING),
 )
 
@@ -53,7 +54,8 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
 
     The examples themselves are read at the first use of a split; the test split is not
     touched before that. Mean and standard deviation come from a table for CIFAR and
-    ImageNet, and otherwise from up to 2,048 evenly spaced training examples.
+    ImageNet, and otherwise from up to 2,048 evenly spaced training examples, unless
+    `config.normalization` names others.
 
     Args:
       config: What to read. `shuffle_seed` decides which examples are held out.
@@ -79,7 +81,7 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
     )
     recipe = Recipe(config.augment, _image_shape(config, stored), operations, magnitude)
     validation, train, held_out = _validation(config, stored)
-    normalization = _normalization(stored, recipe, train)
+    normalization = _normalization(config, stored, recipe, train)
     make = functools.partial(ImageSplit, recipe=recipe, normalization=normalization)
     return ImageDataset(
         name=config.name,
@@ -184,8 +186,18 @@ def _fits_memory(
 
 
 def _normalization(
-    stored: StoredSet, recipe: Recipe, train: Positions
+    config: DataConfig, stored: StoredSet, recipe: Recipe, train: Positions
 ) -> Normalization:
+    channels = recipe.image_shape[-1]
+    if config.normalization == "half":
+        return Normalization((0.5,) * channels, (0.5,) * channels)
+    if config.normalization == "imagenet":
+        if channels != len(_NORMALIZATIONS[_IMAGENET].mean):
+            raise UserError(
+                f"config.data.normalization='imagenet' is for images of 3 channels, "
+                f"and those of {stored.name!r} have {channels}; set it to 'auto'"
+            )
+        return _NORMALIZATIONS[_IMAGENET]
     base = stored.name.split("/")[0].split(":")[0]
     known = _NORMALIZATIONS.get(base)
     if known and len(known.mean) == recipe.image_shape[-1]:

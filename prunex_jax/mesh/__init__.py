@@ -32,6 +32,7 @@ from prunex_jax.mesh.folding import (
     AnyMesh,
     FoldedMesh,
     map_over,
+    placed,
     program_to_count,
     sharding_on,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "make_topology",
     "map_over",
     "peak_flops",
+    "placed",
     "position",
     "program_to_count",
     "return_freed_memory",

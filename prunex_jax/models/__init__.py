@@ -5,8 +5,8 @@ In: the settings `model.*` and the shape of an image, or the length of a text. O
 `resnet` and `vgg` are written with every width explicit, of the parts in `layers`, and
 make a `Model`; `vit` and `convnext`, of the parts in `stream`, and for text `gpt` and
 `bert`, of the parts in `transformer`, are NNX modules, and make a `FunctionModel`, as
-networks of users' own do. `generation` writes text. Models know nothing of channels,
-methods or meshes.
+networks of users' own do. `generation` writes text; `weights` reads trained networks of
+others. Models know nothing of channels, methods or meshes.
 """
 
 import functools

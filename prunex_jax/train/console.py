@@ -255,6 +255,11 @@ def _what_is_trained(experiment: Experiment) -> list[str]:
         f"{len(channels.sizes)} channel groups with {sum(channels.sizes.values())} "
         f"channels, {channels.trace.prunable_share():.1%} of the parameters prunable",
     ]
+    if experiment.start is not None:
+        said = "as its checkpoints have them"
+        if experiment.start.arrays:
+            said = "; ".join(experiment.start.described)
+        lines.append(f"weights   {config.model.weights}: {said}")
     if config.sparsity.scope == "inner":
         inner = [group for group in channels.trace.groups if group.is_inner]
         lines.append(
