@@ -28,14 +28,15 @@ OWNERS = {
     "tokenizers": {"data/tokenizer.py"},
     "grain": {"data/loader.py"},
     "sklearn": {"data/sources.py"},
-    "PIL": {"data/images.py"},
+    "PIL": {"data/images.py", "data/rand_augment.py"},
     "filelock": {"base/files.py"},
     "rich": {"train/console.py"},
     "safetensors": {"export/folder.py", "models/weights/files.py"},
     "flax": {
         *("models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"),
         *("models/transformer.py", "models/gpt.py", "models/bert.py"),
-        *("models/language.py", "models/own.py"),
+        *("models/language.py", "models/own.py", "models/stream.py"),
+        *("models/vit.py", "models/convnext.py"),
     },
     "equinox": {"models/own.py"},
 }

@@ -59,7 +59,7 @@ def get_study() -> LinkStudy:
         num_hosts=(4,),
         links=("r=20",),
         goal="accuracy",
-        target_accuracies=(0.40, 0.45),
+        targets=(0.40, 0.45),
         limit_seconds=1800.0,
     )
 

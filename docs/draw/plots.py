@@ -36,7 +36,7 @@ def accuracy_against(cost: Cost) -> Plot:
         ends = (middle - spread, middle + spread)
         series.append(Series(row["title"], [(row[cost.name], middle)], [ends]))
     name = f"{cost.name}_cifar10-coarse"
-    title = f"{cost.title}: CIFAR-10, coarse, 30 epochs, n=1 to 3"
+    title = f"Accuracy {cost.title}: CIFAR-10, coarse, 30 epochs, n=1 to 3"
     return make_plot(cost, (name, title), "test accuracy, %", series, looks)
 
 

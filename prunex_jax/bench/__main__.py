@@ -48,6 +48,7 @@ from prunex_jax.bench.report.study import (
     HELD_OUT_KEY,
     TARGETS_KEY,
     read_findings,
+    take_targets,
     write_report,
 )
 from prunex_jax.bench.study import (
@@ -156,8 +157,9 @@ def write_environment(workdir: Path, study: LinkStudy) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / ENVIRONMENT_FILE
     before = json.loads(path.read_text()) if path.exists() else {}
+    before[TARGETS_KEY] = take_targets(before)
     command = shlex.join(sys.orig_argv)
-    asked = {TARGETS_KEY: study.target_accuracies, HELD_OUT_KEY: study.held_out}
+    asked = {TARGETS_KEY: study.targets, HELD_OUT_KEY: study.held_out}
     facts = {
         "versions": versions(),
         "source": source_revision(Path(__file__).parent),

@@ -8,18 +8,20 @@ checked, narrowed and resolved here.
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from prunex_jax.base.command import call_in_file, find_file
 from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.bench.figure import Figure
 from prunex_jax.methods import find_variants
 from prunex_jax.sparsity import validate_sparsity
 from prunex_jax.train.command import load_config, override_config
 from prunex_jax.train.config import ExperimentConfig, resolve_config
 
 UNLIMITED = "unlimited"
+STEP_TIME = "step_time"
 _SPEED = re.compile(r"([0-9.]+) Mbit/s")
 _RATIO = re.compile(r"r=([0-9.]+)")
 
@@ -98,12 +100,12 @@ class Study:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep(Study):
-    """Rows on simulated hosts: accuracy per byte, with its spread over seeds."""
+    """Rows on simulated hosts: a metric per byte, with its spread over seeds."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     # Rows that all others are compared with, for instance dense averaging.
     baselines: tuple[str, ...] = ()
-    # What accuracies are of. "validation" is for choosing settings: the test split is
+    # What the metric is of. "validation" is for choosing settings: the test split is
     # not even read. "test" is for settings that have been chosen.
     split: Literal["validation", "test"] = "test"
     # What rows are compared by: accuracy, or another metric of the task.
@@ -113,20 +115,9 @@ class Sweep(Study):
     reserved: ClassVar[tuple[str, ...]] = ("seed", "run.read_test")
 
     @property
-    def figure(self) -> str:
-        """What tables and axes call the metric."""
-        unit = ", %" if self.factor == 100 else ""
-        return f"{self.split} {self.metric.replace('_', ' ')}{unit}"
-
-    @property
-    def factor(self) -> int:
-        """By what values are multiplied to be shown."""
-        return 100 if self.metric == "accuracy" else 1
-
-    @property
-    def digits(self) -> int:
-        """Decimals that are shown."""
-        return 2 if self.metric == "accuracy" else 4
+    def figure(self) -> Figure:
+        """The metric, as it is shown."""
+        return Figure(self.metric, self.less_is_better)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,18 +131,27 @@ class LinkStudy(Study):
     links: tuple[str, ...] = (UNLIMITED,)
     # Those links that the model of cost is not fitted to, but checked on.
     held_out: tuple[str, ...] = ()
-    # step_time (steady steps, all links in one run per row) | accuracy (whole runs, one
-    # per row, link and seed).
-    goal: Literal["step_time", "accuracy"] = "step_time"
+    # step_time (steady steps, all links in one run per row), or a metric of the task,
+    # such as accuracy or bits_per_byte (whole runs, one per row, link and seed).
+    goal: str = STEP_TIME
+    less_is_better: bool = False  # Whether that metric is a loss, or the like.
     # Measured rounds of `Row.period` steps per link; one more goes before.
     rounds: int = 5
-    # Validation accuracies whose time is asked for.
-    target_accuracies: tuple[float, ...] = ()
+    # Values of that metric, on the validation split, whose time is asked for.
+    targets: tuple[float, ...] = ()
+    # Examples of the validation split that are scored, spread evenly over it; 0: all.
+    scored_examples: int = 0
     # Pause in every step that stands for the computation of the whole batch on one
     # host; each of n hosts pauses for an n-th. 0: none.
     stand_in_seconds: float = 0.0
     # Time for one row on one number of hosts; what takes longer is killed.
     limit_seconds: float = 900.0
+
+    @property
+    def figure(self) -> Figure | None:
+        """What whole runs are scored by; None where steps are timed."""
+        is_timed = self.goal == STEP_TIME
+        return None if is_timed else Figure(self.goal, self.less_is_better)
 
 
 StudyT = TypeVar("StudyT", bound=Study)
@@ -258,6 +258,19 @@ def narrow_study(
     return check_study(dataclasses.replace(study, **changes))
 
 
+def check_goal(goal: str, metrics: Collection[str]) -> None:
+    """Refuses a goal that is none of the metrics that a task measures.
+
+    Raises:
+      UserError: Names them.
+    """
+    if goal not in metrics:
+        raise UserError(
+            f"goal={goal!r} is neither {STEP_TIME!r} nor measured by the task of the "
+            f"study{suggest(goal, metrics)} (it measures {', '.join(metrics)})"
+        )
+
+
 def whole_numbers(flag: str, values: Sequence[str]) -> tuple[int, ...]:
     """Numbers of a flag that takes several.
 
@@ -358,7 +371,6 @@ def _check_links(study: LinkStudy) -> None:
                 f"row {row.name!r}: processes_per_host={row.processes_per_host} is for "
                 "torch; a jax host is one process with devices_per_host devices"
             )
-    if study.stand_in_seconds < 0:
-        raise UserError(
-            f"stand_in_seconds={study.stand_in_seconds} must not be negative"
-        )
+    for name in ("stand_in_seconds", "scored_examples"):
+        if getattr(study, name) < 0:
+            raise UserError(f"{name}={getattr(study, name)} must not be negative")

@@ -5,7 +5,8 @@
 
 FOLDER was made by prunex-jax export. Its files are compared with their
 checksums, and its StableHLO program, not the network's code, runs on the data set that
-its manifest names, on one device. Exit code 0: scored; 2: bad input.
+its manifest names, on one device: the metrics are those of its task, such as accuracy,
+or bits per byte. Exit code 0: scored; 2: bad input.
 """
 
 import dataclasses
@@ -20,16 +21,21 @@ import numpy as np
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.imports import is_named
 from prunex_jax.data import (
+    VALID,
+    Dataset,
     ImageDataset,
     ImageSplit,
     Normalization,
+    Split,
+    TextDataset,
     evaluation_batches,
-    open_dataset,
 )
 from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.mesh import keep_compiled
-from prunex_jax.train.config import resolve_config
+from prunex_jax.tasks import LOSS, Objective, Own, Task, make_task
+from prunex_jax.train.config import ExperimentConfig, resolve_config
 
 SPLITS = ("test", "validation")
 COMMAND = Command(
@@ -38,9 +44,9 @@ COMMAND = Command(
         Flag("model", "", "Folder made by prunex_jax.export.", is_required=True),
         Flag("split", "test", "What it is scored on.", choices=SPLITS),
         Flag("data_dir", "", "Where the data set lies, if not where the run found it."),
-        Flag("batch_size", 256, "Images at a time."),
+        Flag("batch_size", 256, "Examples at a time."),
         Flag("json", False, "Print one JSON object."),
-        Flag("quiet", False, "Print accuracy and loss only."),
+        Flag("quiet", False, "Print the metrics only."),
     ),
 )
 
@@ -53,12 +59,21 @@ class Evaluation:
     dataset: str  # What it was scored on.
     split: str  # test or validation.
     examples: int  # Their number.
-    accuracy: float  # Share of them whose largest logit is that of their class.
-    loss: float  # Mean cross entropy.
-    # What the run itself measured on this split at its end; None if the export is not
-    # of its end.
-    accuracy_of_run: float | None
-    loss_of_run: float | None  # The same.
+    noun: str  # What an example is, such as "images".
+    # Metric of the task -> mean over the split.
+    measures: Mapping[str, float]
+    # What the run itself measured on this split at its end; empty if the export is not
+    # of its end, or the data are not the same.
+    measures_of_run: Mapping[str, float]
+    difference: str = ""  # In which way the data are not those of the run.
+
+    def plain(self) -> dict[str, Any]:
+        """One object of plain values: metrics, and beside them those of the run."""
+        about = {
+            key: getattr(self, key) for key in ("model", "dataset", "split", "examples")
+        }
+        of_run = {f"{k}_of_run": self.measures_of_run.get(k) for k in self.measures}
+        return {**about, **self.measures, **of_run}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,10 +94,10 @@ def evaluate(
       folder: Made by `python -m prunex_jax export`.
       split: test or validation.
       data_dir: Where the data set lies, if not where the run found it.
-      batch_size: Images at a time; the last batch is filled up with what does not
+      batch_size: Examples at a time; the last batch is filled up with what does not
         count, so that one program is compiled.
     Returns:
-      Means over all examples of the split.
+      The metrics of the run's task, means over the whole split.
     Raises:
       UserError: The folder is no export or was damaged, names no data set, or the split
         is empty.
@@ -92,7 +107,8 @@ def evaluate(
     if split not in SPLITS:
         raise UserError(f"--split={split} is not one of {', '.join(SPLITS)}")
     model = read_model(folder)
-    dataset = _open_dataset(model.manifest, Path(folder), data_dir)
+    task = _task_of(model, Path(folder), data_dir)
+    dataset, objective = task.dataset, task.objective
     part = dataset.test if split == "test" else dataset.validation
     if not len(part):
         other = next(name for name in SPLITS if name != split)
@@ -100,26 +116,24 @@ def evaluate(
             f"--split={split} of {dataset.name} is empty: the run had none; use "
             f"--split={other}"
         )
-    normalization = _normalization(model.manifest)
-    assert isinstance(part, ImageSplit)
-    part = dataclasses.replace(part, normalization=normalization)
-    loss = correct = examples = 0.0
-    with evaluation_batches(part, batch_size, np.arange(batch_size)) as batches:
-        for batch in batches:
-            losses, hits = _score(model, batch["image"], batch["label"])
-            loss += float(np.sum(losses * batch["valid"]))
-            correct += float(np.sum(hits * batch["valid"]))
-            examples += float(np.sum(batch["valid"]))
     summary = model.manifest["metrics"]["summary"] or {}
+    names = [metric.name for metric in objective.metrics]
+    of_run = {name: summary.get(f"{split}_{name}") for name in names}
+    difference = _difference(model.manifest["dataset"], dataset.about())
+    measures, examples = _score(model, objective, part, batch_size)
     return Evaluation(
         model=str(folder),
         dataset=dataset.name,
         split=split,
-        examples=round(examples),
-        accuracy=correct / examples,
-        loss=loss / examples,
-        accuracy_of_run=summary.get(f"{split}_accuracy"),
-        loss_of_run=summary.get(f"{split}_loss"),
+        examples=examples,
+        noun=_noun(dataset),
+        measures=measures,
+        measures_of_run={
+            name: value
+            for name, value in of_run.items()
+            if value is not None and not difference
+        },
+        difference=difference,
     )
 
 
@@ -133,50 +147,69 @@ def _evaluate(values: Values, rest: list[str]) -> None:
         batch_size=values.batch_size,
     )
     if values.json:
-        sys.stdout.write(json.dumps(dataclasses.asdict(found)) + "\n")
+        sys.stdout.write(json.dumps(found.plain()) + "\n")
         return
     if not values.quiet:
-        sys.stdout.write(
-            f"{found.model}: {found.examples} {found.split} images of {found.dataset}\n"
-        )
+        number = f"{found.examples} {found.split} {found.noun}"
+        sys.stdout.write(f"{found.model}: {number} of {found.dataset}\n")
     sys.stdout.write(f"{_line(found, is_quiet=values.quiet)}\n")
 
 
 def _line(found: Evaluation, is_quiet: bool) -> str:
-    line = f"{found.split} accuracy {found.accuracy:.4f}, loss {found.loss:.4f}"
-    if found.accuracy_of_run is None or found.loss_of_run is None or is_quiet:
+    # The loss, which says the least, comes last.
+    names = sorted(found.measures, key=lambda name: name == LOSS.name)
+    shown = [f"{n.replace('_', ' ')} {found.measures[n]:.4f}" for n in names]
+    line = f"{found.split} {', '.join(shown)}"
+    if is_quiet:
         return line
-    run = f"{found.accuracy_of_run:.4f}, {found.loss_of_run:.4f}"
+    if found.difference:
+        return f"{line} ({found.difference})"
+    if found.measures_of_run.keys() != found.measures.keys():
+        return line
+    run = ", ".join(f"{found.measures_of_run[name]:.4f}" for name in names)
     return f"{line} (the run measured {run})"
 
 
 def _score(
-    model: ExportedModel, images: np.ndarray, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Cross entropy and correctness of every example."""
-    logits = np.asarray(jax.device_get(model(images)), np.float64)
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    log_sums = np.log(np.sum(np.exp(shifted), axis=-1))
-    losses = log_sums - shifted[np.arange(len(labels)), labels]
-    return losses, np.argmax(logits, axis=-1) == labels
+    model: ExportedModel, objective: Objective, split: Split, batch_size: int
+) -> tuple[dict[str, float], int]:
+    """Metrics over a split, and the number of its examples."""
+    score = jax.jit(objective.score)
+    sums, examples = dict.fromkeys(("loss", *objective.counted), 0.0), 0.0
+    with evaluation_batches(split, batch_size, np.arange(batch_size)) as batches:
+        for batch in batches:
+            found = jax.device_get(score(model(objective.inputs(batch)), batch))
+            sums = {name: total + float(found[name]) for name, total in sums.items()}
+            examples += float(np.sum(batch[VALID]))
+    measures = {k: float(value) for k, value in objective.measures(sums).items()}
+    return measures, round(examples)
 
 
-def _open_dataset(
-    manifest: Mapping[str, Any], folder: Path, data_dir: str
-) -> ImageDataset:
-    """The data set that the run was trained on, with its splits."""
-    if "classes" not in manifest.get("dataset", {}):
-        raise UserError(
-            f"{folder} names no data set of labelled images, because it was exported "
-            "from no run, or from one of another task; call its program with "
-            "prunex_jax.export.read_model instead"
-        )
-    config = resolve_config(manifest["config"])
+def _task_of(model: ExportedModel, folder: Path, data_dir: str) -> Task:
+    """The task of the run, on its data set with its splits."""
+    config = _config_of(model.manifest, folder)
     data = config.data
     if data_dir:
         data = dataclasses.replace(data, dir=data_dir)
-    dataset = open_dataset(data, config.seed)
-    classes = manifest["dataset"]["classes"]
+    own = None
+    if is_named(config.model.name):
+        own = Own(model=_network_of(model))
+    task = make_task(data, config.model, config.seed, own)
+    if not isinstance(task.dataset, ImageDataset):
+        return task
+    about = model.manifest["dataset"]
+    _check_classes(task.dataset, about["classes"])
+    normalized = _normalized(task.dataset, about["preprocessing"])
+    return dataclasses.replace(task, dataset=normalized)
+
+
+def _network_of(model: ExportedModel) -> Any:
+    """The program in the stead of the user's own network, whose code may be gone."""
+    arrays = dict(model.arrays)
+    return lambda key: {}, lambda params, inputs: model.program(arrays, inputs)
+
+
+def _check_classes(dataset: ImageDataset, classes: Mapping[str, Any]) -> None:
     if dataset.num_classes != classes["count"]:
         raise UserError(
             f"{dataset.name} has {dataset.num_classes} classes here and had "
@@ -190,13 +223,45 @@ def _open_dataset(
                 f"{dataset.name} has class {now!r} here where it had {was!r} when the "
                 "network was trained; give the --data_dir of that set"
             )
-    return dataset
 
 
-def _normalization(manifest: Mapping[str, Any]) -> Normalization:
-    """The one that the network was trained with, whatever is measured here."""
-    preprocessing = manifest["dataset"]["preprocessing"]
-    return Normalization(tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
+def _config_of(manifest: Mapping[str, Any], folder: Path) -> ExperimentConfig:
+    values = manifest.get("config")
+    if not values:
+        raise UserError(
+            f"{folder} names no data set, because it was exported from no run; call "
+            "its program with prunex_jax.export.read_model instead"
+        )
+    return resolve_config(values)
+
+
+def _difference(of_run: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """In which way data are not those of the run, where they say so; or nothing."""
+    then, now = of_run.get("digest"), here.get("digest")
+    if then == now:
+        return ""
+    return f"other data than those of the run: digest {now} here, {then} then"
+
+
+def _noun(dataset: Dataset) -> str:
+    if isinstance(dataset, ImageDataset):
+        return "images"
+    return "sequences" if isinstance(dataset, TextDataset) else "examples"
+
+
+def _normalized(dataset: ImageDataset, about: Mapping[str, Any]) -> ImageDataset:
+    """Images as the network was trained on them, whatever is measured here."""
+    normalization = Normalization(tuple(about["mean"]), tuple(about["std"]))
+
+    def normalized(split: Split) -> Split:
+        assert isinstance(split, ImageSplit)
+        return dataclasses.replace(split, normalization=normalization)
+
+    return dataclasses.replace(
+        dataset,
+        test=normalized(dataset.test),
+        validation=normalized(dataset.validation),
+    )
 
 
 if __name__ == "__main__":

@@ -11,12 +11,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import DataConfig
 from prunex_jax.bench import __main__ as command_line
+from prunex_jax.bench.figure import Figure
 from prunex_jax.bench.links.hosts import LoopbackHosts
 from prunex_jax.bench.links.kernel import share_cores
+from prunex_jax.bench.links.part import part_of
 from prunex_jax.bench.links.records import (
     RECORDS_FILE,
     Curve,
@@ -30,7 +34,8 @@ from prunex_jax.bench.links.sandbox import sandbox_kind
 from prunex_jax.bench.links.tasks import Planner, row_settings
 from prunex_jax.bench.processes import Processes, ProcessFailedError
 from prunex_jax.bench.study import LinkStudy, Row, check_study, load_study, narrow_study
-from tests.helpers.bench_records import make_measurement
+from prunex_jax.data import open_dataset
+from tests.helpers.bench_records import make_curve, make_measurement
 from tests.helpers.common import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -177,6 +182,74 @@ def test_records_of_earlier_versions_are_read(tmp_path):
     assert read_records(tmp_path) == [record]
 
 
+def test_runs_of_earlier_versions_are_read(tmp_path):
+    """They say nothing of their metric, which was accuracy."""
+    curve = make_curve()
+    write_record(tmp_path, curve)
+    path = tmp_path / RECORDS_FILE
+    line = json.loads(path.read_text())
+    del line["figure"]
+    for point in line["points"]:
+        point["accuracy"] = point.pop("value")
+    path.write_text(json.dumps(line) + "\n")
+    assert read_records(tmp_path) == [curve]
+
+
+def test_runs_scored_by_one_metric_are_not_those_of_another(run, tmp_path):
+    settings = {"run.epochs": 0.0, "run.steps": 4, "run.eval_every_steps": 2}
+    study = dataclasses.replace(
+        narrow_study(STUDY, rows=["dense"], links=["r=4"]),
+        goal="accuracy",
+        settings=settings,
+    )
+    run(study)
+    records, _, _ = run(dataclasses.replace(study, goal="loss", less_is_better=True))
+    found = [record.figure for record in records[1:]]
+    assert found == [Figure("accuracy"), Figure("loss", less_is_better=True)]
+    assert records[2].reached(0.03) is records[2].points[0], "less is better"
+    assert read_records(tmp_path) == records
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"goal": "acuracy"},
+            r"goal='acuracy' is neither 'step_time' nor measured .*'accuracy'.*loss",
+        ),
+        (
+            {"goal": "loss", "settings": {"data.validation_share": 0.0}},
+            "goal='loss' is that of the validation split, which is empty",
+        ),
+    ],
+)
+def test_goals_that_nothing_measures_are_refused_before_anything_runs(
+    changes, message, run
+):
+    with pytest.raises(UserError, match=message):
+        run(dataclasses.replace(STUDY, **changes))
+
+
+def test_a_part_of_a_split_is_spread_over_it(tmp_path):
+    split = open_dataset(DataConfig(), seed=0).validation
+    part, numbers = part_of(split, 10), np.arange(10)
+    places = numbers * len(split) // 10
+    assert len(part) == 10 and places[-1] > 0.85 * len(split)
+    for key, value in part.finished(part.evaluation_batch(numbers)).items():
+        wanted = split.finished(split.evaluation_batch(places))[key]
+        np.testing.assert_array_equal(value, wanted)
+    assert part_of(split, 0) is split and part_of(split, 10_000) is split
+    study = dataclasses.replace(
+        STUDY,
+        goal="loss",
+        scored_examples=10,
+        settings={"run.epochs": 0.0, "run.steps": 4, "run.eval_every_steps": 2},
+    )
+    planner = Planner(study, row_settings(study), 2, tmp_path)
+    spec = planner.training(study.rows[0], "r=4", 0).spec
+    assert (spec.metric, spec.scored_examples) == ("loss", 10)
+
+
 def test_a_host_that_dies_shows_its_log_and_ends_the_others(run):
     study = dataclasses.replace(STUDY, settings={"seed": 13})
     with pytest.raises(ProcessFailedError, match=r"process 1 ended(.|\n)*out of luck"):
@@ -266,7 +339,7 @@ def test_studies_of_the_package_can_be_run(path):
     assert "dense" in rows, "everything is compared with it"
     settings = row_settings(study)
     assert set(settings) == rows | {"computation"}
-    if study.goal == "accuracy":
+    if study.figure is not None:
         return
     for row in study.rows:
         method = settings[row.name]["method"]
@@ -286,6 +359,7 @@ def test_studies_of_the_package_can_be_run(path):
         ({"held_out": ("r=1",)}, "not measured"),
         ({"num_hosts": (0,)}, "num_hosts=0 must be at least 1"),
         ({"stand_in_seconds": -1.0}, "must not be negative"),
+        ({"scored_examples": -1}, "scored_examples=-1 must not be negative"),
         ({"rows": (Row("a", processes_per_host=2),)}, "is for torch"),
     ],
 )

@@ -13,10 +13,10 @@ import PIL.Image
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.bench.figure import Figure
 from prunex_jax.bench.links.records import RECORDS_FILE, write_record
 from prunex_jax.bench.report import plots
 from prunex_jax.bench.report.__main__ import main
-from prunex_jax.bench.report.accuracy import time_to_accuracy
 from prunex_jax.bench.report.cost import (
     Extrapolation,
     Modelled,
@@ -38,6 +38,7 @@ from prunex_jax.bench.report.study import (
     read_findings,
     write_report,
 )
+from prunex_jax.bench.report.targets import time_to_targets
 from prunex_jax.methods import METHODS
 from tests.helpers.bench_records import (
     COMPUTE_SECONDS,
@@ -240,7 +241,7 @@ def test_loopback_and_namespaces_are_not_compared():
 def test_speed_ups_are_times_of_dense_over_those_of_the_row():
     records = every_record()
     targets = {"learn": (0.6,)}
-    tables = {table.title: table for table in time_to_accuracy(records, targets)}
+    tables = {table.title: table for table in time_to_targets(records, targets)}
     for link, title in (("r=20", "r=20, 8 Mbit/s"), ("r=4", "r=4, 40 Mbit/s")):
         table = tables[f"Time to accuracy: learn, 2 hosts x 2 devices, {title}"]
         columns = [head.replace("\n", " ") for head in table.header]
@@ -261,7 +262,7 @@ def test_speed_ups_are_times_of_dense_over_those_of_the_row():
 
 def test_accuracies_that_are_not_reached_are_called_so():
     records = [make_curve("dense"), make_curve("topk", rise=0.001)]
-    (table,) = time_to_accuracy(records, {"steps": (0.6, 0.9)})
+    (table,) = time_to_targets(records, {"steps": (0.6, 0.9)})
     found = texts(table)
     assert found["dense"]["to 0.9: seconds"] == "not reached"
     assert found["dense"]["to 0.9: speed-up"] == "-"
@@ -271,14 +272,70 @@ def test_accuracies_that_are_not_reached_are_called_so():
 
 def test_a_row_that_gets_where_dense_does_not_has_no_speed_up():
     records = [make_curve("dense", rise=0.001), make_curve("topk")]
-    found = texts(time_to_accuracy(records, {"steps": (0.6,)})[0])["Top-K, 1 %"]
+    found = texts(time_to_targets(records, {"steps": (0.6,)})[0])["Top-K, 1 %"]
     assert found["to 0.6: seconds"] != "not reached"
     assert found["to 0.6: speed-up"] == "-"
 
 
+BITS = Figure("bits_per_byte", less_is_better=True)
+
+
+def bits_curve(row, rise=0.05):
+    """A run whose bits per byte fall from 8 to 1, as its accuracy rises."""
+    curve = make_curve(row, rise=rise)
+    points = tuple(
+        dataclasses.replace(point, value=8 - 10 * (point.value - 0.1) * 7 / 6)
+        for point in curve.points
+    )
+    summary = {**curve.summary, "test_bits_per_byte": 1.25}
+    return dataclasses.replace(curve, points=points, figure=BITS, summary=summary)
+
+
+def test_metrics_of_which_less_is_better_are_reached_from_above():
+    records = [bits_curve("dense"), bits_curve("topk", rise=0.02)]
+    (table,) = time_to_targets(records, {"steps": (4.0, 0.5)})
+    assert table.title.startswith("Time to bits per byte: steps")
+    found = texts(table)
+    for record in records:
+        reached = next(p for p in record.points if p.value <= 4.0)
+        assert 0 < reached.step < record.points[-1].step
+        told = found[record.setup.title]
+        assert told["to 4: steps"] == f"{reached.step}"
+        assert told["to 0.5: seconds"] == "not reached"
+        assert told["test"] == "1.2500"
+    assert "until validation bits per byte is first seen" in table.notes[0]
+    assert "at the target or below" in table.notes[0]
+    # A network that knows nothing is far above the target, and has not reached it.
+    assert records[0].points[0].value == pytest.approx(8.0)
+
+
+def test_plots_and_sections_have_the_name_of_the_metric():
+    records = [bits_curve("dense"), bits_curve("topk", rise=0.02)]
+    findings = Findings(records, targets={"steps": (4.0,)})
+    section = make_sections(findings)[0]
+    assert section.title == "Time to bits per byte"
+    by_name = {plot.name: plot for plot in section.plots}
+    assert set(by_name) == {
+        f"bits-per-byte-{key}_steps_2x2_r-4" for key in ("bytes", "seconds")
+    }
+    for plot in by_name.values():
+        assert plot.up == "validation bits per byte"
+        assert plot.levels == {4.0: ""}
+        assert max(y for _, y in plot.series[0].points) <= 8
+
+
+def test_metrics_are_not_mixed():
+    records = [make_curve("dense"), bits_curve("dense")]
+    titles = [table.title for table in time_to_targets(records, {})]
+    assert [title.split(":")[0] for title in titles] == [
+        "Time to accuracy",
+        "Time to bits per byte",
+    ]
+
+
 def test_seeds_are_put_together():
     records = [make_curve(seed=seed) for seed in range(3)]
-    (table,) = time_to_accuracy(records, {"steps": (0.6, 0.685)})
+    (table,) = time_to_targets(records, {"steps": (0.6, 0.685)})
     found = texts(table)["dense"]
     assert "n = 3 seeds" in table.notes[0]
     assert found["final validation"] == "0.6860\n0.6760 to 0.6960"
@@ -289,9 +346,9 @@ def test_seeds_are_put_together():
 
 
 def test_what_peers_do_not_say_is_left_blank():
-    found = texts(time_to_accuracy([make_curve("torch")], {})[0])["PyTorch DDP"]
+    found = texts(time_to_targets([make_curve("torch")], {})[0])["PyTorch DDP"]
     assert (found["test"], found["parameters kept"]) == ("-", "-")
-    found = texts(time_to_accuracy([make_curve("dense")], {})[0])["dense"]
+    found = texts(time_to_targets([make_curve("dense")], {})[0])["dense"]
     assert (found["test"], found["parameters kept"]) == ("0.6900", "0.25")
 
 

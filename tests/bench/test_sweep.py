@@ -13,7 +13,7 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.links.tasks import row_settings
 from prunex_jax.bench.report import plots
-from prunex_jax.bench.report.sweep import accuracy_table, divergence_table, write_report
+from prunex_jax.bench.report.sweep import divergence_table, price_table, write_report
 from prunex_jax.bench.study import (
     LinkStudy,
     Row,
@@ -97,7 +97,7 @@ def test_a_run_that_diverged_is_a_result_until_it_is_tried_again(trained):
     wild = found.results["wild"]
     assert [each.summary for each in wild] == [{}, {}]
     assert all("not finite" in each.reason for each in wild)
-    assert accuracy_table(found).rows[2][1].text == "diverged"
+    assert price_table(found).rows[2][1].text == "diverged"
     assert len(divergence_table(found)[0].rows) == 2
     path = runs[2].workdir / DIVERGED
     kept = path.read_text()
@@ -114,7 +114,7 @@ def test_shares_are_of_the_first_baseline(trained):
     assert found.reference.row.name == "dense"
     share = found.shares("hsadmm", "params_kept", "params_dense")[0]
     assert share == small["params_kept"] / dense["params_dense"] < 0.5
-    cells = accuracy_table(found).rows[1]
+    cells = price_table(found).rows[1]
     assert cells[4].value == pytest.approx(small["host_payload_ratio"], rel=0.01)
     assert found.results["hsadmm"][0].points[0].host_bytes > 0
 

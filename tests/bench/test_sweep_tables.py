@@ -9,7 +9,7 @@ import pytest
 
 from prunex_jax.bench.report import plots
 from prunex_jax.bench.report.frontier import hull_table
-from prunex_jax.bench.report.sweep import accuracy_table, difference, make_sections
+from prunex_jax.bench.report.sweep import difference, make_sections, price_table
 from prunex_jax.bench.study import Row, Sweep
 from prunex_jax.bench.sweep.results import Findings, Point, Result
 
@@ -47,7 +47,7 @@ def made_up(
 
 def lines_of(findings: Findings) -> dict[str, list[str]]:
     """Texts of the accuracy table, by method."""
-    table = accuracy_table(findings)
+    table = price_table(findings)
     return {row[0].text: [cell.text for cell in row] for row in table.rows}
 
 
@@ -136,6 +136,38 @@ def test_rows_that_no_other_beats_are_drawn_and_named():
         "best: 92.00 ± 2.00 (n=3)",
     ]
     assert drawn["curves-bytes_tiny"].hull == []
+
+
+def test_another_metric_has_its_name_digits_and_direction():
+    rows = {
+        name: [
+            dataclasses.replace(
+                each, summary={**each.summary, "test_bits_per_byte": 2.0 + ratio}
+            )
+            for each in made_up(name, [0.5], ratio)
+        ]
+        for name, ratio in (("low", 0.125), ("beaten", 0.5))
+    }
+    rows["beaten"] += rows["beaten"]
+    metric = {"metric": "bits_per_byte", "less_is_better": True}
+    findings = findings_of(rows, baselines=("low",), **metric)
+    sections = make_sections(findings)
+    assert sections[0].title == "Bits per byte and its price"
+    table = price_table(findings)
+    assert (table.title, table.header[1]) == (
+        "Bits per byte: tiny",
+        "test bits per byte",
+    )
+    assert lines_of(findings)["low"][1] == "2.1250 (n=1)"
+    told = " ".join(table.notes)
+    assert "Differences are in bits per byte," in told and "ccuracy" not in told
+    drawn = plots_of(findings)
+    plot = drawn["bytes_tiny"]
+    assert (plot.hull, plot.up) == (["low"], "test bits per byte")
+    assert plot.title.startswith("Bits per byte against bytes")
+    (hull,) = hull_table(findings, [plot])
+    assert hull.title == "Lower-left hull: tiny"
+    assert drawn["curves-bytes_tiny"].up == "validation bits per byte"
 
 
 def test_a_hull_is_all_that_is_not_beaten():

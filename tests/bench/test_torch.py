@@ -18,23 +18,34 @@ from tests.helpers.common import ROOT, free_port, make_mesh
 torch = pytest.importorskip("torch")
 
 from prunex_jax.base.errors import TrainingDivergedError, UserError  # noqa: E402
-from prunex_jax.base.settings import ModelConfig  # noqa: E402
+from prunex_jax.base.settings import (  # noqa: E402
+    GptConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
 from prunex_jax.base.trees import flatten_by_path  # noqa: E402
 from prunex_jax.bench.links import host as bench_host  # noqa: E402
 from prunex_jax.bench.links.gates import Spec, write_specs  # noqa: E402
+from prunex_jax.bench.links.part import part_of  # noqa: E402
 from prunex_jax.bench.torch import models as torch_models  # noqa: E402
+from prunex_jax.bench.torch import objectives as torch_objectives  # noqa: E402
 from prunex_jax.bench.torch import training as torch_training  # noqa: E402
+from prunex_jax.data import EXAMPLE  # noqa: E402
 from prunex_jax.data.shards import make_shards  # noqa: E402
 from prunex_jax.mesh import LaunchFlags, make_topology  # noqa: E402
+from prunex_jax.methods.inner import make_inner  # noqa: E402
 from prunex_jax.models import (  # noqa: E402
     MODELS,
+    FunctionModel,
     Model,
     VggSpec,
+    make_gpt,
     make_model,
     make_resnet_spec,
 )
+from prunex_jax.tasks import Language  # noqa: E402
 from prunex_jax.train.config import config_to_dict, resolve_config  # noqa: E402
-from prunex_jax.train.evaluation import validate  # noqa: E402
+from prunex_jax.train.evaluation import evaluate_split  # noqa: E402
 from prunex_jax.train.experiment import make_experiment  # noqa: E402
 
 SMALL = {
@@ -68,6 +79,25 @@ SETTINGS = {
     "method": {"name": "dense", "powersgd": {"rank": 1}},
     "run": {"steps": 24},
 }
+# Two query heads to a key head.
+WIDTHS = {
+    **{"layers": 2, "width": 16, "heads": 4, "key_heads": 2},
+    **{"head_width": 6, "hidden": 24},
+}
+TEXT_SETTINGS = {
+    "seed": 7,
+    "model": {"name": "gpt", "gpt": WIDTHS},
+    "data": {
+        **{"name": "stdlib", "sequence_length": 16},
+        **{"batch_size": 8, "eval_batch_size": 128},
+    },
+    "optimizer": {
+        **{"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1},
+        "clip_norm": 1.0,
+    },
+    "method": {"name": "dense"},
+    "run": {"steps": 24},
+}
 
 
 def small_model(name: str) -> Model:
@@ -91,7 +121,7 @@ def random_state(model: Model):
 def named(tree) -> dict[str, torch.Tensor]:
     """Leaves of a tree of ours under the names and in the layout of PyTorch."""
     return {
-        torch_models.torch_name(path): torch_models.torch_value(leaf)
+        torch_models.torch_name(path): torch_models.torch_value(path, leaf)
         for path, leaf in flatten_by_path(tree).items()
     }
 
@@ -184,8 +214,8 @@ def test_loading_wants_every_parameter():
         torch_models.load_params(network, params, statistics)
 
 
-def spec_of(tmp_path, boundaries, **changes) -> Spec:
-    config = config_to_dict(resolve_config(SETTINGS))
+def spec_of(tmp_path, boundaries, values=SETTINGS, **changes) -> Spec:
+    config = config_to_dict(resolve_config(values))
     for key, value in changes.pop("settings", {}).items():
         section, name = key.split(".")
         config[section][name] = value
@@ -201,7 +231,7 @@ def seat(process: int = 0, processes: int = 1) -> LaunchFlags:
 
 
 def our_run(spec: Spec, shape, steps):
-    """Losses of our own dense run, its network after the steps, and its accuracy."""
+    """Losses of our own dense run, its network after the steps, and its measures."""
     config = resolve_config(spec.config)
     topology = dataclasses.replace(make_topology("1"), mesh=make_mesh(*shape))
     experiment = make_experiment(config, topology)
@@ -212,8 +242,10 @@ def our_run(spec: Spec, shape, steps):
             state, _ = programs.local_step(state, next(batches))
             losses.append(float(programs.report(state).measures["loss"]))
             state = programs.clear(state)
-    accuracy = validate(experiment, state).measures["accuracy"]
-    return losses, programs.network(state)[0], accuracy
+    network = programs.network(state)
+    split = part_of(experiment.task.dataset.validation, spec.scored_examples)
+    result = evaluate_split(experiment, programs.evaluate, network, split)
+    return losses, network[0], result.measures
 
 
 def test_steps_are_ours(tmp_path):
@@ -222,7 +254,7 @@ def test_steps_are_ours(tmp_path):
     own = seat()
     with torch_training.joined(own):
         with torch_training.Trainer(
-            torch_training.make_task(spec, own), "dense"
+            torch_training.make_job(spec, own), "dense"
         ) as trainer:
             losses = [trainer.step() for _ in range(4)]
             found = {k: v.detach() for k, v in trainer.network.named_parameters()}
@@ -233,13 +265,92 @@ def test_steps_are_ours(tmp_path):
 
 def test_processes_of_a_host_train_on_its_shard(tmp_path):
     spec = spec_of(tmp_path, [1], settings={"data.shards": "label_sorted"}, num_hosts=2)
-    task = torch_training.make_task(spec, seat(3, 4))
+    job = torch_training.make_job(spec, seat(3, 4))
     with torch_training.joined(seat()):
-        with torch_training.Trainer(task, "dense") as trainer:
+        with torch_training.Trainer(job, "dense") as trainer:
             batches = [next(trainer._batches) for _ in range(40)]
-    labels = task.dataset.train.labels()
-    own = labels[make_shards(labels, 2, task.config.data)[1]]
+    labels = job.task.dataset.train.labels()
+    own = labels[make_shards(labels, 2, job.config.data)[1]]
     assert {*np.concatenate([batch["label"] for batch in batches])} == {*own}
+
+
+def test_language_models_are_the_same():
+    """Query heads that share key heads, and positions, in logits and gradients."""
+    model = make_gpt(ModelConfig(name="gpt", gpt=GptConfig(**WIDTHS)), 50, 12)
+    params, _ = random_state(model)
+    network = torch_models.make_torch_model(model)
+    torch_models.load_params(network, params, {})
+    tokens = np.random.default_rng(1).integers(0, 50, (3, 13)).astype(np.int32)
+    objective = Language(12)
+
+    def loss_of(params):
+        logits = model.apply(params, {}, objective.inputs({EXAMPLE: tokens}))
+        return objective.loss(logits, {EXAMPLE: tokens}), logits
+
+    grads, logits = jax.jit(jax.grad(loss_of, has_aux=True))(params)
+    theirs = torch_objectives.make_torch_objective(objective)
+    inputs, targets = theirs.tensors({EXAMPLE: tokens})
+    outputs = network(inputs)
+    np.testing.assert_allclose(outputs.detach(), logits, rtol=1e-4, atol=1e-4)
+    assert np.abs(logits).max() > 1, "weights are not so small that all is alike"
+    theirs.loss(outputs, targets).backward()
+    found = {name: param.grad for name, param in network.named_parameters()}
+    assert_close(found, named(grads), 1e-4)
+
+
+def test_a_network_without_a_form_in_pytorch_is_refused():
+    model = make_gpt(ModelConfig(name="gpt", gpt=GptConfig(**WIDTHS)), 50, 12)
+    functions = model.functions
+
+    def init(key):
+        params, statistics = functions.init(key)
+        return {**params, "positions": jnp.ones((12, 16))}, statistics
+
+    other = dataclasses.replace(functions, init=init)
+    with pytest.raises(UserError, match="this network is none of them"):
+        torch_models.make_torch_model(FunctionModel(other))
+
+
+def test_steps_of_adamw_are_those_of_optax():
+    """Moments, epsilon, and which parameters decay, where gradients are tiny too."""
+    config = OptimizerConfig(name="adamw", learning_rate=0.01, weight_decay=0.3)
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(5, 3)), "scale": rng.normal(size=7)}
+    params = {name: x.astype(np.float32) for name, x in params.items()}
+    inner = make_inner(config, optax.constant_schedule(0.01))
+    ours, state = params, inner.init(params)
+    network = torch.nn.ParameterDict({k: torch.tensor(x) for k, x in params.items()})
+    optimizer = torch_training._make_optimizer(network, config)
+    for size in (1.0, 1e-7, 1e-9):
+        grads = {
+            name: (size * rng.normal(size=x.shape)).astype(np.float32)
+            for name, x in params.items()
+        }
+        updates, state = inner.update(grads, state, ours)
+        ours = optax.apply_updates(ours, updates)
+        for name, grad in grads.items():
+            network[name].grad = torch.tensor(grad)
+        optimizer.step()
+    for name in params:
+        np.testing.assert_allclose(network[name].detach(), ours[name], rtol=1e-5)
+
+
+def test_steps_on_text_are_ours(tmp_path):
+    """Text, its order, clipping, decay, moments and score, parameter by parameter."""
+    scored = {"metric": "bits_per_byte", "scored_examples": 300}
+    spec = spec_of(tmp_path, [3], TEXT_SETTINGS, **scored)
+    own = seat()
+    with torch_training.joined(own):
+        with torch_training.Trainer(
+            torch_training.make_job(spec, own), "dense"
+        ) as trainer:
+            losses = [trainer.step() for _ in range(3)]
+            found = {k: v.detach() for k, v in trainer.network.named_parameters()}
+            value = trainer.score()
+    wanted_losses, params, measures = our_run(spec, (1, 1), 3)
+    np.testing.assert_allclose(losses, wanted_losses, rtol=1e-5)
+    assert value == pytest.approx(measures["bits_per_byte"], rel=1e-4)
+    assert_close(found, named(params), 1e-3)
 
 
 class Reached:
@@ -255,7 +366,7 @@ class Reached:
 
 def test_steps_are_timed_between_gates_with_their_pause(tmp_path):
     gate, scores = Reached(), iter([0.25, 0.5])
-    spec = spec_of(tmp_path, [0, 2], evaluates=True, stand_in_seconds=0.02)
+    spec = spec_of(tmp_path, [0, 2], metric="accuracy", stand_in_seconds=0.02)
     bench_host.pass_gates(
         spec, gate, lambda: 1.0, lambda steps: {}, lambda: next(scores)
     )
@@ -263,7 +374,7 @@ def test_steps_are_timed_between_gates_with_their_pause(tmp_path):
     assert (first["event"], first["step"], first["seconds"]) == ("pause", 0, [])
     assert (second["step"], len(second["seconds"])) == (2, 2)
     assert min(second["seconds"]) >= 0.02
-    assert last == {"event": "resume", "accuracy": 0.5}
+    assert last == {"event": "resume", "value": 0.5}
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
@@ -275,9 +386,11 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
 @pytest.mark.parametrize(
     "setting, value, message",
     [
-        ("optimizer.name", "adamw", "name='adamw' is not supported"),
+        ("optimizer.name", "lion", "name='lion' is not supported.*sgd, adamw"),
         ("optimizer.micro_batches", 2, "micro_batches=2 is not supported"),
         ("model.compute_dtype", "bfloat16", "'bfloat16' is not supported"),
+        ("model.name", "mine:Network", "name='mine:Network' is a network of your own"),
+        ("distill.teacher", "self", "distill.teacher='self' is not supported"),
         ("data.batch_size", 33, "batch_size=33 does not divide"),
         ("run.steps", 3, "after step 4"),
     ],
@@ -285,7 +398,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
 def test_what_torch_does_not_have_is_refused(tmp_path, setting, value, message):
     spec = spec_of(tmp_path, [4], settings={setting: value})
     with pytest.raises(UserError, match=message):
-        torch_training.make_task(spec, seat(0, 2))
+        torch_training.make_job(spec, seat(0, 2))
 
 
 def test_torch_that_is_missing_is_named_in_one_line(tmp_path, monkeypatch, capsys):
@@ -358,11 +471,9 @@ def meet(end, event, logs):
 @pytest.mark.slow
 def test_two_processes_follow_our_dense_run(tmp_path):
     """Dense, then other hooks and the bare exchange, in the same processes."""
-    dense = spec_of(tmp_path, [0, 8, 24], evaluates=True)
+    dense = spec_of(tmp_path, [0, 8, 24], metric="accuracy")
     hooks = [dataclasses.replace(dense, hook=hook) for hook in ("fp16", "powersgd")]
-    bare = dataclasses.replace(
-        dense, exchange_only=True, boundaries=(2,), evaluates=False
-    )
+    bare = dataclasses.replace(dense, exchange_only=True, boundaries=(2,), metric="")
     losses, accuracies = {}, {}
     with processes(tmp_path, [dense, *hooks, bare]) as meet_all:
         for spec in (dense, *hooks):
@@ -375,18 +486,18 @@ def test_two_processes_follow_our_dense_run(tmp_path):
                 assert min(first["seconds"], default=1) > 0
             assert [len(first["seconds"]) for first, _ in pauses] == [0, 8, 16]
             for first, second in resumes:
-                assert first["accuracy"] == second["accuracy"]
-            assert resumes[-1][0]["accuracy"] > resumes[0][0]["accuracy"] + 0.1
+                assert first["value"] == second["value"]
+            assert resumes[-1][0]["value"] > resumes[0][0]["value"] + 0.1
             parts = [[x for p in pauses for x in p[host]["losses"]] for host in (0, 1)]
-            accuracies[spec.hook] = [first["accuracy"] for first, _ in resumes]
+            accuracies[spec.hook] = [first["value"] for first, _ in resumes]
             losses[spec.hook] = np.mean(parts, axis=0)
             assert losses[spec.hook][-3:].mean() < 0.8 * losses[spec.hook][:3].mean()
         first, second = meet_all("pause")
         assert len(first["seconds"]) == 2 and second["losses"] == [0.0, 0.0]
         meet_all("resume")
         meet_all("done")
-    ours, _, accuracy = our_run(dense, (2, 1), 8)
-    assert abs(accuracies["dense"][1] - accuracy) < 0.01
+    ours, _, measures = our_run(dense, (2, 1), 8)
+    assert abs(accuracies["dense"][1] - measures["accuracy"]) < 0.01
     np.testing.assert_allclose(losses["dense"][:8], ours, rtol=1e-4)
     # Half precision stays near, and two steps go by before PowerSGD compresses.
     np.testing.assert_allclose(losses["fp16"][:4], ours[:4], rtol=1e-3)

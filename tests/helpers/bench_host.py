@@ -38,8 +38,8 @@ def main() -> None:
                 hops=4.0 * steps,
                 dense_bytes=5e6,
             )
-            accuracy = done / 100 if spec["evaluates"] else None
-            gate.arrive(event="resume", accuracy=accuracy)
+            value = done / 100 if spec["metric"] else None
+            gate.arrive(event="resume", value=value)
         gate.arrive(event="done")
 
 

@@ -75,9 +75,11 @@ def test_scores_as_the_run_did(run, exported):
     summary = run[0].summary
     for split in ("test", "validation"):
         found = evaluation.evaluate(exported, split, batch_size=100)
-        assert found.accuracy == pytest.approx(summary[f"{split}_accuracy"], abs=1e-9)
-        assert found.loss == pytest.approx(summary[f"{split}_loss"], rel=1e-5)
-        assert found.accuracy_of_run == summary[f"{split}_accuracy"]
+        measures = found.measures
+        wanted = summary[f"{split}_accuracy"]
+        assert measures["accuracy"] == pytest.approx(wanted, abs=1e-9)
+        assert measures["loss"] == pytest.approx(summary[f"{split}_loss"], rel=1e-5)
+        assert found.measures_of_run["accuracy"] == wanted
     assert found.examples == round(0.1 * 1438), "every example counts once"
 
 
@@ -140,9 +142,9 @@ def test_a_checkpoint_of_mid_training_is_exported(
     assert manifest["metrics"]["summary"] is None, "those are of another network"
     assert (manifest["metrics"]["logged"] or {"step": None})["step"] == logged
     found = evaluation.evaluate(tmp_path / "m")
-    assert found.accuracy_of_run is None
+    assert found.measures_of_run == {}
     later = evaluation.evaluate(exported)
-    assert found.loss != pytest.approx(later.loss, rel=1e-3)
+    assert found.measures["loss"] != pytest.approx(later.measures["loss"], rel=1e-3)
 
 
 def test_a_run_is_only_read_also_while_it_is_saving(run, tmp_path):
@@ -179,10 +181,10 @@ def test_runs_of_all_kinds_are_exported(kind, tmp_path):
     found = evaluation.evaluate(tmp_path / "m")
     # Bfloat16 rounds to three digits, and programs round in other places.
     is_half = kind == "bfloat16"
-    assert found.loss == pytest.approx(
+    assert found.measures["loss"] == pytest.approx(
         summary["test_loss"], rel=0.02 if is_half else 1e-5
     )
-    assert found.accuracy == pytest.approx(
+    assert found.measures["accuracy"] == pytest.approx(
         summary["test_accuracy"], abs=0.02 if is_half else 1e-9
     )
 
@@ -236,7 +238,7 @@ def test_commands_run_as_others_run_them(tmp_path):
 def test_evaluation_prints_one_object(exported, capsys):
     assert evaluation.main([f"--model={exported}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == dataclasses.asdict(evaluation.evaluate(exported))
+    assert found == evaluation.evaluate(exported).plain()
     assert found["dataset"] == "digits" and found["examples"] == 359
 
 
@@ -252,15 +254,18 @@ def test_what_evaluation_prints(exported, capsys):
 
 
 def test_normalisation_is_that_of_the_manifest(exported, monkeypatch):
-    expected = evaluation.evaluate(exported).loss
-    opened = evaluation.open_dataset
+    expected = evaluation.evaluate(exported).measures
+    made = evaluation.make_task
 
-    def elsewhere(config, seed):
-        other = Normalization((0.0,), (9.0,))
-        return dataclasses.replace(opened(config, seed), normalization=other)
+    def elsewhere(*arguments):
+        task, other = made(*arguments), Normalization((0.0,), (9.0,))
+        test = dataclasses.replace(task.dataset.test, normalization=other)
+        return dataclasses.replace(
+            task, dataset=dataclasses.replace(task.dataset, test=test)
+        )
 
-    monkeypatch.setattr(evaluation, "open_dataset", elsewhere)
-    assert evaluation.evaluate(exported).loss == expected
+    monkeypatch.setattr(evaluation, "make_task", elsewhere)
+    assert evaluation.evaluate(exported).measures == expected
 
 
 @pytest.mark.parametrize(

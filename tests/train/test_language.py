@@ -1,6 +1,8 @@
 """A language model through the trainer: pruned, cut out, resumed, and scored."""
 
+import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +18,9 @@ from prunex_jax.export import read_model
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import METHODS
 from prunex_jax.models import generate
+from prunex_jax.train import evaluate as evaluation
 from prunex_jax.train import train
 from prunex_jax.train.config import resolve_config
-from prunex_jax.train.evaluate import evaluate
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.export import export_run
 from tests.helpers.texts import make_text, write_tokenizer
@@ -253,8 +255,41 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
         for logits in (read_model(tmp_path / "out"), result.network.logits)
     ]
     np.testing.assert_array_equal(*texts)
-    with pytest.raises(UserError, match="no data set of labelled images"):
-        evaluate(tmp_path / "out")
+
+
+def test_its_export_scores_as_the_run_did(whole, tmp_path, monkeypatch, capsys):
+    result, folder = whole
+    export_run(folder, tmp_path / "out")
+    found = evaluation.evaluate(tmp_path / "out", "validation", batch_size=2000)
+    for name in ("loss", "perplexity", "bits_per_byte"):
+        wanted = result.summary[f"validation_{name}"]
+        assert found.measures[name] == pytest.approx(wanted, rel=1e-4)
+        assert found.measures_of_run[name] == wanted
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: found)
+    command = [f"--model={tmp_path / 'out'}", "--split=validation"]
+    assert evaluation.main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["bits_per_byte"] == found.measures["bits_per_byte"]
+    assert told["bits_per_byte_of_run"] == result.summary["validation_bits_per_byte"]
+    assert evaluation.main(command) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith(f"{found.examples} validation sequences of stdlib")
+    assert re.match(r"validation perplexity \d.*, bits per byte \d.*, loss \d", second)
+    assert "(the run measured" in second
+
+
+def test_other_text_than_that_of_the_run_is_called_so(
+    whole, tmp_path, monkeypatch, capsys
+):
+    folder = tmp_path / "out"
+    manifest = export_run(whole[1], folder)
+    manifest["dataset"]["digest"] = "123456789abc"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    measures = {"loss": 1.0, "perplexity": 2.7, "bits_per_byte": 1.4}
+    monkeypatch.setattr(evaluation, "_score", lambda *_: (measures, 3))
+    assert evaluation.main([f"--model={folder}", "--split=validation"]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert "other data than those of the run" in line and "123456789abc then" in line
 
 
 @pytest.mark.parametrize(

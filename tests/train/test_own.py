@@ -10,6 +10,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.train import train
+from prunex_jax.train.evaluate import evaluate
 from prunex_jax.train.export import export_run
 from tests.helpers import own_networks
 from tests.helpers.own_networks import LinenNet, NnxNet, problem
@@ -211,6 +212,15 @@ def test_a_network_is_named_on_the_command_line(tmp_path):
     assert result.summary["params_kept"] < result.summary["params_dense"]
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["model"]["name"] == name
+    # Its program is scored without its code.
+    folder = tmp_path / "out"
+    manifest = export_run(tmp_path / "run", folder)
+    manifest["config"]["model"]["name"] = "gone.from_here:Network"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    found = evaluate(folder)
+    for key in ("accuracy", "loss"):
+        wanted = result.summary[f"test_{key}"]
+        assert found.measures[key] == pytest.approx(wanted, rel=1e-5)
     with pytest.raises(UserError, match="cannot be imported as package"):
         values["model"]["name"] = "tests.helpers.own_networks:Nothing"
         train(values, tmp_path / "other")

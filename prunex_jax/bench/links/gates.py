@@ -22,9 +22,11 @@ class Spec:
     workdir: str  # Its folder.
     # Steps after which there is a gate; 0 is before the first.
     boundaries: tuple[int, ...]
-    # Whether the validation split is scored at every gate, and the run is finished with
-    # its summary.
-    evaluates: bool = False
+    # Metric of the task by which the validation split is scored at every gate of a run
+    # that is finished with its summary; empty where only steps are wanted.
+    metric: str = ""
+    # Examples of that split that are scored, spread evenly over it; 0: all.
+    scored_examples: int = 0
     stand_in_seconds: float = 0.0  # Pause in every step.
     # Whether each step is a dense exchange and nothing else.
     exchange_only: bool = False

@@ -25,6 +25,8 @@ from prunex_jax.base.errors import TrainingDivergedError, UserError
 from prunex_jax.bench.cost_model.step_time import steady_traffic
 from prunex_jax.bench.links.gates import Gate, Gatekeeper, Spec, read_specs
 from prunex_jax.bench.links.kernel import forget_peak_memory, share_cores
+from prunex_jax.bench.links.part import part_of
+from prunex_jax.bench.study import check_goal
 from prunex_jax.comm import Wire, count_hops, mean_over_mesh
 from prunex_jax.mesh import (
     HOST_AXIS,
@@ -39,7 +41,7 @@ from prunex_jax.mesh import (
 )
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.config import resolve_config
-from prunex_jax.train.evaluation import Result, validate
+from prunex_jax.train.evaluation import evaluate_split
 from prunex_jax.train.experiment import Experiment, make_experiment
 from prunex_jax.train.loop import Progress
 from prunex_jax.train.program import Program
@@ -126,27 +128,38 @@ class _Watch:
             hops=steps * traffic.hops,
             dense_bytes=experiment.dense_host_bytes_per_step,
         )
-        accuracy = None
-        if self.spec.evaluates:
-            result = validate(experiment, state)
-            accuracy = result and _accuracy_of(result)
-        self.gate.arrive(event="resume", accuracy=accuracy)
+        value = None
+        if self.spec.metric:
+            value = self._score(experiment, state)
+        self.gate.arrive(event="resume", value=value)
         self.seconds = []
         self.traced_bytes = self._bytes_so_far(progress)
-        if progress.step == self.spec.boundaries[-1] and not self.spec.evaluates:
+        if progress.step == self.spec.boundaries[-1] and not self.spec.metric:
             raise _AllMeasuredError
+
+    def _score(self, experiment: Experiment, state: TrainState) -> float | None:
+        """The metric on the validation split; None if that is empty."""
+        programs, dataset = experiment.current.programs, experiment.task.dataset
+        split = part_of(dataset.validation, self.spec.scored_examples)
+        network = programs.network(state)
+        result = evaluate_split(experiment, programs.evaluate, network, split)
+        return result and metric_of(result.measures, self.spec.metric)
 
     def _bytes_so_far(self, progress: Progress) -> float:
         return progress.experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0)
 
 
-def _accuracy_of(result: Result) -> float:
-    if "accuracy" not in result.measures:
-        raise UserError(
-            "a study with goal='accuracy' needs a task that measures it, and this one "
-            f"measures {', '.join(result.measures)}; set goal='step_time'"
-        )
-    return result.measures["accuracy"]
+def metric_of(measures: Mapping[str, Any], metric: str) -> float:
+    """What a study is after, of what its task measures.
+
+    Raises:
+      UserError: The task does not measure it.
+    Example:
+      >>> metric_of({'loss': 2.0, 'perplexity': 7.4}, 'perplexity')
+      7.4
+    """
+    check_goal(metric, measures)
+    return float(measures[metric])
 
 
 def pass_gates(
@@ -154,7 +167,7 @@ def pass_gates(
     gate: Gatekeeper,
     step: Callable[[], float],
     facts: Callable[[int], Mapping[str, Any]],
-    accuracy: Callable[[], float | None] = lambda: None,
+    score: Callable[[], float | None] = lambda: None,
 ) -> None:
     """Takes timed steps and stops at the gates between them.
 
@@ -166,7 +179,7 @@ def pass_gates(
       gate: Is told the loss of every step on this process, too.
       step: Takes one and returns its loss.
       facts: Number of steps since the last gate -> what else the gate is told.
-      accuracy: Scores the network; called if the spec asks for it.
+      score: The metric of the network; called if the spec asks for it.
     Raises:
       TrainingDivergedError: A loss is not finite.
     """
@@ -183,8 +196,8 @@ def pass_gates(
             raise TrainingDivergedError(f"the loss is not finite at step {done}")
         more = facts(len(seconds))
         gate.arrive(event="pause", step=done, seconds=seconds, losses=losses, **more)
-        found = accuracy() if spec.evaluates else None
-        gate.arrive(event="resume", accuracy=found)
+        found = score() if spec.metric else None
+        gate.arrive(event="resume", value=found)
 
 
 def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:

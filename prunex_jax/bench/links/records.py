@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prunex_jax.bench.figure import Figure
+
 RECORDS_FILE = "records.jsonl"
 
 
@@ -80,7 +82,7 @@ class Point:
     """The network after some steps."""
 
     step: int  # Steps done.
-    value: float  # Accuracy, or another metric, on the validation split.
+    value: float  # The metric on the validation split.
     # Sent by a host so far: as its interface counted (mean over hosts), or by the trace
     # where nothing could be counted.
     host_bytes: float
@@ -95,10 +97,13 @@ class Curve:
     points: tuple[Point, ...]  # In the order of steps.
     seed: int  # Of the run.
     summary: Mapping[str, Any]  # `summary.json` of the run; {} for peers.
+    # What its points have the values of.
+    figure: Figure = dataclasses.field(default_factory=Figure)
 
-    def reached(self, accuracy: float) -> Point | None:
-        """The first point with at least this validation accuracy."""
-        return next((p for p in self.points if p.value >= accuracy), None)
+    def reached(self, target: float) -> Point | None:
+        """The first point that is as good on the validation split, or better."""
+        reaches = self.figure.reaches
+        return next((p for p in self.points if reaches(p.value, target)), None)
 
 
 Record = Measurement | Curve
@@ -143,7 +148,9 @@ def _record(values: dict[str, Any]) -> Record:
     kind, setup = values.pop("kind"), Setup(**values.pop("setup"))
     if kind == "curve":
         points = tuple(map(_point, values.pop("points")))
-        return Curve(setup=setup, points=points, **values)
+        # For the same reason they did not name the metric.
+        figure = Figure(**values.pop("figure", {}))
+        return Curve(setup=setup, points=points, figure=figure, **values)
     # Earlier versions counted collectives beside hops.
     values.pop("messages", None)
     return Measurement(setup=setup, seconds=tuple(values.pop("seconds")), **values)

@@ -27,6 +27,7 @@ from prunex_jax.bench.links.tasks import (
     COMPUTATION,
     Planner,
     Task,
+    check_scores,
     row_settings,
     session_commands,
 )
@@ -47,11 +48,12 @@ def run_study(
     Returns:
       All records of the study, also those of earlier calls.
     Raises:
-      UserError: A row whose settings cannot work.
+      UserError: A row whose settings cannot work, or a goal that nothing measures.
       ProcessFailedError: A process died or took too long.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     settings = row_settings(study)
+    check_scores(study, settings)
     records = [r for r in read_records(workdir) if r.setup.study == study.name]
 
     def keep(record: Record) -> None:
@@ -103,14 +105,14 @@ class Phase(NamedTuple):
     """What happened between two gates.
 
     `counted` are the bytes that interfaces saw, a mean over hosts; None where nobody
-    counts. `accuracy` is that of the network at the second gate, where it is scored.
+    counts. `value` is the metric of the network at the second gate, where it is scored.
     """
 
     step: int
     facts: Sequence[Mapping[str, Any]]
     counted: float | None
     peak_memory: int
-    accuracy: float | None
+    value: float | None
 
     @property
     def seconds(self) -> list[float]:
@@ -146,7 +148,7 @@ class Bench:
         if self._reference() is None:
             tasks.append(self.planner.steady(COMPUTATION, (UNLIMITED,)))
         for row in study.rows:
-            if study.goal == "accuracy":
+            if study.figure is not None:
                 tasks += [
                     self.planner.training(row, link, seed)
                     for link, seed in itertools.product(study.links, study.seeds)
@@ -160,7 +162,7 @@ class Bench:
         """Meets the processes that run a task, and records what they say."""
         name = self.planner.study.name
         self.say(f"{name}: {task.row.title}, {self.links.num_hosts} hosts")
-        if task.spec.evaluates:
+        if task.spec.metric:
             self._record(self._curve(task, processes))
             return
         for link, phase in self._phases(task, processes):
@@ -185,8 +187,8 @@ class Bench:
             self.links.shape(None)
             peak = processes.peak_memory()
             processes.release()
-            accuracy = processes.meet("resume")[0]["accuracy"]
-            yield links[number], Phase(step, facts, counted, peak, accuracy)
+            value = processes.meet("resume")[0]["value"]
+            yield links[number], Phase(step, facts, counted, peak, value)
             if number < len(task.links):
                 self.links.shape(self._megabits(task.links[number]))
                 before = self.links.sent_bytes()
@@ -195,22 +197,24 @@ class Bench:
         processes.release()
 
     def _curve(self, task: Task, processes: Meeting) -> Curve:
-        """A whole run over one link, and its accuracy on the way."""
-        points: list[Point] = []
+        """A whole run over one link, and its metric on the way."""
+        figure, points = self.planner.study.figure, list[Point]()
+        assert figure is not None, "whole runs are scored"
         seconds = sent = 0.0
         for link, phase in self._phases(task, processes):
             if link is not None:
                 seconds += sum(phase.seconds)
                 traced = phase.facts[0]["traced_bytes"] or 0.0
                 sent += traced if phase.counted is None else phase.counted
-            assert phase.accuracy is not None, "a run is scored at every gate"
-            points.append(Point(phase.step, phase.accuracy, sent, seconds))
+            assert phase.value is not None, "a run is scored at every gate"
+            points.append(Point(phase.step, phase.value, sent, seconds))
         summary = Path(task.spec.workdir) / "summary.json"
         return Curve(
             setup=self._setup(task.row, task.links[0]),
             points=tuple(points),
             seed=task.spec.config["seed"],
             summary=json.loads(summary.read_text()) if summary.exists() else {},
+            figure=figure,
         )
 
     def _measurement(self, row: Row, link: str, phase: Phase) -> Measurement:
@@ -263,11 +267,14 @@ class Bench:
 
     def _known(self, row: Row, link: str, seed: int | None = None) -> Record | None:
         """What was recorded of a row over a link; of a whole run, with a seed."""
-        key = (row.name, self.links.num_hosts, link, seed)
+        figure = None if seed is None else self.planner.study.figure
+        key = (row.name, self.links.num_hosts, link, seed, figure)
         for record in self.records:
             at = record.setup
-            own_seed = record.seed if isinstance(record, Curve) else None
-            if (at.row, at.num_hosts, at.link, own_seed) == key:
+            own: tuple[Any, Any] = None, None
+            if isinstance(record, Curve):
+                own = record.seed, record.figure
+            if (at.row, at.num_hosts, at.link, *own) == key:
                 return record
         return None
 
@@ -282,8 +289,8 @@ def _line(record: Record) -> str:
     if isinstance(record, Curve):
         last = record.points[-1]
         return (
-            f"{setup.link}{speed}: validation accuracy {last.value:.3f} after "
-            f"{last.seconds:.1f} s and {last.host_bytes / 1e6:.1f} MB per host"
+            f"{setup.link}{speed}: validation {record.figure.words} {last.value:.3f} "
+            f"after {last.seconds:.1f} s and {last.host_bytes / 1e6:.1f} MB per host"
         )
     counted, traced = record.interface_bytes, record.traced_bytes
     sent = "not counted" if counted is None else f"{counted:,.0f} bytes"

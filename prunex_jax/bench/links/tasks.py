@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.bench.links.gates import Spec, write_specs
 from prunex_jax.bench.links.hosts import Hosts
 from prunex_jax.bench.processes import free_port
 from prunex_jax.bench.report import places
-from prunex_jax.bench.study import LinkStudy, Row, settings_of
+from prunex_jax.bench.study import LinkStudy, Row, check_goal, settings_of
 from prunex_jax.mesh import check_has_links
-from prunex_jax.train.config import config_to_dict
+from prunex_jax.tasks import make_task
+from prunex_jax.train.config import config_to_dict, resolve_config
 
 # The row that every study runs first: steps without any exchange are what r counts in.
 COMPUTATION = Row(places.COMPUTATION, "computation alone", {"method.name": "none"})
@@ -67,6 +69,33 @@ def row_settings(
     return found
 
 
+def check_scores(study: LinkStudy, settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuses a study of whole runs that cannot be scored, before anything runs.
+
+    Args:
+      study: The study.
+      settings: From `row_settings`.
+    Raises:
+      UserError: A task does not measure the goal, or has no validation split.
+    """
+    if study.figure is None:
+        return
+    seen = []
+    for row in study.rows:
+        parts = settings[row.name]["data"], settings[row.name]["model"]
+        if parts in seen:
+            continue
+        seen.append(parts)
+        config = resolve_config(settings[row.name])
+        task = make_task(config.data, config.model, config.seed)
+        check_goal(study.goal, [metric.name for metric in task.objective.metrics])
+        if not len(task.dataset.validation):
+            raise UserError(
+                f"row {row.name}: goal={study.goal!r} is that of the validation split, "
+                "which is empty; raise config.data.validation_share"
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class Planner:
     """Makes the tasks of a study on one number of hosts."""
@@ -94,7 +123,12 @@ class Planner:
         settings["run"] = {**run, "eval_every_steps": 0}
         spec = self._spec(row, f"{link}_{seed}", settings, boundaries)
         links = (link,) * (len(boundaries) - 1)
-        return Task(row, links, dataclasses.replace(spec, evaluates=True))
+        scored = self.study.scored_examples
+        return Task(
+            row,
+            links,
+            dataclasses.replace(spec, metric=self.study.goal, scored_examples=scored),
+        )
 
     def _spec(
         self,

@@ -3,7 +3,7 @@
 In: records of studies, run folders of sweeps. Out: `report.html`, `tables.md`, PNGs.
 
 `tables` says how rows and numbers are written, `plots` how series are drawn, `page` how
-both become files. `steps`, `accuracy`, `cost`, `frontier` and `sweep` say what is
+both become files. `steps`, `targets`, `cost`, `frontier` and `sweep` say what is
 compared with what; `study` puts a report of studies together, and `command` is its
 command line.
 """

@@ -1,7 +1,7 @@
 """Command line of reports: tables and plots of what studies have found.
 
     prunex-jax report --workdir=FOLDER[,FOLDER...] [--png=FOLDER]
-        [--targets=ACCURACY,...] [--published]
+        [--targets=VALUE,...] [--published]
 
 Reads `records.jsonl` of every FOLDER and writes `report.html`, one file that needs
 nothing else, and `tables.md` into the first one. Plots need matplotlib
@@ -29,7 +29,7 @@ COMMAND = Command(
     flags=(
         Flag("workdir", "", "Folders with records, by commas.", is_required=True),
         Flag("png", "", "Folder for the plots as PNG files."),
-        Flag("targets", "", "Validation accuracies whose time is asked for."),
+        Flag("targets", "", "Values on validation whose time is asked for."),
         Flag("published", False, "Add the setting that PruneX was published with."),
     ),
 )

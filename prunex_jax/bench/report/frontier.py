@@ -1,4 +1,4 @@
-"""Accuracy of a sweep's rows against what they cost, and which rows no other beats.
+"""A sweep's metric against what its rows cost, and which rows no other beats.
 
 A cost is a number of a run's summary, as a share of one of `Findings.reference`.
 """
@@ -13,10 +13,10 @@ from prunex_jax.bench.sweep.results import Findings
 
 
 class Cost(NamedTuple):
-    """What accuracy is drawn against."""
+    """What a metric is drawn against."""
 
     name: str  # Of its plot,
-    title: str  # and what that shows.
+    title: str  # and what that shows, behind the name of the metric.
     across: str  # What its horizontal axis says.
     key: str  # Of a run's summary,
     of: str  # and of the reference's.
@@ -26,7 +26,7 @@ class Cost(NamedTuple):
 COSTS = (
     Cost(
         "bytes",
-        "Accuracy against bytes",
+        "against bytes",
         "bytes over hosts in the whole run, of dense",
         "host_wire_bytes",
         "host_wire_bytes_dense",
@@ -34,14 +34,14 @@ COSTS = (
     ),
     Cost(
         "macs",
-        "Accuracy against multiply-accumulates",
+        "against multiply-accumulates",
         "multiply-accumulates of the network that is left, of dense",
         "macs_kept",
         "macs_dense",
     ),
     Cost(
         "work",
-        "Accuracy against the work of training",
+        "against the work of training",
         "multiply-accumulates of all of training, of dense",
         "training_macs",
         "training_macs_dense",
@@ -50,7 +50,7 @@ COSTS = (
 
 
 def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
-    """Accuracy against each cost in which rows differ, with its upper-left hull.
+    """The metric against each cost in which rows differ, with its upper-left hull.
 
     Rows that cost nothing have no place on a logarithmic axis, and are left out.
     """
@@ -59,8 +59,9 @@ def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
         marks = marks_of(findings, looks, cost.key, cost.of)
         series = [mark for mark in marks.values() if mark.points[0][0] > 0]
         if len({mark.points[0][0] for mark in series}) > 1:
-            title = plot_name(findings, cost.name, cost.title)
-            labels = cost, title, sweep.figure
+            heading = f"{sweep.figure.heading} {cost.title}"
+            title = plot_name(findings, cost.name, heading)
+            labels = cost, title, sweep.figure.title(sweep.split)
             plots.append(make_plot(*labels, series, looks, sweep.less_is_better))
     return plots
 
@@ -105,21 +106,22 @@ def hull_table(findings: Findings, plots: Sequence[Plot]) -> list[Table]:
         "no less and is no better, unless both are equal. Means are compared: "
         "within their spread, rows may change places."
     )
-    title = f"Upper-left hull: {findings.sweep.name}"
-    header = f"{findings.sweep.metric.replace('_', ' ')} against", "rows"
+    side = "Lower" if findings.sweep.less_is_better else "Upper"
+    title = f"{side}-left hull: {findings.sweep.name}"
+    header = f"{findings.sweep.figure.words} against", "rows"
     return [Table(title, header, lines, (note,))] if lines else []
 
 
 def value_cell(findings: Findings, row: str) -> Cell:
     """Mean and standard deviation, and how many runs they are of."""
-    values, sweep = findings.values(row), findings.sweep
+    values, figure = findings.values(row), findings.sweep.figure
     num_runs = len(findings.results[row])
     if not values:
         return Cell("diverged", 0.0)
-    mean, form = sweep.factor * statistics.fmean(values), f".{sweep.digits}f"
+    mean, form = figure.factor * statistics.fmean(values), f".{figure.digits}f"
     around = ""
     if len(values) > 1:
-        around = f" ± {sweep.factor * statistics.stdev(values):{form}}"
+        around = f" ± {figure.factor * statistics.stdev(values):{form}}"
     text = f"{mean:{form}}{around} (n={len(values)})"
     if num_runs > len(values):
         text += f"\n{num_runs - len(values)} of {num_runs} diverged"
@@ -128,7 +130,7 @@ def value_cell(findings: Findings, row: str) -> Cell:
 
 def marks_of(findings: Findings, looks: Looks, key: str, of: str) -> dict[str, Series]:
     """Row -> mean metric and its standard deviation, at a share of the reference."""
-    marks, factor = {}, findings.sweep.factor
+    marks, factor = {}, findings.sweep.figure.factor
     for row in looks:
         shares, values = findings.shares(row, key, of), findings.values(row)
         if shares:

@@ -3,8 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from prunex_jax.bench.figure import Figure
 from prunex_jax.bench.links.records import Curve, Measurement, Record, Setup
 from prunex_jax.bench.report.tables import digits, many, span
 
@@ -68,17 +69,25 @@ def measured(records: Iterable[Record]) -> dict[Place, dict[str, Measured]]:
     return {place: dict(links) for place, links in found.items()}
 
 
-def curves(records: Iterable[Record]) -> list[tuple[Place, str, Curves]]:
-    """Places, links and whole runs, one per seed; the last one of a seed counts."""
+class Spot(NamedTuple):
+    """Where whole runs are, and what they are scored by."""
+
+    place: Place
+    link: str
+    figure: Figure
+
+
+def curves(records: Iterable[Record]) -> dict[Spot, Curves]:
+    """Spot -> whole runs, one per seed; the last one of a seed counts."""
     kept = [record for record in records if isinstance(record, Curve)]
-    found: dict[tuple[Place, str], dict[str, dict[int, Curve]]] = {}
+    found: dict[Spot, dict[str, dict[int, Curve]]] = {}
     for place, link, curve in _in_order(kept):
-        rows = found.setdefault((place, link), {})
+        rows = found.setdefault(Spot(place, link, curve.figure), {})
         rows.setdefault(curve.setup.row, {})[curve.seed] = curve
-    return [
-        (*spot, {row: list(seeds.values()) for row, seeds in rows.items()})
+    return {
+        spot: {row: list(seeds.values()) for row, seeds in rows.items()}
         for spot, rows in found.items()
-    ]
+    }
 
 
 def titles(records: Iterable[Record]) -> dict[str, str]:

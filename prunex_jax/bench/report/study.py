@@ -8,7 +8,6 @@ from typing import Any
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.links.records import RECORDS_FILE, Record, read_records
-from prunex_jax.bench.report.accuracy import accuracy_plots, time_to_accuracy
 from prunex_jax.bench.report.cost import (
     Modelled,
     extrapolation_tables,
@@ -28,10 +27,18 @@ from prunex_jax.bench.report.steps import (
     step_time_plots,
     step_times,
 )
+from prunex_jax.bench.report.targets import (
+    figures_of,
+    target_plots,
+    time_to_targets,
+)
 
 ENVIRONMENT_FILE = "environment.json"
-# In the environment, by study: accuracies, and links that the model is checked on.
-TARGETS_KEY = "target_accuracies"
+# In the environment, by study: values of its metric, and links that the model of cost
+# is checked on.
+TARGETS_KEY = "targets"
+# What earlier versions called them, which knew accuracies only.
+_EARLIER_TARGETS_KEY = "target_accuracies"
 HELD_OUT_KEY = "held_out"
 
 
@@ -40,7 +47,7 @@ class Findings:
     """All that a report shows."""
 
     records: Sequence[Record]  # Of one study or several.
-    # Study -> validation accuracies whose time is asked for.
+    # Study -> values of its metric, on validation, whose time is asked for.
     targets: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
     # Name -> plain values: versions, cores, kernel, commands.
     environments: Mapping[str, Mapping[str, Any]] = dataclasses.field(
@@ -56,8 +63,8 @@ def read_findings(folders: Sequence[Path], targets: Sequence[float] = ()) -> Fin
     Args:
       folders: Each with `records.jsonl`, and `environment.json` if there is one. A
         study that two of them have is called after its folder too.
-      targets: Validation accuracies for all studies; none takes those that
-        `environment.json` has for each study.
+      targets: Values of the metric on validation, for all studies; none takes those
+        that `environment.json` has for each study.
     Raises:
       UserError: A folder without records, or files that cannot be read.
     """
@@ -69,7 +76,7 @@ def read_findings(folders: Sequence[Path], targets: Sequence[float] = ()) -> Fin
     for folder in folders:
         records = _records(folder)
         environment = _environment(folder)
-        own = environment.pop(TARGETS_KEY, {})
+        own = take_targets(environment)
         unseen = environment.pop(HELD_OUT_KEY, {})
         if environment:
             environments[str(folder)] = environment
@@ -89,6 +96,17 @@ def read_findings(folders: Sequence[Path], targets: Sequence[float] = ()) -> Fin
     return Findings(found, asked, environments, modelled(found, held_out))
 
 
+def take_targets(environment: dict[str, Any]) -> dict[str, Sequence[float]]:
+    """Takes the targets of studies out of an environment, also one of 0.1.
+
+    Example:
+      >>> take_targets({'target_accuracies': {'a': [0.4]}, 'targets': {'b': [2.0]}})
+      {'a': [0.4], 'b': [2.0]}
+    """
+    keys = _EARLIER_TARGETS_KEY, TARGETS_KEY
+    return {k: v for key in keys for k, v in environment.pop(key, {}).items()}
+
+
 def write_report(folder: Path, findings: Findings, png: Path | None = None) -> Path:
     """Writes the report.
 
@@ -105,9 +123,9 @@ def make_sections(findings: Findings) -> list[Section]:
     looks = _looks(findings)
     return [
         Section(
-            "Time to accuracy",
-            time_to_accuracy(records, findings.targets),
-            accuracy_plots(records, findings.targets, looks),
+            "Time to " + (", ".join(figures_of(records)) or "a target"),
+            time_to_targets(records, findings.targets),
+            target_plots(records, findings.targets, looks),
         ),
         Section(
             "Time of a step",

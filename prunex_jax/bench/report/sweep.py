@@ -1,4 +1,4 @@
-"""The report of a sweep: accuracy with its spread, what it cost, and health.
+"""The report of a sweep: its metric with its spread, what it cost, and health.
 
 Everything that is "of dense" is a share of `Findings.reference`: bytes of exchanging
 its gradients in every step, its parameters, its multiply-accumulates, and those of its
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.report.accuracy import curve_plots
 from prunex_jax.bench.report.frontier import (
     cost_plots,
     hull_table,
@@ -36,6 +35,7 @@ from prunex_jax.bench.report.tables import (
     many,
     method_table,
 )
+from prunex_jax.bench.report.targets import curve_plots
 from prunex_jax.bench.sweep.results import Findings, Result
 
 # Column -> keys of a row's summary and of the reference's.
@@ -78,9 +78,9 @@ def make_sections(findings: Findings) -> list[Section]:
     priced = cost_plots(findings, looks)
     return [
         Section(
-            "Accuracy and its price",
+            f"{findings.sweep.figure.heading} and its price",
             [
-                accuracy_table(findings),
+                price_table(findings),
                 *hull_table(findings, priced),
                 *divergence_table(findings),
             ],
@@ -94,14 +94,14 @@ def make_sections(findings: Findings) -> list[Section]:
     ]
 
 
-def accuracy_table(findings: Findings) -> Table:
-    """Accuracy, differences to the baselines, and costs, a line for every row."""
+def price_table(findings: Findings) -> Table:
+    """The metric, differences to the baselines, and costs, a line for every row."""
     sweep = findings.sweep
     baselines = [name for name in sweep.baselines if name in findings.results]
     titles = {row.name: row.title for row in sweep.rows}
     partial = functools.partial
     columns = [
-        Column(sweep.figure, partial(value_cell, findings)),
+        Column(sweep.figure.title(sweep.split), partial(value_cell, findings)),
         *(
             Column(f"minus\n{titles[each]}", partial(_difference, findings, each))
             for each in baselines
@@ -110,7 +110,7 @@ def accuracy_table(findings: Findings) -> Table:
     ]
     notes = _notes(findings, bool(baselines))
     shown = {row: titles[row] for row in findings.results}
-    return method_table(f"Accuracy: {sweep.name}", shown, columns, notes)
+    return method_table(f"{sweep.figure.heading}: {sweep.name}", shown, columns, notes)
 
 
 def divergence_table(findings: Findings) -> list[Table]:
@@ -138,23 +138,22 @@ def settings_table(findings: Findings) -> Table:
 
 
 def way_plots(findings: Findings, looks: Looks) -> list[Plot]:
-    """Accuracy on the way, against bytes and seconds until then."""
+    """The metric on the way, against bytes and seconds until then."""
     points = {row: [each.points for each in findings.results[row]] for row in looks}
+    figure = findings.sweep.figure
     titles = {
-        "bytes": "Accuracy against MB sent by a host",
-        "seconds": "Accuracy against seconds",
+        "bytes": f"{figure.heading} against MB sent by a host",
+        "seconds": f"{figure.heading} against seconds",
     }
     names = {
         key: plot_name(findings, f"curves-{key}", title)
         for key, title in titles.items()
     }
-    sweep = findings.sweep
-    up = sweep.figure.replace(sweep.split, "validation")
-    return curve_plots(names, points, looks, up=up, factor=sweep.factor)
+    return curve_plots(names, points, looks, figure)
 
 
 def size_plots(findings: Findings, looks: Looks) -> list[Plot]:
-    """Accuracy against size, where rows form a curve."""
+    """The metric against size, where rows form a curve."""
     sizes = marks_of(findings, looks, "params_kept", "params_dense")
     curves: dict[str, list[Series]] = {}
     for row in findings.sweep.rows:
@@ -163,10 +162,11 @@ def size_plots(findings: Findings, looks: Looks) -> list[Plot]:
     joined = [_joined(parts) for parts in curves.values() if len(parts) > 1]
     if not joined:
         return []
+    sweep = findings.sweep
     labels = (
-        *plot_name(findings, "sizes", "Accuracy against size"),
+        *plot_name(findings, "sizes", f"{sweep.figure.heading} against size"),
         "share of the parameters that is left",
-        findings.sweep.figure,
+        sweep.figure.title(sweep.split),
     )
     called = {
         parts[0].row: dataclasses.replace(looks[parts[0].row], title=curve)
@@ -234,7 +234,8 @@ def _every(findings: Findings) -> Iterable[Result]:
 
 def _difference(findings: Findings, other: str, row: str) -> Cell | None:
     ones, others = findings.values(row), findings.values(other)
-    factor, form = findings.sweep.factor, f".{findings.sweep.digits}f"
+    figure = findings.sweep.figure
+    factor, form = figure.factor, f".{figure.digits}f"
     if row == other or not ones or not others:
         return None
     mean, half_width = difference(ones, others)
@@ -258,16 +259,18 @@ def _share(findings: Findings, key: str, of: str, row: str) -> Cell | None:
 
 
 def _notes(findings: Findings, has_baselines: bool) -> list[str]:
+    sweep = findings.sweep
     notes = [
-        f"{many(len(list(_every(findings))), 'run')}. Accuracy: mean ± standard "
-        f"deviation over n seeds, on the {findings.sweep.split} split. Bytes are those "
+        f"{many(len(list(_every(findings))), 'run')}. {sweep.figure.heading}: mean ± "
+        f"standard deviation over n seeds, on the {sweep.split} split. Bytes are those "
         "of a host over the host axis in the whole run, with everything it sends, of "
         "what dense averaging sends. Work of training: multiply-accumulates of all its "
         "forward passes, those of a teacher included."
     ]
     if has_baselines:
         notes.append(
-            "Differences are in points of accuracy, ± half of Welch's 95 % interval; "
+            f"Differences are in {sweep.figure.differences}, ± half of Welch's 95 % "
+            "interval; "
             "'within spread' where it contains zero. Without ± there is one run only, "
             "and a difference says nothing."
         )

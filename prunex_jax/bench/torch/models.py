@@ -1,7 +1,8 @@
 """The networks of this package as PyTorch modules, with the same parameters.
 
 Modules are named as the parts of ours, so that parameters find their places by path.
-Widths come from the specifications in `models`. Importing it needs torch.
+Widths come from the specifications in `models`, those of a language model from its
+parameters. Importing it needs torch.
 
 Differs from:
   Running variances: PyTorch's follow the unbiased variance of a batch, ours the biased
@@ -9,15 +10,18 @@ Differs from:
   apart by a factor of n / (n - 1).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from prunex_jax.base.trees import PyTree, flatten_by_path
-from prunex_jax.models import BlockSpec, Model, ResNetSpec, VggSpec
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree, flatten_by_path, shapes_by_path
+from prunex_jax.models import AnyModel, BlockSpec, Model, ResNetSpec, VggSpec
 from prunex_jax.models.layers import STATISTICS_DECAY
 
 # Our names of leaves -> those of PyTorch.
@@ -30,19 +34,53 @@ _LEAVES = {
 }
 # Axes of a kernel in PyTorch's order, by number of axes: HWIO -> OIHW, IO -> OI.
 _AXES = {4: (3, 2, 0, 1), 2: (1, 0)}
+# Weights of a language model. Heads and their features are one axis in PyTorch: behind
+# the stream, but in front of it where heads are read.
+_INTO_HEADS = ("query", "key", "value")
+_OUT_OF_HEADS = "out"
+_EMBEDDING = "embedding"
+
+# As in `models.gpt`.
+_EPSILON = 1e-6
+_ROTARY_BASE = 10_000.0
+# Parameters of a language model, and of each of its blocks.
+_GPT = ("embedding", "norm/scale", "head")
+_GPT_BLOCK = (
+    *("attention_norm/scale", "unit_norm/scale"),
+    *(f"attention/{name}" for name in (*_INTO_HEADS, _OUT_OF_HEADS)),
+    *(f"unit/{name}" for name in ("gate", "up", "down")),
+)
+
+# Path of a parameter -> its shape.
+Shapes = Mapping[str, tuple[int, ...]]
+# Cosines and sines of the angles by which positions turn pairs of features.
+Turns = tuple[torch.Tensor, torch.Tensor]
 
 
-def make_torch_model(model: Model) -> nn.Module:
+def make_torch_model(model: AnyModel) -> nn.Module:
     """Builds the same network in PyTorch, with parameters that are yet to be loaded.
 
     Returns:
-      A module from float32[n, c, h, w] to logits, float32[n, num_classes].
+      A module from float32[n, c, h, w] to logits, float32[n, num_classes]; a language
+      model from int64[n, length] to float32[n, length, tokens].
+    Raises:
+      UserError: The network has no PyTorch form.
     """
-    spec = model.spec
-    if isinstance(spec, ResNetSpec):
+    spec = model.spec if isinstance(model, Model) else None
+    if isinstance(model, Model) and isinstance(spec, ResNetSpec):
         return _ResNet(spec, model.image_shape[-1], model.num_classes)
-    assert isinstance(spec, VggSpec), f"no PyTorch form of {type(spec).__name__}"
-    return _Vgg(spec, model.image_shape, model.num_classes)
+    if isinstance(model, Model) and isinstance(spec, VggSpec):
+        return _Vgg(spec, model.image_shape, model.num_classes)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = shapes_by_path(params)
+    num_blocks = sum(path.endswith("/unit/gate") for path in shapes)
+    blocks = {f"blocks/{n}/{each}" for n in range(num_blocks) for each in _GPT_BLOCK}
+    if shapes.keys() != {*_GPT, *blocks}:
+        raise UserError(
+            "rows with runtime torch train residual networks, VGGs and gpt, and this "
+            "network is none of them; give the row runtime jax"
+        )
+    return _Gpt(shapes, num_blocks)
 
 
 def load_params(module: nn.Module, params: PyTree, statistics: PyTree) -> None:
@@ -53,20 +91,25 @@ def load_params(module: nn.Module, params: PyTree, statistics: PyTree) -> None:
     """
     leaves = flatten_by_path(params) | flatten_by_path(statistics)
     module.load_state_dict(
-        {torch_name(path): torch_value(leaf) for path, leaf in leaves.items()}
+        {torch_name(path): torch_value(path, leaf) for path, leaf in leaves.items()}
     )
 
 
 def torch_name(path: str) -> str:
     """Name of a leaf of our parameters in the module's `state_dict`."""
     *parts, leaf = path.split("/")
-    return ".".join([*parts, _LEAVES[leaf]])
+    # Weights of a language model have no module of their own in ours.
+    return ".".join([*parts, _LEAVES.get(leaf, f"{leaf}.weight")])
 
 
-def torch_value(leaf: Any) -> torch.Tensor:
+def torch_value(path: str, leaf: Any) -> torch.Tensor:
     """A leaf of ours, float32, as a tensor with the axes in PyTorch's order."""
-    value = np.asarray(leaf)
-    if value.ndim in _AXES:
+    value, name = np.asarray(leaf), path.split("/")[-1]
+    if name in _INTO_HEADS:
+        value = value.reshape(value.shape[0], -1)
+    if name == _OUT_OF_HEADS:
+        value = value.reshape(-1, value.shape[-1])
+    if name != _EMBEDDING and value.ndim in _AXES:
         value = value.transpose(_AXES[value.ndim])
     return torch.from_numpy(value.copy())
 
@@ -176,3 +219,101 @@ class _Vgg(nn.Module):
         for dense in self.hidden:
             x = _relu(dense(x))
         return self.classifier(x)
+
+
+class _Attention(nn.Module):
+    """As `models.gpt.Attention`."""
+
+    def __init__(self, shapes: Shapes, path: str):
+        super().__init__()
+        width, self.heads, self.features = shapes[f"{path}/query"]
+        self.key_heads = shapes[f"{path}/key"][1]
+        keys = self.key_heads * self.features
+        self.query = _dense(width, self.heads * self.features)
+        self.key, self.value = _dense(width, keys), _dense(width, keys)
+        self.out = _dense(self.heads * self.features, width)
+
+    def forward(self, x: torch.Tensor, turns: Turns) -> torch.Tensor:
+        query = _rotated(self._split(self.query(x), self.heads), turns)
+        key = _rotated(self._split(self.key(x), self.key_heads), turns)
+        value = self._split(self.value(x), self.key_heads)
+        served = self.heads // self.key_heads
+        key, value = (each.repeat_interleave(served, 1) for each in (key, value))
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True
+        )
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def _split(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        """float32[n, heads, length, features]."""
+        return x.unflatten(2, (heads, self.features)).transpose(1, 2)
+
+
+class _GatedUnit(nn.Module):
+    """As `models.gpt.GatedUnit`."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.gate, self.up = _dense(width, hidden), _dense(width, hidden)
+        self.down = _dense(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class _GptBlock(nn.Module):
+    """As `models.gpt.Block`."""
+
+    def __init__(self, shapes: Shapes, path: str):
+        super().__init__()
+        width, hidden = shapes[f"{path}/unit/gate"]
+        self.attention_norm, self.unit_norm = _rms_norm(width), _rms_norm(width)
+        self.attention = _Attention(shapes, f"{path}/attention")
+        self.unit = _GatedUnit(width, hidden)
+
+    def forward(self, x: torch.Tensor, turns: Turns) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), turns)
+        return x + self.unit(self.unit_norm(x))
+
+
+class _Gpt(nn.Module):
+    """As `models.gpt.Gpt`, with the widths that its parameters have."""
+
+    def __init__(self, shapes: Shapes, num_blocks: int):
+        super().__init__()
+        vocabulary, width = shapes["embedding"]
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(
+            _GptBlock(shapes, f"blocks/{number}") for number in range(num_blocks)
+        )
+        self.norm = _rms_norm(width)
+        self.head = _dense(width, vocabulary)
+        self.features = shapes["blocks/0/attention/query"][-1]
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x, turns = self.embedding(tokens), _turns(tokens.shape[1], self.features)
+        for block in self.blocks:
+            x = block(x, turns)
+        return self.head(self.norm(x))
+
+
+def _dense(c_in: int, c_out: int) -> nn.Linear:
+    return nn.Linear(c_in, c_out, bias=False)
+
+
+def _rms_norm(width: int) -> nn.RMSNorm:
+    return nn.RMSNorm(width, eps=_EPSILON)
+
+
+def _turns(length: int, features: int) -> Turns:
+    """Cosines and sines of `models.gpt.rotated`, float32[length, features / 2]."""
+    powers = torch.arange(0, features, 2) / features
+    angles = torch.arange(length)[:, None] / _ROTARY_BASE ** powers[None]
+    return angles.cos(), angles.sin()
+
+
+def _rotated(x: torch.Tensor, turns: Turns) -> torch.Tensor:
+    cosine, sine = turns
+    first, second = x.chunk(2, -1)
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    return torch.cat(turned, -1)

@@ -8,6 +8,7 @@ torch.
 import contextlib
 import dataclasses
 import hashlib
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -19,26 +20,22 @@ import numpy as np
 import torch
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.imports import is_named
 from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.bench.links.gates import Gatekeeper, Spec
-from prunex_jax.bench.links.host import free_memory, pass_gates
+from prunex_jax.bench.links.host import free_memory, metric_of, pass_gates
 from prunex_jax.bench.links.kernel import num_cores
+from prunex_jax.bench.links.part import part_of
 from prunex_jax.bench.torch.models import load_params, make_torch_model
-from prunex_jax.data import (
-    Batch,
-    Dataset,
-    evaluation_batches,
-    make_loader,
-    open_dataset,
-)
+from prunex_jax.bench.torch.objectives import make_torch_objective
+from prunex_jax.data import evaluation_batches, make_loader
 from prunex_jax.mesh import LaunchFlags, keep_freed_memory
 from prunex_jax.methods.inner import make_learning_rate
-from prunex_jax.models import Model, make_model
+from prunex_jax.tasks import Task, make_task
 from prunex_jax.train.config import ExperimentConfig, resolve_config, total_steps
 
 # Steps before PowerSGD compresses; with feedback of errors it takes no fewer than two.
@@ -46,22 +43,34 @@ _POWERSGD_START = 2
 # Its hook chains sums per bucket. Those of two buckets may start in another order on
 # another process, and gloo takes one for the other: all gradients make one bucket.
 _BUCKET_MEGABYTES = {"powersgd": 100_000}
+_OPTIMIZERS = ("sgd", "adamw")
+# Settings that mean the same here, by section; all others must be at their defaults.
+_HEEDED = {
+    "optimizer": (
+        *("name", "learning_rate", "momentum", "nesterov", "weight_decay"),
+        *("warmup_share", "schedule", "flat_share", "rewind_share"),
+        *("label_smoothing", "clip_norm", "adamw_paths"),
+    ),
+    "model": ("name", "stem", "width", "norm_scope", "convolution", "gpt"),
+    "model.gpt": ("layers", "width", "heads", "key_heads", "head_width", "hidden"),
+}
 # What nobody traces here.
 _UNKNOWN = dict.fromkeys(("traced_bytes", "formula_bytes", "hops"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Task:
+class Job:
     """What a process trains: all that our own run has in common with PyTorch's."""
 
     config: ExperimentConfig  # All settings.
-    dataset: Dataset  # What is learned.
-    model: Model  # The network, as this package describes it.
+    task: Task  # What is learned, and by which network, as this package describes it.
     rates: np.ndarray  # Learning rate of every step up to the last gate.
     rows: np.ndarray  # Rows of the global batch that this process has.
     eval_batch_size: int  # Examples per evaluation batch over all processes.
     eval_rows: np.ndarray  # Rows of evaluation batches.
     num_hosts: int  # Hosts that the processes are on.
+    metric: str = ""  # What the network is scored by,
+    scored_examples: int = 0  # and on how many examples; 0: all.
 
 
 def run_specs(
@@ -73,26 +82,24 @@ def run_specs(
       UserError: A setting that the PyTorch side lacks.
       TrainingDivergedError: The loss is no longer finite.
     """
-    # Here jax gives data, schedule and first parameters, and computes nothing else.
+    # Here jax gives data, schedule, first parameters and scores, and nothing else.
     jax.config.update("jax_platforms", "cpu")
     # As the processes that it is compared with do.
     keep_freed_memory()
     with joined(launch, interface):
         for spec in specs:
             free_memory()
-            task = make_task(spec, launch)
+            job = make_job(spec, launch)
             if spec.exchange_only:
-                pass_gates(spec, gate, make_exchange(task), lambda steps: _UNKNOWN)
+                pass_gates(spec, gate, make_exchange(job), lambda steps: _UNKNOWN)
             else:
-                with Trainer(task, spec.hook) as trainer:
-                    pass_gates(
-                        spec, gate, trainer.step, trainer.facts, trainer.accuracy
-                    )
+                with Trainer(job, spec.hook) as trainer:
+                    pass_gates(spec, gate, trainer.step, trainer.facts, trainer.score)
             gate.arrive(event="done")
 
 
-def make_task(spec: Spec, launch: LaunchFlags) -> Task:
-    """Builds a task from what the runner wrote; nothing is trained or loaded yet.
+def make_job(spec: Spec, launch: LaunchFlags) -> Job:
+    """Builds a job from what the runner wrote; nothing is trained or loaded yet.
 
     Raises:
       UserError: A setting that the PyTorch side does not have.
@@ -103,27 +110,23 @@ def make_task(spec: Spec, launch: LaunchFlags) -> Task:
     rows = _rows(launch, data.batch_size, "batch_size")
     eval_batch_size = data.eval_batch_size or data.batch_size
     eval_rows = _rows(launch, eval_batch_size, "eval_batch_size")
-    dataset = open_dataset(data, config.seed)
-    network = make_model(config.model, dataset.image_shape, dataset.num_classes)
-    if not isinstance(network, Model):
-        raise UserError(
-            f"config.model.name={config.model.name!r} is not supported with runtime "
-            "torch; choose a resnet or a vgg"
-        )
-    num_steps, last = total_steps(config, len(dataset.train)), spec.boundaries[-1]
+    smoothing = config.optimizer.label_smoothing
+    task = make_task(data, config.model, config.seed, label_smoothing=smoothing)
+    num_steps, last = total_steps(config, len(task.dataset.train)), spec.boundaries[-1]
     if last > num_steps:
         raise UserError(f"a gate after step {last} comes after the last, {num_steps}")
     schedule = make_learning_rate(config.optimizer, num_steps)
     rates = jax.vmap(lambda step: jnp.asarray(schedule(step)))(jnp.arange(last))
-    return Task(
+    return Job(
         config=config,
-        dataset=dataset,
-        model=network,
+        task=task,
         rates=np.asarray(rates),
         rows=rows,
         eval_batch_size=eval_batch_size,
         eval_rows=eval_rows,
         num_hosts=spec.num_hosts,
+        metric=spec.metric,
+        scored_examples=spec.scored_examples,
     )
 
 
@@ -141,13 +144,29 @@ def _rows(launch: LaunchFlags, batch_size: int, setting: str) -> np.ndarray:
 
 def _check_supported(config: ExperimentConfig) -> None:
     """Refuses what the PyTorch side does not have, rather than leaving it out."""
-    for key, value, supported in (
-        ("optimizer.name", config.optimizer.name, "sgd"),
-        ("optimizer.micro_batches", config.optimizer.micro_batches, 1),
-        ("model.compute_dtype", config.model.compute_dtype, "float32"),
+    if config.optimizer.name not in _OPTIMIZERS:
+        raise UserError(
+            f"config.optimizer.name={config.optimizer.name!r} is not supported with "
+            f"runtime torch; set it to one of {', '.join(_OPTIMIZERS)}"
+        )
+    if is_named(config.model.name):
+        raise UserError(
+            f"config.model.name={config.model.name!r} is a network of your own, which "
+            "has no PyTorch form; give the row runtime jax"
+        )
+    others: list[tuple[str, Any, Any]] = [
+        ("distill.teacher", config.distill.teacher, ""),
         ("data.mixup", config.data.mixup, 0.0),
         ("data.cutmix", config.data.cutmix, 0.0),
-    ):
+    ]
+    for section, heeded in _HEEDED.items():
+        settings = operator.attrgetter(section)(config)
+        others += [
+            (f"{section}.{field.name}", getattr(settings, field.name), field.default)
+            for field in dataclasses.fields(settings)
+            if field.name not in heeded
+        ]
+    for key, value, supported in others:
         if value != supported:
             raise UserError(
                 f"config.{key}={value!r} is not supported with runtime torch; set it "
@@ -173,13 +192,13 @@ def joined(launch: LaunchFlags, interface: str = "") -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def make_exchange(task: Task) -> Callable[[], float]:
+def make_exchange(job: Job) -> Callable[[], float]:
     """Makes a step that sums an array of the network's size, and does nothing else.
 
     Collectives:
       Of each step: one all-reduce of float32[number of parameters].
     """
-    params, _ = jax.eval_shape(task.model.init, jax.random.key(0))
+    params, _ = jax.eval_shape(job.task.model.init, jax.random.key(0))
     sizes = [torch.Size(shape).numel() for shape in shapes_by_path(params).values()]
     # Zeros stay zeros, however often they are summed.
     values = torch.zeros(sum(sizes))
@@ -194,14 +213,16 @@ def make_exchange(task: Task) -> Callable[[], float]:
 class Trainer:
     """A network in training on this process, with a copy on every other.
 
-    Batch statistics are those of the process's images, and running ones are averaged
+    Batch statistics are those of the process's examples, and running ones are averaged
     over processes when the network is evaluated, as in this package.
     """
 
-    def __init__(self, task: Task, hook: str):
-        self.task = task
+    def __init__(self, job: Job, hook: str):
+        self.job = job
+        task, config = job.task, job.config
+        self.objective = make_torch_objective(task.objective)
         self.network = make_torch_model(task.model)
-        key = jax.random.key(task.config.seed)
+        key = jax.random.key(config.seed)
         load_params(self.network, *jax.jit(task.model.init)(key))
         # Our images come in this order anyway; it saves a tenth of a step and more.
         self.network.to(memory_format=torch.channels_last)
@@ -211,16 +232,16 @@ class Trainer:
             gradient_as_bucket_view=True,
             bucket_cap_mb=_BUCKET_MEGABYTES.get(hook),
         )
-        _register_hook(self.replica, hook, task.config.method.powersgd.rank)
-        self.optimizer = _make_optimizer(self.network, task.config.optimizer)
+        _register_hook(self.replica, hook, config.method.powersgd.rank)
+        self.optimizer = _make_optimizer(self.network, config.optimizer)
         self.done = 0
-        data, seed = task.config.data, task.config.seed
+        self._score = jax.jit(task.objective.score)
         loader = make_loader(
             task.dataset.train,
-            data,
-            rows=task.rows,
-            seed=seed,
-            num_hosts=task.num_hosts,
+            config.data,
+            rows=job.rows,
+            seed=config.seed,
+            num_hosts=job.num_hosts,
         )
         self._batches = loader.batches()
 
@@ -241,49 +262,50 @@ class Trainer:
         """Takes one step: forward, backward with the exchange, optimizer.
 
         Returns:
-          The loss on the images of this process.
+          The loss on the examples of this process.
         Collectives:
           All-reduces of gradients over the processes, bucket by bucket and while the
           backward pass goes on, as DistributedDataParallel and its hook do.
         """
-        config = self.task.config.optimizer
-        images, labels = _tensors(next(self._batches))
-        loss = functional.cross_entropy(
-            self.replica(images), labels, label_smoothing=config.label_smoothing
-        )
+        clip_norm = self.job.config.optimizer.clip_norm
+        inputs, targets = self.objective.tensors(next(self._batches))
+        loss = self.objective.loss(self.replica(inputs), targets)
         self.optimizer.zero_grad()
         loss.backward()
-        if config.clip_norm:
-            nn.utils.clip_grad_norm_(self.network.parameters(), config.clip_norm)
+        if clip_norm:
+            nn.utils.clip_grad_norm_(self.network.parameters(), clip_norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = float(self.task.rates[self.done])
+            group["lr"] = float(self.job.rates[self.done])
         self.optimizer.step()
         self.done += 1
         return loss.item()
 
     @torch.no_grad()
-    def accuracy(self) -> float | None:
-        """Scores the network on the validation split; None if that is empty.
+    def score(self) -> float | None:
+        """The job's metric on the validation split; None if that is empty.
 
         Collectives:
-          One all-reduce of all running statistics, one of two numbers.
+          One all-reduce of all running statistics, one of a few numbers.
         """
-        task, seen = self.task, torch.zeros(2)
+        job, task = self.job, self.job.task
+        names = "loss", *task.objective.counted
+        sums = torch.zeros(len(names), dtype=torch.float64)
         batches = evaluation_batches(
-            task.dataset.validation,
-            task.eval_batch_size,
-            task.eval_rows,
-            task.config.data.num_workers,
+            part_of(task.dataset.validation, job.scored_examples),
+            job.eval_batch_size,
+            job.eval_rows,
+            job.config.data.num_workers,
         )
         with _averaged_statistics(self.network), batches:
             for batch in batches:
-                images, labels = _tensors(batch)
-                valid = torch.from_numpy(batch["valid"])
-                right = self.network(images).argmax(1) == labels
-                seen += torch.stack([(right * valid).sum(), valid.sum()])
-        distributed.all_reduce(seen)
-        correct, examples = seen.tolist()
-        return correct / examples if examples else None
+                inputs, _ = self.objective.tensors(batch)
+                found = self._score(self.network(inputs).numpy(), batch)
+                sums += torch.tensor([float(found[name]) for name in names])
+        distributed.all_reduce(sums)
+        total = dict(zip(names, sums.tolist(), strict=True))
+        if not total[task.objective.unit]:
+            return None
+        return metric_of(task.objective.measures(total), job.metric)
 
     def facts(self, steps: int) -> dict[str, Any]:
         """What gates are told: SHA-256 of the parameters, equal on all processes."""
@@ -292,12 +314,6 @@ class Trainer:
         for value in self.network.parameters():
             found.update(value.detach().cpu().contiguous().numpy().tobytes())
         return {**_UNKNOWN, "digest": found.hexdigest()}
-
-
-def _tensors(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, float32[n, c, h, w] in the memory of ours, and labels, int64[n]."""
-    images = torch.from_numpy(batch["image"]).permute(0, 3, 1, 2)
-    return images, torch.from_numpy(batch["label"]).long()
 
 
 def _register_hook(replica: DistributedDataParallel, hook: str, rank: int) -> None:
@@ -316,13 +332,23 @@ def _register_hook(replica: DistributedDataParallel, hook: str, rank: int) -> No
         assert hook == "dense", f"no hook {hook!r}"
 
 
-def _make_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.SGD:
+def _make_optimizer(
+    network: nn.Module, config: OptimizerConfig
+) -> torch.optim.Optimizer:
     """As `methods.inner.make_inner`: kernels decay, biases and scales do not."""
     params = list(network.parameters())
     groups: list[dict[str, Any]] = [
         {"params": [p for p in params if p.ndim > 1]},
         {"params": [p for p in params if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    if config.name == "adamw":
+        # Moments and epsilon are by default those of optax, and outside of the root.
+        return torch.optim.AdamW(
+            groups,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
     return torch.optim.SGD(
         groups,
         lr=config.learning_rate,
@@ -337,10 +363,12 @@ def _make_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.
 def _averaged_statistics(network: nn.Module) -> Iterator[None]:
     """Evaluates with running statistics averaged over processes; keeps their own."""
     running = [x for x in network.buffers() if x.is_floating_point()]
+    running.append(torch.zeros(0))  # For networks that have none.
     own = torch.cat(running)
     mean = own.clone()
-    distributed.all_reduce(mean)
-    mean /= distributed.get_world_size()
+    if len(mean):
+        distributed.all_reduce(mean)
+        mean /= distributed.get_world_size()
     sizes = [len(x) for x in running]
     try:
         network.eval()

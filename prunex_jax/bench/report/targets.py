@@ -1,9 +1,13 @@
-"""Tables and plots of whole runs: when a method reaches an accuracy, at what cost."""
+"""Tables and plots of whole runs: when a method reaches a target, at what cost.
+
+A target is a value of the study's metric, such as accuracy, on the validation split.
+"""
 
 import functools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from prunex_jax.bench.figure import Figure
 from prunex_jax.bench.links.records import Curve, Point, Record
 from prunex_jax.bench.report.places import DENSE, Curves, curves, link_title, titles
 from prunex_jax.bench.report.plots import XY, Looks, Plot, Series
@@ -23,7 +27,7 @@ from prunex_jax.bench.report.tables import (
 )
 
 Runs = Sequence[Curve]  # Of one row, one per seed.
-# What it takes to reach an accuracy.
+# What it takes to reach a target.
 _COSTS: Mapping[str, tuple[Callable[[Point], float], Callable[[float], str]]] = {
     "seconds": (lambda point: point.seconds, shown_seconds),
     "bytes": (lambda point: point.host_bytes, shown_bytes),
@@ -36,12 +40,18 @@ _AXES: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
 )
 
 
-def time_to_accuracy(
+def figures_of(records: Iterable[Record]) -> list[str]:
+    """What the whole runs are scored by, in words."""
+    found = [record.figure for record in records if isinstance(record, Curve)]
+    return list(dict.fromkeys(figure.words for figure in found))
+
+
+def time_to_targets(
     records: Sequence[Record], targets: Mapping[str, Sequence[float]]
 ) -> list[Table]:
-    """Seconds, bytes and steps to accuracies: a table for every place and link."""
+    """Seconds, bytes and steps to targets: a table for every place and link."""
     tables, called = [], titles(records)
-    for place, _, rows in curves(records):
+    for (place, _, figure), rows in curves(records).items():
         columns = [
             Column[Runs]("method", lambda runs: called[runs[0].setup.row]),
             *(
@@ -50,30 +60,30 @@ def time_to_accuracy(
                 for column in _target_columns(target, rows.get(DENSE, ()))
             ),
             Column("final\nvalidation", _last),
-            Column("test", _tested),
+            Column("test", functools.partial(_tested, figure)),
             Column("parameters\nkept", _kept),
         ]
-        title = f"Time to accuracy: {place.title}, {_link(rows)}"
+        title = f"Time to {figure.words}: {place.title}, {_link(rows)}"
         shown = [rows[row] for row in called if row in rows]
-        tables.append(make_table(title, columns, shown, (_note(rows),)))
+        tables.append(make_table(title, columns, shown, (_note(figure, rows),)))
     return tables
 
 
-def accuracy_plots(
+def target_plots(
     records: Sequence[Record], targets: Mapping[str, Sequence[float]], looks: Looks
 ) -> list[Plot]:
-    """Validation accuracy against bytes and seconds, for every place and link."""
+    """The metric on validation against bytes and seconds, by place and link."""
     plots = []
-    for place, link, rows in curves(records):
+    for (place, link, figure), rows in curves(records).items():
         points = {
             row: [run.points for run in rows[row]] for row in looks if row in rows
         }
-        title = f"{place.title}, {_link(rows)}"
+        title, name = f"{place.title}, {_link(rows)}", figure.words.replace(" ", "-")
         names = {
-            key: (plot_name(f"accuracy-{key}", place, link), title)
-            for key, _, _ in _AXES
+            key: (plot_name(f"{name}-{key}", place, link), title) for key, _, _ in _AXES
         }
-        plots += curve_plots(names, points, looks, targets.get(place.study, ()))
+        levels = targets.get(place.study, ())
+        plots += curve_plots(names, points, looks, figure, levels)
     return plots
 
 
@@ -81,12 +91,11 @@ def curve_plots(
     names: Mapping[str, tuple[str, str]],
     points: Mapping[str, Sequence[Sequence[Point]]],
     looks: Looks,
+    figure: Figure,
     targets: Sequence[float] = (),
-    up: str = "validation accuracy, %",
-    factor: float = 100,
 ) -> list[Plot]:
     """A metric of validation on the way, mean over seeds, where there is any."""
-    plots = []
+    plots, factor = list[Plot](), figure.factor
     for key, across, x_of in _AXES:
         lines = {row: mean_curve(runs, x_of, factor) for row, runs in points.items()}
         series = [Series(row, line) for row, line in lines.items() if line]
@@ -94,7 +103,7 @@ def curve_plots(
         across += f" (not shown: {silent} that send nothing)" * bool(silent)
         levels = {factor * target: "" for target in targets}
         if series:
-            labels = *names[key], across, up
+            labels = *names[key], across, figure.title("validation")
             plots.append(Plot(*labels, series, looks, levels=levels))
     return plots
 
@@ -126,23 +135,24 @@ def _link(rows: Curves) -> str:
     return link_title(setups).replace("\n", ", ")
 
 
-def _note(rows: Curves) -> str:
+def _note(figure: Figure, rows: Curves) -> str:
     seeds = span([len(runs) for runs in rows.values()], share=0.0)
     first = next(iter(rows.values()))[0]
     counts = first.setup.hosts_kind != "loopback"
     sent = (
         "counted at its interface" if counts else "by the trace, since nothing counts"
     )
+    below = " or below" * figure.less_is_better
     return (
         f"n = {seeds} seed{'s' * (seeds != '1')}. Seconds are those of steps, without "
-        "compilation and evaluation, until validation accuracy is first seen at the "
-        f"target; bytes are what a host has sent by then, {sent}. Speed-up: time of "
-        f"row {DENSE!r} over that of the row."
+        f"compilation and evaluation, until validation {figure.words} is first seen at "
+        f"the target{below}; bytes are what a host has sent by then, {sent}. Speed-up: "
+        f"time of row {DENSE!r} over that of the row."
     )
 
 
 def _target_columns(target: float, dense: Runs) -> list[Column[Runs]]:
-    """Seconds, bytes, steps and speed-up to one accuracy."""
+    """Seconds, bytes, steps and speed-up to one target."""
     partial, header = functools.partial, f"to {target:g}:\n"
     speed_up = partial(_speed_up, target, dense)
     return [
@@ -152,7 +162,7 @@ def _target_columns(target: float, dense: Runs) -> list[Column[Runs]]:
 
 
 def _cost(target: float, name: str, runs: Runs) -> Cell | None:
-    """What it took to reach an accuracy; who did not is said beside the seconds."""
+    """What it took to reach a target; who did not is said beside the seconds."""
     reached = _reached(target, runs)
     if len(reached) == len(runs):
         of, write = _COSTS[name]
@@ -181,8 +191,8 @@ def _last(runs: Runs) -> Cell:
     )
 
 
-def _tested(runs: Runs) -> Cell:
-    return median_cell(_summarised(runs, "test_accuracy"), "{:.4f}".format)
+def _tested(figure: Figure, runs: Runs) -> Cell:
+    return median_cell(_summarised(runs, f"test_{figure.metric}"), "{:.4f}".format)
 
 
 def _kept(runs: Runs) -> Cell:
