@@ -35,7 +35,7 @@ def get_study() -> Sweep:
             "data.mixup": 0.0,
             "model.vit.patch": 16,
             "model.vit.drop_path": 0.0,
-            "run.epochs": 3.0,
+            "run.epochs": 2.5,
             "run.eval_every_steps": 0,
         },
         rows=make_rows(),
