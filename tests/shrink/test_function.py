@@ -193,6 +193,7 @@ def masked_heads(p, x):
     """What is dead has a value known while running, and shares by a sum above zero."""
     h = x @ p["in"] + p["bias"][None]
     h = h - h.mean(1, keepdims=True)
+    h = h * lax.rsqrt(jnp.square(h).mean(1, keepdims=True) + 1e-3)
     seen = jnp.arange(10) < 6
     scores = jnp.where(seen[None, None], (h @ p["mid"])[:, None] * p["heads"], -1e30)
     terms = jnp.exp(scores - lax.stop_gradient(scores.max(2, keepdims=True)))

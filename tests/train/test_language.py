@@ -185,28 +185,24 @@ def test_two_processes_encode_once_and_learn_as_one(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMED)
-def test_other_models_learn_shrink_and_resume(name, tmp_path):
+def test_a_masked_model_learns_shrinks_and_resumes(tmp_path):
     """With dropout and bfloat16, in parts of a batch."""
-    section = "bert" if name == "bert" else "gpt"
-    values = merged(NAMED[name], {"optimizer": {"micro_batches": 2}})
+    values = merged(BERT, {"optimizer": {"micro_batches": 2}})
     values["model"]["compute_dtype"] = "bfloat16"
-    values["model"][section] = {**values["model"][section], "dropout": 0.1}
+    values["model"]["bert"] = {**values["model"]["bert"], "dropout": 0.1}
     result = train(values, tmp_path / "whole")
     summary, rows = result.summary, rows_of(tmp_path / "whole")
     assert summary["params_kept"] < 0.6 * summary["params_dense"]
     assert summary["shrink_max_abs_error"] < 1e-5
     assert rows[-1]["loss"] < rows[0]["loss"] < math.log(257) + 0.1
     assert rows[-1]["tokens_seen"] == summary["tokens_seen"] == 20 * 16 * 16
-    assert ("validation_accuracy" in summary) == (name == "bert")
-    for stopped_at in (7, 17):
-        folder = tmp_path / f"stopped_{stopped_at}"
-        with pytest.raises(StopAtOnce):
-            train(values, folder, watch=stop_after(stopped_at))
-        resumed = train(values, folder)
-        pair = (jax.tree.leaves(r.network.params) for r in (resumed, result))
-        for found, wanted in zip(*pair, strict=True):
-            np.testing.assert_array_equal(found, wanted)
+    assert summary["validation_accuracy"] > 1 / 257
+    with pytest.raises(StopAtOnce):
+        train(values, tmp_path / "stopped", watch=stop_after(7))
+    resumed = train(values, tmp_path / "stopped")
+    pair = (jax.tree.leaves(r.network.params) for r in (resumed, result))
+    for found, wanted in zip(*pair, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.slow
@@ -214,17 +210,17 @@ def test_masked_models_learn_the_same_on_any_mesh(tmp_path):
     """Up to rounding: what is asked for depends on seed and step alone."""
     dense = {"method": {"name": "dense"}, "run": {**BERT["run"], "steps": 6}}
     losses = []
-    for layout in ("1", "2", "4"):
+    for layout in ("1", "4"):
         values = merged(BERT, {**dense, "topology": {"layout": layout}})
         values["sparsity"] = {}
         train(values, tmp_path / layout)
         losses.append([row["loss"] for row in rows_of(tmp_path / layout)])
-    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "hsadmm"])
-def test_every_method_trains_a_language_model(method, tmp_path):
+@pytest.mark.parametrize("method", ["dgc", "importance", "pactrain"])
+def test_methods_with_needs_of_their_own_train_a_language_model(method, tmp_path):
     values = settings_of(SETTINGS, method)
     result, rows = train(values, tmp_path / "run"), rows_of(tmp_path / "run")
     losses = [row["loss"] for row in rows if "loss" in row]
