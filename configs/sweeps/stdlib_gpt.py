@@ -24,7 +24,10 @@ _CUT = {
     "method.hsadmm.sync_period": 2,
 }
 # As wide as what is left at 30 %.
-_SMALL = {"model.gpt.head_width": 24, "model.gpt.hidden": 248}
+_SMALL = {
+    **{"model.gpt.heads": 3, "model.gpt.key_heads": 3},
+    **{"model.gpt.head_width": 24, "model.gpt.hidden": 248},
+}
 
 
 def get_study() -> Sweep:
