@@ -26,13 +26,14 @@ OWNERS = {
     "tensorflow_datasets": {"data/tfds_source.py"},
     "grain": {"data/loader.py"},
     "sklearn": {"data/sources.py"},
-    "PIL": {"data/images.py"},
+    "PIL": {"data/images.py", "data/rand_augment.py"},
     "filelock": {"base/files.py"},
     "rich": {"train/console.py"},
     "safetensors": {"export/folder.py"},
     "flax": {
         *("models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"),
-        *("models/gpt.py", "models/own.py"),
+        *("models/gpt.py", "models/own.py", "models/stream.py", "models/vit.py"),
+        "models/convnext.py",
     },
     "equinox": {"models/own.py"},
 }
