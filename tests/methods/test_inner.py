@@ -254,3 +254,11 @@ def test_the_rate_starts_over_after_rewinding():
         for step in range(length):
             assert float(whole(first + step)) == pytest.approx(float(part(step)))
     assert float(whole(39)) < 0.01 < float(whole(46))
+
+
+def test_biases_of_heads_and_positions_do_not_decay():
+    """They have two axes, as kernels have."""
+    tree = {"query": {"kernel": np.ones((4, 2, 3)), "bias": np.ones((2, 3))}}
+    tree["positions"] = np.ones((5, 4))
+    wanted = {"query": {"kernel": True, "bias": False}, "positions": False}
+    assert is_kernel(tree) == wanted

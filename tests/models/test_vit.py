@@ -165,3 +165,20 @@ def test_width_multiplies_all_widths():
 def test_settings_that_do_not_fit_are_refused(config, message):
     with pytest.raises(UserError, match=message):
         make_model(config, SHAPE, 10)
+
+
+def test_what_is_left_runs_where_values_vary_over_the_mesh():
+    """What dead channels are in a layer norm must vary as the kept ones do."""
+    model = model_of()
+    masked, cut = half_cut(model, *strong(model))
+    small = masked.shrunk(cut)
+    mesh = jax.make_mesh((1,), ("host",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def answers(params, images):
+        params = jax.lax.pcast(params, "host", to="varying")
+        return small.model.apply_train(params, {}, images)[0]
+
+    specs = (jax.P(), jax.P("host"))
+    mapped = jax.shard_map(answers, mesh=mesh, in_specs=specs, out_specs=specs[1])
+    found = jax.jit(mapped)(small.params, images_of(1))
+    assert_close(found, small.logits(images_of(1)), 1e-4)
