@@ -13,13 +13,13 @@ from flax import nnx
 
 from prunex_jax.models.transformer import (
     Block,
-    Norm,
     TransformerSpec,
     bias,
     dropout,
     dropped,
     embedded,
     logits_of,
+    norm_of,
     product,
     weights,
 )
@@ -49,13 +49,13 @@ class Bert(nnx.Module):
         self.embedding = weights(rngs, spec.vocabulary, spec.width)
         self.positions = weights(rngs, spec.positions, spec.width)
         self.kinds = weights(rngs, kinds, spec.width) if kinds else None
-        self.embedding_norm = Norm(spec)
+        self.embedding_norm = norm_of(spec)
         self.dropout = dropout(spec, rngs)
         blocks = [Block(spec, rngs, is_post_norm=True) for _ in range(spec.layers)]
         self.blocks = nnx.List(blocks)
         self.transform = weights(rngs, spec.width, spec.width)
         self.transform_bias = bias(spec, spec.width)
-        self.transform_norm = Norm(spec)
+        self.transform_norm = norm_of(spec)
         self.head_bias = nnx.Param(jnp.zeros(spec.vocabulary))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:

@@ -14,12 +14,12 @@ from flax import nnx
 
 from prunex_jax.models.transformer import (
     Block,
-    Norm,
     TransformerSpec,
     dropout,
     dropped,
     embedded,
     logits_of,
+    norm_of,
     weights,
 )
 
@@ -30,6 +30,7 @@ class Gpt(nnx.Module):
     Position t of the answer sees tokens 0 .. t.
 
     Example:
+      >>> import jax.numpy as jnp
       >>> spec = TransformerSpec(16, layers=1, width=8, heads=2, key_heads=1,
       ...                        head_width=4, hidden=12)
       >>> Gpt(spec, nnx.Rngs(0))(jnp.zeros((2, 5), jnp.int32)).shape
@@ -45,7 +46,7 @@ class Gpt(nnx.Module):
         )
         self.dropout = dropout(spec, rngs)
         self.blocks = nnx.List([Block(spec, rngs) for _ in range(spec.layers)])
-        self.norm = Norm(spec)
+        self.norm = norm_of(spec)
         self.head = None if spec.is_tied else weights(rngs, spec.width, spec.vocabulary)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from flax import nnx
 # off at twice that.
 SPREAD = 0.02
 Norm = Literal["layer", "rms"]
-_EPSILON = 1e-6
+EPSILON = 1e-6
 
 
 class Projection(nnx.Module):
@@ -59,7 +59,8 @@ class LayerNorm(nnx.Module):
       Ba et al., Layer normalization, 2016, arXiv:1607.06450.
     """
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, epsilon: float = EPSILON):
+        self.epsilon = epsilon
         self.scale = nnx.Param(jnp.ones(width))
         self.bias = nnx.Param(jnp.zeros(width))
 
@@ -68,7 +69,7 @@ class LayerNorm(nnx.Module):
         y = x.astype(jnp.float32)
         y = y - jnp.mean(y, axis=-1, keepdims=True)
         variance = jnp.mean(y * y, axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(variance + _EPSILON) * like_last(self.scale[...], y)
+        y = y * jax.lax.rsqrt(variance + self.epsilon) * like_last(self.scale[...], y)
         return (y + like_last(self.bias[...], y)).astype(x.dtype)
 
 
@@ -79,14 +80,15 @@ class RmsNorm(nnx.Module):
       Zhang and Sennrich, Root mean square layer normalization, 2019, arXiv:1910.07467.
     """
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, epsilon: float = EPSILON):
+        self.epsilon = epsilon
         self.scale = nnx.Param(jnp.ones(width))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalises float[..., width]; the type stays."""
         y = x.astype(jnp.float32)
         square = jnp.mean(y * y, axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(square + _EPSILON) * like_last(self.scale[...], y)
+        y = y * jax.lax.rsqrt(square + self.epsilon) * like_last(self.scale[...], y)
         return y.astype(x.dtype)
 
 
@@ -134,9 +136,10 @@ class Patches(Projection):
         return super().__call__(squares.transpose(0, 1, 3, 2, 4, 5))
 
 
-def make_norm(kind: Norm, width: int) -> nnx.Module:
-    """The norm of a name."""
-    return LayerNorm(width) if kind == "layer" else RmsNorm(width)
+def make_norm(kind: Norm, width: int, epsilon: float = EPSILON) -> LayerNorm | RmsNorm:
+    """The norm of a name, with what it adds to variances or mean squares."""
+    make = LayerNorm if kind == "layer" else RmsNorm
+    return make(width, epsilon)
 
 
 def drop_path(rate: float, ndim: int, rngs: nnx.Rngs) -> nnx.Dropout | None:

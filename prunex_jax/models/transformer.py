@@ -1,4 +1,4 @@
-"""Parts of networks that read tokens: norms, attention, units behind it.
+"""Parts of networks that read tokens: attention, and units behind it.
 
 Parameters are float32. Activations have the type that the specification names; norms,
 softmax and logits are computed in float32. `query`, `key`, `value` and `out` are arrays
@@ -19,6 +19,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+from prunex_jax.models.stream import LayerNorm, Norm, RmsNorm, make_norm
 
 # Standard deviation of initial weights.
 _SPREAD = 0.02
@@ -61,7 +63,7 @@ class TransformerSpec:
     hidden: int
     positions: int = 0
     rotary_base: float = 10_000.0
-    norm: Literal["rms", "layer"] = "rms"
+    norm: Norm = "rms"
     epsilon: float = 1e-6
     unit: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
     has_bias: bool = False
@@ -122,26 +124,9 @@ def dropped(x: jax.Array, layer: nnx.Dropout | None) -> jax.Array:
     return x if layer is None else layer(x)
 
 
-class Norm(nnx.Module):
-    """RMS norm, which scales, or layer norm, which also shifts, over features."""
-
-    def __init__(self, spec: TransformerSpec):
-        self.epsilon = spec.epsilon
-        self.scale = nnx.Param(jnp.ones(spec.width))
-        is_layer = spec.norm == "layer"
-        self.bias = nnx.Param(jnp.zeros(spec.width)) if is_layer else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """float[batch, length, width], normalised in float32."""
-        wide = x.astype(jnp.float32)
-        if self.bias is not None:
-            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-        scale = self.scale[...].reshape(*(1,) * (x.ndim - 1), -1)
-        normalised = wide * jax.lax.rsqrt(square + self.epsilon) * scale
-        if self.bias is not None:
-            normalised = add(normalised, self.bias)
-        return normalised.astype(x.dtype)
+def norm_of(spec: TransformerSpec) -> LayerNorm | RmsNorm:
+    """A norm of the stream."""
+    return make_norm(spec.norm, spec.width, spec.epsilon)
 
 
 class Attention(nnx.Module):
@@ -223,9 +208,9 @@ class Block(nnx.Module):
         self, spec: TransformerSpec, rngs: nnx.Rngs, is_post_norm: bool = False
     ):
         self.is_post_norm = is_post_norm
-        self.attention_norm = Norm(spec)
+        self.attention_norm = norm_of(spec)
         self.attention = Attention(spec, rngs)
-        self.unit_norm = Norm(spec)
+        self.unit_norm = norm_of(spec)
         self.unit = Unit(spec, rngs)
         self.dropout = dropout(spec, rngs)
 
@@ -234,7 +219,9 @@ class Block(nnx.Module):
         x = self._added(x, self.attention, self.attention_norm)
         return self._added(x, self.unit, self.unit_norm)
 
-    def _added(self, x: jax.Array, part: Attention | Unit, norm: Norm) -> jax.Array:
+    def _added(
+        self, x: jax.Array, part: Attention | Unit, norm: LayerNorm | RmsNorm
+    ) -> jax.Array:
         if self.is_post_norm:
             return norm(x + dropped(part(x), self.dropout))
         return x + dropped(part(norm(x)), self.dropout)
