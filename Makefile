@@ -6,6 +6,7 @@
 #   make test-exhaustive      further forms of the slow ones
 #   make test-zoo             networks of other packages, which it installs
 #   make test-torch           the PyTorch peers of studies, which it installs
+#   make test-weights         weights of other packages, which it installs
 #   make check                lint, formatting, types, import directions
 #   make docs                 the documentation as a site in build/site
 #   make wheel                the files of a release in dist/
@@ -29,6 +30,8 @@ BYTES_WORKDIR ?= runs/bytes
 # An environment of its own, because torch and jax want other packages.
 TORCH_VENV ?= .venvs/torch
 TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
+# torch, torchvision, timm and transformers beside jax.
+WEIGHTS_VENV ?= .venvs/weights
 # Two test processes; files are not split, so that their runs are shared.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -37,10 +40,11 @@ BASE := $(VENV)/.installed
 TEST := $(VENV)/.installed-test
 ZOO := $(VENV)/.installed-zoo
 TORCH := $(VENV)/.installed-torch
+WEIGHTS := $(WEIGHTS_VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-exhaustive test-zoo test-torch \
+.PHONY: help demo test test-slow test-exhaustive test-zoo test-torch test-weights \
     check docs wheel format benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
     benchmark-loops benchmark-torch-step \
@@ -54,7 +58,7 @@ demo: $(BASE)
 	    --config=configs/digits_resnet20_hsadmm.py --workdir='$(WORKDIR)'
 
 test: $(TEST)
-	$(BIN)/python -m pytest -q -m "not (slow or exhaustive or zoo)" $(WORKERS)
+	$(BIN)/python -m pytest -q -m "not (slow or exhaustive or zoo or weights)" $(WORKERS)
 
 test-slow: $(TEST)
 	$(BIN)/python -m pytest -q -m slow $(WORKERS)
@@ -67,6 +71,9 @@ test-zoo: $(ZOO)
 
 test-torch: $(TORCH)
 	$(BIN)/python -m pytest -q tests/bench/test_torch.py
+
+test-weights: $(WEIGHTS)
+	$(WEIGHTS_VENV)/bin/python -m pytest -q -m weights tests/models/test_published.py
 
 check: $(TEST)
 	$(BIN)/ruff check .
@@ -135,8 +142,14 @@ $(TORCH): $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch]'
 	@touch $@
 
+$(WEIGHTS): pyproject.toml
+	test -x '$(WEIGHTS_VENV)/bin/python' || $(PYTHON) -m venv '$(WEIGHTS_VENV)'
+	$(WEIGHTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -e '.[test,weights]'
+	@touch $@
+
 clean:
-	rm -rf '$(VENV)' '$(TORCH_VENV)' build dist *.egg-info
+	rm -rf '$(VENV)' '$(TORCH_VENV)' '$(WEIGHTS_VENV)' build dist *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

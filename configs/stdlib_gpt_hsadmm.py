@@ -20,17 +20,17 @@ def get_config() -> ml_collections.ConfigDict:
     config.topology.layout = "2"
     config.topology.cpu_devices = 4
     config.data.name = "stdlib"
-    config.data.batch_size = 32
+    config.data.batch_size = 8
     config.data.sequence_length = 128
     config.model.name = "gpt"
     config.optimizer.name = "adamw"
-    config.optimizer.learning_rate = 3e-3
+    config.optimizer.learning_rate = 2e-3
     config.optimizer.weight_decay = 0.1
     config.sparsity.sparsity = 0.3
     config.sparsity.num_stairs = 3
     config.method.name = "hsadmm"
     config.method.hsadmm.sync_period = 8
     config.method.wire_dtype = "int8"
-    config.run.steps = 800
-    config.run.eval_every_steps = 200
+    config.run.steps = 1600
+    config.run.eval_every_steps = 400
     return config

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, digests that show damage, and a lock on a folder."""
+"""Files that are whole or absent, digests that show damage, locks, the cache folder."""
 
 import contextlib
 import hashlib
@@ -30,6 +30,22 @@ def write_whole(path: Path, content: str | bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Our folder in the user's cache folder, as the XDG specification has it.
+
+    Args:
+      environ: Environment variables.
+    Raises:
+      RuntimeError: There is no home folder.
+    Example:
+      >>> cache_folder({'XDG_CACHE_HOME': '/var/cache'}).as_posix()
+      '/var/cache/prunex_jax'
+    """
+    chosen = Path(environ.get("XDG_CACHE_HOME", ""))
+    base = chosen if chosen.is_absolute() else Path("~/.cache").expanduser()
+    return base / "prunex_jax"
 
 
 def write_json(path: Path, content: Any, *, sort_keys: bool = False) -> None:
@@ -102,12 +118,16 @@ def digests_of(folder: Path) -> dict[str, str]:
       ...     digests_of(Path(folder))['a'][:16]
       '2cf24dba5fb0a30e'
     """
-    digests = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        digests[path.relative_to(folder).as_posix()] = digest
-    return digests
+    return {
+        path.relative_to(folder).as_posix(): digest_of(path)
+        for path in sorted(path for path in folder.rglob("*") if path.is_file())
+    }
+
+
+def digest_of(path: Path) -> str:
+    """Takes the SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_damage(files: Mapping[str, str], found: Mapping[str, str]) -> str:
@@ -167,6 +187,29 @@ def alone_in(workdir: Path | str, is_primary: bool) -> Iterator[None]:
         ) from error
     except OSError:
         pass  # What cannot be made or read is refused by whoever writes into it.
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Makes other processes wait that would do the same at the same time.
+
+    File systems that cannot lock, such as some of networks, make nobody wait.
+
+    Args:
+      path: A file for the lock, made if it is missing; its folder exists.
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     with one_at_a_time(Path(folder) / 'a.lock'):
+      ...         done = True
+    """
+    lock = FileLock(path, fallback_to_soft=False)
+    with contextlib.suppress(OSError):
+        lock.acquire()
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar
 
 from prunex_jax.base.errors import UserError, suggest
@@ -117,6 +117,38 @@ def check_settings(settings: Any, where: str) -> None:
             _as_type(value, hints[field.name], path)
 
 
+def check_defaults(part: str, config: Any, names: Collection[str], what: str) -> None:
+    """Refuses settings that would have no effect.
+
+    Args:
+      part: The section of the settings.
+      config: It.
+      names: Those of its settings that must be at their defaults; settings within
+        settings are looked through.
+      what: On what they have none.
+    Raises:
+      UserError: One is not.
+    Example:
+      >>> check_defaults('data', DataConfig(image_size=8), ('image_size',), 'text')
+      Traceback (most recent call last):
+        ...
+      prunex_jax.base.errors.UserError: config.data.image_size=8 has no effect on text;\
+ leave it at 0
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name not in names or value == field.default:
+            continue
+        if dataclasses.is_dataclass(value):
+            within = [inner.name for inner in dataclasses.fields(value)]
+            check_defaults(f"{part}.{field.name}", value, within, what)
+            continue
+        raise UserError(
+            f"config.{part}.{field.name}={value!r} has no effect on {what}; leave "
+            f"it at {field.default!r}"
+        )
+
+
 def read_settings(
     default: SettingsT, values: Mapping[str, Any], where: str
 ) -> SettingsT:
@@ -209,10 +241,10 @@ class TopologyConfig:
 class DataConfig:
     """What is read, and how it becomes batches."""
 
-    # digits | synthetic; folder (of images, one folder per class) | npz (arrays) |
-    # huggingface (what `save_to_disk` wrote), which lie in `dir`; any image
-    # classification set that TFDS has prepared; or stdlib: the source of Python's
-    # standard library, as text.
+    # digits | synthetic; stdlib (the source of Python's standard library, as text); in
+    # `dir` folder (of images, one folder per class) | npz (arrays) | huggingface (what
+    # `save_to_disk` wrote) | text (files of text) | tokens (files of tokens); or any
+    # set that TFDS has prepared, of images with one class each or of text.
     name: str = "digits"
     # Where a folder, file or set lies; for TFDS its data directory, where empty means
     # TFDS's own default.
@@ -226,8 +258,32 @@ class DataConfig:
     validation_share: float = setting(0.1, at_least=0, below=1)
     # none | shift (1 pixel) | crop_flip (pad 4, CIFAR) | random_resized_crop (ImageNet)
     augment: Literal["none", "shift", "crop_flip", "random_resized_crop"] = "none"
+    # RandAugment after that: operations on every image, 0 for none, and how strong they
+    # are, from 0 to 30.
+    rand_augment_operations: int = setting(0, at_least=0)
+    rand_augment_magnitude: float = setting(9.0, at_least=0, at_most=30)
+    # Mixup and CutMix: every image with another of its batch, with shares drawn from
+    # Beta(alpha, alpha); 0 for none; where both are positive, each has half of them.
+    mixup: float = setting(0.0, at_least=0)
+    cutmix: float = setting(0.0, at_least=0)
+    # How pixels become inputs: auto (by the usual mean and deviation of a known set, or
+    # those that are measured) | imagenet (by ImageNet's, as trained networks of
+    # torchvision expect it) | half (by 0.5 and 0.5, as some ViTs of timm do).
+    normalization: Literal["auto", "imagenet", "half"] = "auto"
     # Tokens of a sequence of text.
     sequence_length: int = setting(128, at_least=1)
+    # A tokenizer.json of Hugging Face's tokenizers; empty reads text as bytes.
+    tokenizer: str = ""
+    # Token that it has behind every document; empty looks for the usual ones.
+    end_token: str = ""
+    # Where encoded text is kept; empty means the user's cache folder.
+    cache_dir: str = ""
+    # Which files below `dir` are text, as in '*.txt'; none that starts with a dot is.
+    text_glob: str = "*"
+    # What .bin files of tokens hold; .npy files say it themselves.
+    token_dtype: Literal["uint16", "uint32"] = "uint16"
+    # Tokens that there are, in files of tokens; 0 reads all to find the largest.
+    vocabulary: int = setting(0, at_least=0)
     # Side of the image after decoding and resizing; 0 keeps the size of the set.
     image_size: int = setting(0, at_least=0)
     # auto | memory (whole set in memory) | grain (read and decoded while training).
@@ -253,19 +309,93 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class GptConfig:
-    """Widths of model `gpt`, which `model.width` multiplies."""
+    """Models `gpt` and `gpt2`; `model.width` multiplies all widths."""
 
-    # Blocks of attention and gated unit.
+    # Blocks of attention and unit.
     layers: int = setting(4, at_least=1)
     # Of the stream.
     width: int = setting(128, at_least=1)
     # Query heads, and key heads, of which each serves as many query heads.
     heads: int = setting(4, at_least=1)
     key_heads: int = setting(4, at_least=1)
-    # Features of a head; an even number.
+    # Features of a head; an even number for gpt.
     head_width: int = setting(32, at_least=2)
-    # Of the gated unit.
-    hidden: int = setting(352, at_least=1)
+    # Of the unit; 0 is 8/3 of the stream in multiples of 32 for gpt, and 4 times the
+    # stream for gpt2.
+    hidden: int = setting(0, at_least=0)
+    # Learned positions of gpt2; 0 has as many as a sequence has tokens.
+    positions: int = setting(0, at_least=0)
+    # Of the angles of rotary positions of gpt.
+    rotary_base: float = setting(10_000.0, above=1)
+    # Added to mean squares in norms; 0 is 1e-6 for gpt, and 1e-5 for gpt2.
+    norm_epsilon: float = setting(0.0, at_least=0)
+    # Logits by a matrix of their own, or by the embedding of tokens (tied); auto is own
+    # for gpt, and tied for gpt2.
+    head: Literal["auto", "own", "tied"] = "auto"
+    # Share of activations that training drops.
+    dropout: float = setting(0.0, at_least=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """Model `bert`; `model.width` multiplies all widths."""
+
+    # Blocks of attention and unit.
+    layers: int = setting(4, at_least=1)
+    # Of the stream.
+    width: int = setting(128, at_least=1)
+    # Attention heads.
+    heads: int = setting(4, at_least=1)
+    # Features of a head.
+    head_width: int = setting(32, at_least=1)
+    # Of the unit; 0 is 4 times the stream.
+    hidden: int = setting(0, at_least=0)
+    # Learned positions; 0 has as many as a sequence has tokens.
+    positions: int = setting(0, at_least=0)
+    # Kinds of sentences that have an embedding, as trained weights have 2, of which the
+    # first is used; 0 has none.
+    kinds: int = setting(0, at_least=0)
+    # Added to variances in norms.
+    norm_epsilon: float = setting(1e-12, above=0)
+    # Share of activations that training drops.
+    dropout: float = setting(0.0, at_least=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class VitConfig:
+    """Form of models `vit_ti`, `vit_s` and `vit_b`.
+
+    Widths are those of the name where they are 0, and `model.width` multiplies them.
+    """
+
+    # Side of a patch in pixels, which divides the sides of images.
+    patch: int = setting(16, at_least=1)
+    # learned | sincos (sines and cosines that stay as they are).
+    positions: Literal["learned", "sincos"] = "learned"
+    # What is classified: a class token, or the mean over all tokens, without one.
+    pooling: Literal["token", "mean"] = "token"
+    # layer | rms (root mean square; has no mean over channels).
+    norm: Literal["layer", "rms"] = "layer"
+    # Stochastic depth: share of the examples for which the last block is left out in
+    # training; the share grows evenly from 0 at the first.
+    drop_path: float = setting(0.0, at_least=0, below=1)
+    # Blocks of attention and MLP.
+    layers: int = setting(0, at_least=0)
+    # Of the stream.
+    width: int = setting(0, at_least=0)
+    # Heads of attention, and features of a head.
+    heads: int = setting(0, at_least=0)
+    head_width: int = setting(0, at_least=0)
+    # Of the MLP.
+    hidden: int = setting(0, at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvNextConfig:
+    """Form of model `convnext_t`."""
+
+    # Stochastic depth, as of `vit`.
+    drop_path: float = setting(0.1, at_least=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,10 +403,15 @@ class ModelConfig:
     """Which network is trained."""
 
     # resnet20 | resnet32 | resnet56 | resnet110 | resnet18 | resnet34 | resnet50 |
-    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19, gpt (text), or
-    # package.module:object for a network of your own, as `models.own_model` takes it.
+    # resnet101 | resnet152 | wide_resnet50_2 | vgg16 | vgg19 | vit_ti | vit_s | vit_b |
+    # convnext_t; of text gpt (as Llama) | gpt2 | bert; or package.module:object for a
+    # network of your own, as `models.own_model` takes it.
     name: str = "resnet20"
-    # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size).
+    # Trained weights to start from: a folder made by `prunex-jax export`, a run folder,
+    # or safetensors of torchvision, timm or Hugging Face; empty draws them at random.
+    weights: str = ""
+    # cifar (3x3 stem) | imagenet (7x7 stem, max pool) | auto (by image size); of
+    # convnext_t, patches of 2 or of 4 pixels.
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
     # Multiplies every width.
     width: float = setting(1.0, above=0)
@@ -284,10 +419,13 @@ class ModelConfig:
     norm_scope: Literal["device", "host"] = "device"
     # float32 | bfloat16 for activations; parameters are float32.
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    # chunked (kernel gradients in chunks of the batch, faster on CPUs) | direct | auto
-    # (chunked on CPUs, direct elsewhere).
+    # chunked (kernel gradients in chunks of the batch, depthwise convolutions as sums
+    # of shifted maps; faster on CPUs) | direct | auto (chunked on CPUs, else direct).
     convolution: Literal["auto", "direct", "chunked"] = "auto"
     gpt: GptConfig = GptConfig()
+    bert: BertConfig = BertConfig()
+    vit: VitConfig = VitConfig()
+    convnext: ConvNextConfig = ConvNextConfig()
 
 
 @dataclasses.dataclass(frozen=True)

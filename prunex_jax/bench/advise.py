@@ -48,6 +48,7 @@ from prunex_jax.train.config import config_to_dict, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment, with_method
 from prunex_jax.train.network_mean import empty_mean, with_network
 from prunex_jax.train.state import TrainState
+from prunex_jax.train.weights import find_weights
 
 # What gains are over.
 BASE = "dense"
@@ -340,7 +341,11 @@ def _advise(values: Values, overrides: list[str]) -> None:
     launch, cache = given_launch(values), config.run.compile_cache
     start_processes(config.topology, launch, compile_cache=cache)
     topology = make_topology(config.topology.layout)
-    experiment = run_together(lambda: make_experiment(config, topology))
+    experiment = run_together(
+        lambda: make_experiment(
+            config, topology, weights=find_weights(config.model.weights)
+        )
+    )
     if topology.is_primary:
         sys.stdout.write(topology.table() + "\n\n")
     advice = advise(

@@ -395,7 +395,8 @@ _KEEP_POSITIVE = {
     *("add", "broadcast_in_dim", "concatenate", "convert_element_type", "copy"),
     *("cbrt", "div", "dot_general", "integer_pow", "min", "mul", "name", "reduce_max"),
     *("reduce_min", "reduce_prod", "reduce_sum", "reduce_window_max", "reshape", "rev"),
-    *("rsqrt", "slice", "sqrt", "square", "squeeze", "tile", "transpose"),
+    *("pcast", "pvary", "rsqrt", "slice", "sqrt", "square", "squeeze", "tile"),
+    "transpose",
 }
 
 

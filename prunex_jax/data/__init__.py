@@ -8,7 +8,10 @@ In: data settings and a seed. Out: a `Dataset` of three splits, and batches of i
 `sources` opens a set of images (digits and synthetic, or by `folder`, `npz`,
 `huggingface` and `tfds_source`) and cuts its validation split; `own` opens examples of
 any other kind; `splits` is what is opened; `order` and `shards` say which example
-comes when and at which host; `images` makes pixels.
+comes when and at which host; `images` makes pixels, with `rand_augment`, and `mixing`
+mixes two of them. `text` opens text: `text_files` finds it, `tokenizer` makes tokens,
+`encoded` keeps them in files, `tokens` cuts them into sequences, `masking` hides some
+of them, and `token_files` opens those of others.
 """
 
 from prunex_jax.data.images import Normalization
@@ -20,16 +23,35 @@ from prunex_jax.data.loader import (
     make_loader,
     num_evaluation_batches,
 )
+from prunex_jax.data.masking import ASKED, TARGET, MaskedSplit, Masking
+from prunex_jax.data.mixing import LABEL_SHARE, MIXING, OTHER_LABEL
 from prunex_jax.data.own import EXAMPLE, OWN, names_arrays, open_named, open_own
 from prunex_jax.data.placement import batch_rows, place_batch
-from prunex_jax.data.sources import open_dataset
+from prunex_jax.data.sources import OF_IMAGES, open_dataset
 from prunex_jax.data.splits import Batch, Dataset, ImageDataset, ImageSplit, Split
-from prunex_jax.data.text import NUM_TOKENS, TextDataset, open_stdlib
+from prunex_jax.data.text import (
+    OF_TEXT,
+    TextDataset,
+    is_text,
+    open_stdlib,
+    open_text,
+    without_effect,
+)
+from prunex_jax.data.tokenizer import NUM_BYTES
+from prunex_jax.data.tokens import BYTES
 
 __all__ = [
+    "ASKED",
+    "BYTES",
     "EXAMPLE",
-    "NUM_TOKENS",
+    "LABEL_SHARE",
+    "MIXING",
+    "NUM_BYTES",
+    "OF_IMAGES",
+    "OF_TEXT",
+    "OTHER_LABEL",
     "OWN",
+    "TARGET",
     "VALID",
     "Batch",
     "BatchIterator",
@@ -37,11 +59,14 @@ __all__ = [
     "ImageDataset",
     "ImageSplit",
     "Loader",
+    "MaskedSplit",
+    "Masking",
     "Normalization",
     "Split",
     "TextDataset",
     "batch_rows",
     "evaluation_batches",
+    "is_text",
     "make_loader",
     "names_arrays",
     "num_evaluation_batches",
@@ -49,5 +74,7 @@ __all__ = [
     "open_named",
     "open_own",
     "open_stdlib",
+    "open_text",
     "place_batch",
+    "without_effect",
 ]

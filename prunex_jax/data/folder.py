@@ -16,7 +16,6 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.image_files import (
-    SPLIT_NAMES,
     ImageFiles,
     broken_image,
     look_at,
@@ -24,7 +23,7 @@ from prunex_jax.data.image_files import (
 )
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
-from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm".split()

@@ -18,14 +18,6 @@ from prunex_jax.data.order import Positions
 # larger ones, only headers are read, unless broken files are to be skipped.
 DECODED_BYTES = 2**28
 _CHUNK = 256
-# What splits are called -> which they are.
-SPLIT_NAMES = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

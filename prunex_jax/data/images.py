@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from prunex_jax.data.rand_augment import DRAWS_PER_OPERATION, rand_augment
+
 Pixels = npt.NDArray[np.uint8]
 # One array where all images have one size and lie in memory, else one array each.
 Images = Pixels | Sequence[Pixels]
@@ -170,11 +172,14 @@ class Recipe:
     augment: str  # none, shift, crop_flip or random_resized_crop.
     # Height, width and channels of the images in a batch.
     image_shape: tuple[int, int, int]
+    # Operations of RandAugment after that, and how strong they are.
+    num_operations: int = 0
+    magnitude: float = 0.0
 
     @property
     def num_draws(self) -> int:
         """Random numbers that `training_images` needs per image."""
-        return NUM_DRAWS[self.augment]
+        return NUM_DRAWS[self.augment] + DRAWS_PER_OPERATION * self.num_operations
 
     @property
     def keeps_original_size(self) -> bool:
@@ -201,6 +206,15 @@ class Recipe:
         Returns:
           uint8[batch, *image_shape]; image k depends on `draws[k]` only.
         """
+        crop_draws, more = np.split(draws, [NUM_DRAWS[self.augment]], axis=1)
+        images = self._cropped(stored, crop_draws)
+        if not self.num_operations:
+            return images
+        pairs = zip(images, more, strict=True)
+        return self._stacked([rand_augment(x, row, self.magnitude) for x, row in pairs])
+
+    def _cropped(self, stored: Images, draws: Uniforms) -> Pixels:
+        """The images after crops and flips."""
         if self.keeps_original_size:
             size = self.image_shape[:2]
             pairs = zip(stored, draws, strict=True)

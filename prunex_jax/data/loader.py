@@ -5,6 +5,7 @@ single examples in grain's workers come from the same functions, which is why bo
 of reading give the same bits.
 """
 
+import contextlib
 import dataclasses
 import os
 import queue
@@ -18,6 +19,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
+from prunex_jax.data.mixing import Mixing
 from prunex_jax.data.order import Order, Positions
 from prunex_jax.data.shards import make_order
 from prunex_jax.data.splits import Batch, Split
@@ -115,13 +117,34 @@ class Loader:
     batch_size: int
     rows: Positions
     num_workers: int
+    mixing: Mixing | None = None
 
     def batches(self, start_step: int = 0) -> BatchIterator:
         """Returns an iterator whose first batch is that of `start_step`."""
         chosen = range(start_step, _ENDLESS)
-        return BatchIterator(
-            _read(self.examples, self.batch_size, self.rows, chosen, self.num_workers)
-        )
+        if self.mixing is None:
+            return BatchIterator(self._read(self.rows, chosen))
+        return BatchIterator(self._read_mixed(self.mixing, chosen))
+
+    def _read(self, rows: Positions, chosen: range) -> Generator[Batch, None, None]:
+        return _read(self.examples, self.batch_size, rows, chosen, self.num_workers)
+
+    def _read_mixed(
+        self, mixing: Mixing, chosen: range
+    ) -> Generator[Batch, None, None]:
+        """Reads rows and their partners, each once, and mixes them."""
+        pairs = np.concatenate([self.rows, mixing.partners(self.rows)])
+        rows, places = np.unique(pairs, return_inverse=True)
+        own, other = np.split(places, 2)
+        found = self._read(rows, chosen)
+        with contextlib.closing(found):
+            for step, batch in zip(chosen, found, strict=False):
+                yield mixing.mixed(
+                    jax.tree.map(lambda x: x[own], batch),
+                    jax.tree.map(lambda x: x[other], batch),
+                    step * self.batch_size + self.rows,
+                    self.examples.seed,
+                )
 
 
 def make_loader(
@@ -132,7 +155,8 @@ def make_loader(
     Row r of batch t is position t * batch_size + r of a stream that `seed` alone
     decides, so the batches are the same for every mesh, number of processes, way of
     reading and starting step. Where `data.shards` gives hosts data of their own, they
-    depend on the number of hosts, and still on nothing else.
+    depend on the number of hosts, and still on nothing else. Mixup and CutMix mix the
+    rows of a batch with each other, as `mixing` says.
 
     Args:
       split: What is read; whether from memory was decided when it was opened.
@@ -157,7 +181,8 @@ def make_loader(
         )
     order = make_order(split, config, num_hosts, seed)
     examples = TrainingExamples(split, order, seed)
-    return Loader(examples, config.batch_size, rows, config.num_workers)
+    mixing = Mixing.of(config, num_hosts)
+    return Loader(examples, config.batch_size, rows, config.num_workers, mixing)
 
 
 def evaluation_batches(

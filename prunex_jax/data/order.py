@@ -21,6 +21,7 @@ _ORDER_STREAM = 1
 _AUGMENT_STREAM = 2
 _SUBSET_STREAM = 3
 SHARD_STREAM = 4
+MIXING_STREAM = 5
 
 
 def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -71,14 +72,14 @@ def split_positions(
 
 
 def uniforms(
-    seed: int, positions: Positions, num_draws: int
+    seed: int, positions: Positions, num_draws: int, stream: int = _AUGMENT_STREAM
 ) -> npt.NDArray[np.float64]:
     """Returns the random numbers that belong to positions of the stream.
 
-    They are float64[size, num_draws] in [0, 1). Row k depends on `seed` and
+    They are float64[size, num_draws] in [0, 1). Row k depends on `seed`, `stream` and
     `positions[k]` only, and its first columns do not depend on `num_draws`.
     """
-    rows = _hashes(_key(_AUGMENT_STREAM, seed), positions)
+    rows = _hashes(_key(stream, seed), positions)
     draws = (np.arange(num_draws, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     words = _mix(rows[:, None] + draws)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

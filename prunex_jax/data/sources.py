@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig, check_settings
+from prunex_jax.base.settings import DataConfig, check_defaults, check_settings
 from prunex_jax.data.folder import open_folder
 from prunex_jax.data.huggingface import HUGGINGFACE, open_huggingface
 from prunex_jax.data.images import Normalization, Pixels, Recipe, resize_box
+from prunex_jax.data.mixing import MIXING
 from prunex_jax.data.npz import NPZ, open_npz
 from prunex_jax.data.order import Positions, permutation, split_positions
 from prunex_jax.data.splits import (
@@ -33,6 +34,7 @@ _NORMALIZATIONS = {
     "cifar100": Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "imagenet2012": Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
+_IMAGENET = "imagenet2012"
 # The digits, below scikit-learn's folder.
 _DIGITS_FILE = "datasets/data/digits.csv.gz"
 _TEST_SHARE = 0.2
@@ -40,6 +42,11 @@ _SYNTHETIC_SIDE = 32
 # Cells per side of a class prototype: coarse enough to survive a shift by pixels.
 _PROTOTYPE_CELLS = 4
 _NOISE = 40.0
+# Settings that say how images become batches, and nothing of other examples.
+OF_IMAGES = (
+    *("augment", "image_size", "normalization", "broken_files"),
+    *("rand_augment_operations", "rand_augment_magnitude", *MIXING),
+)
 
 
 def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
@@ -47,7 +54,8 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
 
     The examples themselves are read at the first use of a split; the test split is not
     touched before that. Mean and standard deviation come from a table for CIFAR and
-    ImageNet, and otherwise from up to 2,048 evenly spaced training examples.
+    ImageNet, and otherwise from up to 2,048 evenly spaced training examples, unless
+    `config.normalization` names others.
 
     Args:
       config: What to read. `shuffle_seed` decides which examples are held out.
@@ -59,10 +67,21 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
       UserError: If the set is unknown or not prepared, or a setting does not fit it.
     """
     check_settings(config, "data")
+    if not config.rand_augment_operations:
+        check_defaults(
+            "data",
+            config,
+            ("rand_augment_magnitude",),
+            "images with config.data.rand_augment_operations=0",
+        )
     stored = _open_stored(config, seed)
-    recipe = Recipe(config.augment, _image_shape(config, stored))
+    operations, magnitude = (
+        config.rand_augment_operations,
+        config.rand_augment_magnitude,
+    )
+    recipe = Recipe(config.augment, _image_shape(config, stored), operations, magnitude)
     validation, train, held_out = _validation(config, stored)
-    normalization = _normalization(stored, recipe, train)
+    normalization = _normalization(config, stored, recipe, train)
     make = functools.partial(ImageSplit, recipe=recipe, normalization=normalization)
     return ImageDataset(
         name=config.name,
@@ -167,8 +186,18 @@ def _fits_memory(
 
 
 def _normalization(
-    stored: StoredSet, recipe: Recipe, train: Positions
+    config: DataConfig, stored: StoredSet, recipe: Recipe, train: Positions
 ) -> Normalization:
+    channels = recipe.image_shape[-1]
+    if config.normalization == "half":
+        return Normalization((0.5,) * channels, (0.5,) * channels)
+    if config.normalization == "imagenet":
+        if channels != len(_NORMALIZATIONS[_IMAGENET].mean):
+            raise UserError(
+                f"config.data.normalization='imagenet' is for images of 3 channels, "
+                f"and those of {stored.name!r} have {channels}; set it to 'auto'"
+            )
+        return _NORMALIZATIONS[_IMAGENET]
     base = stored.name.split("/")[0].split(":")[0]
     known = _NORMALIZATIONS.get(base)
     if known and len(known.mean) == recipe.image_shape[-1]:

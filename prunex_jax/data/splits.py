@@ -18,6 +18,12 @@ Labels = npt.NDArray[np.int32]
 Batch = dict[str, Any]
 # Examples read at a time when a split is brought into memory.
 _CHUNK = 512
+# What splits are called -> which they are.
+SPLIT_NAMES = {
+    "train": "train",
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    "test": "test",
+}
 
 
 class Source(Protocol):

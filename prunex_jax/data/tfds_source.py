@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import hashlib
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from prunex_jax.data.images import Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
 
+# Documents that are read at a time.
+_CHUNK = 512
 # Sets whose published test labels are missing: the labelled split used instead.
 _LABELLED_TEST = {"imagenet2012": "validation", "imagenet2012_subset": "validation"}
 
@@ -115,6 +119,100 @@ def open_tfds(name: str, data_dir: str) -> StoredSet:
         image.shape,
         tuple(label.names),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSource:
+    """One split of a prepared TFDS set of text."""
+
+    name: str  # As of `TfdsSource`.
+    data_dir: str | None  # As of `TfdsSource`.
+    split: str  # Name of the split.
+    text_key: str  # Feature that holds the text.
+    size: int  # Number of documents.
+    digest: str  # Of what TFDS says of the set, and the sizes of its files.
+
+    def __len__(self) -> int:
+        return self.size
+
+    def documents(self, numbers: Positions) -> Iterator[bytes]:
+        """Gives the texts of these documents, one after the other."""
+        builder = _prepared_builder(self.name, self.data_dir)
+        records = builder.as_data_source(split=self.split)
+        for start in range(0, len(numbers), _CHUNK):
+            chunk = numbers[start : start + _CHUNK].tolist()
+            for record in records.__getitems__(chunk):
+                text = record[self.text_key]
+                yield text.encode() if isinstance(text, str) else bytes(text)
+
+
+def is_text_set(name: str, data_dir: str) -> bool:
+    """Whether a prepared set has text, and no images.
+
+    Args:
+      name: As in TFDS.
+      data_dir: As for `open_tfds`.
+    Raises:
+      UserError: As `open_tfds`, but for what the set must have.
+    """
+    import tensorflow_datasets as tfds
+
+    features = _prepared_builder(name, data_dir or None).info.features
+    has_images = any(isinstance(x, tfds.features.Image) for x in features.values())
+    return bool(_text_keys(features)) and not has_images
+
+
+def open_text_set(name: str, data_dir: str) -> dict[str, TextSource]:
+    """Opens a set of text that TFDS has prepared.
+
+    Args:
+      name: As in TFDS, for instance lm1b, or wiki40b/en.
+      data_dir: As for `open_tfds`.
+    Returns:
+      `train`, and `validation` and `test` where the set has them. The text is feature
+      `text`, or the only one that is text. No example is read.
+    Raises:
+      UserError: As `open_tfds`; the set has no split to train on, or several texts.
+    """
+    builder = _prepared_builder(name, data_dir or None)
+    keys = _text_keys(builder.info.features)
+    keys = ["text"] if "text" in keys else keys
+    if len(keys) != 1:
+        raise UserError(
+            f"data set {name!r} has no feature 'text', and "
+            f"{', '.join(keys) or 'none'} are text: choose a set with one text each"
+        )
+    splits = builder.info.splits
+    if "train" not in splits:
+        raise UserError(
+            f"data set {name!r} has the splits {', '.join(sorted(splits))}: training "
+            "needs 'train'"
+        )
+    make = functools.partial(
+        TextSource, name, data_dir or None, text_key=keys[0], digest=_digest(builder)
+    )
+    return {
+        split: make(split=split, size=splits[split].num_examples)
+        for split in ("train", "validation", "test")
+        if split in splits
+    }
+
+
+def _text_keys(features: Any) -> list[str]:
+    import tensorflow_datasets as tfds
+
+    kind = tfds.features.Text
+    return sorted(key for key in features if isinstance(features[key], kind))
+
+
+def _digest(builder: Any) -> str:
+    """Tells a prepared set from others, without reading its examples."""
+    digest = hashlib.sha256()
+    for path in sorted(builder.data_path.iterdir()):
+        digest.update(f"{path.name} {path.stat().length} ".encode())
+        if path.suffix == ".json":
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _prepared_builder(name: str, data_dir: str | None) -> Any:

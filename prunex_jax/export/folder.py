@@ -200,6 +200,30 @@ def read_model(folder: str | os.PathLike[str]) -> ExportedModel:
     return model
 
 
+def read_arrays(
+    folder: str | os.PathLike[str],
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Reads what an export holds beside its program, which need not run here.
+
+    Args:
+      folder: Made by `export_model`.
+    Returns:
+      The manifest, and path -> parameter.
+    Raises:
+      UserError: It is no export, or was damaged.
+    """
+    path = Path(folder).expanduser()
+    manifest = _read_manifest(path)
+    wanted = {name: manifest["files"].get(name, "") for name in (ARRAYS, PROGRAM)}
+    try:
+        damage = find_damage(wanted, digests_of(path))
+        if damage:
+            raise UserError(f"{path} is damaged: {damage}; copy or export it again")
+        return manifest, load_file(path / ARRAYS)
+    except (OSError, SafetensorError) as error:
+        raise _cannot_read(path, error) from error
+
+
 def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Refuses to replace anything but an export, and that only if asked to.
 
@@ -228,20 +252,17 @@ def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Pat
 
 def _read(path: Path) -> tuple[ExportedModel, Any]:
     """The function, and the program as jax knows it."""
-    manifest = _read_manifest(path)
-    wanted = {name: manifest["files"].get(name, "") for name in (ARRAYS, PROGRAM)}
+    manifest, arrays = read_arrays(path)
     try:
-        damage = find_damage(wanted, digests_of(path))
-        if damage:
-            raise UserError(f"{path} is damaged: {damage}; copy or export it again")
-        arrays = load_file(path / ARRAYS)
         content = (path / PROGRAM).read_bytes()
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}); copy or export it again"
-        ) from error
+    except OSError as error:
+        raise _cannot_read(path, error) from error
     exported = load_program(content, manifest["versions"].get("jax"))
     return ExportedModel(manifest, arrays, exported.call), exported
+
+
+def _cannot_read(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} cannot be read ({error}); copy or export it again")
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

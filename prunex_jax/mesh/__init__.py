@@ -11,6 +11,7 @@ has the axes ('host', 'device'), and what programs need to run on it.
     mesh         the `jax.sharding.Mesh` and its table
     folding      a mesh that one device simulates: `map_over` works on both
     axes         names of mesh axes: `MeshAxes`, `vary`
+    peaks        how fast devices are at best
     placement    where parts of a tree live: `Placement`, `enter`, `leave`
     agreement    all processes go on, or none
 """
@@ -31,12 +32,14 @@ from prunex_jax.mesh.folding import (
     AnyMesh,
     FoldedMesh,
     map_over,
+    placed,
     program_to_count,
     sharding_on,
 )
 from prunex_jax.mesh.launcher import LaunchFlags
 from prunex_jax.mesh.memory import keep_freed_memory, return_freed_memory
 from prunex_jax.mesh.mesh import Topology, check_has_links, make_topology
+from prunex_jax.mesh.peaks import peak_flops
 from prunex_jax.mesh.placement import Placement, enter, leave, settle, specs_of
 from prunex_jax.mesh.start import start_processes
 
@@ -60,6 +63,8 @@ __all__ = [
     "leave",
     "make_topology",
     "map_over",
+    "peak_flops",
+    "placed",
     "position",
     "program_to_count",
     "return_freed_memory",

@@ -24,6 +24,8 @@ from typing import Any
 
 import jax
 
+from prunex_jax.base.files import cache_folder
+
 AUTO, OFF = "auto", "off"
 # Programs that were not used for longest go first. Small ones count as more than they
 # are, which bounds their number too: all are looked at when a process starts.
@@ -63,7 +65,8 @@ def keep_compiled(
         if where == AUTO and told:
             folder = Path(told)
         else:
-            folder = _prepare(_default_root(environ) if where == AUTO else Path(where))
+            root = cache_folder(environ) / "compiled" if where == AUTO else Path(where)
+            folder = _prepare(root)
             jax.config.update("jax_compilation_cache_dir", str(folder))
             if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in environ:
                 # A run has hundred small programs, of a second or two together.
@@ -74,13 +77,6 @@ def keep_compiled(
     warnings.filterwarnings("ignore", _WARNING, UserWarning)
     _write_on_every_process(folder)
     return folder
-
-
-def _default_root(environ: Mapping[str, str]) -> Path:
-    """Our folder in the user's cache folder, as the XDG specification has it."""
-    chosen = Path(environ.get("XDG_CACHE_HOME", ""))
-    base = chosen if chosen.is_absolute() else Path("~/.cache").expanduser()
-    return base / "prunex_jax" / "compiled"
 
 
 def _prepare(root: Path) -> Path:

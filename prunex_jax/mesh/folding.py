@@ -59,6 +59,7 @@ class FoldedMesh:
 
 
 AnyMesh = Mesh | FoldedMesh
+REPLICATED = jax.P()
 
 
 def sharding_on(mesh: AnyMesh, spec: jax.P) -> Sharding:
@@ -66,6 +67,24 @@ def sharding_on(mesh: AnyMesh, spec: jax.P) -> Sharding:
     if isinstance(mesh, FoldedMesh):
         return SingleDeviceSharding(mesh.device)
     return NamedSharding(mesh, spec)
+
+
+def placed(tree: PyTree, mesh: AnyMesh, spec: jax.P = REPLICATED) -> PyTree:
+    """Puts arrays on a mesh that every process has whole.
+
+    Args:
+      tree: Of numpy arrays.
+      mesh: Real, or folded.
+      spec: How they are split; by default all devices have all of them.
+    Example:
+      >>> mesh = FoldedMesh((('host', 2), ('device', 1)), jax.devices()[0])
+      >>> placed({'a': np.ones(2)}, mesh)['a'].shape
+      (2,)
+    """
+    sharding = sharding_on(mesh, spec)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, sharding, x.__getitem__), tree
+    )
 
 
 def map_over(

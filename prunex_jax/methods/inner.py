@@ -155,8 +155,16 @@ def check_inner(inner: optax.GradientTransformation, params: PyTree) -> None:
 
 
 def is_kernel(params: PyTree) -> PyTree:
-    """Tells kernels, which decay, from biases and norm scales, which do not."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+    """Tells kernels, which decay, from biases, norm scales and positions.
+
+    Biases of heads have two axes, and so have positions: these are told by their names.
+    """
+
+    def decays(path: str, leaf: jax.Array) -> bool:
+        name = path.rpartition("/")[2]
+        return leaf.ndim > 1 and not name.endswith(("bias", "positions"))
+
+    return map_with_path(decays, params)
 
 
 def as_matrix(shape: tuple[int, ...]) -> MuonDimensionNumbers:

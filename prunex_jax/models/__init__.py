@@ -1,8 +1,12 @@
-"""Networks by name: the table of models, and the one function that builds them.
+"""Networks by name: the table of models, and the functions that build them.
 
-In: the settings `model.*` and the shape of an image. Out: a `Model`, pure functions
-over plain trees. `base` has the interface, `resnet` and `vgg` the architectures,
-`layers` their parts. Models know nothing of channels, methods or meshes.
+In: the settings `model.*` and the shape of an image, or the length of a text. Out: an
+`AnyModel`, pure functions over plain trees. `base` has the interface. For images,
+`resnet` and `vgg` are written with every width explicit, of the parts in `layers`, and
+make a `Model`; `vit` and `convnext`, of the parts in `stream`, and for text `gpt` and
+`bert`, of the parts in `transformer`, are NNX modules, and make a `FunctionModel`, as
+networks of users' own do. `generation` writes text; `weights` reads trained networks of
+others. Models know nothing of channels, methods or meshes.
 """
 
 import functools
@@ -12,7 +16,7 @@ from typing import cast
 import jax
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import ModelConfig, check_settings
+from prunex_jax.base.settings import ModelConfig, check_defaults, check_settings
 from prunex_jax.models.base import (
     AnyModel,
     Model,
@@ -20,14 +24,24 @@ from prunex_jax.models.base import (
     from_moments,
     to_moments,
 )
+from prunex_jax.models.convnext import ConvNextSpec, make_convnext, make_convnext_spec
 from prunex_jax.models.functions import FunctionModel, Functions, is_own
+from prunex_jax.models.generation import generate
+from prunex_jax.models.language import (
+    MASKED_TOKEN,
+    NEXT_TOKEN,
+    make_language_model,
+)
 from prunex_jax.models.layers import Convolution
-from prunex_jax.models.own import make_gpt, own_model
+from prunex_jax.models.own import own_model
 from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
 from prunex_jax.models.vgg import VggSpec, make_vgg_spec
+from prunex_jax.models.vit import VITS, make_vit
 
 __all__ = [
+    "MASKED_TOKEN",
     "MODELS",
+    "NEXT_TOKEN",
     "AnyModel",
     "BlockSpec",
     "FunctionModel",
@@ -36,9 +50,11 @@ __all__ = [
     "ModelSpec",
     "ResNetSpec",
     "VggSpec",
+    "check_sections",
     "from_moments",
+    "generate",
     "is_own",
-    "make_gpt",
+    "make_language_model",
     "make_model",
     "own_model",
     "to_moments",
@@ -68,11 +84,21 @@ MODELS: dict[str, Callable[..., ModelSpec]] = {
     "vgg16": functools.partial(make_vgg_spec, stage_convs=(2, 2, 3, 3, 3)),
     "vgg19": functools.partial(make_vgg_spec, stage_convs=(2, 2, 4, 4, 4)),
 }
+# Networks that make a `FunctionModel`.
+CONVNEXT = "convnext_t"
+FUNCTION_MODELS = (*VITS, CONVNEXT)
+# Sections of settings, and the networks that heed them.
+_SECTIONS = {
+    "gpt": NEXT_TOKEN,
+    "bert": MASKED_TOKEN,
+    "vit": tuple(VITS),
+    "convnext": (CONVNEXT,),
+}
 
 
 def make_model(
     config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int
-) -> Model:
+) -> AnyModel:
     """Builds the network that the settings name.
 
     Asks jax for its platform when `config.convolution` is `auto`, so devices must be
@@ -92,10 +118,11 @@ def make_model(
       >>> make_model(ModelConfig(name='resnet18', width=0.5), (32, 32, 3), 10).spec.stem
       'cifar'
     """
-    if config.name not in MODELS:
+    names = (*MODELS, *FUNCTION_MODELS)
+    if config.name not in names:
         raise UserError(
             f"config.model.name={config.name!r} is not known"
-            f"{suggest(config.name, MODELS)}; choose one of {', '.join(MODELS)}, or "
+            f"{suggest(config.name, names)}; choose one of {', '.join(names)}, or "
             "write package.module:object for a network of your own"
         )
     check_settings(config, "config.model")
@@ -104,21 +131,62 @@ def make_model(
             f"image_shape={image_shape} and num_classes={num_classes} must be "
             "(height, width, channels) and a count, all positive"
         )
-    spec = MODELS[config.name](_stem(config.stem, image_shape), scale=config.width)
-    if min(image_shape[:2]) < spec.smallest_side:
-        raise UserError(
-            f"config.model.name={config.name!r} takes images of at least "
-            f"{spec.smallest_side}x{spec.smallest_side} and these have "
-            f"{image_shape[0]}x{image_shape[1]}; set config.data.image_size="
-            f"{spec.smallest_side}, or choose a resnet"
-        )
+    _check_has_effect(config)
+    if config.name in VITS:
+        return make_vit(config, image_shape, num_classes)
+    stem = _stem(config.stem, image_shape)
+    convolution = _convolution(config.convolution)
+    spec: ConvNextSpec | ModelSpec
+    if config.name == CONVNEXT:
+        spec = make_convnext_spec(config, stem, convolution)
+    else:
+        spec = MODELS[config.name](stem, scale=config.width)
+    _check_side(config.name, spec.smallest_side, image_shape)
+    if isinstance(spec, ConvNextSpec):
+        dtype = config.compute_dtype
+        return make_convnext(config.name, spec, dtype, image_shape, num_classes)
     return Model(
         spec=spec,
         image_shape=image_shape,
         num_classes=num_classes,
         compute_dtype=config.compute_dtype,
-        convolution=_convolution(config.convolution),
+        convolution=convolution,
     )
+
+
+def check_sections(config: ModelConfig) -> None:
+    """Refuses settings of another network than the one that is named.
+
+    Raises:
+      UserError: One is not at its default.
+    Example:
+      >>> check_sections(ModelConfig(name='gpt'))
+    """
+    others = [part for part, names in _SECTIONS.items() if config.name not in names]
+    check_defaults("model", config, others, config.name)
+
+
+def _check_has_effect(config: ModelConfig) -> None:
+    """Refuses settings that are of other networks."""
+    check_sections(config)
+    none: tuple[str, ...] = ()
+    if config.name in FUNCTION_MODELS:
+        none = ("norm_scope",)
+    if config.name in VITS:
+        none = ("norm_scope", "stem", "convolution")
+    check_defaults("model", config, none, config.name)
+
+
+def _check_side(
+    name: str, smallest_side: int, image_shape: tuple[int, int, int]
+) -> None:
+    if min(image_shape[:2]) < smallest_side:
+        raise UserError(
+            f"config.model.name={name!r} takes images of at least "
+            f"{smallest_side}x{smallest_side} and these have "
+            f"{image_shape[0]}x{image_shape[1]}; set config.data.image_size="
+            f"{smallest_side}, or choose a resnet"
+        )
 
 
 def _stem(stem: str, image_shape: tuple[int, int, int]) -> Stem:

@@ -41,6 +41,8 @@ class Functions:
       apply_train: (parameters, statistics, inputs, key) -> (answers, statistics).
       is_random: Whether `apply_train` needs the key, which is None otherwise.
       example: Shapes and types of what a batch of one example is to the network.
+      in_float32: Makes those of the same network with activations in float32; None
+        where they are as they are.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Functions:
     apply_train: Callable[..., tuple[PyTree, PyTree]]
     is_random: bool
     example: PyTree
+    in_float32: Callable[[], "Functions"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +147,9 @@ class FunctionModel:
         )
 
     def in_float32(self) -> "FunctionModel":
-        """The network itself: nothing is known of how it rounds."""
-        return self
+        """The network with activations in float32, where it is known how."""
+        make = self.functions.in_float32
+        return self if make is None else dataclasses.replace(self, functions=make())
 
     def _reduced(
         self, function: Callable[..., Any], **options: Any

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ModelConfig, check_settings
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.models.functions import FunctionModel, Functions
 
@@ -64,52 +63,24 @@ def own_model(given: Any, example: PyTree) -> FunctionModel:
     return model
 
 
-def make_gpt(config: ModelConfig, vocabulary: int, length: int) -> FunctionModel:
-    """Builds the language model that the settings name.
+def nnx_model(
+    name: str, make: Callable[[str], Callable[[Any], Any]], dtype: str, example: PyTree
+) -> FunctionModel:
+    """Makes a model of an NNX module of ours.
 
     Args:
-      config: `gpt`, whose widths `width` multiplies; results are rounded, and at least
-        one, and widths of heads are even.
-      vocabulary: Number of tokens.
-      length: Tokens of a sequence.
-    Raises:
-      UserError: Key heads do not divide the query heads, or a width of heads is odd.
-    Example:
-      >>> model = make_gpt(ModelConfig(name='gpt', width=0.5), 256, 16)
-      >>> params, _ = jax.eval_shape(model.init, jax.random.key(0))
-      >>> params['blocks']['0']['attention']['query'].shape
-      (64, 2, 16)
+      name: What people call it.
+      make: Type of activations -> what makes the module of `nnx.Rngs`.
+      dtype: Type of activations.
+      example: Shapes and types of a batch of one example.
     """
-    from prunex_jax.models.gpt import Gpt, GptSpec
 
-    check_settings(config, "config.model")
-    gpt = config.gpt
+    def functions(dtype: str) -> Functions:
+        return dataclasses.replace(_of_nnx(make(dtype), example), name=name)
 
-    def scaled(size: int, multiple: int = 1) -> int:
-        return max(1, round(size * config.width / multiple)) * multiple
-
-    spec = GptSpec(
-        vocabulary=vocabulary,
-        layers=gpt.layers,
-        width=scaled(gpt.width),
-        heads=scaled(gpt.heads),
-        key_heads=scaled(gpt.key_heads),
-        head_width=scaled(gpt.head_width, 2),
-        hidden=scaled(gpt.hidden),
-    )
-    if spec.heads % spec.key_heads:
-        raise UserError(
-            f"config.model.gpt.key_heads={gpt.key_heads} does not divide "
-            f"config.model.gpt.heads={gpt.heads} at config.model.width={config.width:g}"
-        )
-    if gpt.head_width % 2:
-        raise UserError(
-            f"config.model.gpt.head_width={gpt.head_width} is odd, and positions turn "
-            "pairs of features; make it even"
-        )
-    example = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    functions = _of_nnx(lambda rngs: Gpt(spec, rngs), example)
-    return FunctionModel(dataclasses.replace(functions, name="gpt"))
+    rounded = dtype != "float32"
+    in_float32 = (lambda: functions("float32")) if rounded else None
+    return FunctionModel(dataclasses.replace(functions(dtype), in_float32=in_float32))
 
 
 def _functions_of(given: Any, example: PyTree) -> Functions:
@@ -153,6 +124,14 @@ def _of_pair(
 
 
 def _of_nnx(given: Any, example: PyTree) -> Functions:
+    """Makes functions of a Flax NNX module, or of what makes one of `nnx.Rngs`.
+
+    Args:
+      given: The module, its class, or a function of `nnx.Rngs`.
+      example: As of `own_model`, shapes and types.
+    Raises:
+      UserError: What it makes is no module.
+    """
     from flax import nnx
 
     from prunex_jax.models.base import from_tree, to_tree

@@ -22,7 +22,12 @@ Read in this order:
 
 from prunex_jax.shrink.certificate import Certificate, certify
 from prunex_jax.shrink.cut import Cut, make_cut
-from prunex_jax.shrink.network import Network, certify_networks, shrink_error
+from prunex_jax.shrink.network import (
+    Network,
+    certify_networks,
+    shrink_error,
+    trace_model,
+)
 from prunex_jax.shrink.unroll import Unrolled, unroll_stacks
 
 __all__ = [
@@ -34,5 +39,6 @@ __all__ = [
     "certify_networks",
     "make_cut",
     "shrink_error",
+    "trace_model",
     "unroll_stacks",
 ]

@@ -95,7 +95,8 @@ class Evaluator:
         if axis not in value.shared:
             shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
             number: Any = value.dead[axis]
-            return jnp.full(shape, number, jnp.result_type(x))
+            # Like `x` it varies over a mesh, or not.
+            return jnp.full_like(x, number, jnp.result_type(x), shape)
         found = self.shared[value.shared[axis]]
         for (operand, other), labels in equation.fits.items():
             if operand == index and other != axis:

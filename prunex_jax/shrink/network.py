@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
+from prunex_jax.channels import ChannelTrace, trace_channels
 from prunex_jax.shrink.certificate import Certificate, certify
 from prunex_jax.shrink.cut import Cut
 
@@ -62,6 +63,12 @@ class Network:
         params = cut.take(self.params)
         statistics = cut.take_statistics(self.statistics)
         return Network(self.model.after(cut), params, statistics)
+
+
+def trace_model(model: "AnyModel") -> ChannelTrace:
+    """Finds the channel groups of one of our models, without making parameters."""
+    params, statistics = jax.eval_shape(model.init, jax.random.key(0))
+    return trace_channels(model.apply, params, model.example(), statistics=statistics)
 
 
 def shrink_error(masked: Network, shrunk: Network, inputs: PyTree) -> float:

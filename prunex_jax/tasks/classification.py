@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.data import VALID
+from prunex_jax.data import LABEL_SHARE, OTHER_LABEL, VALID
 from prunex_jax.tasks.base import (
     LOSS,
     TEACHER,
@@ -32,6 +32,8 @@ class Classification:
 
     Answers are logits, float[batch, classes]. Unless `inputs_of` and `labels_of` say
     otherwise, a batch has `image`, float32[batch, h, w, c], and `label`, int32[batch].
+    Where images are mixed of two, it also has `other_label`, int32[batch], and
+    `label_share`, float32[batch], what the first label counts.
     """
 
     # Share of a label's probability that goes to all classes alike, in training.
@@ -83,16 +85,22 @@ class Classification:
           >>> float(imitate.loss(jnp.array([[5.0, 3.0]]), batch))  # the same answers
           0.0
         """
-        targets = jax.nn.one_hot(self.labels_of(batch), outputs.shape[-1])
+        targets = self._targets(batch, outputs.shape[-1])
         targets = optax.smooth_labels(targets, self.label_smoothing)
         losses = optax.softmax_cross_entropy(outputs, targets)
         return jnp.mean(taught(losses, outputs, batch, self.teacher_temperature))
 
     def count(self, outputs: jax.Array, batch: Batch) -> Sums:
-        """Answers that are right, examples, and what else is measured."""
+        """Answers that are right, examples, and what else is measured.
+
+        An answer for a mixed image counts with the share of the label that it names.
+        """
         labels = self.labels_of(batch)
         valid = valid_rows(batch, len(labels))
-        correct = (jnp.argmax(outputs, axis=-1) == labels).astype(jnp.float32)
+        answers = jnp.argmax(outputs, axis=-1, keepdims=True)
+        correct = jnp.take_along_axis(
+            self._targets(batch, outputs.shape[-1]), answers, axis=-1
+        )[:, 0]
         more = {k: sum_valid(f(outputs, batch), valid) for k, f in self.measured}
         counted = {"correct": sum_valid(correct, valid), "examples": jnp.sum(valid)}
         return {**counted, **more}
@@ -102,6 +110,14 @@ class Classification:
         labels, counted = self.labels_of(batch), self.count(outputs, batch)
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
         return {"loss": sum_valid(losses, batch[VALID]), **counted}
+
+    def _targets(self, batch: Batch, num_classes: int) -> jax.Array:
+        """What labels say of the classes, float32[batch, classes]."""
+        targets = jax.nn.one_hot(self.labels_of(batch), num_classes)
+        if OTHER_LABEL not in batch:
+            return targets
+        others = jax.nn.one_hot(batch[OTHER_LABEL], num_classes)
+        return others + batch[LABEL_SHARE][:, None] * (targets - others)
 
     def measures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Means over examples.

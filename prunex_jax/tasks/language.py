@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from prunex_jax.data import EXAMPLE, VALID
+from prunex_jax.data import BYTES, EXAMPLE, VALID
 from prunex_jax.tasks.base import LOSS, Batch, Metric, Sums, sum_valid, valid_rows
 from prunex_jax.tasks.classification import taught
 
@@ -19,18 +19,29 @@ class Language:
     """Cross entropy of the next token.
 
     Examples are int32[batch, length + 1] tokens, of which networks read all but the
-    last. Answers are logits, float[batch, length, tokens].
+    last. Answers are logits, float[batch, length, tokens]. Batches say how many bytes
+    of text their sequences stand for, `BYTES`, unless every token is a byte: this is
+    another number in every split.
     """
 
     length: int  # Tokens of a sequence.
-    bytes_per_token: float = 1.0  # Mean, over the text.
+    has_bytes: bool = True  # Whether the bytes of the text are known.
     teacher_temperature: float = 1.0  # As of `Classification`.
 
-    metrics = (LOSS, Metric("perplexity", "ppl"), Metric("bits_per_byte", "bpb"))
     example = "tok"
     unit = "tokens"
     can_be_taught = True
-    counted = ("tokens",)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Loss, perplexity and, where bytes are known, bits per byte."""
+        found = LOSS, Metric("perplexity", "ppl")
+        return (*found, Metric("bits_per_byte", "bpb")) if self.has_bytes else found
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Tokens and, where they are known, bytes."""
+        return ("tokens", "bytes") if self.has_bytes else ("tokens",)
 
     @property
     def units_per_example(self) -> int:
@@ -48,10 +59,14 @@ class Language:
         return jnp.mean(taught(losses, outputs, batch, self.teacher_temperature))
 
     def count(self, outputs: jax.Array, batch: Batch) -> Sums:
-        """Tokens that are foretold."""
+        """Tokens that are foretold, and the bytes that they stand for."""
         size, length = outputs.shape[:2]
         valid = valid_rows(batch, size)
-        return {"tokens": jnp.sum(valid) * length}
+        sums = {"tokens": jnp.sum(valid) * length}
+        if self.has_bytes:
+            of_rows = batch.get(BYTES, jnp.full(size, float(length)))
+            sums["bytes"] = sum_valid(of_rows, valid)
+        return sums
 
     def score(self, outputs: jax.Array, batch: Batch) -> Sums:
         """The same, and the losses of all tokens."""
@@ -62,13 +77,16 @@ class Language:
         """Mean loss in nats per token, its exponential, and bits per byte.
 
         Example:
-          >>> found = Language(8).measures({'loss': 80.0, 'tokens': 40.0})
+          >>> sums = {'loss': 80.0, 'tokens': 40.0, 'bytes': 160.0}
+          >>> found = Language(8).measures(sums)
           >>> {name: round(float(value), 3) for name, value in found.items()}
-          {'loss': 2.0, 'perplexity': 7.389, 'bits_per_byte': 2.885}
+          {'loss': 2.0, 'perplexity': 7.389, 'bits_per_byte': 0.721}
         """
         loss = sums["loss"] / sums["tokens"]
-        bits = loss / math.log(2) / self.bytes_per_token
-        return {"loss": loss, "perplexity": jnp.exp(loss), "bits_per_byte": bits}
+        found = {"loss": loss, "perplexity": jnp.exp(loss)}
+        if self.has_bytes:
+            found["bits_per_byte"] = sums["loss"] / math.log(2) / sums["bytes"]
+        return found
 
     def _losses(self, outputs: jax.Array, batch: Batch) -> jax.Array:
         """float32[batch, length]."""

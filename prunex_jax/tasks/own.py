@@ -1,7 +1,7 @@
 """A network, data or a loss of the user's own, in any combination with ours."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig, ModelConfig
+from prunex_jax.base.settings import DataConfig, ModelConfig, check_defaults
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import (
     EXAMPLE,
+    MIXING,
+    OF_IMAGES,
     VALID,
     Dataset,
     ImageDataset,
@@ -39,8 +41,7 @@ OwnMeasure = Callable[[PyTree, PyTree], jax.Array]
 # Settings of networks and data of ours, which say nothing of others.
 OF_IMAGE_MODELS = ("stem", "norm_scope", "compute_dtype", "convolution")
 _OF_OUR_MODELS = (*OF_IMAGE_MODELS, "width")
-_OF_IMAGES = ("augment", "image_size", "loader", "broken_files")
-_OF_OUR_DATA = ("dir", *_OF_IMAGES)
+_OF_OUR_DATA = ("dir", "loader", *OF_IMAGES)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +156,9 @@ def own_task(
     if own.data is None:
         dataset = open_named(data, seed)
         if not isinstance(dataset, ImageDataset):
-            check_defaults("data", data, _OF_IMAGES, f"arrays of {data.dir}")
+            check_defaults(
+                "data", data, ("loader", *OF_IMAGES), f"arrays of {data.dir}"
+            )
     else:
         check_defaults("data", data, _OF_OUR_DATA, "data of your own")
         dataset = open_own(own.data, data)
@@ -169,28 +172,10 @@ def own_task(
         check_defaults("model", model, _OF_OUR_MODELS, "a model of your own")
         network = own_model(own.model, inputs)
     objective = _objective(own, read, examples, classification)
+    if not isinstance(objective, Classification):
+        check_defaults("data", data, MIXING, "a loss of your own")
     _check_objective(objective, network, first)
     return Task(dataset, network, objective)
-
-
-def check_defaults(part: str, config: Any, names: Sequence[str], what: str) -> None:
-    """Refuses settings that would have no effect.
-
-    Args:
-      part: The section of the settings.
-      config: It.
-      names: Those of its settings that must be at their defaults.
-      what: On what they have none.
-    Raises:
-      UserError: One is not.
-    """
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in names and value != field.default:
-            raise UserError(
-                f"config.{part}.{field.name}={value!r} has no effect on {what}; leave "
-                f"it at {field.default!r}"
-            )
 
 
 def examples_of(batch: Batch) -> PyTree:

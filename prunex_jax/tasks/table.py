@@ -1,27 +1,47 @@
 """Which task settings mean."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.imports import import_named, is_named
-from prunex_jax.base.settings import DataConfig, ModelConfig
-from prunex_jax.data import NUM_TOKENS, OWN, names_arrays, open_dataset, open_stdlib
+from prunex_jax.base.settings import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    check_defaults,
+)
+from prunex_jax.data import (
+    OF_TEXT,
+    OWN,
+    MaskedSplit,
+    Masking,
+    TextDataset,
+    is_text,
+    names_arrays,
+    open_dataset,
+    open_text,
+    without_effect,
+)
 from prunex_jax.models import (
+    MASKED_TOKEN,
+    NEXT_TOKEN,
     AnyModel,
+    check_sections,
     is_own,
-    make_gpt,
+    make_language_model,
     make_model,
     own_model,
 )
 from prunex_jax.tasks.base import Task
 from prunex_jax.tasks.classification import Classification
 from prunex_jax.tasks.language import Language
-from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, check_defaults, own_task
+from prunex_jax.tasks.masked import MaskedLanguage
+from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, own_task
 
-TEXT = "stdlib"
-LANGUAGE_MODEL = "gpt"
+_LANGUAGE_MODELS = (*NEXT_TOKEN, *MASKED_TOKEN)
 
 
 def make_task(
@@ -56,18 +76,17 @@ def make_task(
     _check_is_there(data, model, own)
     if own is None and is_named(model.name):
         own = Own(import_named(model.name, "config.model.name"))
-    is_text = data.name == TEXT and (own is None or own.data is None)
-    if is_text:
+    if (own is None or own.data is None) and is_text(data):
         return _language(data, model, own, label_smoothing, teacher_temperature)
-    if own is not None:
-        return own_task(own, data, model, seed, **options)
-    if model.name == LANGUAGE_MODEL:
+    if own is None and model.name in _LANGUAGE_MODELS:
         raise UserError(
             f"config.model.name={model.name!r} reads text, and config.data.name="
-            f"{data.name!r} has images; set config.data.name={TEXT!r}, or another model"
+            f"{data.name!r} has images; set config.data.name='stdlib', or another model"
         )
-    if names_arrays(data):
-        return own_task(Own(), data, model, seed, **options)
+    check_defaults("data", data, OF_TEXT, "data without text")
+    if own is not None or names_arrays(data):
+        check_sections(model)
+        return own_task(own or Own(), data, model, seed, **options)
     dataset = open_dataset(data, seed)
     network = make_model(model, dataset.image_shape, dataset.num_classes)
     return Task(dataset, network, Classification(**options))
@@ -96,34 +115,49 @@ def _language(
     label_smoothing: float,
     teacher_temperature: float,
 ) -> Task:
-    for setting, value in (
-        ("data.augment", data.augment != "none" and data.augment),
-        ("data.image_size", data.image_size),
-        ("data.dir", data.dir),
-        ("optimizer.label_smoothing", label_smoothing),
-    ):
-        if value:
-            raise UserError(
-                f"config.{setting}={value!r} is for images, and config.data.name="
-                f"{data.name!r} is text; leave it at its default"
-            )
+    check_defaults("data", data, without_effect(data), f"text of {data.name!r}")
+    smoothing = OptimizerConfig(label_smoothing=label_smoothing)
+    check_defaults("optimizer", smoothing, ("label_smoothing",), "text")
     if own is not None and (own.loss, own.inputs, own.metrics) != (None, None, {}):
         raise UserError(
             f"loss, inputs and metrics are those of text with config.data.name="
             f"{data.name!r}; give data of your own beside them, or leave them out"
         )
-    check_defaults("model", model, OF_IMAGE_MODELS, "a model of text")
-    dataset = open_stdlib(data)
-    objective = Language(dataset.length, teacher_temperature=teacher_temperature)
-    example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))
-    network: AnyModel
-    if own is not None and own.model is not None:
-        network = own_model(own.model, example)
-    elif model.name == LANGUAGE_MODEL:
-        network = make_gpt(model, NUM_TOKENS, dataset.length)
-    else:
+    has_own = own is not None and own.model is not None
+    if not has_own and model.name not in _LANGUAGE_MODELS:
         raise UserError(
             f"config.model.name={model.name!r} reads images, and config.data.name="
-            f"{data.name!r} is text; set config.model.name={LANGUAGE_MODEL!r}"
+            f"{data.name!r} is text; choose one of {', '.join(_LANGUAGE_MODELS)}"
         )
+    heeded = set() if has_own else {"compute_dtype"}
+    fields = sorted({*OF_IMAGE_MODELS} - heeded)
+    check_defaults("model", model, fields, "a model of text")
+    check_sections(model)
+    dataset = open_text(data)
+    if not has_own and model.name in MASKED_TOKEN:
+        return _masked_language(dataset, model, teacher_temperature)
+    objective = Language(dataset.length, dataset.has_bytes, teacher_temperature)
+    network: AnyModel
+    if own is not None and own.model is not None:
+        example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))
+        network = own_model(own.model, example)
+    else:
+        network = make_language_model(model, dataset.num_tokens, dataset.length)
     return Task(dataset, network, objective)
+
+
+def _masked_language(
+    dataset: TextDataset, model: ModelConfig, teacher_temperature: float
+) -> Task:
+    """A token of the vocabulary stands for those that are hidden, or one more."""
+    size, mask = dataset.num_tokens, dataset.mask
+    if mask is None:
+        size, mask = size + 1, size
+    masking = Masking(mask, num_tokens=dataset.num_tokens, length=dataset.length)
+    masked: dict[str, Any] = {
+        name: MaskedSplit(getattr(dataset, name), masking)
+        for name in ("train", "validation", "test")
+    }
+    network = make_language_model(model, size, dataset.length)
+    objective = MaskedLanguage(dataset.length, teacher_temperature)
+    return Task(dataclasses.replace(dataset, **masked), network, objective)

@@ -305,6 +305,12 @@ class Checkpointer:
         return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
 
 
+def saved_steps(directory: Path) -> tuple[int, ...]:
+    """Steps of the complete checkpoints in a folder, ascending, without opening it."""
+    found = directory.glob(f"*/{_MANIFEST}")
+    return tuple(sorted(int(p.parent.name) for p in found if p.parent.name.isdecimal()))
+
+
 def _describe_leaves(state: PyTree) -> dict[str, str]:
     """Path -> type and shape in one word, as in `float32[3,4]`."""
     described = {}

@@ -23,6 +23,8 @@ from prunex_jax.train.experiment import Experiment, with_method
 # The word in front of a line of the start screen and of the last screen.
 _LABELS = r"(?m)^[a-z]+( link)?(?= {2})"
 
+_FLOPS = ("F/s", "kF/s", "MF/s", "GF/s", "TF/s", "PF/s")
+
 
 class Console:
     """Writes lines on the primary process, and none elsewhere.
@@ -90,7 +92,7 @@ class Console:
 def format_progress(
     row: Mapping[str, Any], num_steps: int, batch_size: int, objective: Objective
 ) -> str:
-    """Says how far a run is in one line of at most 120 columns, aligned with others.
+    """Says how far a run is in one line of at most 132 columns, aligned with others.
 
     Args:
       row: Of the metrics of a run, from training; numbers that are not finite show as
@@ -101,11 +103,11 @@ def format_progress(
     Example:
       >>> from prunex_jax.tasks import Classification
       >>> row = dict(
-      ...     step=1200, seconds_per_step_median=0.0521, host_wire_bytes=14.8e9,
-      ...     host_wire_ratio=0.065, sparsity=0.5, loss=1.234, accuracy=0.712,
-      ...     primal_residual=1.2e-3)
-      >>> print(format_progress(row, 20000, 64, Classification())[:46].strip(), '...')
-      1200/20000   6% eta   16m   1228 img/s 52.1ms ...
+      ...     step=1200, seconds_per_step_median=0.0521, flops_per_second=3.1e11,
+      ...     flops_utilisation=None, host_wire_bytes=14.8e9, host_wire_ratio=0.065,
+      ...     sparsity=0.5, loss=1.234, accuracy=0.712, primal_residual=1.2e-3)
+      >>> print(format_progress(row, 20000, 64, Classification())[:56].strip(), '...')
+      1200/20000   6% eta   16m   1228 img/s 52.1ms   310GF/s ...
     """
     step, seconds = row["step"], row["seconds_per_step_median"]
     units = batch_size * objective.units_per_example
@@ -115,12 +117,19 @@ def format_progress(
         f"{step:>{len(str(num_steps))}}/{num_steps} {100 * step // num_steps:>3}%"
         f" eta {_duration((num_steps - step) * seconds):>5}"
         f"  {_speed(units / max(seconds, 1e-9)):>5} {objective.example}/s"
-        f" {_scaled(1000 * seconds, ('ms', 's')):>6}"
+        f" {_scaled(1000 * seconds, ('ms', 's')):>6}{_flops(row)}"
         f"  host {kilobytes:>6} {_ratio(row['host_wire_ratio']):>6}"
         f"  sparsity {_percent(row['sparsity'], 0):>3}"
         f"  res {_power(row.get('primal_residual')):>6}"
         + "".join(map(functools.partial(_measured, row), objective.metrics))
     )
+
+
+def _flops(row: Mapping[str, Any]) -> str:
+    """Floating point operations per second, and their share of the best possible."""
+    speed, share = row["flops_per_second"], row["flops_utilisation"]
+    said = f"  {_scaled(speed, _FLOPS):>8}"
+    return said if share is None else f"{said} {_percent(share, 0):>4}"
 
 
 def _measured(row: Mapping[str, Any], metric: Metric) -> str:
@@ -246,6 +255,11 @@ def _what_is_trained(experiment: Experiment) -> list[str]:
         f"{len(channels.sizes)} channel groups with {sum(channels.sizes.values())} "
         f"channels, {channels.trace.prunable_share():.1%} of the parameters prunable",
     ]
+    if experiment.start is not None:
+        said = "as its checkpoints have them"
+        if experiment.start.arrays:
+            said = "; ".join(experiment.start.described)
+        lines.append(f"weights   {config.model.weights}: {said}")
     if config.sparsity.scope == "inner":
         inner = [group for group in channels.trace.groups if group.is_inner]
         lines.append(
@@ -316,13 +330,28 @@ def last_screen(summary: Mapping[str, Any], workdir: str) -> str:
         params_share=summary["params_kept"] / summary["params_dense"],
         macs_share=summary["macs_kept"] / summary["macs_dense"],
         worth=worth_of(summary),
+        flops=_flops_of(summary),
+        seen=_seen_in(summary),
         workdir=workdir,
     )
+
+
+def _flops_of(summary: Mapping[str, Any]) -> str:
+    speed, share = summary["flops_per_second"], summary["flops_utilisation"]
+    said = f"{_scaled(speed, _FLOPS)} of the network in forward and backward passes"
+    return said if share is None else f"{said}, {_percent(share, 1)} of the peak"
+
+
+def _seen_in(summary: Mapping[str, Any]) -> str:
+    """How much was read in training, in the units of the task."""
+    name = next(name for name in summary if name.endswith("_seen"))
+    return f"{summary[name]:,} {name.removesuffix('_seen')} seen"
 
 
 _LAST_SCREEN = """\
 done      {steps} steps in {seconds_total:.0f} s, {ms:.1f} ms per step, \
 {num_compilations} programs compiled
+speed     {flops}, {seen}
 network   {worth}
 size      {params_kept:,} of {params_dense:,} parameters ({params_share:.3f}), \
 {macs_kept:,} of {macs_dense:,} multiply-accumulates ({macs_share:.3f})

@@ -73,7 +73,8 @@ def evaluate_split(
             sums = {name: total + float(score[name]) for name, total in sums.items()}
     if not sums[objective.unit]:
         return None
-    return Result(objective.measures(sums), sums[objective.unit])
+    measures = {k: float(x) for k, x in objective.measures(sums).items()}
+    return Result(measures, sums[objective.unit])
 
 
 def check_health(

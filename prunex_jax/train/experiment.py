@@ -21,7 +21,6 @@ from prunex_jax.channels import (
     ChannelGroup,
     ChannelTrace,
     layouts_of,
-    trace_channels,
 )
 from prunex_jax.comm import dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
@@ -37,6 +36,8 @@ from prunex_jax.methods.inner import (
     make_learning_rate,
 )
 from prunex_jax.models import AnyModel, FunctionModel
+from prunex_jax.shrink import trace_model
+from prunex_jax.shrink.cost import count_macs
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
 from prunex_jax.tasks import Objective, Own, Task, make_task
@@ -44,6 +45,7 @@ from prunex_jax.train.config import ExperimentConfig, total_steps
 from prunex_jax.train.network_mean import MeanPlan, final_mean_plan
 from prunex_jax.train.program import Ledger
 from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases
+from prunex_jax.train.start import Start, Weights, make_start
 from prunex_jax.train.step import Programs
 from prunex_jax.train.teaching import Teaching, read_teaching
 
@@ -73,6 +75,11 @@ class Setup:
     method: Method  # What is exchanged.
     plan: RoundPlan  # When.
     programs: Programs  # What is compiled.
+
+    @functools.cached_property
+    def macs(self) -> int:
+        """Multiply-accumulates of one forward pass of one example."""
+        return macs_of_one_example(self.model)
 
     def exchange_options(
         self, keep_counts: Mapping[str, int], kind: RoundKind
@@ -112,6 +119,7 @@ class Experiment:
     # What makes the inner optimizer instead of `config.optimizer.name`.
     own_optimizer: MakeOptimizer | None
     current: Setup  # What is trained now, and how. All other parts stay.
+    start: Start | None = None  # The trained network that it starts from.
 
     @property
     def mesh(self) -> AnyMesh:
@@ -158,6 +166,7 @@ def make_experiment(
     topology: Topology,
     own: Own | None = None,
     own_optimizer: MakeOptimizer | None = None,
+    weights: Weights | None = None,
 ) -> Experiment:
     """Builds a run from its settings.
 
@@ -166,6 +175,7 @@ def make_experiment(
       topology: Hosts, devices and the mesh.
       own: What the user brings instead of what the settings name.
       own_optimizer: Makes the inner optimizer of the learning rate instead.
+      weights: What `config.model.weights` names; see `train.weights`.
     Returns:
       Everything the loop needs; nothing is compiled, no parameter exists yet.
     Raises:
@@ -181,7 +191,10 @@ def make_experiment(
         label_smoothing=config.optimizer.label_smoothing,
         teacher_temperature=config.distill.temperature,
     )
-    config = _with_names(config, task, own, own_optimizer)
+    config, start = _with_names(config, task, own, own_optimizer), None
+    if weights is not None:
+        start = make_start(weights, task.model, config.model)
+        task = dataclasses.replace(task, model=start.model)
     dataset, model = task.dataset, task.model
     if len(dataset.train) < config.data.batch_size:
         raise UserError(
@@ -229,6 +242,7 @@ def make_experiment(
         ledger=ledger,
         own_optimizer=own_optimizer,
         current=setups[0],
+        start=start,
     )
 
 
@@ -342,7 +356,7 @@ def _with_names(
         return config
     data = dataclasses.replace(config.data, name=task.dataset.name)
     model = config.model
-    if isinstance(task.model, FunctionModel):
+    if own.model is not None and isinstance(task.model, FunctionModel):
         model = dataclasses.replace(model, name=task.model.name)
     return dataclasses.replace(config, data=data, model=model)
 
@@ -361,10 +375,10 @@ def _find_channels(config: ExperimentConfig, model: AnyModel) -> Channels:
     return Channels(trace, budget, keep_counts)
 
 
-def trace_model(model: AnyModel) -> ChannelTrace:
-    """Finds the channel groups of one of our models, without making parameters."""
-    params, statistics = jax.eval_shape(model.init, jax.random.key(0))
-    return trace_channels(model.apply, params, model.example(), statistics=statistics)
+def macs_of_one_example(model: AnyModel) -> int:
+    """Multiply-accumulates of one forward pass, without making parameters."""
+    arrays = jax.eval_shape(model.init, jax.random.key(0))
+    return count_macs(model.apply, *arrays, model.example())
 
 
 def _check_batches(config: ExperimentConfig, mesh: AnyMesh) -> None:

@@ -41,7 +41,14 @@ from prunex_jax.shrink.compare import Comparison, Subject, compare
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import config_to_dict, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, SUMMARY, RunFolder
+from prunex_jax.train.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    SUMMARY,
+    RunFolder,
+    held_weights,
+)
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.teaching import SELF
 from prunex_jax.train.transitions import (
@@ -153,17 +160,26 @@ class TrainedNetwork:
 
 
 def load_trained(
-    workdir: str | Path, *, step: int | None = None, data_dir: str = ""
+    workdir: str | Path,
+    *,
+    step: int | None = None,
+    data_dir: str = "",
+    simulates: bool = False,
 ) -> TrainedNetwork:
     """Makes the network that a checkpoint of a run stands for.
 
+    Args:
+      workdir: As of `export_run`.
+      step: As of `export_run`.
+      data_dir: As of `export_run`.
+      simulates: Let one device stand for all that the run had.
     Returns:
       The masked and the shrunk network, host arrays.
     Raises:
       UserError: As `export_run`.
     """
     path = Path(workdir).expanduser()
-    full = _experiment(path, data_dir)
+    full = _experiment(path, data_dir, simulates)
     with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
         saved_run, saved = checkpointer.restore(
             lambda saved: saved_shapes(full, RunPosition.from_dict(saved)), step
@@ -233,25 +249,26 @@ def _described(manifest: Mapping[str, Any], folder: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _experiment(path: Path, data_dir: str) -> Experiment:
+def _experiment(path: Path, data_dir: str, simulates: bool) -> Experiment:
     """Builds the run again, on the first devices of this process."""
     hosts, per_host = _mesh_of_run(path)
     config = resolve_config(_read_json(path / CONFIG))
     if data_dir:
         data = dataclasses.replace(config.data, dir=data_dir)
         config = dataclasses.replace(config, data=data)
-    devices = jax.devices()
-    if len(devices) < hosts * per_host:
+    devices, weights = jax.devices(), held_weights(path)
+    if len(devices) < hosts * per_host and not simulates:
         raise UserError(
             f"{path} was trained on {hosts * per_host} devices and this process has "
             f"{len(devices)}; python -m prunex_jax export simulates them"
         )
-    topology = make_topology(str(hosts), devices[: hosts * per_host])
+    simulated = f"{hosts}x{per_host}" if simulates else ""
+    topology = make_topology(str(hosts), devices[: hosts * per_host], simulated)
     if config.distill.teacher == SELF:  # Checkpoints hold it.
-        return make_experiment(config, topology)
+        return make_experiment(config, topology, weights=weights)
     # Another teacher has nothing more to say, and may be gone.
     without_teacher = dataclasses.replace(config, distill=DistillConfig())
-    experiment = make_experiment(without_teacher, topology)
+    experiment = make_experiment(without_teacher, topology, weights=weights)
     return dataclasses.replace(experiment, config=config)
 
 

@@ -4,7 +4,8 @@ Other programs read these files:
 
     config.json        The resolved settings, keys sorted; it can be run again.
     environment.json   Versions, devices, host x device table, source revision;
-                       `earlier` lists those of earlier starts where they differ.
+                       `earlier` lists those of earlier starts where they differ;
+                       `weights` says which trained weights it started from.
     metrics.jsonl      One JSON object per logged step, in order of `step`.
     summary.json       Written once, at the end; SUMMARY_KEYS are always there.
     checkpoints/       See `checkpoint`.
@@ -28,12 +29,15 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import write_json, write_whole
 from prunex_jax.train.config import dotted_keys, fixed_differences
+from prunex_jax.train.start import Weights
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
+# Entry of ENVIRONMENT: the trained weights that the run has started from.
+WEIGHTS = "weights"
 
 SUMMARY_KEYS = tuple(
     "method steps seed hosts devices_per_host test_loss params_dense "
@@ -177,6 +181,19 @@ class RunFolder:
                         "repair or remove the line"
                     ) from None
         return rows
+
+
+def held_weights(path: Path) -> Weights | None:
+    """What the run in a folder has started from, without arrays; None if from nothing.
+
+    Args:
+      path: A run folder, which may be empty or missing.
+    """
+    try:
+        record = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))[WEIGHTS]
+        return Weights.of_record(record)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _holds_run(path: Path) -> bool:

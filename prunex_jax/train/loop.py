@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from prunex_jax.base.signals import StopRequest
-from prunex_jax.mesh import HOST_AXIS, run_together
+from prunex_jax.mesh import HOST_AXIS, placed, run_together
 from prunex_jax.methods import Method
 from prunex_jax.models import AnyModel
 from prunex_jax.tasks import Batch
@@ -45,6 +45,7 @@ from prunex_jax.train.transitions import (
     hand_over,
     saved_shapes,
 )
+from prunex_jax.train.work import seen_until, speed_of
 
 # Steps started ahead of the one that is waited for. On CPU the devices share threads,
 # and collectives of several steps at once could wait for each other for ever.
@@ -142,8 +143,7 @@ class Loop:
         experiment, around = self.experiment, self._around
         if around.checkpointer.latest_step() is None:
             around.folder.truncate_after(-1)
-            key = jax.random.key(experiment.config.seed)
-            return experiment.current.programs.init(key)
+            return self._start()
 
         saved_run, saved = around.checkpointer.restore(
             lambda saved: saved_shapes(experiment, RunPosition.from_dict(saved))
@@ -157,6 +157,17 @@ class Loop:
         around.folder.truncate_after(self.position.step)
         self._tell(f"resumed at step {self.position.step} of {self.num_steps}")
         return saved_run.state
+
+    def _start(self) -> TrainState:
+        """The state before the first step; trained weights are scored before it."""
+        experiment = self.experiment
+        key = jax.random.key(experiment.config.seed)
+        if experiment.start is None:
+            return experiment.current.programs.init(key)
+        given = placed(experiment.start.arrays, experiment.mesh)
+        state = experiment.current.programs.init(key, given)
+        self._validate(state)
+        return state
 
     def _train(self, state: TrainState) -> tuple[TrainState, bool]:
         with self._ahead, self.experiment.batches(self.position.step) as batches:
@@ -424,7 +435,9 @@ class Loop:
             "host_wire_ratio": (
                 spent["host_wire_bytes"] / dense_bytes if dense_bytes else 0.0
             ),
+            **seen_until(experiment, step),
             "seconds_per_step_median": self.clock.seconds_per_step_median,
+            **speed_of(experiment, self.clock.seconds_per_step_median),
             **jax.tree.map(float, report.health),
         }
 

@@ -22,9 +22,10 @@ from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import ExperimentConfig, config_to_dict, resolve_config
 from prunex_jax.train.console import Console, last_screen, start_screen
 from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.folder import RunFolder
+from prunex_jax.train.folder import WEIGHTS, RunFolder
 from prunex_jax.train.loop import Loop, Surroundings, Watch
 from prunex_jax.train.summary import TrainResult, finish
+from prunex_jax.train.weights import check_same_everywhere, find_weights
 
 
 def train(
@@ -96,7 +97,10 @@ def train(
     described = environment(topology.describe())
 
     def prepare() -> tuple[Experiment, RunFolder]:
-        experiment = make_experiment(config, topology, own, optimizer)
+        weights = find_weights(config.model.weights, workdir, fresh=fresh)
+        experiment = make_experiment(config, topology, own, optimizer, weights)
+        if weights is not None:
+            described[WEIGHTS] = weights.record()
         in_use.enter_context(alone_in(workdir, topology.is_primary))
         plain, is_primary = config_to_dict(experiment.config), topology.is_primary
         return experiment, RunFolder.open(
@@ -105,6 +109,7 @@ def train(
 
     with contextlib.ExitStack() as in_use:
         experiment, folder = run_together(prepare)
+        check_same_everywhere(experiment.start)
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
         console.line(start_screen(experiment, str(workdir), described, started.reason))

@@ -6,14 +6,15 @@ programs, so that each has a fixed list of collectives and a new density recompi
 only the exchange. The one place where parameters are marked as varying is here.
 """
 
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from prunex_jax.base.trees import PyTree
+from prunex_jax.base.trees import PyTree, map_with_path
 from prunex_jax.channels import Layouts, sum_squares_by_channel
 from prunex_jax.comm import mean_over_mesh, min_over_mesh, sum_over_mesh
 from prunex_jax.mesh import (
@@ -34,6 +35,7 @@ from prunex_jax.models import AnyModel, from_moments, to_moments
 from prunex_jax.tasks import Batch, Objective, Sums
 from prunex_jax.train.accumulation import accumulated_grads
 from prunex_jax.train.program import Ledger, Program
+from prunex_jax.train.start import whole_tree
 from prunex_jax.train.state import (
     FIRST_BAD_STEP,
     NEVER,
@@ -46,6 +48,7 @@ _AXES = MeshAxes()
 _BATCH = jax.P(_AXES.names)
 # Entry of a batch inside of a step: raw random keys, one for each of its parts.
 _KEYS = "keys"
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 # Static keep counts as a hashable value.
 Counts = tuple[tuple[str, int], ...]
 
@@ -73,7 +76,8 @@ def placements_of(method: Method) -> TrainState:
 class Programs:
     """The programs of a run; nothing is compiled before it is called.
 
-    init: key -> TrainState, born where it will live.
+    init: (key, arrays that take the place of what is drawn, by path as of exports,
+      replicated; none are needed) -> TrainState, born where it will live.
     prepare: (state, batches) -> state, as `Method.prepare` says; donates the state.
     local_step: (state, batch; options of the step, see `Method`) -> (state, ticket);
       donates the state. The ticket is the step number, ready when the step is done, and
@@ -154,13 +158,15 @@ class Programs:
         return map_over(self._mesh, fn, in_specs, out_specs)
 
     def _init(self) -> Callable[..., TrainState]:
-        def fn(key: jax.Array) -> TrainState:
-            params, statistics = self._model.init(key)
+        def fn(key: jax.Array, given: Mapping[str, jax.Array] = _NOTHING) -> TrainState:
+            network = map_with_path(
+                lambda path, drawn: given.get(path, drawn),
+                whole_tree(*self._model.init(key)),
+            )
             state = TrainState(
                 step=jnp.zeros((), jnp.int32),
-                params=params,
-                statistics=statistics,
-                opt_state=self._method.transform.init(params),
+                **network,
+                opt_state=self._method.transform.init(network["params"]),
                 totals=zero_totals(self._objective.counted),
             )
             return settle(self._placements, leave(self._placements, state))

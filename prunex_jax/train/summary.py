@@ -12,13 +12,13 @@ from prunex_jax.shrink import Network
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.clock import Clock
 from prunex_jax.train.evaluation import evaluate_split
-from prunex_jax.train.experiment import Experiment
+from prunex_jax.train.experiment import Experiment, macs_of_one_example
 from prunex_jax.train.network_mean import NetworkMean
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import Programs
 from prunex_jax.train.transitions import cut_out, network_of
-from prunex_jax.train.work import macs_of_one_example, work_of_training
+from prunex_jax.train.work import seen_until, speed_of, work_of_training
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +79,7 @@ def finish(
         "macs_dense": macs_of_one_example(task.model),
         "macs_kept": macs_of_one_example(shrunk.model),
         **work_of_training(experiment, position),
+        **seen_until(experiment, position.step),
         "channel_sparsity": 1 - num_kept / num_channels if num_channels else 0.0,
         "shrink_max_abs_error": error,
         "shrink_step": handover and handover.step,
@@ -86,6 +87,7 @@ def finish(
         "seconds_total": clock.seconds_total,
         "seconds_per_step_median": clock.seconds_per_step_median,
         "seconds_per_step_median_masked": handover and handover.seconds_per_step_median,
+        **speed_of(experiment, clock.seconds_per_step_median),
     }
     return TrainResult(summary, shrunk, masks)
 

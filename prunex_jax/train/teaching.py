@@ -24,7 +24,7 @@ from prunex_jax.base.settings import DistillConfig
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import ImageDataset
 from prunex_jax.export import ExportedModel, read_model
-from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, sharding_on
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, placed
 from prunex_jax.models import AnyModel
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT, Batch, Objective, Task
 from prunex_jax.train.config import ExperimentConfig
@@ -115,10 +115,7 @@ def read_teaching(
         exported = read_model(distill.teacher)
         count = batch_size // mesh.devices.size
         _check_teacher(exported, task, count, distill.teacher)
-        arrays = {
-            path: _placed(array, mesh, jax.P())
-            for path, array in exported.arrays.items()
-        }
+        arrays = placed(exported.arrays, mesh)
         answer, macs = _exported_answers(exported.program, mesh), _macs_of(exported)
     weight = np.full(batch_size, distill.weight, np.float32)
     outputs = _answers_of(task.model, batch_size)
@@ -132,10 +129,10 @@ def read_teaching(
         program=Program("teacher", lambda: answer, dict(mesh.shape), ledger),
         objective=task.objective,
         steps=range(0 if own is None else own.complete, until),
-        weight=_placed(weight, mesh, _BATCH),
+        weight=placed(weight, mesh, _BATCH),
         silence={
-            TEACHER: _placed(answers, mesh, _BATCH),
-            TEACHER_WEIGHT: _placed(np.zeros_like(weight), mesh, _BATCH),
+            TEACHER: placed(answers, mesh, _BATCH),
+            TEACHER_WEIGHT: placed(np.zeros_like(weight), mesh, _BATCH),
         },
         arrays=arrays,
         macs=macs,
@@ -173,13 +170,6 @@ def _own_plan(
         )
     window = round(config.average_share * num_steps)
     return MeanPlan.over(window, complete, period)
-
-
-def _placed(array: np.ndarray, mesh: AnyMesh, spec: jax.P) -> jax.Array:
-    """An array that every process has whole, split over the mesh."""
-    return jax.make_array_from_callback(
-        array.shape, sharding_on(mesh, spec), array.__getitem__
-    )
 
 
 def _own_answers(model: AnyModel, mesh: AnyMesh) -> Callable[..., jax.Array]:

@@ -40,13 +40,12 @@ from prunex_jax.mesh import (
     vary,
 )
 from prunex_jax.models import AnyModel
-from prunex_jax.shrink import Cut, Network, make_cut, shrink_error
+from prunex_jax.shrink import Cut, Network, make_cut, shrink_error, trace_model
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.tasks import Task
 from prunex_jax.train.experiment import (
     Experiment,
     Setup,
-    trace_model,
     with_method,
     with_small_network,
 )

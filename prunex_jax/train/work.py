@@ -1,23 +1,54 @@
-"""Counts the work of training: multiply-accumulates of its forward passes.
+"""Counts the work of training: what was seen, multiply-accumulates, and their speed.
 
-Until they are cut out, masked channels are computed as all others are, so cuts make
-steps cheaper and nothing else does. A cut keeps what the steps before it have cost, and
-a run that is resumed counts on from there. Backward passes, which cost about twice as
-much, are not counted.
+All of it is counted in the program of the network that is trained. Until they are cut
+out, masked channels are computed as all others are, so cuts make steps cheaper and
+nothing else does. A cut keeps what the steps before it have cost, and a run that is
+resumed counts on from there. Multiply-accumulates are those of forward passes; speed
+also counts backward passes, which cost twice as much.
 """
 
-import jax
-
-from prunex_jax.models import AnyModel
-from prunex_jax.shrink.cost import count_macs
-from prunex_jax.train.experiment import Experiment
+from prunex_jax.mesh import peak_flops
+from prunex_jax.train.experiment import Experiment, macs_of_one_example
 from prunex_jax.train.position import Handover, RunPosition
 
+# Floating point operations for one multiply-accumulate of a forward pass: two, and as
+# many for the gradient by each of its two factors.
+_FLOPS_PER_MAC = 6
 
-def macs_of_one_example(model: AnyModel) -> int:
-    """Multiply-accumulates of one forward pass, without making parameters."""
-    arrays = jax.eval_shape(model.init, jax.random.key(0))
-    return count_macs(model.apply, *arrays, model.example())
+
+def speed_of(experiment: Experiment, seconds: float) -> dict[str, float | None]:
+    """How fast the network of now is trained.
+
+    The work of its forward and backward passes counts, attention included; that of the
+    optimizer, of the exchange and of a teacher does not.
+
+    Args:
+      experiment: The run.
+      seconds: Of a step.
+    Returns:
+      `flops_per_second`, of all devices together; `flops_utilisation`, the share of
+      what they can do at best (`mesh.peak_flops`), None where that is not known.
+
+    References:
+      Chowdhery et al., PaLM, 2022, arXiv:2204.02311, appendix B (model FLOPs
+      utilisation).
+    """
+    macs = experiment.config.data.batch_size * experiment.current.macs
+    speed = _FLOPS_PER_MAC * macs / max(seconds, 1e-9)
+    devices = experiment.mesh.devices
+    peak = peak_flops(devices.flat[0].device_kind)
+    share = speed / (devices.size * peak) if peak else None
+    return {"flops_per_second": speed, "flops_utilisation": share}
+
+
+def seen_until(experiment: Experiment, step: int) -> dict[str, int]:
+    """What networks have read in so many steps, by name: `examples_seen`, say.
+
+    The same example in another epoch counts again.
+    """
+    objective = experiment.task.objective
+    count = experiment.config.data.batch_size * objective.units_per_example
+    return {f"{objective.unit}_seen": step * count}
 
 
 def macs_until(experiment: Experiment, step: int, cut: Handover | None) -> int:
@@ -28,7 +59,7 @@ def macs_until(experiment: Experiment, step: int, cut: Handover | None) -> int:
       step: Steps done.
       cut: The last cut, if there was one.
     """
-    now = macs_of_one_example(experiment.current.model)
+    now = experiment.current.macs
     if cut is None:
         return step * now
     before = cut.macs_before

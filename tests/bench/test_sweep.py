@@ -29,9 +29,9 @@ from prunex_jax.bench.sweep.results import Findings, read_findings
 from prunex_jax.bench.sweep.runs import DIVERGED, forget, run_missing, runs_of
 from prunex_jax.methods import METHODS
 from prunex_jax.models import make_model
+from prunex_jax.shrink import trace_model
 from prunex_jax.shrink.targets import model_budget
 from prunex_jax.train.command import main as train_main
-from prunex_jax.train.experiment import trace_model
 from tests.helpers.common import ROOT
 from tests.helpers.tiny_runs import SETTINGS, merged, write_config
 

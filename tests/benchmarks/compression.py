@@ -39,8 +39,8 @@ from prunex_jax.methods import (
     method_config,
 )
 from prunex_jax.models import make_model
+from prunex_jax.shrink import trace_model
 from prunex_jax.sparsity import entry_count, keep_counts_at, selection
-from prunex_jax.train.experiment import trace_model
 from tests.benchmarks.shrunk_step import make_step
 
 IMAGE_SHAPE = (32, 32, 3)

@@ -66,7 +66,7 @@ def main() -> None:
         if missing:
             sys.stderr.write(f"{network.name} left out: install {missing[0]}\n")
             continue
-        share = earlier.get(network.name, "")
+        share = earlier.get(network.name, "-")
         print(row_of(measure(network, share)), flush=True)  # noqa: T201
 
 

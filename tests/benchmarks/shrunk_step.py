@@ -26,9 +26,8 @@ from prunex_jax.base.settings import (
 from prunex_jax.base.trees import PyTree
 from prunex_jax.methods.inner import make_inner
 from prunex_jax.models import Model, make_model
-from prunex_jax.shrink import Network, make_cut
+from prunex_jax.shrink import Network, make_cut, trace_model
 from prunex_jax.shrink.cost import count_params
-from prunex_jax.train.experiment import trace_model
 
 IMAGE_SHAPE = (32, 32, 3)
 NUM_CLASSES = 10

@@ -6,7 +6,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
-from prunex_jax.data import open_dataset, sources
+from prunex_jax.data import Normalization, open_dataset, sources
 from prunex_jax.data.splits import Split
 
 SYNTHETIC = DataConfig(name="synthetic", synthetic_examples=200, image_size=8)
@@ -153,3 +153,17 @@ def test_loader_decides_what_is_kept_in_memory(
 def test_bad_settings_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         open_dataset(dataclasses.replace(SYNTHETIC, **changes), seed=0)
+
+
+def test_pixels_are_normalised_as_trained_networks_expect() -> None:
+    def of(name: str, data: DataConfig = SYNTHETIC) -> Normalization:
+        config = dataclasses.replace(data, normalization=name)
+        return open_dataset(config, seed=0).train.normalization
+
+    assert of("imagenet").mean == (0.485, 0.456, 0.406)
+    assert of("imagenet").std == (0.229, 0.224, 0.225)
+    assert of("half") == Normalization((0.5,) * 3, (0.5,) * 3)
+    assert of("half", DataConfig()) == Normalization((0.5,), (0.5,))
+    assert of("auto") not in (of("imagenet"), of("half"))
+    with pytest.raises(UserError, match="is for images of 3 channels, and those of"):
+        of("imagenet", DataConfig())

@@ -32,9 +32,9 @@ from prunex_jax.methods.pactrain import (
 )
 from prunex_jax.methods.pactrain.method import hosts_agree
 from prunex_jax.models import make_model
+from prunex_jax.shrink import trace_model
 from prunex_jax.sparsity import uniform_keep_counts
 from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import trace_model
 from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")

@@ -189,6 +189,33 @@ def test_masked_equals_shrunk_under_transformations(name):
     assert relative_error(expected, result) < 1e-4
 
 
+def masked_heads(p, x):
+    """What is dead has a value known while running, and shares by a sum above zero."""
+    h = x @ p["in"] + p["bias"][None]
+    h = h - h.mean(1, keepdims=True)
+    h = h * lax.rsqrt(jnp.square(h).mean(1, keepdims=True) + 1e-3)
+    seen = jnp.arange(10) < 6
+    scores = jnp.where(seen[None, None], (h @ p["mid"])[:, None] * p["heads"], -1e30)
+    terms = jnp.exp(scores - lax.stop_gradient(scores.max(2, keepdims=True)))
+    shares = terms / jnp.maximum(terms.sum(2, keepdims=True), 0.5)
+    return jnp.einsum("nhs,hso->no", shares, p["values"])
+
+
+MASKED_HEADS = {
+    **{"in": (3, 12), "bias": (12,), "mid": (12, 10)},
+    **{"heads": (1, 4, 1), "values": (4, 10, 2)},
+}
+
+
+@pytest.mark.parametrize("transform", [over_devices, varying_over_devices])
+def test_what_dead_channels_share_varies_over_a_mesh(transform):
+    cut, small, masked, smaller = shrunk(masked_heads, MASKED_HEADS)
+    assert {group.size for group in cut.groups} >= {12, 4}
+    expected = jax.jit(lambda p: transform(masked_heads, p, X))(masked)
+    result = jax.jit(lambda p: transform(small, p, X))(smaller)
+    assert relative_error(cut.take(expected), result) < 1e-4
+
+
 def test_functions_that_close_over_traced_values():
     cut, _, masked, smaller = shrunk()
 

@@ -7,7 +7,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig, ModelConfig
-from prunex_jax.data import EXAMPLE, VALID
+from prunex_jax.data import EXAMPLE, LABEL_SHARE, OTHER_LABEL, VALID
 from prunex_jax.tasks import Classification, Own, own_task
 from tests.helpers import own_networks
 from tests.helpers.common import assert_close
@@ -41,6 +41,18 @@ def mean_loss(answers, examples):
 
 def each_loss(answers, examples):
     return jnp.sum(answers**2, axis=-1) + examples[1]
+
+
+def init_images(key):
+    return {"w": jax.random.normal(key, (64, 3))}
+
+
+def apply_images(params, images):
+    return images.reshape(-1, 64) @ params["w"]
+
+
+def mean_square(answers, examples):
+    return jnp.mean(answers**2)
 
 
 OBJECTIVES = {
@@ -136,3 +148,61 @@ def test_our_networks_take_images_of_the_user():
 def test_what_does_not_fit_is_refused(own, message):
     with pytest.raises(UserError, match=message):
         task_of(**own)
+
+
+def mixed_batch():
+    rng = np.random.default_rng(3)
+    labels, others = rng.integers(0, 3, (2, SIZE))
+    share = rng.uniform(size=SIZE).astype(np.float32)
+    return {"label": labels, OTHER_LABEL: others, LABEL_SHARE: share}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("is_taught", [False, True])
+def test_loss_of_mixed_images_is_the_weighted_mean(smoothing, is_taught):
+    """Of the losses with either label, smoothed and taught as they are alone."""
+    batch = mixed_batch()
+    if is_taught:
+        batch["teacher"] = np.flip(LOGITS, axis=0)
+        batch["teacher_weight"] = np.linspace(0, 1, SIZE).astype(np.float32)
+    objective = Classification(label_smoothing=smoothing, teacher_temperature=2.0)
+    rest = {k: v for k, v in batch.items() if k not in (OTHER_LABEL, LABEL_SHARE)}
+
+    def each(labels):
+        alone = [
+            {**{k: v[i : i + 1] for k, v in rest.items()}, "label": labels[i : i + 1]}
+            for i in range(SIZE)
+        ]
+        answers = LOGITS[:, None]
+        return np.array(
+            [objective.loss(a, b) for a, b in zip(answers, alone, strict=True)]
+        )
+
+    share = batch[LABEL_SHARE]
+    wanted = share * each(batch["label"]) + (1 - share) * each(batch[OTHER_LABEL])
+    assert_close(objective.loss(LOGITS, batch), wanted.mean())
+
+
+def test_answers_for_mixed_images_count_with_their_share():
+    batch = mixed_batch()
+    answers, share = np.argmax(LOGITS, axis=-1), batch[LABEL_SHARE]
+    hits = share * (answers == batch["label"])
+    hits += (1 - share) * (answers == batch[OTHER_LABEL])
+    assert_close(Classification().count(LOGITS, batch)["correct"], hits.sum())
+
+
+@pytest.mark.parametrize(
+    ("data", "own", "message"),
+    [
+        ({"mixup": 0.2}, {}, "mixup=0.2 has no effect on data of your own"),
+        ({"rand_augment_operations": 1}, {}, "rand_augment_operations=1 has no effect"),
+        (
+            {"name": "digits", "cutmix": 1.0},
+            {"data": None, "loss": mean_square, "model": (init_images, apply_images)},
+            "cutmix=1.0 has no effect on a loss of your own",
+        ),
+    ],
+)
+def test_mixing_that_nothing_heeds_is_refused(data, own, message):
+    with pytest.raises(UserError, match=message):
+        task_of(settings={"data": data}, **own)

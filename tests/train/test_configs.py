@@ -7,13 +7,13 @@ import jax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.data import NUM_TOKENS
+from prunex_jax.data import NUM_BYTES
 from prunex_jax.methods import METHODS, table
-from prunex_jax.models import make_gpt, make_model
+from prunex_jax.models import make_language_model, make_model
+from prunex_jax.shrink import trace_model
 from prunex_jax.sparsity import keep_counts_at
 from prunex_jax.train.command import load_config, override_config
 from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import trace_model
 from prunex_jax.train.rounds import make_round_plan
 from prunex_jax.train.run import train
 
@@ -35,7 +35,9 @@ def test_config_builds(path: Path) -> None:
     config = resolve_config(load_config(str(path)))
     assert config.method.name in METHODS
     if config.data.name == "stdlib":
-        model = make_gpt(config.model, NUM_TOKENS, config.data.sequence_length)
+        model = make_language_model(
+            config.model, NUM_BYTES, config.data.sequence_length
+        )
     else:
         model = make_model(config.model, *SHAPES[config.data.name])
     trace = traced(model)

@@ -13,16 +13,26 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.bench.cost_model.step_time import late_options
 from prunex_jax.comm import wire_bytes
-from prunex_jax.data import EXAMPLE, open_stdlib
+from prunex_jax.data import EXAMPLE, open_stdlib, open_text
 from prunex_jax.export import read_model
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import METHODS
+from prunex_jax.models import generate
 from prunex_jax.train import evaluate as evaluation
 from prunex_jax.train import train
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.export import export_run
-from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after
+from tests.helpers.texts import make_text, write_tokenizer
+from tests.helpers.tiny_runs import (
+    ROUNDING,
+    StopAtOnce,
+    merged,
+    rows_of,
+    start,
+    start_two,
+    stop_after,
+)
 
 SLOW = pytest.mark.slow
 # Two hosts of two devices; cut at 60 %.
@@ -52,6 +62,17 @@ SETTINGS = {
         "read_test": False,
     },
 }
+
+
+GPT2 = merged(SETTINGS, {"model": {"name": "gpt2"}})
+BERT = {
+    **SETTINGS,
+    "model": {
+        "name": "bert",
+        "bert": {"layers": 1, "width": 16, "heads": 2, "head_width": 8, "hidden": 24},
+    },
+}
+NAMED = {"gpt2": GPT2, "bert": BERT}
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +118,123 @@ def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
+def _tokens(folder):
+    np.random.default_rng(0).integers(0, 90, 9000).astype("<u2").tofile(folder / "a")
+    (folder / "a").rename(folder / "a.bin")
+    return {"name": "tokens", "dir": str(folder / "a.bin"), "vocabulary": 100}
+
+
+def _text(folder):
+    (folder / "a.txt").write_text(make_text(6000))
+    made = write_tokenizer(folder / "tokenizer.json")
+    kept = {"tokenizer": str(made), "cache_dir": str(folder / "kept")}
+    return {"name": "text", "dir": str(folder / "a.txt"), **kept}
+
+
+@pytest.mark.parametrize("make", [_tokens, pytest.param(_text, marks=SLOW)])
+def test_other_text_trains_and_resumes_the_same(make, tmp_path):
+    values = merged(
+        SETTINGS,
+        {
+            "data": make(tmp_path),
+            "method": {"name": "local_sgd", "local_sgd": {"sync_period": 3}},
+            "run": {"steps": 8, "log_every_steps": 4, "read_test": True},
+        },
+    )
+    values["sparsity"].pop("shrink_share")
+    result = train(values, tmp_path / "whole")
+    with pytest.raises(StopAtOnce):
+        train(values, tmp_path / "run", watch=stop_after(5))
+    resumed = train(values, tmp_path / "run")
+    for found, wanted in zip(
+        *(jax.tree.leaves(r.network.params) for r in (resumed, result)), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    has_bytes = make is _text
+    rows = [*rows_of(tmp_path / "whole"), resumed.summary]
+    assert all(any("bits_per_byte" in x for x in row) == has_bytes for row in rows)
+    if has_bytes:
+        data = open_text(DataConfig(**values["data"]))
+        for name, split in (("validation", data.validation), ("test", data.test)):
+            bits = result.summary[f"{name}_loss"] / math.log(2) / split.bytes_per_token
+            assert result.summary[f"{name}_bits_per_byte"] == pytest.approx(bits)
+
+
 @pytest.mark.slow
-def test_a_model_learns_from_itself(tmp_path):
+def test_two_processes_encode_once_and_learn_as_one(tmp_path):
+    """Both find the same tokens, whichever of them has made these."""
+    shape = {"topology": {"cpu_devices": 1, "layout": "process"}}
+    method = {"name": "local_sgd", "local_sgd": {"sync_period": 3}}
+    run = {"steps": 6, "log_every_steps": 3}
+    changes = {"data": _text(tmp_path), "method": method, "run": run}
+    values = merged(merged(SETTINGS, changes), shape)
+    values["sparsity"].pop("shrink_share")
+    processes = start_two(tmp_path, values, tmp_path / "two")
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    times = {x: x.stat().st_mtime_ns for x in (tmp_path / "kept").glob("*.bin")}
+    assert len(times) == 3
+    values["topology"] = {"cpu_devices": 2, "layout": "2"}
+    one = start(tmp_path, values, tmp_path / "one")
+    output, _ = one.communicate(timeout=300)
+    assert one.returncode == 0, output
+    found = (rows_of(tmp_path / name)[-1] for name in ("one", "two"))
+    losses = [row["bits_per_byte"] for row in found]
+    assert losses[0] == pytest.approx(losses[1], rel=ROUNDING)
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+
+
+@pytest.mark.slow
+def test_a_masked_model_learns_shrinks_and_resumes(tmp_path):
+    """With dropout and bfloat16, in parts of a batch."""
+    values = merged(BERT, {"optimizer": {"micro_batches": 2}})
+    values["model"]["compute_dtype"] = "bfloat16"
+    values["model"]["bert"] = {**values["model"]["bert"], "dropout": 0.1}
+    result = train(values, tmp_path / "whole")
+    summary, rows = result.summary, rows_of(tmp_path / "whole")
+    assert summary["params_kept"] < 0.6 * summary["params_dense"]
+    assert summary["shrink_max_abs_error"] < 1e-5
+    assert rows[-1]["loss"] < rows[0]["loss"] < math.log(257) + 0.1
+    assert rows[-1]["tokens_seen"] == summary["tokens_seen"] == 20 * 16 * 16
+    assert summary["validation_accuracy"] > 1 / 257
+    with pytest.raises(StopAtOnce):
+        train(values, tmp_path / "stopped", watch=stop_after(7))
+    resumed = train(values, tmp_path / "stopped")
+    pair = (jax.tree.leaves(r.network.params) for r in (resumed, result))
+    for found, wanted in zip(*pair, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.slow
+def test_masked_models_learn_the_same_on_any_mesh(tmp_path):
+    """Up to rounding: what is asked for depends on seed and step alone."""
+    dense = {"method": {"name": "dense"}, "run": {**BERT["run"], "steps": 6}}
+    losses = []
+    for layout in ("1", "4"):
+        values = merged(BERT, {**dense, "topology": {"layout": layout}})
+        values["sparsity"] = {}
+        train(values, tmp_path / layout)
+        losses.append([row["loss"] for row in rows_of(tmp_path / layout)])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dgc", "importance", "pactrain"])
+def test_methods_with_needs_of_their_own_train_a_language_model(method, tmp_path):
+    values = settings_of(SETTINGS, method)
+    result, rows = train(values, tmp_path / "run"), rows_of(tmp_path / "run")
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[-1] < losses[0] < math.log(256) + 0.1
+    assert result.summary["shrink_max_abs_error"] < 1e-5
+    kept = result.summary["params_kept"] / result.summary["params_dense"]
+    assert (kept < 0.6) == (method == "pactrain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [SETTINGS, BERT], ids=["gpt", "bert"])
+def test_a_model_learns_from_itself(values, tmp_path):
     """Answers of a teacher have a row for every token."""
-    values = merged(SETTINGS, {"distill": {"teacher": "self"}})
+    values = merged(values, {"distill": {"teacher": "self"}})
     result = train(values, tmp_path / "run")
     assert np.isfinite(result.summary["validation_loss"])
 
@@ -112,6 +246,11 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 255, (3, 16)), jnp.int32)
     found = read_model(tmp_path / "out")(tokens)
     np.testing.assert_allclose(found, result.network.logits(tokens), atol=1e-4)
+    texts = [
+        generate(logits, tokens[:, :4], 15, window=16, temperature=0.0)
+        for logits in (read_model(tmp_path / "out"), result.network.logits)
+    ]
+    np.testing.assert_array_equal(*texts)
 
 
 def test_its_export_scores_as_the_run_did(whole, tmp_path, monkeypatch, capsys):
@@ -154,11 +293,26 @@ def test_other_text_than_that_of_the_run_is_called_so(
     [
         (
             {"model": {"name": "resnet20"}},
-            "images, and config.data.name='stdlib'",
+            "images, and config.data.name='stdlib' is text; choose one of gpt, gpt2",
         ),
         ({"data": {"name": "digits"}}, "text, and config.data.name='digits'"),
-        ({"data": {"augment": "shift"}}, "data.augment='shift' is for images"),
-        ({"model": {"compute_dtype": "bfloat16"}}, "has no effect on a model of text"),
+        ({"data": {"augment": "shift"}}, "data.augment='shift' has no effect on text"),
+        ({"data": {"dir": "a"}}, "data.dir='a' has no effect on text of 'stdlib'"),
+        ({"data": {"end_token": "a"}}, "data.end_token='a' has no effect on text"),
+        ({"data": {"vocabulary": 9}}, "data.vocabulary=9 has no effect on text"),
+        (
+            {"optimizer": {"label_smoothing": 0.1}},
+            "optimizer.label_smoothing=0.1 has no effect on text",
+        ),
+        (
+            {"data": {"name": "digits"}, "model": {"name": "resnet20"}},
+            "data.sequence_length=16 has no effect on data without text",
+        ),
+        ({"model": {"norm_scope": "host"}}, "has no effect on a model of text"),
+        (
+            {"model": {"bert": {"heads": 8}}},
+            "config.model.bert.heads=8 has no effect on gpt",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message, tmp_path):
@@ -173,17 +327,40 @@ SHAPES = [(2, 2), *(pytest.param(shape, marks=SLOW) for shape in ((3, 2), (4, 1)
 @pytest.mark.parametrize("method", METHODS)
 def test_formula_bytes_are_traced_bytes(method, shape):
     """What every method says that it sends is in the programs of a language model."""
-    values = merged(SETTINGS, {"data": {"batch_size": 24}, "method": {"name": method}})
+    check_bytes(SETTINGS, method, shape)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    "method",
+    [name if name == "hsadmm" else pytest.param(name, marks=SLOW) for name in METHODS],
+)
+def test_formula_bytes_are_traced_bytes_of_other_models(name, method):
+    check_bytes(NAMED[name], method, (2, 2))
+
+
+def settings_of(settings, method):
+    """Those of a method that cuts at the end, with an optimizer that it takes."""
+    values = merged(settings, {"method": {"name": method}})
     if method != "hsadmm":
         values["sparsity"].pop("shrink_share")
     if method in ("dgc", "importance"):  # They apply momentum before they send.
         values["optimizer"]["name"] = "sgd"
+        values["optimizer"]["learning_rate"] = 0.3
+    return values
+
+
+def check_bytes(settings, method, shape):
+    values = merged(settings_of(settings, method), {"data": {"batch_size": 24}})
     devices = jax.devices()[: shape[0] * shape[1]]
     topology = make_topology(str(shape[0]), devices)
     experiment = make_experiment(resolve_config(values), topology)
     current, mesh_shape = experiment.current, dict(experiment.mesh.shape)
     programs, state = current.programs, current.programs.abstract_state()
-    batch = {"example": jax.ShapeDtypeStruct((24, 17), np.int32)}
+    split = experiment.task.dataset.train
+    batch = jax.eval_shape(
+        lambda: jax.tree.map(jnp.asarray, split.evaluation_batch(np.arange(24)))
+    )
     for options in late_options(current.method):
         formula = current.method.step_formula(mesh_shape, **options)
         found = programs.local_step.collectives(state, batch, **options)

@@ -210,7 +210,7 @@ def without_times(position):
 
 def timeless(rows):
     return [
-        {key: value for key, value in row.items() if not key.startswith("seconds")}
+        {key: value for key, value in row.items() if "second" not in key}
         for row in rows
     ]
 

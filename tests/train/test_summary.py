@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prunex_jax.mesh import HOST_AXIS, make_topology
+from prunex_jax.mesh import HOST_AXIS, make_topology, peak_flops
 from prunex_jax.train.clock import Clock, ClockTotals
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
@@ -15,16 +15,17 @@ from prunex_jax.train.folder import SUMMARY_KEYS
 from prunex_jax.train.position import Handover, RunPosition
 from prunex_jax.train.summary import finish
 from prunex_jax.train.transitions import experiment_at
+from prunex_jax.train.work import speed_of
 from tests.helpers.tiny_runs import merged, settings
 
 # As other programs find them in summary.json.
 KEYS = """method steps seed hosts devices_per_host validation_accuracy validation_loss
 test_accuracy test_loss params_dense params_kept macs_dense macs_kept training_macs
-training_macs_dense channel_sparsity shrink_max_abs_error shrink_step host_wire_bytes
-host_wire_bytes_dense host_wire_ratio
+training_macs_dense examples_seen channel_sparsity shrink_max_abs_error shrink_step
+host_wire_bytes host_wire_bytes_dense host_wire_ratio
 host_payload_bytes_steady host_payload_bytes_dense host_payload_ratio num_rounds
 num_compilations seconds_total seconds_per_step_median
-seconds_per_step_median_masked""".split()
+seconds_per_step_median_masked flops_per_second flops_utilisation""".split()
 CLOCK = ClockTotals(50.0, 6.0, 12, (0.5, 0.25, 0.25))
 
 
@@ -131,3 +132,35 @@ def test_a_run_after_its_cut_says_when_and_how_exact():
     counted = dataclasses.replace(handover, macs_before=1000)
     summary = finished(small, keep_counts=counts, handover=counted).summary
     assert summary["training_macs"] == 8 * (1000 + 6 * kept_macs)
+
+
+def test_speed_is_that_of_forward_and_backward_passes(dense, monkeypatch):
+    summary = dense[1].summary
+    flops = 6 * 8 * summary["macs_dense"]  # of a step, with 8 examples
+    assert summary["flops_per_second"] == pytest.approx(flops / 0.25)
+    assert summary["flops_utilisation"] is None, "nothing is known of CPUs"
+    assert summary["examples_seen"] == 26 * 8
+    monkeypatch.setattr("prunex_jax.train.work.peak_flops", lambda kind: 1e9)
+    found = speed_of(dense[0], 0.25)["flops_utilisation"]
+    assert found == pytest.approx(flops / 0.25 / 4e9)  # of 4 devices
+
+
+@pytest.mark.parametrize(
+    ("kind", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA A100-SXM4-40GB", 312.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA L4", 121.0),
+        ("Tesla V100-PCIE-32GB", 112.0),
+        ("Tesla V100-SXM2-16GB", 125.0),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("cpu", None),
+    ],
+)
+def test_peaks_are_found_by_the_names_of_devices(kind, tera):
+    found = peak_flops(kind)
+    assert found == (None if tera is None else pytest.approx(tera * 1e12))

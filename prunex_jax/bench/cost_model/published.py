@@ -25,8 +25,8 @@ from prunex_jax.methods import MethodConfig, Recipe, make_method, method_config
 from prunex_jax.methods.hsadmm.method import HsadmmConfig
 from prunex_jax.methods.topk import TopkConfig
 from prunex_jax.models import make_model
+from prunex_jax.shrink import trace_model
 from prunex_jax.sparsity import keep_counts_at
-from prunex_jax.train.experiment import trace_model
 
 TrafficOf = Callable[[int], Traffic]
 

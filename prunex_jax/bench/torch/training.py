@@ -155,7 +155,9 @@ def _check_supported(config: ExperimentConfig) -> None:
             "has no PyTorch form; give the row runtime jax"
         )
     others: list[tuple[str, Any, Any]] = [
-        ("distill.teacher", config.distill.teacher, "")
+        ("distill.teacher", config.distill.teacher, ""),
+        ("data.mixup", config.data.mixup, 0.0),
+        ("data.cutmix", config.data.cutmix, 0.0),
     ]
     for section, heeded in _HEEDED.items():
         settings = operator.attrgetter(section)(config)

@@ -1,5 +1,6 @@
 """Networks in Flax NNX: of this project, and as that community writes them."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,17 +11,34 @@ from .case import TINY, Case, images, tokens
 from .frameworks import from_nnx
 
 
-def _of_this_project(name: str, size: str, is_training: bool) -> Case:
-    from prunex_jax.base.settings import ModelConfig
+def _of_this_project(
+    name: str, size: str, is_training: bool = False, norm: str = "layer"
+) -> Case:
+    from prunex_jax.base.settings import ModelConfig, VitConfig
     from prunex_jax.models import make_model
 
     is_tiny = size == TINY
     side, classes = (32, 4) if is_tiny else (224, 1000)
     config = ModelConfig(name=name, width=0.125 if is_tiny else 1.0)
+    if name.startswith("vit"):
+        form = {"patch": 8, "layers": 2, "heads": 24} if is_tiny else {}
+        config = dataclasses.replace(config, vit=VitConfig(norm=norm, **form))
     model = make_model(config, (side, side, 3), classes)
     params, statistics = jax.eval_shape(model.init, jax.random.key(0))
     apply = model.apply_train if is_training else model.apply
     return Case(apply, params, (images(2, side, side, 3),), statistics, is_training)
+
+
+def gpt(size: str) -> Case:
+    from prunex_jax.base.settings import ModelConfig
+    from prunex_jax.models import make_gpt
+
+    vocabulary, length = 256, 8 if size == TINY else 128
+    config = ModelConfig(name="gpt", width=0.25 if size == TINY else 1.0)
+    model = make_gpt(config, vocabulary, length)
+    params, statistics = jax.eval_shape(model.init, jax.random.key(0))
+    inputs = (tokens(2, length, vocabulary=vocabulary),)
+    return Case(model.apply, params, inputs, statistics)
 
 
 class WideBlock(nnx.Module):
@@ -331,3 +349,23 @@ def resnet50_training(size: str) -> Case:
 
 def vgg16(size: str) -> Case:
     return _of_this_project("vgg16", size, False)
+
+
+def vit_ti(size: str) -> Case:
+    return _of_this_project("vit_ti", size)
+
+
+def vit_ti_rms(size: str) -> Case:
+    return _of_this_project("vit_ti", size, norm="rms")
+
+
+def vit_s(size: str) -> Case:
+    return _of_this_project("vit_s", size)
+
+
+def vit_b(size: str) -> Case:
+    return _of_this_project("vit_b", size)
+
+
+def convnext_t(size: str) -> Case:
+    return _of_this_project("convnext_t", size)

@@ -30,6 +30,10 @@ _OWN_NNX = [
     Network("nnx_resnet18", NNX, "prunex_jax", "nnx_own:resnet18", is_quick=True),
     Network("nnx_resnet50_training", NNX, "prunex_jax", "nnx_own:resnet50_training"),
     Network("nnx_vgg16", NNX, "prunex_jax", "nnx_own:vgg16"),
+    *(
+        Network(f"nnx_{name}", NNX, "prunex_jax", f"nnx_own:{name}")
+        for name in ("vit_ti", "vit_ti_rms", "vit_s", "vit_b", "convnext_t", "gpt")
+    ),
     Network("nnx_wide_resnet", NNX, "tests", "nnx_own:wide_resnet"),
     Network("nnx_wide_resnet_training", NNX, "tests", "nnx_own:wide_resnet_training"),
     Network("nnx_mobilenet_v2", NNX, "tests", "nnx_own:mobilenet_v2", is_quick=True),

@@ -1,0 +1,159 @@
+"""Sequences of tokens that follow each other, in memory or in a file."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.data.order import Positions
+from prunex_jax.data.own import EXAMPLE, OwnSplit
+from prunex_jax.data.splits import Batch
+
+# Entry of a batch: float32[batch], the bytes of text that a sequence stands for. A
+# batch without it has a byte for every token.
+BYTES = "bytes"
+
+
+class Tokens(Protocol):
+    """Unsigned integers one after the other, such as an array of them."""
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        ...
+
+    def __getitem__(self, places: Any) -> npt.NDArray[Any]:
+        """The tokens at these places."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenFile:
+    """Tokens in a file, of which only those are read that are asked for.
+
+    Attributes:
+      path: The file.
+      dtype: Of a token, as numpy writes it.
+      size: Number of tokens.
+      offset: Bytes in front of them.
+    """
+
+    path: Path
+    dtype: str
+    size: int
+    offset: int = 0
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return self.size
+
+    def __getitem__(self, places: Any) -> npt.NDArray[Any]:
+        """Copies of the tokens at these places."""
+        return np.array(self._mapped[places])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process maps the file itself.
+        fields = dataclasses.fields(self)
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    @functools.cached_property
+    def _mapped(self) -> npt.NDArray[Any]:
+        if not self.size:  # Nothing cannot be mapped.
+            return np.zeros(0, self.dtype)
+        return np.memmap(self.path, self.dtype, "r", self.offset, (self.size,))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sequences:
+    """Sequences that follow each other, with the token behind each.
+
+    Documents stand one behind the other in a stream, each with an end behind it, and
+    the stream is cut into sequences of one length: nothing is filled up and nothing but
+    the rest of the stream is left out. A sequence may hold the end of a document and
+    the start of the next.
+
+    Attributes:
+      tokens: The stream, unsigned integers of any width.
+      length: Tokens of a sequence.
+      num_tokens: Size of the vocabulary; larger tokens are refused when they are read.
+    """
+
+    tokens: Tokens
+    length: int
+    num_tokens: int = 256
+
+    def __len__(self) -> int:
+        """Number of sequences; what is left at the end is too short for one."""
+        return max(len(self.tokens) - 1, 0) // self.length
+
+    def read(self, numbers: Positions) -> npt.NDArray[np.int32]:
+        """int32[batch, length + 1] tokens: inputs, and with a shift of 1 the targets.
+
+        Raises:
+          UserError: A token is none of the vocabulary.
+        Example:
+          >>> Sequences(np.arange(8, dtype=np.uint8), 3).read(np.arange(2)).tolist()
+          [[0, 1, 2, 3], [3, 4, 5, 6]]
+        """
+        places = numbers[:, None] * self.length + np.arange(self.length + 1)[None]
+        found = self.tokens[places]
+        check_tokens(found, self.num_tokens)
+        return found.astype(np.int32)
+
+
+def check_tokens(tokens: npt.NDArray[Any], num_tokens: int) -> None:
+    """Refuses tokens that are none of a vocabulary.
+
+    Raises:
+      UserError: One is negative or too large.
+    Example:
+      >>> check_tokens(np.array([3, 9]), 8)
+      Traceback (most recent call last):
+        ...
+      prunex_jax.base.errors.UserError: token 9 is none of the 8 of the vocabulary, \
+0 to 7; set config.data.vocabulary to what the tokenizer has, and check \
+config.data.token_dtype
+    """
+    largest = int(tokens.max(initial=0))
+    wrong = largest if largest >= num_tokens else int(tokens.min(initial=0))
+    if not 0 <= wrong < num_tokens:
+        raise UserError(
+            f"token {wrong} is none of the {num_tokens} of the vocabulary, 0 to "
+            f"{num_tokens - 1}; set config.data.vocabulary to what the tokenizer has, "
+            "and check config.data.token_dtype"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TextSplit(OwnSplit):
+    """Some of the sequences of a stream.
+
+    Attributes:
+      bytes_per_token: Bytes of text, ends of documents included, that a token of this
+        split stands for in the mean; None leaves `BYTES` out of batches.
+      is_read_ahead: Whether grain reads it, and not who uses it.
+    """
+
+    source: Sequences
+    bytes_per_token: float | None = None
+    is_read_ahead: bool = False
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether batches are made where they are used, also of mapped files."""
+        return not self.is_read_ahead
+
+    def evaluation_batch(self, examples: Positions) -> Batch:
+        """Tokens as entry `EXAMPLE`, int32[batch, length + 1], and perhaps `BYTES`."""
+        batch: Batch = {EXAMPLE: self.source.read(self.numbers[examples])}
+        if self.bytes_per_token is not None:
+            num_bytes = self.source.length * self.bytes_per_token
+            batch[BYTES] = np.full(len(examples), num_bytes, np.float32)
+        return batch
+
+    def why_no_labels(self) -> str:
+        """That text has none."""
+        return "and text has none: set config.data.shards='iid'"

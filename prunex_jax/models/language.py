@@ -1,0 +1,152 @@
+"""Builds the networks that read text, from the settings that name them."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import (
+    BertConfig,
+    GptConfig,
+    ModelConfig,
+    check_settings,
+)
+from prunex_jax.models.functions import FunctionModel
+from prunex_jax.models.own import nnx_model
+from prunex_jax.models.transformer import TransformerSpec
+
+# Networks that foretell the next token, and those that fill in what is masked.
+NEXT_TOKEN = ("gpt", "gpt2")
+MASKED_TOKEN = ("bert",)
+
+
+def make_language_model(
+    config: ModelConfig, vocabulary: int, length: int
+) -> FunctionModel:
+    """Builds the network of text that the settings name.
+
+    Args:
+      config: `gpt` or `bert`, whose widths `width` multiplies; results are rounded, and
+        at least one, and widths of heads are even for rotary positions.
+      vocabulary: Number of tokens.
+      length: Tokens of a sequence.
+    Returns:
+      A network of tokens int32[batch, length] with logits float32[batch, length,
+      vocabulary].
+    Raises:
+      UserError: Widths do not fit, or a setting has no effect.
+    Example:
+      >>> config = ModelConfig(name='gpt', width=0.5)
+      >>> model = make_language_model(config, 256, 16)
+      >>> params, _ = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params['blocks']['0']['attention']['query'].shape
+      (64, 2, 16)
+    """
+    # Flax is imported when a network is built.
+    from flax import nnx
+
+    from prunex_jax.models.bert import Bert
+    from prunex_jax.models.gpt import Gpt
+
+    check_settings(config, "config.model")
+    example = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    make: Callable[..., nnx.Module]
+    if config.name in MASKED_TOKEN:
+        spec = _bert_spec(config, config.bert, vocabulary, length)
+        make = functools.partial(Bert, kinds=config.bert.kinds)
+    else:
+        spec = _gpt_spec(config, config.gpt, vocabulary, length)
+        make = Gpt
+
+    def make_in(dtype: str) -> Callable[[nnx.Rngs], nnx.Module]:
+        chosen = dataclasses.replace(spec, dtype=dtype)
+        return lambda rngs: make(chosen, rngs)
+
+    return nnx_model(config.name, make_in, spec.dtype, example)
+
+
+def _gpt_spec(
+    config: ModelConfig, gpt: GptConfig, vocabulary: int, length: int
+) -> TransformerSpec:
+    is_gpt2 = config.name == "gpt2"
+    _check_effect(gpt, "rotary_base" if is_gpt2 else "positions", config.name)
+    if gpt.head_width % 2 and not is_gpt2:
+        raise UserError(
+            f"config.model.gpt.head_width={gpt.head_width} is odd, and positions turn "
+            "pairs of features; make it even"
+        )
+    scaled = functools.partial(_scaled, config.width)
+    hidden = 4 * gpt.width if is_gpt2 else -(-gpt.width * 8 // 3 // 32) * 32
+    spec = TransformerSpec(
+        vocabulary=vocabulary,
+        layers=gpt.layers,
+        width=scaled(gpt.width),
+        heads=scaled(gpt.heads),
+        key_heads=scaled(gpt.key_heads),
+        head_width=scaled(gpt.head_width, 1 if is_gpt2 else 2),
+        hidden=scaled(gpt.hidden or hidden),
+        positions=_positions(gpt.positions, length, "gpt") if is_gpt2 else 0,
+        rotary_base=gpt.rotary_base,
+        norm="layer" if is_gpt2 else "rms",
+        epsilon=gpt.norm_epsilon or (1e-5 if is_gpt2 else 1e-6),
+        unit="gelu_tanh" if is_gpt2 else "swiglu",
+        has_bias=is_gpt2,
+        is_tied=is_gpt2 if gpt.head == "auto" else gpt.head == "tied",
+        dropout=gpt.dropout,
+        dtype=config.compute_dtype,
+    )
+    if spec.heads % spec.key_heads:
+        raise UserError(
+            f"config.model.gpt.key_heads={gpt.key_heads} does not divide "
+            f"config.model.gpt.heads={gpt.heads} at config.model.width={config.width:g}"
+        )
+    return spec
+
+
+def _bert_spec(
+    config: ModelConfig, bert: BertConfig, vocabulary: int, length: int
+) -> TransformerSpec:
+    scaled = functools.partial(_scaled, config.width)
+    return TransformerSpec(
+        vocabulary=vocabulary,
+        layers=bert.layers,
+        width=scaled(bert.width),
+        heads=scaled(bert.heads),
+        key_heads=scaled(bert.heads),
+        head_width=scaled(bert.head_width),
+        hidden=scaled(bert.hidden or 4 * bert.width),
+        positions=_positions(bert.positions, length, "bert"),
+        norm="layer",
+        epsilon=bert.norm_epsilon,
+        unit="gelu",
+        has_bias=True,
+        is_tied=True,
+        is_causal=False,
+        dropout=bert.dropout,
+        dtype=config.compute_dtype,
+    )
+
+
+def _scaled(factor: float, size: int, multiple: int = 1) -> int:
+    return max(1, round(size * factor / multiple)) * multiple
+
+
+def _positions(positions: int, length: int, model: str) -> int:
+    if positions and positions < length:
+        raise UserError(
+            f"config.model.{model}.positions={positions} are fewer than the {length} "
+            "tokens of a sequence; lower config.data.sequence_length, or set it to 0"
+        )
+    return positions or length
+
+
+def _check_effect(gpt: GptConfig, name: str, model: str) -> None:
+    value, default = getattr(gpt, name), getattr(GptConfig(), name)
+    if value != default:
+        raise UserError(
+            f"config.model.gpt.{name}={value:g} has no effect on model {model}; leave "
+            f"it at {default:g}"
+        )

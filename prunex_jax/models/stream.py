@@ -1,0 +1,181 @@
+"""Layers of networks that add to a stream of features: transformers and ConvNeXt.
+
+Parameters are float32; `dtype` is the type of the activations. Norms and softmax are
+computed in float32 whatever it is.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+# Standard deviation of initial weights, drawn from a normal distribution that is cut
+# off at twice that.
+SPREAD = 0.02
+Norm = Literal["layer", "rms"]
+_EPSILON = 1e-6
+
+
+class Projection(nnx.Module):
+    """An affine map of the last axes: `kernel`, float32[*inputs, *outputs], and `bias`.
+
+    Args:
+      inputs: Sizes of the last axes of what is read.
+      outputs: Sizes of the axes in their place.
+      rngs: Where weights are drawn from.
+      dtype: Of what comes out.
+
+    Example:
+      >>> heads = Projection((8,), (2, 4), rngs=nnx.Rngs(0))
+      >>> heads(jnp.ones((3, 5, 8))).shape
+      (3, 5, 2, 4)
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        *,
+        rngs: nnx.Rngs,
+        dtype: str = "float32",
+    ):
+        self.kernel = weights(rngs, *inputs, *outputs)
+        self.bias = nnx.Param(jnp.zeros(outputs))
+        self.num_inputs, self.dtype = len(inputs), dtype
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps float[..., *inputs] to dtype[..., *outputs]."""
+        kernel = self.kernel[...].astype(self.dtype)
+        axes = range(x.ndim - self.num_inputs, x.ndim), range(self.num_inputs)
+        y = jax.lax.dot_general(x.astype(self.dtype), kernel, (axes, ((), ())))
+        return y + like_last(self.bias[...].astype(self.dtype), y)
+
+
+class LayerNorm(nnx.Module):
+    """Takes mean and deviation from the last axis, then scales and shifts it.
+
+    References:
+      Ba et al., Layer normalization, 2016, arXiv:1607.06450.
+    """
+
+    def __init__(self, width: int):
+        self.scale = nnx.Param(jnp.ones(width))
+        self.bias = nnx.Param(jnp.zeros(width))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises float[..., width]; the type stays."""
+        y = x.astype(jnp.float32)
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+        variance = jnp.mean(y * y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(variance + _EPSILON) * like_last(self.scale[...], y)
+        return (y + like_last(self.bias[...], y)).astype(x.dtype)
+
+
+class RmsNorm(nnx.Module):
+    """Divides the last axis by its root mean square, and scales it.
+
+    References:
+      Zhang and Sennrich, Root mean square layer normalization, 2019, arXiv:1910.07467.
+    """
+
+    def __init__(self, width: int):
+        self.scale = nnx.Param(jnp.ones(width))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises float[..., width]; the type stays."""
+        y = x.astype(jnp.float32)
+        square = jnp.mean(y * y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(square + _EPSILON) * like_last(self.scale[...], y)
+        return y.astype(x.dtype)
+
+
+class Mlp(nnx.Module):
+    """Two projections with the exact GELU between them."""
+
+    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs, dtype: str):
+        self.up = Projection((width,), (hidden,), rngs=rngs, dtype=dtype)
+        self.down = Projection((hidden,), (width,), rngs=rngs, dtype=dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps float[..., width] to dtype[..., width]."""
+        return self.down(jax.nn.gelu(self.up(x), approximate=False))
+
+
+class Patches(Projection):
+    """Projects squares that lie side by side.
+
+    The kernel is float32[size, size, c_in, c_out]. Rows and columns that fill no square
+    are left out, as by a convolution that has this kernel and its size as stride.
+
+    Example:
+      >>> Patches(4, 3, 8, rngs=nnx.Rngs(0))(jnp.ones((2, 9, 8, 3))).shape
+      (2, 2, 2, 8)
+    """
+
+    def __init__(
+        self,
+        size: int,
+        c_in: int,
+        c_out: int,
+        *,
+        rngs: nnx.Rngs,
+        dtype: str = "float32",
+    ):
+        super().__init__((size, size, c_in), (c_out,), rngs=rngs, dtype=dtype)
+        self.size = size
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps float[n, h, w, c_in] to dtype[n, h // size, w // size, c_out]."""
+        n, height, width, channels = x.shape
+        size, rows, columns = self.size, height // self.size, width // self.size
+        x = x[:, : rows * size, : columns * size]
+        squares = x.reshape(n, rows, size, columns, size, channels)
+        return super().__call__(squares.transpose(0, 1, 3, 2, 4, 5))
+
+
+def make_norm(kind: Norm, width: int) -> nnx.Module:
+    """The norm of a name."""
+    return LayerNorm(width) if kind == "layer" else RmsNorm(width)
+
+
+def drop_path(rate: float, ndim: int, rngs: nnx.Rngs) -> nnx.Dropout | None:
+    """Stochastic depth: drops what a block adds, of each example as a whole.
+
+    What is not dropped is divided by its share, so that the mean stays.
+
+    Args:
+      rate: Share of the examples for which it is dropped; 0 gives None, which draws
+        no numbers.
+      ndim: Axes of what the block adds, the examples first.
+      rngs: Where random streams come from.
+
+    References:
+      Huang et al., Deep networks with stochastic depth, 2016, arXiv:1603.09382.
+    """
+    if rate == 0:
+        return None
+    return nnx.Dropout(rate, broadcast_dims=tuple(range(1, ndim)), rngs=rngs)
+
+
+def drop_rates(rate: float, count: int) -> tuple[float, ...]:
+    """Rates of blocks: from 0 to that of the last, in equal steps.
+
+    Example:
+      >>> drop_rates(0.5, 3)
+      (0.0, 0.25, 0.5)
+    """
+    return tuple(rate * index / max(count - 1, 1) for index in range(count))
+
+
+def weights(rngs: nnx.Rngs, *shape: int) -> nnx.Param[jax.Array]:
+    """Draws initial weights, float32[*shape]."""
+    return nnx.Param(
+        nnx.initializers.truncated_normal(SPREAD)(rngs.params(), shape, jnp.float32)
+    )
+
+
+def like_last(value: jax.Array, like: jax.Array) -> jax.Array:
+    """Spreads an array over the last axes of another."""
+    axes = tuple(range(like.ndim - value.ndim, like.ndim))
+    return jax.lax.broadcast_in_dim(value, like.shape, axes)

@@ -1,0 +1,201 @@
+"""What a run starts from instead of a network drawn at random: trained weights.
+
+`weights` reads them, from a file or from what a run folder says of the file; here they
+become a network. Its widths are those of the arrays, so that a network that was shrunk
+trains on as it is.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.settings import ModelConfig
+from prunex_jax.base.trees import PyTree, shapes_by_path
+from prunex_jax.models import AnyModel, Model
+from prunex_jax.models.weights import Tensors, to_ours
+from prunex_jax.models.weights.files import SETTING
+from prunex_jax.shrink import make_cut, trace_model
+
+Shape = tuple[int, ...]
+# Layout of what this package has written; others are those of `models.weights`.
+OURS = "prunex_jax"
+# Parts of a path that hold the logits of classes, last axis of the leaf.
+_HEADS = ("classifier", "head")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weights:
+    """Trained weights, or what a run folder remembers of them.
+
+    Attributes:
+      source: What the user called them.
+      layout: `OURS`, or "" where the names will tell.
+      digests: File -> SHA-256.
+      shapes: Path, as of exports -> shape; {} if they are not ours.
+      kept: Channel group -> its size and the positions that are left, of ours.
+      tensors: The arrays; None where a checkpoint has what became of them.
+    """
+
+    source: str
+    layout: str
+    digests: Mapping[str, str]
+    shapes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
+    kept: Mapping[str, tuple[int, Sequence[int]]] = dataclasses.field(
+        default_factory=dict
+    )
+    tensors: Tensors | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Plain values for the run folder; `of_record` inverts it but for arrays."""
+        record = dataclasses.asdict(dataclasses.replace(self, tensors=None))
+        del record["tensors"]
+        return record
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Self:
+        """Reads what a run folder remembers."""
+        shapes = {path: tuple(shape) for path, shape in record["shapes"].items()}
+        kept = {name: (size, at) for name, (size, at) in record["kept"].items()}
+        return cls(**{**record, "shapes": shapes, "kept": kept})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Start:
+    """The network that a run starts from.
+
+    Attributes:
+      weights: Where it comes from.
+      model: Its functions, with the widths of the arrays.
+      arrays: Path, as of exports -> array; leaves without one are drawn. Empty where a
+        checkpoint has them.
+      described: What is worth saying, one line each.
+    """
+
+    weights: Weights
+    model: AnyModel
+    arrays: Mapping[str, np.ndarray]
+    described: tuple[str, ...]
+
+
+def whole_tree(params: PyTree, statistics: PyTree) -> dict[str, PyTree]:
+    """Parameters and statistics in one tree, whose paths are those of exports.
+
+    Example:
+      >>> shapes_by_path(whole_tree({'a': np.ones(2)}, {}))
+      {'params/a': (2,)}
+    """
+    return {"params": params, "statistics": statistics}
+
+
+def make_start(weights: Weights, model: AnyModel, config: ModelConfig) -> Start:
+    """Fits trained weights to the network that settings name.
+
+    Args:
+      weights: What was read, or is remembered.
+      model: The network at full width.
+      config: The settings that name it.
+    Raises:
+      UserError: They are those of another network.
+    """
+    if weights.layout == OURS:
+        return _start_of_ours(weights, model, config.name)
+    if weights.tensors is None:
+        return Start(weights, model, {}, ())
+    leaves = _leaves(model)
+    short = {path.partition("/")[2]: path for path in leaves}
+    shapes = {path: leaves[whole] for path, whole in short.items()}
+    converted = to_ours(weights.tensors, shapes, weights.source, config)
+    arrays = {short[path]: array for path, array in converted.arrays.items()}
+    fresh = tuple(short[path] for path in converted.fresh)
+    notes = (f"{converted.layout}, {len(arrays)} arrays", *converted.notes)
+    return Start(weights, model, arrays, (*notes, *_of_fresh(fresh)))
+
+
+def _start_of_ours(weights: Weights, model: AnyModel, name: str) -> Start:
+    problem = f"{SETTING}={weights.source!r} does not fit config.model.name={name!r}"
+    full = _leaves(model)
+    for path in full:
+        if path not in weights.shapes:
+            near = suggest(path, weights.shapes.keys() - full.keys())
+            raise UserError(f"{problem}: {path} is missing in it{near}")
+    for path in weights.shapes:
+        if path not in full:
+            raise UserError(f"{problem}, which has no {path}")
+    small = _with_widths(model, weights, problem)
+    wanted = _leaves(small)
+    fresh = []
+    for path, shape in wanted.items():
+        there = weights.shapes[path]
+        if there == shape:
+            continue
+        if not _is_other_head(path, there, shape):
+            raise UserError(
+                f"{problem}: {path} is {list(there)} in it and {list(shape)} with "
+                "these settings; name the model that it was trained as"
+            )
+        fresh.append(path)
+    arrays = {} if weights.tensors is None else weights.tensors.arrays
+    taken = {path: arrays[path] for path in arrays if path not in fresh}
+    said = [f"{len(wanted) - len(fresh)} arrays", *_of_fresh(fresh)]
+    if small != model:
+        said.insert(1, "with its own widths, which are not those of the settings")
+    return Start(weights, small, taken, tuple(said))
+
+
+def _with_widths(model: AnyModel, weights: Weights, problem: str) -> AnyModel:
+    """The network with the widths of the arrays."""
+    if isinstance(model, Model):
+        shapes = {
+            path: jax.ShapeDtypeStruct(shape, np.float32)
+            for path, shape in weights.shapes.items()
+        }
+        widths = model.with_widths_of(_nested(shapes)["params"])
+        return model if widths.spec == model.spec else widths
+    masks = {
+        name: np.isin(np.arange(size), at)
+        for name, (size, at) in weights.kept.items()
+        if len(at) < size
+    }
+    if not masks:
+        return model
+    try:
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        return model.after(make_cut(trace_model(model), masks, *shapes))
+    except UserError as error:
+        raise UserError(
+            f"{problem}: it was shrunk, and that cannot be done again here ({error}); "
+            "start from its full network"
+        ) from error
+
+
+def _leaves(model: AnyModel) -> dict[str, Shape]:
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return shapes_by_path(whole_tree(*shapes))
+
+
+def _is_other_head(path: str, there: Shape, here: Shape) -> bool:
+    """Whether a classifier differs in the number of its classes and no more."""
+    is_head = any(part in _HEADS for part in path.split("/")[:-1])
+    return is_head and len(there) == len(here) and there[:-1] == here[:-1]
+
+
+def _of_fresh(fresh: Sequence[str]) -> list[str]:
+    if not fresh:
+        return []
+    names = ", ".join(path.partition("/")[2] for path in fresh)
+    return [f"{names} start fresh, for another number of classes"]
+
+
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *keys, last = path.split("/")
+        part = tree
+        for key in keys:
+            part = part.setdefault(key, {})
+        part[last] = leaf
+    return tree
