@@ -282,7 +282,7 @@ def test_a_taught_run_starts_from_its_teacher(teacher, source, tmp_path):
     assert start.model == result.network.model
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_shrunk_language_model_trains_on(tmp_path):
     widths = {"layers": 1, "width": 16, "heads": 2, "key_heads": 2, "head_width": 8}
     settings = {
