@@ -39,7 +39,7 @@ from prunex_jax.models import (  # noqa: E402
     FunctionModel,
     Model,
     VggSpec,
-    make_gpt,
+    make_language_model,
     make_model,
     make_resnet_spec,
 )
@@ -276,7 +276,9 @@ def test_processes_of_a_host_train_on_its_shard(tmp_path):
 
 def test_language_models_are_the_same():
     """Query heads that share key heads, and positions, in logits and gradients."""
-    model = make_gpt(ModelConfig(name="gpt", gpt=GptConfig(**WIDTHS)), 50, 12)
+    model = make_language_model(
+        ModelConfig(name="gpt", gpt=GptConfig(**WIDTHS)), 50, 12
+    )
     params, _ = random_state(model)
     network = torch_models.make_torch_model(model)
     torch_models.load_params(network, params, {})
@@ -299,7 +301,9 @@ def test_language_models_are_the_same():
 
 
 def test_a_network_without_a_form_in_pytorch_is_refused():
-    model = make_gpt(ModelConfig(name="gpt", gpt=GptConfig(**WIDTHS)), 50, 12)
+    model = make_language_model(
+        ModelConfig(name="gpt", gpt=GptConfig(**WIDTHS)), 50, 12
+    )
     functions = model.functions
 
     def init(key):
