@@ -32,7 +32,7 @@ def run_script(script: Path, **environment: str) -> str:
         cwd=script.parent,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
