@@ -8,6 +8,7 @@ import pytest
 
 from prunex_jax.data import VALID
 from prunex_jax.mesh import make_topology
+from prunex_jax.models import MODELS
 from prunex_jax.train.ahead import Call, calls_to_come
 from prunex_jax.train.command import load_config
 from prunex_jax.train.config import ExperimentConfig, resolve_config
@@ -35,7 +36,8 @@ def config_of(path: Path) -> ExperimentConfig:
             synthetic_examples=2 * max(size, classes),
             augment="none",
         )
-    config.model.convolution = "direct"  # What `auto` means where there is a GPU.
+    if config.model.name in MODELS:
+        config.model.convolution = "direct"  # What `auto` means where there is a GPU.
     return resolve_config(config)
 
 
