@@ -25,7 +25,7 @@ QUICK = "digits_resnet20_hsadmm"
 def config_of(path: Path) -> ExperimentConfig:
     """A config on 2 x 2 devices, with images for those that are not here."""
     config = load_config(str(path))
-    name, size = config.data.name, config.data.batch_size
+    name = config.data.name
     config.topology.update(layout="2", cpu_devices=0, simulated="")
     if name in SETS:
         side, classes = SETS[name]
@@ -33,8 +33,12 @@ def config_of(path: Path) -> ExperimentConfig:
             name="synthetic",
             image_size=side,
             synthetic_classes=classes,
-            synthetic_examples=2 * max(size, classes),
+            synthetic_examples=64,
             augment="none",
+            # Little memory: no program depends on how many images there are.
+            batch_size=32,
+            eval_batch_size=0,
+            num_workers=0,
         )
     if config.model.name in MODELS:
         config.model.convolution = "direct"  # What `auto` means where there is a GPU.
