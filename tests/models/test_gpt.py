@@ -145,7 +145,8 @@ def test_heads_features_units_and_the_stream_are_cut_out(name, dtype, dropout):
     found = certify_networks(masked, small, cut, tokens_of(0))
     assert found.forward_error < 1e-4 and found.gradient_error < 1e-3
     if not dropout:
-        assert found.max_abs_error > 0, "the networks are too simple to tell"
+        # Answers may be equal to the bit; gradients are not, of networks that differ.
+        assert found.gradient_error > 0, "the networks are too simple to tell"
         return
     # The same draws for what is left.
     answers = [
