@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from prunex_jax.base.errors import TrainingDivergedError, UserError, suggest
+from prunex_jax.base.errors import TrainingDivergedError, UserError, one_line, suggest
 
 # Values of the flags of a command, as attributes.
 Values = argparse.Namespace
@@ -132,9 +132,8 @@ def call_in_file(file: str | Path, flag: str, function: str, *arguments: Any) ->
     except UserError:
         raise
     except Exception as error:
-        what = " ".join(str(error).split())
         raise UserError(
-            f"--{flag}={file} cannot be loaded: {type(error).__name__}: {what}"
+            f"--{flag}={file} cannot be loaded: {one_line(error)}"
         ) from error
     finally:
         sys.path.remove(str(path.parent))

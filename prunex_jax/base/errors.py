@@ -22,6 +22,19 @@ class TrainingDivergedError(RuntimeError):
     """
 
 
+def one_line(error: Exception, limit: int | None = None) -> str:
+    """Says in one line what another package raised: its type, and its message.
+
+    Args:
+      error: What was raised.
+      limit: Characters of the message; None for all.
+    Example:
+      >>> one_line(ValueError('not\\n  this'))
+      'ValueError: not this'
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:limit]}"
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """Says ", did you mean ...?" when something known resembles the word, else "".
 

@@ -4,7 +4,7 @@ import functools
 import importlib
 from typing import Any
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import UserError, one_line
 
 
 def is_named(name: str) -> bool:
@@ -35,8 +35,7 @@ def import_named(name: str, setting: str) -> Any:
             getattr, attribute.split("."), importlib.import_module(module)
         )
     except Exception as error:
-        what = " ".join(str(error).split())
         raise UserError(
             f"{setting}={name!r} cannot be imported as package.module:object: "
-            f"{type(error).__name__}: {what}"
+            f"{one_line(error)}"
         ) from error

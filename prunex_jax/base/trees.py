@@ -5,7 +5,7 @@ only names by which channel groups, filters and reports refer to parameters, so 
 tree of dicts, lists, tuples and dataclasses works. It sits left of everything else.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import jax
@@ -58,6 +58,23 @@ def map_with_path(fn: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree
     return jax.tree_util.tree_map_with_path(
         lambda key_path, *leaves: fn(path_of(key_path), *leaves), tree, *rest
     )
+
+
+def nested_by_path(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes nested dicts of leaves by path; `flatten_by_path` undoes it.
+
+    Example:
+      >>> nested_by_path({'a/kernel': 1, 'a/bias': 2, 'b': 3})
+      {'a': {'kernel': 1, 'bias': 2}, 'b': 3}
+    """
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *keys, last = path.split("/")
+        part = tree
+        for key in keys:
+            part = part.setdefault(key, {})
+        part[last] = leaf
+    return tree
 
 
 def named_by(path: str, names: Container[str]) -> str | None:

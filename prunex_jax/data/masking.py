@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from prunex_jax.data.order import Positions, uniforms
 from prunex_jax.data.own import EXAMPLE
-from prunex_jax.data.splits import Batch, Labels, Split
+from prunex_jax.data.splits import Batch, SplitAround
 
 # Entries of a batch: the tokens as they were, and 1.0 where they are asked for.
 TARGET = "target"
@@ -82,7 +82,7 @@ class Masking:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MaskedSplit:
+class MaskedSplit(SplitAround):
     """A split of sequences of tokens, some of which are hidden.
 
     Attributes:
@@ -90,22 +90,7 @@ class MaskedSplit:
       masking: What is hidden.
     """
 
-    split: Split
     masking: Masking
-
-    @property
-    def name(self) -> str:
-        """train, validation or test."""
-        return self.split.name
-
-    @property
-    def in_memory(self) -> bool:
-        """As the split."""
-        return self.split.in_memory
-
-    def __len__(self) -> int:
-        """Number of sequences."""
-        return len(self.split)
 
     def training_batch(
         self, examples: Positions, positions: Positions, seed: int
@@ -118,15 +103,3 @@ class MaskedSplit:
         """Sequences of which always the same tokens are hidden."""
         tokens = self.split.evaluation_batch(examples)[EXAMPLE]
         return self.masking.batch(tokens, examples, _EVALUATION_SEED)
-
-    def finished(self, batch: Batch) -> Batch:
-        """The batch."""
-        return batch
-
-    def why_no_labels(self) -> str:
-        """That sequences have none."""
-        return self.split.why_no_labels()
-
-    def labels(self) -> Labels:
-        """There are none."""
-        return self.split.labels()

@@ -10,7 +10,7 @@ import optax
 import optax.contrib
 from optax.contrib import MuonDimensionNumbers
 
-from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.errors import UserError, one_line, suggest
 from prunex_jax.base.imports import import_named, is_named
 from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import PyTree, map_with_path, shapes_by_path
@@ -142,10 +142,9 @@ def check_inner(inner: optax.GradientTransformation, params: PyTree) -> None:
     try:
         found = shapes_by_path(jax.eval_shape(update, params))
     except Exception as error:
-        what = " ".join(str(error).split())
         raise UserError(
             "the inner optimizer cannot be called with gradients, its state and "
-            f"parameters: {type(error).__name__}: {what[:300]}"
+            f"parameters: {one_line(error, 300)}"
         ) from error
     if found != shapes_by_path(params):
         raise UserError(
@@ -266,10 +265,8 @@ def _from_function(
             options |= dict.fromkeys(masks, is_kernel)
         made = function(rate, **options)
     except Exception as error:
-        what = " ".join(str(error).split())
         raise UserError(
-            f"{named} cannot be called with the learning rate: "
-            f"{type(error).__name__}: {what}"
+            f"{named} cannot be called with the learning rate: {one_line(error)}"
         ) from error
     if not isinstance(made, optax.GradientTransformation):
         raise UserError(

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from prunex_jax.models.stream import dropped
 from prunex_jax.models.transformer import (
     Block,
     TransformerSpec,
     bias,
     dropout,
-    dropped,
     embedded,
     logits_of,
     norm_of,

@@ -25,6 +25,7 @@ from prunex_jax.models.stream import (
     Projection,
     drop_path,
     drop_rates,
+    dropped,
     like_last,
     weights,
 )
@@ -163,7 +164,7 @@ class Block(nnx.Module):
         """The stream behind this block."""
         y = self.mlp(self.norm(self.depthwise(x)))
         y = y * like_last(self.layer_scale[...].astype(y.dtype), y)
-        return x + (y if self.drop is None else self.drop(y))
+        return x + dropped(y, self.drop)
 
 
 class Halving(nnx.Module):

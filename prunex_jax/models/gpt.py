@@ -12,11 +12,11 @@ References:
 import jax
 from flax import nnx
 
+from prunex_jax.models.stream import dropped
 from prunex_jax.models.transformer import (
     Block,
     TransformerSpec,
     dropout,
-    dropped,
     embedded,
     logits_of,
     norm_of,

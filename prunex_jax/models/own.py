@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import PyTree, flatten_by_path
+from prunex_jax.base.errors import UserError, one_line
+from prunex_jax.base.trees import PyTree, flatten_by_path, nested_by_path
 from prunex_jax.models.functions import FunctionModel, Functions
 
 # Names by which Linen modules are told whether they train, and what they are told then.
@@ -55,10 +55,9 @@ def own_model(given: Any, example: PyTree) -> FunctionModel:
         raise
     except Exception as error:
         reads = ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(shapes))
-        what = " ".join(str(error).split())
         raise UserError(
             f"model={model.functions.name} cannot be called with a batch of {reads}: "
-            f"{type(error).__name__}: {what[:300]}"
+            f"{one_line(error, 300)}"
         ) from error
     return model
 
@@ -242,7 +241,7 @@ def _of_equinox(given: Any, example: PyTree) -> Functions:
 
     def init(key: jax.Array) -> tuple[PyTree, PyTree]:
         del key
-        return _nested(flatten_by_path(arrays)), {}
+        return nested_by_path(flatten_by_path(arrays)), {}
 
     def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
         del statistics
@@ -260,18 +259,6 @@ def _of_equinox(given: Any, example: PyTree) -> Functions:
         return jax.vmap(lambda x, key: module(x, key=key))(inputs, keys), statistics
 
     return Functions(type(given).__name__, init, apply, train, is_random, example)
-
-
-def _nested(leaves: dict[str, Any]) -> PyTree:
-    """Nested dicts of leaves by path, which checkpoints hold better than modules."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *keys, last = path.split("/")
-        part = tree
-        for key in keys:
-            part = part.setdefault(key, {})
-        part[last] = leaf
-    return tree
 
 
 def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:

@@ -161,6 +161,11 @@ def drop_path(rate: float, ndim: int, rngs: nnx.Rngs) -> nnx.Dropout | None:
     return nnx.Dropout(rate, broadcast_dims=tuple(range(1, ndim)), rngs=rngs)
 
 
+def dropped(x: jax.Array, layer: nnx.Dropout | None) -> jax.Array:
+    """What a dropout leaves, or stochastic depth; all where there is none."""
+    return x if layer is None else layer(x)
+
+
 def drop_rates(rate: float, count: int) -> tuple[float, ...]:
     """Rates of blocks: from 0 to that of the last, in equal steps.
 

@@ -20,7 +20,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from prunex_jax.models.stream import LayerNorm, Norm, RmsNorm, make_norm
+from prunex_jax.models.stream import (
+    LayerNorm,
+    Norm,
+    RmsNorm,
+    dropped,
+    like_last,
+    make_norm,
+)
 
 # Standard deviation of initial weights.
 _SPREAD = 0.02
@@ -103,8 +110,7 @@ def product(
 
 def add(x: jax.Array, offset: nnx.Param[jax.Array]) -> jax.Array:
     """Adds a parameter along the last axes."""
-    array = offset[...].astype(x.dtype)
-    return x + array.reshape(*(1,) * (x.ndim - array.ndim), *array.shape)
+    return x + like_last(offset[...].astype(x.dtype), x)
 
 
 def logits_of(x: jax.Array, kernel: jax.Array, equation: str) -> jax.Array:
@@ -117,11 +123,6 @@ def logits_of(x: jax.Array, kernel: jax.Array, equation: str) -> jax.Array:
 def dropout(spec: TransformerSpec, rngs: nnx.Rngs) -> nnx.Dropout | None:
     """A dropout with a random stream of its own; None where nothing is dropped."""
     return nnx.Dropout(spec.dropout, rngs=rngs) if spec.dropout else None
-
-
-def dropped(x: jax.Array, layer: nnx.Dropout | None) -> jax.Array:
-    """What a dropout leaves."""
-    return x if layer is None else layer(x)
 
 
 def norm_of(spec: TransformerSpec) -> LayerNorm | RmsNorm:

@@ -29,6 +29,7 @@ from prunex_jax.models.stream import (
     Projection,
     drop_path,
     drop_rates,
+    dropped,
     like_last,
     make_norm,
     weights,
@@ -153,10 +154,8 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The stream behind this block."""
-        y = self.attention(self.attention_norm(x))
-        x = x + (y if self.attention_drop is None else self.attention_drop(y))
-        y = self.mlp(self.mlp_norm(x))
-        return x + (y if self.mlp_drop is None else self.mlp_drop(y))
+        x = x + dropped(self.attention(self.attention_norm(x)), self.attention_drop)
+        return x + dropped(self.mlp(self.mlp_norm(x)), self.mlp_drop)
 
 
 class Vit(nnx.Module):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.settings import DataConfig, ModelConfig, check_defaults
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import (
@@ -299,8 +299,7 @@ def _check_objective(objective: Objective, model: AnyModel, batch: Batch) -> Non
     except UserError:
         raise
     except Exception as error:
-        what = " ".join(str(error).split())
         raise UserError(
             "loss or metrics cannot be called with the answers of the network and an "
-            f"example: {type(error).__name__}: {what[:300]}"
+            f"example: {one_line(error, 300)}"
         ) from error

@@ -206,6 +206,11 @@ def make_experiment(
     num_steps = total_steps(config, len(dataset.train))
     metrics = [metric.name for metric in task.objective.metrics]
     phases = parse_phases(config.method, num_steps, metrics)
+    learning_rate = make_learning_rate(config.optimizer, num_steps)
+    check_inner(
+        make_inner(config.optimizer, learning_rate, own_optimizer),
+        jax.eval_shape(model.init, jax.random.key(0))[0],
+    )
     mesh, ledger = topology.mesh, Ledger()
     fixed = (
         task.objective,
@@ -238,7 +243,7 @@ def make_experiment(
         final_mean=final_mean_plan(config.run.average_share, num_steps, plans, phases),
         channels=channels,
         phases=phases,
-        learning_rate=make_learning_rate(config.optimizer, num_steps),
+        learning_rate=learning_rate,
         ledger=ledger,
         own_optimizer=own_optimizer,
         current=setups[0],
@@ -303,12 +308,10 @@ def _make_setup(
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     shapes = shapes_by_path(params)
     learning_rate = make_learning_rate(config.optimizer, num_steps)
-    inner = make_inner(config.optimizer, learning_rate, own_optimizer)
-    check_inner(inner, params)
     method = make_method(
         Recipe(
             config=dataclasses.replace(config.method, name=name),
-            inner=inner,
+            inner=make_inner(config.optimizer, learning_rate, own_optimizer),
             learning_rate=learning_rate,
             groups=groups,
             keep_counts=keep_counts,

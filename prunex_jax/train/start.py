@@ -14,7 +14,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import ModelConfig
-from prunex_jax.base.trees import PyTree, shapes_by_path
+from prunex_jax.base.trees import PyTree, nested_by_path, shapes_by_path
 from prunex_jax.models import AnyModel, Model
 from prunex_jax.models.weights import Tensors, to_ours
 from prunex_jax.models.weights.files import SETTING
@@ -153,7 +153,7 @@ def _with_widths(model: AnyModel, weights: Weights, problem: str) -> AnyModel:
             path: jax.ShapeDtypeStruct(shape, np.float32)
             for path, shape in weights.shapes.items()
         }
-        widths = model.with_widths_of(_nested(shapes)["params"])
+        widths = model.with_widths_of(nested_by_path(shapes)["params"])
         return model if widths.spec == model.spec else widths
     masks = {
         name: np.isin(np.arange(size), at)
@@ -188,14 +188,3 @@ def _of_fresh(fresh: Sequence[str]) -> list[str]:
         return []
     names = ", ".join(path.partition("/")[2] for path in fresh)
     return [f"{names} start fresh, for another number of classes"]
-
-
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *keys, last = path.split("/")
-        part = tree
-        for key in keys:
-            part = part.setdefault(key, {})
-        part[last] = leaf
-    return tree

@@ -6,25 +6,14 @@ import numpy as np
 
 from prunex_jax.data import Batch, Split
 from prunex_jax.data.order import Positions
-from prunex_jax.data.splits import Labels
+from prunex_jax.data.splits import Labels, SplitAround
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Part:
+class _Part(SplitAround):
     """So many examples of a split; see `Split`."""
 
-    split: Split
     count: int
-
-    @property
-    def name(self) -> str:
-        """That of the split."""
-        return self.split.name
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether those of the split are made where they are used."""
-        return self.split.in_memory
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -39,14 +28,6 @@ class _Part:
     def evaluation_batch(self, examples: Positions) -> Batch:
         """As that of the split."""
         return self.split.evaluation_batch(self._whole(examples))
-
-    def finished(self, batch: Batch) -> Batch:
-        """As that of the split."""
-        return self.split.finished(batch)
-
-    def why_no_labels(self) -> str:
-        """As that of the split."""
-        return self.split.why_no_labels()
 
     def labels(self) -> Labels:
         """Those of the part, int32[count]."""
