@@ -21,6 +21,9 @@ from prunex_jax.base.errors import TrainingDivergedError, UserError, one_line, s
 Values = argparse.Namespace
 EXIT_DIVERGED = 1
 EXIT_BAD_INPUT = 2
+EXIT_LOST = 69  # Another process of the run failed or was lost.
+EXIT_FAILED = 70  # This one of several failed, of something unforeseen.
+EXIT_STALLED = 124  # A step, a save or another phase came to a halt.
 _SETTING = re.compile(r"--(no)?config\.")
 # Below the shipped `configs`: what a flag may name without a path.
 _SHIPPED = {"config": "", "study": "bench", "sweep": "sweeps"}

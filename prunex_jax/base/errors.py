@@ -15,6 +15,10 @@ class UserError(ValueError):
     """
 
 
+class AgreedError(UserError):
+    """A UserError that all processes of a run raise at the same time."""
+
+
 class TrainingDivergedError(RuntimeError):
     """Raised when the loss is not finite any more, or copies leave their consensus.
 
@@ -22,7 +26,7 @@ class TrainingDivergedError(RuntimeError):
     """
 
 
-def one_line(error: Exception, limit: int | None = None) -> str:
+def one_line(error: BaseException, limit: int | None = None) -> str:
     """Says in one line what another package raised: its type, and its message.
 
     Args:

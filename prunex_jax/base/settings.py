@@ -547,6 +547,15 @@ class RunConfig:
     # Where commands keep compiled programs, to start sooner the next time: auto (what
     # JAX_COMPILATION_CACHE_DIR says, or the user's cache folder) | off | a folder.
     compile_cache: str = "auto"
+    # Seconds that processes wait for each other at the start.
+    join_seconds: int = setting(300, at_least=1)
+    # Seconds without a sign of life after which a process counts as lost: all others
+    # say so and end. jax itself gives up after 100.
+    silence_seconds: float = setting(60.0, at_least=1, at_most=90)
+    # Seconds that one phase, such as a step or a save, may take: after half of them a
+    # warning shows what every thread does. 0 waits for ever. A phase may always take 20
+    # times its median.
+    stall_seconds: float = setting(3600.0, at_least=0)
     # Whether what a run will need later is compiled while its steps run: auto (unless
     # they run on CPU, where compiling takes cores from them) | on | off.
     compile_ahead: Literal["auto", "on", "off"] = "auto"

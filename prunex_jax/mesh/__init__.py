@@ -4,6 +4,7 @@ In: the settings `topology.*`, flags and the environment. Out: a `Topology`, who
 has the axes ('host', 'device'), and what programs need to run on it.
 
     launcher     several processes? which is this, and which GPUs are its own?
+    roll_call    waits for all processes, and says for whom
     start        acts on the answer, before jax computes anything
     compiled     what jax has compiled stays on disk for the next process, in commands
     memory       what jax frees on CPU stays for its next step, in commands
@@ -14,9 +15,11 @@ has the axes ('host', 'device'), and what programs need to run on it.
     peaks        how fast devices are at best
     placement    where parts of a tree live: `Placement`, `enter`, `leave`
     agreement    all processes go on, or none
+    store        a table of texts that the processes share, without collectives
+    pulse        who is lost, and where: ends all processes instead of waiting for ever
 """
 
-from prunex_jax.mesh.agreement import gather_texts, run_together
+from prunex_jax.mesh.agreement import check_same, gather_texts, run_together
 from prunex_jax.mesh.axes import (
     ALONE,
     DEVICE_AXIS,
@@ -41,6 +44,7 @@ from prunex_jax.mesh.memory import keep_freed_memory, return_freed_memory
 from prunex_jax.mesh.mesh import Topology, check_has_links, make_topology
 from prunex_jax.mesh.peaks import peak_flops
 from prunex_jax.mesh.placement import Placement, enter, leave, settle, specs_of
+from prunex_jax.mesh.pulse import Limits, Pulse
 from prunex_jax.mesh.start import start_processes
 
 __all__ = [
@@ -51,11 +55,14 @@ __all__ = [
     "Axis",
     "FoldedMesh",
     "LaunchFlags",
+    "Limits",
     "MeshAxes",
     "Placement",
+    "Pulse",
     "Topology",
     "axis_size",
     "check_has_links",
+    "check_same",
     "enter",
     "gather_texts",
     "keep_compiled",

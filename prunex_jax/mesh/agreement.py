@@ -1,13 +1,15 @@
 """Processes fail together: one that stops alone leaves the others waiting."""
 
-from collections.abc import Callable
-from typing import TypeVar
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import AgreedError, UserError
 
 Value = TypeVar("Value")
 
@@ -22,7 +24,8 @@ def run_together(prepare: Callable[[], Value]) -> Value:
     Returns:
       What it returned on this process.
     Raises:
-      UserError: Its own, or that of the first process on which it failed.
+      UserError: Its own; of several processes AgreedError, with the text of the first
+        process on which it failed.
     Collectives:
       As `gather_texts`.
     """
@@ -34,10 +37,36 @@ def run_together(prepare: Callable[[], Value]) -> Value:
     if jax.process_count() > 1:
         for process, text in enumerate(gather_texts(str(problem or ""))):
             if text:
-                raise UserError(f"process {process}: {text}")
+                raise AgreedError(f"process {process}: {text}") from problem
     if problem is not None:
         raise problem
     return value
+
+
+def check_same(described: Mapping[str, Any], remedy: str) -> None:
+    """Refuses to go on where processes differ in something.
+
+    Args:
+      described: What has to be the same -> its value, which JSON can hold.
+      remedy: What the user can do.
+    Raises:
+      AgreedError: Processes differ; it names the first thing in which, and both values.
+    Collectives:
+      As `gather_texts`; of few bytes where all are the same.
+    """
+    own = json.dumps(dict(described), sort_keys=True)
+    digests = gather_texts(hashlib.sha256(own.encode()).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    everybody = [json.loads(text) for text in gather_texts(own)]
+    for process, values in enumerate(everybody):
+        for key in sorted(values.keys() | everybody[0].keys()):
+            here, there = (d.get(key, "absent") for d in (everybody[0], values))
+            if here != there:
+                raise AgreedError(
+                    f"{key} is {here!r} on process 0 and {there!r} on process "
+                    f"{process}; {remedy}"
+                )
 
 
 def gather_texts(text: str) -> list[str]:

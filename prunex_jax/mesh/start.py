@@ -14,7 +14,10 @@ from prunex_jax.base.settings import TopologyConfig, check_settings
 from prunex_jax.mesh.compiled import AUTO, keep_compiled
 from prunex_jax.mesh.launcher import Launch, LaunchFlags, Probes, detect_launch
 from prunex_jax.mesh.memory import keep_freed_memory
+from prunex_jax.mesh.roll_call import call_roll
 
+# How long jax itself waits for the other processes.
+JOIN_SECONDS = 300
 _RESTART = "restart the program (in a notebook: restart the kernel)"
 
 
@@ -24,6 +27,7 @@ def start_processes(
     environ: Mapping[str, str] = os.environ,
     *,
     compile_cache: str = AUTO,
+    join_seconds: int = JOIN_SECONDS,
 ) -> Launch:
     """Prepares jax for this run; call it before anything else uses jax.
 
@@ -38,6 +42,7 @@ def start_processes(
         own, it keeps compiled programs on disk, and freed memory on CPU; see
         `keep_compiled` and `keep_freed_memory`.
       environ: Environment variables.
+      join_seconds: How long to wait for the other processes.
       compile_cache: Where compiled programs are kept, as `run.compile_cache` says.
 
     Returns:
@@ -52,7 +57,7 @@ def start_processes(
     if config.cpu_devices:
         _request_cpu_devices(config.cpu_devices)
     if launch.is_distributed and not jax.distributed.is_initialized():
-        _join(launch)
+        _join(launch, join_seconds)
     if config.cpu_devices:
         _check_cpu_devices(config.cpu_devices)
     if flags.owns_process:
@@ -95,8 +100,12 @@ def _check_cpu_devices(count: int) -> None:
     )
 
 
-def _join(launch: Launch) -> None:
+def _join(launch: Launch, seconds: int) -> None:
+    """Joins the others; where jax is to find them, it waits for them in silence."""
     ids = launch.local_device_ids
+    address, count, number = launch.coordinator, launch.num_processes, launch.process_id
+    if address is not None and count is not None and number is not None:
+        call_roll(address, count, number, seconds=seconds)
     try:
         jax.distributed.initialize(
             launch.coordinator,
@@ -106,6 +115,7 @@ def _join(launch: Launch) -> None:
             list(ids) if ids else None,
             # jax has no name for its Kubernetes detection.
             None if launch.detection == "auto" else launch.detection,
+            initialization_timeout=seconds,
         )
     except (RuntimeError, ValueError) as error:
         text = " ".join(str(error).split())

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import AgreedError, TrainingDivergedError, UserError
 from prunex_jax.base.files import digests_of, find_damage, write_json
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.mesh import gather_texts
@@ -100,8 +100,11 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None or issubclass(kind, AgreedError | TrainingDivergedError):
+            self.close()
+        else:
+            self.abandon()
 
     def steps(self) -> tuple[int, ...]:
         """Steps of the complete checkpoints, ascending."""
@@ -226,6 +229,18 @@ class Checkpointer:
         finally:
             with contextlib.suppress(*_WRITE_ERRORS):  # Again what `wait` reported.
                 self._manager.close()
+            self._muted.close()
+
+    def abandon(self) -> None:
+        """Leaves the save in flight, where other processes may be lost.
+
+        One process writes it to its end. Of several none waits for the others: a save
+        that not all of them complete counts as killed.
+        """
+        if jax.process_count() == 1:
+            self.close()
+        else:
+            self._pending = None
             self._muted.close()
 
     def _open(self, keep: int, read_only: bool) -> "ocp.CheckpointManager":

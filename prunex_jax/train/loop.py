@@ -81,6 +81,8 @@ class Surroundings:
     console: Console
     stop: StopRequest  # asked after every step, on every process
     watch: Watch | None = None  # what it raises ends the run
+    # Told what the run does, for those who wait for it: a phase, and perhaps a step.
+    at: Callable[[str, int | None], None] = lambda phase, step: None
 
 
 class Loop:
@@ -194,6 +196,7 @@ class Loop:
             self._ahead.foresee(
                 self.experiment, self.position, state, taught(batch), options
             )
+        self._around.at("step", self.position.step + 1)
         self.clock.resume()
         state, ticket = local_step(state, taught(batch), **options)
         num_rounds = self.position.num_rounds + ("sends" in options)
@@ -315,6 +318,7 @@ class Loop:
         """Compiles what is new, on all processes, outside the time of steps."""
         if not program.is_compiled(**static):
             with self.clock.paused():
+                self._around.at("compile", None)
                 # Alone, a process would count how long it waits for those that compile.
                 run_together(lambda: program.compile(*args, **static))
 
@@ -335,6 +339,7 @@ class Loop:
         exchange = current.programs.exchange
         options = current.exchange_options(counts, due.kind)
         self._compile(exchange, state, **options)
+        self._around.at("exchange", None)
         return exchange(state, **options)
 
     def _choose_counts(self, state: TrainState, density: float) -> None:
@@ -352,6 +357,7 @@ class Loop:
 
     def _shrink(self, state: TrainState, is_last: bool = True) -> TrainState:
         """Goes on with the small network; steps are timed anew."""
+        self._around.at("shrink", None)
         step, seconds = self.position.step, self.clock.seconds_per_step_median
         self.experiment, state, cut = hand_over(
             self.experiment,
@@ -448,6 +454,7 @@ class Loop:
 
     def _validate(self, state: TrainState) -> None:
         """Scores the network as it is now on the validation split."""
+        self._around.at("evaluate", None)
         result = validate(self.experiment, state, self._around.stop.is_due)
         if result is None:
             return
@@ -459,6 +466,7 @@ class Loop:
 
     def _save(self, state: TrainState, wait: bool = False) -> None:
         """Saves a state that is known to be good."""
+        self._around.at("save", None)
         report = self.experiment.current.programs.report(state)
         self._check_health(jax.device_get(report))
         position = self.progress.position.to_dict()

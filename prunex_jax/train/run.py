@@ -12,6 +12,8 @@ from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import (
     LaunchFlags,
+    Limits,
+    Pulse,
     make_topology,
     run_together,
     start_processes,
@@ -24,6 +26,11 @@ from prunex_jax.train.console import Console, last_screen, start_screen
 from prunex_jax.train.experiment import Experiment, make_experiment
 from prunex_jax.train.folder import WEIGHTS, RunFolder
 from prunex_jax.train.loop import Loop, Surroundings, Watch
+from prunex_jax.train.same import (
+    check_same_data,
+    check_same_settings,
+    check_shared_folder,
+)
 from prunex_jax.train.summary import TrainResult, finish
 from prunex_jax.train.weights import check_same_everywhere, find_weights
 
@@ -87,10 +94,12 @@ def train(
     if any(part is not None for part in (model, data, loss, inputs, metrics)):
         own = Own(model, data, loss, inputs, metrics or {})
     config = resolve_config(config)
+    launch = launch or LaunchFlags()
     started = start_processes(
         config.topology,
-        launch or LaunchFlags(),
+        launch,
         compile_cache=config.run.compile_cache,
+        join_seconds=config.run.join_seconds,
     )
     layout, simulated = config.topology.layout, config.topology.simulated
     topology = make_topology(layout, simulated=simulated)
@@ -107,30 +116,42 @@ def train(
             workdir, plain, described, is_primary=is_primary, fresh=fresh
         )
 
-    with contextlib.ExitStack() as in_use:
+    limits = Limits(config.run.silence_seconds, config.run.stall_seconds)
+    with (
+        Pulse(limits, ends_process=launch.owns_process) as pulse,
+        contextlib.ExitStack() as in_use,
+        pulse.telling(),
+    ):
+        check_same_settings(config)
         experiment, folder = run_together(prepare)
+        check_shared_folder(folder.workdir)
+        check_same_data(experiment.task.dataset)
         check_same_everywhere(experiment.start)
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
         console.line(start_screen(experiment, str(workdir), described, started.reason))
-        result = _run(experiment, folder, console, watch)
+        result = _run(experiment, folder, console, watch, pulse)
         if result is not None:
             console.line(last_screen(result.summary, str(workdir)))
         return result
 
 
 def _run(
-    experiment: Experiment, folder: RunFolder, console: Console, watch: Watch | None
+    experiment: Experiment,
+    folder: RunFolder,
+    console: Console,
+    watch: Watch | None,
+    pulse: Pulse,
 ) -> TrainResult | None:
     """Trains to the end, or until asked to stop."""
     kept = experiment.config.run.checkpoints_kept
     with (
         Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
         StopRequest() as stop,
+        pulse.telling(),
     ):
-        loop = Loop(
-            experiment, Surroundings(folder, checkpointer, console, stop, watch)
-        )
+        around = Surroundings(folder, checkpointer, console, stop, watch, pulse.at)
+        loop = Loop(experiment, around)
         state, is_complete = loop.run()
         if not is_complete:
             console.line(

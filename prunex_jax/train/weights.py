@@ -8,7 +8,6 @@ A run reads them once: its checkpoints have what became of them, and its folder 
 which files they were.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import digest_of
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.export.folder import ARRAYS, MANIFEST, read_arrays
-from prunex_jax.mesh import gather_texts
+from prunex_jax.mesh import check_same
 from prunex_jax.models.weights import Tensors, read_tensors
 from prunex_jax.models.weights.files import SETTING
 from prunex_jax.train.checkpoint import saved_steps
@@ -68,20 +67,15 @@ def check_same_everywhere(start: Start | None) -> None:
     """Refuses weights that differ between processes.
 
     Raises:
-      UserError: Some process has read other files.
+      AgreedError: Some process has read other files.
     Collectives:
-      As `mesh.gather_texts`.
+      As `mesh.check_same`.
     """
     if start is None:
         return
     weights = start.weights
-    said = gather_texts(json.dumps(dict(weights.digests), sort_keys=True))
-    for process, text in enumerate(said):
-        if text != said[0]:
-            raise UserError(
-                f"{SETTING}={weights.source!r} is another file on process {process} "
-                "than on process 0; copy the same to every host"
-            )
+    named = {f"{SETTING}={weights.source!r}": dict(weights.digests)}
+    check_same(named, "copy the same file to every host")
 
 
 def _read(source: str) -> Weights:

@@ -1,0 +1,228 @@
+"""Waits until all processes of a run are there, and says for whom.
+
+jax waits for them in silence, and aborts the process where one does not come, or comes
+twice. So before jax is started process 0 listens at the coordinator's address, all
+others say who they are there, and process 0 answers when everybody has. Then it frees
+the port, on which jax's service starts.
+
+Each line that is sent is one JSON object: {"process": 1, "of": 4, "name": "node17"} to
+process 0; {"say": text} from it while others are missing, and {"go": true} or
+{"refuse": text} at the end.
+"""
+
+import contextlib
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prunex_jax.base.errors import UserError
+
+# Between two lines that say for whom processes wait.
+_SAY_EVERY = 10.0
+_RETRY_EVERY = 0.3
+Say = Callable[[str], None]
+
+
+def call_roll(
+    coordinator: str,
+    num_processes: int,
+    process_id: int,
+    *,
+    seconds: float,
+    name: str = "",
+    say: Say | None = None,
+) -> None:
+    """Returns when all processes of the run are there.
+
+    Args:
+      coordinator: Address of process 0 as HOST:PORT.
+      num_processes: Processes of the run.
+      process_id: This one.
+      seconds: How long to wait.
+      name: Of this machine; its hostname where empty.
+      say: Called with a line every ten seconds of waiting; None prints it.
+    Raises:
+      UserError: Somebody does not come, two have the same number, processes disagree on
+        how many they are, or the port is taken. Everybody who is there gets it.
+    """
+    name, say = name or socket.gethostname(), say or _print
+    host, _, port = coordinator.rpartition(":")
+    host = host.strip("[]")
+    if process_id == 0:
+        with _listener(coordinator, int(port)) as server:
+            _Desk(server, num_processes, name, say).gather(seconds)
+    else:
+        _report(host, int(port), num_processes, process_id, name, seconds, say)
+
+
+class _Desk:
+    """Where process 0 takes down who is there."""
+
+    def __init__(
+        self, server: socket.socket, num_processes: int, name: str, say: Say
+    ) -> None:
+        self._server, self._num_processes, self._say = server, num_processes, say
+        self._names = {0: name}
+        self._connections: dict[int, socket.socket] = {}
+        self._problem = ""
+
+    def gather(self, seconds: float) -> None:
+        """Takes down everybody, or refuses all."""
+        began = said = time.monotonic()
+        with contextlib.ExitStack() as open_ones:
+            while len(self._names) < self._num_processes and not self._problem:
+                now = time.monotonic()
+                if now - began > seconds:
+                    self._problem = (
+                        f"{self._missing()} did not come within {seconds:.0f} s; start "
+                        "it, or check that it can reach the coordinator "
+                        "(config.run.join_seconds sets how long to wait)"
+                    )
+                elif now - said > _SAY_EVERY:
+                    said = now
+                    self._tell(f"waiting for {self._missing()}, {now - began:.0f} s")
+                self._accept(open_ones)
+            answer = {"refuse": self._problem} if self._problem else {"go": True}
+            for connection in self._connections.values():
+                _send(connection, answer)
+        if self._problem:
+            raise UserError(self._problem)
+
+    def _accept(self, open_ones: contextlib.ExitStack) -> None:
+        try:
+            connection, address = self._server.accept()
+        except TimeoutError:
+            return
+        open_ones.enter_context(connection)
+        connection.settimeout(5)
+        try:
+            who = json.loads(_line(connection))
+            process, of, name = int(who["process"]), int(who["of"]), str(who["name"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # Somebody who is not of any run.
+        name = f"{name} ({address[0].removeprefix('::ffff:')})"
+        if of != self._num_processes:
+            self._problem = (
+                f"process {process} on {name} was started as one of {of} processes, "
+                f"and process 0 on {self._names[0]} as one of {self._num_processes}; "
+                "give both the same --num_processes"
+            )
+        elif process in self._names:
+            self._problem = (
+                f"process {process} is there twice, on {self._names[process]} and on "
+                f"{name}; give each process its own --process_id"
+            )
+            _send(connection, {"refuse": self._problem})
+        self._names.setdefault(process, name)
+        self._connections.setdefault(process, connection)
+
+    def _missing(self) -> str:
+        missing = [p for p in range(self._num_processes) if p not in self._names]
+        listed = ", ".join(map(str, missing[:8])) + (", ..." if missing[8:] else "")
+        return f"process {listed} of {self._num_processes}"
+
+    def _tell(self, text: str) -> None:
+        self._say(text)
+        for connection in self._connections.values():
+            _send(connection, {"say": text})
+
+
+def _report(
+    host: str,
+    port: int,
+    num_processes: int,
+    process_id: int,
+    name: str,
+    seconds: float,
+    say: Say,
+) -> None:
+    """Tells process 0 that this process is there, and waits for its answer."""
+    until = time.monotonic() + seconds
+    where = f"process 0 at {host}:{port}"
+    with _connection(host, port, seconds, where, say) as connection:
+        _send(connection, {"process": process_id, "of": num_processes, "name": name})
+        # Process 0 may have begun to wait later than this one.
+        connection.settimeout(max(until - time.monotonic(), 0) + seconds)
+        try:
+            for text in iter(lambda: _line(connection), ""):
+                answer = json.loads(text)
+                if "go" in answer:
+                    return
+                if "refuse" in answer:
+                    raise UserError(answer["refuse"])
+                say(answer["say"])
+        except (OSError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{where} does not answer ({error})") from error
+    raise UserError(
+        f"{where} has ended while it waited for others; its own output says why"
+    )
+
+
+@contextlib.contextmanager
+def _connection(
+    host: str, port: int, seconds: float, where: str, say: Say
+) -> Iterator[socket.socket]:
+    began = said = time.monotonic()
+    while True:
+        try:
+            found = socket.create_connection((host, port), timeout=5)
+            break
+        except OSError as error:
+            now = time.monotonic()
+            if now - began > seconds:
+                raise UserError(
+                    f"{where} cannot be reached within {seconds:.0f} s ({error}); "
+                    "check that it runs, its address, and that no firewall is between"
+                ) from error
+            if now - said > _SAY_EVERY:
+                said = now
+                say(f"waiting for {where}, {now - began:.0f} s ({error})")
+        time.sleep(_RETRY_EVERY)
+    with found:
+        yield found
+
+
+@contextlib.contextmanager
+def _listener(coordinator: str, port: int) -> Iterator[socket.socket]:
+    try:
+        try:
+            server = socket.create_server(
+                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
+            )
+        except OSError:  # No IPv6 here; what else is wrong shows now.
+            server = socket.create_server(("", port))
+    except OSError as error:
+        raise UserError(
+            f"process 0 cannot listen at the coordinator's port {port} ({error}); give "
+            f"another one than --coordinator={coordinator}"
+        ) from error
+    with server:
+        server.settimeout(_RETRY_EVERY)
+        yield server
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    # Who has gone away is missed elsewhere.
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _line(connection: socket.socket, limit: int = 4096) -> str:
+    """Reads up to a line's end; empty at the end of the connection."""
+    read = b""
+    while not read.endswith(b"\n") and len(read) < limit:
+        byte = connection.recv(1)
+        if not byte:
+            return ""
+        read += byte
+    return read.decode()
+
+
+def _print(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

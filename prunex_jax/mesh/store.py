@@ -1,0 +1,57 @@
+"""A small table of texts that all processes of a run share, without collectives.
+
+It is the key-value store of jax's coordination service, in process 0. jax has no public
+name for it; this module is the only one that touches it.
+"""
+
+from typing import Any
+
+import jax
+from jax._src import distributed
+
+_PREFIX = "prunex_jax"
+
+
+class StoreError(RuntimeError):
+    """Raised when process 0, which keeps the table, does not answer."""
+
+
+class Store:
+    """The table; its calls wait for an answer of process 0, perhaps for long.
+
+    Args:
+      name: Keeps apart what has nothing to do with each other, such as two runs of one
+        program.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._folder = f"{_PREFIX}/{name}"
+        client: Any = distributed.global_state.client
+        assert client is not None, "the processes have not been joined"
+        self._client = client
+
+    def write(self, key: str, text: str) -> None:
+        """Sets an entry.
+
+        Raises:
+          StoreError: There is no answer.
+        """
+        try:
+            self._client.key_value_set(f"{self._folder}/{key}", text, True)
+        except jax.errors.JaxRuntimeError as error:
+            raise StoreError(str(error)) from error
+
+    def read_all(self, folder: str) -> dict[str, str]:
+        """Reads all entries whose key begins with `folder` and a slash.
+
+        Returns:
+          What follows the slash -> text.
+        Raises:
+          StoreError: There is no answer.
+        """
+        start = f"{self._folder}/{folder}/"
+        try:
+            found = self._client.key_value_dir_get(start)
+        except jax.errors.JaxRuntimeError as error:
+            raise StoreError(str(error)) from error
+        return {key.rpartition("/")[2]: text for key, text in found}

@@ -1,0 +1,107 @@
+"""All processes are there before jax starts, or everybody says who is not."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.mesh import roll_call
+from prunex_jax.mesh.roll_call import call_roll
+from tests.helpers.common import free_port
+
+
+def call_all(*ids, of, seconds=10.0, port=None, say=None):
+    """What each of several processes gets: None, or the text of its error."""
+    results, port = {}, port or free_port()
+
+    def call(key, process, num_processes):
+        try:
+            call_roll(
+                f"127.0.0.1:{port}",
+                num_processes,
+                process,
+                seconds=seconds,
+                name=f"node{key}",
+                say=say or (lambda text: None),
+            )
+            results[key] = None
+        except UserError as error:
+            results[key] = str(error)
+
+    counts = of if isinstance(of, tuple) else (of,) * len(ids)
+    threads = [
+        threading.Thread(target=call, args=(key, process, count))
+        for key, (process, count) in enumerate(zip(ids, counts, strict=True))
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return results
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_everybody_goes_on_when_all_are_there(order):
+    assert call_all(*order, of=3) == {0: None, 1: None, 2: None}
+
+
+def test_the_missing_are_named_to_all():
+    results = call_all(0, 2, of=4, seconds=1.0)
+    assert set(results.values()) == {results[0]}
+    assert results[0].startswith("process 1, 3 of 4 did not come within 1 s")
+
+
+def test_waiting_is_said(monkeypatch):
+    monkeypatch.setattr(roll_call, "_SAY_EVERY", 0.3)
+    said = []
+    call_all(0, 1, of=3, seconds=1.5, say=said.append)
+    assert len(said) >= 4 and all("waiting for process 2 of 3, " in s for s in said)
+
+
+def test_the_same_number_twice_names_both_machines():
+    results = call_all(0, 1, 1, of=4)
+    assert len(set(results.values())) == 1
+    assert "process 1 is there twice, on node1 (127.0.0.1) and on node2" in results[0]
+
+
+def test_another_number_of_processes_is_named():
+    results = call_all(0, 1, of=(3, 2))
+    assert "process 1 on node1 (127.0.0.1) was started as one of 2" in results[0]
+    assert results[1] == results[0]
+
+
+def test_nobody_at_the_address():
+    results = call_all(1, of=2, seconds=0.8)
+    assert "process 0 at 127.0.0.1:" in results[0]
+    assert "cannot be reached within 1 s" in results[0]
+
+
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        results = call_all(0, of=2, port=port)
+    assert f"cannot listen at the coordinator's port {port}" in results[0]
+
+
+def test_strangers_do_no_harm():
+    port = free_port()
+    done = []
+    thread = threading.Thread(
+        target=lambda: done.append(call_all(0, 1, of=2, port=port))
+    )
+    for _ in range(2):
+        if not thread.is_alive():
+            thread.start()
+        for content in (b"GET / HTTP/1.1\r\n\r\n", json.dumps([1]).encode() + b"\n"):
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=2) as other:
+                    other.sendall(content)
+            except OSError:
+                time.sleep(0.05)
+    thread.join(30)
+    assert done == [{0: None, 1: None}]
