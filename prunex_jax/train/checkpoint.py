@@ -22,9 +22,11 @@ is still `experimental` and renamed functions as late as 0.12.0. Both run withou
 warnings and take the same time (120 leaves: 0.05 s blocking, 0.2 s in all).
 """
 
+import concurrent.futures
 import contextlib
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -46,6 +48,8 @@ _STATE = "state"
 _MANIFEST = "manifest.json"
 # Tensorstore, below Orbax, reports a full disk as ValueError.
 _WRITE_ERRORS = (OSError, ValueError)
+# How often the folder of a save that is waited for is looked at.
+_LOOK_SECONDS = 1.0
 _logger = logging.getLogger(__name__)
 # From the `extra` of a checkpoint to the state that it holds.
 AbstractState = Callable[[Mapping[str, Any]], PyTree]
@@ -214,7 +218,7 @@ class Checkpointer:
         if self._pending is None:
             return
         try:
-            self._manager.wait_until_finished()
+            self._wait_until_written()
             if _all_hold([self._is_sealed(self._pending[0])])[0]:
                 self._complete.add(self._pending[0])
         except _WRITE_ERRORS as error:
@@ -242,6 +246,26 @@ class Checkpointer:
         else:
             self._pending = None
             self._muted.close()
+
+    def _wait_until_written(self) -> None:
+        """Waits for the save in flight, as long as its folder is there.
+
+        Of several processes Orbax lets all wait for ten minutes for a folder that was
+        moved away.
+        """
+        written: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def wait() -> None:
+            try:
+                self._manager.wait_until_finished()
+                written.set_result(None)
+            except BaseException as error:
+                written.set_exception(error)
+
+        threading.Thread(target=wait, daemon=True).start()
+        while not concurrent.futures.wait([written], _LOOK_SECONDS).done:
+            self._directory.stat()
+        written.result()
 
     def _open(self, keep: int, read_only: bool) -> "ocp.CheckpointManager":
         import orbax.checkpoint as ocp

@@ -89,7 +89,8 @@ def test_a_killed_process_is_named_and_the_restart_goes_on(lost, tmp_path):
     assert "free space" not in said
 
     newest = max(saved(workdir))
-    assert newest >= rows_of(workdir)[-1]["step"] - 15, "more than an interval lost"
+    # One save may be in flight, which lasts longer than ten such steps.
+    assert newest >= rows_of(workdir)[-1]["step"] - 25, "more than an interval lost"
     again = merged(VALUES, {"run": {**VALUES["run"], "max_host_drift": 0.0}})
     processes = start_both(tmp_path, (workdir, workdir), (again, again))
     wait_for_rows(processes[0], workdir, len(rows_of(workdir)) + 2)
@@ -185,8 +186,12 @@ def test_a_phase_that_hangs_shows_where(tmp_path):
 def test_a_run_folder_that_vanishes_ends_both(tmp_path):
     processes, workdir = running(tmp_path)
     shutil.move(workdir, tmp_path / "elsewhere")
-    outputs = ended(processes, [EXIT_BAD_INPUT, EXIT_LOST], within=90)
-    assert "error: process 0" in outputs[0] and "error: process 0" in outputs[1]
+    outputs = [process.communicate(timeout=SOON)[0] for process in processes]
+    found = {process.returncode for process in processes}
+    # Both may see it, or the second hears of it first.
+    assert EXIT_BAD_INPUT in found <= {EXIT_BAD_INPUT, EXIT_LOST}, outputs
+    for said in outputs:
+        assert "error: process" in said and "cannot" in said and "at step" in said
 
 
 @pytest.mark.slow
