@@ -3,7 +3,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import TopologyConfig
-from prunex_jax.mesh import LaunchFlags, start_processes
+from prunex_jax.mesh import LaunchFlags, start, start_processes
 from prunex_jax.mesh.launcher import (
     Probes,
     count_visible_gpus,
@@ -302,17 +302,25 @@ def test_shares_of_gpus_are_disjoint_and_complete(visible, tasks):
     ],
 )
 def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments):
-    calls = []
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *args: calls.append(args))
+    calls, rolls = [], []
+    monkeypatch.setattr(
+        jax.distributed,
+        "initialize",
+        lambda *args, initialization_timeout: calls.append(args),
+    )
+    monkeypatch.setattr(start, "call_roll", lambda *args, **_: rolls.append(args))
     start_processes(TopologyConfig(), LaunchFlags(launcher=launcher), environ)
     assert calls == [arguments]
+    # Who is to come is known where the coordinator is, and only there.
+    assert rolls == ([arguments[:3]] if arguments[0] else [])
 
 
 def test_a_failed_start_is_one_readable_line(monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("DEADLINE_EXCEEDED:\n  no answer")
 
     monkeypatch.setattr(jax.distributed, "initialize", fail)
+    monkeypatch.setattr(start, "call_roll", lambda *_, **__: None)
     text = r"cannot join .*task 6 of 8.*DEADLINE_EXCEEDED: no answer .check that"
     with pytest.raises(UserError, match=text) as raised:
         start_processes(TopologyConfig(), LaunchFlags(), SLURM)
