@@ -14,6 +14,10 @@ COMMANDS = {
         "prunex_jax.train.command",
         "Train a network into a run folder.",
     ),
+    "supervise": (
+        "prunex_jax.train.supervise",
+        "Start a command again when its process is lost.",
+    ),
     "export": (
         "prunex_jax.train.export",
         "Write the small network of a run as a folder of its own.",

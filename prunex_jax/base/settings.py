@@ -549,6 +549,9 @@ class RunConfig:
     compile_cache: str = "auto"
     # Seconds that processes wait for each other at the start.
     join_seconds: int = setting(300, at_least=1)
+    # How many processes are enough then, where others do not come; 0 for all of them.
+    # A run goes on on fewer hosts with the same batches and the same consensus.
+    min_processes: int = setting(0, at_least=0)
     # Seconds without a sign of life after which a process counts as lost: all others
     # say so and end. jax itself gives up after 100.
     silence_seconds: float = setting(60.0, at_least=1, at_most=90)

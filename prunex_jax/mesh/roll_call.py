@@ -7,7 +7,9 @@ the port, on which jax's service starts.
 
 Each line that is sent is one JSON object: {"process": 1, "of": 4, "name": "node17"} to
 process 0; {"say": text} from it while others are missing, and {"go": true} or
-{"refuse": text} at the end.
+{"refuse": text} at the end. With {"go": true} come the number of those who are there
+and the place among them, which are others than at first where a run may go on without
+the missing.
 """
 
 import contextlib
@@ -32,18 +34,22 @@ def call_roll(
     process_id: int,
     *,
     seconds: float,
+    at_least: int = 0,
     name: str = "",
     say: Say | None = None,
-) -> None:
-    """Returns when all processes of the run are there.
+) -> tuple[int, int]:
+    """Returns when all processes of the run are there, or enough of them.
 
     Args:
       coordinator: Address of process 0 as HOST:PORT.
       num_processes: Processes of the run.
       process_id: This one.
       seconds: How long to wait.
+      at_least: How many are enough after that, process 0 among them; 0 for all.
       name: Of this machine; its hostname where empty.
       say: Called with a line every ten seconds of waiting; None prints it.
+    Returns:
+      Processes that are there, and which of them this is.
     Raises:
       UserError: Somebody does not come, two have the same number, processes disagree on
         how many they are, or the port is taken. Everybody who is there gets it.
@@ -53,28 +59,37 @@ def call_roll(
     host = host.strip("[]")
     if process_id == 0:
         with _listener(coordinator, int(port)) as server:
-            _Desk(server, num_processes, name, say).gather(seconds)
-    else:
-        _report(host, int(port), num_processes, process_id, name, seconds, say)
+            desk = _Desk(server, num_processes, at_least or num_processes, name, say)
+            return desk.gather(seconds), 0
+    return _report(host, int(port), num_processes, process_id, name, seconds, say)
 
 
 class _Desk:
     """Where process 0 takes down who is there."""
 
     def __init__(
-        self, server: socket.socket, num_processes: int, name: str, say: Say
+        self,
+        server: socket.socket,
+        num_processes: int,
+        at_least: int,
+        name: str,
+        say: Say,
     ) -> None:
         self._server, self._num_processes, self._say = server, num_processes, say
+        self._at_least = at_least
         self._names = {0: name}
         self._connections: dict[int, socket.socket] = {}
         self._problem = ""
 
-    def gather(self, seconds: float) -> None:
-        """Takes down everybody, or refuses all."""
+    def gather(self, seconds: float) -> int:
+        """Takes down everybody, or refuses all; returns how many go on."""
         began = said = time.monotonic()
         with contextlib.ExitStack() as open_ones:
             while len(self._names) < self._num_processes and not self._problem:
                 now = time.monotonic()
+                if now - began > seconds and len(self._names) >= self._at_least:
+                    self._tell(f"going on without {self._missing()}")
+                    break
                 if now - began > seconds:
                     self._problem = (
                         f"{self._missing()} did not come within {seconds:.0f} s; start "
@@ -85,11 +100,17 @@ class _Desk:
                     said = now
                     self._tell(f"waiting for {self._missing()}, {now - began:.0f} s")
                 self._accept(open_ones)
-            answer = {"refuse": self._problem} if self._problem else {"go": True}
-            for connection in self._connections.values():
-                _send(connection, answer)
+            for process, connection in self._connections.items():
+                _send(connection, self._answer(process))
         if self._problem:
             raise UserError(self._problem)
+        return len(self._names)
+
+    def _answer(self, process: int) -> dict[str, Any]:
+        if self._problem:
+            return {"refuse": self._problem}
+        there = sorted(self._names)
+        return {"go": True, "of": len(there), "process": there.index(process)}
 
     def _accept(self, open_ones: contextlib.ExitStack) -> None:
         try:
@@ -138,7 +159,7 @@ def _report(
     name: str,
     seconds: float,
     say: Say,
-) -> None:
+) -> tuple[int, int]:
     """Tells process 0 that this process is there, and waits for its answer."""
     until = time.monotonic() + seconds
     where = f"process 0 at {host}:{port}"
@@ -150,7 +171,7 @@ def _report(
             for text in iter(lambda: _line(connection), ""):
                 answer = json.loads(text)
                 if "go" in answer:
-                    return
+                    return answer["of"], answer["process"]
                 if "refuse" in answer:
                     raise UserError(answer["refuse"])
                 say(answer["say"])

@@ -28,6 +28,7 @@ def start_processes(
     *,
     compile_cache: str = AUTO,
     join_seconds: int = JOIN_SECONDS,
+    min_processes: int = 0,
 ) -> Launch:
     """Prepares jax for this run; call it before anything else uses jax.
 
@@ -43,6 +44,7 @@ def start_processes(
         `keep_compiled` and `keep_freed_memory`.
       environ: Environment variables.
       join_seconds: How long to wait for the other processes.
+      min_processes: How many of them are enough after that; 0 for all.
       compile_cache: Where compiled programs are kept, as `run.compile_cache` says.
 
     Returns:
@@ -57,7 +59,7 @@ def start_processes(
     if config.cpu_devices:
         _request_cpu_devices(config.cpu_devices)
     if launch.is_distributed and not jax.distributed.is_initialized():
-        _join(launch, join_seconds)
+        launch = _join(launch, join_seconds, min_processes)
     if config.cpu_devices:
         _check_cpu_devices(config.cpu_devices)
     if flags.owns_process:
@@ -100,12 +102,24 @@ def _check_cpu_devices(count: int) -> None:
     )
 
 
-def _join(launch: Launch, seconds: int) -> None:
-    """Joins the others; where jax is to find them, it waits for them in silence."""
+def _join(launch: Launch, seconds: int, at_least: int) -> Launch:
+    """Joins the others; where jax is to find them, it waits for them in silence.
+
+    Returns:
+      The launch, with the processes that are there.
+    """
     ids = launch.local_device_ids
     address, count, number = launch.coordinator, launch.num_processes, launch.process_id
     if address is not None and count is not None and number is not None:
-        call_roll(address, count, number, seconds=seconds)
+        there, place = call_roll(
+            address, count, number, seconds=seconds, at_least=at_least
+        )
+        reason = launch.reason
+        if there < count:
+            reason += f"; {there} of {count} came, this is process {place} of them"
+        launch = dataclasses.replace(
+            launch, num_processes=there, process_id=place, reason=reason
+        )
     try:
         jax.distributed.initialize(
             launch.coordinator,
@@ -129,3 +143,4 @@ def _join(launch: Launch, seconds: int) -> None:
         raise UserError(
             f"cannot join the processes of the run ({launch.reason}): {text}"
         ) from error
+    return launch

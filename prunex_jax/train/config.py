@@ -44,6 +44,7 @@ FREE_ON_RESUME = (
     "run.join_seconds",
     "run.log_every_steps",
     "run.max_host_drift",
+    "run.min_processes",
     "run.silence_seconds",
     "run.stall_seconds",
     "topology.cpu_devices",

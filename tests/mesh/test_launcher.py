@@ -308,7 +308,9 @@ def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments
         "initialize",
         lambda *args, initialization_timeout: calls.append(args),
     )
-    monkeypatch.setattr(start, "call_roll", lambda *args, **_: rolls.append(args))
+    monkeypatch.setattr(
+        start, "call_roll", lambda *args, **_: rolls.append(args) or args[1:]
+    )
     start_processes(TopologyConfig(), LaunchFlags(launcher=launcher), environ)
     assert calls == [arguments]
     # Who is to come is known where the coordinator is, and only there.
@@ -320,7 +322,7 @@ def test_a_failed_start_is_one_readable_line(monkeypatch):
         raise RuntimeError("DEADLINE_EXCEEDED:\n  no answer")
 
     monkeypatch.setattr(jax.distributed, "initialize", fail)
-    monkeypatch.setattr(start, "call_roll", lambda *_, **__: None)
+    monkeypatch.setattr(start, "call_roll", lambda *args, **_: args[1:])
     text = r"cannot join .*task 6 of 8.*DEADLINE_EXCEEDED: no answer .check that"
     with pytest.raises(UserError, match=text) as raised:
         start_processes(TopologyConfig(), LaunchFlags(), SLURM)

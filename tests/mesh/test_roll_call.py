@@ -13,21 +13,21 @@ from prunex_jax.mesh.roll_call import call_roll
 from tests.helpers.common import free_port
 
 
-def call_all(*ids, of, seconds=10.0, port=None, say=None):
-    """What each of several processes gets: None, or the text of its error."""
+def call_all(*ids, of, seconds=10.0, at_least=0, port=None, say=None):
+    """What each of several processes gets: its place, or the text of its error."""
     results, port = {}, port or free_port()
 
     def call(key, process, num_processes):
         try:
-            call_roll(
+            results[key] = call_roll(
                 f"127.0.0.1:{port}",
                 num_processes,
                 process,
                 seconds=seconds,
+                at_least=at_least,
                 name=f"node{key}",
                 say=say or (lambda text: None),
             )
-            results[key] = None
         except UserError as error:
             results[key] = str(error)
 
@@ -47,13 +47,26 @@ def call_all(*ids, of, seconds=10.0, port=None, say=None):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_everybody_goes_on_when_all_are_there(order):
-    assert call_all(*order, of=3) == {0: None, 1: None, 2: None}
+    results = call_all(*order, of=3)
+    assert results == {key: (3, process) for key, process in enumerate(order)}
 
 
 def test_the_missing_are_named_to_all():
     results = call_all(0, 2, of=4, seconds=1.0)
     assert set(results.values()) == {results[0]}
     assert results[0].startswith("process 1, 3 of 4 did not come within 1 s")
+
+
+def test_those_who_are_left_go_on_and_are_numbered_anew():
+    said = []
+    results = call_all(0, 2, 3, of=4, seconds=1.0, at_least=3, say=said.append)
+    assert results == {0: (3, 0), 1: (3, 1), 2: (3, 2)}
+    assert "going on without process 1 of 4" in said
+
+
+def test_too_few_are_refused():
+    results = call_all(0, 2, of=4, seconds=1.0, at_least=3)
+    assert all("process 1, 3 of 4 did not come" in text for text in results.values())
 
 
 def test_waiting_is_said(monkeypatch):
@@ -104,4 +117,4 @@ def test_strangers_do_no_harm():
             except OSError:
                 time.sleep(0.05)
     thread.join(30)
-    assert done == [{0: None, 1: None}]
+    assert done == [{0: (2, 0), 1: (2, 1)}]

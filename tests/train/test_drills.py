@@ -19,8 +19,15 @@ from prunex_jax.base.command import (
     EXIT_LOST,
     EXIT_STALLED,
 )
-from tests.helpers.common import free_port
-from tests.helpers.tiny_runs import merged, rows_of, settings, start, wait_for_rows
+from tests.helpers.common import ROOT, free_port
+from tests.helpers.tiny_runs import (
+    merged,
+    rows_of,
+    settings,
+    start,
+    wait_for_rows,
+    write_config,
+)
 
 # How soon the other process has to be gone.
 SOON = 60
@@ -141,9 +148,6 @@ train(load_config(config), workdir, launch=flags, watch=watch)
 
 
 def start_breaking(tmp_path, what, values=VALUES):
-    from tests.helpers.common import ROOT
-    from tests.helpers.tiny_runs import write_config
-
     config, port = write_config(tmp_path, values), free_port()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return [
@@ -211,3 +215,41 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path):
     processes = start_both(tmp_path, workdirs)
     for said in ended(processes, [EXIT_BAD_INPUT] * 2, within=90):
         assert "process 1: --workdir=" in said and "all hosts share" in said
+
+
+@pytest.mark.slow
+def test_supervised_processes_start_again_and_end_as_if_nothing_was(tmp_path):
+    """A killed process takes the other one along; both come back and finish."""
+    values = merged(VALUES, {"run": {**VALUES["run"], "steps": 300}})
+    port, workdir = free_port(), tmp_path / "run"
+    config = write_config(tmp_path, values)
+    supervisors = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "prunex_jax", "supervise", "--pause=1", "--"),
+                *(sys.executable, "-m", "prunex_jax.train", f"--config={config}"),
+                *(f"--workdir={workdir}", f"--coordinator=127.0.0.1:{port}"),
+                *("--num_processes=2", f"--process_id={index}"),
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    wait_for_rows(supervisors[0], workdir, 8)
+    subprocess.run(["pkill", "-KILL", "-P", str(supervisors[1].pid)], check=True)
+    outputs = [process.communicate(timeout=200)[0] for process in supervisors]
+    assert [process.returncode for process in supervisors] == [0, 0], outputs
+    assert "signal SIGKILL" in outputs[1]
+    assert f"exit code {EXIT_LOST}" in outputs[0] and "resumed at step" in outputs[0]
+
+    undisturbed = start_both(tmp_path, (tmp_path / "other",) * 2, (values, values))
+    for process in undisturbed:
+        said, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+    rows = [rows_of(folder)[-1] for folder in (workdir, tmp_path / "other")]
+    same = [{k: v for k, v in row.items() if "second" not in k} for row in rows]
+    assert same[0] == same[1]
