@@ -131,14 +131,27 @@ class _Desk:
                 f"and process 0 on {self._names[0]} as one of {self._num_processes}; "
                 "give both the same --num_processes"
             )
-        elif process in self._names:
+        elif process in self._names and not self._has_left(process):
             self._problem = (
                 f"process {process} is there twice, on {self._names[process]} and on "
                 f"{name}; give each process its own --process_id"
             )
             _send(connection, {"refuse": self._problem})
-        self._names.setdefault(process, name)
-        self._connections.setdefault(process, connection)
+        if not self._problem:
+            self._names[process] = name
+            self._connections[process] = connection
+
+    def _has_left(self, process: int) -> bool:
+        """Whether a process that was there has hung up, as to start again."""
+        connection = self._connections.get(process)
+        if connection is None:
+            return False
+        try:
+            return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _missing(self) -> str:
         missing = [p for p in range(self._num_processes) if p not in self._names]
@@ -160,52 +173,44 @@ def _report(
     seconds: float,
     say: Say,
 ) -> tuple[int, int]:
-    """Tells process 0 that this process is there, and waits for its answer."""
-    until = time.monotonic() + seconds
-    where = f"process 0 at {host}:{port}"
-    with _connection(host, port, seconds, where, say) as connection:
-        _send(connection, {"process": process_id, "of": num_processes, "name": name})
-        # Process 0 may have begun to wait later than this one.
-        connection.settimeout(max(until - time.monotonic(), 0) + seconds)
-        try:
-            for text in iter(lambda: _line(connection), ""):
-                answer = json.loads(text)
-                if "go" in answer:
-                    return answer["of"], answer["process"]
-                if "refuse" in answer:
-                    raise UserError(answer["refuse"])
-                say(answer["say"])
-        except (OSError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{where} does not answer ({error})") from error
-    raise UserError(
-        f"{where} has ended while it waited for others; its own output says why"
-    )
+    """Tells process 0 that this process is there, and waits for its answer.
 
-
-@contextlib.contextmanager
-def _connection(
-    host: str, port: int, seconds: float, where: str, say: Say
-) -> Iterator[socket.socket]:
+    Who answers otherwise, or hangs up, is not process 0 at its desk: as after a restart,
+    when the service of the run before may still be there. Then it is tried again.
+    """
     began = said = time.monotonic()
-    while True:
+    who = {"process": process_id, "of": num_processes, "name": name}
+    reason: Exception = ConnectionError("nobody answers")
+    while (spent := time.monotonic() - began) <= seconds:
         try:
-            found = socket.create_connection((host, port), timeout=5)
-            break
-        except OSError as error:
-            now = time.monotonic()
-            if now - began > seconds:
-                raise UserError(
-                    f"{where} cannot be reached within {seconds:.0f} s ({error}); "
-                    "check that it runs, its address, and that no firewall is between"
-                ) from error
-            if now - said > _SAY_EVERY:
-                said = now
-                say(f"waiting for {where}, {now - began:.0f} s ({error})")
+            with socket.create_connection((host, port), timeout=5) as connection:
+                # Longer than process 0 is ever silent.
+                connection.settimeout(3 * _SAY_EVERY)
+                _send(connection, who)
+                return _answer_of(connection, say)
+        except UserError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = error
+        if time.monotonic() - said > _SAY_EVERY:
+            said = time.monotonic()
+            say(f"waiting for process 0 at {host}:{port}, {spent:.0f} s ({reason})")
         time.sleep(_RETRY_EVERY)
-    with found:
-        yield found
+    raise UserError(
+        f"process 0 at {host}:{port} cannot be reached within {seconds:.0f} s "
+        f"({reason}); check that it runs, its address, and that no firewall is between"
+    ) from reason
+
+
+def _answer_of(connection: socket.socket, say: Say) -> tuple[int, int]:
+    while text := _line(connection):
+        answer = json.loads(text)
+        if "go" in answer:
+            return answer["of"], answer["process"]
+        if "refuse" in answer:
+            raise UserError(answer["refuse"])
+        say(answer["say"])
+    raise ConnectionError("it has hung up")
 
 
 @contextlib.contextmanager

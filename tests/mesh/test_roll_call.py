@@ -101,6 +101,52 @@ def test_a_port_in_use_is_refused():
     assert f"cannot listen at the coordinator's port {port}" in results[0]
 
 
+def test_who_comes_again_after_it_has_left_is_one():
+    port = free_port()
+    done = []
+    thread = threading.Thread(
+        target=lambda: done.append(call_all(0, 1, of=3, port=port))
+    )
+    thread.start()
+    early = {"process": 2, "of": 3, "name": "early"}
+    for wait in (0.3, 0.6):
+        time.sleep(wait)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(json.dumps(early).encode() + b"\n")
+            time.sleep(0.5)
+            if wait == 0.6:
+                thread.join(30)
+    assert done == [{0: (3, 0), 1: (3, 1)}]
+
+
+def test_an_older_service_at_the_address_is_waited_out():
+    """As that of the run before, after a restart."""
+    port, results = free_port(), {}
+
+    def late():
+        results[0] = call_roll(
+            f"127.0.0.1:{port}", 2, 0, seconds=10, say=lambda text: None
+        )
+
+    with socket.create_server(("", port)) as old:
+        early = threading.Thread(
+            target=lambda: results.setdefault(
+                1,
+                call_roll(f"127.0.0.1:{port}", 2, 1, seconds=10, say=lambda text: None),
+            )
+        )
+        early.start()
+        for content in (b"\x00\x00\x12\x04binary\n", b""):
+            connection, _ = old.accept()
+            with connection:
+                connection.sendall(content)
+    first = threading.Thread(target=late)
+    first.start()
+    for thread in (early, first):
+        thread.join(30)
+    assert results == {0: (2, 0), 1: (2, 1)}
+
+
 def test_strangers_do_no_harm():
     port = free_port()
     done = []
