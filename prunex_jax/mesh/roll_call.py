@@ -136,8 +136,9 @@ class _Desk:
                 f"process {process} is there twice, on {self._names[process]} and on "
                 f"{name}; give each process its own --process_id"
             )
+        if self._problem:
             _send(connection, {"refuse": self._problem})
-        if not self._problem:
+        else:
             self._names[process] = name
             self._connections[process] = connection
 
@@ -175,8 +176,9 @@ def _report(
 ) -> tuple[int, int]:
     """Tells process 0 that this process is there, and waits for its answer.
 
-    Who answers otherwise, or hangs up, is not process 0 at its desk: as after a restart,
-    when the service of the run before may still be there. Then it is tried again.
+    Who answers otherwise, or hangs up, is not process 0 at its desk: as after a
+    restart, when the service of the run before may still be there. Then it is tried
+    again.
     """
     began = said = time.monotonic()
     who = {"process": process_id, "of": num_processes, "name": name}

@@ -102,21 +102,31 @@ def test_a_port_in_use_is_refused():
 
 
 def test_who_comes_again_after_it_has_left_is_one():
-    port = free_port()
-    done = []
-    thread = threading.Thread(
-        target=lambda: done.append(call_all(0, 1, of=3, port=port))
-    )
-    thread.start()
-    early = {"process": 2, "of": 3, "name": "early"}
-    for wait in (0.3, 0.6):
-        time.sleep(wait)
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-            connection.sendall(json.dumps(early).encode() + b"\n")
-            time.sleep(0.5)
-            if wait == 0.6:
-                thread.join(30)
-    assert done == [{0: (3, 0), 1: (3, 1)}]
+    port, done = free_port(), []
+    desk = threading.Thread(target=lambda: done.append(call_all(0, of=3, port=port)))
+    desk.start()
+    time.sleep(0.3)
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        early = {"process": 2, "of": 3, "name": "early"}
+        connection.sendall(json.dumps(early).encode() + b"\n")
+        time.sleep(0.5)
+    assert call_again(port, 2, 1) == {2: (3, 2), 1: (3, 1)}
+    desk.join(30)
+    assert done == [{0: (3, 0)}]
+
+
+def call_again(port, *ids):
+    results = {}
+
+    def call(process):
+        results[process] = call_roll(f"127.0.0.1:{port}", 3, process, seconds=10)
+
+    threads = [threading.Thread(target=call, args=(process,)) for process in ids]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
 
 
 def test_an_older_service_at_the_address_is_waited_out():
