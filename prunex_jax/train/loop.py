@@ -306,7 +306,11 @@ class Loop:
         self._move(prepared_phase=position.phase)
         if not is_new or method.prepare is None:
             return state
-        with self.clock.paused(), experiment.batches(position.step) as batches:
+        with (
+            self.clock.paused(),
+            self._busy(f"preparing {method.name}"),
+            experiment.batches(position.step) as batches,
+        ):
             coming = tuple(itertools.islice(batches, method.prepare_batches))
             state = experiment.current.programs.prepare(state, coming)
         if method.masks(state.opt_state):
@@ -400,8 +404,9 @@ class Loop:
         """Takes batch statistics of the network that is left, from batches to come."""
         reestimate = self.experiment.current.programs.reestimate
         count = self.experiment.config.run.reestimate_batches
-        for number, batch in enumerate(itertools.islice(batches, count)):
-            state = reestimate(state, batch, number)
+        with self._busy("taking batch statistics anew"):
+            for number, batch in enumerate(itertools.islice(batches, count)):
+                state = reestimate(state, batch, number)
         return state
 
     def _is_next_phase_due(self) -> bool:
@@ -427,7 +432,8 @@ class Loop:
 
     def _log(self, state: TrainState) -> TrainState:
         programs = self.experiment.current.programs
-        report = jax.device_get(programs.report(state))
+        with self._busy("measuring the last steps"):
+            report = jax.device_get(programs.report(state))
         self._check_health(report)
         row = self._row(report)
         self._around.folder.append(row)
@@ -495,7 +501,8 @@ class Loop:
         self._check_health(jax.device_get(report))
         position = self.progress.position.to_dict()
         saved = SavedRun(*state, self._own_teacher, self.final_mean)
-        self._around.checkpointer.save(position["step"], saved, position, wait=wait)
+        with self._busy("saving a checkpoint"):
+            self._around.checkpointer.save(position["step"], saved, position, wait=wait)
 
 
 def _compiles_ahead(experiment: Experiment) -> bool:

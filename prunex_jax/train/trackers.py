@@ -20,6 +20,7 @@ from prunex_jax.train.config import dotted_keys
 TENSORBOARD = "tensorboard"
 WANDB = "wandb"
 WANDB_RUN = "wandb.json"
+_LOGIN_SECONDS = 60
 # What a tracker leaves in a run folder.
 FILES_OF_TRACKERS = (TENSORBOARD, WANDB, WANDB_RUN)
 
@@ -54,6 +55,8 @@ class Trackers:
         self._tell = tell
         self._open: dict[str, Tracker] = {}
         self._step = self._last_shown = -1
+        # Names that the newest step was shown with: costs are in rows of both kinds.
+        self._newest: tuple[int, set[str]] = (-1, set())
 
     def __enter__(self) -> Self:
         """Has nothing to do yet."""
@@ -70,13 +73,18 @@ class Trackers:
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Hands a row of plain values to every tracker; never fails."""
+        step = row["step"]
+        if step != self._newest[0]:
+            self._newest = step, set()
+        shown = self._newest[1]
         values = {
             key.replace(".", "/"): value
             for key, value in dotted_keys(row).items()
-            if isinstance(value, int | float) and key != "step"
+            if isinstance(value, int | float) and key not in {"step", *shown}
         }
+        shown.update(dotted_keys(row))
         for name in tuple(self._makers):
-            self._try(name, self._write, name, row["step"], values)
+            self._try(name, self._write, name, step, values)
 
     def _write(self, name: str, step: int, values: Mapping[str, float]) -> None:
         if name not in self._open:
@@ -175,6 +183,8 @@ class _Wandb:
             dir=str(workdir),
             resume="allow",
             config=dict(settings),
+            # Nobody may be there to answer when it asks who they are.
+            settings={"login_timeout": _LOGIN_SECONDS},
         )
         write_json(workdir / WANDB_RUN, held)
         # A row of validation follows the row of its step: the step is a number of each.

@@ -1,6 +1,5 @@
 """Metrics in TensorBoard and W&B: at the right steps, and never in the way."""
 
-import importlib.util
 import json
 import sys
 import types
@@ -11,10 +10,8 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import RunConfig
 from prunex_jax.train.folder import RunFolder
 from prunex_jax.train.trackers import check_trackers, make_trackers
+from tests.helpers.event_files import needs_tensorboard, shown_in_tensorboard
 
-needs_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboardX") is None, reason="needs tensorboardX"
-)
 CONFIG = {"seed": 1}
 
 
@@ -57,30 +54,9 @@ def run(workdir, run_config, steps, resumed_at=-1, told=None, fresh=False):
         folder.truncate_after(resumed_at)
         for step in steps:
             folder.append({"step": step, "loss": step / 8, "drift": {"conv": 0.25}})
-            folder.append({"step": step, "validation_loss": float("nan"), "on": "a"})
+            also = {"validation_loss": float("nan"), "on": "a", "loss": -1.0}
+            folder.append({"step": step, **also})
     return [row["step"] for row in folder.read_rows()]
-
-
-def shown_in_tensorboard(workdir):
-    """Tag -> step -> value, as TensorBoard understands the event files."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    found = {}
-    for path in sorted(workdir.glob("tensorboard/events*")):
-        data = path.read_bytes()
-        while data:
-            size = int.from_bytes(data[:8], "little")
-            event = Event.FromString(data[12 : 12 + size])
-            data = data[16 + size :]
-            if event.session_log.status == event.session_log.START:
-                for tag in found.values():
-                    for step in [step for step in tag if step >= event.step]:
-                        del tag[step]
-            for value in event.summary.value:
-                tag = found.setdefault(value.tag, {})
-                assert event.step not in tag, "a step is shown twice"
-                tag[event.step] = value.simple_value
-    return found
 
 
 @needs_tensorboard
