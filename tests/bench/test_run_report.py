@@ -241,7 +241,10 @@ def test_a_chart_puts_larger_values_higher_and_further_right():
         [(1, 5.0)],
         [(1, 0.0), (2, 0.0)],
         [(1, -1e-9), (2, 1e-9)],
-        [(1, 1e300), (2, -1e300)],
+        [(1, 1e299), (2, -1e299)],
+        [(1, 1.7e308), (2, -1.7e308), (3, 1.0)],
+        [(1, 0.0), (2, 5e-324)],
+        [(1, 1.0), (2, 1.0 + 2**-52)],
         [(1, math.nan), (2, 3.0), (3, math.inf)],
         [(k, 1.0 + k) for k in range(3 * MAX_POINTS + 2)],
         [],
@@ -253,6 +256,7 @@ def test_charts_of_odd_numbers_are_whole(points):
         assert 0 < len(line) <= MAX_POINTS + 1
         assert all(0 <= x <= 480 and 0 <= y <= 250 for x, y in line)
     assert "nan" not in svg and "inf" not in svg
+    assert len(svg) < 2000 + 20 * sum(map(len, points_in(svg)))
 
 
 def test_thinned_curves_keep_their_ends():

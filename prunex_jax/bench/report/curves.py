@@ -15,6 +15,7 @@ MAX_POINTS = 1000
 
 _WIDTH, _HEIGHT = 480, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 28, 42
+_SMALLEST = 1e-300  # Smaller numbers are zero, and larger than its inverse too many.
 _LINE = 16  # Height of a line of the legend.
 
 
@@ -41,8 +42,8 @@ def draw_chart(chart: Chart) -> str:
     """Draws a chart.
 
     Returns:
-      An `<svg>` element; text of the chart is escaped, points that are not finite are
-      left out.
+      An `<svg>` element; text of the chart is escaped, and points that are not finite,
+      or as good as infinite, are left out.
     Example:
       >>> chart = Chart('a < b', 'step', [Curve('run', [(1, 0.5), (2, 0.25)])])
       >>> svg = draw_chart(chart)
@@ -74,8 +75,10 @@ class _Scale:
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         self.low, self.high = min(values, default=0.0), max(values, default=1.0)
-        if self.low == self.high:  # A level line lies in the middle.
-            room = abs(self.low) / 2 or 0.5
+        largest = max(abs(self.low), abs(self.high))
+        # A level line lies in the middle; what differs by rounding is level.
+        if self.high - self.low <= max(1e-12 * largest, _SMALLEST):
+            room = largest / 2 if largest > _SMALLEST else 0.5
             self.low, self.high = self.low - room, self.high + room
         self._start, self._end = start, end
 
@@ -95,10 +98,14 @@ class _Scale:
 
 
 def _thinned(curve: Curve) -> list[tuple[float, float]]:
-    points = [point for point in curve.points if all(map(math.isfinite, point))]
+    points = [point for point in curve.points if all(map(_can_be_drawn, point))]
     stride = math.ceil(len(points) / MAX_POINTS) or 1
     last = points[-1:] if points[:1] and (len(points) - 1) % stride else []
     return points[::stride] + last
+
+
+def _can_be_drawn(value: float) -> bool:
+    return math.isfinite(value) and abs(value) < 1 / _SMALLEST
 
 
 def _axes(x: _Scale, y: _Scale) -> Iterator[str]:
@@ -154,6 +161,8 @@ def _style(curve: Curve) -> tuple[str, str]:
 
 def _short(value: float) -> str:
     """A number of an axis: 1.5M, 20k, 0.25, 1e-05."""
+    if abs(value) >= 1e15:
+        return f"{value:.0e}"
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{digits(value / size)}{unit}"
