@@ -5,6 +5,7 @@ is said once, and the run goes on without it. TensorBoard reads RUN/tensorboard,
 RUN/wandb.json keeps the name under which a resumed run goes on.
 """
 
+import functools
 import importlib.util
 import time
 import uuid
@@ -132,7 +133,7 @@ def make_trackers(
     """
     makers: dict[str, Callable[[int, int], Tracker]] = {}
     if config.tensorboard:
-        makers["TensorBoard"] = lambda step, _: _TensorBoard(workdir, step)
+        makers["TensorBoard"] = functools.partial(_TensorBoard, workdir)
     if config.wandb:
         makers["W&B"] = lambda _, last: _Wandb(config.wandb, workdir, settings, last)
     return Trackers(makers, tell)
@@ -141,10 +142,10 @@ def make_trackers(
 class _TensorBoard:
     """Event files; those of an abandoned course are hidden from the resumed step on."""
 
-    def __init__(self, workdir: Path, step: int) -> None:
+    def __init__(self, workdir: Path, step: int, last_shown: int) -> None:
         import tensorboardX
 
-        purged = step + 1 if step >= 0 else None
+        purged = step + 1 if last_shown >= 0 else None
         folder = str(workdir / TENSORBOARD)
         # Names have seconds: another start within the same one would write over it.
         suffix = f".{time.time_ns()}"

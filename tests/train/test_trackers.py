@@ -77,6 +77,14 @@ def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path):
 
 
 @needs_tensorboard
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tmp_path):
+    config = RunConfig(tensorboard=True)
+    run(tmp_path, config, [2, 4])
+    run(tmp_path, config, [2, 6])
+    assert shown_in_tensorboard(tmp_path)["loss"] == {2: 0.25, 6: 0.75}
+
+
+@needs_tensorboard
 def test_a_fresh_run_has_curves_of_its_own(tmp_path):
     run(tmp_path, RunConfig(tensorboard=True), [2, 4])
     run(tmp_path, RunConfig(tensorboard=True), [3], fresh=True)
