@@ -40,7 +40,7 @@ COMMANDS = {
     ),
     "report": (
         "prunex_jax.bench.report.__main__",
-        "Write tables and plots of what studies have found.",
+        "Write a page of runs, or tables and plots of what studies have found.",
     ),
 }
 

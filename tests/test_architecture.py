@@ -31,6 +31,8 @@ OWNERS = {
     "PIL": {"data/images.py", "data/rand_augment.py"},
     "filelock": {"base/files.py"},
     "rich": {"train/console.py"},
+    "tensorboardX": {"train/trackers.py"},
+    "wandb": {"train/trackers.py"},
     "safetensors": {"export/folder.py", "models/weights/files.py"},
     "flax": {
         *("models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"),

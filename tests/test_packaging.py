@@ -53,3 +53,11 @@ def test_files_that_are_no_programs_are_declared_as_data():
 
 def test_the_console_script_is_the_front_door():
     assert SETTINGS["project"]["scripts"] == {"prunex-jax": "prunex_jax.__main__:main"}
+
+
+def test_extras_for_accelerators_ask_for_the_jax_of_the_package():
+    project = SETTINGS["project"]
+    (jax,) = [each for each in project["dependencies"] if each.startswith("jax>=")]
+    extras = project["optional-dependencies"]
+    for name, kind in (("cuda", "cuda13"), ("cuda12", "cuda12")):
+        assert extras[name] == [jax.replace("jax", f"jax[{kind}]")]

@@ -48,6 +48,7 @@ class Command:
     text: str  # What `--help` shows before the flags.
     flags: tuple[Flag, ...]  # Its flags.
     takes_settings: bool = False  # Whether it understands `--config.KEY=VALUE` too.
+    takes_paths: bool = False  # Whether it understands arguments that are no flags.
 
 
 def run_command(
@@ -60,8 +61,8 @@ def run_command(
     Args:
       command: What it understands.
       run: Called with the values of the flags, and the settings given: each as
-        `--config.KEY=VALUE`, `--config.KEY` or `--noconfig.KEY`. Its result is the exit
-        code; None means 0.
+        `--config.KEY=VALUE`, `--config.KEY` or `--noconfig.KEY`; or the paths that are
+        given without a flag. Its result is the exit code; None means 0.
       arguments: The command line without the program's name; None takes the real one.
     Returns:
       The exit code: that of `run`, or EXIT_DIVERGED or EXIT_BAD_INPUT after one line on
@@ -216,6 +217,9 @@ def _parse(command: Command, arguments: Sequence[str]) -> tuple[Values, list[str
             argument += f"={rest.pop(0)}"
         settings.append(argument)
     values, unknown = _parser(command).parse_known_args(own)
+    if command.takes_paths:
+        settings += [argument for argument in unknown if argument[:1] not in ("-", "")]
+        unknown = [argument for argument in unknown if argument[:1] in ("-", "")]
     for argument in unknown:
         known = [f"--{flag.name}" for flag in command.flags]
         close = suggest(argument.partition("=")[0], known)

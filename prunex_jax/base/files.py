@@ -58,6 +58,19 @@ def write_json(path: Path, content: Any, *, sort_keys: bool = False) -> None:
     write_whole(path, text + "\n")
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Reads a file that holds a JSON object; None if it does not.
+
+    Raises:
+      OSError: There is a file, and it cannot be read.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, FileNotFoundError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Gives an empty folder that takes the place of another when it has been filled.

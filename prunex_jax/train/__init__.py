@@ -18,6 +18,8 @@ In the order in which a run uses them:
     summary       the end: shrinks, proves equal, tests once, sums up
     checkpoint    state and position on disk
     folder        settings, metrics and summary on disk
+    trackers      metrics in TensorBoard and W&B as well
+    profiling     a window of steps for jax's profiler
     console       what a person sees
 
 `run` puts them together; `command`, `export` and `evaluate` are the command lines.

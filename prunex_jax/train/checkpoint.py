@@ -35,7 +35,7 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import AgreedError, TrainingDivergedError, UserError
-from prunex_jax.base.files import digests_of, find_damage, write_json
+from prunex_jax.base.files import digests_of, find_damage, read_object, write_json
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.mesh import gather_texts
 
@@ -53,6 +53,26 @@ _LOOK_SECONDS = 1.0
 _logger = logging.getLogger(__name__)
 # From the `extra` of a checkpoint to the state that it holds.
 AbstractState = Callable[[Mapping[str, Any]], PyTree]
+
+
+def newest_extra(directory: Path) -> dict[str, Any]:
+    """Reads what the newest complete checkpoint keeps beside its arrays.
+
+    It reads no array, changes nothing, and may be called while a run writes.
+
+    Returns:
+      What `Checkpointer.save` was given; {} where there is none to be read.
+    """
+    steps = {
+        int(p.parent.name): p
+        for p in directory.glob(f"[0-9]*/{_MANIFEST}")
+        if p.parent.name.isdecimal()
+    }
+    for step in sorted(steps, reverse=True):
+        extra = (read_object(steps[step]) or {}).get("extra")
+        if isinstance(extra, dict):
+            return extra
+    return {}
 
 
 class Checkpointer:

@@ -4,10 +4,13 @@ Files and pipes get plain lines. A terminal gets the same lines with their label
 bold, and a bar below them.
 """
 
+import contextlib
 import functools
 import math
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, Self, TextIO
 
 import rich.console
@@ -23,6 +26,9 @@ from prunex_jax.train.experiment import Experiment, with_method
 # The word in front of a line of the start screen and of the last screen.
 _LABELS = r"(?m)^[a-z]+( link)?(?= {2})"
 
+# Seconds between two lines that say that something still goes on.
+_PATIENCE = 10.0
+
 _FLOPS = ("F/s", "kF/s", "MF/s", "GF/s", "TF/s", "PF/s")
 
 
@@ -33,6 +39,7 @@ class Console:
       is_primary: Whether this process writes.
       stream: Where to; None is the standard output of the moment.
       num_steps: Length of the bar that a terminal shows.
+      patience: Seconds of silence before `busy` says what goes on.
     Example:
       >>> with Console(True) as console:
       ...     console.line('stopped at step 8')
@@ -40,10 +47,16 @@ class Console:
     """
 
     def __init__(
-        self, is_primary: bool, stream: TextIO | None = None, num_steps: int = 0
+        self,
+        is_primary: bool,
+        stream: TextIO | None = None,
+        num_steps: int = 0,
+        patience: float = _PATIENCE,
     ) -> None:
         self._is_primary = is_primary
         self._stream = stream
+        self._patience = patience
+        self._has_explained = False
         self._is_terminal = (stream or sys.stdout).isatty()
         self._terminal = rich.console.Console(file=stream, soft_wrap=True)
         self._bar = rich.progress.Progress(
@@ -55,6 +68,7 @@ class Console:
             transient=True,
             disable=not (is_primary and self._is_terminal),
         )
+        self._lock = threading.Lock()  # Of the thread that says what goes on.
         self._task = self._bar.add_task("steps", total=num_steps)
 
     def __enter__(self) -> Self:
@@ -68,14 +82,43 @@ class Console:
         """Writes one or more lines at once."""
         if not self._is_primary:
             return
-        if self._is_terminal:
-            styled = rich.text.Text(text)
-            styled.highlight_regex(_LABELS, "bold")
-            self._terminal.print(styled)
-        else:
-            stream = self._stream or sys.stdout
-            stream.write(text + "\n")
-            stream.flush()
+        with self._lock:
+            if self._is_terminal:
+                styled = rich.text.Text(text)
+                styled.highlight_regex(_LABELS, "bold")
+                self._terminal.print(styled)
+            else:
+                stream = self._stream or sys.stdout
+                stream.write(text + "\n")
+                stream.flush()
+
+    @contextlib.contextmanager
+    def busy(self, text: str) -> Iterator[None]:
+        """Says every few seconds that something goes on; nothing if it is quick.
+
+        Example:
+          >>> with Console(True, patience=0.2) as console:
+          ...     with console.busy('compiling the local step'):
+          ...         time.sleep(0.3)
+          compiling the local step (0 s so far)
+        """
+        if not self._is_primary:
+            yield
+            return
+        ended, started = threading.Event(), time.monotonic()
+
+        def tell() -> None:
+            while not ended.wait(self._patience):
+                self.line(f"{text} ({time.monotonic() - started:.0f} s so far)")
+
+        # A daemon: a process that is told to end does not wait for it.
+        thread = threading.Thread(target=tell, name="busy", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def progress(
         self,
@@ -84,7 +127,13 @@ class Console:
         batch_size: int,
         objective: Objective,
     ) -> None:
-        """Shows how far the run is; arguments as for `format_progress`."""
+        """Shows how far the run is; arguments as for `format_progress`.
+
+        The first time it says what the columns are.
+        """
+        if not self._has_explained:
+            self._has_explained = True
+            self.line(explain_progress(objective, row["flops_utilisation"] is not None))
         self.line(format_progress(row, num_steps, batch_size, objective))
         self._bar.update(self._task, completed=row["step"], refresh=True)
 
@@ -122,6 +171,31 @@ def format_progress(
         f"  sparsity {_percent(row['sparsity'], 0):>3}"
         f"  res {_power(row.get('primal_residual')):>6}"
         + "".join(map(functools.partial(_measured, row), objective.metrics))
+    )
+
+
+def explain_progress(objective: Objective, has_peak: bool) -> str:
+    """Says what the columns of `format_progress` are, in their order.
+
+    Args:
+      objective: What is measured.
+      has_peak: Whether the peak of the devices is known.
+    Example:
+      >>> from prunex_jax.tasks import Classification
+      >>> print(explain_progress(Classification(), False))
+      columns   step, share of the run, time left, img per second, time per step, FLOP/s
+                host: bytes that a host sends per step, and their share of dense
+                sparsity: channels removed; res: distance of copies from their consensus
+                since the last line: loss, acc
+    """
+    names = ", ".join(metric.label or metric.name for metric in objective.metrics)
+    peak = ", share of the peak" if has_peak else ""
+    return (
+        f"columns   step, share of the run, time left, {objective.example} per second, "
+        f"time per step, FLOP/s{peak}\n"
+        "          host: bytes that a host sends per step, and their share of dense\n"
+        "          sparsity: channels removed; res: distance of copies from their "
+        f"consensus\n          since the last line: {names}"
     )
 
 

@@ -43,6 +43,7 @@ from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
 from prunex_jax.tasks import Objective, Own, Task, make_task
 from prunex_jax.train.config import ExperimentConfig, total_steps
 from prunex_jax.train.network_mean import MeanPlan, final_mean_plan
+from prunex_jax.train.profiling import profile_window
 from prunex_jax.train.program import Ledger
 from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases
 from prunex_jax.train.start import Start, Weights, make_start
@@ -204,6 +205,7 @@ def make_experiment(
     check_shards(dataset.train, config.data, topology.num_hosts)
     channels = _find_channels(config, model)
     num_steps = total_steps(config, len(dataset.train))
+    profile_window(config.run.profile_steps, num_steps)
     metrics = [metric.name for metric in task.objective.metrics]
     phases = parse_phases(config.method, num_steps, metrics)
     learning_rate = make_learning_rate(config.optimizer, num_steps)

@@ -10,6 +10,9 @@ Other programs read these files:
     summary.json       Written once, at the end; SUMMARY_KEYS are always there.
     checkpoints/       See `checkpoint`.
 
+and where settings ask for it `tensorboard/` and `wandb.json` (see `trackers`), and
+`profile/` (see `profiling`).
+
 All of it is strict JSON: a number that is not finite is written as null. Files are
 replaced by rename and rows appended, so a killed run can only leave a cut last row.
 """
@@ -27,9 +30,11 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import write_json, write_whole
+from prunex_jax.base.files import read_object, write_json, write_whole
 from prunex_jax.train.config import dotted_keys, fixed_differences
+from prunex_jax.train.profiling import PROFILE
 from prunex_jax.train.start import Weights
+from prunex_jax.train.trackers import FILES_OF_TRACKERS, Trackers
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
@@ -59,6 +64,7 @@ class RunFolder:
     workdir: Path
     is_primary: bool  # whether this process writes
     is_resumed: bool = False  # whether the folder held this run, on the primary
+    trackers: Trackers | None = None  # which get every row, too
 
     @classmethod
     def open(
@@ -129,6 +135,8 @@ class RunFolder:
             raise ValueError(f"a row needs an integer step, got {plain.get('step')!r}")
         with open(self.workdir / METRICS, "a", encoding="utf-8") as file:
             file.write(json.dumps(plain) + "\n")
+        if self.trackers is not None:
+            self.trackers.show(plain)
 
     def read_rows(self) -> list[dict[str, Any]]:
         """Reads the metrics, without a last row that was cut.
@@ -146,9 +154,10 @@ class RunFolder:
         path = self.workdir / METRICS
         if not self.is_primary or not path.exists():
             return
-        kept = "".join(
-            f"{line}\n" for line, row in self._lines() if row["step"] <= step
-        )
+        lines = self._lines()
+        if self.trackers is not None and lines:
+            self.trackers.go_on_after(step, max(row["step"] for _, row in lines))
+        kept = "".join(f"{line}\n" for line, row in lines if row["step"] <= step)
         if kept != path.read_text(encoding="utf-8"):
             write_whole(path, kept)
 
@@ -212,10 +221,11 @@ def _holds_run(path: Path) -> bool:
 
 def _remove_results(path: Path) -> None:
     """Removes the run but for config and environment, which are replaced afterwards."""
-    if (path / CHECKPOINTS).exists():
-        shutil.rmtree(path / CHECKPOINTS)
-    for name in (METRICS, SUMMARY):
-        (path / name).unlink(missing_ok=True)
+    for name in (CHECKPOINTS, METRICS, SUMMARY, PROFILE, *FILES_OF_TRACKERS):
+        if (path / name).is_dir():
+            shutil.rmtree(path / name)
+        else:
+            (path / name).unlink(missing_ok=True)
 
 
 def _check_same_run(
@@ -267,11 +277,8 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
+    content = read_object(path)
+    if content is None:
         raise UserError(
             f"{path} is no JSON object, so the run in it cannot be continued; choose "
             "another --workdir, or --fresh to start over"

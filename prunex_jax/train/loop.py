@@ -5,6 +5,7 @@ everything else is rebuilt.
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 
 from prunex_jax.base.signals import StopRequest
-from prunex_jax.mesh import HOST_AXIS, placed, run_together
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, placed, run_together
 from prunex_jax.methods import Method
 from prunex_jax.models import AnyModel
 from prunex_jax.tasks import Batch
@@ -34,6 +35,7 @@ from prunex_jax.train.network_mean import (
     with_statistics,
 )
 from prunex_jax.train.position import RunPosition
+from prunex_jax.train.profiling import PROFILE, Profiler, profile_window
 from prunex_jax.train.program import Program
 from prunex_jax.train.rounds import Round
 from prunex_jax.train.state import TrainState
@@ -108,6 +110,12 @@ class Loop:
         self._news: dict[str, float] = {}
         self._tickets: collections.deque[jax.Array] = collections.deque()
         self._ahead = CompilerAhead(_compiles_ahead(experiment))
+        window = profile_window(experiment.config.run.profile_steps, self.num_steps)
+        self._profiler = Profiler(
+            window if around.folder.is_primary else None,
+            around.folder.workdir / PROFILE,
+            around.console.line,
+        )
         # What it has been told to foresee.
         self._foreseen: Setup | None = None
         # Means of networks, each from its first one on.
@@ -164,15 +172,20 @@ class Loop:
         """The state before the first step; trained weights are scored before it."""
         experiment = self.experiment
         key = jax.random.key(experiment.config.seed)
+        init = experiment.current.programs.init
+        given: tuple[Any, ...] = ()
+        if experiment.start is not None:
+            given = (placed(experiment.start.arrays, experiment.mesh),)
+        with self._busy("compiling what draws the parameters"):
+            state = init(key, *given)
         if experiment.start is None:
-            return experiment.current.programs.init(key)
-        given = placed(experiment.start.arrays, experiment.mesh)
-        state = experiment.current.programs.init(key, given)
+            return state
         self._validate(state)
         return state
 
     def _train(self, state: TrainState) -> tuple[TrainState, bool]:
-        with self._ahead, self.experiment.batches(self.position.step) as batches:
+        batches_from_here = self.experiment.batches(self.position.step)
+        with self._ahead, self._profiler, batches_from_here as batches:
             self._show(state)
             while self.position.step < self.num_steps:
                 state = self._prepare_if_new(state)
@@ -197,6 +210,7 @@ class Loop:
                 self.experiment, self.position, state, taught(batch), options
             )
         self._around.at("step", self.position.step + 1)
+        self._profiler.before_step(self.position.step)
         self.clock.resume()
         state, ticket = local_step(state, taught(batch), **options)
         num_rounds = self.position.num_rounds + ("sends" in options)
@@ -204,6 +218,7 @@ class Loop:
         state = self._exchange_if_due(state)
         self._wait_for(ticket)
         self.clock.step_done()
+        self._profiler.after_step(self.position.step, ticket)
         return state
 
     def _do_what_is_due(self, state: TrainState, batches: Batches) -> TrainState:
@@ -276,6 +291,9 @@ class Loop:
     def _tell(self, text: str) -> None:
         self._around.console.line(text)
 
+    def _busy(self, text: str) -> contextlib.AbstractContextManager[None]:
+        return self._around.console.busy(text)
+
     def _show(self, state: TrainState) -> None:
         if self._around.watch is not None:
             self._around.watch(self.progress, state)
@@ -288,7 +306,11 @@ class Loop:
         self._move(prepared_phase=position.phase)
         if not is_new or method.prepare is None:
             return state
-        with self.clock.paused(), experiment.batches(position.step) as batches:
+        with (
+            self.clock.paused(),
+            self._busy(f"preparing {method.name}"),
+            experiment.batches(position.step) as batches,
+        ):
             coming = tuple(itertools.islice(batches, method.prepare_batches))
             state = experiment.current.programs.prepare(state, coming)
         if method.masks(state.opt_state):
@@ -317,7 +339,8 @@ class Loop:
     def _compile(self, program: Program, *args: Any, **static: Any) -> None:
         """Compiles what is new, on all processes, outside the time of steps."""
         if not program.is_compiled(**static):
-            with self.clock.paused():
+            name = program.name.replace("_", " ")
+            with self.clock.paused(), self._busy(f"compiling the {name}"):
                 self._around.at("compile", None)
                 # Alone, a process would count how long it waits for those that compile.
                 run_together(lambda: program.compile(*args, **static))
@@ -359,15 +382,16 @@ class Loop:
         """Goes on with the small network; steps are timed anew."""
         self._around.at("shrink", None)
         step, seconds = self.position.step, self.clock.seconds_per_step_median
-        self.experiment, state, cut = hand_over(
-            self.experiment,
-            state,
-            step,
-            seconds,
-            before=self.position.handover,
-            is_last=is_last,
-            foreseen=self._ahead.take_small(),
-        )
+        with self._busy("shrinking the network"):
+            self.experiment, state, cut = hand_over(
+                self.experiment,
+                state,
+                step,
+                seconds,
+                before=self.position.handover,
+                is_last=is_last,
+                foreseen=self._ahead.take_small(),
+            )
         self._move(handover=cut)
         self.clock.forget_steps()
         self._tell(f"step {step}: {describe(self.experiment, cut)}")
@@ -380,8 +404,9 @@ class Loop:
         """Takes batch statistics of the network that is left, from batches to come."""
         reestimate = self.experiment.current.programs.reestimate
         count = self.experiment.config.run.reestimate_batches
-        for number, batch in enumerate(itertools.islice(batches, count)):
-            state = reestimate(state, batch, number)
+        with self._busy("taking batch statistics anew"):
+            for number, batch in enumerate(itertools.islice(batches, count)):
+                state = reestimate(state, batch, number)
         return state
 
     def _is_next_phase_due(self) -> bool:
@@ -407,7 +432,8 @@ class Loop:
 
     def _log(self, state: TrainState) -> TrainState:
         programs = self.experiment.current.programs
-        report = jax.device_get(programs.report(state))
+        with self._busy("measuring the last steps"):
+            report = jax.device_get(programs.report(state))
         self._check_health(report)
         row = self._row(report)
         self._around.folder.append(row)
@@ -423,9 +449,12 @@ class Loop:
         check_health(report, largest, self.position.step, last_good_step)
 
     def _spent(self) -> dict[str, float]:
-        """What the run has cost so far."""
+        """What the run has cost so far, and in which of its phases it is."""
+        sent = self.experiment.ledger.wire_bytes
         return {
-            "host_wire_bytes": self.experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0),
+            "phase": self.position.phase,
+            "host_wire_bytes": sent.get(HOST_AXIS, 0.0),
+            "device_wire_bytes": sent.get(DEVICE_AXIS, 0.0),
             "seconds_in_steps": self.clock.seconds_in_steps,
         }
 
@@ -455,7 +484,8 @@ class Loop:
     def _validate(self, state: TrainState) -> None:
         """Scores the network as it is now on the validation split."""
         self._around.at("evaluate", None)
-        result = validate(self.experiment, state, self._around.stop.is_due)
+        with self._busy("evaluating"):
+            result = validate(self.experiment, state, self._around.stop.is_due)
         if result is None:
             return
         step, measures = self.position.step, result.measures
@@ -471,7 +501,8 @@ class Loop:
         self._check_health(jax.device_get(report))
         position = self.progress.position.to_dict()
         saved = SavedRun(*state, self._own_teacher, self.final_mean)
-        self._around.checkpointer.save(position["step"], saved, position, wait=wait)
+        with self._busy("saving a checkpoint"):
+            self._around.checkpointer.save(position["step"], saved, position, wait=wait)
 
 
 def _compiles_ahead(experiment: Experiment) -> bool:

@@ -1,7 +1,8 @@
 """Runs an experiment from settings to summary; callable without the command line."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from prunex_jax.train.same import (
     check_shared_folder,
 )
 from prunex_jax.train.summary import TrainResult, finish
+from prunex_jax.train.trackers import check_trackers, make_trackers
 from prunex_jax.train.weights import check_same_everywhere, find_weights
 
 
@@ -95,6 +97,7 @@ def train(
         own = Own(model, data, loss, inputs, metrics or {})
     config = resolve_config(config)
     launch = launch or LaunchFlags()
+    check_trackers(config.run)
     started = start_processes(
         config.topology,
         launch,
@@ -130,11 +133,27 @@ def train(
         check_same_everywhere(experiment.start)
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
+        folder = in_use.enter_context(_shown_elsewhere(folder, experiment, console))
         console.line(start_screen(experiment, str(workdir), described, started.reason))
         result = _run(experiment, folder, console, watch, pulse)
         if result is not None:
             console.line(last_screen(result.summary, str(workdir)))
         return result
+
+
+@contextlib.contextmanager
+def _shown_elsewhere(
+    folder: RunFolder, experiment: Experiment, console: Console
+) -> Iterator[RunFolder]:
+    """The folder of a run, whose rows go to the trackers of its settings as well."""
+    if not folder.is_primary:
+        yield folder
+        return
+    config = experiment.config
+    settings = config_to_dict(config)
+    made = make_trackers(config.run, folder.workdir, settings, console.line)
+    with made as trackers:
+        yield dataclasses.replace(folder, trackers=trackers)
 
 
 def _run(
@@ -160,8 +179,9 @@ def _run(
                 "the same command goes on from here"
             )
             return None
-        result = finish(
-            loop.experiment, loop.position, loop.clock, state, loop.final_mean
-        )
+        with console.busy("shrinking and testing the network"):
+            result = finish(
+                loop.experiment, loop.position, loop.clock, state, loop.final_mean
+            )
     folder.write_summary(result.summary)
     return result

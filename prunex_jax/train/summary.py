@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from prunex_jax.mesh import HOST_AXIS, sharding_on
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, sharding_on
 from prunex_jax.shrink import Network
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.clock import Clock
@@ -80,6 +80,9 @@ def finish(
         "macs_kept": macs_of_one_example(shrunk.model),
         **work_of_training(experiment, position),
         **seen_until(experiment, position.step),
+        "channels_kept": {
+            name: [int(mask.sum()), mask.size] for name, mask in sorted(masks.items())
+        },
         "channel_sparsity": 1 - num_kept / num_channels if num_channels else 0.0,
         "shrink_max_abs_error": error,
         "shrink_step": handover and handover.step,
@@ -131,6 +134,7 @@ def _what_was_sent(experiment: Experiment, position: RunPosition) -> dict[str, A
     return {
         "host_wire_bytes": host_bytes,
         "host_wire_bytes_dense": dense_bytes,
+        "device_wire_bytes": ledger.wire_bytes.get(DEVICE_AXIS, 0.0),
         "host_wire_ratio": host_bytes / dense_bytes if dense_bytes else 0.0,
         "host_payload_bytes_steady": payload,
         "host_payload_bytes_dense": dense_payload,

@@ -600,7 +600,7 @@ def test_folders_are_read_together(tmp_path):
     [
         (["--workdir={folder}"], f"has no {RECORDS_FILE}"),
         (["--workdir={folder}", "--targets=0.6,high"], "--targets=0.6,high"),
-        ([], "--workdir is required"),
+        ([], "give either run folders"),
         (["--workdir=,"], "names no folder"),
     ],
 )

@@ -3,11 +3,13 @@
 import io
 import math
 import random
+import threading
+import time
 
 import pytest
 
 from prunex_jax.tasks import Classification
-from prunex_jax.train.console import Console, format_progress
+from prunex_jax.train.console import Console, explain_progress, format_progress
 
 OBJECTIVE = Classification()
 ROW = {
@@ -108,8 +110,47 @@ def test_files_get_plain_lines():
     lines = ["run       4 steps", "          and [no] markup"]
     assert told(io.StringIO()).splitlines() == [
         *lines,
+        *explain_progress(OBJECTIVE, has_peak=False).splitlines(),
         format_progress(ROW, 20000, 64, OBJECTIVE),
     ]
+
+
+def test_columns_are_explained_once_and_in_their_order():
+    stream = io.StringIO()
+    with Console(True, stream) as console:
+        for _ in range(3):
+            row = {**ROW, "flops_utilisation": 0.4}
+            console.progress(row, 20000, 64, OBJECTIVE)
+    first, *rest = stream.getvalue().splitlines()
+    assert first.startswith("columns   step, ") and first.endswith("share of the peak")
+    assert len(rest) == 3 + 3 and "columns" not in " ".join(rest)
+    words = ["host:", "sparsity:", "res:", "loss", "acc"]
+    positions = [" ".join(rest[:3]).index(word) for word in words]
+    assert positions == sorted(positions)
+
+
+def test_what_takes_long_says_so_until_it_ends():
+    stream = io.StringIO()
+    with Console(True, stream, patience=0.01) as console:
+        with pytest.raises(KeyError), console.busy("compiling the local step"):
+            deadline = time.monotonic() + 20
+            while stream.getvalue().count("\n") < 2 and time.monotonic() < deadline:
+                time.sleep(0.005)
+            raise KeyError
+        shown = stream.getvalue()
+        assert not [t for t in threading.enumerate() if t.name == "busy"]
+        time.sleep(0.05)
+    assert stream.getvalue() == shown, "nothing after its end"
+    assert shown.count("compiling the local step (0 s so far)\n") >= 2
+
+
+@pytest.mark.parametrize(("is_primary", "patience"), [(True, 60.0), (False, 0.001)])
+def test_what_is_quick_or_elsewhere_says_nothing(is_primary, patience):
+    stream = io.StringIO()
+    with Console(is_primary, stream, patience=patience) as console:
+        with console.busy("evaluating"):
+            time.sleep(0.02)
+    assert stream.getvalue() == ""
 
 
 def test_terminals_get_the_same_lines_and_a_bar():

@@ -21,8 +21,9 @@ from tests.helpers.tiny_runs import merged, settings
 # As other programs find them in summary.json.
 KEYS = """method steps seed hosts devices_per_host validation_accuracy validation_loss
 test_accuracy test_loss params_dense params_kept macs_dense macs_kept training_macs
-training_macs_dense examples_seen channel_sparsity shrink_max_abs_error shrink_step
-host_wire_bytes host_wire_bytes_dense host_wire_ratio
+training_macs_dense examples_seen channels_kept channel_sparsity shrink_max_abs_error
+shrink_step
+host_wire_bytes host_wire_bytes_dense device_wire_bytes host_wire_ratio
 host_payload_bytes_steady host_payload_bytes_dense host_payload_ratio num_rounds
 num_compilations seconds_total seconds_per_step_median
 seconds_per_step_median_masked flops_per_second flops_utilisation""".split()

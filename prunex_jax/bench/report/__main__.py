@@ -1,4 +1,10 @@
-"""Command line of reports: tables and plots of what studies have found.
+"""Command line of reports: of runs, and of what studies have found.
+
+    prunex-jax report RUN [RUN ...] [--output=FILE.html]
+
+Writes one HTML page of run folders, finished or not, side by side: curves, bytes by
+axis and phase, what is kept per channel group, health, environment, command, settings.
+It needs nothing else, and loads nothing. Default of FILE: report.html in the first RUN.
 
     prunex-jax report --workdir=FOLDER[,FOLDER...] [--png=FOLDER]
         [--targets=VALUE,...] [--published]
@@ -22,16 +28,19 @@ from prunex_jax.bench.cost_model.published import (
 )
 from prunex_jax.bench.report import plots
 from prunex_jax.bench.report.page import NO_PLOTS
+from prunex_jax.bench.report.runs import write_runs
 from prunex_jax.bench.report.study import Findings, read_findings, write_report
 
 COMMAND = Command(
     text=str(__doc__),
     flags=(
-        Flag("workdir", "", "Folders with records, by commas.", is_required=True),
+        Flag("output", "", "HTML file of the page of runs."),
+        Flag("workdir", "", "Folders with records of studies, by commas."),
         Flag("png", "", "Folder for the plots as PNG files."),
         Flag("targets", "", "Values on validation whose time is asked for."),
         Flag("published", False, "Add the setting that PruneX was published with."),
     ),
+    takes_paths=True,
 )
 
 
@@ -40,8 +49,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(COMMAND, _run, arguments)
 
 
-def _run(values: Values, rest: list[str]) -> None:
-    del rest
+def _run(values: Values, paths: list[str]) -> None:
+    if bool(paths) == bool(values.workdir):
+        raise UserError(
+            "give either run folders, as in `report runs/a runs/b`, or --workdir with "
+            "folders that have records of studies; --help shows the command line"
+        )
+    if paths:
+        _report_runs(values, [Path(path).expanduser() for path in paths])
+    else:
+        _report_studies(values)
+
+
+def _report_runs(values: Values, folders: list[Path]) -> None:
+    for flag in ("png", "targets", "published"):
+        if getattr(values, flag):
+            raise UserError(f"--{flag} is for reports of studies, not of runs")
+    output = Path(values.output).expanduser() if values.output else None
+    sys.stdout.write(f"{write_runs(folders, output)}\n")
+
+
+def _report_studies(values: Values) -> None:
+    if values.output:
+        raise UserError(
+            f"--output={values.output} is for reports of runs; those of studies are "
+            "written into the first --workdir"
+        )
     folders = [Path(part) for part in split_list(values.workdir)]
     if not folders:
         raise UserError(f"--workdir={values.workdir} names no folder")

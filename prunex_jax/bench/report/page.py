@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import markupsafe
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.report import plots
+from prunex_jax.bench.report.curves import Chart, draw_chart
 from prunex_jax.bench.report.plots import Plot
 from prunex_jax.bench.report.tables import Cell, Table
 
@@ -27,6 +29,7 @@ class Section:
     tables: Sequence[Table] = ()  # What it shows.
     plots: Sequence[Plot] = ()  # Before the tables.
     warnings: Sequence[str] = ()  # Before those.
+    charts: Sequence[Chart] = ()  # Like plots, but drawn without matplotlib.
 
 
 def check_png(png: Path | None) -> None:
@@ -69,7 +72,8 @@ def write_page(
 def make_page(title: str, notes: Iterable[str], sections: Iterable[Section]) -> str:
     """The page as HTML; whatever records say is text in it."""
     has_plots = plots.is_available()
-    shown = [each for each in sections if each.tables or each.plots or each.warnings]
+    shown = [each for each in sections if _has_content(each)]
+    is_missing = not has_plots and any(each.plots for each in shown)
     template = importlib.resources.files(__package__).joinpath("page.html").read_text()
     environment = jinja2.Environment(
         autoescape=True,
@@ -78,10 +82,14 @@ def make_page(title: str, notes: Iterable[str], sections: Iterable[Section]) -> 
     )
     return environment.from_string(template).render(
         title=title,
-        notes=[*notes, *([] if has_plots else [f"{NO_PLOTS}."])],
+        notes=[*notes, *([f"{NO_PLOTS}."] if is_missing else [])],
         sections=shown,
         pictures={
             each.title: [_picture(plot) for plot in each.plots] if has_plots else []
+            for each in shown
+        },
+        charts={
+            each.title: [markupsafe.Markup(draw_chart(chart)) for chart in each.charts]
             for each in shown
         },
     )
@@ -97,6 +105,10 @@ def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
     """
     rows = tuple((Cell(name), Cell(text)) for name, text in _flat(facts))
     return Table(title, ("", "value"), rows)
+
+
+def _has_content(section: Section) -> bool:
+    return bool(section.tables or section.plots or section.warnings or section.charts)
 
 
 def _picture(plot: Plot) -> dict[str, str]:

@@ -1,0 +1,200 @@
+"""Shows the rows of a run's metrics in TensorBoard and Weights & Biases.
+
+Both are optional packages. What is missing is refused before any work; what fails later
+is said once, and the run goes on without it. TensorBoard reads RUN/tensorboard, and
+RUN/wandb.json keeps the name under which a resumed run goes on.
+"""
+
+import functools
+import importlib.util
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from prunex_jax.base.errors import UserError, one_line
+from prunex_jax.base.files import read_object, write_json
+from prunex_jax.base.settings import RunConfig
+from prunex_jax.train.config import dotted_keys
+
+TENSORBOARD = "tensorboard"
+WANDB = "wandb"
+WANDB_RUN = "wandb.json"
+_LOGIN_SECONDS = 60
+# What a tracker leaves in a run folder.
+FILES_OF_TRACKERS = (TENSORBOARD, WANDB, WANDB_RUN)
+
+
+class Tracker(Protocol):
+    """Where rows go."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Shows the numbers of one row."""
+
+    def close(self, is_good: bool) -> None:
+        """Writes what is left; `is_good` unless an error ends the run."""
+
+
+class Trackers:
+    """The trackers that the settings of a run ask for; none on most processes.
+
+    A tracker opens with the first row: by then the run knows where it goes on.
+
+    Args:
+      makers: Name -> makes a tracker of the step after which the run goes on, and of
+        the last step that was shown before.
+      tell: Called with one line about a tracker that fails.
+    """
+
+    def __init__(
+        self,
+        makers: Mapping[str, Callable[[int, int], Tracker]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._makers = dict(makers)
+        self._tell = tell
+        self._open: dict[str, Tracker] = {}
+        self._step = self._last_shown = -1
+        # Names that the newest step was shown with: costs are in rows of both kinds.
+        self._newest: tuple[int, set[str]] = (-1, set())
+
+    def __enter__(self) -> Self:
+        """Has nothing to do yet."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Closes all of them."""
+        for name in tuple(self._open):
+            self._try(name, self._open.pop(name).close, kind is None)
+
+    def go_on_after(self, step: int, last_shown: int) -> None:
+        """Says where the run goes on, and the last step that it had shown before."""
+        self._step, self._last_shown = step, last_shown
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """Hands a row of plain values to every tracker; never fails."""
+        step = row["step"]
+        if step != self._newest[0]:
+            self._newest = step, set()
+        shown = self._newest[1]
+        values = {
+            key.replace(".", "/"): value
+            for key, value in dotted_keys(row).items()
+            if isinstance(value, int | float) and key not in {"step", *shown}
+        }
+        shown.update(dotted_keys(row))
+        for name in tuple(self._makers):
+            self._try(name, self._write, name, step, values)
+
+    def _write(self, name: str, step: int, values: Mapping[str, float]) -> None:
+        if name not in self._open:
+            self._open[name] = self._makers[name](self._step, self._last_shown)
+        self._open[name].write(step, values)
+
+    def _try(self, name: str, do: Callable[..., None], *arguments: Any) -> None:
+        """Goes on without a tracker that fails, whatever its package raises."""
+        try:
+            do(*arguments)
+        except Exception as error:
+            self._makers.pop(name, None)
+            self._open.pop(name, None)
+            self._tell(f"{name} failed, the run goes on without it: {one_line(error)}")
+
+
+def check_trackers(config: RunConfig) -> None:
+    """Refuses trackers whose package is not installed.
+
+    Raises:
+      UserError: With the command that installs it.
+    """
+    for setting, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
+        value = getattr(config, setting)
+        if value and importlib.util.find_spec(package) is None:
+            raise UserError(
+                f"config.run.{setting}={value} needs the package {package}, which is "
+                f"not installed: pip install 'prunex-jax[{setting}]'"
+            )
+
+
+def make_trackers(
+    config: RunConfig,
+    workdir: Path,
+    settings: Mapping[str, Any],
+    tell: Callable[[str], None],
+) -> Trackers:
+    """Makes the trackers that settings ask for.
+
+    Args:
+      config: Says which.
+      workdir: The run folder.
+      settings: All settings of the run, shown beside its curves.
+      tell: As for `Trackers`.
+    """
+    makers: dict[str, Callable[[int, int], Tracker]] = {}
+    if config.tensorboard:
+        makers["TensorBoard"] = functools.partial(_TensorBoard, workdir)
+    if config.wandb:
+        makers["W&B"] = lambda _, last: _Wandb(config.wandb, workdir, settings, last)
+    return Trackers(makers, tell)
+
+
+class _TensorBoard:
+    """Event files; those of an abandoned course are hidden from the resumed step on."""
+
+    def __init__(self, workdir: Path, step: int, last_shown: int) -> None:
+        import tensorboardX
+
+        purged = step + 1 if last_shown >= 0 else None
+        folder = str(workdir / TENSORBOARD)
+        # Names have seconds: another start within the same one would write over it.
+        suffix = f".{time.time_ns()}"
+        self._writer = tensorboardX.SummaryWriter(
+            folder, purge_step=purged, filename_suffix=suffix
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, is_good: bool) -> None:
+        del is_good
+        self._writer.close()
+
+
+class _Wandb:
+    """A run of a project, found again by the name that the run folder keeps."""
+
+    def __init__(
+        self, project: str, workdir: Path, settings: Mapping[str, Any], last_shown: int
+    ) -> None:
+        import wandb
+
+        held = read_object(workdir / WANDB_RUN) or {}
+        is_new = held.get("project") != project or not isinstance(held.get("id"), str)
+        if is_new:
+            held = {"project": project, "id": uuid.uuid4().hex}
+        # Rows do not vanish there: what a resumed run repeats is left out.
+        self._last_shown = -1 if is_new else last_shown
+        self._run = wandb.init(
+            project=project,
+            id=held["id"],
+            name=workdir.name,
+            dir=str(workdir),
+            resume="allow",
+            config=dict(settings),
+            # Nobody may be there to answer when it asks who they are.
+            settings={"login_timeout": _LOGIN_SECONDS},
+        )
+        write_json(workdir / WANDB_RUN, held)
+        # A row of validation follows the row of its step: the step is a number of each.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if step > self._last_shown:
+            self._run.log({"step": step, **values})
+
+    def close(self, is_good: bool) -> None:
+        self._run.finish(exit_code=0 if is_good else 1)

@@ -1,0 +1,156 @@
+"""Metrics in TensorBoard and W&B: at the right steps, and never in the way."""
+
+import json
+import sys
+import types
+
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import RunConfig
+from prunex_jax.train.folder import RunFolder
+from prunex_jax.train.trackers import check_trackers, make_trackers
+from tests.helpers.event_files import needs_tensorboard, shown_in_tensorboard
+
+CONFIG = {"seed": 1}
+
+
+class FakeWandb:
+    """What we use of the module, which keeps what it is told."""
+
+    def __init__(self, fails_at=None):
+        self.fails_at = fails_at
+        self.inits, self.rows, self.metrics, self.finished = [], [], [], []
+
+    def init(self, **options):
+        self.inits.append(options)
+        if self.fails_at == "init":
+            raise ConnectionError("no network\nwhatever")
+        return types.SimpleNamespace(
+            log=self._log,
+            define_metric=lambda *names, **more: self.metrics.append((names, more)),
+            finish=lambda exit_code: self.finished.append(exit_code),
+        )
+
+    def _log(self, row):
+        if self.fails_at == row["step"]:
+            raise ConnectionError("no network")
+        self.rows.append(row)
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def run(workdir, run_config, steps, resumed_at=-1, told=None, fresh=False):
+    """What a run does with its folder: it goes on somewhere, and logs some steps."""
+    folder = RunFolder.open(workdir, CONFIG, {}, is_primary=True, fresh=fresh)
+    tell = ([] if told is None else told).append
+    with make_trackers(run_config, folder.workdir, CONFIG, tell) as trackers:
+        object.__setattr__(folder, "trackers", trackers)
+        folder.truncate_after(resumed_at)
+        for step in steps:
+            folder.append({"step": step, "loss": step / 8, "drift": {"conv": 0.25}})
+            also = {"validation_loss": float("nan"), "on": "a", "loss": -1.0}
+            folder.append({"step": step, **also})
+    return [row["step"] for row in folder.read_rows()]
+
+
+@needs_tensorboard
+def test_tensorboard_shows_every_number_at_its_step(tmp_path):
+    run(tmp_path, RunConfig(tensorboard=True), [2, 4])
+    assert shown_in_tensorboard(tmp_path) == {
+        "loss": {2: 0.25, 4: 0.5},
+        "drift/conv": {2: 0.25, 4: 0.25},
+    }
+
+
+@needs_tensorboard
+def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path):
+    config = RunConfig(tensorboard=True)
+    run(tmp_path, config, [2, 4, 6])
+    assert run(tmp_path, config, [4, 8], resumed_at=2) == [2, 2, 4, 4, 8, 8]
+    assert shown_in_tensorboard(tmp_path)["loss"] == {2: 0.25, 4: 0.5, 8: 1.0}
+
+
+@needs_tensorboard
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tmp_path):
+    config = RunConfig(tensorboard=True)
+    run(tmp_path, config, [2, 4])
+    run(tmp_path, config, [2, 6])
+    assert shown_in_tensorboard(tmp_path)["loss"] == {2: 0.25, 6: 0.75}
+
+
+@needs_tensorboard
+def test_a_fresh_run_has_curves_of_its_own(tmp_path):
+    run(tmp_path, RunConfig(tensorboard=True), [2, 4])
+    run(tmp_path, RunConfig(tensorboard=True), [3], fresh=True)
+    assert shown_in_tensorboard(tmp_path)["loss"] == {3: 0.375}
+
+
+def test_nothing_is_tracked_unless_asked(tmp_path, wandb):
+    run(tmp_path, RunConfig(), [2])
+    assert not wandb.inits and not (tmp_path / "tensorboard").exists()
+
+
+def test_wandb_gets_rows_settings_and_the_end(tmp_path, wandb):
+    run(tmp_path, RunConfig(wandb="mine"), [2])
+    (options,) = wandb.inits
+    assert options["project"] == "mine" and options["config"] == CONFIG
+    assert wandb.rows == [{"step": 2, "loss": 0.25, "drift/conv": 0.25}, {"step": 2}]
+    assert (("*",), {"step_metric": "step"}) in wandb.metrics
+    assert wandb.finished == [0]
+
+
+def test_wandb_goes_on_with_the_same_run_and_repeats_no_step(tmp_path, wandb):
+    config = RunConfig(wandb="mine")
+    run(tmp_path, config, [2, 4, 6])
+    run(tmp_path, config, [4, 6, 8], resumed_at=2)
+    first, second = wandb.inits
+    assert first["id"] == second["id"] and second["resume"] == "allow"
+    assert [row["step"] for row in wandb.rows if "loss" in row] == [2, 4, 6, 8]
+    run(tmp_path, config, [2], fresh=True)
+    assert wandb.inits[2]["id"] != first["id"]
+
+
+def test_wandb_that_is_turned_on_later_gets_all_rows_from_then(tmp_path, wandb):
+    run(tmp_path, RunConfig(), [2, 4, 6])
+    run(tmp_path, RunConfig(wandb="mine"), [4, 6], resumed_at=2)
+    assert [row["step"] for row in wandb.rows if "loss" in row] == [4, 6]
+
+
+@pytest.mark.parametrize("fails_at", ["init", 4])
+def test_a_run_outlives_wandb_and_says_so_once(tmp_path, wandb, fails_at):
+    wandb.fails_at, told = fails_at, []
+    steps = run(tmp_path, RunConfig(wandb="mine"), [2, 4, 6], told=told)
+    assert steps == [2, 2, 4, 4, 6, 6]
+    (line,) = told
+    assert line.startswith("W&B failed, the run goes on without it: ")
+    assert "\n" not in line
+    assert len(wandb.inits) == 1
+
+
+def test_an_error_that_ends_the_run_ends_wandb_as_failed(tmp_path, wandb):
+    with pytest.raises(KeyError):
+        with make_trackers(RunConfig(wandb="x"), tmp_path, {}, print) as trackers:
+            trackers.show({"step": 1, "loss": 1.0})
+            raise KeyError
+    assert wandb.finished == [1]
+    assert json.loads((tmp_path / "wandb.json").read_text())["project"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RunConfig(tensorboard=True), r"run\.tensorboard=True needs .*\[tensorboard\]"),
+        (RunConfig(wandb="mine"), r"run\.wandb=mine needs .*prunex-jax\[wandb\]"),
+    ],
+)
+def test_a_missing_package_is_refused(config, message, monkeypatch):
+    check_trackers(RunConfig())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=message):
+        check_trackers(config)
