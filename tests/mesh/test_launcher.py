@@ -538,6 +538,27 @@ def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments
     assert rolls == ([arguments[:3]] if arguments[0] else [])
 
 
+@pytest.mark.parametrize(
+    ("settings", "environ", "made"),
+    [
+        ({"layout": "3x2"}, {}, [6, 6]),
+        ({"layout": "3x2"}, BY_VARIABLES, []),
+        ({"layout": "3x2", "cpu_devices": 9}, {}, [9, 9]),
+        ({"layout": "3x2", "simulated": "4x1"}, {}, []),
+        ({"layout": "3"}, {}, []),
+    ],
+)
+def test_devices_stand_in_for_hosts_of_one_process(
+    monkeypatch, settings, environ, made
+):
+    counts = []
+    monkeypatch.setattr(start, "_join", lambda *_: None)
+    for name in ("_request_cpu_devices", "_check_cpu_devices"):
+        monkeypatch.setattr(start, name, counts.append)
+    start_processes(TopologyConfig(**settings), LaunchFlags(), environ)
+    assert counts == made
+
+
 def test_a_failed_start_is_one_readable_line(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("DEADLINE_EXCEEDED:\n  no answer")
