@@ -20,9 +20,7 @@ from prunex_jax.train.config import default_config
 def get_config(simulated: str = "") -> ml_collections.ConfigDict:
     config = default_config()
     if simulated:
-        hosts, devices = simulated.split("x")
-        config.topology.layout = hosts
-        config.topology.cpu_devices = int(hosts) * int(devices)
+        config.topology.layout = simulated
     config.data.name = "cifar10"
     config.data.batch_size = 128
     config.data.augment = "crop_flip"

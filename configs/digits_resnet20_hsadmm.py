@@ -1,10 +1,13 @@
 """ResNet-20 on handwritten digits with H-SADMM, 2 simulated hosts x 2 devices.
 
 The demo: the images come with scikit-learn, nothing is downloaded, and virtual CPU
-devices stand in for the hosts.
+devices stand in for the hosts. Started by a launcher as several processes, it takes the
+hosts and devices that there are.
 
     python -m prunex_jax.train --workdir=runs/demo \\
         --config=configs/digits_resnet20_hsadmm.py
+
+    ...:3x2     simulates 3 hosts x 2 devices; all digits_* configs take it
 
 Hardware: two CPU cores. Result: test accuracy 0.992
 (0.986 to 0.997, n=3 seeds), 0.087 of the dense bytes between hosts.
@@ -15,10 +18,9 @@ import ml_collections
 from prunex_jax.train.config import default_config
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(simulated: str = "2x2") -> ml_collections.ConfigDict:
     config = default_config()
-    config.topology.layout = "2"
-    config.topology.cpu_devices = 4
+    config.topology.layout = simulated
     config.data.name = "digits"
     config.data.batch_size = 64
     config.data.augment = "shift"

@@ -17,8 +17,7 @@ from prunex_jax.train.config import default_config
 
 def get_config() -> ml_collections.ConfigDict:
     config = default_config()
-    config.topology.layout = "2"
-    config.topology.cpu_devices = 4
+    config.topology.layout = "2x2"
     config.data.name = "stdlib"
     config.data.batch_size = 8
     config.data.sequence_length = 128

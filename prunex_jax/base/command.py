@@ -24,6 +24,8 @@ EXIT_BAD_INPUT = 2
 EXIT_LOST = 69  # Another process of the run failed or was lost.
 EXIT_FAILED = 70  # This one of several failed, of something unforeseen.
 EXIT_STALLED = 124  # A step, a save or another phase came to a halt.
+# Stopped and saved, so that the same command goes on: EX_TEMPFAIL, "try again later".
+EXIT_STOPPED = 75
 _SETTING = re.compile(r"--(no)?config\.")
 # Below the shipped `configs`: what a flag may name without a path.
 _SHIPPED = {"config": "", "study": "bench", "sweep": "sweeps"}

@@ -228,7 +228,9 @@ def _as_type(value: Any, hint: Any, where: str) -> Any:
 class TopologyConfig:
     """Which devices form a host, and how simulated devices are made."""
 
-    # auto | host | process | slice, or the number of hosts, as in "2".
+    # auto | host | process | slice, or the number of hosts, as in "2"; or hosts x
+    # virtual CPU devices, as in "2x2", that stand in where the run has one process, and
+    # mean auto where it has several.
     layout: str = "auto"
     # Virtual CPU devices of this process; 0 uses the devices the machine has.
     cpu_devices: int = setting(0, at_least=0)

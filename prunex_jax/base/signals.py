@@ -1,4 +1,4 @@
-"""Handlers of signals, and Ctrl-C or SIGTERM as a question a training loop asks.
+"""Handlers of signals, and those that stop a run as a question a training loop asks.
 
 Supervisors that run under any Python import it, so jax is imported where it is used.
 """
@@ -8,6 +8,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
+
+# What schedulers send before they end a job: SIGTERM, or the warning of a time limit.
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextlib.contextmanager
@@ -46,12 +49,12 @@ def handling(
 
 
 class StopRequest:
-    """Listens for Ctrl-C and SIGTERM while it is entered.
+    """Listens for Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 while it is entered.
 
     The first signal asks the run to stop, save and exit; a second Ctrl-C interrupts at
     once. Use it as a context manager, on the main thread. With several processes jax's
     preemption service hears SIGTERM on any of them and names one step at which all of
-    them stop; Ctrl-C is passed on to it.
+    them stop; the other signals are passed on to it.
     """
 
     def __init__(self) -> None:
@@ -61,8 +64,10 @@ class StopRequest:
         self._num_questions = 0
         self._is_agreed = False
         self._is_single = jax.process_count() == 1
-        # jax's service keeps SIGTERM where there are several processes.
-        numbers = [signal.SIGINT, signal.SIGTERM][: 2 if self._is_single else 1]
+        numbers = [signal.SIGINT, *STOPPING]
+        if not self._is_single:
+            # jax's service keeps it.
+            numbers.remove(signal.SIGTERM)
         self._handling = handling(numbers, self._hear, also_ignored=True)
 
     def __enter__(self) -> Self:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from prunex_jax.base.signals import handling
+from prunex_jax.base.signals import STOPPING, handling
 from prunex_jax.bench.links.kernel import peak_memory
 
 # Lines of its log that are shown of a process that failed.
@@ -55,8 +55,9 @@ def last_lines(log: Path, count: int = _SHOWN_LINES) -> list[str]:
 def run_process(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> int:
     """Runs a command, appends its output to a file, and returns its exit code.
 
-    Ctrl-C and SIGTERM are handed to it as SIGTERM, so that it can save and end; then
-    this process ends. If it went on alone, it would be in the way of the next one.
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 are handed to it as SIGTERM, so that it can
+    save and end; then this process ends. If it went on alone, it would be in the way of
+    the next one.
     """
     heard: list[int] = []
     with (
@@ -71,7 +72,7 @@ def run_process(command: Sequence[str], log: Path, environ: Mapping[str, str]) -
             heard.append(number)
             process.terminate()
 
-        with handling((signal.SIGINT, signal.SIGTERM), hear):
+        with handling((signal.SIGINT, *STOPPING), hear):
             code = process.wait()
     if heard:
         signal.raise_signal(heard[0])

@@ -4,6 +4,8 @@ In: the settings `topology.*`, flags and the environment. Out: a `Topology`, who
 has the axes ('host', 'device'), and what programs need to run on it.
 
     launcher     several processes? which is this, and which GPUs are its own?
+    launched     what each launcher says in environment variables
+    gpus         which GPUs of a machine one of its processes takes
     roll_call    waits for all processes, and says for whom
     start        acts on the answer, before jax computes anything
     compiled     what jax has compiled stays on disk for the next process, in commands

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import hashlib
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.mesh.agreement import gather_texts
 
 LAYOUTS = ("auto", "host", "process", "slice")
+# Virtual devices beyond that are a slip of the pen.
+_MAX_STAND_INS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +90,19 @@ class DeviceRecord:
     slice: int | None = None  # Domain of fast links, where the platform has one.
 
 
+def fast_domain(device: jax.Device) -> int | None:
+    """The domain of fast links that a device is in, where its platform tells it.
+
+    A slice of TPUs, or the GPUs that NVLink joins: `partition_index` in newer versions
+    of jax, where `slice_index` is deprecated.
+    """
+    for name in ("partition_index", "slice_index"):
+        found = getattr(device, name, None)
+        if found is not None:
+            return int(found)
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Host:
     """One row of the mesh: devices joined by the fast links."""
@@ -113,28 +129,48 @@ def parse_layout(text: str) -> str | int:
     """Checks `topology.layout`, and turns a number of hosts into an int.
 
     Raises:
-      UserError: It is neither a known word nor a positive number.
+      UserError: It is neither a known word, nor a positive number, nor `stand_ins`.
 
     Example:
       >>> parse_layout("host"), parse_layout("2")
       ('host', 2)
     """
     layout = str(text).strip()
-    if layout in LAYOUTS:
+    if layout in LAYOUTS or stand_ins(layout):
         return layout
     if layout.isdecimal() and int(layout) > 0:
         return int(layout)
     raise UserError(
-        f"topology.layout={text!r} is unknown: use {', '.join(LAYOUTS)}, or a number "
-        "of hosts such as 2"
+        f"topology.layout={text!r} is unknown: use {', '.join(LAYOUTS)}, a number of "
+        "hosts such as 2, or hosts x devices to simulate in one process such as 2x2"
     )
 
 
+def stand_ins(layout: str | int) -> tuple[int, int] | None:
+    """Hosts and virtual devices of each, which stand in where there is one process.
+
+    Example:
+      >>> stand_ins("3x2"), stand_ins("auto")
+      ((3, 2), None)
+    """
+    match = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", str(layout).strip())
+    if match is None:
+        return None
+    hosts, devices = int(match[1]), int(match[2])
+    return (hosts, devices) if hosts * devices <= _MAX_STAND_INS else None
+
+
 def resolve_layout(layout: str | int, records: Sequence[DeviceRecord]) -> str | int:
-    """Replaces auto: by machine with several processes, otherwise one host."""
-    if layout != "auto":
+    """Replaces auto: by machine with several processes, otherwise one host.
+
+    So is a layout of stand-ins, whose hosts count in one process.
+    """
+    found = stand_ins(layout)
+    if layout != "auto" and found is None:
         return layout
-    return "host" if len({record.process for record in records}) > 1 else 1
+    if len({record.process for record in records}) > 1:
+        return "host"
+    return 1 if found is None else found[0]
 
 
 def arrange_hosts(

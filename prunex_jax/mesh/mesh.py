@@ -16,6 +16,7 @@ from prunex_jax.mesh.hosts import (
     DeviceRecord,
     Host,
     arrange_hosts,
+    fast_domain,
     gather_machines,
     parse_layout,
     resolve_layout,
@@ -141,7 +142,7 @@ def make_topology(
     Args:
       layout: auto (by machine with several processes, otherwise one host), host (by
         machine), process, slice, or the number of hosts. In one process a number above
-        one simulates hosts.
+        one simulates hosts. "2x2" is 2 in one process, and auto with several.
       devices: The devices to use, equal on all processes; all of them by default.
       simulated: Hosts and devices that the first device simulates, as in "4x2"; empty
         for the devices there are. The layout has no say then.
@@ -168,7 +169,7 @@ def make_topology(
             device=device.id,
             machine=machines[device.process_index].key,
             machine_name=machines[device.process_index].name,
-            slice=getattr(device, "slice_index", None),
+            slice=fast_domain(device),
         )
         for device in chosen
     ]

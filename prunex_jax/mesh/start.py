@@ -12,7 +12,9 @@ import jax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import TopologyConfig, check_settings
 from prunex_jax.mesh.compiled import AUTO, keep_compiled
-from prunex_jax.mesh.launcher import Launch, LaunchFlags, Probes, detect_launch
+from prunex_jax.mesh.hosts import parse_layout, stand_ins
+from prunex_jax.mesh.launched import Probes
+from prunex_jax.mesh.launcher import Launch, LaunchFlags, detect_launch
 from prunex_jax.mesh.memory import keep_freed_memory
 from prunex_jax.mesh.roll_call import call_roll
 
@@ -38,7 +40,8 @@ def start_processes(
 
     Args:
       config: `cpu_devices` > 0 asks for that many virtual CPU devices in each
-        process, and for no other platform.
+        process, and for no other platform; so does a layout as in "2x2" where there is
+        one process.
       flags: What the user said about the processes. Where the process is a command's
         own, it keeps compiled programs on disk, and freed memory on CPU; see
         `keep_compiled` and `keep_freed_memory`.
@@ -55,13 +58,15 @@ def start_processes(
         devices than `config` asks for.
     """
     check_settings(config, "topology")
+    parse_layout(config.layout)
     launch = _detect(config, flags, environ)
-    if config.cpu_devices:
-        _request_cpu_devices(config.cpu_devices)
+    cpu_devices = _num_cpu_devices(config, launch)
+    if cpu_devices:
+        _request_cpu_devices(cpu_devices)
     if launch.is_distributed and not jax.distributed.is_initialized():
         launch = _join(launch, join_seconds, min_processes)
-    if config.cpu_devices:
-        _check_cpu_devices(config.cpu_devices)
+    if cpu_devices:
+        _check_cpu_devices(cpu_devices)
     if flags.owns_process:
         keep_compiled(compile_cache, environ)
         if jax.default_backend() == "cpu":
@@ -79,6 +84,15 @@ def _detect(
         # GPUs that nobody is going to use must not stop a run by being uneven.
         probes = dataclasses.replace(probes, count_gpus=lambda _: None)
     return detect_launch(environ, flags, probes)
+
+
+def _num_cpu_devices(config: TopologyConfig, launch: Launch) -> int:
+    """Virtual devices to make here; 0 for the devices there are."""
+    found = stand_ins(config.layout)
+    if config.cpu_devices or config.simulated or launch.is_distributed or not found:
+        return config.cpu_devices
+    hosts, devices = found
+    return hosts * devices
 
 
 def _request_cpu_devices(count: int) -> None:

@@ -3,11 +3,13 @@
     prunex-jax train --config=FILE[:ARGUMENT] --workdir=FOLDER
         [--config.KEY=VALUE ...] [--fresh]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
+        [--stopped_exit_code=75]
 
 FILE is a path, or the name of a config that comes with the package. Its
 get_config([ARGUMENT]) gives the settings, which --config.KEY=VALUE changes. A run in
-FOLDER that was stopped goes on where it was. Exit code 0: ended, or stopped and saved;
-1: diverged; 2: bad input. `python -m prunex_jax.train` is the same command.
+FOLDER that was stopped goes on where it was. Exit code 0: ended; 75: stopped and saved,
+and the same command goes on; 1: diverged; 2: bad input. `python -m prunex_jax.train` is
+the same command.
 """
 
 import ast
@@ -17,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from prunex_jax.base.command import (
+    EXIT_STOPPED,
     Command,
     Flag,
     Values,
@@ -44,7 +47,11 @@ LAUNCH_FLAGS = (
     Flag("coordinator", "", "Address and port of process 0."),
     Flag("num_processes", 0, "Processes of the run."),
     Flag("process_id", -1, "Number of this process."),
-    Flag("launcher", "auto", "auto, none, slurm, openmpi or kubernetes."),
+    Flag(
+        "launcher",
+        "auto",
+        "auto, none, or one of openmpi, slurm, pmi, torchrun, kubeflow and kubernetes.",
+    ),
 )
 _PLUGINS = "method.plugins"
 COMMAND = Command(
@@ -53,6 +60,11 @@ COMMAND = Command(
         CONFIG_FLAG,
         Flag("workdir", "", "Run folder.", is_required=True),
         Flag("fresh", False, "Start over, removing the run that the folder holds."),
+        Flag(
+            "stopped_exit_code",
+            EXIT_STOPPED,
+            "Exit code of a run that was stopped and saved; 0 says no more than ended.",
+        ),
         *LAUNCH_FLAGS,
     ),
     takes_settings=True,
@@ -153,11 +165,17 @@ def given_launch(values: Values) -> "LaunchFlags":
     )
 
 
-def _train(values: Values, overrides: list[str]) -> None:
+def _train(values: Values, overrides: list[str]) -> int:
+    code = int(values.stopped_exit_code)
+    if not 0 <= code <= 255:
+        raise UserError(f"--stopped_exit_code={code} must be from 0 to 255")
     config = override_config(load_config(values.config), overrides)
     from prunex_jax.train.run import train
 
-    train(config, values.workdir, fresh=values.fresh, launch=given_launch(values))
+    result = train(
+        config, values.workdir, fresh=values.fresh, launch=given_launch(values)
+    )
+    return code if result is None else 0
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ def train(
       watch: Called with a `loop.Progress` and the training state before the first step
         and after every one, on every process; what it raises ends the run.
     Returns:
-      The network and its summary, or None if Ctrl-C or SIGTERM stopped the run, which
-      is saved then and goes on with the next call.
+      The network and its summary, or None if Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2
+      stopped the run, which is saved then and goes on with the next call.
     Raises:
       UserError: Something about the settings, the machine or the folder cannot work, or
         another process trains into it.
@@ -134,7 +134,9 @@ def train(
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
         folder = in_use.enter_context(_shown_elsewhere(folder, experiment, console))
-        console.line(start_screen(experiment, str(workdir), described, started.reason))
+        console.line(
+            start_screen(experiment, str(workdir), described, started.described)
+        )
         result = _run(experiment, folder, console, watch, pulse)
         if result is not None:
             console.line(last_screen(result.summary, str(workdir)))

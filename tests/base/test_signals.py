@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from prunex_jax.base.signals import StopRequest, handling
+from prunex_jax.base.signals import STOPPING, StopRequest, handling
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_ignored_signals_stay_ignored_unless_asked_for(also_ignored, sigterm_ign
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *STOPPING])
 def test_the_first_signal_asks_to_stop(number):
     with StopRequest() as stop:
         assert not stop.is_due()

@@ -28,7 +28,7 @@ from prunex_jax.train.experiment import Experiment, make_experiment
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEMO = [
     f"--config={CONFIGS / 'digits_resnet20_hsadmm.py'}",
-    "--config.topology.cpu_devices=0",
+    "--config.topology.layout=2",
     "--config.model.width=0.25",
 ]
 SETTINGS = {

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from prunex_jax.base.command import EXIT_STOPPED
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.links.tasks import row_settings
 from prunex_jax.bench.report import plots
@@ -132,7 +133,7 @@ def test_a_failing_run_is_told_and_the_others_go_on(tmp_path):
     assert run_missing(runs, said.append, start) == runs
     assert sum("exit code 7\n  line\n  KeyError: lost" in line for line in said) == 2
     assert read_findings(sweep, runs).num_missing == 2
-    assert run_missing(runs, said.append, lambda command, log: 0) == runs
+    assert run_missing(runs, said.append, lambda command, log: EXIT_STOPPED) == runs
     assert "was stopped" in said[-1], "a run that saves when stopped has not failed"
 
 

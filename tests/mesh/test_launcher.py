@@ -4,12 +4,9 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import TopologyConfig
 from prunex_jax.mesh import LaunchFlags, start, start_processes
-from prunex_jax.mesh.launcher import (
-    Probes,
-    count_visible_gpus,
-    detect_launch,
-    split_gpus,
-)
+from prunex_jax.mesh.gpus import count_visible_gpus, split_gpus
+from prunex_jax.mesh.launched import Probes
+from prunex_jax.mesh.launcher import detect_launch
 
 SLURM = {
     "SLURM_JOB_ID": "42",
@@ -29,6 +26,27 @@ OPENMPI_5 = {
     "PMIX_NAMESPACE": "prterun-a-17@1",
 }
 OPENMPI_4 = {**OPENMPI_5, "OMPI_MCA_orte_hnp_uri": "15.0;tcp://10.0.0.1:3"}
+PMI = {
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "2",
+}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "head",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+JAXJOB = {
+    "COORDINATOR_ADDRESS": "train-worker-0",
+    "COORDINATOR_PORT": "6666",
+    "NUM_PROCESSES": "4",
+    "PROCESS_ID": "3",
+}
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}
 SERVICE = "train-2.jaxpods.default.svc.cluster.local"
 BY_VARIABLES = {
@@ -40,9 +58,10 @@ BY_VARIABLES = {
 EIGHT_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
 
 
-def detect(environ, num_gpus=None, fqdn="node1", modules=(), **flags):
+def detect(environ, num_gpus=None, fqdn="node1", modules=(), present=0, **flags):
     probes = Probes(
         count_gpus=lambda _: num_gpus,
+        count_present=lambda: present,
         fqdn=lambda: fqdn,
         has_module=lambda name: name in modules,
     )
@@ -73,9 +92,9 @@ def test_one_process_is_single(environ, reason):
 
 def test_slurm_task_gets_its_share_of_the_gpus_of_its_node():
     launch = detect(SLURM, num_gpus=8)
-    assert (launch.launcher, launch.detection) == ("slurm", "slurm")
+    assert (launch.launcher, launch.detection) == ("slurm", "deactivate")
     assert (launch.num_processes, launch.process_id) == (8, 6)
-    assert launch.coordinator is None, "jax finds the coordinator under Slurm"
+    assert launch.coordinator == "node1:61482"
     assert launch.local_device_ids == (4, 5)
     assert launch.reason == (
         "Slurm job 42, task 6 of 8, 4 on this machine, GPUs 4,5 of the 8 it sees"
@@ -119,6 +138,85 @@ def test_slurm_respects_bound_gpus(changes, num_gpus, expected):
     assert detect({**SLURM, **changes}, num_gpus).local_device_ids == expected
 
 
+@pytest.mark.parametrize(
+    ("listed", "first"),
+    [
+        ("node001", "node001"),
+        ("node1,node7", "node1"),
+        ("node[1-3,7],gpu01", "node1"),
+        ("node[007,009-012]", "node007"),
+        ("gpu01,node[1-3]", "gpu01"),
+        ("rack[2-3]-node[04-08]-ib,login", "rack2-node04-ib"),
+        ("tux-a.site.org,tux-b.site.org", "tux-a.site.org"),
+    ],
+)
+def test_slurm_coordinator_is_the_first_node_of_the_step(listed, first):
+    launch = detect({**SLURM, "SLURM_STEP_NODELIST": listed})
+    assert launch.coordinator.rpartition(":")[0] == first
+
+
+def test_slurm_steps_of_a_job_and_jobs_of_a_node_have_ports_of_their_own():
+    ports = {
+        detect(
+            {**SLURM, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        ).coordinator.rpartition(":")[2]
+        for job in range(1000, 1004)
+        for step in range(40)
+    }
+    assert len(ports) == 160
+    assert all(61440 <= int(port) <= 65535 for port in ports)
+
+
+@pytest.mark.parametrize("listed", ["", "node[1-3", ",node1", "node]1"])
+def test_a_malformed_list_of_nodes_is_named(listed):
+    with pytest.raises(UserError, match=r"SLURM_STEP_NODELIST=.*--coordinator"):
+        detect({**SLURM, "SLURM_STEP_NODELIST": listed})
+
+
+# What Slurm 22.05 tells the two tasks of a node with four GPUs, by the options of srun.
+TWO_TASKS = {
+    **SLURM,
+    "SLURM_STEP_TASKS_PER_NODE": "2(x4)",
+    "SLURM_LOCALID": "1",
+    "SLURM_GPUS_ON_NODE": "4",
+}
+
+
+@pytest.mark.parametrize(
+    ("num_visible", "expected", "idle"),
+    [(2, (0, 1), 0), (4, (2, 3), 0), (1, (0,), 2)],
+    ids=["--gpus-per-task=2 or mask_gpu:0x3,0xc", "not bound", "--gpus-per-task=1"],
+)
+def test_slurm_gpus_bound_by_srun_are_all_taken(num_visible, expected, idle):
+    launch = detect(TWO_TASKS, num_visible)
+    assert launch.local_device_ids == expected
+    assert (f"{idle} of the 4 GPUs of this machine" in launch.warning) == bool(idle)
+    assert ("warning   " in launch.described) == bool(idle)
+
+
+@pytest.mark.parametrize(
+    ("environ", "num_visible", "present"),
+    [
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, 4, 4),
+        ({**SLURM, "SLURM_GPUS_ON_NODE": "4"}, 2, 4),
+        ({**SLURM, "SLURM_GPUS_ON_NODE": "1"}, 1, 1),
+        ({**OPENMPI_4, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 1, 2),
+    ],
+    ids=["8 tasks on 4", "4 x 2 of 4", "all on the only one", "4 x 1 of 2"],
+)
+def test_gpus_are_never_claimed_twice(environ, num_visible, present):
+    text = f"see the same {num_visible} GPUs.*claimed twice.*--gpus-per-task=N"
+    with pytest.raises(UserError, match=text):
+        detect(environ, num_visible, present=present)
+
+
+def test_one_gpu_for_each_process_is_taken_where_there_are_enough():
+    four = {**OPENMPI_4, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    assert detect(four, 1, present=4).local_device_ids == (0,)
+    parts = {**four, "CUDA_VISIBLE_DEVICES": "MIG-77"}
+    assert detect(parts, 1, present=1).local_device_ids == (0,)
+
+
 def test_slurm_uneven_gpus_are_refused_with_the_remedy():
     with pytest.raises(UserError, match=r"6 GPUs .* 4 processes.*1, 2, 3 or 6"):
         detect(SLURM, num_gpus=6)
@@ -146,6 +244,93 @@ def test_openmpi_4_leaves_the_coordinator_to_jax():
 
 def test_openmpi_comes_before_the_slurm_it_was_started_in():
     assert detect({**SLURM, **OPENMPI_4}, num_gpus=4).launcher == "openmpi"
+
+
+def test_openmpi_4_refuses_a_coordinator_where_no_rank_runs():
+    """As in an MPIJob, whose mpirun has a pod of its own."""
+    uri = "OMPI_MCA_orte_local_daemon_uri"
+    rank_0 = {**OPENMPI_4, "OMPI_COMM_WORLD_RANK": "0"}
+    same = {**rank_0, uri: OPENMPI_4["OMPI_MCA_orte_hnp_uri"]}
+    assert detect(same).detection == "ompi"
+    elsewhere = {**rank_0, uri: "15.1;tcp://10.0.0.2:3"}
+    with pytest.raises(UserError, match=r"machine without rank 0.*--coordinator=HOST"):
+        detect(elsewhere)
+    assert detect(elsewhere, coordinator="job-worker-0.job:4000").process_id == 0
+    assert detect({**elsewhere, "OMPI_COMM_WORLD_RANK": "1"}).detection == "ompi"
+
+
+def test_mpiexec_of_mpich_asks_for_the_coordinator():
+    with pytest.raises(UserError, match=r"PMI_SIZE=4.*--coordinator=HOST:PORT"):
+        detect(PMI)
+    launch = detect(PMI, num_gpus=4, coordinator="head:4000")
+    assert (launch.launcher, launch.num_processes, launch.process_id) == ("pmi", 4, 3)
+    assert launch.local_device_ids == (2, 3)
+    assert detect(PMI, modules=("mpi4py",)).detection == "mpi4py"
+    lone = detect({**PMI, "PMI_RANK": "0", "PMI_SIZE": "1"})
+    assert lone.launcher == "single"
+
+
+def test_pmi_of_slurm_is_slurm_and_that_of_mpiexec_in_a_job_is_mpiexec():
+    of_slurm = {"PMI_RANK": "6", "PMI_SIZE": "8"}
+    assert detect({**SLURM, **of_slurm}).launcher == "slurm"
+    assert detect({**SLURM, **PMI}, coordinator="a:1").launcher == "pmi"
+
+
+def test_torchrun_gives_all_that_is_needed():
+    launch = detect(TORCHRUN, num_gpus=4)
+    assert (launch.launcher, launch.detection) == ("torchrun", "deactivate")
+    assert (launch.num_processes, launch.process_id) == (4, 3)
+    assert launch.local_device_ids == (2, 3)
+    host, _, port = launch.coordinator.partition(":")
+    assert host == "head" and int(port) != 29500, "torchrun listens there itself"
+    high = detect({**TORCHRUN, "MASTER_PORT": "65535"}).coordinator
+    assert high == "head:61440"
+
+
+def test_torchrun_started_by_srun_comes_before_slurm():
+    assert detect({**SLURM, **TORCHRUN}).launcher == "torchrun"
+    exported = {k: v for k, v in TORCHRUN.items() if "ELASTIC" not in k}
+    assert detect({**SLURM, **exported}).launcher == "slurm"
+    batch = {k: v for k, v in SLURM.items() if "STEP" not in k}
+    assert detect({**batch, **exported}).launcher == "torchrun", "started over ssh"
+
+
+def test_variables_of_torchrun_that_a_script_exports_use_its_port():
+    exported = {k: v for k, v in TORCHRUN.items() if "LOCAL" not in k}
+    del exported["TORCHELASTIC_RUN_ID"]
+    launch = detect(exported, num_gpus=4)
+    assert launch.coordinator == "head:29500"
+    assert launch.local_device_ids is None
+    assert detect({"WORLD_SIZE": "4", "MASTER_ADDR": "head"}).launcher == "single"
+
+
+def test_a_jaxjob_of_kubeflow_gives_all_that_is_needed():
+    launch = detect(JAXJOB, num_gpus=8)
+    assert (launch.launcher, launch.detection) == ("kubeflow", "deactivate")
+    assert launch.coordinator == "train-worker-0:6666"
+    assert (launch.num_processes, launch.process_id) == (4, 3)
+    joined = {**JAXJOB, "COORDINATOR_ADDRESS": "head:7000"}
+    del joined["COORDINATOR_PORT"]
+    assert detect(joined).coordinator == "head:7000"
+    assert detect({"NUM_PROCESSES": "4"}).launcher == "single", "too common a name"
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing"),
+    [(TORCHRUN, "MASTER_ADDR"), (TORCHRUN, "MASTER_PORT")]
+    + [(JAXJOB, name) for name in JAXJOB],
+)
+def test_half_a_launcher_is_refused_and_no_run_of_its_own(environ, missing):
+    rest = {name: value for name, value in environ.items() if name != missing}
+    with pytest.raises(UserError, match=rf"but not {missing}: .*--launcher=none"):
+        detect(rest)
+    assert detect(rest, launcher="none").launcher == "single"
+
+
+@pytest.mark.parametrize("launcher", ["pmi", "torchrun", "kubeflow"])
+def test_a_launcher_that_is_named_must_have_started_the_process(launcher):
+    with pytest.raises(UserError, match=r"no PMI_RANK|but not"):
+        detect({}, launcher=launcher)
 
 
 def test_openmpi_5_asks_for_the_coordinator():
@@ -193,10 +378,27 @@ def test_kubernetes_job_is_left_to_jax(environ, fqdn, flags):
 
 
 def test_kubernetes_without_its_package_says_how_to_go_on():
-    with pytest.raises(UserError, match=r"install jax\[k8s\], or give --coordinator"):
+    with pytest.raises(UserError, match=r"install jax\[k8s\], or give --num_proc"):
         detect(KUBERNETES, fqdn=SERVICE)
+    with pytest.raises(UserError, match="or give --coordinator, --num_processes and"):
+        detect({**KUBERNETES, "JOBSET_NAME": "train"}, fqdn=SERVICE)
     launch = detect(KUBERNETES, fqdn=SERVICE, coordinator="a:1", num_processes=4)
     assert (launch.detection, launch.process_id) == ("deactivate", 2)
+
+
+def test_kubernetes_coordinator_is_the_first_pod_of_the_job():
+    launch = detect({**KUBERNETES, "JAX_NUM_PROCESSES": "4"}, num_gpus=8, fqdn=SERVICE)
+    assert (launch.detection, launch.num_processes) == ("deactivate", 4)
+    assert launch.coordinator == "train-0.jaxpods.default.svc.cluster.local:55527"
+    assert launch.process_id == 2
+    odd = detect(KUBERNETES, fqdn="other.jaxpods.a.svc", modules=("kubernetes",))
+    assert odd.coordinator is None, "jax asks the cluster"
+
+
+def test_kubernetes_pods_that_are_separate_runs_say_so():
+    launch = detect(KUBERNETES)
+    assert "`subdomain`" in launch.warning and "--launcher=none" in launch.warning
+    assert not detect(KUBERNETES, launcher="none").warning
 
 
 def test_flags_override_the_launcher():
@@ -283,6 +485,27 @@ def test_visible_gpus_without_the_variable_are_the_device_files(tmp_path):
     assert count_visible_gpus({}, tmp_path) == 3
 
 
+@pytest.mark.parametrize(
+    ("environ", "count"),
+    [
+        ({}, 8),
+        ({"ROCR_VISIBLE_DEVICES": "0,1,2,3"}, 4),
+        ({"ROCR_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "1"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
+        ({"HIP_VISIBLE_DEVICES": ""}, None),
+    ],
+)
+def test_gpus_of_amd_are_counted(environ, count, tmp_path):
+    (tmp_path / "dri").mkdir()
+    for i in range(8):
+        (tmp_path / "dri" / f"renderD{128 + i}").touch()
+    assert count_visible_gpus(environ, tmp_path) is None or "CUDA" in str(environ)
+    (tmp_path / "kfd").touch()
+    assert count_visible_gpus(environ, tmp_path) == count
+    (tmp_path / "nvidia0").touch()
+    assert count_visible_gpus({"ROCR_VISIBLE_DEVICES": "0,1"}, tmp_path) == 1
+
+
 @pytest.mark.parametrize(("visible", "tasks"), [(8, 1), (8, 2), (8, 8), (6, 3)])
 def test_shares_of_gpus_are_disjoint_and_complete(visible, tasks):
     shares = [split_gpus(visible, rank, tasks) for rank in range(tasks)]
@@ -293,7 +516,7 @@ def test_shares_of_gpus_are_disjoint_and_complete(visible, tasks):
 @pytest.mark.parametrize(
     ("environ", "launcher", "arguments"),
     [
-        ({**SLURM, **EIGHT_GPUS}, "auto", (None, 8, 6, [4, 5], "slurm")),
+        ({**SLURM, **EIGHT_GPUS}, "auto", ("node1:61482", 8, 6, [4, 5], "deactivate")),
         (
             {**KUBERNETES, **BY_VARIABLES},
             "kubernetes",
@@ -315,6 +538,27 @@ def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments
     assert calls == [arguments]
     # Who is to come is known where the coordinator is, and only there.
     assert rolls == ([arguments[:3]] if arguments[0] else [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "made"),
+    [
+        ({"layout": "3x2"}, {}, [6, 6]),
+        ({"layout": "3x2"}, BY_VARIABLES, []),
+        ({"layout": "3x2", "cpu_devices": 9}, {}, [9, 9]),
+        ({"layout": "3x2", "simulated": "4x1"}, {}, []),
+        ({"layout": "3"}, {}, []),
+    ],
+)
+def test_devices_stand_in_for_hosts_of_one_process(
+    monkeypatch, settings, environ, made
+):
+    counts = []
+    monkeypatch.setattr(start, "_join", lambda *_: None)
+    for name in ("_request_cpu_devices", "_check_cpu_devices"):
+        monkeypatch.setattr(start, name, counts.append)
+    start_processes(TopologyConfig(**settings), LaunchFlags(), environ)
+    assert counts == made
 
 
 def test_a_failed_start_is_one_readable_line(monkeypatch):

@@ -23,10 +23,12 @@ from prunex_jax.mesh import (
 from prunex_jax.mesh.hosts import (
     DeviceRecord,
     arrange_hosts,
+    fast_domain,
     gather_machines,
     local_machine,
     parse_layout,
     resolve_layout,
+    stand_ins,
 )
 from tests.helpers.common import free_port
 
@@ -73,6 +75,35 @@ def processes(hosts):
 )
 def test_layouts_group_processes_into_hosts(machines, per_process, layout, expected):
     assert processes(arrange_hosts(records(machines, per_process), layout)) == expected
+
+
+def test_stand_ins_are_hosts_of_one_process_and_no_others():
+    """The demo simulates hosts, and on a cluster takes those that there are."""
+    assert parse_layout("3x2") == "3x2"
+    assert stand_ins("3x2") == (3, 2)
+    assert stand_ins("auto") is stand_ins("2") is None
+    assert resolve_layout("3x2", records("a", 6)) == 3
+    assert resolve_layout("3x2", records("ab", 6)) == "host"
+
+
+@pytest.mark.parametrize("text", ["4xx", "0x2", "2x", "x2", "2x2x2", "100000x100000"])
+def test_bad_stand_ins_are_refused(text):
+    with pytest.raises(UserError, match=rf"layout='{text}' is unknown: .*such as 2x2"):
+        parse_layout(text)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"slice_index": 3}, 3),
+        ({"partition_index": 2, "slice_index": 3}, 2),
+        ({"partition_index": 0}, 0),
+        ({"partition_index": None, "slice_index": None}, None),
+        ({}, None),
+    ],
+)
+def test_domains_of_fast_links_are_partitions_or_slices(said, expected):
+    assert fast_domain(types.SimpleNamespace(**said)) == expected
 
 
 def test_slices_are_hosts_when_the_platform_tells_them():

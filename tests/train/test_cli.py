@@ -11,7 +11,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 # Without the simulated devices: this process has eight already.
 DEMO = [
     f"--config={CONFIGS / 'digits_resnet20_hsadmm.py'}",
-    "--config.topology.cpu_devices=0",
+    "--config.topology.layout=2",
 ]
 
 
@@ -92,7 +92,9 @@ def test_missing_data_set_says_how_to_prepare_it(tmp_path, capsys):
         (("--config=nowhere.py", "--workdir=x"), "nowhere.py is not a file"),
         ((*DEMO, "--workdi=x"), "workdi"),
         ((*DEMO, "--workdir=x", "stray"), "'stray' is not understood"),
-        ((f"{DEMO[0]}:arg", "--workdir=x"), "cannot be loaded: TypeError"),
+        ((f"{DEMO[0]}:4xx", "--workdir=x"), "topology.layout='4xx' is unknown: use"),
+        (("--config=stdlib_bert_hsadmm:x", "--workdir=x"), "loaded: TypeError"),
+        ((*DEMO, "--workdir=x", "--stopped_exit_code=256"), "=256 must be from 0 to"),
         ((*DEMO, "--workdir=x", "--num_processes=2"), "coordinator"),
     ],
 )

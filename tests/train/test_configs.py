@@ -93,7 +93,14 @@ def test_configs_for_published_figures_run_in_short(stem: str, tmp_path: Path) -
 def test_argument_simulates_hosts() -> None:
     path = next(p for p in CONFIGS if p.stem == "cifar10_resnet20_hsadmm")
     config = resolve_config(load_config(f"{path}:4x2"))
-    assert (config.topology.layout, config.topology.cpu_devices) == ("4", 8)
+    assert (config.topology.layout, config.topology.cpu_devices) == ("4x2", 0)
+
+
+@pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("digits")])
+def test_the_demo_simulates_as_it_is_told(path: Path) -> None:
+    assert load_config(str(path)).topology.layout == "2x2"
+    topology = resolve_config(load_config(f"{path}:3x2")).topology
+    assert (topology.layout, topology.cpu_devices, topology.simulated) == ("3x2", 0, "")
 
 
 def test_overrides_reach_every_type() -> None:
@@ -178,7 +185,7 @@ def test_settings_of_plugins_are_settings_of_the_command_line(tmp_path, monkeypa
 def test_shipped_configs_have_names():
     by_name, by_path = load_config("digits_resnet20_dgc"), load_config(str(CONFIGS[0]))
     assert by_name.method.name == "dgc" and by_path.method.name != "dgc"
-    assert load_config("cifar10_resnet20_hsadmm:4x2").topology.cpu_devices == 8
+    assert load_config("cifar10_resnet20_hsadmm:4x2").topology.layout == "4x2"
 
 
 def test_tracing_makes_no_parameters() -> None:

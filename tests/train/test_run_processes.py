@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from prunex_jax.base.command import EXIT_STOPPED
 from prunex_jax.mesh import make_topology
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import resolve_config
@@ -83,7 +84,7 @@ def test_processes_refuse_together(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_signal_to_one_process_stops_all(number, tmp_path):
     values = settings(
         topology={"cpu_devices": 2, "layout": "process"},
@@ -93,7 +94,8 @@ def test_signal_to_one_process_stops_all(number, tmp_path):
     wait_for_rows(processes[0], tmp_path / "run", 2)
     processes[1].send_signal(number)
     outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    codes = [process.returncode for process in processes]
+    assert codes == [EXIT_STOPPED, EXIT_STOPPED], outputs
     assert "stopped at step" in outputs[0]
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
 

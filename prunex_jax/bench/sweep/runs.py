@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from prunex_jax.base.command import EXIT_DIVERGED
+from prunex_jax.base.command import EXIT_DIVERGED, EXIT_STOPPED
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import write_json
 from prunex_jax.bench.processes import environment_of_process, last_lines, run_process
@@ -111,8 +111,8 @@ def run_missing(
         else:
             failed.append(run)
             said = "\n  ".join(last_lines(log, _LAST_LINES))
-            # A run that somebody stops saves, and ends well.
-            what = f"failed with exit code {code}" if code else "was stopped"
+            was_stopped = code in (0, EXIT_STOPPED)
+            what = "was stopped" if was_stopped else f"failed with exit code {code}"
             say(f"{name}: {what}\n  {said}")
     return failed
 

@@ -1,0 +1,473 @@
+"""What launchers tell a process about itself and its run, in environment variables.
+
+Every launcher has a function that reads its variables and gives a `LaunchedTask`, or
+None where it did not start this process. What is there in part is refused with the
+remedy: a process that overlooks its launcher starts a run of its own, and so do all the
+others, in one folder.
+"""
+
+import dataclasses
+import importlib.util
+import re
+import socket
+import zlib
+from collections.abc import Callable, Mapping
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.mesh.gpus import count_present_gpus, count_visible_gpus
+
+Environ = Mapping[str, str]
+
+_SLURM_VARIABLES = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+)
+_OPENMPI_VARIABLES = (
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+# Set by mpirun up to Open MPI 4: the addresses of mpirun itself, and of the daemon that
+# started this process; they are the same on mpirun's machine.
+_ORTE_URI = "OMPI_MCA_orte_hnp_uri"
+_ORTE_LOCAL_URI = "OMPI_MCA_orte_local_daemon_uri"
+_PMI_VARIABLES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN_LOCAL_VARIABLES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_KUBEFLOW_VARIABLES = (
+    "COORDINATOR_ADDRESS",
+    "COORDINATOR_PORT",
+    "NUM_PROCESSES",
+    "PROCESS_ID",
+)
+_KUBERNETES_VARIABLES = ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX")
+# Where the coordinator of a Kubernetes job listens; pods have all ports to themselves.
+_KUBERNETES_PORT = 55527
+# Ports above those that Linux gives to outgoing connections.
+_FIRST_PORT, _NUM_PORTS = 61440, 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchedTask:
+    """What a launcher told this process about itself and the run."""
+
+    launcher: str
+    reason: str  # What was found, in one line.
+    num_processes: int | None = 1  # None: jax finds it.
+    process_id: int = 0
+    coordinator: str | None = None
+    detection: str = ""  # Method of jax for what is missing; empty where it has none.
+    remedy: str = ""  # What the user has to do then.
+    local_rank: int = 0
+    local_tasks: int | None = None  # Processes of the run on this machine.
+    gpus_per_task: int | None = None  # Promised by the launcher.
+    num_gpus: int | None = None  # Given to the run on this machine.
+    warning: str = ""  # What the user should look at, in one line.
+
+
+def _has_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Probes:
+    """Questions about the machine that the environment does not answer."""
+
+    count_gpus: Callable[[Environ], int | None] = count_visible_gpus
+    count_present: Callable[[], int] = count_present_gpus
+    fqdn: Callable[[], str] = socket.getfqdn
+    has_module: Callable[[str], bool] = _has_module
+
+
+def find_task(environ: Environ, launcher: str, probes: Probes) -> LaunchedTask | None:
+    """This process as its launcher describes it.
+
+    Args:
+      environ: Environment variables.
+      launcher: One of `FINDERS`, or auto for the first that started several processes,
+        or else one.
+      probes: Questions about the machine.
+    Returns:
+      The task; None where no launcher started this process.
+    Raises:
+      UserError: Variables that are missing or malformed.
+    Example:
+      >>> environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a",
+      ...            "MASTER_PORT": "29500"}
+      >>> find_task(environ, "auto", Probes()).coordinator
+      'a:29500'
+    """
+    if launcher != "auto":
+        return FINDERS[launcher](environ, True, probes)
+    alone = None
+    for name in _order(environ):
+        task = FINDERS[name](environ, False, probes)
+        if task is not None and task.num_processes != 1:
+            return task
+        # A batch script is one process for Slurm, whatever it starts by itself.
+        alone = alone or task
+    return alone
+
+
+def _order(environ: Environ) -> list[str]:
+    """Launchers, the innermost first: each inherits the variables of the outer ones."""
+    names = list(FINDERS)
+    # What torchrun itself starts is told apart from variables that a script exports.
+    inner = {"torchrun": "TORCHELASTIC_RUN_ID", "pmi": "MPI_LOCALRANKID"}
+    names.sort(key=lambda name: inner.get(name, name) not in environ)
+    return names
+
+
+def _spread_port(number: int) -> int:
+    """A port, another one for each of 4096 consecutive numbers."""
+    return _FIRST_PORT + number % _NUM_PORTS
+
+
+def _find_slurm(
+    environ: Environ, required: bool, probes: Probes
+) -> LaunchedTask | None:
+    """This process as a task of a Slurm job step.
+
+    A batch script, or a shell inside an allocation, belongs to no step: it is a single
+    process, however many tasks the job may start.
+    """
+    del probes
+    missing = [name for name in _SLURM_VARIABLES if name not in environ]
+    if missing and required:
+        raise UserError(
+            "launcher=slurm, but this process is not part of a Slurm job step "
+            f"(no {', '.join(missing)}): start it with srun, or use launcher=none"
+        )
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    job = f"Slurm job {environ['SLURM_JOB_ID']}"
+    if missing:
+        return LaunchedTask("slurm", f"{job}, not started by srun: one process")
+    # An interactive step keeps the job's SLURM_NTASKS; its own count is the true one.
+    counted = "SLURM_STEP_NUM_TASKS"
+    num_tasks = _integer(environ, counted if counted in environ else "SLURM_NTASKS")
+    if num_tasks == 1:
+        return LaunchedTask("slurm", f"{job} with one task")
+    process_id = _integer(environ, "SLURM_PROCID")
+    return LaunchedTask(
+        "slurm",
+        f"{job}, task {process_id} of {num_tasks}",
+        num_processes=num_tasks,
+        process_id=process_id,
+        coordinator=_slurm_coordinator(environ),
+        local_rank=_integer(environ, "SLURM_LOCALID"),
+        local_tasks=_slurm_local_tasks(environ),
+        gpus_per_task=_slurm_gpus_per_task(environ),
+        num_gpus=_slurm_num_gpus(environ),
+    )
+
+
+def _slurm_coordinator(environ: Environ) -> str:
+    """The first node of the step, and a port of its own for every step of a job.
+
+    jax derives the port from the job alone, so that steps which run side by side meet.
+    """
+    name = "SLURM_STEP_NODELIST"
+    listed = environ[name]
+    # Up to the first comma outside of brackets.
+    match = re.match(r"(?:[^,\[\]]|\[[^\[\]]+\])+(?=,|$)", listed)
+    if match is None:
+        raise UserError(
+            f"{name}={listed!r} is not a list like node[1-3,7],gpu01: give "
+            "--coordinator=HOST:PORT"
+        )
+    node = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", match[0])
+    job = _integer(environ, "SLURM_JOB_ID")
+    step = _integer(environ, "SLURM_STEP_ID") if "SLURM_STEP_ID" in environ else 0
+    # 611 has no factor in common with the number of ports.
+    return f"{node}:{_spread_port(job + 611 * step)}"
+
+
+def _slurm_local_tasks(environ: Environ) -> int | None:
+    """Reads this node's entry of a list like "4(x2),3"."""
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        if name not in environ:
+            continue
+        counts: list[int] = []
+        for entry in environ[name].split(","):
+            match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())
+            if match is None:
+                raise UserError(f"{name}={environ[name]!r} is not a list like 4(x2),3")
+            counts += [int(match[1])] * int(match[2] or 1)
+        node = _integer(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else 0
+        if node >= len(counts):
+            raise UserError(
+                f"{name}={environ[name]!r} has no entry for node {node} (SLURM_NODEID):"
+                " unset variables of another job step, or start with srun"
+            )
+        return counts[node]
+    return None
+
+
+def _slurm_gpus_per_task(environ: Environ) -> int | None:
+    """Reads forms like "2", "a100:2" and "cpu=4,gres/gpu:a100=2"."""
+    plain = re.search(r"(\d+)$", environ.get("SLURM_GPUS_PER_TASK", ""))
+    listed = re.search(
+        r"gres/gpu(?:[:/=][^,=:]+)?[:=](\d+)(?:,|$)",
+        environ.get("SLURM_TRES_PER_TASK", ""),
+    )
+    found = plain or listed
+    return int(found[1]) if found else None
+
+
+def _slurm_num_gpus(environ: Environ) -> int | None:
+    """GPUs of this step on this node, whichever of them this task sees."""
+    name = "SLURM_GPUS_ON_NODE"
+    return (_integer(environ, name) or None) if environ.get(name) else None
+
+
+def _find_openmpi(
+    environ: Environ, required: bool, probes: Probes
+) -> LaunchedTask | None:
+    """This process as one that Open MPI's mpirun started.
+
+    Up to version 4, mpirun says where it runs, and jax makes that the coordinator.
+    From version 5 on it says nothing of the kind. Then the coordinator is this machine
+    when all processes run here, or mpi4py is asked when it is installed, or the user.
+    """
+    missing = [name for name in _OPENMPI_VARIABLES if name not in environ]
+    if missing:
+        if required:
+            raise UserError(
+                "launcher=openmpi, but Open MPI did not start this process (no "
+                f"{', '.join(missing)}): start it with mpirun, or use launcher=none"
+            )
+        return None
+    size, rank, local_rank, local_size = (
+        _integer(environ, name) for name in _OPENMPI_VARIABLES
+    )
+    if size == 1:
+        return LaunchedTask("openmpi", "Open MPI with one process")
+    coordinator, detection = None, ""
+    remedy = (
+        "Open MPI 5 does not tell its processes where rank 0 runs: give "
+        "--coordinator=HOST:PORT (the machine of rank 0 and a free port), or install "
+        "mpi4py"
+    )
+    if _ORTE_URI in environ and rank == 0 and not _is_on_machine_of_mpirun(environ):
+        # The others wait at mpirun's machine; mpirun ends them when this one ends.
+        remedy = (
+            "mpirun runs on a machine without rank 0, whose address Open MPI does not "
+            "tell: give --coordinator=HOST:PORT, the machine of rank 0 and a free port "
+            "(in a Kubeflow MPIJob JOB-worker-0.JOB:4000)"
+        )
+    elif _ORTE_URI in environ:
+        detection = "ompi"
+    elif local_size == size:
+        # The same port on every process, and likely another one for another job.
+        namespace = environ.get("PMIX_NAMESPACE", "")
+        coordinator = f"127.0.0.1:{_spread_port(zlib.crc32(namespace.encode()))}"
+    elif probes.has_module("mpi4py"):
+        detection = "mpi4py"
+    return LaunchedTask(
+        "openmpi",
+        f"Open MPI, rank {rank} of {size}",
+        num_processes=size,
+        process_id=rank,
+        coordinator=coordinator,
+        detection=detection,
+        remedy=remedy,
+        local_rank=local_rank,
+        local_tasks=local_size,
+    )
+
+
+def _is_on_machine_of_mpirun(environ: Environ) -> bool:
+    return environ.get(_ORTE_LOCAL_URI) in (None, environ[_ORTE_URI])
+
+
+def _find_pmi(environ: Environ, required: bool, probes: Probes) -> LaunchedTask | None:
+    """This process as one that MPICH's or Intel MPI's mpiexec started.
+
+    Slurm sets some of these variables too (srun --mpi=pmi2), and is asked before
+    unless mpiexec tells the local rank.
+    """
+    missing = [name for name in _PMI_VARIABLES[:2] if name not in environ]
+    if missing:
+        if required:
+            raise UserError(
+                "launcher=pmi, but no mpiexec of MPICH or Intel MPI started this "
+                f"process (no {', '.join(missing)}): start it with mpiexec, or use "
+                "launcher=none"
+            )
+        return None
+    rank, size = (_integer(environ, name) for name in _PMI_VARIABLES[:2])
+    if size == 1:
+        return LaunchedTask("pmi", "mpiexec with one process")
+    has_local = all(name in environ for name in _PMI_VARIABLES)
+    return LaunchedTask(
+        "pmi",
+        f"mpiexec (PMI), rank {rank} of {size}",
+        num_processes=size,
+        process_id=rank,
+        detection="mpi4py" if probes.has_module("mpi4py") else "",
+        remedy="mpiexec does not tell its processes where rank 0 runs (PMI_SIZE="
+        f"{size}): give --coordinator=HOST:PORT (the machine of rank 0 and a free "
+        "port), or install mpi4py; --launcher=none makes each a run of its own",
+        local_rank=_integer(environ, "MPI_LOCALRANKID") if has_local else 0,
+        local_tasks=_integer(environ, "MPI_LOCALNRANKS") if has_local else None,
+    )
+
+
+def _find_torchrun(
+    environ: Environ, required: bool, probes: Probes
+) -> LaunchedTask | None:
+    """This process as one that torchrun started, or a script in its manner."""
+    del probes
+    missing = [name for name in _TORCHRUN_VARIABLES if name not in environ]
+    counts = [name for name in _TORCHRUN_VARIABLES[:2] if name in environ]
+    if len(counts) < 2 and not required:
+        return None
+    if missing and (required or _integer(environ, "WORLD_SIZE") > 1):
+        raise UserError(
+            f"{_listed(environ, _TORCHRUN_VARIABLES)} are set as torchrun does, but "
+            f"not {', '.join(missing)}: start with torchrun, set them too, or use "
+            "--launcher=none for a run of its own"
+        )
+    rank, size = (_integer(environ, name) for name in _TORCHRUN_VARIABLES[:2])
+    if size == 1:
+        return LaunchedTask("torchrun", "torchrun with one process")
+    has_local = all(name in environ for name in _TORCHRUN_LOCAL_VARIABLES)
+    local = [
+        _integer(environ, name) if has_local else None
+        for name in _TORCHRUN_LOCAL_VARIABLES
+    ]
+    port = _integer(environ, "MASTER_PORT")
+    if "TORCHELASTIC_RUN_ID" in environ:
+        # torchrun itself listens at its port.
+        port = _spread_port(port + 1)
+    return LaunchedTask(
+        "torchrun",
+        f"torchrun, rank {rank} of {size}",
+        num_processes=size,
+        process_id=rank,
+        coordinator=f"{environ['MASTER_ADDR']}:{port}",
+        local_rank=local[0] or 0,
+        local_tasks=local[1],
+    )
+
+
+def _find_kubeflow(
+    environ: Environ, required: bool, probes: Probes
+) -> LaunchedTask | None:
+    """This process as a pod of Kubeflow's JAXJob.
+
+    A TrainJob of Kubeflow's trainer sets the JAX_* variables, which come first.
+    """
+    del probes
+    address, port_name, *counts = _KUBEFLOW_VARIABLES
+    missing = [name for name in _KUBEFLOW_VARIABLES if name not in environ]
+    is_meant = address in environ or all(name in environ for name in counts)
+    if not (required or is_meant):
+        return None
+    if ":" in environ.get(address, "") and port_name in missing:
+        missing.remove(port_name)
+    if missing:
+        raise UserError(
+            f"{_listed(environ, _KUBEFLOW_VARIABLES) or 'nothing'} is set as a JAXJob "
+            f"does, but not {', '.join(missing)}: set them too, or use --launcher=none "
+            "for a run of its own"
+        )
+    size, rank = (_integer(environ, name) for name in counts)
+    if size == 1:
+        return LaunchedTask("kubeflow", "JAXJob with one process")
+    coordinator = environ[address]
+    if ":" not in coordinator:
+        coordinator += f":{_integer(environ, port_name)}"
+    return LaunchedTask(
+        "kubeflow",
+        f"JAXJob, process {rank} of {size}",
+        num_processes=size,
+        process_id=rank,
+        coordinator=coordinator,
+    )
+
+
+def _find_kubernetes(
+    environ: Environ, required: bool, probes: Probes
+) -> LaunchedTask | None:
+    """This process as a pod of an indexed Kubernetes Job or JobSet.
+
+    Running in a pod means nothing: notebooks do, and so do sweeps, whose indexed pods
+    are independent runs. Pods of one run need a headless service to reach each other,
+    and it shows in the pod's full name.
+    """
+    missing = [name for name in _KUBERNETES_VARIABLES if name not in environ]
+    if missing:
+        if required:
+            raise UserError(
+                "launcher=kubernetes, but this is no pod of an indexed job (no "
+                f"{', '.join(missing)}): set completionMode: Indexed in the Job, or "
+                "use launcher=none"
+            )
+        return None
+    index = _integer(environ, "JOB_COMPLETION_INDEX")
+    is_jobset = "JOBSET_NAME" in environ
+    name = probes.fqdn()
+    if not (is_jobset or ".svc" in name or required):
+        return LaunchedTask(
+            "kubernetes",
+            "indexed Kubernetes job without a headless service, so its pods are "
+            "separate runs",
+            warning="every pod of this indexed job is a run of its own: for one run of "
+            "all pods set `subdomain` in the pod's template to a headless service, for "
+            "separate runs give each a --workdir of its own and --launcher=none",
+        )
+    coordinator = None if is_jobset else _pod_zero(name, index)
+    is_found = coordinator is not None
+    missing_flags = "--num_processes=N (or JAX_NUM_PROCESSES: completions of the Job)"
+    if not is_found:
+        missing_flags = "--coordinator, --num_processes and --process_id"
+    return LaunchedTask(
+        "kubernetes",
+        f"Kubernetes job, index {index}",
+        num_processes=None,
+        process_id=index,
+        coordinator=coordinator,
+        detection="auto" if probes.has_module("kubernetes") else "",
+        remedy="jax finds the pods of a Kubernetes job through the kubernetes package:"
+        f" install jax[k8s], or give {missing_flags}",
+    )
+
+
+def _pod_zero(name: str, index: int) -> str | None:
+    """The coordinator of a job, `JOB-0.SUBDOMAIN...`, from the full name of a pod."""
+    pod, _, domain = name.partition(".")
+    job = pod.removesuffix(f"-{index}")
+    if job == pod or ".svc" not in domain:
+        return None
+    return f"{job}-0.{domain}:{_KUBERNETES_PORT}"
+
+
+def _listed(environ: Environ, names: tuple[str, ...]) -> str:
+    return ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
+
+
+def _integer(environ: Environ, name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise UserError(
+            f"environment variable {name}={environ[name]!r} is not a whole number"
+        ) from None
+
+
+# In the order in which they are asked: mpirun inside a Slurm job inherits the Slurm
+# variables of its own daemon, and job scripts export what torchrun sets.
+FINDERS: Mapping[str, Callable[[Environ, bool, Probes], LaunchedTask | None]] = {
+    "openmpi": _find_openmpi,
+    "slurm": _find_slurm,
+    "pmi": _find_pmi,
+    "torchrun": _find_torchrun,
+    "kubeflow": _find_kubeflow,
+    "kubernetes": _find_kubernetes,
+}
