@@ -14,15 +14,12 @@ measured yet.
 
 import ml_collections
 
-from prunex_jax.train.config import default_config
+from prunex_jax.train.config import default_config, simulate_hosts
 
 
 def get_config(simulated: str = "") -> ml_collections.ConfigDict:
     config = default_config()
-    if simulated:
-        hosts, devices = simulated.split("x")
-        config.topology.layout = hosts
-        config.topology.cpu_devices = int(hosts) * int(devices)
+    simulate_hosts(config, simulated)
     config.data.name = "cifar10"
     config.data.batch_size = 128
     config.data.augment = "crop_flip"

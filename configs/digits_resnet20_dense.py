@@ -13,7 +13,7 @@ import digits_resnet20_hsadmm
 import ml_collections
 
 
-def get_config() -> ml_collections.ConfigDict:
-    config = digits_resnet20_hsadmm.get_config()
+def get_config(simulated: str = "2x2") -> ml_collections.ConfigDict:
+    config = digits_resnet20_hsadmm.get_config(simulated)
     config.method.name = "dense"
     return config

@@ -12,13 +12,12 @@ Hardware: two CPU cores. Result: test accuracy 0.992
 
 import ml_collections
 
-from prunex_jax.train.config import default_config
+from prunex_jax.train.config import default_config, simulate_hosts
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(simulated: str = "2x2") -> ml_collections.ConfigDict:
     config = default_config()
-    config.topology.layout = "2"
-    config.topology.cpu_devices = 4
+    simulate_hosts(config, simulated)
     config.data.name = "digits"
     config.data.batch_size = 64
     config.data.augment = "shift"

@@ -13,8 +13,8 @@ import digits_resnet20_hsadmm
 import ml_collections
 
 
-def get_config() -> ml_collections.ConfigDict:
-    config = digits_resnet20_hsadmm.get_config()
+def get_config(simulated: str = "2x2") -> ml_collections.ConfigDict:
+    config = digits_resnet20_hsadmm.get_config(simulated)
     config.method.name = "topk"
     config.method.topk.density = 0.01
     return config

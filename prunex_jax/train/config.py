@@ -6,6 +6,7 @@ nothing right of this module ever sees a ConfigDict.
 
 import dataclasses
 import json
+import re
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from prunex_jax.base.settings import (
     TopologyConfig,
     check_settings,
     read_settings,
+    setting,
     without_none,
 )
 from prunex_jax.methods import MethodConfig, load_plugins, method_config
@@ -56,7 +58,7 @@ FREE_ON_RESUME = (
 class ExperimentConfig:
     """Everything that defines a run."""
 
-    seed: int = 0
+    seed: int = setting(0, at_least=0, at_most=2**32 - 1)
     topology: TopologyConfig = TopologyConfig()  # noqa: RUF009
     data: DataConfig = DataConfig()  # noqa: RUF009
     model: ModelConfig = ModelConfig()  # noqa: RUF009
@@ -81,6 +83,33 @@ def default_config() -> ml_collections.ConfigDict:
       >>> config.run.epochs = 30.0
     """
     return _config_dict_of(ExperimentConfig())
+
+
+def simulate_hosts(config: ml_collections.ConfigDict, simulated: str) -> None:
+    """Lets virtual CPU devices stand in for hosts, as the argument of a config says.
+
+    Args:
+      config: Changed in place.
+      simulated: Hosts and devices of each, as in `4x2`; empty leaves the real ones.
+    Raises:
+      UserError: It is neither.
+    Example:
+      >>> config = default_config()
+      >>> simulate_hosts(config, '4x2')
+      >>> config.topology.layout, config.topology.cpu_devices
+      ('4', 8)
+    """
+    if not simulated:
+        return
+    match = re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", simulated)
+    if match is None:
+        raise UserError(
+            f"the argument {simulated!r} of the config is not hosts x devices; write "
+            "it as in 4x2"
+        )
+    hosts, devices = int(match[1]), int(match[2])
+    config.topology.layout = str(hosts)
+    config.topology.cpu_devices = hosts * devices
 
 
 def add_plugins(config: ml_collections.ConfigDict) -> None:

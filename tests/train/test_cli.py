@@ -92,7 +92,10 @@ def test_missing_data_set_says_how_to_prepare_it(tmp_path, capsys):
         (("--config=nowhere.py", "--workdir=x"), "nowhere.py is not a file"),
         ((*DEMO, "--workdi=x"), "workdi"),
         ((*DEMO, "--workdir=x", "stray"), "'stray' is not understood"),
-        ((f"{DEMO[0]}:arg", "--workdir=x"), "cannot be loaded: TypeError"),
+        (
+            (f"{DEMO[0]}:arg", "--workdir=x"),
+            "is not hosts x devices; write it as in 4x2",
+        ),
         ((*DEMO, "--workdir=x", "--num_processes=2"), "coordinator"),
     ],
 )
