@@ -43,9 +43,6 @@ class Range:
         """Raises UserError, naming the value, unless it is finite and in the range."""
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{name}={value} must {Range()}")
-        # A range may allow more.
-        if self.at_most is None and abs(value) > _MAX_INT and isinstance(value, int):
-            raise UserError(f"{name}={value} must be at most {_MAX_INT}")
         if not (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
@@ -117,7 +114,10 @@ def check_settings(settings: Any, where: str) -> None:
         if dataclasses.is_dataclass(value):
             check_settings(value, path)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            field.metadata.get("range", Range()).check(path, value)
+            limits = field.metadata.get("range", Range())
+            limits.check(path, value)
+            if isinstance(value, int) and limits.at_most is None:
+                Range(at_least=-_MAX_INT, at_most=_MAX_INT).check(path, value)
         elif typing.get_origin(hints[field.name]) is Literal:
             _as_type(value, hints[field.name], path)
 
