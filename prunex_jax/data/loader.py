@@ -315,7 +315,7 @@ def _named(error: Exception) -> UserError:
     """The error of reading data, with the machine that it has happened on."""
     problem = str(error) if isinstance(error, UserError) else one_line(error)
     if not isinstance(error, UserError):
-        problem = f"training data cannot be read: {problem}; check the files"
+        problem = f"data cannot be read: {problem}; check the files"
     return UserError(f"{problem} (read on {socket.gethostname()})")
 
 

@@ -69,7 +69,11 @@ class Entry:
           UserError: The file is damaged or gone.
         """
         try:
-            with np.load(self.file, allow_pickle=False) as arrays:
+            # Numpy leaves a damaged file open that it has opened itself.
+            with (
+                open(self.file, "rb") as file,
+                np.load(file, allow_pickle=False) as arrays,
+            ):
                 found: np.ndarray = arrays[self.name]
         except _UNREADABLE as error:
             raise UserError(
