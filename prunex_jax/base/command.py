@@ -6,8 +6,10 @@ without a traceback.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -98,8 +100,9 @@ def find_file(given: str | Path, flag: str) -> Path:
     Raises:
       UserError: There is no such file.
     """
-    if Path(given).is_file():
-        return Path(given)
+    with contextlib.suppress(OSError):  # Such as of a name that is too long.
+        if Path(given).is_file():
+            return Path(given)
     package = Path(__file__).parents[1]
     # Part of the package where it is installed, and beside it in the repository.
     roots = (package, package.parent)
@@ -134,15 +137,34 @@ def call_in_file(file: str | Path, flag: str, function: str, *arguments: Any) ->
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-        return getattr(module, function)(*arguments)
+        called = getattr(module, function)
+        _check_takes(called, arguments, f"--{flag}={file}: {function}")
+        return called(*arguments)
     except UserError:
         raise
-    except Exception as error:
+    # Also SystemExit: a file that exits must not end the command as if it were done.
+    except BaseException as error:
         raise UserError(
             f"--{flag}={file} cannot be loaded: {one_line(error)}"
         ) from error
     finally:
         sys.path.remove(str(path.parent))
+
+
+def _check_takes(called: Any, arguments: tuple[Any, ...], name: str) -> None:
+    """Refuses arguments that a function of a file does not take."""
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} is no function; define it with def") from error
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        given = ":".join(map(str, arguments)) or "none"
+        raise UserError(
+            f"{name}{signature} cannot be called with argument {given}; change what "
+            "stands after the colon"
+        ) from error
 
 
 def split_list(text: str) -> tuple[str, ...]:

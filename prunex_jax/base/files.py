@@ -66,7 +66,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, FileNotFoundError):
+    except (ValueError, RecursionError, FileNotFoundError):
         return None
     return content if isinstance(content, dict) else None
 

@@ -17,6 +17,8 @@ from typing import Any, Literal, TypeVar
 from prunex_jax.base.errors import UserError, suggest
 
 SettingsT = TypeVar("SettingsT")
+# Counts end as int32 in arrays; no setting needs more.
+_MAX_INT = 2**31 - 1
 # What channels are ranked by; see `sparsity.criteria`.
 Criterion = Literal["norm", "taylor", "scale", "mixture"]
 
@@ -112,7 +114,10 @@ def check_settings(settings: Any, where: str) -> None:
         if dataclasses.is_dataclass(value):
             check_settings(value, path)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            field.metadata.get("range", Range()).check(path, value)
+            limits = field.metadata.get("range", Range())
+            limits.check(path, value)
+            if isinstance(value, int) and limits.at_most is None:
+                Range(at_least=-_MAX_INT, at_most=_MAX_INT).check(path, value)
         elif typing.get_origin(hints[field.name]) is Literal:
             _as_type(value, hints[field.name], path)
 
@@ -233,7 +238,7 @@ class TopologyConfig:
     # mean auto where it has several.
     layout: str = "auto"
     # Virtual CPU devices of this process; 0 uses the devices the machine has.
-    cpu_devices: int = setting(0, at_least=0)
+    cpu_devices: int = setting(0, at_least=0, at_most=4096)
     # Hosts x devices, as in "4x2", that one real device simulates, such as a GPU; empty
     # for the devices there are. On CPUs `cpu_devices` is faster.
     simulated: str = ""
@@ -287,19 +292,19 @@ class DataConfig:
     # Tokens that there are, in files of tokens; 0 reads all to find the largest.
     vocabulary: int = setting(0, at_least=0)
     # Side of the image after decoding and resizing; 0 keeps the size of the set.
-    image_size: int = setting(0, at_least=0)
+    image_size: int = setting(0, at_least=0, at_most=16384)
     # auto | memory (whole set in memory) | grain (read and decoded while training).
     loader: Literal["auto", "memory", "grain"] = "auto"
     # Grain worker processes per jax process; 0 decodes in threads.
-    num_workers: int = setting(0, at_least=0)
+    num_workers: int = setting(0, at_least=0, at_most=1024)
     # Evaluation batch over the whole mesh; 0 means `batch_size`.
     eval_batch_size: int = setting(0, at_least=0)
     # Size and shape of the synthetic set.
-    synthetic_examples: int = setting(1024, at_least=1)
-    synthetic_classes: int = setting(10, at_least=1)
+    synthetic_examples: int = setting(1024, at_least=1, at_most=10**8)
+    synthetic_classes: int = setting(10, at_least=1, at_most=10**6)
     # Decides which training images are held out for validation and, where `shards` is
     # not iid, which host has which.
-    shuffle_seed: int = 0
+    shuffle_seed: int = setting(0, at_least=0, at_most=2**32 - 1)
     # What a host trains on: iid (all images) | label_sorted (classes of its own) |
     # dirichlet (class shares drawn at random); the last two need the set in memory.
     shards: Literal["iid", "label_sorted", "dirichlet"] = "iid"
@@ -314,7 +319,7 @@ class GptConfig:
     """Models `gpt` and `gpt2`; `model.width` multiplies all widths."""
 
     # Blocks of attention and unit.
-    layers: int = setting(4, at_least=1)
+    layers: int = setting(4, at_least=1, at_most=10_000)
     # Of the stream.
     width: int = setting(128, at_least=1)
     # Query heads, and key heads, of which each serves as many query heads.
@@ -343,7 +348,7 @@ class BertConfig:
     """Model `bert`; `model.width` multiplies all widths."""
 
     # Blocks of attention and unit.
-    layers: int = setting(4, at_least=1)
+    layers: int = setting(4, at_least=1, at_most=10_000)
     # Of the stream.
     width: int = setting(128, at_least=1)
     # Attention heads.
@@ -493,7 +498,7 @@ class SparsityConfig:
     # (rounds of hsadmm shrink all that will go, and the freeze sets them to zero).
     path: Literal["stairs", "fade"] = "stairs"
     # Number of densities between dense and final; each recompiles the exchange.
-    num_stairs: int = setting(8, at_least=1)
+    num_stairs: int = setting(8, at_least=1, at_most=10_000)
     # Kept counts are multiples of this where a group is wide enough.
     round_to: int = setting(8, at_least=1)
     # Other multiples for some groups, each `groups:multiple`: 'blocks/*:64', or

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.image_files import (
     ImageFiles,
@@ -64,10 +64,20 @@ class HuggingFaceSource:
         Raises:
           UserError: One cannot be decoded.
         """
-        found = self._table[self.rows[indices].tolist()]
+        try:
+            found = self._table[self.rows[indices].tolist()]
+            labels = np.array(found[self.columns.label], np.int32)
+        except UserError:
+            raise
+        except Exception as error:  # Damaged files raise all kinds of errors.
+            several = " or a later one" * (len(indices) > 1)
+            raise UserError(
+                f"{self.name(int(min(indices)))}{several} cannot be read "
+                f"({one_line(error, 200)}); put the set back as it was"
+            ) from error
         pairs = zip(indices, found[self.columns.image], strict=True)
         images = [self._decoded(index, image) for index, image in pairs]
-        return images, np.array(found[self.columns.label], np.int32)
+        return images, labels
 
     def labels(self) -> Labels:
         """All labels, int32[size]; -1 where there is none."""

@@ -7,8 +7,10 @@ of reading give the same bits.
 
 import contextlib
 import dataclasses
+import multiprocessing
 import os
 import queue
+import socket
 import threading
 import weakref
 from collections.abc import Generator, Iterator
@@ -17,7 +19,7 @@ from typing import SupportsIndex
 import jax
 import numpy as np
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.mixing import Mixing
 from prunex_jax.data.order import Order, Positions
@@ -278,7 +280,7 @@ def _read_with_grain(
         options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
         batches = elements.batch(local_batch_size).to_iter_dataset(options)
         workers = grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=2)
-        batches = batches.mp_prefetch(workers)
+        batches = batches.mp_prefetch(workers, _end_with_parent)
     else:
         # More threads than cores fight over Python's lock.
         num_threads = min(_MAX_READ_THREADS, os.cpu_count() or 1)
@@ -292,6 +294,31 @@ def _read_with_grain(
         iterator.close()
 
 
+def _end_with_parent(index: int, count: int) -> None:
+    """Lets a worker process end when the process that reads has ended, however.
+
+    A process that is killed cannot end its workers, and each holds hundreds of MB.
+    """
+    del index, count
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)  # Whatever its other threads wait for.
+
+    threading.Thread(target=watch, name="prunex-parent", daemon=True).start()
+
+
+def _named(error: Exception) -> UserError:
+    """The error of reading data, with the machine that it has happened on."""
+    problem = str(error) if isinstance(error, UserError) else one_line(error)
+    if not isinstance(error, UserError):
+        problem = f"data cannot be read: {problem}; check the files"
+    return UserError(f"{problem} (read on {socket.gethostname()})")
+
+
 def _produce(
     batches: Generator[Batch, None, None],
     ready: "queue.Queue[Batch | BaseException]",
@@ -303,7 +330,11 @@ def _produce(
             ready.put(batch)
             if stop.is_set():
                 break
-    except BaseException as error:  # Raised again where the batch is asked for.
+    # Raised again where the batch is asked for.
+    except (UserError, OSError, ValueError, TypeError, LookupError) as error:
+        end = _named(error)
+        end.__cause__ = error
+    except BaseException as error:
         end = error
     finally:
         batches.close()

@@ -32,7 +32,11 @@ _SUFFIXES = {
     "validation": ("_validation", "_valid", "_val"),
     "test": ("_test",),
 }
-_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+# RuntimeError is that of encrypted files, and of unknown kinds of compression.
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +69,22 @@ class Entry:
           UserError: The file is damaged or gone.
         """
         try:
-            with np.load(self.file, allow_pickle=False) as arrays:
+            # Numpy leaves a damaged file open that it has opened itself.
+            with (
+                open(self.file, "rb") as file,
+                np.load(file, allow_pickle=False) as arrays,
+            ):
                 found: np.ndarray = arrays[self.name]
-                return found
         except _UNREADABLE as error:
             raise UserError(
                 f"entry {self.name!r} of {self.file} cannot be read: {error}"
             ) from error
+        if (found.shape, found.dtype) != (self.shape, self.dtype):
+            raise UserError(
+                f"entry {self.name!r} of {self.file} was {self} when it was opened and "
+                f"is {found.dtype}{list(found.shape)} now; put the file back"
+            )
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

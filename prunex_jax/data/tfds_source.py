@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from prunex_jax.base.errors import UserError
-from prunex_jax.data.images import Pixels, decode_image
+from prunex_jax.base.errors import UserError, one_line
+from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
 
@@ -51,11 +51,16 @@ class TfdsSource:
           UserError: If an example has no class.
         """
         wanted = indices.tolist()
-        # Reading several at once starts threads, which costs one example dearly.
-        if len(wanted) == 1:
-            records = [self._records[wanted[0]]]
-        else:
-            records = self._records.__getitems__(wanted)
+        try:
+            # Reading several at once starts threads, which costs one example dearly.
+            if len(wanted) == 1:
+                records = [self._records[wanted[0]]]
+            else:
+                records = self._records.__getitems__(wanted)
+        except UserError:
+            raise
+        except Exception as error:  # Damaged files raise all kinds of errors.
+            raise self._unreadable(wanted, error) from error
         labels = np.array([record[self.label_key] for record in records], np.int32)
         unlabelled = indices[(labels < 0) | (labels >= self.num_classes)]
         if len(unlabelled):
@@ -64,8 +69,35 @@ class TfdsSource:
                 f"{self.name!r} has no label in 0..{self.num_classes - 1}: "
                 "choose a set whose splits are all labelled"
             )
-        encoded = [record[self.image_key] for record in records]
-        return [decode_image(image, self.num_channels) for image in encoded], labels
+        pairs = zip(wanted, records, strict=True)
+        images = [self._decoded(number, x[self.image_key]) for number, x in pairs]
+        return images, labels
+
+    def _decoded(self, number: int, encoded: bytes) -> Pixels:
+        try:
+            return decode_image(encoded, self.num_channels)
+        except BrokenImageError as error:
+            raise self._unreadable([number], error) from error
+
+    def _unreadable(self, numbers: list[int], error: Exception) -> UserError:
+        """The error that names example and file, which is the first of several."""
+        first = min(numbers)
+        which = f"example {first}" + " or a later one" * (len(numbers) > 1)
+        return UserError(
+            f"{which} of split {self.split!r} of data set {self.name!r}"
+            f"{self._file_of(first)} cannot be read ({one_line(error, 200)}); prepare "
+            "or copy the set again"
+        )
+
+    def _file_of(self, number: int) -> str:
+        """In which file an example is, where that can be told."""
+        split = _prepared_builder(self.name, self.data_dir).info.splits[self.split]
+        ends = np.cumsum(split.shard_lengths)
+        shard = int(np.searchsorted(ends, number, side="right"))
+        if shard >= len(ends):
+            return ""
+        record = number - int(ends[shard] - split.shard_lengths[shard])
+        return f" (record {record} of {split.filepaths[shard]})"
 
     @functools.cached_property
     def _records(self) -> Any:

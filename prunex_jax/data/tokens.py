@@ -51,13 +51,31 @@ class TokenFile:
         return self.size
 
     def __getitem__(self, places: Any) -> npt.NDArray[Any]:
-        """Copies of the tokens at these places."""
+        """Copies of the tokens at these places.
+
+        Raises:
+          UserError: The file is gone or was cut since it was opened.
+        """
+        self._check_whole()
         return np.array(self._mapped[places])
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process maps the file itself.
         fields = dataclasses.fields(self)
         return {field.name: getattr(self, field.name) for field in fields}
+
+    def _check_whole(self) -> None:
+        """Looks at the size: who reads a mapped file beyond its end is killed."""
+        whole = self.offset + self.size * np.dtype(self.dtype).itemsize
+        try:
+            found = self.path.stat().st_size if self.size else whole
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be read: {error.strerror}") from error
+        if found < whole:
+            raise UserError(
+                f"{self.path} has {found} bytes and had {whole} when it was opened; "
+                "put the whole file back"
+            )
 
     @functools.cached_property
     def _mapped(self) -> npt.NDArray[Any]:
@@ -100,7 +118,13 @@ class Sequences:
         """
         places = numbers[:, None] * self.length + np.arange(self.length + 1)[None]
         found = self.tokens[places]
-        check_tokens(found, self.num_tokens)
+        try:
+            check_tokens(found, self.num_tokens)
+        except UserError as error:
+            wrong = np.any((found < 0) | (found >= self.num_tokens), axis=1)
+            file = getattr(self.tokens, "path", "the text")
+            where = f"sequence {numbers[wrong][0]} of {file}"
+            raise UserError(f"{where}: {error}") from None
         return found.astype(np.int32)
 
 

@@ -63,6 +63,8 @@ PROGRAM = "program.stablehlo"
 MANIFEST = "manifest.json"
 FORMAT = 1
 _OWN_KEYS = "format files program arrays channels certificate versions".split()
+# Those that are read, and what they are.
+_KINDS = {"files": dict, "program": dict, "arrays": dict, "versions": dict}
 # What safetensors can give back as numpy arrays.
 _STORABLE = (
     *("float32", "bfloat16", "float16", "float64", "complex64", "bool"),
@@ -253,6 +255,12 @@ def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Pat
 def _read(path: Path) -> tuple[ExportedModel, Any]:
     """The function, and the program as jax knows it."""
     manifest, arrays = read_arrays(path)
+    described = {name: shape_word(array) for name, array in arrays.items()}
+    if described != manifest["arrays"]:
+        raise UserError(
+            f"{path} is damaged: {MANIFEST} describes other arrays than {ARRAYS} has; "
+            "copy or export it again"
+        )
     try:
         content = (path / PROGRAM).read_bytes()
     except OSError as error:
@@ -269,8 +277,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         written_as = manifest["format"]
-        complete = all(key in manifest for key in _OWN_KEYS)
-    except (OSError, ValueError, KeyError, TypeError):
+        complete = all(key in manifest for key in _OWN_KEYS) and all(
+            isinstance(manifest.get(key), kind) for key, kind in _KINDS.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         written_as, complete = FORMAT, False
     if written_as != FORMAT:
         raise UserError(

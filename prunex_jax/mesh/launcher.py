@@ -154,8 +154,13 @@ def _with_variables(environ: Mapping[str, str], flags: LaunchFlags) -> LaunchFla
             f"process_id={process_id} must be from 0 to num_processes - 1 "
             f"(num_processes={num_processes})"
         )
-    if coordinator and not coordinator.rpartition(":")[2].isdigit():
+    if coordinator and not coordinator.rpartition(":")[2].isdecimal():
         raise UserError(f"coordinator={coordinator!r} has no port: give HOST:PORT")
+    if coordinator and not 0 < int(coordinator.rpartition(":")[2][:9]) < 65536:
+        raise UserError(
+            f"coordinator={coordinator!r} has a port that is not from 1 to 65535; give "
+            "one that is free on the machine of process 0"
+        )
     return LaunchFlags(coordinator, num_processes, process_id)
 
 

@@ -25,6 +25,8 @@ from prunex_jax.mesh.hosts import (
 # A longer table is cut in the middle, a longer list of processes is summed up.
 _MAX_ROWS = 16
 _MAX_PROCESSES_IN_ROW = 4
+# More devices are beyond what one can do the work of.
+_MAX_SIMULATED = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,10 +204,18 @@ def check_has_links(simulated: str) -> None:
 
 def _simulated_topology(text: str, device: jax.Device) -> Topology:
     """A topology whose devices are all the same real one."""
-    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
     if match is None:
         raise UserError(
             f"topology.simulated={text!r} is not hosts x devices; write it as in 4x2"
+        )
+    # Digits first: Python refuses to convert thousands of them.
+    if max(map(len, match.groups())) > 9 or (
+        int(match[1]) * int(match[2]) > _MAX_SIMULATED
+    ):
+        raise UserError(
+            f"topology.simulated={text!r} is more than the {_MAX_SIMULATED} devices "
+            "that can be simulated; lower it"
         )
     if jax.process_count() > 1:
         raise UserError(

@@ -34,7 +34,12 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from prunex_jax.base.errors import AgreedError, TrainingDivergedError, UserError
+from prunex_jax.base.errors import (
+    AgreedError,
+    TrainingDivergedError,
+    UserError,
+    one_line,
+)
 from prunex_jax.base.files import digests_of, find_damage, read_object, write_json
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.mesh import gather_texts
@@ -50,6 +55,11 @@ _MANIFEST = "manifest.json"
 _WRITE_ERRORS = (OSError, ValueError)
 # How often the folder of a save that is waited for is looked at.
 _LOOK_SECONDS = 1.0
+# What odd content of a manifest raises, and Orbax where arrays do not fit it.
+_READ_ERRORS = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, RecursionError),
+)
 _logger = logging.getLogger(__name__)
 # From the `extra` of a checkpoint to the state that it holds.
 AbstractState = Callable[[Mapping[str, Any]], PyTree]
@@ -137,6 +147,14 @@ class Checkpointer:
     def latest_step(self) -> int | None:
         """Newest step that `restore` would try first; None when there is none."""
         return max(self.steps(), default=None)
+
+    def newest_step(self) -> int | None:
+        """Newest step that was given to `save`, also where it is still being written.
+
+        It is complete when the Checkpointer is closed. None where there is none.
+        """
+        in_flight = () if self._pending is None else (self._pending[0],)
+        return max((*self.steps(), *in_flight), default=None)
 
     def save(
         self, step: int, state: PyTree, extra: Mapping[str, Any], *, wait: bool = False
@@ -337,21 +355,33 @@ class Checkpointer:
         """Restores one checkpoint; None, on every process, if one finds it damaged."""
         folder = self._directory / str(step)
         manifest: dict[str, Any] = {}
+        damage = ""
         try:
-            manifest = json.loads((folder / _MANIFEST).read_text())
-            damage = ""
+            manifest = _read_manifest(folder / _MANIFEST)
             if jax.process_index() == 0:  # Only this process reads the files.
                 damage = find_damage(manifest["files"], digests_of(folder / _STATE))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except _READ_ERRORS as error:
             damage = f"{_MANIFEST}: {error}"
-        if not _all_hold([not damage])[0]:
-            if damage:  # One warning: process 0 has read the files.
-                _logger.warning("checkpoint %s is damaged: %s", folder, damage)
+        if _found_damage(folder, damage):
             return None
-        if callable(abstract_state):
-            abstract_state = abstract_state(manifest["extra"])
-        _check_same_leaves(manifest, abstract_state, folder)
-        return self._read_state(step, abstract_state), manifest["extra"]
+        try:
+            if callable(abstract_state):
+                abstract_state = abstract_state(manifest["extra"])
+            _check_same_leaves(manifest, abstract_state, folder)
+        except UserError:  # Of another version, or other settings: not of damage.
+            raise
+        except _READ_ERRORS as error:
+            damage = f"{_MANIFEST}, extra: {one_line(error)}"
+        if _found_damage(folder, damage):
+            return None
+        restored: PyTree = None
+        try:
+            restored = self._read_state(step, abstract_state)
+        except _READ_ERRORS as error:
+            damage = f"{_STATE}: {one_line(error)}"
+        if _found_damage(folder, damage):
+            return None
+        return restored, manifest["extra"]
 
     def _read_state(self, step: int, abstract_state: PyTree) -> PyTree:
         import orbax.checkpoint as ocp
@@ -368,6 +398,39 @@ def saved_steps(directory: Path) -> tuple[int, ...]:
     """Steps of the complete checkpoints in a folder, ascending, without opening it."""
     found = directory.glob(f"*/{_MANIFEST}")
     return tuple(sorted(int(p.parent.name) for p in found if p.parent.name.isdecimal()))
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """What a manifest says.
+
+    Raises:
+      OSError: It cannot be read.
+      ValueError: It has not the form of one.
+    """
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    kinds = {"leaves": dict, "extra": dict, "files": dict}
+    for key, kind in kinds.items():
+        if not isinstance(manifest, dict) or not isinstance(manifest.get(key), kind):
+            raise ValueError(f"it has no {key!r} by name")
+    words = [*manifest["leaves"].values(), *manifest["files"].values()]
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError("'leaves' and 'files' are not of words")
+    if "format" not in manifest:
+        raise ValueError("it has no 'format'")
+    return manifest
+
+
+def _found_damage(folder: Path, damage: str) -> bool:
+    """Whether a process has found damage, of which those that have it warn.
+
+    Collectives:
+      Those of `_all_hold`.
+    """
+    if _all_hold([not damage])[0]:
+        return False
+    if damage:
+        _logger.warning("checkpoint %s is damaged: %s", folder, damage)
+    return True
 
 
 def _describe_leaves(state: PyTree) -> dict[str, str]:
@@ -416,6 +479,8 @@ def _abstract_data(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def _as_wanted(array: jax.Array | None, leaf: Any) -> jax.Array:
     """The leaf made of what was stored for it."""
+    if array is None and leaf.size:
+        raise ValueError("an array is missing")
     if array is None:  # Without elements, thus not stored.
         empty = np.empty(leaf.shape, leaf.dtype)
         return jax.make_array_from_callback(

@@ -83,11 +83,31 @@ def load_config(file: str) -> "ml_collections.ConfigDict":
       file: Path of a Python file with `get_config`, or the name of one that comes with
         the package; after a colon the argument of `get_config`.
     Raises:
-      UserError: The file does not exist, cannot be run, or has no `get_config`.
+      UserError: The file does not exist, cannot be run, or has no `get_config` that
+        gives settings.
     """
     name, _, argument = file.partition(":")
     given = [argument] if argument else []
-    return call_in_file(name, "config", "get_config", *given)
+    config = call_in_file(name, "config", "get_config", *given)
+    _check_is_config(config, f"--config={file}")
+    return config
+
+
+def _check_is_config(config: Any, flag: str) -> None:
+    """Refuses what is not made of `default_config()`."""
+    import ml_collections
+
+    from prunex_jax.train.config import default_config
+
+    remedy = "; return what default_config() of prunex_jax.train.config makes, changed"
+    kind = ml_collections.ConfigDict
+    is_frozen = isinstance(config, ml_collections.FrozenConfigDict)
+    if not isinstance(config, kind) or is_frozen:
+        what = type(config).__name__
+        raise UserError(f"{flag}: get_config gives {what}, not settings{remedy}")
+    for name, section in default_config().items():
+        if isinstance(section, kind) and not isinstance(config.get(name), kind):
+            raise UserError(f"{flag}: get_config gives no section {name!r}{remedy}")
 
 
 def override_config(

@@ -6,6 +6,7 @@ nothing right of this module ever sees a ConfigDict.
 
 import dataclasses
 import json
+import re
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from prunex_jax.base.settings import (
     TopologyConfig,
     check_settings,
     read_settings,
+    setting,
     without_none,
 )
 from prunex_jax.methods import MethodConfig, load_plugins, method_config
@@ -60,7 +62,7 @@ FREE_ON_RESUME = (
 class ExperimentConfig:
     """Everything that defines a run."""
 
-    seed: int = 0
+    seed: int = setting(0, at_least=0, at_most=2**32 - 1)
     topology: TopologyConfig = TopologyConfig()  # noqa: RUF009
     data: DataConfig = DataConfig()  # noqa: RUF009
     model: ModelConfig = ModelConfig()  # noqa: RUF009

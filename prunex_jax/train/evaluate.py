@@ -6,13 +6,15 @@
 FOLDER was made by prunex-jax export. Its files are compared with their
 checksums, and its StableHLO program, not the network's code, runs on the data set that
 its manifest names, on one device: the metrics are those of its task, such as accuracy,
-or bits per byte. Exit code 0: scored; 2: bad input.
+or bits per byte. Where these data lie is printed, unless --data_dir says it. Exit code
+0: scored; 2: bad input.
 """
 
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import jax
 import numpy as np
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.imports import is_named
 from prunex_jax.data import (
     VALID,
@@ -38,6 +40,11 @@ from prunex_jax.tasks import LOSS, Objective, Own, Task, make_task
 from prunex_jax.train.config import ExperimentConfig, resolve_config
 
 SPLITS = ("test", "validation")
+# Settings that say what is read and how. Others are of no use here, and plugins would
+# run code that an export names.
+_SECTIONS = ("seed", "data", "model", "run")
+# What odd content of a manifest raises.
+_ODD = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
 COMMAND = Command(
     text=str(__doc__),
     flags=(
@@ -66,6 +73,7 @@ class Evaluation:
     # of its end, or the data are not the same.
     measures_of_run: Mapping[str, float]
     difference: str = ""  # In which way the data are not those of the run.
+    place: str = ""  # Where the data lie, if the manifest and not the caller says it.
 
     def plain(self) -> dict[str, Any]:
         """One object of plain values: metrics, and beside them those of the run."""
@@ -107,7 +115,15 @@ def evaluate(
     if split not in SPLITS:
         raise UserError(f"--split={split} is not one of {', '.join(SPLITS)}")
     model = read_model(folder)
-    task = _task_of(model, Path(folder), data_dir)
+    with _odd_content_refused(folder):
+        return _evaluated(model, str(folder), split, data_dir, batch_size)
+
+
+def _evaluated(
+    model: ExportedModel, folder: str, split: str, data_dir: str, batch_size: int
+) -> Evaluation:
+    config = _config_of(model.manifest, Path(folder), data_dir)
+    task = _task_of(model, config)
     dataset, objective = task.dataset, task.objective
     part = dataset.test if split == "test" else dataset.validation
     if not len(part):
@@ -122,19 +138,34 @@ def evaluate(
     difference = _difference(model.manifest["dataset"], dataset.about())
     measures, examples = _score(model, objective, part, batch_size)
     return Evaluation(
-        model=str(folder),
+        model=folder,
         dataset=dataset.name,
         split=split,
         examples=examples,
         noun=_noun(dataset),
         measures=measures,
         measures_of_run={
-            name: value
+            name: float(value)
             for name, value in of_run.items()
             if value is not None and not difference
         },
         difference=difference,
+        place="" if data_dir else config.data.dir,
     )
+
+
+@contextlib.contextmanager
+def _odd_content_refused(folder: str | Path) -> Iterator[None]:
+    """Says in one line that a manifest and what belongs to it do not go together."""
+    try:
+        yield
+    except UserError:
+        raise
+    except _ODD as error:
+        raise UserError(
+            f"{folder} cannot be evaluated: its manifest, arrays, program and data do "
+            f"not fit ({one_line(error, 200)}); export it again"
+        ) from error
 
 
 def _evaluate(values: Values, rest: list[str]) -> None:
@@ -151,7 +182,8 @@ def _evaluate(values: Values, rest: list[str]) -> None:
         return
     if not values.quiet:
         number = f"{found.examples} {found.split} {found.noun}"
-        sys.stdout.write(f"{found.model}: {number} of {found.dataset}\n")
+        place = f" in {found.place}" if found.place else ""
+        sys.stdout.write(f"{found.model}: {number} of {found.dataset}{place}\n")
     sys.stdout.write(f"{_line(found, is_quiet=values.quiet)}\n")
 
 
@@ -185,16 +217,12 @@ def _score(
     return measures, round(examples)
 
 
-def _task_of(model: ExportedModel, folder: Path, data_dir: str) -> Task:
+def _task_of(model: ExportedModel, config: ExperimentConfig) -> Task:
     """The task of the run, on its data set with its splits."""
-    config = _config_of(model.manifest, folder)
-    data = config.data
-    if data_dir:
-        data = dataclasses.replace(data, dir=data_dir)
     own = None
     if is_named(config.model.name):
         own = Own(model=_network_of(model))
-    task = make_task(data, config.model, config.seed, own)
+    task = make_task(config.data, config.model, config.seed, own)
     if not isinstance(task.dataset, ImageDataset):
         return task
     about = model.manifest["dataset"]
@@ -225,14 +253,21 @@ def _check_classes(dataset: ImageDataset, classes: Mapping[str, Any]) -> None:
             )
 
 
-def _config_of(manifest: Mapping[str, Any], folder: Path) -> ExperimentConfig:
+def _config_of(
+    manifest: Mapping[str, Any], folder: Path, data_dir: str
+) -> ExperimentConfig:
+    """What the run has read, and how."""
     values = manifest.get("config")
     if not values:
         raise UserError(
             f"{folder} names no data set, because it was exported from no run; call "
             "its program with prunex_jax.export.read_model instead"
         )
-    return resolve_config(values)
+    config = resolve_config({key: values[key] for key in _SECTIONS})
+    if not data_dir:
+        return config
+    data = dataclasses.replace(config.data, dir=data_dir)
+    return dataclasses.replace(config, data=data)
 
 
 def _difference(of_run: Mapping[str, Any], here: Mapping[str, Any]) -> str:

@@ -276,7 +276,7 @@ def _mesh_of_run(path: Path) -> tuple[int, int]:
     topology = _read_json(path / ENVIRONMENT).get("topology", {})
     try:
         return int(topology["num_hosts"]), int(topology["devices_per_host"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UserError(
             f"{path / ENVIRONMENT} does not say on how many hosts and devices the run "
             "was trained; give the --workdir of a run"
@@ -303,7 +303,7 @@ def _metrics(path: Path, step: int) -> dict[str, Any]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read ({error}); give the --workdir of a run"
         ) from error

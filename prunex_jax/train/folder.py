@@ -158,7 +158,7 @@ class RunFolder:
         if self.trackers is not None and lines:
             self.trackers.go_on_after(step, max(row["step"] for _, row in lines))
         kept = "".join(f"{line}\n" for line, row in lines if row["step"] <= step)
-        if kept != path.read_text(encoding="utf-8"):
+        if kept != _text_of(path):
             write_whole(path, kept)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -176,14 +176,14 @@ class RunFolder:
     def _lines(self) -> list[tuple[str, dict[str, Any]]]:
         """Complete lines of the metrics with what they say."""
         path = self.workdir / METRICS
-        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+        lines = _text_of(path).split("\n") if path.exists() else []
         rows = []
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 row["step"] + 0
                 rows.append((line, row))
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 if number != len(lines):
                     raise UserError(
                         f"{path}, line {number}: {line[:40]!r} is no row of metrics; "
@@ -201,7 +201,7 @@ def held_weights(path: Path) -> Weights | None:
     try:
         record = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))[WEIGHTS]
         return Weights.of_record(record)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -238,7 +238,8 @@ def _check_same_run(
     before = dotted_keys(_read_json(path / CONFIG))
     now = dotted_keys(config)
     for source, tree in ((held, before), (environment, now)):
-        mesh = source.get("topology") or {}
+        mesh = source.get("topology")
+        mesh = mesh if isinstance(mesh, Mapping) else {}
         for key in ("num_hosts", "devices_per_host"):
             tree[f"topology.{key}"] = mesh.get(key)
     for key, was, is_now in fixed_differences(before, now):
@@ -253,6 +254,7 @@ def _earlier(
 ) -> list[dict[str, Any]]:
     """Environments of earlier starts, each that differs from the one after it."""
     earlier = held.pop("earlier", [])
+    earlier = earlier if isinstance(earlier, list) else []
     same = all(held.get(k) == v for k, v in environment.items() if k != "command")
     return earlier if same else [*earlier, held]
 
@@ -274,6 +276,17 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{where} is {type(value).__name__}, which JSON cannot hold")
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file; what is none reads as marks that no row has."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); remove it, or choose another "
+            "--workdir"
+        ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

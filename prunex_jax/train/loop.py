@@ -445,7 +445,7 @@ class Loop:
 
     def _check_health(self, report: Report) -> None:
         largest = self.experiment.config.run.max_host_drift
-        last_good_step = self._around.checkpointer.latest_step()
+        last_good_step = self._around.checkpointer.newest_step()
         check_health(report, largest, self.position.step, last_good_step)
 
     def _spent(self) -> dict[str, float]:

@@ -96,7 +96,11 @@ class RunPosition:
         cut = fields.get("handover")
         if version < 2 and isinstance(cut, Mapping):
             fields["handover"] = {"is_last": True, "macs_before": None, **cut}
-        return _read(cls, fields, "position")
+        position: Self = _read(cls, fields, "position")
+        for name in ("step", "phase", "num_rounds"):  # They count, and choose.
+            if getattr(position, name) < 0:
+                raise _not_readable(f"position.{name} is {getattr(position, name)}")
+        return position
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:

@@ -3,6 +3,8 @@
 import io
 import json
 import pickle
+import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -211,3 +213,24 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     folder = saved(tmp_path, table(6))
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'prunex-jax[huggingface]'" in refused(folder)
+
+
+def test_rows_that_break_while_they_are_read_are_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path, {"train": table(20), "test": table(3)})
+    train = opened(folder, loader="grain").train
+    shutil.rmtree(folder / "train")
+    train = pickle.loads(pickle.dumps(train))  # As in a worker, or after a restart.
+    config = DataConfig(batch_size=4, loader="grain")
+    loader = make_loader(train, config, rows=np.arange(4), seed=0, num_hosts=1)
+    with loader.batches() as batches, pytest.raises(UserError) as caught:
+        next(batches)
+    message = str(caught.value)
+    assert str(folder) in message and "\n" not in message
+    assert f"(read on {socket.gethostname()})" in message
+
+
+def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    source = opened(saved(tmp_path, table(20))).train.stored.open()
+    source.__dict__["_table"] = {}  # Which raises whatever is asked of it.
+    with pytest.raises(UserError, match=r"image 3 of .* or a later one cannot be read"):
+        source.read(np.array([4, 3]))

@@ -1,7 +1,13 @@
 import dataclasses
 import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +22,7 @@ from prunex_jax.data import (
     open_dataset,
 )
 
+ROOT = Path(__file__).parents[2]
 CONFIG = DataConfig(
     name="synthetic",
     synthetic_examples=50,
@@ -198,3 +205,71 @@ def test_an_empty_split_has_no_evaluation_batches() -> None:
     data = open_dataset(config, seed=0)
     with evaluation_batches(data.validation, 8, np.arange(8)) as batches:
         assert list(batches) == []
+
+
+# Reads with two worker processes, says which, and waits to be killed.
+_READER = """
+import multiprocessing, sys, time
+import numpy as np
+from prunex_jax.base.settings import DataConfig
+from prunex_jax.data import make_loader, open_dataset
+
+if __name__ == "__main__":
+    config = DataConfig(name="synthetic", synthetic_examples=50, image_size=8,
+                        batch_size=16, loader="grain", num_workers=2)
+    train = open_dataset(config, seed=0).train
+    loader = make_loader(train, config, rows=np.arange(16), seed=0, num_hosts=1)
+    batches = loader.batches()
+    next(batches)
+    pids = [child.pid for child in multiprocessing.active_children()]
+    print(*pids, flush=True)
+    time.sleep(600)
+"""
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_worker_processes_die_with_a_killed_process(tmp_path: Path) -> None:
+    script = tmp_path / "reader.py"
+    script.write_text(_READER)
+    command = [sys.executable, str(script)]
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environ
+    ) as reader:
+        assert reader.stdout is not None
+        try:
+            workers = [int(pid) for pid in reader.stdout.readline().split()]
+            assert len(workers) == 2 and all(map(_is_alive, workers))
+        finally:
+            reader.kill()
+    try:
+        deadline = time.monotonic() + 10
+        while any(map(_is_alive, workers)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(_is_alive, workers)), "they outlive kill -9"
+    finally:
+        for pid in filter(_is_alive, workers):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), TypeError("x"), UserError("bad")])
+def test_errors_of_reading_name_the_host(error: Exception) -> None:
+    def broken():
+        raise error
+        yield
+
+    with BatchIterator(broken()) as batches:
+        with pytest.raises(UserError, match=str(error)) as raised:
+            next(batches)
+    assert f"(read on {socket.gethostname()})" in str(raised.value)

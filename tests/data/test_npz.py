@@ -17,6 +17,7 @@ from prunex_jax.data import (
     open_dataset,
     open_named,
 )
+from prunex_jax.data.npz import Entry
 
 SIZE = 40
 IMAGES = np.random.default_rng(0).integers(0, 256, (SIZE, 6, 5, 3), np.uint8)
@@ -182,3 +183,19 @@ def test_a_pickle_in_a_file_is_never_run(tmp_path: Path) -> None:
     np.savez(config.dir, x_train=FEATURES, y_train=np.array([Trap()] * SIZE))
     assert "entry 'y_train'" in refused(config)
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "other"])
+def test_a_file_that_breaks_before_it_is_read_is_named(tmp_path, how):
+    path = tmp_path / "a.npz"
+    x, y = np.zeros((9, 4, 4), np.uint8), np.arange(9) % 3
+    np.savez(path, x=x, y=y)
+    entry = Entry(str(path), "x", x.shape, x.dtype)
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+    else:
+        np.savez(path, x=x[:5], y=y[:5])
+    with pytest.raises(UserError, match=rf"entry 'x' of {path}"):
+        entry.read()

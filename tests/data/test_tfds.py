@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -221,3 +222,38 @@ def test_cifar10_through_tfds() -> None:
     assert sorted(set(labels.tolist())) == list(range(10))
     np.testing.assert_allclose(images.mean(axis=(0, 1, 2)), 0, atol=0.1)
     np.testing.assert_allclose(images.std(axis=(0, 1, 2)), 1, atol=0.1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_file_that_breaks_while_it_is_read_is_named(
+    tmp_path: Path, num_workers: int
+) -> None:
+    _write_set(tmp_path, "tiny")
+    config = _config(tmp_path, loader="grain", num_workers=num_workers)
+    train = open_dataset(config, seed=0).train
+    (path,) = tmp_path.rglob("tiny-train*")
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 400] = bytes(400)
+    path.write_bytes(content)
+    loader = make_loader(train, config, rows=np.arange(8), seed=0, num_hosts=1)
+    with pytest.raises(UserError, match=r"example \d+ of split 'train'") as caught:
+        with loader.batches() as batches:
+            for _ in range(4):
+                next(batches)
+    message = str(caught.value)
+    assert f"of {path}) cannot be read" in message and "\n" not in message
+    assert message.endswith(f"(read on {socket.gethostname()})")
+
+
+def test_an_image_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = _record(np.zeros((8, 8, 3), np.uint8), 1)
+    monkeypatch.setitem(
+        globals(), "_record", lambda *_: whole.replace(b"IHDR", b"xxxx")
+    )
+    _write_set(tmp_path, "tiny")
+    (path,) = tmp_path.rglob("tiny-train*")
+    with pytest.raises(UserError, match=rf"\(record 0 of {path}\) cannot be read"):
+        open_dataset(_config(tmp_path), seed=0)

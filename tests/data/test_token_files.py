@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import socket
 import tracemalloc
 
 import numpy as np
@@ -167,3 +168,33 @@ def test_unsuitable_files_are_one_line(tmp_path, written, where, changes, messag
     with pytest.raises(UserError, match=message) as caught:
         open_text(config_of(where.format(tmp_path), **changes))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["cut", "gone", "cut before it is mapped"])
+def test_a_file_that_breaks_while_it_is_read_is_named(tmp_path, how):
+    """Who reads a mapped file beyond its end would be killed."""
+    path = write(tmp_path / "a.bin")
+    config = config_of(path)
+    train = open_text(config).train
+    loader = make_loader(train, config, rows=np.arange(8), seed=0, num_hosts=1)
+    with loader.batches() as batches:
+        if how != "cut before it is mapped":
+            next(batches)
+        if how == "gone":
+            path.unlink()
+        else:
+            with open(path, "r+b") as file:
+                file.truncate(100)
+        with pytest.raises(UserError) as caught:
+            for _ in range(4):  # Some were read before.
+                next(batches)
+    message = str(caught.value)
+    assert str(path) in message and f"(read on {socket.gethostname()})" in message
+
+
+def test_a_token_outside_of_the_vocabulary_is_named_with_its_sequence(tmp_path):
+    path = write(tmp_path / "a.bin")
+    train = open_text(config_of(path)).train
+    write(path, np.where(np.arange(len(STREAM)) == 83, 60_000, STREAM))
+    with pytest.raises(UserError, match=rf"sequence 10 of {path}: token 60000"):
+        train.evaluation_batch(np.arange(20))

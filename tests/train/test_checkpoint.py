@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -456,3 +457,73 @@ def test_two_processes_save_restore_and_fall_back_together(tmp_path):
         restored, _ = checkpointer.restore(wanted)
     np.testing.assert_array_equal(restored["per_host"], np.arange(8.0).reshape(2, 4))
     assert bits(restored["key"]) == bits(jax.random.split(jax.random.key(1), 4))
+
+
+def odd(content, **changes):
+    """A manifest with other content, as JSON."""
+    return json.dumps({**json.loads(content), **changes})
+
+
+ODD_MANIFESTS = {
+    "a number": lambda content: "3",
+    "a list": lambda content: "[]",
+    "a text": lambda content: '"manifest"',
+    "null": lambda content: "null",
+    "an empty object": lambda content: "{}",
+    "no JSON": lambda content: content[:-9],
+    "too deep": lambda content: "[" * 100_000,
+    "no leaves": lambda content: odd(content, leaves=None),
+    "leaves of numbers": lambda content: odd(content, leaves={"count": 3}),
+    "a list of leaves": lambda content: odd(content, leaves=["count"]),
+    "no extra": lambda content: odd(content, extra=None),
+    "extra of a list": lambda content: odd(content, extra=[1]),
+    "files of numbers": lambda content: odd(content, files={"d": 3}),
+    "a list of files": lambda content: odd(content, files=[]),
+    "files elsewhere": lambda content: odd(content, files={"../../x": "1"}),
+}
+
+
+@pytest.mark.parametrize("change", ODD_MANIFESTS.values(), ids=ODD_MANIFESTS)
+def test_falls_back_from_a_manifest_of_odd_content(tmp_path, caplog, change):
+    save_one_of(tmp_path, (1, 2))
+    path = tmp_path / "2" / "manifest.json"
+    path.write_text(change(path.read_text()))
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        restored, extra = checkpointer.restore(small_state())
+    assert extra == {"step": 1}
+    assert_same(restored, small_state(1.0))
+    assert f"{tmp_path / '2'} is damaged: " in caplog.text
+
+
+def test_falls_back_from_an_extra_that_nobody_can_use(tmp_path, caplog):
+    save_one_of(tmp_path, (1, 2))
+
+    def state_of(extra):
+        return [None, small_state()][extra["step"]]  # None for no step but 2.
+
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        restored, extra = checkpointer.restore(state_of)
+    assert extra == {"step": 1}
+    assert_same(restored, small_state(1.0))
+    assert f"{tmp_path / '2'} is damaged: manifest.json, extra" in caplog.text
+
+
+def test_falls_back_from_arrays_that_are_gone_with_their_checksums(tmp_path, caplog):
+    save_one_of(tmp_path, (1, 2))
+    path = tmp_path / "2" / "manifest.json"
+    path.write_text(odd(path.read_text(), files={}))
+    shutil.rmtree(tmp_path / "2" / "state")
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        _, extra = checkpointer.restore(small_state())
+    assert extra == {"step": 1}
+    assert f"{tmp_path / '2'} is damaged: state" in caplog.text
+
+
+def test_the_newest_step_may_be_in_flight(tmp_path):
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        assert checkpointer.newest_step() is None
+        checkpointer.save(1, small_state(), {}, wait=True)
+        checkpointer.save(2, small_state(), {})
+        assert checkpointer.newest_step() == 2
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        assert checkpointer.newest_step() == checkpointer.latest_step() == 2

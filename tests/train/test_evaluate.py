@@ -362,3 +362,70 @@ def test_checkpoints_opened_for_reading_are_left_alone(tmp_path):
         with pytest.raises(UserError, match="no checkpoint of any step"):
             reader.restore(state)
     assert not (tmp_path / "missing").exists()
+
+
+def odd_manifest(exported: Path, folder: Path, *keys: str, value) -> Path:
+    """An export whose manifest says something else, and whose checksums hold."""
+    shutil.copytree(exported, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    section = manifest
+    for key in keys[:-1]:
+        section = section[key]
+    section[keys[-1]] = value
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("files", []),
+        ("program", 3),
+        ("versions", None),
+        ("versions", {"jax": 3}),
+        ("arrays", {}),
+        ("arrays", {"params/x": "float32[3]"}),
+        ("dataset", None),
+        ("dataset", {}),
+        ("dataset", {"classes": 3, "preprocessing": 3}),
+        ("dataset/classes", {"count": 99, "names": None}),
+        ("dataset/classes", {"count": 10, "names": 3}),
+        ("dataset/preprocessing/mean", "red"),
+        ("dataset/preprocessing/std", [1, 2, 3, 4, 5]),
+        ("metrics", []),
+        ("metrics/summary", 3),
+        ("metrics/summary", {"test_accuracy": "good", "test_loss": "x"}),
+        ("config", 3),
+        ("config", {"data": 3}),
+        ("config/data", None),
+        ("config/data/image_size", -5),
+        ("config/data/name", "nowhere"),
+        ("config/seed", "x"),
+    ],
+)
+def test_odd_content_of_an_export_is_one_line(key, value, exported, tmp_path, capsys):
+    folder = odd_manifest(exported, tmp_path / "m", *key.split("/"), value=value)
+    code = evaluation.main([f"--model={folder}"])
+    said = capsys.readouterr()
+    if key == "versions" and value:  # Not needed for this program.
+        assert code == 0
+        return
+    assert code == 2 and said.err.startswith("error: ") and said.err.count("\n") == 1
+
+
+def test_evaluation_runs_no_plugin_of_an_export(exported, tmp_path, capsys):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    keys = ("config", "method", "plugins")
+    folder = odd_manifest(exported, tmp_path / "m", *keys, value=[str(plugin)])
+    assert evaluation.main([f"--model={folder}"]) == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_evaluation_shows_where_an_export_makes_it_read(exported, tmp_path, capsys):
+    place, keys = str(tmp_path / "elsewhere"), ("config", "data", "dir")
+    folder = odd_manifest(exported, tmp_path / "m", *keys, value=place)
+    assert evaluation.main([f"--model={folder}"]) == 0
+    assert f"images of digits in {place}\n" in capsys.readouterr().out
+    assert evaluation.main([f"--model={folder}", f"--data_dir={tmp_path}"]) == 0
+    assert "images of digits\n" in capsys.readouterr().out

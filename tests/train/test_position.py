@@ -104,6 +104,8 @@ def test_another_version_is_refused_in_one_line(version):
         ({"clock": {**saved()["clock"], "intervals": "12"}}, r"clock\.intervals is"),
         ({"ledger": {**saved()["ledger"], "__class__": 1}}, "unknown '__class__'"),
         ({"extra": 1}, "position has an unknown 'extra'"),
+        ({"phase": -1}, "position.phase is -1"),
+        ({"step": -3}, "position.step is -3"),
     ],
 )
 def test_wrong_types_are_refused_in_one_line(changes, message):

@@ -1,6 +1,7 @@
 """Whole runs: what they leave behind, and that nothing can make them differ."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import prunex_jax.train.evaluation
 from prunex_jax.base.command import EXIT_STOPPED
 from prunex_jax.base.errors import TrainingDivergedError, UserError
 from prunex_jax.mesh import make_topology
-from prunex_jax.train.checkpoint import Checkpointer
+from prunex_jax.train.checkpoint import Checkpointer, saved_steps
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.folder import SUMMARY_KEYS, RunFolder
@@ -202,10 +203,13 @@ def test_divergence_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
         optimizer={"learning_rate": 1e30, "warmup_share": 0.5},
         run={"checkpoint_every_steps": 1},
     )
-    with pytest.raises(TrainingDivergedError, match=r"since step \d+; the checkpoint"):
+    message = r"since step \d+; the checkpoint of step (\d+)"
+    with pytest.raises(TrainingDivergedError, match=message) as raised:
         train(values, tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
-    assert list((tmp_path / "run" / "checkpoints").iterdir())
+    newest = max(saved_steps(tmp_path / "run" / "checkpoints"))
+    named = re.search(message, str(raised.value))
+    assert named is not None and int(named[1]) == newest, "also one in flight"
 
 
 def test_copies_that_leave_their_consensus_stop_the_run(tmp_path):
