@@ -1,12 +1,13 @@
 """Command line of training.
 
     prunex-jax train --config=FILE[:ARGUMENT] --workdir=FOLDER
-        [--config.KEY=VALUE ...] [--fresh]
+        [--config.KEY=VALUE ...] [--fresh] [--dry_run[=measure]]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
 
 FILE is a path, or the name of a config that comes with the package. Its
 get_config([ARGUMENT]) gives the settings, which --config.KEY=VALUE changes. A run in
-FOLDER that was stopped goes on where it was. Exit code 0: ended, or stopped and saved;
+FOLDER that was stopped goes on where it was. --dry_run prints what it will need, and
+writes nothing. Exit code 0: ended, or stopped and saved;
 1: diverged; 2: bad input. `python -m prunex_jax.train` is the same command.
 """
 
@@ -53,6 +54,14 @@ COMMAND = Command(
         CONFIG_FLAG,
         Flag("workdir", "", "Run folder.", is_required=True),
         Flag("fresh", False, "Start over, removing the run that the folder holds."),
+        Flag(
+            "dry_run",
+            "",
+            "Compile, say what the run will need, and write nothing into its folder; "
+            "`measure` times a step as well.",
+            choices=("compile", "measure"),
+            bare="compile",
+        ),
         *LAUNCH_FLAGS,
     ),
     takes_settings=True,
@@ -155,6 +164,12 @@ def given_launch(values: Values) -> "LaunchFlags":
 
 def _train(values: Values, overrides: list[str]) -> None:
     config = override_config(load_config(values.config), overrides)
+    if values.dry_run:
+        from prunex_jax.train.dry_run import MEASURE, dry_run
+
+        is_measured, launch = values.dry_run == MEASURE, given_launch(values)
+        dry_run(config, values.workdir, is_measured=is_measured, launch=launch)
+        return
     from prunex_jax.train.run import train
 
     train(config, values.workdir, fresh=values.fresh, launch=given_launch(values))

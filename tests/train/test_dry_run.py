@@ -1,0 +1,74 @@
+"""A dry run says what the run then does, and writes nothing."""
+
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.train import train
+from prunex_jax.train.command import main
+from prunex_jax.train.dry_run import dry_run
+from tests.helpers.tiny_runs import rows_of, settings, write_config
+
+
+def saved_bytes(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_it_says_what_the_run_sends_and_saves(tmp_path, capsys):
+    values = settings(
+        method={"name": "hsadmm", "hsadmm": {"sync_period": 4}},
+        sparsity={"num_stairs": 1, "shrink_share": 1.0},
+        run={"steps": 24, "log_every_steps": 4, "checkpoint_every_steps": 0},
+    )
+    needs = dry_run(values, tmp_path / "run", is_measured=True)
+    assert not (tmp_path / "run").exists()
+    printed = capsys.readouterr().out
+    assert "768 examples seen" in printed
+    assert needs.step_seconds > 0 and needs.exchange_seconds > 0
+    assert all(each.total > 0 and each.aliased > 0 for each in needs.memory)
+    assert [each.program for each in needs.memory] == ["local_step", "exchange"]
+
+    train(values, tmp_path / "run")
+    rows = [row for row in rows_of(tmp_path / "run") if "loss" in row]
+    sent = [row["host_wire_bytes"] for row in rows]
+    rounds = [after - before for before, after in zip(sent, sent[1:], strict=False)]
+    dense, step, *exchanges = needs.sent
+    assert step.what == "a step"
+    assert f"{exchanges[-1].host_bytes:,.0f}" in printed
+    # What is logged is gathered in a few numbers, which are no part of a round.
+    report = rounds[-1] - 4 * step.host_bytes - exchanges[-1].host_bytes
+    assert 0 <= report < 1000 < exchanges[-1].host_bytes
+    assert rounds[0] - report in [
+        4 * step.host_bytes + each.host_bytes for each in exchanges
+    ]
+    assert rows[-1]["host_wire_ratio"] == pytest.approx(
+        sent[-1] / (24 * dense.host_bytes)
+    )
+
+
+def test_checkpoints_are_as_large_as_it_says(tmp_path):
+    values = settings(
+        method={"name": "dense"},
+        model={"name": "resnet20"},
+        run={"steps": 2, "checkpoint_every_steps": 0},
+    )
+    needs = dry_run(values, tmp_path / "run")
+    train(values, tmp_path / "run")
+    found = saved_bytes(tmp_path / "run" / "checkpoints")
+    assert needs.checkpoint_bytes == pytest.approx(found, rel=0.1)
+
+
+def test_the_command_writes_nothing(tmp_path, capsys):
+    config = write_config(tmp_path, settings(method={"name": "dense"}))
+    workdir = tmp_path / "run"
+    assert main([f"--config={config}", f"--workdir={workdir}", "--dry_run"]) == 0
+    assert not workdir.exists()
+    printed = capsys.readouterr().out
+    assert "a step of dense" in printed and "ms per step" not in printed
+    both = [f"--config={config}", f"--workdir={workdir}", "--dry_run=fast"]
+    assert main(both) == 2
+    assert "'fast'" in capsys.readouterr().err
+
+
+def test_it_refuses_what_the_run_refuses(tmp_path):
+    with pytest.raises(UserError, match="micro_batches"):
+        dry_run(settings(optimizer={"micro_batches": 7}), tmp_path / "run")
