@@ -290,22 +290,29 @@ def _arithmetic(experiment: Experiment) -> list[str]:
         f"{steps} steps, {seen}"
     ]
     channels = experiment.channels
-    whole = [
-        name
-        for name, size in channels.sizes.items()
-        if channels.keep_counts[name] == size
-    ]
+    sizes, counts = channels.sizes, _counts_at_the_end(experiment)
+    whole = sum(counts[name] == size for name, size in sizes.items())
     lines.append(
-        f"channels  {len(channels.sizes)} groups with "
-        f"{sum(channels.sizes.values())} prunable channels; "
-        f"{sum(channels.keep_counts.values())} kept at the end, {len(whole)} groups "
-        "whole"
+        f"channels  {len(sizes)} groups with {sum(sizes.values())} prunable channels; "
+        f"{sum(counts.values())} kept at the end, {whole} groups whole"
     )
     reasons = list(dict.fromkeys(frozen.reason for frozen in channels.trace.frozen))
     lines += [f"          stays: {reason}" for reason in reasons[:_MOST_REASONS]]
     if len(reasons) > _MOST_REASONS:
         lines.append(f"          and for {len(reasons) - _MOST_REASONS} more reasons")
     return lines
+
+
+def _counts_at_the_end(experiment: Experiment) -> Mapping[str, int]:
+    """Channels that every group keeps, if some method of the run prunes."""
+    methods = [experiment.current.method]
+    methods += [
+        with_method(experiment, phase.method).current.method
+        for phase in experiment.phases[1:]
+    ]
+    if any(method.prunes or method.prepare is not None for method in methods):
+        return experiment.channels.keep_counts
+    return experiment.channels.sizes
 
 
 def _in_words(needs: Needs) -> list[str]:

@@ -53,7 +53,7 @@ def test_checkpoints_are_as_large_as_it_says(tmp_path):
     )
     needs = dry_run(values, tmp_path / "run")
     train(values, tmp_path / "run")
-    found = saved_bytes(tmp_path / "run" / "checkpoints")
+    found = saved_bytes(tmp_path / "run" / "checkpoints" / "2" / "state")
     assert needs.checkpoint_bytes == pytest.approx(found, rel=0.1)
 
 
