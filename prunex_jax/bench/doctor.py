@@ -203,9 +203,7 @@ def judge_addresses(found: Sequence[Found]) -> Verdict:
     listed = {each["name"]: each["address"] for each in found}
     text = ", ".join(f"{name} {where or '(none)'}" for name, where in listed.items())
     hidden = [
-        name
-        for name, where in listed.items()
-        if not where or where.startswith("127.")
+        name for name, where in listed.items() if not where or where.startswith("127.")
     ]
     if len(listed) > 1 and hidden:
         return Verdict(
@@ -289,23 +287,16 @@ def _try_folder(workdir: Path) -> list[Verdict]:
                 workdir.rmdir()
         return {}
 
-    written = gather_found(write_token)
-    verdicts = [_judge_written(written, workdir)]
-    if verdicts[0] is None:
-        seen = gather_found(read_token)
-        verdicts = [judge_shared(seen, workdir)]
+    error = gather_found(write_token)[0].get("error")
+    if error is not None:
+        remedy = "choose a folder that the first process can write"
+        verdicts = [Verdict("workdir", FAILED, f"{workdir}: {error}", remedy)]
+    else:
+        verdicts = [judge_shared(gather_found(read_token), workdir)]
         if verdicts[0].status != FAILED:
             verdicts.append(judge_speed(gather_found(lambda: _speed_of(workdir))))
     gather_found(leave)
-    return [verdict for verdict in verdicts if verdict is not None]
-
-
-def _judge_written(written: Sequence[Found], workdir: Path) -> Verdict | None:
-    error = written[0].get("error")
-    if error is None:
-        return None
-    remedy = "choose a folder that the first process can write"
-    return Verdict("workdir", FAILED, f"{workdir}: {error}", remedy)
+    return verdicts
 
 
 def _appears(path: Path, token: str) -> bool:
@@ -399,8 +390,9 @@ def check_sums(mesh: AnyMesh) -> Verdict:
         sums = jax.jit(
             map_over(
                 mesh,
-                lambda x, axis=axis: jnp.broadcast_to(jax.lax.psum(x, axis), x.shape)
-                + 0 * x,
+                lambda x, axis=axis: (
+                    jnp.broadcast_to(jax.lax.psum(x, axis), x.shape) + 0 * x
+                ),
                 both,
                 both,
             )

@@ -6,6 +6,7 @@ into the run folder.
 """
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -136,7 +137,7 @@ def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
       is_measured: Whether to run a few steps as well.
     """
     with experiment.batches() as batches:
-        batch = next(batches)
+        batch: Batch = next(batches)
     if experiment.teaching is not None:
         batch = experiment.teaching.taught(batch, 0, None)
     current = experiment.current
@@ -144,11 +145,7 @@ def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
     memory = []
     for program, options in calls:
         args = (state, shapes_of(batch)) if _is_step(program) else (state,)
-        compiled = run_together(
-            lambda program=program, args=args, options=options: program.compile(
-                *args, **options
-            )
-        )
+        compiled = run_together(functools.partial(program.compile, *args, **options))
         memory += _memory_of(program.name, compiled.run)
     position = RunPosition(keep_counts=experiment.channels.sizes)
     saved = saved_shapes(experiment, position)
@@ -255,8 +252,7 @@ def _with_times(needs: Needs, experiment: Experiment, batch: Batch) -> Needs:
     exchange_seconds = None
     for program, static in exchange:
         exchange_seconds, state = _median_seconds(
-            lambda state, program=program, static=static: program(state, **static),
-            state,
+            functools.partial(program, **static), state
         )
     return dataclasses.replace(
         needs, step_seconds=seconds, exchange_seconds=exchange_seconds
@@ -277,14 +273,14 @@ def _arithmetic(experiment: Experiment) -> list[str]:
     """Batches and channels, where the start screen says less."""
     config, mesh = experiment.config, experiment.mesh
     batch_size, parts = config.data.batch_size, config.optimizer.micro_batches
-    per_device = batch_size // mesh.size
+    per_host, per_device = batch_size // mesh.shape[HOST_AXIS], batch_size // mesh.size
     steps = experiment.num_steps
     seen = ", ".join(
         f"{count:,} {name.replace('_', ' ')}"
         for name, count in seen_until(experiment, steps).items()
     )
     lines = [
-        f"examples  {batch_size} a step, {batch_size // mesh.shape[HOST_AXIS]} per host, "
+        f"examples  {batch_size} a step, {per_host} per host, "
         f"{per_device} per device in {parts} micro "
         f"{'batch' if parts == 1 else 'batches'} of {per_device // parts}; "
         f"{steps} steps, {seen}"

@@ -1,5 +1,7 @@
 """A dry run says what the run then does, and writes nothing."""
 
+import itertools
+
 import pytest
 
 from prunex_jax.base.errors import UserError
@@ -30,7 +32,7 @@ def test_it_says_what_the_run_sends_and_saves(tmp_path, capsys):
     train(values, tmp_path / "run")
     rows = [row for row in rows_of(tmp_path / "run") if "loss" in row]
     sent = [row["host_wire_bytes"] for row in rows]
-    rounds = [after - before for before, after in zip(sent, sent[1:], strict=False)]
+    rounds = [after - before for before, after in itertools.pairwise(sent)]
     dense, step, *exchanges = needs.sent
     assert step.what == "a step"
     assert f"{exchanges[-1].host_bytes:,.0f}" in printed
