@@ -1,7 +1,7 @@
 """Command line that examines machines before a long run.
 
     prunex-jax doctor [--workdir=FOLDER] [--layout=LAYOUT] [--cpu_devices=N]
-        [--seconds=N]
+        [--seconds=N] [--join_seconds=N]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
 
 Started like training, on all hosts. It shows which devices form which host, compares
@@ -38,7 +38,9 @@ from prunex_jax.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
     AnyMesh,
+    Limits,
     MeshAxes,
+    Pulse,
     Topology,
     gather_texts,
     make_topology,
@@ -48,17 +50,18 @@ from prunex_jax.mesh import (
 )
 from prunex_jax.mesh.launcher import count_visible_gpus
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
+from prunex_jax.train.same import shows
 
 OK, WARNING, FAILED = "ok", "warning", "FAILED"
-EXIT_FAILED = 1
+EXIT_UNWELL = 1
 # What a process found, as JSON.
 Found = Mapping[str, Any]
 
 # More than this apart, times in logs of several hosts tell no order.
 _MOST_CLOCK_SECONDS = 1.0
 _CLOCK_READINGS = 5
-# How long a file may take to show on other machines.
-_MOST_SECONDS_UNSEEN = 10.0
+# Without a sign of life, and in one check, until a process says so and ends.
+_LIMITS = Limits(silence=60.0, stall=300.0)
 _WRITTEN_BYTES = 2**26
 # Below these a run folder is too full, or too slow for checkpoints of a large network.
 _LEAST_FREE_BYTES = 2**30
@@ -73,6 +76,7 @@ COMMAND = Command(
         Flag("layout", "auto", "What a host is, as topology.layout says."),
         Flag("cpu_devices", 0, "Simulated CPU devices, as topology.cpu_devices says."),
         Flag("seconds", 4, "Time for measuring the links."),
+        Flag("join_seconds", 60, "How long processes wait for each other."),
         *LAUNCH_FLAGS,
     ),
 )
@@ -278,7 +282,7 @@ def _try_folder(workdir: Path) -> list[Verdict]:
         return {}
 
     def read_token() -> Found:
-        return {"sees": _appears(path, token), "name": socket.gethostname()}
+        return {"sees": shows(path, token), "name": socket.gethostname()}
 
     def leave() -> Found:
         if is_primary:
@@ -297,19 +301,6 @@ def _try_folder(workdir: Path) -> list[Verdict]:
             verdicts.append(judge_speed(gather_found(lambda: _speed_of(workdir))))
     gather_found(leave)
     return verdicts
-
-
-def _appears(path: Path, token: str) -> bool:
-    """Whether a file of another machine shows within some seconds."""
-    deadline = time.monotonic() + _MOST_SECONDS_UNSEEN
-    while time.monotonic() < deadline:
-        try:
-            if path.read_text() == token:
-                return True
-        except FileNotFoundError:
-            pass
-        time.sleep(0.1)
-    return False
 
 
 def judge_shared(seen: Sequence[Found], workdir: Path) -> Verdict:
@@ -477,6 +468,7 @@ def _try_links(topology: Topology, seconds: float) -> list[Verdict]:
 def _doctor(values: Values, _: list[str]) -> int:
     for name, value, least in (
         ("seconds", values.seconds, 1),
+        ("join_seconds", values.join_seconds, 1),
         ("cpu_devices", values.cpu_devices, 0),
     ):
         if value < least:
@@ -484,19 +476,20 @@ def _doctor(values: Values, _: list[str]) -> int:
     config = TopologyConfig(layout=values.layout, cpu_devices=values.cpu_devices)
     launch = given_launch(values)
     try:
-        started = start_processes(config, launch)
+        started = start_processes(config, launch, join_seconds=values.join_seconds)
         topology = make_topology(config.layout)
     except UserError as error:
         sys.stdout.write(f"{Verdict('processes', FAILED, str(error))}\n")
-        return EXIT_FAILED
+        return EXIT_UNWELL
     if topology.is_primary:
         sys.stdout.write(f"start     {started.reason}\n{topology.table()}\n\n")
         sys.stdout.flush()
-    verdicts = examine(topology, values.workdir, float(values.seconds))
+    with Pulse(_LIMITS, ends_process=True) as pulse, pulse.telling():
+        verdicts = examine(topology, values.workdir, float(values.seconds))
     if topology.is_primary:
         sys.stdout.write("\n".join(map(str, verdicts)) + "\n")
     is_failed = any(verdict.status == FAILED for verdict in verdicts)
-    return EXIT_FAILED if is_failed else 0
+    return EXIT_UNWELL if is_failed else 0
 
 
 if __name__ == "__main__":

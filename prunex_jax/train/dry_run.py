@@ -25,6 +25,8 @@ from prunex_jax.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
     LaunchFlags,
+    Limits,
+    Pulse,
     make_topology,
     run_together,
     start_processes,
@@ -36,6 +38,7 @@ from prunex_jax.train.console import Console, start_screen
 from prunex_jax.train.experiment import Experiment, make_experiment, with_method
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program, shapes_of
+from prunex_jax.train.same import check_same_data, check_same_settings
 from prunex_jax.train.transitions import saved_shapes
 from prunex_jax.train.weights import check_same_everywhere, find_weights
 from prunex_jax.train.work import seen_until
@@ -105,10 +108,12 @@ def dry_run(
       With several processes, small gathers; if measured, those of the steps.
     """
     config = resolve_config(config)
+    launch = launch or LaunchFlags()
     started = start_processes(
         config.topology,
-        launch or LaunchFlags(),
+        launch,
         compile_cache=config.run.compile_cache,
+        join_seconds=config.run.join_seconds,
     )
     layout, simulated = config.topology.layout, config.topology.simulated
     topology = make_topology(layout, simulated=simulated)
@@ -117,10 +122,17 @@ def dry_run(
         weights = find_weights(config.model.weights, workdir)
         return make_experiment(config, topology, weights=weights)
 
-    experiment = run_together(prepare)
-    check_same_everywhere(experiment.start)
     described = environment(topology.describe())
-    with Console(topology.is_primary) as console:
+    limits = Limits(config.run.silence_seconds, config.run.stall_seconds)
+    with (
+        Pulse(limits, ends_process=launch.owns_process) as pulse,
+        pulse.telling(),
+        Console(topology.is_primary) as console,
+    ):
+        check_same_settings(config)
+        experiment = run_together(prepare)
+        check_same_data(experiment.task.dataset)
+        check_same_everywhere(experiment.start)
         console.line(start_screen(experiment, str(workdir), described, started.reason))
         console.line("\n".join(_arithmetic(experiment)))
         needs = find_needs(experiment, is_measured=is_measured)

@@ -4,14 +4,19 @@ import itertools
 import json
 import math
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.mesh import make_topology
 from prunex_jax.train import train
 from prunex_jax.train.command import main
-from prunex_jax.train.dry_run import dry_run
-from tests.helpers.tiny_runs import rows_of, settings, write_config
+from prunex_jax.train.config import resolve_config
+from prunex_jax.train.dry_run import dry_run, find_needs
+from prunex_jax.train.experiment import make_experiment
+from tests.helpers.common import free_port
+from tests.helpers.tiny_runs import rows_of, settings, start, write_config
 
 
 def saved_bytes(folder):
@@ -50,6 +55,7 @@ def test_it_says_what_the_run_sends_and_saves(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_checkpoints_are_as_large_as_it_says(tmp_path):
     values = settings(
         method={"name": "dense"},
@@ -85,3 +91,31 @@ def test_the_command_writes_nothing(tmp_path, capsys):
 def test_it_refuses_what_the_run_refuses(tmp_path):
     with pytest.raises(UserError, match="micro_batches"):
         dry_run(settings(optimizer={"micro_batches": 7}), tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_two_processes_find_the_same_as_one(tmp_path):
+    values = settings(topology={"cpu_devices": 2, "layout": "process"})
+    port = free_port()
+    processes = [
+        start(
+            tmp_path,
+            values,
+            tmp_path / "run",
+            "--dry_run=measure",
+            f"--coordinator=127.0.0.1:{port}",
+            "--num_processes=2",
+            f"--process_id={process}",
+        )
+        for process in range(2)
+    ]
+    outputs = [process.communicate(timeout=170)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert not (tmp_path / "run").exists()
+    assert "ms per exchange" in outputs[0] and "dry run" not in outputs[1]
+    topology = make_topology("2", devices=jax.devices()[:4])
+    needs = find_needs(make_experiment(resolve_config(values), topology))
+    assert f"disk      {needs.checkpoint_bytes:,} bytes" in outputs[0]
+    for sent in needs.sent:
+        line = f"{sent.host_bytes:>17,.0f} {sent.device_bytes:>17,.0f}  {sent.what}"
+        assert line in outputs[0]
