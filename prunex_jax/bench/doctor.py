@@ -33,7 +33,7 @@ from prunex_jax.base.environment import source_revision, versions
 from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.settings import TopologyConfig
 from prunex_jax.bench.links.probe import probe_links
-from prunex_jax.comm import mean_over_hosts
+from prunex_jax.comm import mean_over_devices, mean_over_hosts
 from prunex_jax.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
@@ -372,24 +372,22 @@ def _tried(item: str, check: Callable[[], Verdict]) -> Verdict:
 
 
 def check_sums(mesh: AnyMesh) -> Verdict:
-    """Sums over each axis of the mesh against those of numpy."""
+    """Means over each axis of the mesh, which are sums, against those of numpy."""
     shape = mesh.shape[HOST_AXIS], mesh.shape[DEVICE_AXIS]
     numbers = np.arange(1, mesh.size + 1, dtype=np.float32).reshape(shape)
-    both = jax.P(HOST_AXIS, DEVICE_AXIS)
-    wrong = []
+    both, wrong = jax.P(HOST_AXIS, DEVICE_AXIS), list[str]()
     for number, axis in enumerate((HOST_AXIS, DEVICE_AXIS)):
-        sums = jax.jit(
-            map_over(
-                mesh,
-                lambda x, axis=axis: (
-                    jnp.broadcast_to(jax.lax.psum(x, axis), x.shape) + 0 * x
-                ),
-                both,
-                both,
-            )
-        )(placed(numbers, mesh, both))
-        wanted = np.broadcast_to(numbers.sum(number, keepdims=True), shape)
-        wrong += _differences(f"the sum over the {axis} axis", sums, wanted)
+
+        def add(block: jax.Array, axis: str = axis) -> jax.Array:
+            if axis == HOST_AXIS:
+                mean = mean_over_hosts(block, MeshAxes(HOST_AXIS, None))
+            else:
+                mean = mean_over_devices(block, MeshAxes(None, DEVICE_AXIS))
+            return mean + 0 * block
+
+        means = jax.jit(map_over(mesh, add, both, both))(placed(numbers, mesh, both))
+        wanted = np.broadcast_to(numbers.mean(number, keepdims=True), shape)
+        wrong += _differences(f"the sum over the {axis} axis", means, wanted)
     found = _of_all(wrong)
     if found:
         return Verdict("sums", FAILED, found[0], _WRONG_NUMBERS)

@@ -165,10 +165,12 @@ def given_launch(values: Values) -> "LaunchFlags":
 def _train(values: Values, overrides: list[str]) -> None:
     config = override_config(load_config(values.config), overrides)
     if values.dry_run:
+        from prunex_jax.train.config import resolve_config
         from prunex_jax.train.dry_run import MEASURE, dry_run
 
         is_measured, launch = values.dry_run == MEASURE, given_launch(values)
-        dry_run(config, values.workdir, is_measured=is_measured, launch=launch)
+        settings = resolve_config(config)
+        dry_run(settings, values.workdir, is_measured=is_measured, launch=launch)
         return
     from prunex_jax.train.run import train
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_collections
 
 from prunex_jax.base.environment import environment
 from prunex_jax.base.trees import PyTree
@@ -87,7 +86,7 @@ class Needs:
 
 
 def dry_run(
-    config: ml_collections.ConfigDict | Mapping[str, Any] | ExperimentConfig,
+    config: Mapping[str, Any] | ExperimentConfig,
     workdir: str | Path,
     *,
     is_measured: bool = False,
@@ -96,7 +95,7 @@ def dry_run(
     """Prepares a run as `train` does, compiles it, and prints what it will need.
 
     Args:
-      config: As for `train`.
+      config: Settings, as for `train`.
       workdir: The run folder; nothing is written there.
       is_measured: Whether to run a few steps as well, on the first batch.
       launch: How processes find each other; None detects it.

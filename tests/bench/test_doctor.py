@@ -166,10 +166,12 @@ def test_sums_and_exchanges_are_right_on_any_mesh(shape):
 
 
 def test_wrong_numbers_fail(monkeypatch):
-    monkeypatch.setattr(doctor.jax.lax, "psum", lambda x, axis: 3 * x)
+    monkeypatch.setattr(doctor, "mean_over_hosts", lambda x, axes: x + jnp.ones(()))
     verdict = doctor.check_sums(make_mesh(2, 2))
     assert verdict.status == doctor.FAILED and "sum over the host axis" in verdict.text
-    monkeypatch.undo()
-    monkeypatch.setattr(doctor, "mean_over_hosts", lambda x, axes: x + jnp.ones(()))
     verdict = doctor.check_exchange(make_mesh(2, 2))
     assert verdict.status == doctor.FAILED and "process 0" in verdict.text
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "mean_over_devices", lambda x, axes: 3 * x)
+    verdict = doctor.check_sums(make_mesh(2, 2))
+    assert verdict.status == doctor.FAILED and "over the device axis" in verdict.text
