@@ -19,6 +19,7 @@ In the order in which a run uses them:
     checkpoint    state and position on disk
     folder        settings, metrics and summary on disk
     console       what a person sees
+    dry_run       what a run will need, without running it
 
 `run` puts them together; `command`, `export` and `evaluate` are the command lines.
 """
