@@ -26,6 +26,10 @@ COMMANDS = {
         "prunex_jax.train.evaluate",
         "Read an exported network back and score it.",
     ),
+    "doctor": (
+        "prunex_jax.bench.doctor",
+        "Examine machines, links and the run folder before a long run.",
+    ),
     "advise": (
         "prunex_jax.bench.advise",
         "Measure the links and say which method suits them, if any.",

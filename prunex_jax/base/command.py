@@ -43,6 +43,7 @@ class Flag:
     text: str  # What it does, for `--help`.
     choices: tuple[str, ...] = ()  # The only values of a string; empty allows any.
     is_required: bool = False  # Whether it must be given.
+    bare: str = ""  # What a string is if only `--name` is given; empty refuses that.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,6 +220,8 @@ def _parser(command: Command) -> _Parser:
             )
         elif flag.choices:
             options["choices"] = flag.choices
+        if flag.bare:
+            options |= {"nargs": "?", "const": flag.bare}
         if flag.is_required:
             text += " Required."
         elif flag.default not in ("", False):

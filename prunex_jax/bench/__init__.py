@@ -12,5 +12,6 @@ and plots come out. Nothing imports this room. In reading order:
     sweep/        `sweep`: rows x seeds on simulated hosts, a metric per byte
     cost_model/   what a step costs on other links and clusters
     advise.py     `advise`: which method suits the links of a cluster
+    doctor.py     `doctor`: what is wrong with machines before a long run
     report/       tables, plots and pages of all of them
 """

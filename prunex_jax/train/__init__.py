@@ -21,6 +21,7 @@ In the order in which a run uses them:
     trackers      metrics in TensorBoard and W&B as well
     profiling     a window of steps for jax's profiler
     console       what a person sees
+    dry_run       what a run will need, without running it
 
 `run` puts them together; `command`, `export` and `evaluate` are the command lines.
 """

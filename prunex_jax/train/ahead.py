@@ -116,7 +116,7 @@ def calls_to_come(
       options: Static arguments of its local steps.
     """
     current, programs = experiment.current, experiment.current.programs
-    exchanges = _exchanges(experiment, position)
+    exchanges = exchanges_to_come(experiment, position)
     last = next(exchanges, None)
     if last is not None:
         yield Call(programs.exchange, (state,), last)
@@ -135,7 +135,7 @@ def calls_to_come(
         programs = small.current.programs
         state = programs.abstract_state()
         yield Call(programs.local_step, (state, batch), options, small)
-        for static in _exchanges(small, replace(position, step=cut_step)):
+        for static in exchanges_to_come(small, replace(position, step=cut_step)):
             yield Call(programs.exchange, (state,), static, small)
 
 
@@ -157,13 +157,17 @@ class _Surroundings:
         return self._num_traces == 1
 
 
-def _exchanges(
+def exchanges_to_come(
     experiment: Experiment, position: RunPosition
 ) -> Iterator[dict[str, Any]]:
     """Static arguments of the exchanges to come with this network and method.
 
     Each once, as far as they are known: a global budget chooses counts by scores, when
     their time comes.
+
+    Args:
+      experiment: The run.
+      position: Where it is.
     """
     current, budget = experiment.current, experiment.channels.budget
     counts, density, seen = position.keep_counts, position.counts_density, set()

@@ -1,15 +1,15 @@
 """Command line of training.
 
     prunex-jax train --config=FILE[:ARGUMENT] --workdir=FOLDER
-        [--config.KEY=VALUE ...] [--fresh]
+        [--config.KEY=VALUE ...] [--fresh] [--dry_run[=measure]]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
         [--stopped_exit_code=75]
 
 FILE is a path, or the name of a config that comes with the package. Its
 get_config([ARGUMENT]) gives the settings, which --config.KEY=VALUE changes. A run in
-FOLDER that was stopped goes on where it was. Exit code 0: ended; 75: stopped and saved,
-and the same command goes on; 1: diverged; 2: bad input. `python -m prunex_jax.train` is
-the same command.
+FOLDER that was stopped goes on where it was. --dry_run prints what it will need, and
+writes nothing. Exit code 0: ended; 75: stopped and saved, and the same command goes on;
+1: diverged; 2: bad input. `python -m prunex_jax.train` is the same command.
 """
 
 import ast
@@ -60,6 +60,14 @@ COMMAND = Command(
         CONFIG_FLAG,
         Flag("workdir", "", "Run folder.", is_required=True),
         Flag("fresh", False, "Start over, removing the run that the folder holds."),
+        Flag(
+            "dry_run",
+            "",
+            "Compile, say what the run will need, and write nothing into its folder; "
+            "`measure` times a step as well.",
+            choices=("compile", "measure"),
+            bare="compile",
+        ),
         Flag(
             "stopped_exit_code",
             EXIT_STOPPED,
@@ -190,6 +198,14 @@ def _train(values: Values, overrides: list[str]) -> int:
     if not 0 <= code <= 255:
         raise UserError(f"--stopped_exit_code={code} must be from 0 to 255")
     config = override_config(load_config(values.config), overrides)
+    if values.dry_run:
+        from prunex_jax.train.config import resolve_config
+        from prunex_jax.train.dry_run import MEASURE, dry_run
+
+        is_measured, launch = values.dry_run == MEASURE, given_launch(values)
+        settings = resolve_config(config)
+        dry_run(settings, values.workdir, is_measured=is_measured, launch=launch)
+        return
     from prunex_jax.train.run import train
 
     result = train(

@@ -6,7 +6,6 @@ nothing right of this module ever sees a ConfigDict.
 
 import dataclasses
 import json
-import re
 import typing
 from collections.abc import Mapping
 from typing import Any

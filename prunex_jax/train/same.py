@@ -111,16 +111,27 @@ def _digest(split: Split, index: int) -> str:
 
 
 def _find(file: Path, token: str) -> None:
+    if not shows(file, token):
+        raise UserError(
+            f"--workdir={file.parent} is not the folder that process 0 sees under "
+            "this name; give a folder on a file system that all hosts share"
+        )
+
+
+def shows(file: Path, token: str) -> bool:
+    """Whether a file that another process has written shows here within some seconds.
+
+    Args:
+      file: The file.
+      token: What it holds.
+    """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
             if file.read_text() == token:
-                return
+                return True
         except OSError:
             pass
         if time.monotonic() > deadline:
-            raise UserError(
-                f"--workdir={file.parent} is not the folder that process 0 sees under "
-                "this name; give a folder on a file system that all hosts share"
-            )
+            return False
         time.sleep(0.2)

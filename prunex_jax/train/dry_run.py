@@ -1,0 +1,349 @@
+"""Says what a run will need, before it is one: everything up to compilation.
+
+Parameters and channels, arithmetic of batches, bytes per step and exchange, memory per
+device as the compiler has planned it, and the size of a checkpoint. Nothing is written
+into the run folder.
+"""
+
+import dataclasses
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from prunex_jax.base.environment import environment
+from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import Collective, wire_bytes
+from prunex_jax.comm.formulas import mesh_sum
+from prunex_jax.mesh import (
+    DEVICE_AXIS,
+    HOST_AXIS,
+    LaunchFlags,
+    Limits,
+    Pulse,
+    make_topology,
+    run_together,
+    start_processes,
+)
+from prunex_jax.tasks import Batch
+from prunex_jax.train.ahead import exchanges_to_come
+from prunex_jax.train.config import ExperimentConfig, resolve_config
+from prunex_jax.train.console import Console, start_screen
+from prunex_jax.train.experiment import Experiment, make_experiment, with_method
+from prunex_jax.train.position import RunPosition
+from prunex_jax.train.program import Program, shapes_of
+from prunex_jax.train.same import check_same_data, check_same_settings
+from prunex_jax.train.transitions import saved_shapes
+from prunex_jax.train.weights import check_same_everywhere, find_weights
+from prunex_jax.train.work import seen_until
+
+COMPILE, MEASURE = "compile", "measure"
+_TIMED_STEPS = 5
+# So many reasons why channels stay are listed.
+_MOST_REASONS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """What one host sends in one call of a program, all its devices together."""
+
+    what: str  # The call, in words.
+    host_bytes: float  # Over the host axis.
+    device_bytes: float  # Over the device axis.
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of a program on one device, as its compiler has planned them."""
+
+    program: str
+    arguments: int
+    outputs: int
+    temporaries: int
+    aliased: int  # Outputs that lie where arguments were.
+
+    @property
+    def total(self) -> int:
+        """Bytes at once."""
+        return self.arguments + self.outputs + self.temporaries - self.aliased
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a run will need."""
+
+    sent: tuple[Sent, ...]  # `dense` first, then this run's calls.
+    memory: tuple[Memory, ...]  # Of its programs; empty where no compiler tells.
+    checkpoint_bytes: int  # Of the arrays of the first checkpoint, over all hosts.
+    # Median seconds of a local step, and of the exchange; None if not measured.
+    step_seconds: float | None = None
+    exchange_seconds: float | None = None
+
+
+def dry_run(
+    config: Mapping[str, Any] | ExperimentConfig,
+    workdir: str | Path,
+    *,
+    is_measured: bool = False,
+    launch: LaunchFlags | None = None,
+) -> Needs:
+    """Prepares a run as `train` does, compiles it, and prints what it will need.
+
+    Args:
+      config: Settings, as for `train`.
+      workdir: The run folder; nothing is written there.
+      is_measured: Whether to run a few steps as well, on the first batch.
+      launch: How processes find each other; None detects it.
+    Returns:
+      What was found.
+    Raises:
+      UserError: As from `train`.
+    Collectives:
+      With several processes, small gathers; if measured, those of the steps.
+    """
+    config = resolve_config(config)
+    launch = launch or LaunchFlags()
+    started = start_processes(
+        config.topology,
+        launch,
+        compile_cache=config.run.compile_cache,
+        join_seconds=config.run.join_seconds,
+    )
+    layout, simulated = config.topology.layout, config.topology.simulated
+    topology = make_topology(layout, simulated=simulated)
+
+    def prepare() -> Experiment:
+        weights = find_weights(config.model.weights, workdir)
+        return make_experiment(config, topology, weights=weights)
+
+    described = environment(topology.describe())
+    limits = Limits(config.run.silence_seconds, config.run.stall_seconds)
+    with (
+        Pulse(limits, ends_process=launch.owns_process) as pulse,
+        pulse.telling(),
+        Console(topology.is_primary) as console,
+    ):
+        check_same_settings(config)
+        experiment = run_together(prepare)
+        check_same_data(experiment.task.dataset)
+        check_same_everywhere(experiment.start)
+        console.line(start_screen(experiment, str(workdir), described, started.reason))
+        console.line("\n".join(_arithmetic(experiment)))
+        needs = find_needs(experiment, is_measured=is_measured)
+        console.line("\n".join(_in_words(needs)))
+        console.line(f"dry run   nothing was written to {workdir}")
+    return needs
+
+
+def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
+    """Compiles the local step and the last exchange of a run, and adds up its bytes.
+
+    Args:
+      experiment: The run; every process of it calls this.
+      is_measured: Whether to run a few steps as well.
+    """
+    with experiment.batches() as batches:
+        batch: Batch = next(batches)
+    if experiment.teaching is not None:
+        batch = experiment.teaching.taught(batch, 0, None)
+    current = experiment.current
+    state, calls = current.programs.abstract_state(), _first_calls(experiment)
+    memory = []
+    for program, options in calls:
+        args = (state, shapes_of(batch)) if _is_step(program) else (state,)
+        compiled = run_together(functools.partial(program.compile, *args, **options))
+        memory += _memory_of(program.name, compiled.run)
+    position = RunPosition(keep_counts=experiment.channels.sizes)
+    saved = saved_shapes(experiment, position)
+    found = Needs(tuple(_what_is_sent(experiment)), tuple(memory), num_bytes(saved))
+    return _with_times(found, experiment, batch) if is_measured else found
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Bytes of arrays, or of what their shapes and types describe; over all devices.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> num_bytes({'a': jnp.ones((2, 3)), 'b': jnp.ones(4, jnp.int8)})
+      28
+    """
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _is_step(program: Program) -> bool:
+    return program.name == "local_step"
+
+
+def _first_calls(experiment: Experiment) -> list[tuple[Program, dict[str, Any]]]:
+    """The first local step and the first exchange, if there is one."""
+    current, sizes = experiment.current, experiment.channels.sizes
+    calls = [(current.programs.local_step, current.step_options(0, sizes))]
+    first = next(_exchanges(experiment), None)
+    if first is not None:
+        calls.append((current.programs.exchange, first))
+    return calls
+
+
+def _exchanges(experiment: Experiment) -> Iterator[dict[str, Any]]:
+    position = RunPosition(keep_counts=experiment.channels.sizes)
+    return exchanges_to_come(experiment, position)
+
+
+def _memory_of(name: str, compiled: Any) -> list[Memory]:
+    found = compiled.memory_analysis()
+    if found is None:  # Not every platform tells.
+        return []
+    return [
+        Memory(
+            name,
+            found.argument_size_in_bytes,
+            found.output_size_in_bytes,
+            found.temp_size_in_bytes,
+            found.alias_size_in_bytes,
+        )
+    ]
+
+
+def _what_is_sent(experiment: Experiment) -> Iterator[Sent]:
+    """Bytes of a step of dense averaging, and of the calls of every phase."""
+    shape = dict(experiment.mesh.shape)
+    yield _sent("a step of dense", mesh_sum(experiment.num_params, shape), shape)
+    is_one = len(experiment.phases) == 1
+    for number, phase in enumerate(experiment.phases):
+        there = experiment if number == 0 else with_method(experiment, phase.method)
+        prefix = "" if is_one else f"{phase.method}: "
+        for what, listed in _calls_of(there):
+            yield _sent(prefix + what, listed, shape)
+
+
+def _calls_of(experiment: Experiment) -> Iterator[tuple[str, list[Collective]]]:
+    """What a step and the exchanges to come send, by the formulas of the method."""
+    current, channels = experiment.current, experiment.channels
+    shape, method = dict(experiment.mesh.shape), current.method
+    last = experiment.num_steps - 1
+    counts = channels.keep_counts if method.prunes else channels.sizes
+    first_options = current.step_options(0, channels.sizes)
+    last_options = current.step_options(last, counts)
+    if first_options == last_options:
+        yield "a step", method.step_formula(shape, **first_options)
+    else:
+        yield "the first step", method.step_formula(shape, **first_options)
+        yield "the last step", method.step_formula(shape, **last_options)
+    total = sum(channels.sizes.values())
+    for options in _exchanges(experiment):
+        assert method.exchange_formula is not None
+        kept = dict(options["keep_counts"])
+        share = sum(kept.values()) / total if total and kept else 1.0
+        kind = options["kind"]
+        what = f"an exchange of {share:.3g} of the channels, {kind}"
+        yield what, method.exchange_formula(shape, kept, kind)
+
+
+def _sent(what: str, listed: list[Collective], shape: Mapping[str, int]) -> Sent:
+    sent = wire_bytes(listed, shape)
+    return Sent(what, sent[HOST_AXIS], sent[DEVICE_AXIS])
+
+
+def _with_times(needs: Needs, experiment: Experiment, batch: Batch) -> Needs:
+    """Runs the compiled programs a few times, and takes the medians."""
+    current, programs = experiment.current, experiment.current.programs
+    state = programs.init(jax.random.key(experiment.config.seed))
+    if current.method.prepare is not None:
+        state = programs.prepare(state, (batch,) * current.method.prepare_batches)
+    (_, options), *exchange = _first_calls(experiment)
+    seconds, state = _median_seconds(
+        lambda state: programs.local_step(state, batch, **options)[0], state
+    )
+    exchange_seconds = None
+    for program, static in exchange:
+        exchange_seconds, state = _median_seconds(
+            functools.partial(program, **static), state
+        )
+    return dataclasses.replace(
+        needs, step_seconds=seconds, exchange_seconds=exchange_seconds
+    )
+
+
+def _median_seconds(call: Callable[[Any], Any], state: Any) -> tuple[float, Any]:
+    """Median of a few calls after the first, and the state after the last."""
+    seconds = []
+    for _ in range(1 + _TIMED_STEPS):
+        started = time.perf_counter()
+        state = jax.block_until_ready(call(state))
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:]), state
+
+
+def _arithmetic(experiment: Experiment) -> list[str]:
+    """Batches and channels, where the start screen says less."""
+    config, mesh = experiment.config, experiment.mesh
+    batch_size, parts = config.data.batch_size, config.optimizer.micro_batches
+    per_host, per_device = batch_size // mesh.shape[HOST_AXIS], batch_size // mesh.size
+    steps = experiment.num_steps
+    seen = ", ".join(
+        f"{count:,} {name.replace('_', ' ')}"
+        for name, count in seen_until(experiment, steps).items()
+    )
+    lines = [
+        f"examples  {batch_size} a step, {per_host} per host, "
+        f"{per_device} per device in {parts} micro "
+        f"{'batch' if parts == 1 else 'batches'} of {per_device // parts}; "
+        f"{steps} steps, {seen}"
+    ]
+    channels = experiment.channels
+    sizes, counts = channels.sizes, _counts_at_the_end(experiment)
+    whole = sum(counts[name] == size for name, size in sizes.items())
+    lines.append(
+        f"channels  {len(sizes)} groups with {sum(sizes.values())} prunable channels; "
+        f"{sum(counts.values())} kept at the end, {whole} groups whole"
+    )
+    reasons = list(dict.fromkeys(frozen.reason for frozen in channels.trace.frozen))
+    lines += [f"          stays: {reason}" for reason in reasons[:_MOST_REASONS]]
+    if len(reasons) > _MOST_REASONS:
+        lines.append(f"          and for {len(reasons) - _MOST_REASONS} more reasons")
+    return lines
+
+
+def _counts_at_the_end(experiment: Experiment) -> Mapping[str, int]:
+    """Channels that every group keeps, if some method of the run prunes."""
+    methods = [experiment.current.method]
+    methods += [
+        with_method(experiment, phase.method).current.method
+        for phase in experiment.phases[1:]
+    ]
+    if any(method.prunes or method.prepare is not None for method in methods):
+        return experiment.channels.keep_counts
+    return experiment.channels.sizes
+
+
+def _in_words(needs: Needs) -> list[str]:
+    lines = ["bytes     sent by a host between hosts, and inside of it"]
+    lines += [
+        f"          {sent.host_bytes:>17,.0f} {sent.device_bytes:>17,.0f}  {sent.what}"
+        for sent in needs.sent
+    ]
+    lines.append(
+        "memory    per device: arguments + outputs + temporaries - shared by both"
+    )
+    lines += [
+        f"          {each.total:>17,} = {each.arguments:,} + {each.outputs:,} + "
+        f"{each.temporaries:,} - {each.aliased:,}  {each.program.replace('_', ' ')}"
+        for each in needs.memory
+    ]
+    if not needs.memory:
+        lines[-1] = "memory    the compiler of this platform does not tell"
+    lines.append(
+        f"disk      {needs.checkpoint_bytes:,} bytes per checkpoint at full width"
+    )
+    if needs.step_seconds is not None:
+        said = f"time      {1000 * needs.step_seconds:.1f} ms per step"
+        if needs.exchange_seconds is not None:
+            said += f", {1000 * needs.exchange_seconds:.1f} ms per exchange"
+        lines.append(said)
+    return lines
