@@ -554,7 +554,7 @@ def test_devices_stand_in_for_hosts_of_one_process(
     monkeypatch, settings, environ, made
 ):
     counts = []
-    monkeypatch.setattr(start, "_join", lambda *_: None)
+    monkeypatch.setattr(start, "_join", lambda launch, *_: launch)
     for name in ("_request_cpu_devices", "_check_cpu_devices"):
         monkeypatch.setattr(start, name, counts.append)
     start_processes(TopologyConfig(**settings), LaunchFlags(), environ)
