@@ -48,7 +48,7 @@ from prunex_jax.mesh import (
     placed,
     start_processes,
 )
-from prunex_jax.mesh.launcher import count_visible_gpus
+from prunex_jax.mesh.gpus import count_visible_gpus
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.same import shows
 

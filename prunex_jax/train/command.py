@@ -205,7 +205,7 @@ def _train(values: Values, overrides: list[str]) -> int:
         is_measured, launch = values.dry_run == MEASURE, given_launch(values)
         settings = resolve_config(config)
         dry_run(settings, values.workdir, is_measured=is_measured, launch=launch)
-        return
+        return 0
     from prunex_jax.train.run import train
 
     result = train(
