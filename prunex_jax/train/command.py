@@ -1,7 +1,7 @@
 """Command line of training.
 
     prunex-jax train --config=FILE[:ARGUMENT] --workdir=FOLDER
-        [--config.KEY=VALUE ...] [--fresh]
+        [--config.KEY=VALUE ...] [--fresh] [--exact_topology]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
 
 FILE is a path, or the name of a config that comes with the package. Its
@@ -53,6 +53,11 @@ COMMAND = Command(
         CONFIG_FLAG,
         Flag("workdir", "", "Run folder.", is_required=True),
         Flag("fresh", False, "Start over, removing the run that the folder holds."),
+        Flag(
+            "exact_topology",
+            False,
+            "Refuse to go on on another number of hosts, or of devices per host.",
+        ),
         *LAUNCH_FLAGS,
     ),
     takes_settings=True,
@@ -157,7 +162,13 @@ def _train(values: Values, overrides: list[str]) -> None:
     config = override_config(load_config(values.config), overrides)
     from prunex_jax.train.run import train
 
-    train(config, values.workdir, fresh=values.fresh, launch=given_launch(values))
+    train(
+        config,
+        values.workdir,
+        fresh=values.fresh,
+        exact_topology=values.exact_topology,
+        launch=given_launch(values),
+    )
 
 
 if __name__ == "__main__":
