@@ -410,7 +410,7 @@ def _as_wanted(
         return jax.make_array_from_callback(
             leaf.shape, leaf.sharding, lambda index: empty[index]
         )
-    if _is_key(leaf):
+    if _is_key(leaf) and isinstance(array, jax.Array):
         impl = jax.random.key_impl(jax.numpy.empty((), leaf.dtype))
         return jax.random.wrap_key_data(array, impl=impl)
     return array

@@ -6,23 +6,23 @@ has [i / M, (i + 1) / M). A new copy is the mean of the old ones, weighted by ho
 of its own interval was theirs. So
 
 - with twice as many owners each copy is there twice, with half as many each is the mean
-  of two, and hosts are cut where devices are: the mean over the devices of a host is
-  the share of that host;
+  of two; hosts first, then the devices of each, so that the mean over the devices of a
+  host is what the host has of the old hosts;
 - the mean over all owners stays, whatever the numbers. Every method averages over
   owners: parameters to a consensus, duals in its update, what is held back in the
   direction that it sends. So the consensus stays, duals that add up to zero still do,
   and what parameters are still to gain from gradients that are held back is the same;
 - what all copies have in common stays bit for bit, zeros outside of masks included.
 
-This is so for single leaves, whatever they hold, and needs no table of them. Running variances are averaged as mean squares, as for evaluation. Sums since the last
-report keep their sum. Integers are counters, equal everywhere, and are handed on by the
-owner at the start of the interval. So are all copies of a method whose hosts do not
-average (`Method.copies`).
+This is so for every leaf, whatever it holds, and needs no table of them. Running
+variances are averaged as mean squares, as for evaluation. Sums since the last report
+keep their sum. Integers are counters, equal everywhere, and are handed on by the owner
+at the start of the interval. So are all copies of a method whose hosts do not average
+(`Method.copies`).
 """
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -129,10 +129,11 @@ class Regrouping:
             axes = _num_axes(placement)
             if not axes:
                 return leaf
-            rest = leaf.shape[axes:]
-            flat = np.asarray(leaf).reshape(math.prod(self.old[:axes]), *rest)
-            flat = regroup_copies(flat, math.prod(self.new[:axes]), rule)
-            return flat.reshape(*self.new[:axes], *rest)
+            found = np.asarray(leaf)
+            for axis, count in enumerate(self.new[:axes]):
+                found = np.moveaxis(found, axis, 0)
+                found = np.moveaxis(regroup_copies(found, count, rule), 0, axis)
+            return found
 
         moments = jax.device_get(to_moments(state.statistics))
         found = self._map(regroup, state._replace(statistics=moments))
