@@ -24,7 +24,14 @@ from prunex_jax.train.regroup import (
 from prunex_jax.train.run import train
 from prunex_jax.train.state import FIRST_BAD_STEP
 from prunex_jax.train.step import placements_of
-from tests.helpers.tiny_runs import SETTINGS, merged, rows_of
+from tests.helpers.tiny_runs import (
+    SETTINGS,
+    StopAtOnce,
+    merged,
+    rows_of,
+    start_two,
+    stop_after,
+)
 from tests.methods.test_contract import RECIPES, ROWS, Runner
 
 # Hosts x devices: before and after.
@@ -191,39 +198,30 @@ def test_running_statistics_keep_the_moments_of_all_devices():
         )
 
 
-class Stop(Exception):
-    """Ends a run."""
+def values_of(hosts, method="hsadmm", steps=12):
+    """Settings of a run on simulated hosts."""
+    changes = {
+        "topology": {"layout": "auto", "simulated": f"{hosts}x1"},
+        "data": {"batch_size": 48},
+        "method": {"name": method},
+        "run": {"steps": steps},
+    }
+    return merged(SETTINGS, changes)
 
 
-def run_until(step, hosts, workdir, **keywords):
-    """Trains on simulated hosts until a step, or to the end; says what was printed."""
-
-    def watch(progress, state):
-        del state
-        if step is not None and progress.step == step:
-            raise Stop
-
-    values = merged(
-        SETTINGS,
-        {
-            "topology": {"layout": "auto", "simulated": f"{hosts}x1"},
-            "data": {"batch_size": 48},
-            "method": {"name": keywords.pop("method", "hsadmm")},
-            "run": {"steps": keywords.pop("steps", 26)},
-        },
-    )
-    try:
-        return train(resolve_config(values), workdir, watch=watch, **keywords)
-    except Stop:
-        return None
+def run_until(step, values, workdir):
+    """Trains until a step, and ends there as a crash would."""
+    with pytest.raises(StopAtOnce):
+        train(resolve_config(values), workdir, watch=stop_after(step))
 
 
 def test_a_run_goes_on_on_fewer_hosts_unless_refused(tmp_path, capsys):
-    run_until(7, 4, tmp_path, steps=12)
+    run_until(7, values_of(4), tmp_path)
+    config = resolve_config(values_of(2))
     with pytest.raises(UserError, match=r"num_hosts=4, this one has 2; .*exact_topo"):
-        run_until(None, 2, tmp_path, steps=12, exact_topology=True)
+        train(config, tmp_path, exact_topology=True)
     capsys.readouterr()
-    result = run_until(None, 2, tmp_path, steps=12)
+    result = train(config, tmp_path)
     assert "continues on 2 hosts instead of 4" in capsys.readouterr().out
     assert result.summary["hosts"] == 2
     earlier = json.loads((tmp_path / "environment.json").read_text())["earlier"]
@@ -235,15 +233,35 @@ def test_a_run_goes_on_on_fewer_hosts_unless_refused(tmp_path, capsys):
     assert 0 < result.summary["host_wire_ratio"] < 1
 
 
+def test_a_checkpoint_older_than_the_last_start_is_refused_too(tmp_path):
+    """The folder names the mesh of the last start, which may have saved nothing."""
+    run_until(7, values_of(4), tmp_path)
+    run_until(5, values_of(2), tmp_path)
+    with pytest.raises(UserError, match=r"step 5 is of 4 hosts x 1 .* has 2 x 1"):
+        train(resolve_config(values_of(2)), tmp_path, exact_topology=True)
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_with_what_four_hosts_have_saved(tmp_path):
+    run_until(7, values_of(4), tmp_path / "run")
+    topology = {"simulated": "", "layout": "process", "cpu_devices": 2}
+    values = merged(values_of(4), {"topology": topology})
+    processes = start_two(tmp_path, values, tmp_path / "run")
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "continues on 2 hosts x 2 devices instead of 4 x 1" in outputs[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["hsadmm", "dgc"])
 def test_four_hosts_then_two_then_three_end_well(method, tmp_path):
     """The same accuracy as without an interruption, up to what seeds change."""
-    undisturbed = run_until(None, 4, tmp_path / "a", method=method, steps=160)
+    four, two, three = (values_of(hosts, method, 160) for hosts in (4, 2, 3))
+    undisturbed = train(resolve_config(four), tmp_path / "a")
     workdir = tmp_path / "b"
-    run_until(60, 4, workdir, method=method, steps=160)
-    run_until(110, 2, workdir, method=method, steps=160)
-    result = run_until(None, 3, workdir, method=method, steps=160)
+    run_until(60, four, workdir)
+    run_until(110, two, workdir)
+    result = train(resolve_config(three), workdir)
     assert [row["step"] for row in rows_of(workdir)] == [*range(3, 160, 3), 160]
     apart = result.summary["test_accuracy"] - undisturbed.summary["test_accuracy"]
     assert abs(apart) < 0.06
