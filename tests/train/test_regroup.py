@@ -216,8 +216,8 @@ def run_until(step, values, workdir):
 
 
 def test_a_run_goes_on_on_fewer_hosts_unless_refused(tmp_path, capsys):
-    run_until(7, values_of(4), tmp_path)
-    config = resolve_config(values_of(2))
+    run_until(7, values_of(4, "topk"), tmp_path)
+    config = resolve_config(values_of(2, "topk"))
     with pytest.raises(UserError, match=r"num_hosts=4, this one has 2; .*exact_topo"):
         train(config, tmp_path, exact_topology=True)
     capsys.readouterr()
@@ -235,10 +235,10 @@ def test_a_run_goes_on_on_fewer_hosts_unless_refused(tmp_path, capsys):
 
 def test_a_checkpoint_older_than_the_last_start_is_refused_too(tmp_path):
     """The folder names the mesh of the last start, which may have saved nothing."""
-    run_until(7, values_of(4), tmp_path)
-    run_until(5, values_of(2), tmp_path)
+    run_until(7, values_of(4, "topk"), tmp_path)
+    run_until(5, values_of(2, "topk"), tmp_path)
     with pytest.raises(UserError, match=r"step 5 is of 4 hosts x 1 .* has 2 x 1"):
-        train(resolve_config(values_of(2)), tmp_path, exact_topology=True)
+        train(resolve_config(values_of(2, "topk")), tmp_path, exact_topology=True)
 
 
 @pytest.mark.slow
