@@ -78,6 +78,7 @@ def test_earlier_versions_find_what_they_know():
     assert now.pop("version") == 3
     assert now["handover"].pop("is_last") is True
     assert now["handover"].pop("macs_before") is None
+    assert (now.pop("mesh_since"), now.pop("dense_bytes_before")) == (0, 0.0)
     assert now == json.loads(BEFORE_VERSIONS)
 
 
