@@ -185,6 +185,9 @@ class Method:
       name: Key in `methods.METHODS`, which `make_method` fills in.
       params_placement: Where the trained parameters live.
       opt_placement: The same for the optimizer state, part by part.
+      copies: What becomes of those of hosts and devices where their number changes:
+        "mean", all are merged or spread so that their mean stays (consensus, duals,
+        what is held back); or "own", each new host takes over one of them as it is.
       network: (params, opt_state) -> parameters that the method stands for, replicated.
       masks: opt_state -> channel masks, replicated; {} where no channel is pruned.
       scores: (params, opt_state) -> scores of the channels, replicated, by which a
@@ -224,6 +227,7 @@ class Method:
     name: str = ""
     params_placement: Placement = "replicated"
     opt_placement: Any = "replicated"
+    copies: Literal["mean", "own"] = "mean"
     network: Callable[[PyTree, PyTree], PyTree] = lambda params, opt_state: params
     masks: Callable[[PyTree], dict[str, jax.Array]] = lambda opt_state: {}
     scores: Callable[[PyTree, PyTree], dict[str, jax.Array]] | None = None

@@ -35,6 +35,7 @@ def make_none(recipe: Recipe) -> Method:
         step_formula=formula,
         params_placement="per_host",
         opt_placement="per_host",
+        copies="own",
         network=network,
         **chain_hooks(),
     )

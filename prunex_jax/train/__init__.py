@@ -12,6 +12,8 @@ In the order in which a run uses them:
     ahead         compiles, while steps run, what will be called later
     loop          calls them in order, and saves, logs and stops
     position      what a run resumes from beside its state
+    regroup       a state on another number of hosts or devices
+    restoring     reads a run back, on any mesh
     transitions   mid-run: the small network, the next method
     work          multiply-accumulates of training, over all cuts
     evaluation    scores of networks, and whether a run is lost

@@ -61,8 +61,9 @@ _READ_ERRORS = (
     *(ArithmeticError, RecursionError),
 )
 _logger = logging.getLogger(__name__)
-# From the `extra` of a checkpoint to the state that it holds.
-AbstractState = Callable[[Mapping[str, Any]], PyTree]
+# From the `extra` of a checkpoint, and path -> type and shape of its leaves, to the
+# state that it holds.
+AbstractState = Callable[[Mapping[str, Any], Mapping[str, str]], PyTree]
 
 
 def newest_extra(directory: Path) -> dict[str, Any]:
@@ -221,7 +222,9 @@ class Checkpointer:
           abstract_state: Tree of jax.ShapeDtypeStruct with sharding (or of arrays) with
             the paths, shapes and types of the saved state. Shardings may differ from
             those at saving. Or a function that makes the tree from the `extra` of the
-            checkpoint being read, where shapes change in the course of a run.
+            checkpoint being read and from what it says of its leaves, as in
+            `float32[3,4]`, where shapes change in the course of a run. A leaf without
+            sharding is read into host memory, whole, on every process.
           step: The checkpoint to read, without falling back.
         Returns:
           The state, and the `extra` saved with it.
@@ -366,7 +369,7 @@ class Checkpointer:
             return None
         try:
             if callable(abstract_state):
-                abstract_state = abstract_state(manifest["extra"])
+                abstract_state = abstract_state(manifest["extra"], manifest["leaves"])
             _check_same_leaves(manifest, abstract_state, folder)
         except UserError:  # Of another version, or other settings: not of damage.
             raise
@@ -471,22 +474,28 @@ def _key_data(leaf: jax.Array) -> jax.Array:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def _abstract_data(leaf: Any) -> jax.ShapeDtypeStruct:
+def _abstract_data(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
     """Shape, type and sharding of what is stored for a leaf."""
+    if leaf.sharding is None:  # Orbax takes it as an example of what it is to give.
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
     data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
 
 
-def _as_wanted(array: jax.Array | None, leaf: Any) -> jax.Array:
+def _as_wanted(
+    array: jax.Array | np.ndarray | None, leaf: Any
+) -> jax.Array | np.ndarray:
     """The leaf made of what was stored for it."""
     if array is None and leaf.size:
         raise ValueError("an array is missing")
     if array is None:  # Without elements, thus not stored.
         empty = np.empty(leaf.shape, leaf.dtype)
+        if leaf.sharding is None:
+            return empty
         return jax.make_array_from_callback(
             leaf.shape, leaf.sharding, lambda index: empty[index]
         )
-    if _is_key(leaf):
+    if _is_key(leaf) and isinstance(array, jax.Array):
         impl = jax.random.key_impl(jax.numpy.empty((), leaf.dtype))
         return jax.random.wrap_key_data(array, impl=impl)
     return array

@@ -1,7 +1,7 @@
 """Command line of training.
 
     prunex-jax train --config=FILE[:ARGUMENT] --workdir=FOLDER
-        [--config.KEY=VALUE ...] [--fresh] [--dry_run[=measure]]
+        [--config.KEY=VALUE ...] [--fresh] [--exact_topology] [--dry_run[=measure]]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
         [--stopped_exit_code=75]
 
@@ -60,6 +60,11 @@ COMMAND = Command(
         CONFIG_FLAG,
         Flag("workdir", "", "Run folder.", is_required=True),
         Flag("fresh", False, "Start over, removing the run that the folder holds."),
+        Flag(
+            "exact_topology",
+            False,
+            "Refuse to go on on another number of hosts, or of devices per host.",
+        ),
         Flag(
             "dry_run",
             "",
@@ -209,7 +214,11 @@ def _train(values: Values, overrides: list[str]) -> int:
     from prunex_jax.train.run import train
 
     result = train(
-        config, values.workdir, fresh=values.fresh, launch=given_launch(values)
+        config,
+        values.workdir,
+        fresh=values.fresh,
+        exact_topology=values.exact_topology,
+        launch=given_launch(values),
     )
     return code if result is None else 0
 

@@ -140,8 +140,12 @@ class Experiment:
     @property
     def dense_host_bytes_per_step(self) -> float:
         """Bytes per host that hierarchical dense averaging sends over the host axis."""
-        shape = dict(self.mesh.shape)
-        return wire_bytes(mesh_sum(self.num_params, shape), shape)[HOST_AXIS]
+        return self.dense_host_bytes_on(dict(self.mesh.shape))
+
+    def dense_host_bytes_on(self, mesh_shape: Mapping[str, int]) -> float:
+        """The same on another mesh."""
+        sent = mesh_sum(self.num_params, mesh_shape)
+        return wire_bytes(sent, mesh_shape)[HOST_AXIS]
 
     @functools.cached_property
     def rows(self) -> np.ndarray:

@@ -49,13 +49,11 @@ from prunex_jax.train.folder import (
     RunFolder,
     held_weights,
 )
-from prunex_jax.train.position import RunPosition
+from prunex_jax.train.restoring import restore_run
 from prunex_jax.train.teaching import SELF
 from prunex_jax.train.transitions import (
     comparison_inputs,
-    experiment_at,
     network_of,
-    saved_shapes,
 )
 
 COMMAND = Command(
@@ -181,11 +179,9 @@ def load_trained(
     path = Path(workdir).expanduser()
     full = _experiment(path, data_dir, simulates)
     with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
-        saved_run, saved = checkpointer.restore(
-            lambda saved: saved_shapes(full, RunPosition.from_dict(saved)), step
-        )
-    position = RunPosition.from_dict(saved)
-    handover, experiment = position.handover, experiment_at(full, position)
+        found = restore_run(checkpointer, full, step)
+    position, experiment, saved_run = found.position, found.experiment, found.run
+    handover = position.handover
     # A mean that is not complete yet has no batch statistics.
     is_last = position.step == experiment.num_steps
     state, mean = saved_run.state, saved_run.final_mean if is_last else None

@@ -75,6 +75,7 @@ class RunFolder:
         *,
         is_primary: bool,
         fresh: bool = False,
+        exact_topology: bool = False,
     ) -> Self:
         """Makes the folder of a run, or enters that of the same run to continue it.
 
@@ -84,6 +85,7 @@ class RunFolder:
           environment_dict: What `environment` gives.
           is_primary: Whether this process writes; exactly one does.
           fresh: Remove the files of a run that lies in the folder, and only those.
+          exact_topology: Refuse a run that was on another mesh.
         Raises:
           UserError: The folder holds another run or foreign files, or is not writable.
         """
@@ -100,7 +102,9 @@ class RunFolder:
             environment = _plain(environment_dict, "environment")
             if is_resumed:
                 held = _read_json(path / ENVIRONMENT)
-                _check_same_run(path, held, config, environment)
+                _check_same_run(path, config)
+                if exact_topology:
+                    _check_same_mesh(path, held, environment)
                 environment["earlier"] = _earlier(held, environment)
             # Last the config: together they mark the folder as that of a run.
             write_json(path / ENVIRONMENT, environment, sort_keys=True)
@@ -228,25 +232,29 @@ def _remove_results(path: Path) -> None:
             (path / name).unlink(missing_ok=True)
 
 
-def _check_same_run(
-    path: Path,
-    held: Mapping[str, Any],
-    config: Mapping[str, Any],
-    environment: Mapping[str, Any],
-) -> None:
-    """Refuses to continue a run with other settings or another mesh."""
+def _check_same_run(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuses to continue a run with other settings."""
     before = dotted_keys(_read_json(path / CONFIG))
     now = dotted_keys(config)
-    for source, tree in ((held, before), (environment, now)):
-        mesh = source.get("topology")
-        mesh = mesh if isinstance(mesh, Mapping) else {}
-        for key in ("num_hosts", "devices_per_host"):
-            tree[f"topology.{key}"] = mesh.get(key)
     for key, was, is_now in fixed_differences(before, now):
         raise UserError(
             f"--workdir={path} holds a run with {key}={was!r}, this one has "
             f"{is_now!r}; choose another --workdir, or --fresh to start over"
         )
+
+
+def _check_same_mesh(
+    path: Path, held: Mapping[str, Any], environment: Mapping[str, Any]
+) -> None:
+    """Refuses to continue a run on another mesh."""
+    before, now = (tree.get("topology") or {} for tree in (held, environment))
+    for key in ("num_hosts", "devices_per_host"):
+        if before.get(key) != now.get(key):
+            raise UserError(
+                f"--workdir={path} holds a run with topology.{key}={before.get(key)!r},"
+                f" this one has {now.get(key)!r}; leave out --exact_topology to go on "
+                "with it, or choose another --workdir"
+            )
 
 
 def _earlier(

@@ -37,15 +37,14 @@ from prunex_jax.train.network_mean import (
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.profiling import PROFILE, Profiler, profile_window
 from prunex_jax.train.program import Program
+from prunex_jax.train.restoring import restore_run
 from prunex_jax.train.rounds import Round
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import Report
 from prunex_jax.train.transitions import (
     change_method,
     describe,
-    experiment_at,
     hand_over,
-    saved_shapes,
 )
 from prunex_jax.train.work import seen_until, speed_of
 
@@ -85,6 +84,7 @@ class Surroundings:
     watch: Watch | None = None  # what it raises ends the run
     # Told what the run does, for those who wait for it: a phase, and perhaps a step.
     at: Callable[[str, int | None], None] = lambda phase, step: None
+    exact_topology: bool = False  # refuses checkpoints of another mesh
 
 
 class Loop:
@@ -155,18 +155,19 @@ class Loop:
             around.folder.truncate_after(-1)
             return self._start()
 
-        saved_run, saved = around.checkpointer.restore(
-            lambda saved: saved_shapes(experiment, RunPosition.from_dict(saved))
-        )
-        self._own_teacher = saved_run.own_teacher
-        self.final_mean = saved_run.final_mean
-        self.position = RunPosition.from_dict(saved)
-        self.experiment = experiment_at(experiment, self.position)
+        found = restore_run(around.checkpointer, experiment)
+        if around.exact_topology:
+            found.check_same_mesh()
+        self._own_teacher = found.run.own_teacher
+        self.final_mean = found.run.final_mean
+        self.position, self.experiment = found.position, found.experiment
         self.experiment.ledger.go_on_from(self.position.ledger)
         self.clock = Clock(self.position.clock)
         around.folder.truncate_after(self.position.step)
         self._tell(f"resumed at step {self.position.step} of {self.num_steps}")
-        return saved_run.state
+        if found.regrouped:
+            self._tell(found.regrouped)
+        return found.run.state
 
     def _start(self) -> TrainState:
         """The state before the first step; trained weights are scored before it."""
@@ -460,7 +461,8 @@ class Loop:
 
     def _row(self, report: Report) -> dict[str, Any]:
         experiment, step, spent = self.experiment, self.position.step, self._spent()
-        dense_bytes = experiment.dense_host_bytes_per_step * step
+        per_step = experiment.dense_host_bytes_per_step
+        dense_bytes = self.position.dense_bytes(per_step)
         return {
             "step": step,
             **jax.tree.map(float, report.measures),

@@ -13,8 +13,8 @@ from prunex_jax.train.clock import ClockTotals
 from prunex_jax.train.program import Ledger
 
 # Version 0 had no version, and 1 did not say which cut was the last (all were) nor what
-# the steps before it have cost.
-_VERSION = 2
+# the steps before it have cost; 2 knew no other mesh than that of the run.
+_VERSION = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +67,20 @@ class RunPosition:
     prepared_phase: int = -1
     num_rounds: int = 0  # Exchanges done.
     handover: Handover | None = None  # The cut that has happened; None before it.
+    mesh_since: int = 0  # Steps done when the run came to its number of hosts,
+    # and bytes per host that hierarchical dense averaging had sent by then.
+    dense_bytes_before: float = 0.0
     clock: ClockTotals = dataclasses.field(default_factory=ClockTotals)  # Times so far.
     # What was sent, called and compiled so far.
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
+
+    def dense_bytes(self, per_step: float) -> float:
+        """Bytes per host that hierarchical dense averaging would have sent by now.
+
+        Args:
+          per_step: In one step on the mesh of now.
+        """
+        return self.dense_bytes_before + per_step * (self.step - self.mesh_since)
 
     def to_dict(self) -> dict[str, Any]:
         """Gives plain values for a checkpoint; `from_dict` inverts it."""
@@ -96,6 +107,8 @@ class RunPosition:
         cut = fields.get("handover")
         if version < 2 and isinstance(cut, Mapping):
             fields["handover"] = {"is_last": True, "macs_before": None, **cut}
+        if version < _VERSION:
+            fields = {"mesh_since": 0, "dense_bytes_before": 0.0, **fields}
         position: Self = _read(cls, fields, "position")
         for name in ("step", "phase", "num_rounds"):  # They count, and choose.
             if getattr(position, name) < 0:

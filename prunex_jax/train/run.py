@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def train(
     metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     optimizer: MakeOptimizer | None = None,
     fresh: bool = False,
+    exact_topology: bool = False,
     launch: LaunchFlags | None = None,
     watch: Watch | None = None,
 ) -> TrainResult | None:
@@ -72,6 +74,8 @@ def train(
         instead of `config.optimizer.name`; a function of optax is also given the weight
         decay of the settings, if it takes one.
       fresh: Start over, removing the run that the folder holds.
+      exact_topology: Refuse to go on with a run that was on another number of hosts, or
+        of devices per host; otherwise what they hold is merged or spread.
       launch: How processes find each other; None detects it.
       watch: Called with a `loop.Progress` and the training state before the first step
         and after every one, on every process; what it raises ends the run.
@@ -117,7 +121,12 @@ def train(
         in_use.enter_context(alone_in(workdir, topology.is_primary))
         plain, is_primary = config_to_dict(experiment.config), topology.is_primary
         return experiment, RunFolder.open(
-            workdir, plain, described, is_primary=is_primary, fresh=fresh
+            workdir,
+            plain,
+            described,
+            is_primary=is_primary,
+            fresh=fresh,
+            exact_topology=exact_topology,
         )
 
     limits = Limits(config.run.silence_seconds, config.run.stall_seconds)
@@ -137,7 +146,10 @@ def train(
         console.line(
             start_screen(experiment, str(workdir), described, started.described)
         )
-        result = _run(experiment, folder, console, watch, pulse)
+        around = functools.partial(
+            Surroundings, watch=watch, at=pulse.at, exact_topology=exact_topology
+        )
+        result = _run(experiment, folder, console, around, pulse)
         if result is not None:
             console.line(last_screen(result.summary, str(workdir)))
         return result
@@ -162,7 +174,7 @@ def _run(
     experiment: Experiment,
     folder: RunFolder,
     console: Console,
-    watch: Watch | None,
+    around: Callable[..., Surroundings],
     pulse: Pulse,
 ) -> TrainResult | None:
     """Trains to the end, or until asked to stop."""
@@ -172,8 +184,7 @@ def _run(
         StopRequest() as stop,
         pulse.telling(),
     ):
-        around = Surroundings(folder, checkpointer, console, stop, watch, pulse.at)
-        loop = Loop(experiment, around)
+        loop = Loop(experiment, around(folder, checkpointer, console, stop))
         state, is_complete = loop.run()
         if not is_complete:
             console.line(

@@ -91,7 +91,8 @@ def test_restores_every_kind_of_leaf_bit_for_bit(tmp_path):
 def test_what_is_saved_beside_the_state_tells_its_shapes(tmp_path):
     """States that shrink in the course of a run, also where the newest is damaged."""
 
-    def abstract_of(extra):
+    def abstract_of(extra, leaves):
+        assert leaves == {"x": f"float32[{extra['size']}]"}
         return {"x": jax.ShapeDtypeStruct((extra["size"],), np.float32, sharding=here)}
 
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])

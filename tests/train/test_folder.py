@@ -128,11 +128,14 @@ def test_a_setting_that_an_earlier_version_did_not_know_has_its_default(tmp_path
 
 
 @pytest.mark.parametrize("key", ["topology.num_hosts", "topology.devices_per_host"])
-def test_another_mesh_is_refused(tmp_path, key):
+def test_another_mesh_is_refused_if_asked_to(tmp_path, key):
     open_folder(tmp_path)
     other = changed(ENVIRONMENT, key, 7)
     with pytest.raises(UserError, match=rf"{key}=\d, .* has 7"):
-        open_folder(tmp_path, environment=other)
+        open_folder(tmp_path, environment=other, exact_topology=True)
+    open_folder(tmp_path, environment=other)
+    earlier = load(tmp_path / "environment.json")["earlier"]
+    assert [each["topology"] for each in earlier] == [ENVIRONMENT["topology"]]
 
 
 def test_environment_remembers_the_starts_that_differ(tmp_path):

@@ -1,0 +1,233 @@
+"""Fits the state of a run to another number of hosts, or of devices in a host.
+
+Replicated parts of a state stay. Parts that every host, or every device, has of its own
+have one copy per owner, and the owners share the line from 0 to 1: of M owners number i
+has [i / M, (i + 1) / M). A new copy is the mean of the old ones, weighted by how much
+of its own interval was theirs. So
+
+- with twice as many owners each copy is there twice, with half as many each is the mean
+  of two; hosts first, then the devices of each, so that the mean over the devices of a
+  host is what the host has of the old hosts;
+- the mean over all owners stays, whatever the numbers. Every method averages over
+  owners: parameters to a consensus, duals in its update, what is held back in the
+  direction that it sends. So the consensus stays, duals that add up to zero still do,
+  and what parameters are still to gain from gradients that are held back is the same;
+- what all copies have in common stays bit for bit, zeros outside of masks included.
+
+This is so for every leaf, whatever it holds, and needs no table of them. Running
+variances are averaged as mean squares, as for evaluation. Sums since the last report
+keep their sum. Integers are counters, equal everywhere, and are handed on by the owner
+at the start of the interval. So are all copies of a method whose hosts do not average
+(`Method.copies`).
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from prunex_jax.base.trees import PyTree
+from prunex_jax.mesh import Placement, specs_of
+from prunex_jax.methods import Method
+from prunex_jax.models.base import from_moments, to_moments
+from prunex_jax.train.network_mean import SavedRun
+from prunex_jax.train.state import FIRST_BAD_STEP, Totals, TrainState
+from prunex_jax.train.step import placements_of
+
+# Hosts, devices per host.
+MeshSizes = tuple[int, int]
+# mean, own and sum: see above; least: the smallest of all.
+Rule = Literal["mean", "own", "sum", "least"]
+# A leaf that every state has once per device.
+_LOSS = "totals/loss"
+
+
+def shares_of(old: int, new: int) -> list[dict[int, float]]:
+    """What each of the new owners has of the old ones; adds up to one.
+
+    Example:
+      >>> shares_of(4, 2)
+      [{0: 0.5, 1: 0.5}, {2: 0.5, 3: 0.5}]
+      >>> shares_of(2, 3)
+      [{0: 1.0}, {0: 0.5, 1: 0.5}, {1: 1.0}]
+    """
+    # In units of 1 / (old * new): old owners have `new` of them, new ones `old`.
+    shares = []
+    for owner in range(new):
+        begin, end = owner * old, (owner + 1) * old
+        overlaps = {
+            i: min(end, (i + 1) * new) - max(begin, i * new)
+            for i in range(begin // new, -(-end // new))
+        }
+        shares.append({i: overlap / old for i, overlap in overlaps.items()})
+    return shares
+
+
+def regroup_copies(copies: np.ndarray, new: int, rule: Rule = "mean") -> np.ndarray:
+    """Makes the copies of so many new owners of those of the old ones.
+
+    Args:
+      copies: [old owners, ...].
+      new: Number of new owners.
+      rule: Floats that are not to be averaged have another than "mean".
+    Returns:
+      [new owners, ...], of the same type.
+    Example:
+      >>> regroup_copies(np.array([[1.0], [3.0], [5.0], [7.0]]), 2).tolist()
+      [[2.0], [6.0]]
+      >>> regroup_copies(np.array([1.0, 3.0]), 1, 'sum').tolist()
+      [4.0]
+    """
+    old = len(copies)
+    if rule == "least":
+        return np.broadcast_to(copies.min(axis=0), (new, *copies.shape[1:]))
+    if rule == "own" or not jax.numpy.issubdtype(copies.dtype, np.floating):
+        return copies[[owner * old // new for owner in range(new)]]
+    scale = old / new if rule == "sum" else 1.0
+    made = [scale * _weighted(copies, shares) for shares in shares_of(old, new)]
+    return np.stack(made).astype(copies.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Regrouping:
+    """How the state of a run goes from one mesh to another.
+
+    Attributes:
+      method: Whose state it is.
+      old: Mesh that it was saved on.
+      new: Mesh that it is to live on.
+    """
+
+    method: Method
+    old: MeshSizes
+    new: MeshSizes
+
+    def stored(self, wanted: TrainState) -> TrainState:
+        """Shapes on the old mesh of what is wanted on the new one.
+
+        Without sharding where they have copies: these are read into host memory.
+        """
+
+        def shape(placement: Placement, rule: Rule, leaf: Any) -> Any:
+            del rule
+            axes = _num_axes(placement)
+            if not axes:
+                return leaf
+            on_old = (*self.old[:axes], *leaf.shape[axes:])
+            return jax.ShapeDtypeStruct(on_old, leaf.dtype)
+
+        return self._map(shape, wanted)
+
+    def regrouped(self, state: TrainState) -> TrainState:
+        """The state on the new mesh; parts with copies are arrays of numpy."""
+
+        def regroup(placement: Placement, rule: Rule, leaf: Any) -> Any:
+            axes = _num_axes(placement)
+            if not axes:
+                return leaf
+            found = np.asarray(leaf)
+            for axis, count in enumerate(self.new[:axes]):
+                found = np.moveaxis(found, axis, 0)
+                found = np.moveaxis(regroup_copies(found, count, rule), 0, axis)
+            return found
+
+        moments = jax.device_get(to_moments(state.statistics))
+        found = self._map(regroup, state._replace(statistics=moments))
+        return found._replace(statistics=jax.device_get(from_moments(found.statistics)))
+
+    def _map(self, fn: Callable[..., Any], state: TrainState) -> TrainState:
+        def spread(prefix: PyTree, tree: PyTree) -> PyTree:
+            return jax.tree.map(
+                lambda word, part: jax.tree.map(lambda _: word, part), prefix, tree
+            )
+
+        placements = spread(placements_of(self.method), state)
+        rules = spread(_rules_of(self.method, state.totals), state)
+        found: TrainState = jax.tree.map(fn, placements, rules, state)
+        return found
+
+
+def saved_mesh(shapes: Mapping[str, str]) -> MeshSizes | None:
+    """The mesh of a checkpoint, from what its manifest says of its leaves.
+
+    Example:
+      >>> saved_mesh({'totals/loss': 'float32[4,2]'})
+      (4, 2)
+    """
+    found = re.search(r"\[(\d+),(\d+)\]", shapes.get(_LOSS, ""))
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def mesh_of(run: SavedRun | TrainState) -> MeshSizes:
+    """The mesh that a state, or its shapes, is for."""
+    hosts, devices = run.totals["loss"].shape
+    return hosts, devices
+
+
+def placed_like(state: TrainState, wanted: TrainState) -> TrainState:
+    """Puts arrays of numpy where they are wanted; each process makes its own parts."""
+
+    def place(leaf: Any, like: Any) -> jax.Array:
+        if isinstance(leaf, jax.Array):
+            return leaf
+        part = functools.partial(_part, leaf)
+        return jax.make_array_from_callback(like.shape, like.sharding, part)
+
+    found: TrainState = jax.tree.map(place, state, wanted)
+    return found
+
+
+def describe_regrouping(old: MeshSizes, new: MeshSizes) -> str:
+    """Says in one line on what a run goes on.
+
+    Example:
+      >>> describe_regrouping((4, 1), (2, 1))[:40]
+      'continues on 2 hosts instead of 4: conse'
+    """
+    here, there = _hosts(new[0]), str(old[0])
+    if old[1] != new[1]:
+        here, there = f"{here} x {new[1]} devices", f"{old[0]} x {old[1]}"
+    return (
+        f"continues on {here} instead of {there}: consensus, masks and data position "
+        "stay, copies of hosts and devices are merged or spread"
+    )
+
+
+def _hosts(count: int) -> str:
+    return f"{count} host{'s' * (count != 1)}"
+
+
+def _num_axes(placement: Placement) -> int:
+    return len(specs_of(placement))
+
+
+def _rules_of(method: Method, totals: Totals) -> TrainState:
+    """What becomes of the copies of every part."""
+    sums = {name: "least" if name == FIRST_BAD_STEP else "sum" for name in totals}
+    rules: Any = TrainState(
+        step="mean",  # type: ignore[arg-type]
+        params=method.copies,
+        statistics="mean",
+        opt_state=method.copies,
+        totals=sums,  # type: ignore[arg-type]
+    )
+    return rules
+
+
+def _weighted(copies: np.ndarray, shares: Mapping[int, float]) -> np.ndarray:
+    """A weighted mean that is exact where all copies are equal."""
+    first, *others = shares
+    wide = np.promote_types(copies.dtype, np.float32)
+    start = copies[first].astype(wide)
+    total = start.copy()
+    for i in others:
+        total += wide.type(shares[i]) * (copies[i].astype(wide) - start)
+    return total
+
+
+def _part(array: np.ndarray, index: Any) -> np.ndarray:
+    return array[index]

@@ -1,0 +1,100 @@
+"""Reads a run back from a checkpoint, also one of another number of hosts."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
+from prunex_jax.train.checkpoint import Checkpointer
+from prunex_jax.train.experiment import Experiment
+from prunex_jax.train.network_mean import SavedRun
+from prunex_jax.train.position import RunPosition
+from prunex_jax.train.regroup import (
+    MeshSizes,
+    Regrouping,
+    describe_regrouping,
+    mesh_of,
+    placed_like,
+    saved_mesh,
+)
+from prunex_jax.train.state import TrainState
+from prunex_jax.train.transitions import experiment_at, saved_shapes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FoundRun:
+    """A run as a checkpoint holds it, on the mesh of now."""
+
+    experiment: Experiment  # With the method and the network of then.
+    position: RunPosition
+    run: SavedRun
+    old: MeshSizes  # The mesh it was saved on,
+    new: MeshSizes  # and the one it is on.
+
+    @property
+    def regrouped(self) -> str:
+        """What is to be said of another mesh; "" on the same."""
+        return "" if self.old == self.new else describe_regrouping(self.old, self.new)
+
+    def check_same_mesh(self) -> None:
+        """Raises UserError if the checkpoint is of another mesh."""
+        if self.old != self.new:
+            raise UserError(
+                f"the checkpoint of step {self.position.step} is of "
+                f"{self.old[0]} hosts x {self.old[1]} devices and this run has "
+                f"{self.new[0]} x {self.new[1]}; leave out --exact_topology to go on "
+                "with it"
+            )
+
+
+def restore_run(
+    checkpointer: Checkpointer, experiment: Experiment, step: int | None = None
+) -> FoundRun:
+    """Restores a run, and fits what hosts and devices have to the mesh of now.
+
+    Args:
+      checkpointer: Holds its checkpoints.
+      experiment: The run, as it starts.
+      step: As of `Checkpointer.restore`.
+    Raises:
+      UserError: As `Checkpointer.restore`.
+    """
+
+    def shapes(extra: Mapping[str, Any], leaves: Mapping[str, str]) -> SavedRun:
+        position = RunPosition.from_dict(extra)
+        wanted = saved_shapes(experiment, position)
+        old = saved_mesh(leaves) or mesh_of(wanted)
+        if old == mesh_of(wanted):
+            return wanted
+        method = experiment_at(experiment, position).current.method
+        regrouping = Regrouping(method, old, mesh_of(wanted))
+        return _with_state(wanted, regrouping.stored(wanted.state))
+
+    run, extra = checkpointer.restore(shapes, step)
+    position = RunPosition.from_dict(extra)
+    then, wanted = (
+        experiment_at(experiment, position),
+        saved_shapes(experiment, position),
+    )
+    old, new = mesh_of(run), mesh_of(wanted)
+    if old != new:
+        state = Regrouping(then.current.method, old, new).regrouped(run.state)
+        run = _with_state(run, placed_like(state, wanted.state))
+        position = _on_new_mesh(then, position, old)
+    return FoundRun(then, position, run, old, new)
+
+
+def _with_state(run: SavedRun, state: TrainState) -> SavedRun:
+    return run._replace(**state._asdict())
+
+
+def _on_new_mesh(
+    experiment: Experiment, position: RunPosition, old: MeshSizes
+) -> RunPosition:
+    """Counts what dense averaging had sent on the old mesh."""
+    shape = dict(zip((HOST_AXIS, DEVICE_AXIS), old, strict=True))
+    before = position.dense_bytes(experiment.dense_host_bytes_on(shape))
+    return dataclasses.replace(
+        position, mesh_since=position.step, dense_bytes_before=before
+    )

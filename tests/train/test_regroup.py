@@ -1,0 +1,268 @@
+"""Another number of hosts or devices: what stays of a state, for every method."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.mesh import specs_of
+from prunex_jax.methods import METHODS
+from prunex_jax.models.base import to_moments
+from prunex_jax.train.config import resolve_config
+from prunex_jax.train.regroup import (
+    Regrouping,
+    mesh_of,
+    placed_like,
+    regroup_copies,
+    shares_of,
+)
+from prunex_jax.train.run import train
+from prunex_jax.train.state import FIRST_BAD_STEP
+from prunex_jax.train.step import placements_of
+from tests.helpers.tiny_runs import (
+    SETTINGS,
+    StopAtOnce,
+    merged,
+    rows_of,
+    start_two,
+    stop_after,
+)
+from tests.methods.test_contract import RECIPES, ROWS, Runner
+
+# Hosts x devices: before and after.
+CHANGES = [
+    ((4, 1), (2, 1)),
+    ((4, 1), (3, 1)),
+    ((4, 1), (8, 1)),
+    ((4, 1), (1, 1)),
+    ((2, 1), (2, 4)),
+    ((2, 4), (3, 2)),
+]
+
+
+@functools.cache
+def runner_of(row, shape):
+    return Runner(row, shape, **RECIPES.get(row, {}))
+
+
+def drawn(abstract, seed=0):
+    """A state of these shapes in which all numbers differ."""
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf):
+        if jnp.issubdtype(leaf.dtype, np.floating):
+            return rng.normal(size=leaf.shape).astype(leaf.dtype)
+        return np.full(leaf.shape, 5, leaf.dtype)
+
+    return jax.tree.map(draw, abstract)
+
+
+def num_axes_of(method, state):
+    """Leading axes of every leaf."""
+    return flatten_by_path(
+        jax.tree.map(
+            lambda place, part: jax.tree.map(lambda _: len(specs_of(place)), part),
+            placements_of(method),
+            state,
+        )
+    )
+
+
+def test_every_method_is_tested():
+    assert {config.name for config in ROWS.values()} >= set(METHODS)
+
+
+@pytest.mark.parametrize("old", range(1, 9))
+@pytest.mark.parametrize("new", range(1, 9))
+def test_shares_are_a_whole_for_both_sides(old, new):
+    table = np.zeros((new, old))
+    for owner, shares in enumerate(shares_of(old, new)):
+        for i, share in shares.items():
+            assert share > 0
+            table[owner, i] = share
+    np.testing.assert_allclose(table.sum(1), 1)
+    np.testing.assert_allclose(table.sum(0), new / old)
+    if old == new:
+        np.testing.assert_array_equal(table, np.eye(old))
+
+
+@pytest.mark.parametrize("old, new", CHANGES)
+@pytest.mark.parametrize("row", ROWS)
+def test_means_over_owners_stay_and_zeros_stay_zero(row, old, new):
+    """Consensus, sums of duals that are zero, and what is held back, per method."""
+    before, after = runner_of(row, old), runner_of(row, new)
+    method, wanted = before.method, after.programs.abstract_state()
+    regrouping = Regrouping(method, old, new)
+    state = drawn(before.programs.abstract_state())
+    stored = flatten_by_path(regrouping.stored(wanted))
+    found = flatten_by_path(regrouping.regrouped(state))
+    empty = jax.tree.map(np.zeros_like, state)
+    nothing = flatten_by_path(regrouping.regrouped(empty))
+    counts, shapes = num_axes_of(method, state), flatten_by_path(wanted)
+    assert mesh_of(wanted) == new
+    for path, leaf in flatten_by_path(state).items():
+        axes = tuple(range(counts[path]))
+        assert (stored[path].shape, stored[path].dtype) == (leaf.shape, leaf.dtype)
+        assert found[path].shape == shapes[path].shape, path
+        assert found[path].dtype == shapes[path].dtype, path
+        assert not np.any(nothing[path]), path
+        if not axes:
+            assert found[path] is leaf
+        elif path == f"totals/{FIRST_BAD_STEP}":
+            assert np.all(found[path] == 5)
+        elif path.startswith("totals/"):
+            total = leaf.sum(dtype=np.float64)
+            np.testing.assert_allclose(found[path].sum(), total, atol=1e-5)
+        elif path.startswith("statistics/"):
+            continue  # Below.
+        elif method.copies == "own":
+            np.testing.assert_array_equal(found[path][0], leaf[0])
+        elif leaf.dtype == np.float32:
+            mean = leaf.mean(axes, dtype=np.float64)
+            np.testing.assert_allclose(
+                found[path].mean(axes, dtype=np.float64), mean, atol=1e-6, err_msg=path
+            )
+        else:
+            assert np.all(found[path] == 5), path
+
+
+@pytest.mark.parametrize("old, new", CHANGES)
+def test_the_mean_of_a_host_is_its_share_of_the_old_hosts(old, new):
+    """So device duals and copies go on fitting to the consensus of their host."""
+    runner, row = runner_of("hsadmm per device", old), "b/kernel"
+    state = drawn(runner.programs.abstract_state())
+    found = Regrouping(runner.method, old, new).regrouped(state)
+    before, after = (flatten_by_path(each.params)[row] for each in (state, found))
+    assert after.shape[:2] == new
+    of_hosts = regroup_copies(before.mean(1), new[0])
+    np.testing.assert_allclose(after.mean(1), of_hosts, atol=1e-6)
+
+
+def test_equal_copies_stay_bit_for_bit():
+    one = np.random.default_rng(2).normal(size=100).astype(np.float32)
+    for old, new in [(4, 3), (3, 7), (5, 2)]:
+        found = regroup_copies(np.stack([one] * old), new)
+        np.testing.assert_array_equal(found, np.stack([one] * new))
+
+
+def test_bfloat16_is_averaged_in_float32():
+    copies = jnp.array([[1.0], [1.0], [1.0078125]], jnp.bfloat16)
+    found = regroup_copies(np.asarray(copies), 1)
+    assert found.dtype == jnp.bfloat16 and float(found[0, 0]) == 1.0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_network_that_a_method_stands_for_stays(name):
+    """On a real mesh, in the programs of the trainer."""
+    row = next(row for row, config in ROWS.items() if config.name == name)
+    before, after = runner_of(row, (4, 1)), runner_of(row, (3, 1))
+    fresh = before.init()
+    state = jax.tree.map(
+        lambda x: (
+            x + np.arange(x.size, dtype=np.float32).reshape(x.shape) / x.size
+            if x.ndim and x.dtype == np.float32
+            else x
+        ),
+        jax.device_get(fresh),
+    )
+    like = before.programs.abstract_state()
+    wanted = after.programs.abstract_state()
+    new = Regrouping(before.method, (4, 1), (3, 1)).regrouped(state)
+    new = jax.tree.map(np.asarray, new)
+    old_network, _ = before.programs.network(placed_like(state, like))
+    new_network, _ = after.programs.network(placed_like(new, wanted))
+    for was, now in zip(*map(jax.tree.leaves, (old_network, new_network)), strict=True):
+        np.testing.assert_allclose(was, now, rtol=1e-6)
+    masks = before.method.masks(state.opt_state), after.method.masks(new.opt_state)
+    jax.tree.map(np.testing.assert_array_equal, *masks)
+
+
+def test_running_statistics_keep_the_moments_of_all_devices():
+    runner = runner_of("dense", (4, 1))
+    rng = np.random.default_rng(3)
+    norm = {"mean": rng.normal(size=(4, 1, 5)), "var": rng.uniform(1, 2, (4, 1, 5))}
+    norm = {name: x.astype(np.float32) for name, x in norm.items()}
+    state = drawn(runner.programs.abstract_state())._replace(statistics={"norm": norm})
+    found = Regrouping(runner.method, (4, 1), (3, 2)).regrouped(state)
+    before = to_moments(state.statistics)["norm"]
+    after = to_moments(found.statistics)["norm"]
+    for name, x in before.items():
+        assert after[name].shape == (3, 2, 5)
+        np.testing.assert_allclose(
+            after[name].mean((0, 1)), x.mean((0, 1)), rtol=1e-4, atol=1e-5
+        )
+
+
+def values_of(hosts, method="hsadmm", steps=12):
+    """Settings of a run on simulated hosts."""
+    changes = {
+        "topology": {"layout": "auto", "simulated": f"{hosts}x1"},
+        "data": {"batch_size": 48},
+        "method": {"name": method},
+        "run": {"steps": steps},
+    }
+    return merged(SETTINGS, changes)
+
+
+def run_until(step, values, workdir):
+    """Trains until a step, and ends there as a crash would."""
+    with pytest.raises(StopAtOnce):
+        train(resolve_config(values), workdir, watch=stop_after(step))
+
+
+def test_a_run_goes_on_on_fewer_hosts_unless_refused(tmp_path, capsys):
+    run_until(7, values_of(4, "topk"), tmp_path)
+    config = resolve_config(values_of(2, "topk"))
+    with pytest.raises(UserError, match=r"num_hosts=4, this one has 2; .*exact_topo"):
+        train(config, tmp_path, exact_topology=True)
+    capsys.readouterr()
+    result = train(config, tmp_path)
+    assert "continues on 2 hosts instead of 4" in capsys.readouterr().out
+    assert result.summary["hosts"] == 2
+    earlier = json.loads((tmp_path / "environment.json").read_text())["earlier"]
+    assert [each["topology"]["num_hosts"] for each in earlier] == [4]
+    # 5 steps on 4 hosts and 7 on 2, each 2 (M - 1) / M of all parameters.
+    size = 4 * result.summary["params_dense"]
+    dense = size * (5 * 1.5 + 7 * 1.0)
+    assert result.summary["host_wire_bytes_dense"] == dense
+    assert 0 < result.summary["host_wire_ratio"] < 1
+
+
+def test_a_checkpoint_older_than_the_last_start_is_refused_too(tmp_path):
+    """The folder names the mesh of the last start, which may have saved nothing."""
+    run_until(7, values_of(4, "topk"), tmp_path)
+    run_until(5, values_of(2, "topk"), tmp_path)
+    with pytest.raises(UserError, match=r"step 5 is of 4 hosts x 1 .* has 2 x 1"):
+        train(resolve_config(values_of(2, "topk")), tmp_path, exact_topology=True)
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_with_what_four_hosts_have_saved(tmp_path):
+    run_until(7, values_of(4), tmp_path / "run")
+    topology = {"simulated": "", "layout": "process", "cpu_devices": 2}
+    values = merged(values_of(4), {"topology": topology})
+    processes = start_two(tmp_path, values, tmp_path / "run")
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "continues on 2 hosts x 2 devices instead of 4 x 1" in outputs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["hsadmm", "dgc"])
+def test_four_hosts_then_two_then_three_end_well(method, tmp_path):
+    """The same accuracy as without an interruption, up to what seeds change."""
+    four, two, three = (values_of(hosts, method, 160) for hosts in (4, 2, 3))
+    undisturbed = train(resolve_config(four), tmp_path / "a")
+    workdir = tmp_path / "b"
+    run_until(60, four, workdir)
+    run_until(110, two, workdir)
+    result = train(resolve_config(three), workdir)
+    assert [row["step"] for row in rows_of(workdir)] == [*range(3, 160, 3), 160]
+    apart = result.summary["test_accuracy"] - undisturbed.summary["test_accuracy"]
+    assert abs(apart) < 0.06
+    assert result.summary["params_kept"] == undisturbed.summary["params_kept"]
