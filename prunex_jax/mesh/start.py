@@ -17,6 +17,7 @@ from prunex_jax.mesh.launched import Probes
 from prunex_jax.mesh.launcher import Launch, LaunchFlags, detect_launch
 from prunex_jax.mesh.memory import keep_freed_memory
 from prunex_jax.mesh.roll_call import call_roll
+from prunex_jax.mesh.store import is_used
 
 # How long jax itself waits for the other processes.
 JOIN_SECONDS = 300
@@ -122,18 +123,13 @@ def _join(launch: Launch, seconds: int, at_least: int) -> Launch:
     Returns:
       The launch, with the processes that are there.
     """
+    if is_used():  # Before others are waited for, of whom some may not come then.
+        raise UserError(
+            f"cannot join the processes of the run ({launch.reason}): jax was used "
+            f"before the processes were joined: {_RESTART}"
+        )
+    launch = _with_those_there(launch, seconds, at_least)
     ids = launch.local_device_ids
-    address, count, number = launch.coordinator, launch.num_processes, launch.process_id
-    if address is not None and count is not None and number is not None:
-        there, place = call_roll(
-            address, count, number, seconds=seconds, at_least=at_least
-        )
-        reason = launch.reason
-        if there < count:
-            reason += f"; {there} of {count} came, this is process {place} of them"
-        launch = dataclasses.replace(
-            launch, num_processes=there, process_id=place, reason=reason
-        )
     try:
         jax.distributed.initialize(
             launch.coordinator,
@@ -147,14 +143,23 @@ def _join(launch: Launch, seconds: int, at_least: int) -> Launch:
         )
     except (RuntimeError, ValueError) as error:
         text = " ".join(str(error).split())
-        if "must be called before" in text:
-            text = f"jax was used before the processes were joined: {_RESTART}"
-        else:
-            text = (
-                f"{text} (check that process 0 runs, that the others reach its address "
-                "and port, or give --coordinator, --num_processes and --process_id)"
-            )
         raise UserError(
-            f"cannot join the processes of the run ({launch.reason}): {text}"
+            f"cannot join the processes of the run ({launch.reason}): {text} (check "
+            "that process 0 runs, that the others reach its address and port, or give "
+            "--coordinator, --num_processes and --process_id)"
         ) from error
     return launch
+
+
+def _with_those_there(launch: Launch, seconds: int, at_least: int) -> Launch:
+    """The launch, with the processes that come; unchanged where jax is to find them."""
+    address, count, number = launch.coordinator, launch.num_processes, launch.process_id
+    if address is None or count is None or number is None:
+        return launch
+    there, place = call_roll(address, count, number, seconds=seconds, at_least=at_least)
+    reason = launch.reason
+    if there < count:
+        reason += f"; {there} of {count} came, this is process {place} of them"
+    return dataclasses.replace(
+        launch, num_processes=there, process_id=place, reason=reason
+    )

@@ -1,15 +1,20 @@
 """A small table of texts that all processes of a run share, without collectives.
 
 It is the key-value store of jax's coordination service, in process 0. jax has no public
-name for it; this module is the only one that touches it.
+name for it, nor for whether it has been used; this module asks for both.
 """
 
 from typing import Any
 
 import jax
-from jax._src import distributed
+from jax._src import distributed, xla_bridge
 
 _PREFIX = "prunex_jax"
+
+
+def is_used() -> bool:
+    """Whether jax has been used, so that processes cannot be joined any more."""
+    return xla_bridge.backends_are_initialized()
 
 
 class StoreError(RuntimeError):

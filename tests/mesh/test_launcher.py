@@ -566,6 +566,7 @@ def test_a_failed_start_is_one_readable_line(monkeypatch):
         raise RuntimeError("DEADLINE_EXCEEDED:\n  no answer")
 
     monkeypatch.setattr(jax.distributed, "initialize", fail)
+    monkeypatch.setattr(start, "is_used", lambda: False)
     monkeypatch.setattr(start, "call_roll", lambda *args, **_: args[1:])
     text = r"cannot join .*task 6 of 8.*DEADLINE_EXCEEDED: no answer .check that"
     with pytest.raises(UserError, match=text) as raised:
