@@ -217,28 +217,30 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path):
         assert "process 1: --workdir=" in said and "all hosts share" in said
 
 
+def supervised(folder, values, workdir, index, port):
+    """Process `index` of two, which is started again when it is lost."""
+    config = write_config(folder, values)
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "prunex_jax", "supervise", "--pause=1", "--"),
+            *(sys.executable, "-m", "prunex_jax.train", f"--config={config}"),
+            *(f"--workdir={workdir}", f"--coordinator=127.0.0.1:{port}"),
+            *("--num_processes=2", f"--process_id={index}"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 @pytest.mark.slow
 def test_supervised_processes_start_again_and_end_as_if_nothing_was(tmp_path):
     """A killed process takes the other one along; both come back and finish."""
     values = merged(VALUES, {"run": {**VALUES["run"], "steps": 300}})
     port, workdir = free_port(), tmp_path / "run"
-    config = write_config(tmp_path, values)
-    supervisors = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "prunex_jax", "supervise", "--pause=1", "--"),
-                *(sys.executable, "-m", "prunex_jax.train", f"--config={config}"),
-                *(f"--workdir={workdir}", f"--coordinator=127.0.0.1:{port}"),
-                *("--num_processes=2", f"--process_id={index}"),
-            ],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(2)
-    ]
+    supervisors = [supervised(tmp_path, values, workdir, i, port) for i in range(2)]
     wait_for_rows(supervisors[0], workdir, 8)
     subprocess.run(["pkill", "-KILL", "-P", str(supervisors[1].pid)], check=True)
     outputs = [process.communicate(timeout=200)[0] for process in supervisors]
@@ -253,3 +255,25 @@ def test_supervised_processes_start_again_and_end_as_if_nothing_was(tmp_path):
     rows = [rows_of(folder)[-1] for folder in (workdir, tmp_path / "other")]
     same = [{k: v for k, v in row.items() if "second" not in k} for row in rows]
     assert same[0] == same[1]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_those_who_are_left(tmp_path):
+    """One of two is lost for good: the other restarts alone, on its checkpoint."""
+    run = {"steps": 300, "join_seconds": 5, "min_processes": 1}
+    values = merged(VALUES, {"run": {**VALUES["run"], **run}})
+    port, workdir = free_port(), tmp_path / "run"
+    first = supervised(tmp_path, values, workdir, 0, port)
+    flags = (f"--coordinator=127.0.0.1:{port}", "--num_processes=2", "--process_id=1")
+    second = start(tmp_path, values, workdir, *flags)
+    wait_for_rows(first, workdir, 8)
+    second.kill()
+    second.communicate()
+    said, _ = first.communicate(timeout=200)
+    assert first.returncode == 0, said
+    assert "going on without process 1 of 2" in said
+    assert "1 of 2 came, this is process 0 of them" in said
+    assert "continues on 1 host x 2 devices instead of 2 x 2" in said or (
+        "continues on 1 host instead of 2" in said
+    )
+    assert rows_of(workdir)[-1]["step"] == 300
