@@ -113,6 +113,7 @@ def dry_run(
         launch,
         compile_cache=config.run.compile_cache,
         join_seconds=config.run.join_seconds,
+        min_processes=config.run.min_processes,
     )
     layout, simulated = config.topology.layout, config.topology.simulated
     topology = make_topology(layout, simulated=simulated)
