@@ -86,7 +86,7 @@ class _Desk:
         """Takes down everybody, or refuses all; returns how many go on."""
         began = said = time.monotonic()
         with contextlib.ExitStack() as open_ones:
-            while len(self._names) < self._num_processes and not self._problem:
+            while not (self._problem or self._is_complete()):
                 now = time.monotonic()
                 if now - began > seconds and len(self._names) >= self._at_least:
                     self._tell(f"going on without {self._missing()}")
@@ -142,6 +142,13 @@ class _Desk:
         else:
             self._names[process] = name
             self._connections[process] = connection
+
+    def _is_complete(self) -> bool:
+        """Whether all are there, and nobody has left since."""
+        if len(self._names) == self._num_processes:
+            for process in filter(self._has_left, tuple(self._connections)):
+                del self._names[process], self._connections[process]
+        return len(self._names) == self._num_processes
 
     def _has_left(self, process: int) -> bool:
         """Whether a process that was there has hung up, as to start again."""

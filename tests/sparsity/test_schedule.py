@@ -143,7 +143,7 @@ def test_impossible_runs_are_refused(total_steps, sync_period, text):
         ({"start_share": 0.6}, r"start_share = 0.6 is after .*freeze_share = 0.5"),
         ({"shrink_share": 1.5}, r"shrink_share=1\.5 must lie in \[0, 1\]"),
         ({"shrink_share": 0.4}, r"shrink_share = 0.4 is before .*freeze_share = 0.5"),
-        ({"num_stairs": 0}, r"num_stairs=0 must be at least 1"),
+        ({"num_stairs": 0}, r"num_stairs=0 must lie in .1, 10000."),
         ({"round_to": 0}, r"round_to=0 must be at least 1"),
         ({"budget": "even"}, r"sparsity.budget='even' is not one of uniform, global"),
         ({"exclude": ("",)}, r"empty pattern"),

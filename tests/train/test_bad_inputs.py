@@ -10,7 +10,7 @@ from prunex_jax.train.config import default_config, dotted_keys
 
 CONFIG = "--config=digits_resnet20_hsadmm"
 # This process has its devices already.
-TRAIN = ("train", CONFIG, "--config.topology.cpu_devices=0", "--workdir={tmp}/run")
+TRAIN = ("train", CONFIG, "--config.topology.layout=2", "--workdir={tmp}/run")
 HUGE = 10**20
 # More than any of them takes, by far; they end before anything is compiled.
 SECONDS = 20.0
@@ -150,23 +150,23 @@ COMMANDS = {
     "trian": "did you mean 'train'",
     "train": "--config is required",
     f"train {CONFIG}": "--workdir is required",
-    f"train {CONFIG}:3 --workdir=x": "'3' of the config is not hosts x devices",
-    f"train {CONFIG}:4xx --workdir=x": "'4xx' of the config is not hosts x devices",
-    f"train {CONFIG}:x --workdir=x": "'x' of the config is not hosts x devices",
-    f"train {CONFIG}:0x2 --workdir=x": "'0x2' of the config is not hosts x devices",
-    f"train {CONFIG}:2x2x2 --workdir=x": "'2x2x2' of the config is not hosts x",
-    f"train {CONFIG}:9999x9999 --workdir=x": "cpu_devices=99980001 must lie in",
-    "train --config=digits_resnet20_dense:4xx --workdir=x": "'4xx' of the config",
-    "train --config=cifar10_resnet20_hsadmm:4xx --workdir=x": "'4xx' of the config",
+    f"train {CONFIG}:3 --workdir=x": "layout=3 cannot be cut",
+    f"train {CONFIG}:4xx --workdir=x": "layout='4xx' is unknown",
+    f"train {CONFIG}:x --workdir=x": "layout='x' is unknown",
+    f"train {CONFIG}:0x2 --workdir=x": "layout='0x2' is unknown",
+    f"train {CONFIG}:2x2x2 --workdir=x": "layout='2x2x2' is unknown",
+    f"train {CONFIG}:9999x9999 --workdir=x": "layout='9999x9999' is unknown",
+    "train --config=digits_resnet20_dense:4xx --workdir=x": "layout='4xx' is unknown",
+    "train --config=cifar10_resnet20_hsadmm:4xx --workdir=x": "layout='4xx' is unknown",
     "train --config=stdlib_gpt_dense:2x2 --workdir=x": "cannot be called with",
     "train --config=nowhere --workdir=x": "is not a file",
     "train --config= --workdir=x": "--config is required",
     "train --config=/ --workdir=x": "is not a file",
     "train --config=/dev/null --workdir=x": "is not a",
     f"train --config={'x' * 5000} --workdir=x": "is not a file",
-    f"train {CONFIG} --config.topology.cpu_devices=0 --workdir=/proc/x": "/proc/x",
-    f"train {CONFIG} --config.topology.cpu_devices=0 --workdir=/dev/null": "/dev/null",
-    f"train {CONFIG} --config.topology.cpu_devices=0 --workdir=/{'x' * 5000}": "xxx",
+    f"train {CONFIG} --config.topology.layout=2 --workdir=/proc/x": "/proc/x",
+    f"train {CONFIG} --config.topology.layout=2 --workdir=/dev/null": "/dev/null",
+    f"train {CONFIG} --config.topology.layout=2 --workdir=/{'x' * 5000}": "xxx",
     "evaluate": "--model is required",
     "evaluate --model={tmp}": "is no exported model",
     "evaluate --model=/nowhere": "is no exported model",
@@ -264,5 +264,4 @@ def test_argument_of_the_demo_simulates_hosts(simulated):
     from prunex_jax.train.command import load_config
 
     topology = load_config(f"digits_resnet20_topk:{simulated}").topology
-    hosts, devices = map(int, simulated.split("x"))
-    assert (topology.layout, topology.cpu_devices) == (str(hosts), hosts * devices)
+    assert (topology.layout, topology.cpu_devices) == (simulated, 0)

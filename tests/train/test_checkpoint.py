@@ -499,7 +499,7 @@ def test_falls_back_from_a_manifest_of_odd_content(tmp_path, caplog, change):
 def test_falls_back_from_an_extra_that_nobody_can_use(tmp_path, caplog):
     save_one_of(tmp_path, (1, 2))
 
-    def state_of(extra):
+    def state_of(extra, leaves):
         return [None, small_state()][extra["step"]]  # None for no step but 2.
 
     with Checkpointer(tmp_path, keep=2) as checkpointer:

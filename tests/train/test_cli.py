@@ -93,7 +93,7 @@ def test_missing_data_set_says_how_to_prepare_it(tmp_path, capsys):
         ((*DEMO, "--workdi=x"), "workdi"),
         ((*DEMO, "--workdir=x", "stray"), "'stray' is not understood"),
         ((f"{DEMO[0]}:4xx", "--workdir=x"), "topology.layout='4xx' is unknown: use"),
-        (("--config=stdlib_bert_hsadmm:x", "--workdir=x"), "loaded: TypeError"),
+        (("--config=stdlib_bert_hsadmm:x", "--workdir=x"), "be called with argument x"),
         ((*DEMO, "--workdir=x", "--stopped_exit_code=256"), "=256 must be from 0 to"),
         ((*DEMO, "--workdir=x", "--num_processes=2"), "coordinator"),
     ],

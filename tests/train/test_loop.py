@@ -49,13 +49,17 @@ class Checkpoints:
     def latest_step(self):
         return max(self.saved, default=None)
 
+    newest_step = latest_step
+
     def save(self, step, state, position, *, wait=False):
         self.events.append(("save", step))
         self.saved.setdefault(step, (jax.device_get(state), position))
 
-    def restore(self, make_abstract_state):
+    def restore(self, make_abstract_state, step=None):
+        del step
         state, position = self.saved[self.latest_step()]
-        shardings = jax.tree.map(lambda x: x.sharding, make_abstract_state(position))
+        abstract = make_abstract_state(position, {})
+        shardings = jax.tree.map(lambda x: x.sharding, abstract)
         return jax.device_put(state, shardings), position
 
 

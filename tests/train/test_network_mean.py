@@ -54,7 +54,8 @@ def saved_at(folder, step):
     experiment = make_experiment(config, make_topology(config.topology.layout))
     with Checkpointer(folder / "checkpoints", read_only=True) as checkpointer:
         saved, _ = checkpointer.restore(
-            lambda extra: saved_shapes(experiment, RunPosition.from_dict(extra)), step
+            lambda extra, _: saved_shapes(experiment, RunPosition.from_dict(extra)),
+            step,
         )
     return experiment, saved
 

@@ -69,7 +69,7 @@ def checkpoint_of(values, workdir, step=None):
 
     with Checkpointer(workdir / "checkpoints", keep=9) as checkpointer:
         state, saved = checkpointer.restore(
-            lambda saved: at(saved).current.programs.abstract_state(), step
+            lambda saved, _: at(saved).current.programs.abstract_state(), step
         )
     return at(saved), state, RunPosition.from_dict(saved)
 
@@ -508,7 +508,7 @@ def test_processes_shrink_together(tmp_path):
                 return experiment_at(full, RunPosition.from_dict(saved))
 
             state, saved = checkpointer.restore(
-                lambda saved: at(saved).current.programs.abstract_state()
+                lambda saved, _: at(saved).current.programs.abstract_state()
             )
         kept.append(saved["handover"]["kept"])
         ends.append(jax.device_get(state.opt_state.global_consensus))

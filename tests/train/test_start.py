@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import AgreedError, UserError
 from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.export.folder import ARRAYS, export_model
+from prunex_jax.mesh import agreement
 from prunex_jax.models import make_model
 from prunex_jax.models.own import own_model
 from prunex_jax.shrink import make_cut, trace_model
-from prunex_jax.train import weights as trained_weights
 from prunex_jax.train.export import export_run, load_trained
 from prunex_jax.train.run import train
 from prunex_jax.train.start import OURS, Weights, make_start, whole_tree
@@ -232,8 +232,8 @@ def test_hosts_with_other_files_are_told(source, monkeypatch):
     model = make_model(TINY, (8, 8, 1), 10)
     start = make_start(find_weights(str(source[2])), model, TINY)
     check_same_everywhere(start)
-    monkeypatch.setattr(trained_weights, "gather_texts", lambda text: [text, "{}"])
-    with pytest.raises(UserError, match="is another file on process 1 than on process"):
+    monkeypatch.setattr(agreement, "gather_texts", lambda text: [text, "{}"])
+    with pytest.raises(AgreedError, match="process 1; copy the same file to every"):
         check_same_everywhere(start)
 
 
