@@ -309,7 +309,7 @@ def test_a_run_on_shards_resumes_bit_for_bit_on_as_many_hosts(tmp_path, capsys) 
     assert "shards    label_sorted: each of 2 hosts has 115 training" in shown
     for changes, key in (
         ({"data": {"shards": "dirichlet"}}, "data.shards"),
-        ({"topology": {"layout": "4"}}, "topology.devices_per_host"),
+        ({"topology": {"layout": "4"}}, "topology.num_hosts"),
     ):
         with pytest.raises(UserError, match=f"holds a run with {key}="):
             train(tiny(**changes), tmp_path, exact_topology=True)
