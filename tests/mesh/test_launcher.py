@@ -531,6 +531,7 @@ def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments
         "initialize",
         lambda *args, initialization_timeout: calls.append(args),
     )
+    monkeypatch.setattr(start, "is_used", lambda: False)
     monkeypatch.setattr(
         start, "call_roll", lambda *args, **_: rolls.append(args) or args[1:]
     )
