@@ -177,10 +177,10 @@ def test_an_error_of_one_process_ends_both(tmp_path):
 
 @pytest.mark.slow
 def test_a_phase_that_hangs_shows_where(tmp_path):
-    values = merged(VALUES, {"run": {**VALUES["run"], "stall_seconds": 20.0}})
+    values = merged(VALUES, {"run": {**VALUES["run"], "stall_seconds": 40.0}})
     processes = start_breaking(tmp_path, "hang", values)
     codes = {EXIT_LOST, EXIT_STALLED}
-    outputs = [process.communicate(timeout=150)[0] for process in processes]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
     found = {process.returncode for process in processes}
     assert found <= codes and EXIT_STALLED in found, outputs
     assert "in watch" in outputs[1], "the stack of the thread that hangs"
