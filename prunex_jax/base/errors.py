@@ -26,6 +26,14 @@ class TrainingDivergedError(RuntimeError):
     """
 
 
+class AgreedStopError(Exception):
+    """Raised by all processes of a run at the same time, to end it early."""
+
+
+# What one process need not tell the others, because all of them raise it.
+AGREED = (AgreedError, AgreedStopError, TrainingDivergedError)
+
+
 def one_line(error: BaseException, limit: int | None = None) -> str:
     """Says in one line what another package raised: its type, and its message.
 

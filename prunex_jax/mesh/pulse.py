@@ -36,12 +36,7 @@ from prunex_jax.base.command import (
     EXIT_LOST,
     EXIT_STALLED,
 )
-from prunex_jax.base.errors import (
-    AgreedError,
-    TrainingDivergedError,
-    UserError,
-    one_line,
-)
+from prunex_jax.base.errors import AGREED, UserError, one_line
 from prunex_jax.mesh.store import Store, StoreError
 
 # Beats within the time after which a silent process counts as lost.
@@ -244,8 +239,7 @@ class Pulse:
         Where this process may be ended, it ends here; otherwise this returns. Errors
         that all processes raise at the same time are left to their own exit.
         """
-        together = isinstance(error, AgreedError | TrainingDivergedError)
-        if self._table is None or together or self._beat.error:
+        if self._table is None or isinstance(error, AGREED) or self._beat.error:
             return
         is_user_error = isinstance(error, UserError)
         said = " ".join(str(error).split()) if is_user_error else one_line(error)

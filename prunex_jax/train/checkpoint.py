@@ -34,12 +34,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from prunex_jax.base.errors import (
-    AgreedError,
-    TrainingDivergedError,
-    UserError,
-    one_line,
-)
+from prunex_jax.base.errors import AGREED, UserError, one_line
 from prunex_jax.base.files import digests_of, find_damage, read_object, write_json
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.mesh import gather_texts
@@ -136,7 +131,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if kind is None or issubclass(kind, AgreedError | TrainingDivergedError):
+        if kind is None or issubclass(kind, AGREED):
             self.close()
         else:
             self.abandon()

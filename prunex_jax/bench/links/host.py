@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
-from prunex_jax.base.errors import TrainingDivergedError, UserError
+from prunex_jax.base.errors import AgreedStopError, TrainingDivergedError, UserError
 from prunex_jax.bench.cost_model.step_time import steady_traffic
 from prunex_jax.bench.links.gates import Gate, Gatekeeper, Spec, read_specs
 from prunex_jax.bench.links.kernel import forget_peak_memory, share_cores
@@ -81,7 +81,7 @@ def run_spec(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
     gate.arrive(event="done")
 
 
-class _AllMeasuredError(Exception):
+class _AllMeasuredError(AgreedStopError):
     """The last boundary was passed, and nothing is to come after it."""
 
 
