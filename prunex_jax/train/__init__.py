@@ -3,6 +3,8 @@
 In the order in which a run uses them:
 
     config        settings, in any form -> ExperimentConfig
+    joining       the processes of a run: joined, and watched over
+    same          refuses processes with other settings, data or folders
     experiment    settings and mesh -> task, channels, method, rounds and programs
     teaching      networks whose answers a run learns beside the labels
     rounds        which method at which step, and which exchange after which
@@ -24,6 +26,7 @@ In the order in which a run uses them:
     profiling     a window of steps for jax's profiler
     console       what a person sees
     dry_run       what a run will need, without running it
+    supervise     starts a lost command again
 
 `run` puts them together; `command`, `export` and `evaluate` are the command lines.
 """

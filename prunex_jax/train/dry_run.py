@@ -24,22 +24,23 @@ from prunex_jax.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
     LaunchFlags,
-    Limits,
-    Pulse,
-    make_topology,
     run_together,
-    start_processes,
 )
 from prunex_jax.tasks import Batch
 from prunex_jax.train.ahead import exchanges_to_come
 from prunex_jax.train.config import ExperimentConfig, resolve_config
 from prunex_jax.train.console import Console, start_screen
 from prunex_jax.train.experiment import Experiment, make_experiment, with_method
+from prunex_jax.train.joining import (
+    check_same_reading,
+    join_processes,
+    make_pulse,
+)
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program, shapes_of
-from prunex_jax.train.same import check_same_data, check_same_settings
+from prunex_jax.train.same import check_same_settings
 from prunex_jax.train.transitions import saved_shapes
-from prunex_jax.train.weights import check_same_everywhere, find_weights
+from prunex_jax.train.weights import find_weights
 from prunex_jax.train.work import seen_until
 
 COMPILE, MEASURE = "compile", "measure"
@@ -108,32 +109,22 @@ def dry_run(
     """
     config = resolve_config(config)
     launch = launch or LaunchFlags()
-    started = start_processes(
-        config.topology,
-        launch,
-        compile_cache=config.run.compile_cache,
-        join_seconds=config.run.join_seconds,
-        min_processes=config.run.min_processes,
-    )
-    layout, simulated = config.topology.layout, config.topology.simulated
-    topology = make_topology(layout, simulated=simulated)
+    started, topology = join_processes(config, launch)
 
     def prepare() -> Experiment:
         weights = find_weights(config.model.weights, workdir)
         return make_experiment(config, topology, weights=weights)
 
     described = environment(topology.describe())
-    limits = Limits(config.run.silence_seconds, config.run.stall_seconds)
     with (
-        Pulse(limits, ends_process=launch.owns_process) as pulse,
+        make_pulse(config, launch) as pulse,
         pulse.telling(),
         Console(topology.is_primary) as console,
     ):
         check_same_settings(config)
         experiment = run_together(prepare)
-        check_same_data(experiment.task.dataset)
-        check_same_everywhere(experiment.start)
-        console.line(start_screen(experiment, str(workdir), described, started.reason))
+        check_same_reading(experiment)
+        console.line(start_screen(experiment, str(workdir), described, started))
         console.line("\n".join(_arithmetic(experiment)))
         needs = find_needs(experiment, is_measured=is_measured)
         console.line("\n".join(_in_words(needs)))

@@ -14,11 +14,8 @@ from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import (
     LaunchFlags,
-    Limits,
     Pulse,
-    make_topology,
     run_together,
-    start_processes,
 )
 from prunex_jax.methods.inner import MakeOptimizer
 from prunex_jax.tasks import Own
@@ -27,15 +24,19 @@ from prunex_jax.train.config import ExperimentConfig, config_to_dict, resolve_co
 from prunex_jax.train.console import Console, last_screen, start_screen
 from prunex_jax.train.experiment import Experiment, make_experiment
 from prunex_jax.train.folder import WEIGHTS, RunFolder
+from prunex_jax.train.joining import (
+    check_same_reading,
+    join_processes,
+    make_pulse,
+)
 from prunex_jax.train.loop import Loop, Surroundings, Watch
 from prunex_jax.train.same import (
-    check_same_data,
     check_same_settings,
     check_shared_folder,
 )
 from prunex_jax.train.summary import TrainResult, finish
 from prunex_jax.train.trackers import check_trackers, make_trackers
-from prunex_jax.train.weights import check_same_everywhere, find_weights
+from prunex_jax.train.weights import find_weights
 
 
 def train(
@@ -102,15 +103,7 @@ def train(
     config = resolve_config(config)
     launch = launch or LaunchFlags()
     check_trackers(config.run)
-    started = start_processes(
-        config.topology,
-        launch,
-        compile_cache=config.run.compile_cache,
-        join_seconds=config.run.join_seconds,
-        min_processes=config.run.min_processes,
-    )
-    layout, simulated = config.topology.layout, config.topology.simulated
-    topology = make_topology(layout, simulated=simulated)
+    started, topology = join_processes(config, launch)
     described = environment(topology.describe())
 
     def prepare() -> tuple[Experiment, RunFolder]:
@@ -129,23 +122,19 @@ def train(
             exact_topology=exact_topology,
         )
 
-    limits = Limits(config.run.silence_seconds, config.run.stall_seconds)
     with (
-        Pulse(limits, ends_process=launch.owns_process) as pulse,
+        make_pulse(config, launch) as pulse,
         contextlib.ExitStack() as in_use,
         pulse.telling(),
     ):
         check_same_settings(config)
         experiment, folder = run_together(prepare)
         check_shared_folder(folder.workdir)
-        check_same_data(experiment.task.dataset)
-        check_same_everywhere(experiment.start)
+        check_same_reading(experiment)
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
         folder = in_use.enter_context(_shown_elsewhere(folder, experiment, console))
-        console.line(
-            start_screen(experiment, str(workdir), described, started.described)
-        )
+        console.line(start_screen(experiment, str(workdir), described, started))
         around = functools.partial(
             Surroundings, watch=watch, at=pulse.at, exact_topology=exact_topology
         )

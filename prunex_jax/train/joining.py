@@ -1,0 +1,59 @@
+"""Brings the processes of a run together, and watches over them.
+
+What a run and its dry run do alike, before and after their networks are built.
+"""
+
+from prunex_jax.mesh import (
+    LaunchFlags,
+    Limits,
+    Pulse,
+    Topology,
+    make_topology,
+    start_processes,
+)
+from prunex_jax.train.config import ExperimentConfig
+from prunex_jax.train.experiment import Experiment
+from prunex_jax.train.same import check_same_data
+from prunex_jax.train.weights import check_same_everywhere
+
+
+def join_processes(
+    config: ExperimentConfig, launch: LaunchFlags
+) -> tuple[str, Topology]:
+    """Joins this process to the others of its run, and arranges their devices.
+
+    Args:
+      config: All settings.
+      launch: How processes find each other.
+    Returns:
+      How they did, in words, and hosts and devices.
+    Raises:
+      UserError: As from `mesh.start_processes` and `mesh.make_topology`.
+    """
+    started = start_processes(
+        config.topology,
+        launch,
+        compile_cache=config.run.compile_cache,
+        join_seconds=config.run.join_seconds,
+        min_processes=config.run.min_processes,
+    )
+    layout, simulated = config.topology.layout, config.topology.simulated
+    return started.described, make_topology(layout, simulated=simulated)
+
+
+def make_pulse(config: ExperimentConfig, launch: LaunchFlags) -> Pulse:
+    """What watches over the processes of a run while it is entered."""
+    limits = Limits(config.run.silence_seconds, config.run.stall_seconds)
+    return Pulse(limits, ends_process=launch.owns_process)
+
+
+def check_same_reading(experiment: Experiment) -> None:
+    """Refuses processes that have read other data or other trained weights.
+
+    Raises:
+      AgreedError: They have; it names what differs.
+    Collectives:
+      As `mesh.check_same`.
+    """
+    check_same_data(experiment.task.dataset)
+    check_same_everywhere(experiment.start)
