@@ -292,7 +292,12 @@ class Loop:
     def _tell(self, text: str) -> None:
         self._around.console.line(text)
 
-    def _busy(self, text: str) -> contextlib.AbstractContextManager[None]:
+    def _busy(
+        self, text: str, phase: str = ""
+    ) -> contextlib.AbstractContextManager[None]:
+        """Says that something goes on, here and to those who wait for this process."""
+        if phase:
+            self._around.at(phase, None)
         return self._around.console.busy(text)
 
     def _show(self, state: TrainState) -> None:
@@ -341,8 +346,7 @@ class Loop:
         """Compiles what is new, on all processes, outside the time of steps."""
         if not program.is_compiled(**static):
             name = program.name.replace("_", " ")
-            with self.clock.paused(), self._busy(f"compiling the {name}"):
-                self._around.at("compile", None)
+            with self.clock.paused(), self._busy(f"compiling the {name}", "compile"):
                 # Alone, a process would count how long it waits for those that compile.
                 run_together(lambda: program.compile(*args, **static))
 
@@ -485,8 +489,7 @@ class Loop:
 
     def _validate(self, state: TrainState) -> None:
         """Scores the network as it is now on the validation split."""
-        self._around.at("evaluate", None)
-        with self._busy("evaluating"):
+        with self._busy("evaluating", "evaluate"):
             result = validate(self.experiment, state, self._around.stop.is_due)
         if result is None:
             return
