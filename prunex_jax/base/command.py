@@ -189,6 +189,12 @@ def true_or_false(text: str) -> bool:
     return _BOOLS[text.lower()]
 
 
+def warn(text: str) -> None:
+    """Writes a line to the error output, where it is seen at once."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises instead of printing its usage and exiting."""
 

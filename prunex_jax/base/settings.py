@@ -19,6 +19,8 @@ from prunex_jax.base.errors import UserError, suggest
 SettingsT = TypeVar("SettingsT")
 # Counts end as int32 in arrays; no setting needs more.
 _MAX_INT = 2**31 - 1
+# Devices that can be simulated; more are a slip of the pen.
+MAX_SIMULATED = 4096
 # What channels are ranked by; see `sparsity.criteria`.
 Criterion = Literal["norm", "taylor", "scale", "mixture"]
 
@@ -238,7 +240,7 @@ class TopologyConfig:
     # mean auto where it has several.
     layout: str = "auto"
     # Virtual CPU devices of this process; 0 uses the devices the machine has.
-    cpu_devices: int = setting(0, at_least=0, at_most=4096)
+    cpu_devices: int = setting(0, at_least=0, at_most=MAX_SIMULATED)
     # Hosts x devices, as in "4x2", that one real device simulates, such as a GPU; empty
     # for the devices there are. On CPUs `cpu_devices` is faster.
     simulated: str = ""

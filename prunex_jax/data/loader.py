@@ -313,9 +313,9 @@ def _end_with_parent(index: int, count: int) -> None:
 
 def _named(error: Exception) -> UserError:
     """The error of reading data, with the machine that it has happened on."""
-    problem = str(error) if isinstance(error, UserError) else one_line(error)
+    problem = str(error)
     if not isinstance(error, UserError):
-        problem = f"data cannot be read: {problem}; check the files"
+        problem = f"data cannot be read: {one_line(error)}; check the files"
     return UserError(f"{problem} (read on {socket.gethostname()})")
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import jax
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import MAX_SIMULATED
 from prunex_jax.mesh.agreement import gather_texts
 
 LAYOUTS = ("auto", "host", "process", "slice")
-# Virtual devices beyond that are a slip of the pen.
-_MAX_STAND_INS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +156,7 @@ def stand_ins(layout: str | int) -> tuple[int, int] | None:
     if match is None:
         return None
     hosts, devices = int(match[1]), int(match[2])
-    return (hosts, devices) if hosts * devices <= _MAX_STAND_INS else None
+    return (hosts, devices) if hosts * devices <= MAX_SIMULATED else None
 
 
 def resolve_layout(layout: str | int, records: Sequence[DeviceRecord]) -> str | int:

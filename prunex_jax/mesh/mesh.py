@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import MAX_SIMULATED
 from prunex_jax.mesh.axes import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.mesh.folding import AnyMesh, FoldedMesh
 from prunex_jax.mesh.hosts import (
@@ -25,8 +26,6 @@ from prunex_jax.mesh.hosts import (
 # A longer table is cut in the middle, a longer list of processes is summed up.
 _MAX_ROWS = 16
 _MAX_PROCESSES_IN_ROW = 4
-# More devices are beyond what one can do the work of.
-_MAX_SIMULATED = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,10 +210,10 @@ def _simulated_topology(text: str, device: jax.Device) -> Topology:
         )
     # Digits first: Python refuses to convert thousands of them.
     if max(map(len, match.groups())) > 9 or (
-        int(match[1]) * int(match[2]) > _MAX_SIMULATED
+        int(match[1]) * int(match[2]) > MAX_SIMULATED
     ):
         raise UserError(
-            f"topology.simulated={text!r} is more than the {_MAX_SIMULATED} devices "
+            f"topology.simulated={text!r} is more than the {MAX_SIMULATED} devices "
             "that can be simulated; lower it"
         )
     if jax.process_count() > 1:

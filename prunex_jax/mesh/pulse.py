@@ -35,6 +35,7 @@ from prunex_jax.base.command import (
     EXIT_FAILED,
     EXIT_LOST,
     EXIT_STALLED,
+    warn,
 )
 from prunex_jax.base.errors import AGREED, UserError, one_line
 from prunex_jax.mesh.store import Store, StoreError
@@ -72,6 +73,11 @@ class Limits:
         """Between two beats."""
         return self.silence / _BEATS
 
+    @property
+    def suspicion(self) -> float:
+        """Without a beat until a process is lost for which others wait in vain."""
+        return 4 * self.interval
+
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
@@ -99,6 +105,10 @@ class Beat:
         """Where it is, in words."""
         return f"at step {self.step}, phase {self.phase}"
 
+    def failure(self, process: int) -> str:
+        """Says that its process has failed."""
+        return f"process {process} on {self.machine} failed {self.place}: {self.error}"
+
 
 class Judge:
     """Finds out from the beats of all processes which of them is lost.
@@ -125,11 +135,11 @@ class Judge:
         """Which process is lost, since when and where it was; empty if none is."""
         for process, beat in sorted(self._beats.items()):
             if beat.error and not beat.is_victim:
-                return f"{self._name(process)} failed {beat.place}: {beat.error}"
+                return beat.failure(process)
         victims = [beat for beat in self._beats.values() if beat.is_victim]
         # Who waits for others in vain says that somebody is lost: then it is who has
         # missed a few beats.
-        limit = 4 * self._limits.interval if victims else self._limits.silence
+        limit = self._limits.suspicion if victims else self._limits.silence
         for process, heard in sorted(self._heard.items()):
             if now - heard > limit:
                 return silent(self._name(process), now - heard, self._place(process))
@@ -247,7 +257,8 @@ class Pulse:
         if not is_victim:
             if not is_user_error:
                 traceback.print_exception(error)
-            _say(f"error: process {self._process} on {self._where()}: {said}")
+            whole = dataclasses.replace(self._beat, error=said)
+            warn(f"error: {whole.failure(self._process)}")
         self._beat = dataclasses.replace(
             self._beat, error=said[:500], is_victim=is_victim
         )
@@ -257,9 +268,6 @@ class Pulse:
                 traceback.print_exception(error)
                 self._end(self._verdict or f"the links broke: {said}", EXIT_LOST)
             _leave(EXIT_BAD_INPUT if is_user_error else EXIT_FAILED)
-
-    def _where(self) -> str:
-        return f"{self._beat.machine} failed {self._beat.place}"
 
     def _wait_for_verdict(self) -> None:
         """Gives the others the time to hear of the error."""
@@ -311,8 +319,8 @@ class Pulse:
         """Acts on verdicts, on a silent process 0 and on phases that do not end."""
         while not self._over.wait(self._limits.interval / 2):
             silence = time.monotonic() - self._answered
-            waits = 4 * self._limits.interval
-            limit = waits if self._beat.is_victim else self._limits.silence
+            is_victim, limits = self._beat.is_victim, self._limits
+            limit = limits.suspicion if is_victim else limits.silence
             if self._table is not None and not self._verdict and silence > limit:
                 self._verdict = silent("process 0", silence, self._place_of_first)
             if self._verdict and not self._beat.error:
@@ -327,14 +335,19 @@ class Pulse:
             return
         usual = statistics.median(self._durations.get(phase) or [0.0])
         limit = max(self._limits.stall, _PATIENCE * usual)
-        others = self._places
         told = f"{self._beat.place} for {spent:.0f} s (usually {usual:.1f} s)"
         if spent > limit / 2 and not self._is_warned:
             self._is_warned = True
-            _say(f"warning: process {self._process} is {told}; {others}".rstrip("; "))
+            warn(
+                f"warning: process {self._process} is {told}; {self._places}".rstrip(
+                    "; "
+                )
+            )
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
         if spent > limit:
-            self._end(f"process {self._process} is {told}; {others}", EXIT_STALLED)
+            self._end(
+                f"process {self._process} is {told}; {self._places}", EXIT_STALLED
+            )
 
     def _aborted(self) -> None:
         """What is said where the runtime gives up: mostly, that process 0 is gone."""
@@ -345,7 +358,7 @@ class Pulse:
     def _end(self, reason: str, code: int) -> None:
         if self._over.is_set():
             return
-        _say(
+        warn(
             f"error: {reason.rstrip('; ')}; this is process {self._process} on "
             f"{self._beat.machine} {self._beat.place}; {_REMEDY}"
         )
@@ -358,11 +371,6 @@ def _is_of_links(text: str) -> bool:
     """Whether an error comes from a collective, and so from another process."""
     words = ("Gloo", "gloo", "NCCL", "Connection", "UNAVAILABLE", "DEADLINE_EXCEEDED")
     return any(word in text for word in (*words, "coordination", "Barrier", "barrier"))
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def _leave(code: int) -> NoReturn:

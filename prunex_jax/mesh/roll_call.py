@@ -16,11 +16,11 @@ import contextlib
 import json
 import select
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from prunex_jax.base.command import warn
 from prunex_jax.base.errors import UserError
 
 # Between two lines that say for whom processes wait.
@@ -55,7 +55,7 @@ def call_roll(
       UserError: Somebody does not come, two have the same number, processes disagree on
         how many they are, or the port is taken. Everybody who is there gets it.
     """
-    name, say = name or socket.gethostname(), say or _print
+    name, say = name or socket.gethostname(), say or warn
     host, _, port = coordinator.rpartition(":")
     host = host.strip("[]")
     if process_id == 0:
@@ -253,8 +253,3 @@ def _line(connection: socket.socket, limit: int = 4096) -> str:
             return ""
         read += byte
     return read.decode()
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

@@ -61,26 +61,6 @@ _logger = logging.getLogger(__name__)
 AbstractState = Callable[[Mapping[str, Any], Mapping[str, str]], PyTree]
 
 
-def newest_extra(directory: Path) -> dict[str, Any]:
-    """Reads what the newest complete checkpoint keeps beside its arrays.
-
-    It reads no array, changes nothing, and may be called while a run writes.
-
-    Returns:
-      What `Checkpointer.save` was given; {} where there is none to be read.
-    """
-    steps = {
-        int(p.parent.name): p
-        for p in directory.glob(f"[0-9]*/{_MANIFEST}")
-        if p.parent.name.isdecimal()
-    }
-    for step in sorted(steps, reverse=True):
-        extra = (read_object(steps[step]) or {}).get("extra")
-        if isinstance(extra, dict):
-            return extra
-    return {}
-
-
 class Checkpointer:
     """Keeps the newest checkpoints of one run in one folder.
 
@@ -396,6 +376,21 @@ def saved_steps(directory: Path) -> tuple[int, ...]:
     """Steps of the complete checkpoints in a folder, ascending, without opening it."""
     found = directory.glob(f"*/{_MANIFEST}")
     return tuple(sorted(int(p.parent.name) for p in found if p.parent.name.isdecimal()))
+
+
+def newest_extra(directory: Path) -> dict[str, Any]:
+    """Reads what the newest complete checkpoint keeps beside its arrays.
+
+    It reads no array, changes nothing, and may be called while a run writes.
+
+    Returns:
+      What `Checkpointer.save` was given; {} where there is none to be read.
+    """
+    for step in reversed(saved_steps(directory)):
+        extra = (read_object(directory / str(step) / _MANIFEST) or {}).get("extra")
+        if isinstance(extra, dict):
+            return extra
+    return {}
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -27,9 +27,10 @@ from prunex_jax.base.command import (
     Flag,
     Values,
     run_command,
+    warn,
 )
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.signals import handling
+from prunex_jax.base.signals import STOPPING, handling
 
 COMMAND = Command(
     text=str(__doc__),
@@ -40,7 +41,7 @@ COMMAND = Command(
 )
 # What a new start may help with; so does any signal that has killed the process.
 _LOST = (EXIT_LOST, EXIT_FAILED, EXIT_STALLED)
-_HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_HANDED_ON = (signal.SIGINT, *STOPPING)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,11 +79,10 @@ def supervise(command: Sequence[str], restarts: int, pause: float) -> int:
         code = _run(command, heard)
         if heard or not (code in _LOST or code < 0) or start == restarts:
             break
-        sys.stderr.write(
+        warn(
             f"supervise: the command ended with {_named(code)}; start {start + 2} of "
-            f"at most {restarts + 1} in {pause:g} s\n"
+            f"at most {restarts + 1} in {pause:g} s"
         )
-        sys.stderr.flush()
         time.sleep(pause)
     return code if code >= 0 else 128 - code
 
