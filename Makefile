@@ -7,6 +7,7 @@
 #   make test-zoo             networks of other packages, which it installs
 #   make test-torch           the PyTorch peers of studies, which it installs
 #   make test-weights         weights of other packages, which it installs
+#   make launchers            Slurm and Open MPI for the slow tests, by apt-get as root
 #   make check                lint, formatting, types, import directions
 #   make docs                 the documentation as a site in build/site
 #   make wheel                the files of a release in dist/
@@ -45,7 +46,7 @@ DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-exhaustive test-zoo test-torch test-weights \
-    check docs wheel format benchmark benchmark-shrunk-step \
+    launchers check docs wheel format benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
     benchmark-loops benchmark-torch-step \
     bench-digits bench-bytes clean
@@ -74,6 +75,23 @@ test-torch: $(TORCH)
 
 test-weights: $(WEIGHTS)
 	$(WEIGHTS_VENV)/bin/python -m pytest -q -m weights tests/models/test_published.py
+
+# Tests of launchers are skipped where this has no root, no apt-get or no packages.
+APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 \
+    -o Acquire::http::Timeout=20
+launchers:
+	@if command -v slurmctld && command -v slurmd && command -v munged \
+	    && command -v mpirun; then \
+	    echo 'launchers: Slurm and Open MPI are here'; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	    echo 'launchers: not root, or no apt-get: install slurm-wlm, munge and' \
+	        'openmpi-bin by hand'; \
+	    exit 1; \
+	else \
+	    $(APT) update && \
+	    $(APT) install -y --no-install-recommends slurm-wlm munge openmpi-bin \
+	        iproute2 util-linux >/dev/null; \
+	fi
 
 check: $(TEST)
 	$(BIN)/ruff check .

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import stat
 import subprocess
 import sys
@@ -131,30 +130,6 @@ def test_the_slurm_script_trains_over_two_tasks(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Slurm job 4211, task 0 of 2" in done.stdout
     assert "2 processes, layout process" in done.stdout
-    assert (tmp_path / "runs" / "prunex" / "summary.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("mpirun"), reason="Open MPI is not installed")
-def test_the_openmpi_script_trains_on_this_machine(tmp_path):
-    hostfile = tmp_path / "hostfile"
-    hostfile.write_text("localhost slots=2\n")
-    # Two processes on the one machine, which tests may use as root.
-    write_program(
-        tmp_path,
-        "mpirun",
-        "#!{python}\nimport os, sys\n"
-        "given = [a.replace('ppr:1:node', 'ppr:2:node') for a in sys.argv[1:]]\n"
-        "given[given.index('python')] = sys.executable\n"
-        f"os.execv({shutil.which('mpirun')!r}, ['mpirun', '--allow-run-as-root', "
-        "'-x', 'PYTHONPATH', *given])\n",
-    )
-    values = settings(topology={"cpu_devices": 2, "layout": "process"})
-    config = write_config(tmp_path, values)
-    given = {"CONFIG": str(config), "HOSTFILE": str(hostfile)}
-    done = run_script("openmpi.sh", tmp_path, **given)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Open MPI, rank 0 of 2" in done.stdout
     assert (tmp_path / "runs" / "prunex" / "summary.json").exists()
 
 

@@ -4,7 +4,10 @@ No driver is asked: starting one here would claim memory on every GPU before the
 knows which ones it may use.
 """
 
-from collections.abc import Mapping
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prunex_jax.base.errors import UserError
@@ -21,46 +24,152 @@ def count_visible_gpus(
     """Counts the GPUs that CUDA or ROCm will show to this process.
 
     Args:
-      environ: Environment variables; `CUDA_VISIBLE_DEVICES` decides when it is set, and
-        on machines with AMD GPUs `ROCR_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES`.
-      device_dir: Where device files are; they are counted otherwise.
+      environ: As `visible_gpus`.
+      device_dir: Where device files are.
     Returns:
       The number of GPUs, or None when there are none or they cannot be counted.
     Example:
       >>> count_visible_gpus({"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
       4
     """
-    names = ["CUDA_VISIBLE_DEVICES"]
-    if _has_amd(device_dir):
-        names += ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"]
-    listed = [_count_listed(environ[name]) for name in names if name in environ]
-    # Each of AMD's variables chooses among what the others leave.
-    return (min(listed) if listed else count_present_gpus(device_dir)) or None
+    return len(visible_gpus(environ, GpuFiles(device_dir))) or None
 
 
 def count_present_gpus(device_dir: Path = Path("/dev")) -> int:
     """Counts the device files of NVIDIA's GPUs, or of AMD's where there are none."""
-    files = device_dir.glob("nvidia[0-9]*")
-    nvidia = sum(file.name[len("nvidia") :].isdigit() for file in files)
-    if nvidia or not _has_amd(device_dir):
-        return nvidia
-    return len(list((device_dir / "dri").glob("renderD[0-9]*")))
+    return len(GpuFiles(device_dir).present)
 
 
-def _has_amd(device_dir: Path) -> bool:
-    """Whether AMD's driver for computing is there, and no GPU of NVIDIA."""
-    has_nvidia = any(device_dir.glob("nvidia[0-9]*"))
-    return not has_nvidia and (device_dir / "kfd").exists()
+def _can_open(file: Path) -> bool:
+    """Whether the launcher lets this process use a GPU; cgroups refuse at opening."""
+    try:
+        os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # Something else is wrong with it, or it is busy.
+    return True
 
 
-def _count_listed(text: str) -> int:
-    count = 0
-    for entry in text.split(","):
-        # CUDA ignores everything from the first invalid entry on.
-        if not entry.strip() or entry.strip() in ("-1", "NoDevFiles"):
+@dataclasses.dataclass(frozen=True)
+class GpuFiles:
+    """What the kernel tells of the GPUs of this machine, without starting a driver.
+
+    Attributes:
+      devices: Folder of device files.
+      driver: Folder in which NVIDIA's driver describes itself.
+      can_open: Whether this process may use a GPU, by its device file.
+    """
+
+    devices: Path = Path("/dev")
+    driver: Path = Path("/proc/driver/nvidia")
+    can_open: Callable[[Path], bool] = _can_open
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the GPUs, in order: the numbers of their device files.
+
+        Processes in containers see the same numbers, though not all of them.
+        """
+        nvidia = _numbers(self.devices, "nvidia")
+        if nvidia or not self.are_of_amd:
+            return nvidia
+        return _numbers(self.devices / "dri", "renderD")
+
+    @property
+    def are_of_amd(self) -> bool:
+        """Whether AMD's driver for computing is there, and no GPU of NVIDIA."""
+        has_nvidia = any(self.devices.glob("nvidia[0-9]*"))
+        return not has_nvidia and (self.devices / "kfd").exists()
+
+    @property
+    def usable(self) -> tuple[str, ...]:
+        """Names of the GPUs that this process may use."""
+        start = "dri/renderD" if self.are_of_amd else "nvidia"
+        file_of = {name: self.devices / f"{start}{name}" for name in self.present}
+        return tuple(name for name, file in file_of.items() if self.can_open(file))
+
+    def name_of(self, uuid: str) -> str:
+        """The number of the device file of a GPU; its own name where none is known."""
+        for file in self.driver.glob("gpus/*/information"):
+            text = file.read_text()
+            own = re.search(r"GPU UUID:\s*(\S+)", text)
+            minor = re.search(r"Device Minor:\s*(\d+)", text)
+            # CUDA takes the beginning of a name for the whole.
+            if own and minor and own[1].startswith(uuid):
+                return minor[1]
+        return uuid
+
+    def is_partitioned(self, name: str) -> bool:
+        """Whether a GPU is cut into parts (MIG), which several processes may take."""
+        return any(self.driver.glob(f"capabilities/gpu{name}/mig/gi*"))
+
+
+def _numbers(folder: Path, start: str) -> tuple[str, ...]:
+    """What follows a start in names of files, where it is a number; in order."""
+    ends = [file.name[len(start) :] for file in folder.glob(f"{start}[0-9]*")]
+    return tuple(sorted((end for end in ends if end.isdigit()), key=int))
+
+
+def visible_gpus(
+    environ: Mapping[str, str], files: GpuFiles | None = None
+) -> tuple[str, ...]:
+    """Names of the GPUs that CUDA or ROCm will show to this process, in their order.
+
+    Args:
+      environ: Environment variables; `CUDA_VISIBLE_DEVICES` chooses among the GPUs when
+        it is set, and on machines with AMD GPUs `ROCR_VISIBLE_DEVICES` before
+        `HIP_VISIBLE_DEVICES`.
+      files: What the kernel tells; None asks the one of this machine.
+    Returns:
+      A name for each: the same for all processes of the machine, whatever number each
+      has for it, as far as can be known.
+    Example:
+      >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "6,MIG-77"})
+      ('6', 'MIG-77')
+    """
+    files = files or GpuFiles()
+    found, names = files.present, ["CUDA_VISIBLE_DEVICES"]
+    parts = environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    if parts.startswith("MIG"):  # Of a container, which sees the file of the whole GPU.
+        found = tuple(parts.split(","))
+    if files.are_of_amd:
+        hip = "HIP_VISIBLE_DEVICES"
+        names = ["ROCR_VISIBLE_DEVICES", hip if hip in environ else names[0]]
+    for name in filter(environ.__contains__, names):
+        # Each of AMD's variables chooses among what the one before has left.
+        found = _chosen(_listed(environ[name]), found, files)
+        if not found:
             break
-        count += 1
-    return count
+    return found
+
+
+def _chosen(
+    entries: list[str], among: tuple[str, ...], files: GpuFiles
+) -> tuple[str, ...]:
+    """Names of the entries of a variable, which are positions or names themselves."""
+    first = [str(position) for position in range(len(entries))]
+    if entries == first and len(entries) < len(among) and among == files.present:
+        # Where a launcher bars GPUs, positions count those that are left.
+        usable = files.usable
+        among = usable if len(usable) >= len(entries) else among
+    return tuple(_name(entry, among, files) for entry in entries)
+
+
+def _name(entry: str, among: tuple[str, ...], files: GpuFiles) -> str:
+    if not entry.isdecimal():
+        return files.name_of(entry)
+    return among[int(entry)] if int(entry) < len(among) else entry
+
+
+def _listed(text: str) -> list[str]:
+    """Entries of a list of GPUs, up to the first that is invalid, as CUDA reads it."""
+    entries = []
+    for entry in map(str.strip, text.split(",")):
+        if entry in ("", "-1", "NoDevFiles"):
+            break
+        entries.append(entry)
+    return entries
 
 
 def split_gpus(

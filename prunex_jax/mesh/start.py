@@ -11,13 +11,20 @@ import jax
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import TopologyConfig, check_settings
+from prunex_jax.mesh.claims import (
+    Claim,
+    check_claims,
+    claim_gpus,
+    has_gpu_support,
+    read_claim,
+)
 from prunex_jax.mesh.compiled import AUTO, keep_compiled
 from prunex_jax.mesh.hosts import parse_layout, stand_ins
 from prunex_jax.mesh.launched import Probes
 from prunex_jax.mesh.launcher import Launch, LaunchFlags, detect_launch
 from prunex_jax.mesh.memory import keep_freed_memory
 from prunex_jax.mesh.roll_call import call_roll
-from prunex_jax.mesh.store import is_used
+from prunex_jax.mesh.store import Store, StoreError, is_used
 
 # How long jax itself waits for the other processes.
 JOIN_SECONDS = 300
@@ -66,6 +73,7 @@ def start_processes(
         _request_cpu_devices(cpu_devices)
     if launch.is_distributed and not jax.distributed.is_initialized():
         launch = _join(launch, join_seconds, min_processes)
+        launch = _with_gpus_apart(launch, config, environ, join_seconds)
     if cpu_devices:
         _check_cpu_devices(cpu_devices)
     if flags.owns_process:
@@ -149,6 +157,24 @@ def _join(launch: Launch, seconds: int, at_least: int) -> Launch:
             "--coordinator, --num_processes and --process_id)"
         ) from error
     return launch
+
+
+def _with_gpus_apart(
+    launch: Launch, config: TopologyConfig, environ: Mapping[str, str], seconds: int
+) -> Launch:
+    """Refuses GPUs that are taken twice; the launch, with what is to be said of it."""
+    claim = Claim(machine="", name="")
+    if not config.cpu_devices and has_gpu_support(environ):
+        claim = claim_gpus(environ, launch.local_device_ids)
+    try:
+        texts = Store("start").exchange("gpus", claim.text, seconds)
+    except StoreError as error:
+        raise UserError(
+            f"a process of the run has left before it was started ({launch.reason}): "
+            "look at what it said"
+        ) from error
+    warning = check_claims([read_claim(text) for text in texts])
+    return dataclasses.replace(launch, warning=launch.warning or warning)
 
 
 def _with_those_there(launch: Launch, seconds: int, at_least: int) -> Launch:

@@ -35,6 +35,27 @@ class Store:
         assert client is not None, "the processes have not been joined"
         self._client = client
 
+    def exchange(self, key: str, text: str, seconds: float) -> list[str]:
+        """Lets every process know a text of each; all call this.
+
+        Args:
+          key: Of this exchange, and of no other of the same store.
+          text: Of this process.
+          seconds: How long to wait for the others.
+        Returns:
+          The texts, in the order of processes.
+        Raises:
+          StoreError: Somebody does not come.
+        """
+        self.write(f"{key}/{distributed.global_state.process_id}", text)
+        try:
+            barrier = f"{self._folder}/{key}".replace("/", "-")
+            self._client.wait_at_barrier(barrier, int(1000 * seconds))
+        except jax.errors.JaxRuntimeError as error:
+            raise StoreError(str(error)) from error
+        found = self.read_all(key)
+        return [found[process] for process in sorted(found, key=int)]
+
     def write(self, key: str, text: str) -> None:
         """Sets an entry.
 

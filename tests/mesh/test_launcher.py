@@ -513,6 +513,17 @@ def test_shares_of_gpus_are_disjoint_and_complete(visible, tasks):
     assert len({len(share) for share in shares}) == 1
 
 
+class TableOfOne:
+    """Where no other process says anything."""
+
+    def __init__(self, name):
+        del name
+
+    def exchange(self, key, text, seconds):
+        del key, seconds
+        return [text]
+
+
 @pytest.mark.parametrize(
     ("environ", "launcher", "arguments"),
     [
@@ -526,6 +537,7 @@ def test_shares_of_gpus_are_disjoint_and_complete(visible, tasks):
 )
 def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments):
     calls, rolls = [], []
+    monkeypatch.setattr(start, "Store", TableOfOne)
     monkeypatch.setattr(
         jax.distributed,
         "initialize",
@@ -555,6 +567,7 @@ def test_devices_stand_in_for_hosts_of_one_process(
     monkeypatch, settings, environ, made
 ):
     counts = []
+    monkeypatch.setattr(start, "Store", TableOfOne)
     monkeypatch.setattr(start, "_join", lambda launch, *_: launch)
     for name in ("_request_cpu_devices", "_check_cpu_devices"):
         monkeypatch.setattr(start, name, counts.append)

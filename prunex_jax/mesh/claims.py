@@ -1,0 +1,125 @@
+"""GPUs that processes take, and refusal of one that two of them take.
+
+Launchers bind GPUs to processes, and what they bind may overlap (`--gpu-bind`). A
+process sees its own GPUs only, so that none can tell alone: all say what they are about
+to take, once they have been joined and before a driver starts.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.mesh.gpus import GpuFiles, visible_gpus
+from prunex_jax.mesh.hosts import local_machine
+
+# Set to 1 by those who let processes share a GPU on purpose, as with NVIDIA's MPS.
+SHARE_GPUS = "PRUNEX_SHARE_GPUS"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What one process is about to take.
+
+    Attributes:
+      machine: Equal for processes on the same machine, and for them only.
+      name: Of the machine, for people.
+      gpus: Names that all processes of the machine have for them.
+      is_shared: Whether others may take them too.
+    """
+
+    machine: str
+    name: str
+    gpus: tuple[str, ...] = ()
+    is_shared: bool = False
+
+    @property
+    def text(self) -> str:
+        """The claim as one line."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def read_claim(text: str) -> Claim:
+    """The claim that a text was made from."""
+    fields = json.loads(text)
+    return Claim(**{**fields, "gpus": tuple(fields["gpus"])})
+
+
+def has_gpu_support(environ: Mapping[str, str]) -> bool:
+    """Whether jax is going to look for GPUs: its plugin is installed, and allowed."""
+    platforms = environ.get("JAX_PLATFORMS", "").lower()
+    gpu = ("cuda", "rocm", "gpu")
+    if platforms and not any(name in platforms for name in gpu):
+        return False
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    return any(name in plugin.name for plugin in plugins for name in gpu)
+
+
+def claim_gpus(
+    environ: Mapping[str, str],
+    positions: Sequence[int] | None,
+    files: GpuFiles | None = None,
+) -> Claim:
+    """What this process is about to take.
+
+    Args:
+      environ: Environment variables.
+      positions: Of its GPUs among those that it sees; None for all of them.
+      files: What the kernel tells of GPUs; None asks the one of this machine.
+    Returns:
+      The claim; without GPUs that are cut into parts and are not named by part, because
+      it cannot be known who takes which.
+    """
+    files = files or GpuFiles()
+    visible = visible_gpus(environ, files)
+    if positions is None:
+        positions = range(len(visible))
+    taken = (visible[i] for i in positions if 0 <= i < len(visible))
+    # One machine that stands for several hosts still has each of its GPUs once.
+    machine = local_machine({})
+    return Claim(
+        machine.key,
+        machine.name,
+        tuple(name for name in taken if not files.is_partitioned(name)),
+        environ.get(SHARE_GPUS, "") not in ("", "0"),
+    )
+
+
+def check_claims(claims: Sequence[Claim]) -> str:
+    """Refuses processes that take the same GPU of a machine.
+
+    Args:
+      claims: Of all processes, in their order.
+    Returns:
+      A warning where both share it on purpose; empty for nothing.
+    Raises:
+      UserError: Two processes take a GPU.
+    Example:
+      >>> check_claims([Claim("a", "node1", ("0", "1")), Claim("a", "node1", ("2",))])
+      ''
+      >>> try:
+      ...     check_claims([Claim("a", "node1", ("0",)), Claim("a", "node1", ("0",))])
+      ... except UserError as error:
+      ...     print(str(error).partition(":")[0])
+      GPU 0 of node1 is taken by process 0 and by process 1
+    """
+    owners: dict[tuple[str, str], int] = {}
+    warning = ""
+    for process, claim in enumerate(claims):
+        for gpu in claim.gpus:
+            first = owners.setdefault((claim.machine, gpu), process)
+            if first == process:
+                continue
+            text = (
+                f"GPU {gpu} of {claim.name} is taken by process {first} and by process"
+            )
+            text += f" {process}"
+            if not (claim.is_shared and claims[first].is_shared):
+                raise UserError(
+                    f"{text}: bind GPUs to one process each (srun --gpu-bind, "
+                    "--gpus-per-task, CUDA_VISIBLE_DEVICES, JAX_LOCAL_DEVICE_IDS), or "
+                    f"set {SHARE_GPUS}=1 to let processes share them"
+                )
+            warning = warning or f"{text}, as {SHARE_GPUS} allows"
+    return warning
