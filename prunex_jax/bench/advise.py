@@ -31,9 +31,7 @@ from prunex_jax.comm.largest import CHUNK
 from prunex_jax.mesh import (
     HOST_AXIS,
     check_has_links,
-    make_topology,
     run_together,
-    start_processes,
 )
 from prunex_jax.methods import METHODS, MethodConfig
 from prunex_jax.tasks import Batch
@@ -46,6 +44,7 @@ from prunex_jax.train.command import (
 )
 from prunex_jax.train.config import config_to_dict, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment, with_method
+from prunex_jax.train.joining import join_processes
 from prunex_jax.train.network_mean import empty_mean, with_network
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.weights import find_weights
@@ -338,16 +337,14 @@ def _advise(values: Values, overrides: list[str]) -> None:
         raise UserError(f"--out={out}: there is no folder {out.parent}; make it first")
     config = resolve_config(override_config(load_config(values.config), overrides))
     check_has_links(config.topology.simulated)
-    launch, cache = given_launch(values), config.run.compile_cache
-    start_processes(config.topology, launch, compile_cache=cache)
-    topology = make_topology(config.topology.layout)
+    start, topology = join_processes(config, given_launch(values))
     experiment = run_together(
         lambda: make_experiment(
             config, topology, weights=find_weights(config.model.weights)
         )
     )
     if topology.is_primary:
-        sys.stdout.write(topology.table() + "\n\n")
+        sys.stdout.write(f"start     {start}\n{topology.table()}\n\n")
     advice = advise(
         experiment,
         is_measured=values.measure,

@@ -480,7 +480,7 @@ def _doctor(values: Values, _: list[str]) -> int:
         sys.stdout.write(f"{Verdict('processes', FAILED, str(error))}\n")
         return EXIT_UNWELL
     if topology.is_primary:
-        sys.stdout.write(f"start     {started.reason}\n{topology.table()}\n\n")
+        sys.stdout.write(f"start     {started.described}\n{topology.table()}\n\n")
         sys.stdout.flush()
     with Pulse(_LIMITS, ends_process=True) as pulse, pulse.telling():
         verdicts = examine(topology, values.workdir, float(values.seconds))

@@ -230,9 +230,9 @@ def _find_openmpi(
 ) -> LaunchedTask | None:
     """This process as one that Open MPI's mpirun started.
 
-    Up to version 4, mpirun says where it runs, and jax makes that the coordinator.
-    From version 5 on it says nothing of the kind. Then the coordinator is this machine
-    when all processes run here, or mpi4py is asked when it is installed, or the user.
+    Up to version 4, mpirun says where it runs, and that is the coordinator. From
+    version 5 on it says nothing of the kind. Then the coordinator is this machine when
+    all processes run here, or mpi4py is asked when it is installed, or the user.
     """
     missing = [name for name in _OPENMPI_VARIABLES if name not in environ]
     if missing:
@@ -261,7 +261,7 @@ def _find_openmpi(
             "(in a Kubeflow MPIJob JOB-worker-0.JOB:4000)"
         )
     elif _ORTE_URI in environ:
-        detection = "ompi"
+        coordinator = _machine_of_mpirun(environ[_ORTE_URI])
     elif local_size == size:
         # The same port on every process, and likely another one for another job.
         namespace = environ.get("PMIX_NAMESPACE", "")
@@ -279,6 +279,22 @@ def _find_openmpi(
         local_rank=local_rank,
         local_tasks=local_size,
     )
+
+
+def _machine_of_mpirun(uri: str) -> str:
+    """The coordinator: the first address of mpirun, and a port of its own for a job.
+
+    As jax has it, which waits there for the others in silence. The number of a job is a
+    multiple of 4096.
+    """
+    match = re.match(r"(\d+)\.\d+;tcp6?://(?:\[([^\],]+)|([^,:\[]+))", uri)
+    if match is None:
+        raise UserError(
+            f"{_ORTE_URI}={uri!r} is not like 4096.0;tcp://10.0.0.1:34911: give "
+            "--coordinator=HOST:PORT (the machine of rank 0 and a free port)"
+        )
+    host = f"[{match[2]}]" if match[2] else match[3]
+    return f"{host}:{_spread_port(int(match[1]) // 4096)}"
 
 
 def _is_on_machine_of_mpirun(environ: Environ) -> bool:

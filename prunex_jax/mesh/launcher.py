@@ -2,8 +2,7 @@
 
 Flags come first, then the JAX_* variables, then what a launcher says (`launched`).
 Nothing here touches jax, whose own detection (`jax.distributed.initialize`) does the
-rest: it finds the address of process 0 under Open MPI 4, and the number of pods of a
-Kubernetes job.
+rest: it finds the number of pods of a Kubernetes job, and asks mpi4py.
 
 The variables are read here all the same, for what jax says otherwise or not at all:
 
@@ -65,8 +64,8 @@ class Launch:
     process_id: int | None = None
     # GPUs of this process, as positions among those it sees; None means all of them.
     local_device_ids: tuple[int, ...] | None = None
-    # The method of jax that finds what is None: slurm, ompi, mpi4py, auto (all of
-    # them), or deactivate when nothing is missing.
+    # The method of jax that finds what is None: mpi4py, auto (all of them), or
+    # deactivate when nothing is missing.
     detection: str = "deactivate"
     warning: str = ""  # What the user should look at, in one line; empty for nothing.
 

@@ -22,6 +22,8 @@ from prunex_jax.bench.advise import (
 from prunex_jax.bench.cost_model.step_time import Link
 from prunex_jax.bench.links.probe import ProbedLink
 from prunex_jax.mesh import make_topology
+from prunex_jax.mesh.launcher import Launch
+from prunex_jax.train import joining
 from prunex_jax.train.config import config_to_dict, dotted_keys, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment
 
@@ -199,3 +201,22 @@ def test_bad_flags(arguments, message, capsys):
     assert code == 2
     assert message in error
     assert error.startswith("error: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("warning", ["", "2 of the 4 GPUs are left idle"])
+def test_processes_are_joined_as_for_training(warning, monkeypatch, capsys):
+    """They wait as long as the settings say, and say what is wrong with GPUs."""
+    seconds = []
+
+    def start(*args, join_seconds, **_):
+        seconds.append(join_seconds)
+        return Launch("slurm", "task 0 of 2", warning=warning)
+
+    monkeypatch.setattr(joining, "start_processes", start)
+    monkeypatch.setattr(command, "advise", lambda *args, **_: "no advice")
+    monkeypatch.setattr(command, "report", lambda *args: "nothing to report")
+    assert main([*DEMO, "--config.run.join_seconds=7"]) == 0
+    shown = capsys.readouterr().out
+    assert seconds == [7]
+    assert shown.startswith("start     task 0 of 2\n")
+    assert (f"warning   {warning}\n" in shown) == bool(warning)

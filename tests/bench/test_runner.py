@@ -18,6 +18,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.bench import __main__ as command_line
 from prunex_jax.bench.figure import Figure
+from prunex_jax.bench.links.cluster import run_on_cluster
 from prunex_jax.bench.links.hosts import LoopbackHosts
 from prunex_jax.bench.links.kernel import share_cores
 from prunex_jax.bench.links.part import part_of
@@ -35,6 +36,7 @@ from prunex_jax.bench.links.tasks import Planner, row_settings
 from prunex_jax.bench.processes import Processes, ProcessFailedError
 from prunex_jax.bench.study import LinkStudy, Row, check_study, load_study, narrow_study
 from prunex_jax.data import open_dataset
+from prunex_jax.mesh import LaunchFlags, start
 from tests.helpers.bench_records import make_curve, make_measurement
 from tests.helpers.common import free_port
 
@@ -464,3 +466,15 @@ def test_processes_of_a_launcher_measure_themselves(tmp_path):
         assert record.formula_bytes == pytest.approx(record.traced_bytes)
     assert [len(record.seconds) for record in records] == [29, 2, 2]
     assert (tmp_path / "bench" / "report.html").exists()
+
+
+def test_processes_of_a_launcher_are_waited_for_as_long_as_the_study_says(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(start, "is_used", lambda: False)
+    study = load_study(ROOT / "configs" / "bench" / "digits.py", LinkStudy)
+    settings = {**study.settings, "run.join_seconds": 1}
+    study = dataclasses.replace(study, settings=settings)
+    launch = LaunchFlags(f"127.0.0.1:{free_port()}", num_processes=2, process_id=0)
+    with pytest.raises(UserError, match="process 1 of 2 did not come within 1 s"):
+        run_on_cluster(study, tmp_path, launch, print)

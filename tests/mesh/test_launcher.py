@@ -235,11 +235,34 @@ def test_malformed_slurm_variables_are_named(changes, text):
         detect({**SLURM, **changes}, num_gpus=8)
 
 
-def test_openmpi_4_leaves_the_coordinator_to_jax():
-    launch = detect(OPENMPI_4, num_gpus=4)
-    assert (launch.launcher, launch.detection) == ("openmpi", "ompi")
+@pytest.mark.parametrize(
+    ("uri", "coordinator"),
+    [
+        ("15.0;tcp://10.0.0.1:3", "10.0.0.1:61440"),
+        ("1531576320.0;tcp://10.96.0.1,10.148.0.1:34911", "10.96.0.1:62624"),
+        ("1314521088.0;tcp6://[2620:10d::2,fe80::1]:43370", "[2620:10d::2]:62880"),
+    ],
+)
+def test_openmpi_4_meets_where_mpirun_runs(uri, coordinator):
+    """Where jax would look, but with a roll call before."""
+    launch = detect({**OPENMPI_5, "OMPI_MCA_orte_hnp_uri": uri}, num_gpus=4)
+    assert (launch.launcher, launch.detection) == ("openmpi", "deactivate")
     assert (launch.num_processes, launch.process_id) == (4, 3)
+    assert launch.coordinator == coordinator
     assert launch.local_device_ids == (2, 3)
+
+
+def test_openmpi_4_and_jax_mean_the_same_place(monkeypatch):
+    from jax._src.clusters.ompi_cluster import OmpiCluster
+
+    for name, value in OPENMPI_4.items():
+        monkeypatch.setenv(name, value)
+    assert detect(OPENMPI_4).coordinator == OmpiCluster.get_coordinator_address(5, None)
+
+
+def test_a_malformed_address_of_mpirun_is_named():
+    with pytest.raises(UserError, match=r"orte_hnp_uri='x' is not.*--coordinator=HOST"):
+        detect({**OPENMPI_4, "OMPI_MCA_orte_hnp_uri": "x"})
 
 
 def test_openmpi_comes_before_the_slurm_it_was_started_in():
@@ -251,12 +274,13 @@ def test_openmpi_4_refuses_a_coordinator_where_no_rank_runs():
     uri = "OMPI_MCA_orte_local_daemon_uri"
     rank_0 = {**OPENMPI_4, "OMPI_COMM_WORLD_RANK": "0"}
     same = {**rank_0, uri: OPENMPI_4["OMPI_MCA_orte_hnp_uri"]}
-    assert detect(same).detection == "ompi"
+    assert detect(same).coordinator == "10.0.0.1:61440"
     elsewhere = {**rank_0, uri: "15.1;tcp://10.0.0.2:3"}
     with pytest.raises(UserError, match=r"machine without rank 0.*--coordinator=HOST"):
         detect(elsewhere)
     assert detect(elsewhere, coordinator="job-worker-0.job:4000").process_id == 0
-    assert detect({**elsewhere, "OMPI_COMM_WORLD_RANK": "1"}).detection == "ompi"
+    other = detect({**elsewhere, "OMPI_COMM_WORLD_RANK": "1"})
+    assert other.coordinator == "10.0.0.1:61440"
 
 
 def test_mpiexec_of_mpich_asks_for_the_coordinator():

@@ -26,10 +26,9 @@ from prunex_jax.bench.study import UNLIMITED, LinkStudy
 from prunex_jax.mesh import (
     LaunchFlags,
     gather_texts,
-    make_topology,
-    start_processes,
 )
 from prunex_jax.train.config import resolve_config
+from prunex_jax.train.joining import join_processes
 
 
 def run_on_cluster(
@@ -50,9 +49,7 @@ def run_on_cluster(
         raise UserError(f"study {study.name!r} has no row that runs on a cluster")
     settings = row_settings(study, is_simulated=False)
     config = resolve_config(settings[rows[0].name])
-    cache = config.run.compile_cache
-    start_processes(config.topology, launch, compile_cache=cache)
-    topology = make_topology(config.topology.layout)
+    start, topology = join_processes(config, launch)
     study = dataclasses.replace(
         study,
         rows=rows,
@@ -72,6 +69,7 @@ def run_on_cluster(
 
     planner = Planner(study, settings, topology.num_hosts, workdir)
     quiet = say if topology.is_primary else lambda text: None
+    quiet(f"start     {start}")
     links = ClusterLinks(topology.num_hosts)
     _run_beside(Bench(planner, links, records, keep, quiet), launch)
     return topology.is_primary

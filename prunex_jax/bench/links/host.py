@@ -32,17 +32,16 @@ from prunex_jax.mesh import (
     HOST_AXIS,
     LaunchFlags,
     MeshAxes,
-    make_topology,
     map_over,
     return_freed_memory,
     sharding_on,
-    start_processes,
     vary,
 )
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.evaluation import evaluate_split
 from prunex_jax.train.experiment import Experiment, make_experiment
+from prunex_jax.train.joining import join_processes
 from prunex_jax.train.loop import Progress
 from prunex_jax.train.program import Program
 from prunex_jax.train.run import train
@@ -203,9 +202,8 @@ def pass_gates(
 def _exchange(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
     """Averages as many numbers as the network has parameters, and nothing else."""
     config = resolve_config(spec.config)
-    cache = config.run.compile_cache
-    start_processes(config.topology, launch, compile_cache=cache)
-    experiment = make_experiment(config, make_topology(config.topology.layout))
+    _, topology = join_processes(config, launch)
+    experiment = make_experiment(config, topology)
     program, values = _mean_program(experiment)
     compiled = program.compile(values)
     hops = count_hops(compiled.collectives, HOST_AXIS)
