@@ -77,6 +77,12 @@ class Topology:
         """Whether hosts share a machine, so that no real link is between them."""
         return self.num_machines < self.num_hosts
 
+    @property
+    def num_domains(self) -> int | None:
+        """Domains of fast links, such as NVLink's; None where devices do not tell."""
+        domains = {r.slice for host in self.hosts for r in host.devices}
+        return None if None in domains else len(domains)
+
     def table(self) -> str:
         """Shows host -> processes -> devices, as the start screen prints it."""
         rows = [("host", "machine", "process: devices")]
@@ -95,6 +101,11 @@ class Topology:
             lines.append(
                 "  simulated: hosts share a machine, so the links between them are "
                 "not real"
+            )
+        elif self.num_domains is not None and self.num_domains < self.num_hosts:
+            lines.append(
+                f"  fast links join several hosts ({_count(self.num_domains, 'domain')}"
+                "): topology.layout=slice makes each domain one host"
             )
         return "\n".join(lines)
 

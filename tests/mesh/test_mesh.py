@@ -235,6 +235,21 @@ def test_the_table_tells_simulated_hosts():
         assert "simulated: hosts share a machine" in shown(hosts).table()
 
 
+@pytest.mark.parametrize(
+    ("slices", "layout", "is_said"),
+    [
+        ([0, 0, 1, 1], "host", True),
+        ([0, 0, 1, 1], "slice", False),
+        ([0, 1, 2, 3], "host", False),
+        (None, "host", False),
+    ],
+)
+def test_the_table_tells_of_fast_links_between_hosts(slices, layout, is_said):
+    found = shown(arrange_hosts(records("abcd", 4, slices), layout), layout).table()
+    line = "fast links join several hosts (2 domains): topology.layout=slice makes"
+    assert (line in found) == is_said
+
+
 @pytest.mark.parametrize("num_hosts", [16, 17, 300])
 def test_the_table_of_many_hosts_is_short(num_hosts):
     names = [str(i) for i in range(num_hosts)]

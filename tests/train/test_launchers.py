@@ -10,6 +10,7 @@ import time
 import pytest
 
 from prunex_jax.base.command import EXIT_BAD_INPUT
+from prunex_jax.bench.doctor import EXIT_UNWELL
 from tests.helpers.common import ROOT
 from tests.helpers.small_cluster import small_cluster, why_not
 from tests.helpers.tiny_runs import rows_of, settings, write_config
@@ -55,9 +56,9 @@ def wait_for_steps(cluster, job, workdir, log, past=0):
         time.sleep(0.3)
 
 
-def stopped_at(log):
-    (step,) = re.findall(r"stopped at step (\d+) of", log.read_text())
-    return int(step)
+def stops(log):
+    """Steps at which a run was stopped and saved."""
+    return [int(s) for s in re.findall(r"stopped at step (\d+) of", log.read_text())]
 
 
 def test_a_job_that_reaches_its_limit_saves_and_goes_on_from_the_queue(
@@ -72,15 +73,19 @@ def test_a_job_that_reaches_its_limit_saves_and_goes_on_from_the_queue(
     assert requeued["Restarts"] == "1"
     text = log.read_text()
     assert "Slurm job" in text and "2 hosts" in text and "task 0 of 2" in text
-    step = stopped_at(log)
+    (step,) = stops(log)
     assert 0 < step < 20_000
 
     update = ("scontrol", "update", f"jobid={job}", "TimeLimit=30", "StartTime=now")
     assert cluster.run(*update).stdout == ""
     wait_for_steps(cluster, job, workdir, log, past=step)
     assert rows_of(workdir)[-1]["step"] > step
+
     assert cluster.run("scancel", job).returncode == 0
     cluster.wait_for(job, "CANCELLED")
+    _, again = stops(log)
+    assert step < again < 20_000, "cancelled, and saved as well"
+    assert str(again) in {path.name for path in (workdir / "checkpoints").iterdir()}
     assert not (workdir / "summary.json").exists()
 
 
@@ -116,14 +121,21 @@ def test_gpus_that_two_tasks_are_bound_to_are_refused(cluster, tmp_path):
         "Metadata-Version: 2.1\nName: cuda\nVersion: 1.0\n"
     )
     (plugin / "entry_points.txt").write_text("[jax_plugins]\nxla_cuda = no.module\n")
-    done = cluster.run(
-        *("srun", "-N1", "-n2", "--gpus-per-node=4", "--gpu-bind=mask_gpu:0x3,0x6"),
-        *("python", "-m", "prunex_jax.train", f"--config={config}"),
-        f"--workdir={tmp_path / 'run'}",
-        PYTHONPATH=f"{ROOT}:{plugin.parent}",
+    bound = ("srun", "-N1", "-n2", "--gpus-per-node=4", "--gpu-bind=mask_gpu:0x3,0x6")
+    train = (
+        "-m",
+        "prunex_jax.train",
+        f"--config={config}",
+        f"--workdir={tmp_path}/run",
     )
+    refusal = "GPU 1 of n1 is taken by process 0 and by process 1"
+    done = cluster.run(*bound, "python", *train, PYTHONPATH=f"{ROOT}:{plugin.parent}")
     assert done.returncode == EXIT_BAD_INPUT, done.stdout
-    assert "GPU 1 of n1 is taken by process 0 and by process 1" in done.stdout
+    assert f"error: {refusal}" in done.stdout
+    doctor = ("python", "-m", "prunex_jax", "doctor")
+    done = cluster.run(*bound, *doctor, PYTHONPATH=f"{ROOT}:{plugin.parent}")
+    assert done.returncode == EXIT_UNWELL, done.stdout
+    assert f"FAILED   processes: {refusal}" in done.stdout
 
 
 def test_mpirun_starts_a_process_on_each_machine(cluster, tmp_path):
