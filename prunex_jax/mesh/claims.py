@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import AgreedError
 from prunex_jax.mesh.gpus import GpuFiles, visible_gpus
 from prunex_jax.mesh.hosts import local_machine
 
@@ -46,11 +46,14 @@ def read_claim(text: str) -> Claim:
     return Claim(**{**fields, "gpus": tuple(fields["gpus"])})
 
 
-def has_gpu_support(environ: Mapping[str, str]) -> bool:
-    """Whether jax is going to look for GPUs: its plugin is installed, and allowed."""
-    platforms = environ.get("JAX_PLATFORMS", "").lower()
+def has_gpu_support(platforms: str | None) -> bool:
+    """Whether jax is going to look for GPUs: its plugin is installed, and allowed.
+
+    Args:
+      platforms: Those that are allowed, as `JAX_PLATFORMS` lists them; None for all.
+    """
     gpu = ("cuda", "rocm", "gpu")
-    if platforms and not any(name in platforms for name in gpu):
+    if platforms and not any(name in platforms.lower() for name in gpu):
         return False
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     return any(name in plugin.name for plugin in plugins for name in gpu)
@@ -94,13 +97,13 @@ def check_claims(claims: Sequence[Claim]) -> str:
     Returns:
       A warning where both share it on purpose; empty for nothing.
     Raises:
-      UserError: Two processes take a GPU.
+      AgreedError: Two processes take a GPU.
     Example:
       >>> check_claims([Claim("a", "node1", ("0", "1")), Claim("a", "node1", ("2",))])
       ''
       >>> try:
       ...     check_claims([Claim("a", "node1", ("0",)), Claim("a", "node1", ("0",))])
-      ... except UserError as error:
+      ... except AgreedError as error:
       ...     print(str(error).partition(":")[0])
       GPU 0 of node1 is taken by process 0 and by process 1
     """
@@ -111,12 +114,10 @@ def check_claims(claims: Sequence[Claim]) -> str:
             first = owners.setdefault((claim.machine, gpu), process)
             if first == process:
                 continue
-            text = (
-                f"GPU {gpu} of {claim.name} is taken by process {first} and by process"
-            )
-            text += f" {process}"
+            both = f"process {first} and by process {process}"
+            text = f"GPU {gpu} of {claim.name} is taken by {both}"
             if not (claim.is_shared and claims[first].is_shared):
-                raise UserError(
+                raise AgreedError(
                     f"{text}: bind GPUs to one process each (srun --gpu-bind, "
                     "--gpus-per-task, CUDA_VISIBLE_DEVICES, JAX_LOCAL_DEVICE_IDS), or "
                     f"set {SHARE_GPUS}=1 to let processes share them"

@@ -164,7 +164,7 @@ def _with_gpus_apart(
 ) -> Launch:
     """Refuses GPUs that are taken twice; the launch, with what is to be said of it."""
     claim = Claim(machine="", name="")
-    if not config.cpu_devices and has_gpu_support(environ):
+    if not config.cpu_devices and has_gpu_support(jax.config.jax_platforms):
         claim = claim_gpus(environ, launch.local_device_ids)
     try:
         texts = Store("start").exchange("gpus", claim.text, seconds)

@@ -133,10 +133,10 @@ def test_the_cpu_claims_nothing(monkeypatch):
         name = "xla_cuda13"
 
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Plugin])
-    assert has_gpu_support({}) and has_gpu_support({"JAX_PLATFORMS": "cuda,cpu"})
-    assert not has_gpu_support({"JAX_PLATFORMS": "cpu"})
+    assert has_gpu_support(None) and has_gpu_support("cuda,cpu")
+    assert not has_gpu_support("cpu")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
-    assert not has_gpu_support({})
+    assert not has_gpu_support(None)
 
 
 @pytest.mark.parametrize(("devices", "is_refused"), [(0, True), (2, False)])
@@ -152,7 +152,7 @@ def test_processes_that_start_compare_their_gpus(monkeypatch, devices, is_refuse
 
     monkeypatch.setattr(start, "Store", TwoAlike)
     monkeypatch.setattr(start, "is_used", lambda: False)
-    monkeypatch.setattr(start, "has_gpu_support", lambda environ: True)
+    monkeypatch.setattr(start, "has_gpu_support", lambda platforms: True)
     monkeypatch.setattr(start, "call_roll", lambda *args, **_: args[1:])
     for name in ("_request_cpu_devices", "_check_cpu_devices"):
         monkeypatch.setattr(start, name, lambda count: None)
