@@ -6,6 +6,7 @@ Every change to jax's global state that must come before the first computation i
 import dataclasses
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -164,7 +165,8 @@ def _with_gpus_apart(
 ) -> Launch:
     """Refuses GPUs that are taken twice; the launch, with what is to be said of it."""
     claim = Claim(machine="", name="")
-    if not config.cpu_devices and has_gpu_support(jax.config.jax_platforms):
+    settings: Any = jax.config  # Whose type does not list what it has.
+    if not config.cpu_devices and has_gpu_support(settings.jax_platforms):
         claim = claim_gpus(environ, launch.local_device_ids)
     try:
         texts = Store("start").exchange("gpus", claim.text, seconds)

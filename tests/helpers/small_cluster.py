@@ -18,6 +18,8 @@ from pathlib import Path
 from tests.helpers.common import ROOT
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "mpirun")
+# Seconds that a loaded machine may take to train a little.
+PATIENCE = 480.0
 _NAMESPACES = ("--mount", "--pid", "--net", "--uts", "--ipc")
 # Any character devices: Slurm wants to see files, and shows their numbers to tasks.
 _GPU_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")
@@ -203,7 +205,7 @@ class Cluster:
         )
 
     def run(
-        self, *command: str, timeout: float = 240, **environ: str
+        self, *command: str, timeout: float = PATIENCE, **environ: str
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command at the cluster's head to its end."""
         process = self.start(*command, **environ)
@@ -227,7 +229,7 @@ class Cluster:
 
     def wait_for(self, job: str, *states: str) -> dict[str, str]:
         """Waits until a job is in one of some states."""
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + PATIENCE
         while (found := self.state_of(job)).get("JobState") not in states:
             assert time.monotonic() < deadline, f"{found}\n{self.log}"
             time.sleep(0.3)

@@ -12,7 +12,7 @@ import pytest
 from prunex_jax.base.command import EXIT_BAD_INPUT
 from prunex_jax.bench.doctor import EXIT_UNWELL
 from tests.helpers.common import ROOT
-from tests.helpers.small_cluster import small_cluster, why_not
+from tests.helpers.small_cluster import PATIENCE, small_cluster, why_not
 from tests.helpers.tiny_runs import rows_of, settings, write_config
 
 pytestmark = [
@@ -43,7 +43,7 @@ def submit(cluster, folder, values, *flags):
 
 def wait_for_steps(cluster, job, workdir, log, past=0):
     """Waits until a job has trained beyond a step."""
-    deadline, metrics = time.monotonic() + 240, workdir / "metrics.jsonl"
+    deadline, metrics = time.monotonic() + PATIENCE, workdir / "metrics.jsonl"
     while not (
         metrics.exists()
         and metrics.read_text().endswith("\n")
@@ -121,19 +121,15 @@ def test_gpus_that_two_tasks_are_bound_to_are_refused(cluster, tmp_path):
         "Metadata-Version: 2.1\nName: cuda\nVersion: 1.0\n"
     )
     (plugin / "entry_points.txt").write_text("[jax_plugins]\nxla_cuda = no.module\n")
-    bound = ("srun", "-N1", "-n2", "--gpus-per-node=4", "--gpu-bind=mask_gpu:0x3,0x6")
-    train = (
-        "-m",
-        "prunex_jax.train",
-        f"--config={config}",
-        f"--workdir={tmp_path}/run",
-    )
+    bound = ("srun", "-wn1", "-n2", "--gpus-per-node=4", "--gpu-bind=mask_gpu:0x3,0x6")
+    python = (*bound, "python", "-m")
+    train = ("prunex_jax.train", f"--config={config}", f"--workdir={tmp_path}/run")
     refusal = "GPU 1 of n1 is taken by process 0 and by process 1"
-    done = cluster.run(*bound, "python", *train, PYTHONPATH=f"{ROOT}:{plugin.parent}")
+    done = cluster.run(*python, *train, PYTHONPATH=f"{ROOT}:{plugin.parent}")
     assert done.returncode == EXIT_BAD_INPUT, done.stdout
     assert f"error: {refusal}" in done.stdout
-    doctor = ("python", "-m", "prunex_jax", "doctor")
-    done = cluster.run(*bound, *doctor, PYTHONPATH=f"{ROOT}:{plugin.parent}")
+    doctor = ("prunex_jax", "doctor")
+    done = cluster.run(*python, *doctor, PYTHONPATH=f"{ROOT}:{plugin.parent}")
     assert done.returncode == EXIT_UNWELL, done.stdout
     assert f"FAILED   processes: {refusal}" in done.stdout
 
