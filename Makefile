@@ -80,8 +80,8 @@ test-weights: $(WEIGHTS)
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 \
     -o Acquire::http::Timeout=20
 launchers:
-	@if command -v slurmctld && command -v slurmd && command -v munged \
-	    && command -v mpirun; then \
+	@if { command -v slurmctld && command -v slurmd && command -v munged && \
+	    command -v mpirun; } >/dev/null; then \
 	    echo 'launchers: Slurm and Open MPI are here'; \
 	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 	    echo 'launchers: not root, or no apt-get: install slurm-wlm, munge and' \

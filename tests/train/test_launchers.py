@@ -15,10 +15,8 @@ from tests.helpers.common import ROOT
 from tests.helpers.small_cluster import PATIENCE, small_cluster, why_not
 from tests.helpers.tiny_runs import rows_of, settings, write_config
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-]
+LACKING = why_not()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKING), reason=LACKING)]
 SCRIPT = str(ROOT / "examples" / "slurm.sbatch")
 LONG = settings(
     topology={"cpu_devices": 2, "layout": "host"},
