@@ -24,8 +24,10 @@ warnings and take the same time (120 leaves: 0.05 s blocking, 0.2 s in all).
 
 import concurrent.futures
 import contextlib
+import errno
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -102,6 +104,7 @@ class Checkpointer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_muted_orbax())
             self._manager = self._open(keep, read_only)
+            self._opened = self._directory.stat()
             steps = self._manager.all_steps()
             sealed = _all_hold([self._is_sealed(step) for step in steps])
             self._muted = stack.pop_all()
@@ -267,7 +270,10 @@ class Checkpointer:
         """Waits for the save in flight, as long as its folder is there.
 
         Of several processes Orbax lets all wait for ten minutes for a folder that was
-        moved away.
+        moved away, and the save may have made another of the same name.
+
+        Raises:
+          OSError: The folder is gone, or the save could not be written.
         """
         written: concurrent.futures.Future[None] = concurrent.futures.Future()
 
@@ -280,7 +286,8 @@ class Checkpointer:
 
         threading.Thread(target=wait, daemon=True).start()
         while not concurrent.futures.wait([written], _LOOK_SECONDS).done:
-            self._directory.stat()
+            if not os.path.samestat(self._directory.stat(), self._opened):
+                raise FileNotFoundError(errno.ENOENT, "the folder was moved away")
         written.result()
 
     def _open(self, keep: int, read_only: bool) -> "ocp.CheckpointManager":

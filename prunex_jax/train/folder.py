@@ -17,12 +17,14 @@ All of it is strict JSON: a number that is not finite is written as null. Files 
 replaced by rename and rows appended, so a killed run can only leave a cut last row.
 """
 
+import contextlib
 import dataclasses
+import errno
 import json
 import math
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -129,6 +131,7 @@ class RunFolder:
         Args:
           row: `step` and whatever else; numbers may be scalars of numpy or jax.
         Raises:
+          UserError: It cannot be written, or the folder is not there any more.
           ValueError: The row has no integer `step`.
           TypeError: A value is not JSON-able.
         """
@@ -137,7 +140,10 @@ class RunFolder:
         plain = _plain(row, "row")
         if type(plain.get("step")) is not int:
             raise ValueError(f"a row needs an integer step, got {plain.get('step')!r}")
-        with open(self.workdir / METRICS, "a", encoding="utf-8") as file:
+        with (
+            self._writing(),
+            open(self.workdir / METRICS, "a", encoding="utf-8") as file,
+        ):
             file.write(json.dumps(plain) + "\n")
         if self.trackers is not None:
             self.trackers.show(plain)
@@ -169,13 +175,31 @@ class RunFolder:
         """Writes how the run ended.
 
         Raises:
+          UserError: It cannot be written, or the folder is not there any more.
           ValueError: Some of SUMMARY_KEYS are missing.
         """
         missing = [key for key in SUMMARY_KEYS if key not in summary]
         if missing:
             raise ValueError(f"the summary lacks {', '.join(missing)}")
         if self.is_primary:
-            write_json(self.workdir / SUMMARY, _plain(summary, "summary"))
+            with self._writing():
+                write_json(self.workdir / SUMMARY, _plain(summary, "summary"))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Says what to do where the folder cannot be written.
+
+        Where it was moved away, a save in flight may have made another of its name.
+        """
+        try:
+            if not (self.workdir / CONFIG).is_file():
+                raise FileNotFoundError(errno.ENOENT, f"{CONFIG} is gone")
+            yield
+        except OSError as error:
+            raise UserError(
+                f"cannot write to the run folder {self.workdir} ({error.strerror}); "
+                "free space or put it back, then run the same command again"
+            ) from error
 
     def _lines(self) -> list[tuple[str, dict[str, Any]]]:
         """Complete lines of the metrics with what they say."""
