@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from prunex_jax.models.stream import dropped
+from prunex_jax.models.stream import dropped, gelu
 from prunex_jax.models.transformer import (
     Block,
     TransformerSpec,
@@ -68,6 +68,6 @@ class Bert(nnx.Module):
         for block in self.blocks:
             x = block(x)
         x = product("btd,de->bte", x, self.transform, self.transform_bias)
-        x = self.transform_norm(jax.nn.gelu(x, approximate=False))
+        x = self.transform_norm(gelu(x))
         logits = logits_of(x, self.embedding[...], "btd,vd->btv")
         return logits + self.head_bias[...][None, None]

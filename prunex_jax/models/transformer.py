@@ -25,6 +25,7 @@ from prunex_jax.models.stream import (
     Norm,
     RmsNorm,
     dropped,
+    gelu,
     like_last,
     make_norm,
 )
@@ -194,7 +195,7 @@ class Unit(nnx.Module):
         if self.gate is not None:
             hidden = jax.nn.silu(product("btd,df->btf", x, self.gate)) * up
         else:
-            hidden = jax.nn.gelu(up, approximate=self.kind == "gelu_tanh")
+            hidden = gelu(up) if self.kind == "gelu" else jax.nn.gelu(up)
         return product("btf,fd->btd", hidden, self.down, self.down_bias)
 
 

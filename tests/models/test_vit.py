@@ -1,5 +1,7 @@
 """Vision transformers: their published sizes, forms, and what can be cut out."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import ConvNextConfig, GptConfig, ModelConfig, VitConfig
 from prunex_jax.channels import trace_channels
 from prunex_jax.models import make_model
-from prunex_jax.models.stream import drop_path
+from prunex_jax.models.stream import drop_path, gelu
 from prunex_jax.models.vit import sines_and_cosines
 from tests.helpers.common import assert_close
 from tests.helpers.transformers import count, half_cut, same_gradients, strong
@@ -93,6 +95,15 @@ def test_without_positions_patches_could_be_anywhere():
     params = {**params, "positions": jnp.zeros_like(params["positions"])}
     one, other = (model.apply(params, {}, x) for x in (images, swapped))
     assert_close(one, other, 1e-4)
+
+
+def test_gelu_is_the_exact_one_with_its_slope():
+    x = jnp.linspace(-6, 6, 101)
+    exact = functools.partial(jax.nn.gelu, approximate=False)
+    assert_close(gelu(x), exact(x))
+    slopes = [jax.grad(lambda x, f=f: jnp.sum(f(x)))(x) for f in (gelu, exact)]
+    assert_close(*slopes)
+    assert gelu(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_stochastic_depth_keeps_the_mean():

@@ -336,8 +336,6 @@ def test_formula_bytes_are_traced_bytes(method, shape):
     [name if name == "hsadmm" else pytest.param(name, marks=SLOW) for name in METHODS],
 )
 def test_formula_bytes_are_traced_bytes_of_other_models(name, method):
-    if name == "bert" and jax.__version_info__ >= (0, 12):
-        pytest.skip("jax 0.12 cannot trace erf, of the exact GELU, inside shard_map")
     check_bytes(NAMED[name], method, (2, 2))
 
 
