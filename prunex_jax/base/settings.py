@@ -59,13 +59,13 @@ class Range:
         if low is not None and high is not None:
             left = "[" if self.above is None else "("
             right = "]" if self.below is None else ")"
-            return f"lie in {left}{low:g}, {high:g}{right}"
+            return f"lie in {left}{low:.10g}, {high:.10g}{right}"
         if high is not None:
-            return f"be {'at most' if self.below is None else 'below'} {high:g}"
+            return f"be {'at most' if self.below is None else 'below'} {high:.10g}"
         if low == 0:
             return "not be negative" if self.above is None else "be positive"
         if low is not None:
-            return f"be {'at least' if self.above is None else 'above'} {low:g}"
+            return f"be {'at least' if self.above is None else 'above'} {low:.10g}"
         return "be a finite number"
 
 

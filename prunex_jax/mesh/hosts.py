@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import hashlib
+import math
 import os
 import re
 import socket
@@ -152,11 +153,25 @@ def stand_ins(layout: str | int) -> tuple[int, int] | None:
       >>> stand_ins("3x2"), stand_ins("auto")
       ((3, 2), None)
     """
-    match = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", str(layout).strip())
+    found = split_grid(str(layout).strip())
+    if found is None or math.prod(found) > MAX_SIMULATED:
+        return None
+    return found
+
+
+def split_grid(text: str) -> tuple[int, int] | None:
+    """Splits hosts x devices into two numbers; None where that is not what it says.
+
+    Example:
+      >>> split_grid("4x2"), split_grid("4x"), split_grid("0x2")
+      ((4, 2), None, None)
+    """
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
     if match is None:
         return None
-    hosts, devices = int(match[1]), int(match[2])
-    return (hosts, devices) if hosts * devices <= MAX_SIMULATED else None
+    # Python refuses to convert thousands of digits, and nine are too many already.
+    hosts, devices = (int(digits[:9]) for digits in match.groups())
+    return hosts, devices
 
 
 def resolve_layout(layout: str | int, records: Sequence[DeviceRecord]) -> str | int:

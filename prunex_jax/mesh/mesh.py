@@ -1,7 +1,7 @@
 """Turns hosts into the ('host', 'device') mesh, and shows them."""
 
 import dataclasses
-import re
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +21,7 @@ from prunex_jax.mesh.hosts import (
     gather_machines,
     parse_layout,
     resolve_layout,
+    split_grid,
 )
 
 # A longer table is cut in the middle, a longer list of processes is summed up.
@@ -214,15 +215,12 @@ def check_has_links(simulated: str) -> None:
 
 def _simulated_topology(text: str, device: jax.Device) -> Topology:
     """A topology whose devices are all the same real one."""
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
-    if match is None:
+    grid = split_grid(text)
+    if grid is None:
         raise UserError(
             f"topology.simulated={text!r} is not hosts x devices; write it as in 4x2"
         )
-    # Digits first: Python refuses to convert thousands of them.
-    if max(map(len, match.groups())) > 9 or (
-        int(match[1]) * int(match[2]) > MAX_SIMULATED
-    ):
+    if math.prod(grid) > MAX_SIMULATED:
         raise UserError(
             f"topology.simulated={text!r} is more than the {MAX_SIMULATED} devices "
             "that can be simulated; lower it"
@@ -232,7 +230,7 @@ def _simulated_topology(text: str, device: jax.Device) -> Topology:
             f"topology.simulated={text!r} is for one process, and this run has "
             f"{jax.process_count()}: leave it out, or start one process"
         )
-    num_hosts, num_devices = int(match[1]), int(match[2])
+    num_hosts, num_devices = grid
     mesh = FoldedMesh(((HOST_AXIS, num_hosts), (DEVICE_AXIS, num_devices)), device)
     machine = gather_machines()[0]
     record = DeviceRecord(0, device.id, machine.key, machine.name)
