@@ -105,6 +105,18 @@ class Setup:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class _Basis:
+    """What every setup of a run is made from, whatever the network and the method."""
+
+    config: ExperimentConfig
+    objective: Objective
+    own_optimizer: MakeOptimizer | None
+    mesh: AnyMesh
+    ledger: Ledger
+    num_steps: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
     """A run that is ready to start, or to go on."""
 
@@ -218,17 +230,9 @@ def make_experiment(
         jax.eval_shape(model.init, jax.random.key(0))[0],
     )
     mesh, ledger = topology.mesh, Ledger()
-    fixed = (
-        task.objective,
-        config,
-        own_optimizer,
-        mesh,
-        ledger,
-        channels.keep_counts,
-        num_steps,
-    )
-    groups = channels.trace.groups
-    setups = [_make_setup(p.method, model, groups, *fixed) for p in phases]
+    basis = _Basis(config, task.objective, own_optimizer, mesh, ledger, num_steps)
+    groups, counts = channels.trace.groups, channels.keep_counts
+    setups = [_make_setup(basis, p.method, model, groups, counts) for p in phases]
     _check_phases(phases, setups)
     _check_can_shrink(config, setups)
     _check_early(config, setups)
@@ -284,40 +288,35 @@ def with_method(experiment: Experiment, name: str) -> Experiment:
 def _with_setup(
     experiment: Experiment, name: str, model: AnyModel, groups: tuple[ChannelGroup, ...]
 ) -> Experiment:
-    setup = _make_setup(
-        name,
-        model,
-        groups,
-        experiment.task.objective,
+    basis = _Basis(
         experiment.config,
+        experiment.task.objective,
         experiment.own_optimizer,
         experiment.mesh,
         experiment.ledger,
-        experiment.channels.keep_counts if groups else {},
         experiment.num_steps,
     )
+    keep_counts = experiment.channels.keep_counts if groups else {}
+    setup = _make_setup(basis, name, model, groups, keep_counts)
     return dataclasses.replace(experiment, current=setup)
 
 
 def _make_setup(
+    basis: _Basis,
     name: str,
     model: AnyModel,
     groups: tuple[ChannelGroup, ...],
-    objective: Objective,
-    config: ExperimentConfig,
-    own_optimizer: MakeOptimizer | None,
-    mesh: AnyMesh,
-    ledger: Ledger,
     keep_counts: Mapping[str, int],
-    num_steps: int,
 ) -> Setup:
+    """What is compiled for a network and a method, and when it is called."""
+    config, num_steps = basis.config, basis.num_steps
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     shapes = shapes_by_path(params)
     learning_rate = make_learning_rate(config.optimizer, num_steps)
     method = make_method(
         Recipe(
             config=dataclasses.replace(config.method, name=name),
-            inner=make_inner(config.optimizer, learning_rate, own_optimizer),
+            inner=make_inner(config.optimizer, learning_rate, basis.own_optimizer),
             learning_rate=learning_rate,
             groups=groups,
             keep_counts=keep_counts,
@@ -332,10 +331,10 @@ def _make_setup(
     programs = Programs(
         model,
         method,
-        mesh,
-        ledger,
+        basis.mesh,
+        basis.ledger,
         layouts=layouts_of(groups, shapes),
-        objective=objective,
+        objective=basis.objective,
         norm_scope=config.model.norm_scope,
         seed=config.seed,
         micro_batches=config.optimizer.micro_batches,
