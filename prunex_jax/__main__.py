@@ -30,6 +30,10 @@ COMMANDS = {
         "prunex_jax.bench.doctor",
         "Examine machines, links and the run folder before a long run.",
     ),
+    "drill": (
+        "prunex_jax.bench.drill.__main__",
+        "Kill, stop and starve a small run, and see whether it comes back.",
+    ),
     "advise": (
         "prunex_jax.bench.advise",
         "Measure the links and say which method suits them, if any.",

@@ -182,6 +182,10 @@ class NamespaceHosts(Hosts):
         found = interface_bytes()
         return tuple(found[f"v{host}"][0] for host in range(self.num_hosts))
 
+    def set_link(self, host: int, is_up: bool) -> None:
+        """Takes the link of a host down, or up again: nothing arrives meanwhile."""
+        _run(f"ip link set v{host} {'up' if is_up else 'down'}")
+
     def _make(self, undo: contextlib.ExitStack) -> None:
         self._make_names(undo)
         _run("ip link set lo up")

@@ -1,0 +1,13 @@
+"""Fault drills: what a run of this cluster does when its processes are lost.
+
+A run is disturbed by one fault after the other, started again after each with the same
+command, and compared with a run that was left alone. In reading order:
+
+    faults.py      the faults: how they are done, and how a run has to end after them
+    plan.py        which fault comes at which step of which process, from a seed
+    trainee.py     the training process that suffers them
+    supervisor.py  starts one such process, does faults to it, records how it ended
+    verdicts.py    judges the records: exit codes, messages, steps lost, same numbers
+    table.py       the table, for people and for programs
+    __main__.py    `drill`
+"""
