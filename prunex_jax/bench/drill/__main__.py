@@ -228,12 +228,11 @@ def _described(plans: Sequence[Plan], crew: Crew) -> dict[str, Any]:
 def _prepare(values: Values, plans: Sequence[Plan], crew: Crew) -> None:
     """Removes what an interrupted drill has left of runs that it did not finish."""
     file = crew.workdir / _PLAN_FILE
-    if values.fresh and file.exists():
-        for method in read_object(file).get("runs", {}):
+    described, before = _described(plans, crew), read_object(file)
+    if values.fresh and before is not None:
+        for method in before.get("runs", {}):
             shutil.rmtree(crew.workdir / method, ignore_errors=True)
-        file.unlink()
-    described = _described(plans, crew)
-    if file.exists() and read_object(file) != described:
+    elif file.exists() and before != described:
         raise UserError(
             f"--workdir={values.workdir} holds another drill; --fresh removes it"
         )

@@ -8,7 +8,6 @@ fault writes its record last, when it has taken the fault back.
 
 import contextlib
 import dataclasses
-import functools
 import os
 import re
 import shutil
@@ -182,8 +181,11 @@ class Supervisor:
                 env=environment_of_process(),
                 start_new_session=True,
             )
-            copy = functools.partial(shutil.copyfileobj, child.stdout, output)
-            copier = threading.Thread(target=copy, daemon=True)
+            assert child.stdout is not None
+            streams = (child.stdout, output)
+            copier = threading.Thread(
+                target=shutil.copyfileobj, args=streams, daemon=True
+            )
             copier.start()
             try:
                 yield child
@@ -203,6 +205,8 @@ class Supervisor:
             f"--coordinator={crew.coordinator(start)}",
             f"--num_processes={crew.num_processes}",
             f"--process_id={self._process}",
+            # The flags say all, and GPUs are not wanted.
+            "--launcher=none",
         ]
         if blow is not None and blow.fault == HANG:
             command.append(f"--stall_seconds={_STALL_SECONDS}")
