@@ -7,6 +7,7 @@
 #   make test-zoo             networks of other packages, which it installs
 #   make test-torch           the PyTorch peers of studies, which it installs
 #   make test-weights         weights of other packages, which it installs
+#   make test-drills          60 random faults over runs of every method (an hour)
 #   make launchers            Slurm and Open MPI for the slow tests, by apt-get as root
 #   make check                lint, formatting, types, import directions
 #   make docs                 the documentation as a site in build/site
@@ -28,6 +29,7 @@ VENV ?= .venv
 WORKDIR ?= runs/demo
 DIGITS_WORKDIR ?= runs/digits
 BYTES_WORKDIR ?= runs/bytes
+DRILLS_WORKDIR ?= runs/drills
 # An environment of its own, because torch and jax want other packages.
 TORCH_VENV ?= .venvs/torch
 TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
@@ -46,7 +48,7 @@ DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-exhaustive test-zoo test-torch test-weights \
-    launchers check docs wheel format benchmark benchmark-shrunk-step \
+    test-drills launchers check docs wheel format benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
     benchmark-loops benchmark-torch-step \
     bench-digits bench-bytes clean
@@ -75,6 +77,9 @@ test-torch: $(TORCH)
 
 test-weights: $(WEIGHTS)
 	$(WEIGHTS_VENV)/bin/python -m pytest -q -m weights tests/models/test_published.py
+
+test-drills: $(BASE)
+	$(BIN)/python -m prunex_jax drill --random=60 --workdir='$(DRILLS_WORKDIR)'
 
 # Tests of launchers are skipped where this has no root, no apt-get or no packages.
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 \

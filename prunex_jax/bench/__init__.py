@@ -13,5 +13,6 @@ and plots come out. Nothing imports this room. In reading order:
     cost_model/   what a step costs on other links and clusters
     advise.py     `advise`: which method suits the links of a cluster
     doctor.py     `doctor`: what is wrong with machines before a long run
+    drill/        `drill`: faults done to a small run, and whether it comes back
     report/       tables, plots and pages of all of them
 """

@@ -71,7 +71,7 @@ FAULTS: dict[str, Fault] = {
     ),
     FULL_DISK: Fault(
         "no more bytes can be written (RLIMIT_FSIZE), by process 0",
-        (EXIT_BAD_INPUT, EXIT_FAILED),
+        (EXIT_BAD_INPUT,),
         _LOST,
         is_own=True,
         only_first=True,
