@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from prunex_jax.__main__ import main
+from prunex_jax.bench.drill.crew import Crew, Record
 from prunex_jax.bench.drill.faults import FAULTS, RANDOM
 from prunex_jax.bench.drill.plan import (
     CHECKPOINT_STEPS,
@@ -18,7 +19,6 @@ from prunex_jax.bench.drill.plan import (
     every_fault,
     random_faults,
 )
-from prunex_jax.bench.drill.supervisor import Crew, Record
 from prunex_jax.bench.drill.table import by_fault, by_kind
 from prunex_jax.bench.drill.verdicts import MOST_STEPS_LOST, judge
 from prunex_jax.bench.links.hosts import LoopbackHosts

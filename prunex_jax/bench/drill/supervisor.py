@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from prunex_jax.base.files import read_object, write_json
+from prunex_jax.base.files import write_json
+from prunex_jax.bench.drill.crew import Crew, DrillFailedError, Record
 from prunex_jax.bench.drill.faults import FAULTS, HANG, LINK, MOVED, STOP
 from prunex_jax.bench.drill.plan import Plan, Start
-from prunex_jax.bench.links.hosts import Hosts
 from prunex_jax.bench.processes import environment_of_process
 
 _LOOK_SECONDS = 0.02
@@ -32,63 +32,6 @@ _STALL_SECONDS = 40
 # For a stopped process that goes on again, until it ends by itself.
 _BACK_SECONDS = 90.0
 _RESUMED = re.compile(r"resumed at step (\d+)")
-
-
-class DrillFailedError(RuntimeError):
-    """The drill itself cannot go on; says what it waited for in vain."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """How one process of a start ended."""
-
-    process: int
-    code: int | None  # None: it did not end within the limit, and was killed.
-    step: int  # Steps done.
-    ended: float  # Time of its end; of the Unix epoch, as machines share no other.
-    acted: float | None = None  # When the fault was done to it.
-    resumed: int = 0  # The step it went on from.
-    digest: str = ""  # Of its part of the state after the last step.
-    left_over: int = 0  # Processes that outlived it.
-
-
-@dataclasses.dataclass(frozen=True)
-class Crew:
-    """The processes of a drill, and where they run."""
-
-    num_processes: int
-    workdir: Path  # Shared by all.
-    hosts: Hosts
-    host_of: Callable[[int], int]  # Process -> number among `hosts`.
-    coordinator: Callable[[Start], str]  # Where the processes of a start meet.
-    silence_seconds: int
-    limit_seconds: float  # For one start.
-    # Takes the link of a process down, or up again.
-    set_link: Callable[[int, bool], None] | None = None
-
-    def run_folder(self, start: Start) -> Path:
-        """The run folder of a start."""
-        return self.workdir / start.plan.method / start.run
-
-    def log(self, start: Start, process: int) -> Path:
-        """What a process of a start has printed."""
-        name = f"{start.name}_process{process}.log"
-        return self.workdir / start.plan.method / "logs" / name
-
-    def record_file(self, start: Start, process: int) -> Path:
-        """Where the record of a process is."""
-        name = f"{start.name}_process{process}.json"
-        return self.workdir / start.plan.method / "records" / name
-
-    def records(self, start: Start) -> list[Record]:
-        """The records of a start that are there, in the order of processes."""
-        files = [self.record_file(start, n) for n in range(self.num_processes)]
-        found = [read_object(file) for file in files if file.exists()]
-        return [Record(**content) for content in found if content is not None]
-
-    def is_recorded(self, start: Start) -> bool:
-        """Whether all processes of a start have ended and said so."""
-        return len(self.records(start)) == self.num_processes
 
 
 class Supervisor:

@@ -8,6 +8,7 @@ from pathlib import Path
 from prunex_jax.base.files import write_json, write_whole
 from prunex_jax.bench.drill.verdicts import Verdict
 
+RESULT_FILE = "drill.json"
 _HEAD = ("fault", "method", "process", "step", "exit codes")
 _JUDGED = ("seconds", "steps lost", "same bits", "verdict")
 _KINDS = ("fault", "n", "good", "seconds", "steps lost", "same bits")
@@ -23,7 +24,7 @@ def write_tables(
     text = f"`{command}`\n\n{by_kind(verdicts, skipped)}\n{by_fault(verdicts)}"
     rows = [dataclasses.asdict(verdict) for verdict in verdicts]
     content = {"command": command, "faults": rows, "skipped": dict(skipped)}
-    write_json(workdir / "drill.json", content)
+    write_json(workdir / RESULT_FILE, content)
     write_whole(workdir / "table.md", text)
     return text
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.command import EXIT_LOST
+from prunex_jax.bench.drill.crew import Crew, Record
 from prunex_jax.bench.drill.faults import FAULTS
 from prunex_jax.bench.drill.plan import (
     CHECKPOINT_STEPS,
@@ -16,7 +17,6 @@ from prunex_jax.bench.drill.plan import (
     Plan,
     Start,
 )
-from prunex_jax.bench.drill.supervisor import Crew, Record
 
 # A save that is under way is lost as well; it has ended before the next one begins.
 MOST_STEPS_LOST = 2 * CHECKPOINT_STEPS
