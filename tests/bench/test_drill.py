@@ -237,6 +237,18 @@ def test_what_is_wrong_is_found(broken, problem, recorded):
     assert any(problem in found for found in recorded.verdict().problems)
 
 
+def test_a_run_that_ends_before_it_hears_of_a_signal_is_no_other_run(recorded):
+    """The start after it takes no step, and so says nothing of the state."""
+    for process in range(2):
+        recorded.write(
+            recorded.killed,
+            Record(process, 0, 40, 57.5, acted=50.0, digest=f"{process}"),
+        )
+        recorded.write(PLAN.starts[-1], Record(process, 0, 40, 100.0, resumed=40))
+    verdict = recorded.verdict()
+    assert verdict.same and "process 0: 0 instead of 69" in verdict.problems
+
+
 def test_tables_count_what_is_good(recorded):
     good = recorded.verdict()
     bad = dataclasses.replace(good, same=False, problems=("other",), seconds=9.5)

@@ -81,11 +81,12 @@ def _drill(arguments: Sequence[str], values: Values, rest: list[str]) -> int:
     del rest
     launch = detect_launch(os.environ, given_launch(values))
     _check(values, launch)
-    wants_links = LINK in _faults(values, "")[0]
-    kind, reason = sandbox_kind() if wants_links else (None, "")
-    is_alone = not launch.is_distributed
-    if is_alone and kind is not None and not is_in_sandbox():
-        return run_in_sandbox([sys.executable, "-m", "prunex_jax", "drill", *arguments])
+    is_alone, reason = not launch.is_distributed, ""
+    if is_alone and LINK in _faults(values, "")[0] and not is_in_sandbox():
+        kind, reason = sandbox_kind()
+        if kind is not None:
+            again = [sys.executable, "-m", "prunex_jax", "drill", *arguments]
+            return run_in_sandbox(again)
     try:
         run = _on_machine(values, reason) if is_alone else _on_cluster(values, launch)
     except DrillFailedError as error:
@@ -105,7 +106,9 @@ def _check(values: Values, launch: Launch) -> None:
                 f"--{name}={getattr(values, name)} must be at least {least}"
             )
     if values.processes > _MOST_PROCESSES:
-        raise UserError(f"--processes={values.processes} must be at most 64")
+        raise UserError(
+            f"--processes={values.processes} must be at most {_MOST_PROCESSES}"
+        )
     if launch.is_distributed and None in (launch.coordinator, launch.num_processes):
         raise UserError(
             f"{launch.reason}: the launcher does not tell the drill where process 0 "
@@ -126,7 +129,7 @@ def _methods(values: Values) -> list[str]:
         return list(METHODS)
     for name in names:
         check_method(name, "--method")
-    return list(names)
+    return list(dict.fromkeys(names))
 
 
 def _faults(values: Values, no_links: str) -> tuple[list[str], dict[str, str]]:
@@ -159,7 +162,7 @@ class _Run:
 def _on_machine(values: Values, no_links: str) -> _Run:
     """Starts all processes of the runs here."""
     is_linked = is_in_sandbox()
-    faults, skipped = _faults(values, "" if is_linked else no_links)
+    faults, skipped = _faults(values, no_links)
     plans, num = _plans(values, faults, values.processes), values.processes
     make: Callable[[int], Hosts] = NamespaceHosts if is_linked else LoopbackHosts
     with make(num) as hosts:

@@ -151,11 +151,13 @@ class Supervisor:
             # The flags say all, and GPUs are not wanted.
             "--launcher=none",
         ]
-        if blow is not None and blow.fault == HANG:
+        if blow is None:
+            return command
+        command.append(f"--at={blow.step}")
+        if blow.fault == HANG:
             command.append(f"--stall_seconds={_STALL_SECONDS}")
-        is_victim = blow is not None and blow.process == self._process
-        if blow is not None and is_victim and FAULTS[blow.fault].is_own:
-            command += [f"--fault={blow.fault}", f"--at={blow.step}"]
+        if blow.process == self._process and FAULTS[blow.fault].is_own:
+            command.append(f"--fault={blow.fault}")
         return command
 
     def _wait_for_step(

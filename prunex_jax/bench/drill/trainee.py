@@ -1,7 +1,7 @@
 """A training process that drills disturb: a small network on the digits, on CPU.
 
     python -m prunex_jax.bench.drill.trainee --method=NAME --workdir=FOLDER
-        --steps=N --progress=FILE [--fault=NAME --at=STEP]
+        --steps=N --progress=FILE [--at=STEP [--fault=NAME]]
 
 It writes the number of steps it has done into FILE, and after the last one a digest of
 its part of the state. Faults that only the process itself can do come from here.
@@ -30,8 +30,9 @@ from prunex_jax.train.loop import Progress
 from prunex_jax.train.run import train
 from prunex_jax.train.state import TrainState
 
-# Slows the steps down, so that saves do not last longer than several of them.
-_PAUSE_SECONDS = 0.05
+# Slows the steps down, so that saves do not last longer than several of them; more so
+# after a fault, so that the run has not ended when all have heard of a signal.
+_PAUSE_SECONDS, _PAUSE_AFTER_SECONDS = 0.05, 1.0
 # What may still be written to a disk that is full: the number of steps, nothing else.
 _LEFT_BYTES = 64
 _WIDTHS = (64, 32, 32, 10)
@@ -43,8 +44,8 @@ COMMAND = Command(
         Flag("workdir", "", "Run folder.", is_required=True),
         Flag("steps", 0, "Length of the run.", is_required=True),
         Flag("progress", "", "File for the steps done.", is_required=True),
-        Flag("fault", "", "What this process does to itself."),
-        Flag("at", 0, "After so many steps."),
+        Flag("at", 0, "Steps after which a fault comes; 0 for none."),
+        Flag("fault", "", "What this process does to itself then."),
         Flag("silence_seconds", 12, "As run.silence_seconds."),
         Flag("stall_seconds", 3600, "As run.stall_seconds."),
         *LAUNCH_FLAGS,
@@ -107,9 +108,10 @@ class Trainee:
         if step == values.steps:
             text += f" {digest_of_state(state)}"
         os.pwrite(self._file, text.encode(), 0)
-        if values.fault and step >= values.at:
+        is_after = 0 < values.at <= step
+        if values.fault and is_after:
             self._suffer()
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_PAUSE_AFTER_SECONDS if is_after else _PAUSE_SECONDS)
 
     def _suffer(self) -> None:
         if self._values.fault == FULL_DISK:

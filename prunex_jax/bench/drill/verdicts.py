@@ -46,7 +46,7 @@ def judge(plan: Plan, crew: Crew) -> list[Verdict]:
     ended = _problems_of_end(disturbed[-1], crew)
     resumed = [_resumed(crew, start) for start in disturbed]
     # Of every start the rows that the run has kept: up to where the next one went on.
-    differs = _first_difference(undisturbed, disturbed[-1], crew)
+    differs = _first_difference(undisturbed, disturbed, crew)
     verdicts = []
     for number, start in enumerate(disturbed[:-1]):
         assert start.blow is not None
@@ -150,18 +150,29 @@ def _resumed(crew: Crew, start: Start) -> int:
     return crew.records(start)[0].resumed
 
 
-def _first_difference(one: Start, other: Start, crew: Crew) -> int | None:
-    """The first step at which two runs differ; None if they end the same."""
-    folders = crew.run_folder(one), crew.run_folder(other)
+def _first_difference(one: Start, others: Sequence[Start], crew: Crew) -> int | None:
+    """The first step at which two runs differ; None if they end the same.
+
+    Args:
+      one: The start of one run.
+      others: All starts of the other one.
+    """
+    last = one.plan.num_steps
+    folders = crew.run_folder(one), crew.run_folder(others[-1])
     rows = [_rows(folder) for folder in folders]
-    for step in range(1, one.plan.num_steps + 1):
+    for step in range(1, last + 1):
         if rows[0].get(step) != rows[1].get(step):
             return step
-    digests = [[r.digest for r in crew.records(start)] for start in (one, other)]
-    summaries = [_summary(folder) for folder in folders]
-    if digests[0] != digests[1] or summaries[0] != summaries[1]:
-        return one.plan.num_steps
-    return None
+    same_state = _digests([one], crew) == _digests(others, crew)
+    same_summary = _summary(folders[0]) == _summary(folders[1])
+    return None if same_state and same_summary else last
+
+
+def _digests(starts: Sequence[Start], crew: Crew) -> dict[int, str]:
+    """Process -> digest of its state at the end of a run."""
+    records = [record for start in starts for record in crew.records(start)]
+    # Who goes on with a run that has ended takes no step any more.
+    return {record.process: record.digest for record in records if record.digest}
 
 
 def _rows(folder: Path) -> dict[int, Mapping[str, Any]]:
