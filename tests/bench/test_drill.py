@@ -19,7 +19,7 @@ from prunex_jax.bench.drill.plan import (
     every_fault,
     random_faults,
 )
-from prunex_jax.bench.drill.table import by_fault, by_kind
+from prunex_jax.bench.drill.table import by_fault, by_kind, write_tables
 from prunex_jax.bench.drill.verdicts import MOST_STEPS_LOST, judge
 from prunex_jax.bench.links.hosts import LoopbackHosts
 from prunex_jax.methods import METHODS
@@ -247,6 +247,14 @@ def test_a_run_that_ends_before_it_hears_of_a_signal_is_no_other_run(recorded):
         recorded.write(PLAN.starts[-1], Record(process, 0, 40, 100.0, resumed=40))
     verdict = recorded.verdict()
     assert verdict.same and "process 0: 0 instead of 69" in verdict.problems
+
+
+def test_a_fault_that_did_not_come_has_no_seconds(recorded, tmp_path):
+    break_time(recorded)
+    text = write_tables(tmp_path, "drill", [recorded.verdict()], {})
+    assert "| kill | 1 | 0/1 | none | " in text
+    (row,) = json.loads((tmp_path / "drill.json").read_text())["faults"]
+    assert row["seconds"] is None
 
 
 def test_tables_count_what_is_good(recorded):

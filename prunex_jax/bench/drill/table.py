@@ -34,7 +34,8 @@ def by_fault(verdicts: Sequence[Verdict]) -> str:
     rows = [
         (
             *(v.fault, v.method, str(v.process), str(v.step), v.outcome),
-            *(f"{v.seconds:.1f}", str(v.steps_lost), "yes" if v.same else "no"),
+            "none" if v.seconds is None else f"{v.seconds:.1f}",
+            *(str(v.steps_lost), "yes" if v.same else "no"),
             "; ".join(v.problems) or "good",
         )
         for v in verdicts
@@ -57,11 +58,14 @@ def by_kind(verdicts: Sequence[Verdict], skipped: Mapping[str, str]) -> str:
 
 def _of_kind(kind: str, found: Sequence[Verdict]) -> tuple[str, ...]:
     n = len(found)
-    seconds = [verdict.seconds for verdict in found]
+    seconds = [verdict.seconds for verdict in found if verdict.seconds is not None]
     lost = [verdict.steps_lost for verdict in found]
+    waited = "none"
+    if seconds:
+        waited = f"{statistics.median(seconds):.1f} (max {max(seconds):.1f})"
     return (
         *(kind, str(n), f"{sum(not v.problems for v in found)}/{n}"),
-        f"{statistics.median(seconds):.1f} (max {max(seconds):.1f})",
+        waited,
         f"{statistics.median(lost):g} (max {max(lost)})",
         f"{sum(verdict.same for verdict in found)}/{n}",
     )

@@ -31,7 +31,7 @@ class Verdict:
     process: int
     step: int
     outcome: str  # How the processes ended.
-    seconds: float  # From the fault until all other processes had ended.
+    seconds: float | None  # From the fault until all others ended; None without it.
     steps_lost: int  # Done, and done again after the restart.
     same: bool  # Whether the run came to the numbers of an undisturbed one.
     problems: tuple[str, ...]  # What is not as it should be.
@@ -66,7 +66,7 @@ def _judge_start(
     assert blow is not None
     acted = records[blow.process].acted
     others = [r for r in records if r.process != blow.process] or records
-    seconds = max(r.ended for r in others) - acted if acted else float("nan")
+    seconds = max(r.ended for r in others) - acted if acted else None
     lost = max(0, max(record.step for record in records) - resumed)
     problems = [*_problems_of_codes(blow, records), *_problems_of_logs(start, crew)]
     if acted is None:
