@@ -293,11 +293,21 @@ class Checkpointer:
     def _open(self, keep: int, read_only: bool) -> "ocp.CheckpointManager":
         import orbax.checkpoint as ocp
 
+        class Manager(ocp.CheckpointManager):
+            def reached_preemption(self, step: int) -> bool:
+                """Leaves this question to `StopRequest`, which counts otherwise.
+
+                jax's service knows one counter: told two, it names a number that the
+                loop never asks with, and the run does not stop.
+                """
+                del step
+                return False
+
         if read_only:
             options = ocp.CheckpointManagerOptions(
                 read_only=True, create=False, save_interval_steps=0
             )
-            return ocp.CheckpointManager(self._directory, options=options)
+            return Manager(self._directory, options=options)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.LatestN(keep),
             cleanup_tmp_directories=True,
@@ -307,7 +317,7 @@ class Checkpointer:
         )
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            return ocp.CheckpointManager(self._directory, options=options)
+            return Manager(self._directory, options=options)
         except OSError as error:
             message = f"cannot keep checkpoints in {self._directory} ({error})"
             raise UserError(f"{message}; choose another --workdir") from error

@@ -165,6 +165,17 @@ def test_keeps_the_newest(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["30", "4000"]
 
 
+def test_saving_asks_nothing_of_the_service_by_which_runs_stop(tmp_path, monkeypatch):
+    """It would be told steps here and questions by the loop, and mix up the two."""
+    asked = []
+    monkeypatch.setattr(
+        "jax.experimental.multihost_utils.reached_preemption_sync_point", asked.append
+    )
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(7, small_state(), {}, wait=True)
+    assert asked == []
+
+
 def test_saving_a_step_twice_leaves_the_first(tmp_path):
     with Checkpointer(tmp_path, keep=2) as checkpointer:
         checkpointer.save(4, small_state(1.0), {"save": 1})
