@@ -521,6 +521,8 @@ def _all_hold(conditions: Sequence[bool]) -> list[bool]:
 @contextlib.contextmanager
 def _muted_orbax() -> Iterator[None]:
     """Drops 40 lines of Orbax for each save, and tracebacks of what `wait` raises."""
+    # Who asks for its logger first makes it: another than absl's does not know callers.
+    from absl import logging as absl_logging
 
     def is_kept(record: logging.LogRecord) -> bool:
         is_asked_for = str(record.msg).startswith("Given directory is read only")
@@ -528,7 +530,7 @@ def _muted_orbax() -> Iterator[None]:
         is_noise = is_noise or is_asked_for
         return not (is_noise and "orbax" in Path(record.pathname).parts)
 
-    logger = logging.getLogger("absl")
+    logger = absl_logging.get_absl_logger()
     logger.addFilter(is_kept)
     try:
         yield
