@@ -6,6 +6,8 @@ buffer, so that every exchange is one message per stage. Trees are fused and spl
 `comm.averaging`. Bytes are stated per device; `comm.accounting` counts them.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -13,6 +15,9 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import Axis, MeshAxes, axis_size, vary
 from prunex_jax.mesh.axes import is_tracked, varies
+
+# Untyped, for what jax has renamed.
+_lax: Any = jax.lax
 
 
 def check_local(grads: PyTree, axes: MeshAxes) -> None:
@@ -218,8 +223,11 @@ def _as_tuple(axis: Axis) -> tuple[str, ...]:
 
 
 def _gather(share: jax.Array, axis: Axis) -> jax.Array:
-    to = "invarying" if is_tracked(_as_tuple(axis)[0]) else "varying"
-    return jax.lax.all_gather(share, axis, tiled=True, to=to)
+    if not is_tracked(_as_tuple(axis)[0]):
+        return jax.lax.all_gather(share, axis, tiled=True)
+    if hasattr(_lax, "all_gather_invariant"):  # jax 0.7
+        return _lax.all_gather_invariant(share, axis, tiled=True)
+    return _lax.all_gather(share, axis, tiled=True, to="invarying")
 
 
 def _settle(value: jax.Array, device_axis: str | None) -> jax.Array:

@@ -16,6 +16,8 @@ from jax.interpreters import mlir
 from prunex_jax.comm import collectives, wires
 from prunex_jax.comm.wires import FLOAT32, Wire, refuse_biased, refuse_ternary
 from prunex_jax.mesh import MeshAxes, axis_size, position, vary
+from prunex_jax.mesh.axes import varies
+from prunex_jax.mesh.varying import axes_of, with_axes
 
 
 def ring_mean_over_hosts(
@@ -108,15 +110,14 @@ _agreed_p = core.Primitive("agreed")
 
 def _agreed(value: jax.Array, axis: str) -> jax.Array:
     """Types a value as equal along an axis, which the caller knows it to be."""
-    if axis not in jax.typeof(value).manual_axis_type.varying:
+    if not varies(value, axis):
         return value
     return _agreed_p.bind(value, along=axis)
 
 
 @_agreed_p.def_abstract_eval
 def _(value: jax.core.ShapedArray, *, along: str) -> jax.core.ShapedArray:
-    kind = value.manual_axis_type
-    return value.update(manual_axis_type=type(kind)(varying=kind.varying - {along}))
+    return with_axes(value, axes_of(value) - {along})
 
 
 _agreed_p.def_impl(lambda value, *, along: value)

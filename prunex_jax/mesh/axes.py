@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import jax
 
 from prunex_jax.base.trees import PyTree
+from prunex_jax.mesh import varying
 
 HOST_AXIS = "host"
 DEVICE_AXIS = "device"
@@ -69,14 +70,14 @@ def vary(tree: PyTree, names: Iterable[str | None]) -> PyTree:
 
     def cast(leaf: jax.Array) -> jax.Array:
         missing = tuple(name for name in tracked if not varies(leaf, name))
-        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+        return varying.cast(leaf, missing)
 
     return jax.tree.map(cast, tree)
 
 
 def varies(leaf: jax.Array, name: str) -> bool:
     """Whether `shard_map` knows a value as differing along an axis."""
-    return name in jax.typeof(leaf).manual_axis_type.varying
+    return name in varying.axes_of(jax.typeof(leaf))
 
 
 def is_tracked(name: str) -> bool:

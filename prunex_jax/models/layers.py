@@ -27,6 +27,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from prunex_jax.mesh import varying
+
 Convolution = Literal["direct", "chunked"]
 
 # Share of the old running statistics that one training step keeps.
@@ -209,12 +211,9 @@ def _alike(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
     Where the kernel is the same on all devices, its gradient contains a sum over the
     mesh. Casting it outside of the custom derivative sums once, and not per chunk.
     """
-    axes = [jax.typeof(a).manual_axis_type.varying for a in (x, kernel)]
+    axes = [varying.axes_of(jax.typeof(a)) for a in (x, kernel)]
     missing = [tuple(sorted((axes[0] | axes[1]) - own)) for own in axes]
-    return (
-        lax.pcast(x, missing[0], to="varying") if missing[0] else x,
-        lax.pcast(kernel, missing[1], to="varying") if missing[1] else kernel,
-    )
+    return varying.cast(x, missing[0]), varying.cast(kernel, missing[1])
 
 
 def _moments(x: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]:

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import flatten_by_path, map_with_path
+from prunex_jax.mesh import vary
 from prunex_jax.models import (
     MODELS,
     BlockSpec,
@@ -401,14 +402,7 @@ def test_batch_statistics_on_a_mesh(name, axis_name):
 
     def step(params, images):
         grads, new = jax.grad(loss, has_aux=True)(params, images, axis_name)
-        new = jax.tree.map(
-            lambda x: jax.lax.pcast(
-                x[None],
-                tuple({"host", "device"} - jax.typeof(x).manual_axis_type.varying),
-                to="varying",
-            ),
-            new,
-        )
+        new = jax.tree.map(lambda x: vary(x[None], ("host", "device")), new)
         return grads, new
 
     sharded = P(("host", "device"))
