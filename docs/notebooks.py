@@ -1,5 +1,8 @@
 """Runs the notebooks in a quick form, or in full to store their outputs.
 
+Their beginnings are written here: a badge that opens them in Colab, and a cell that
+installs the package where it is missing.
+
 python docs/notebooks.py            runs each with one epoch; stops where a cell fails
 python docs/notebooks.py --store    runs them in full, and stores what the site shows
 python docs/notebooks.py quickstart --store         the same for one of them
@@ -8,6 +11,7 @@ python docs/notebooks.py quickstart --store         the same for one of them
 import os
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -15,11 +19,49 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"][
+    "Homepage"
+]
+COLAB = "https://colab.research.google.com"
+INSTALL = rf"""
+# Installs the package where it is missing, as in Colab. The jax that is there fits the
+# driver of the GPU, so pip has to keep it, or to say what does not fit.
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+if importlib.util.find_spec("prunex_jax") is None:
+    there = {{(d.name, d.version) for d in importlib.metadata.distributions()}}
+    held = [f"{{n}}=={{v}}" for n, v in there if re.match(r"jax(lib|[-_]cuda.*)?$", n)]
+    Path("held.txt").write_text("\n".join(held))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "-c", "held.txt"]
+    subprocess.run([*pip, "git+{REPOSITORY}"], check=True)
+"""
+
+
+def add_beginning(notebook: nbformat.NotebookNode, path: Path) -> None:
+    """Writes the badge below the title, and the cell that installs, or renews them."""
+    page = f"{REPOSITORY}/blob/main/notebooks/{path.name}"
+    page = page.replace("https://github.com", f"{COLAB}/github")
+    badge = f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({page})"
+    first, second, *others = notebook.cells
+    title, about = first.source.split("\n\n", 1)
+    if about.startswith("[!["):
+        about = about.split("\n\n", 1)[1]
+    first.source = f"{title}\n\n{badge}\n\n{about}"
+    install = nbformat.v4.new_code_cell(INSTALL.strip())
+    del install["id"]  # The stored format has none.
+    has_one = "importlib.util" in second.source
+    notebook.cells = [first, install, *([] if has_one else [second]), *others]
 
 
 def run(path: Path) -> nbformat.NotebookNode:
     """Runs a notebook in an empty folder; returns it with its outputs."""
     notebook = nbformat.read(path, as_version=4)
+    add_beginning(notebook, path)
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
         client = NotebookClient(

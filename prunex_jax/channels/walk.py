@@ -280,7 +280,9 @@ def evaluate(eqn: core.JaxprEqn, values: Sequence[Any], **params: Any) -> list[A
     """Does what an equation does, with other operands and perhaps other parameters."""
     primitive: Any = eqn.primitive
     bound = primitive.get_bind_params({**eqn.params, **params})
-    result = primitive.bind(*values, **bound)
+    # jax before 0.9 keeps functions apart.
+    functions, bound = bound if isinstance(bound, tuple) else ((), bound)
+    result = primitive.bind(*functions, *values, **bound)
     return list(result) if primitive.multiple_results else [result]
 
 
