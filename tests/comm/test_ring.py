@@ -11,7 +11,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.comm import Wire, list_collectives, wire_bytes
 from prunex_jax.comm.formulas import ring_sum
 from prunex_jax.comm.ring import ring_mean_over_hosts
-from prunex_jax.mesh import ALONE, MeshAxes
+from prunex_jax.mesh import ALONE, MeshAxes, vary
 from tests.helpers.common import MESH, make_mesh
 
 AXES = ("host", "device")
@@ -26,7 +26,7 @@ def on_mesh(shape, values, **kwargs):
 
     def body(own):
         total = ring_mean_over_hosts(own[0], MESH, **kwargs)
-        return total, jax.lax.pcast(total, AXES, to="varying")[None, None]
+        return total, vary(total, AXES)[None, None]
 
     mesh = make_mesh(*shape)
     specs = (jax.P(), jax.P(*AXES))

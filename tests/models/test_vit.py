@@ -10,6 +10,7 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import ConvNextConfig, GptConfig, ModelConfig, VitConfig
 from prunex_jax.channels import trace_channels
+from prunex_jax.mesh import vary
 from prunex_jax.models import make_model
 from prunex_jax.models.stream import drop_path, gelu
 from prunex_jax.models.vit import sines_and_cosines
@@ -186,7 +187,7 @@ def test_what_is_left_runs_where_values_vary_over_the_mesh():
     mesh = jax.make_mesh((1,), ("host",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def answers(params, images):
-        params = jax.lax.pcast(params, "host", to="varying")
+        params = vary(params, ("host",))
         return small.model.apply_train(params, {}, images)[0]
 
     specs = (jax.P(), jax.P("host"))

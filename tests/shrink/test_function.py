@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import trace_channels
+from prunex_jax.mesh import vary
 from prunex_jax.shrink import make_cut
 from tests.helpers import networks
 from tests.helpers.channel_checks import (
@@ -150,7 +151,7 @@ def varying_over_devices(apply, params, x):
         jax.shard_map, mesh=mesh, in_specs=(P(), P("device")), out_specs=P()
     )
     def step(params, x):
-        own = jax.tree.map(lambda leaf: lax.pcast(leaf, "device", to="varying"), params)
+        own = vary(params, ("device",))
         grads = jax.grad(lambda p: jnp.square(apply(p, x)).sum())(own)
         return lax.psum(grads, "device")
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from prunex_jax.comm import accounting
+from prunex_jax.mesh import vary
 from prunex_jax.train.program import Ledger, Program
 from tests.helpers.common import make_mesh
 
@@ -21,7 +22,7 @@ def make_program(ledger, name="sum", donate=()):
 
         def fn(x):
             for _ in range(times):
-                x = jax.lax.pcast(jax.lax.psum(x, "host"), "host", to="varying")
+                x = vary(jax.lax.psum(x, "host"), ("host",))
             return x
 
         return jax.shard_map(
