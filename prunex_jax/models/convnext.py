@@ -196,7 +196,7 @@ class Stage(nnx.Module):
 
     def __init__(
         self,
-        before: nnx.Module,
+        before: Callable[[jax.Array], jax.Array],
         stage: StageSpec,
         rates: tuple[float, ...],
         spec: ConvNextSpec,
