@@ -28,8 +28,10 @@ def specs_of(placements: PyTree, axes: MeshAxes = _TRAINER) -> PyTree:
       axes: Names of the caller's mesh axes. A name that is None leaves its leading
         axis, of length one, whole.
     Example:
-      >>> specs_of({'z': 'replicated', 'u': 'per_device'}, MeshAxes('pod', 'chip'))
-      {'u': P('pod', 'chip'), 'z': P()}
+      >>> axes = MeshAxes('pod', 'chip')
+      >>> specs = specs_of({'z': 'replicated', 'u': 'per_device'}, axes)
+      >>> specs == {'u': jax.P('pod', 'chip'), 'z': jax.P()}
+      True
     """
     names = (axes.host, axes.device)
     return jax.tree.map(lambda p: jax.P(*names[: _LEADING[p]]), placements)
