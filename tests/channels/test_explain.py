@@ -77,7 +77,10 @@ def test_what_mixes_channels_freezes_them_and_says_so(name):
     trace = assert_exact(apply, params, X, densities=[0.5])
     assert members_of(trace) == {"c": (5, [("c", 1, 1), ("d", 0, 1)])}
     reason = trace.explain("a").splitlines()[1]
-    assert reason.startswith(f"a axis 1 (8): stays; {name}: ")
+    if name == "unstack" and not hasattr(lax, "unstack_p"):  # older jax splits
+        assert reason.startswith("a axis 1 (8), positions 0: stays; split: ")
+    else:
+        assert reason.startswith(f"a axis 1 (8): stays; {name}: ")
     assert f"at {__file__}:" in reason
 
 
