@@ -9,6 +9,7 @@ python docs/notebooks.py quickstart --store         the same for one of them
 """
 
 import os
+import re
 import sys
 import tempfile
 import tomllib
@@ -76,7 +77,10 @@ def run(path: Path) -> nbformat.NotebookNode:
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
-    """Leaves out times of cells and folders of this machine; joins pieces of text."""
+    """Leaves out what is of this machine; joins pieces of text.
+
+    That is times of cells, folders, and what is said while a busy machine takes long.
+    """
     notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
         cell.metadata = {}
@@ -85,7 +89,12 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
         merged: list[nbformat.NotebookNode] = []
         for output in cell.outputs:
             if output.output_type == "stream":
-                output.text = output.text.replace(f"{ROOT}/", "")
+                if "slow_operation_alarm" in output.text:  # of XLA
+                    continue
+                text = output.text.replace(f"{ROOT}/", "")
+                output.text = re.sub(r".* \(\d+ s so far\)\n", "", text)
+                if not output.text:
+                    continue
                 if merged and merged[-1].get("name") == output.name:
                     merged[-1].text += output.text
                     continue
