@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src.lax import parallel
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
@@ -18,6 +19,7 @@ from prunex_jax.mesh.axes import is_tracked, varies
 
 # Untyped, for what jax has renamed.
 _lax: Any = jax.lax
+_inner: Any = parallel
 
 
 def check_local(grads: PyTree, axes: MeshAxes) -> None:
@@ -225,8 +227,8 @@ def _as_tuple(axis: Axis) -> tuple[str, ...]:
 def _gather(share: jax.Array, axis: Axis) -> jax.Array:
     if not is_tracked(_as_tuple(axis)[0]):
         return jax.lax.all_gather(share, axis, tiled=True)
-    if hasattr(_lax, "all_gather_invariant"):  # jax 0.7
-        return _lax.all_gather_invariant(share, axis, tiled=True)
+    if jax.__version_info__ < (0, 10):  # had no public name for it
+        return _inner.all_gather_invariant(share, axis, tiled=True)
     return _lax.all_gather(share, axis, tiled=True, to="invarying")
 
 
