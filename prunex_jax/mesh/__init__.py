@@ -19,6 +19,7 @@ has the axes ('host', 'device'), and what programs need to run on it.
     placement    where parts of a tree live: `Placement`, `enter`, `leave`
     agreement    all processes go on, or none
     store        a table of texts that the processes share, without collectives
+    stragglers   which processes are slow and hold up the others, from their own steps
     pulse        who is lost, and where: ends all processes instead of waiting for ever
 """
 
@@ -49,6 +50,7 @@ from prunex_jax.mesh.peaks import peak_flops
 from prunex_jax.mesh.placement import Placement, enter, leave, settle, specs_of
 from prunex_jax.mesh.pulse import Limits, Pulse
 from prunex_jax.mesh.start import start_processes
+from prunex_jax.mesh.stragglers import Pace
 
 __all__ = [
     "ALONE",
@@ -60,6 +62,7 @@ __all__ = [
     "LaunchFlags",
     "Limits",
     "MeshAxes",
+    "Pace",
     "Placement",
     "Pulse",
     "Topology",

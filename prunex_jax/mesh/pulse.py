@@ -39,6 +39,7 @@ from prunex_jax.base.command import (
 )
 from prunex_jax.base.errors import AGREED, UserError, one_line
 from prunex_jax.mesh.store import Store, StoreError
+from prunex_jax.mesh.stragglers import Pace, Stragglers
 
 # Beats within the time after which a silent process counts as lost.
 _BEATS = 12
@@ -90,11 +91,13 @@ class Beat:
     # What it has failed of; of that it only waited for others, if `is_victim`.
     error: str = ""
     is_victim: bool = False
+    pace: Pace = Pace()  # What its steps took.
 
     @classmethod
     def from_text(cls, text: str) -> "Beat":
         """Reads what `to_text` wrote."""
-        return cls(**json.loads(text))
+        content = json.loads(text)
+        return cls(**{**content, "pace": Pace(**content["pace"])})
 
     def to_text(self) -> str:
         """As the table holds it."""
@@ -147,6 +150,10 @@ class Judge:
             return f"the processes have lost each other: {victims[0].error}"
         return ""
 
+    def paces(self) -> dict[int, tuple[str, Pace]]:
+        """The machine and the steps of every process that has been heard of."""
+        return {p: (beat.machine, beat.pace) for p, beat in self._beats.items()}
+
     def places(self) -> str:
         """How far every process is, those first that are behind."""
         behind = sorted(self._beats.items(), key=lambda item: item[1].step)
@@ -192,6 +199,8 @@ class Pulse:
         self._last_number = 0
         self._place_of_first, self._places = "before its first step", ""
         self._judge = Judge(limits, self._num_processes, self._answered)
+        self._measure: Callable[[], Pace] = Pace
+        self._stragglers = Stragglers(self._answered)
         self._over = threading.Event()
         self._verdict = ""
         self._threads = [
@@ -233,6 +242,10 @@ class Pulse:
         self._beat = dataclasses.replace(
             before, phase=phase, step=before.step if step is None else step
         )
+
+    def paced_by(self, measure: Callable[[], Pace]) -> None:
+        """Takes what every beat asks how long steps take."""
+        self._measure = measure
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -281,7 +294,9 @@ class Pulse:
         """Writes beats and reads verdicts; a call may wait for long."""
         assert self._table is not None
         for number in itertools.count(1):
-            beat = dataclasses.replace(self._beat, number=number)
+            beat = dataclasses.replace(
+                self._beat, number=number, pace=self._measure()
+            )
             with contextlib.suppress(StoreError):
                 self._table.write(f"beats/{self._process}", beat.to_text())
                 if self._process == 0:
@@ -302,6 +317,8 @@ class Pulse:
             "places": self._judge.places(),
         }
         self._table.write("verdict/0", json.dumps(content))
+        for text in self._stragglers.news(self._judge.paces(), now):
+            warn(f"warning: {text}")
 
     def _read_verdict(self) -> None:
         assert self._table is not None

@@ -4,7 +4,6 @@ What must survive a crash is in `TrainState` and `RunPosition`, which checkpoint
 everything else is rebuilt.
 """
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -14,7 +13,7 @@ from typing import Any
 import jax
 
 from prunex_jax.base.signals import StopRequest
-from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, placed, run_together
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, Pace, placed, run_together
 from prunex_jax.methods import Method
 from prunex_jax.models import AnyModel
 from prunex_jax.tasks import Batch
@@ -34,6 +33,7 @@ from prunex_jax.train.network_mean import (
     with_network,
     with_statistics,
 )
+from prunex_jax.train.pace import Pacer
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.profiling import PROFILE, Profiler, profile_window
 from prunex_jax.train.program import Program
@@ -47,11 +47,6 @@ from prunex_jax.train.transitions import (
     hand_over,
 )
 from prunex_jax.train.work import seen_until, speed_of
-
-# Steps started ahead of the one that is waited for. On CPU the devices share threads,
-# and collectives of several steps at once could wait for each other for ever.
-_STEPS_IN_FLIGHT = {"cpu": 0}
-_DEFAULT_STEPS_IN_FLIGHT = 2
 
 Batches = Iterator[dict[str, jax.Array]]
 
@@ -84,6 +79,8 @@ class Surroundings:
     watch: Watch | None = None  # what it raises ends the run
     # Told what the run does, for those who wait for it: a phase, and perhaps a step.
     at: Callable[[str, int | None], None] = lambda phase, step: None
+    # Given what says how long steps take, for those who wait for them.
+    paced_by: Callable[[Callable[[], Pace]], None] = lambda measure: None
     exact_topology: bool = False  # refuses checkpoints of another mesh
 
 
@@ -108,7 +105,8 @@ class Loop:
         self._settled_method: Method | None = None
         # Metrics that became known after the last step.
         self._news: dict[str, float] = {}
-        self._tickets: collections.deque[jax.Array] = collections.deque()
+        self._pacer = Pacer()
+        around.paced_by(self._pacer.pace)
         self._ahead = CompilerAhead(_compiles_ahead(experiment))
         window = profile_window(experiment.config.run.profile_steps, self.num_steps)
         self._profiler = Profiler(
@@ -190,7 +188,7 @@ class Loop:
             self._show(state)
             while self.position.step < self.num_steps:
                 state = self._prepare_if_new(state)
-                state = self._do_step(state, next(batches))
+                state = self._do_step(state, self._pacer.next_of(batches))
                 with self.clock.paused():
                     state = self._do_what_is_due(state, batches)
                     self._show(state)
@@ -210,15 +208,19 @@ class Loop:
             self._ahead.foresee(
                 self.experiment, self.position, state, taught(batch), options
             )
+        seconds_before = self.clock.seconds_in_steps
         self._around.at("step", self.position.step + 1)
         self._profiler.before_step(self.position.step)
         self.clock.resume()
         state, ticket = local_step(state, taught(batch), **options)
         num_rounds = self.position.num_rounds + ("sends" in options)
         self._move(step=self.position.step + 1, num_rounds=num_rounds)
+        is_local = not local_step.sends_over(HOST_AXIS, **options)
+        self._pacer.started(ticket, is_local=is_local)
         state = self._exchange_if_due(state)
-        self._wait_for(ticket)
+        self._pacer.wait()
         self.clock.step_done()
+        self._pacer.step_done(self.clock.seconds_in_steps - seconds_before)
         self._profiler.after_step(self.position.step, ticket)
         return state
 
@@ -296,6 +298,7 @@ class Loop:
         self, text: str, phase: str = ""
     ) -> contextlib.AbstractContextManager[None]:
         """Says that something goes on, here and to those who wait for this process."""
+        self._pacer.drained()
         if phase:
             self._around.at(phase, None)
         return self._around.console.busy(text)
@@ -334,14 +337,6 @@ class Loop:
         position = self.position
         return self.experiment.current.step_options(position.step, position.keep_counts)
 
-    def _wait_for(self, ticket: jax.Array) -> None:
-        """Keeps few steps in flight, so that what is timed is what happened."""
-        self._tickets.append(ticket)
-        platform = jax.default_backend()
-        ahead = _STEPS_IN_FLIGHT.get(platform, _DEFAULT_STEPS_IN_FLIGHT)
-        while len(self._tickets) > ahead:
-            jax.block_until_ready(self._tickets.popleft())
-
     def _compile(self, program: Program, *args: Any, **static: Any) -> None:
         """Compiles what is new, on all processes, outside the time of steps."""
         if not program.is_compiled(**static):
@@ -368,6 +363,7 @@ class Loop:
         options = current.exchange_options(counts, due.kind)
         self._compile(exchange, state, **options)
         self._around.at("exchange", None)
+        self._pacer.exchanged()
         return exchange(state, **options)
 
     def _choose_counts(self, state: TrainState, density: float) -> None:

@@ -121,6 +121,10 @@ class Program:
         """Whether it was compiled for a call with these static arguments."""
         return tuple(sorted(static.items())) in self._compiled
 
+    def sends_over(self, axis: str, **static: Hashable) -> bool:
+        """Whether calls with these static arguments, once compiled, use an axis."""
+        return self._compiled[tuple(sorted(static.items()))].sent.get(axis, 0.0) > 0
+
     def compile(self, *args: Any, **static: Hashable) -> _Compiled:
         """Compiles for these arguments, or finds what was compiled before."""
         key = tuple(sorted(static.items()))

@@ -136,7 +136,11 @@ def train(
         folder = in_use.enter_context(_shown_elsewhere(folder, experiment, console))
         console.line(start_screen(experiment, str(workdir), described, started))
         around = functools.partial(
-            Surroundings, watch=watch, at=pulse.at, exact_topology=exact_topology
+            Surroundings,
+            watch=watch,
+            at=pulse.at,
+            paced_by=pulse.paced_by,
+            exact_topology=exact_topology,
         )
         result = _run(experiment, folder, console, around, pulse)
         if result is not None:

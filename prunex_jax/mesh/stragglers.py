@@ -1,0 +1,166 @@
+"""Finds out which processes hold up all others, from what each says of its own steps.
+
+Steps of all processes take equally long, because everyone waits for the slowest. So a
+process measures what contains no waiting: steps in which nothing travels between hosts,
+as most of a method that exchanges every few steps; and how long its devices stood still
+until its batch was read. Where every step has an exchange, only the latter is known.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# What is compared: at least so many seconds and steps of every process ...
+_SECONDS = 5.0
+_STEPS = 8
+# ... so often in a row, as one slow moment is no straggler.
+_TIMES = 3
+# A step may take so many times the median of the others, and so many seconds more.
+_FACTOR = 1.5
+_FLOOR = 0.005
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """What the steps of a process have taken; seconds."""
+
+    steps: int = 0  # Since its start.
+    seconds: float = 0.0  # Of these, with waiting for others.
+    data_seconds: float = 0.0  # Of that: its devices stood still for want of a batch.
+    own_steps: int = 0  # Those of the steps in which it waited for nobody.
+    own_median: float = 0.0  # Of the newest of them.
+    own_data_median: float = 0.0  # Of that: as above.
+
+    def since(self, before: "Pace") -> "Pace":
+        """The steps after an earlier pace.
+
+        Example:
+          >>> Pace(9, 4.5).since(Pace(5, 2.5)).seconds
+          2.0
+        """
+        return dataclasses.replace(
+            self,
+            steps=self.steps - before.steps,
+            seconds=self.seconds - before.seconds,
+            data_seconds=self.data_seconds - before.data_seconds,
+            own_steps=self.own_steps - before.own_steps,
+        )
+
+
+class Slow(NamedTuple):
+    """How a process holds up the others."""
+
+    cause: str  # By which part of its work: "data" or "step".
+    figures: str  # What is said of it.
+
+
+class Stragglers:
+    """Says which processes have become slow, or have caught up; each change once.
+
+    Args:
+      now: Seconds of the start, by any clock.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._compared = now
+        self._before: dict[int, Pace] = {}
+        # Cause, empty where there is none: as found last, how often in a row, as said.
+        self._found: dict[int, tuple[str, int]] = {}
+        self._said: dict[int, str] = {}
+
+    def news(self, paces: Mapping[int, tuple[str, Pace]], now: float) -> list[str]:
+        """Compares the newest steps of all processes.
+
+        Args:
+          paces: Process -> its machine, and its steps so far.
+          now: Seconds by the clock of the start.
+        Returns:
+          What has changed, one line per process.
+        """
+        newest = {
+            process: pace.since(self._before.get(process, Pace()))
+            for process, (_, pace) in paces.items()
+        }
+        is_enough = all(pace.steps >= _STEPS for pace in newest.values())
+        if now - self._compared < _SECONDS or not is_enough:
+            return []
+        self._compared = now
+        self._before = {process: pace for process, (_, pace) in paces.items()}
+        slow, lines = slow_among(newest), []
+        for process, (machine, _) in sorted(paces.items()):
+            found = slow.get(process)
+            if self._is_change(process, found.cause if found else ""):
+                said = found.figures if found else "is as fast as the others again"
+                lines.append(f"process {process} on {machine} {said}")
+        return lines
+
+    def _is_change(self, process: int, cause: str) -> bool:
+        """Whether it has been so for a while, and has not been said."""
+        last, times = self._found.get(process, ("", 0))
+        times = times + 1 if cause == last else 1
+        self._found[process] = cause, times
+        if times < _TIMES or self._said.get(process, "") == cause:
+            return False
+        self._said[process] = cause
+        return True
+
+
+def slow_among(paces: Mapping[int, Pace]) -> dict[int, Slow]:
+    """Which of some processes hold up the others, and how.
+
+    Example:
+      >>> quick, slow = Pace(9, 2.7, 0.0), Pace(9, 2.7, 1.8)
+      >>> slow_among({0: quick, 1: quick, 2: slow})[2].cause
+      'data'
+    """
+    found = {}
+    for process in paces if len(paces) > 1 else ():
+        slow = _in_own_steps(process, paces) or _in_data(process, paces)
+        if slow is not None:
+            found[process] = slow
+    return found
+
+
+def _in_own_steps(process: int, paces: Mapping[int, Pace]) -> Slow | None:
+    """By medians: one long step says nothing."""
+    if any(pace.own_steps < _STEPS for pace in paces.values()):
+        return None
+    own = {p: pace.own_median for p, pace in paces.items()}
+    data = {p: pace.own_data_median for p, pace in paces.items()}
+    usual = _median_of_others(process, own)
+    excess = own[process] - usual
+    if excess < _FLOOR or own[process] < _FACTOR * usual:
+        return None
+    figures = (
+        f"needs {own[process] / usual:.1f} times as long as the median of the others "
+        f"per step: {_ms(own[process])} against {_ms(usual)}"
+    )
+    if data[process] - _median_of_others(process, data) < excess / 2:
+        return Slow("step", figures)
+    return Slow("data", f"{figures}; for {_ms(data[process])} of it waits for its data")
+
+
+def _in_data(process: int, paces: Mapping[int, Pace]) -> Slow | None:
+    """By means, as loaders often stand still for one step out of many."""
+    if any(pace.steps < _STEPS for pace in paces.values()):
+        return None
+    data = {p: pace.data_seconds / pace.steps for p, pace in paces.items()}
+    step = paces[process].seconds / paces[process].steps
+    usual = _median_of_others(process, data)
+    excess = data[process] - usual
+    if excess < _FLOOR or step < _FACTOR * (step - excess):
+        return None
+    return Slow(
+        "data",
+        f"holds up the others: for {_ms(data[process])} of {_ms(step)} per step it "
+        f"waits for its data, the others for {_ms(usual)}",
+    )
+
+
+def _median_of_others(process: int, values: Mapping[int, float]) -> float:
+    return statistics.median(x for other, x in values.items() if other != process)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms"

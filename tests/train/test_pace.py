@@ -1,0 +1,87 @@
+"""What a process measures of its own steps, on a clock of the test's own."""
+
+from prunex_jax.train.pace import Pacer
+
+
+class Ticket:
+    """Of a step on devices of the test's own; waiting for it takes time."""
+
+    def __init__(self, clock, ready):
+        self.clock, self.ready = clock, ready
+
+    def is_ready(self):
+        return self.clock.now >= self.ready
+
+    def block_until_ready(self):
+        self.clock.now = max(self.clock.now, self.ready)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def batches(self, seconds):
+        while True:
+            self.now += seconds
+            yield {}
+
+
+def run(num_ahead, num_steps, data, step, period=0, exchange=0.0, is_local=True):
+    """Steps of `step` s on the devices, and an exchange after every few of them."""
+    clock = Clock()
+    pacer, batches = Pacer(num_ahead, clock), clock.batches(data)
+    free = ended = 0.0
+    for number in range(1, num_steps + 1):
+        pacer.next_of(batches)
+        free = max(free, clock.now) + step
+        pacer.started(Ticket(clock, free), is_local=is_local)
+        if period and number % period == 0:
+            free += exchange
+            pacer.exchanged()
+        pacer.wait()
+        pacer.step_done(clock.now - ended)
+        ended = clock.now
+    return pacer.pace()
+
+
+def test_steps_without_exchange_are_own_whatever_the_exchanges_take():
+    for num_ahead in (0, 2):
+        for exchange in (0.0, 7.0):
+            pace = run(num_ahead, 40, 0.0, 0.25, period=4, exchange=exchange)
+            assert pace.own_median == 0.25 and pace.steps == 40, num_ahead
+            assert 20 <= pace.own_steps <= 30
+            assert pace.data_seconds == 0.0
+
+
+def test_steps_that_send_and_steps_between_exchanges_of_all_are_not_own():
+    assert run(0, 40, 0.0, 0.25, is_local=False).own_steps == 0
+    assert run(0, 40, 0.0, 0.25, period=1, exchange=1.0).own_steps == 0
+
+
+def test_data_count_where_devices_wait_for_them():
+    pace = run(0, 40, 0.5, 0.25, period=4, exchange=1.0)
+    assert (pace.own_median, pace.own_data_median) == (0.75, 0.5)
+    # Two steps ahead, the devices have enough to do while a batch is read ...
+    busy = run(2, 40, 0.125, 0.25)
+    assert busy.own_median == 0.25 and busy.data_seconds <= 2 * 0.125
+    # ... unless that takes longer.
+    starved = run(2, 40, 0.5, 0.25)
+    assert (starved.own_median, starved.own_data_median) == (0.5, 0.5)
+
+
+def test_what_waits_for_all_steps_leaves_none_that_seems_short():
+    clock = Clock()
+    pacer, batches = Pacer(2, clock), clock.batches(0.0)
+    for number in range(10):
+        pacer.next_of(batches)
+        pacer.started(Ticket(clock, 0.25 * (number + 1)), is_local=True)
+        before = clock.now
+        pacer.wait()
+        pacer.step_done(clock.now - before)
+        if number == 5:
+            clock.now = 1.5
+            pacer.drained()
+    # The first is not: who knows what went before it.
+    assert (pacer.pace().own_steps, pacer.pace().own_median) == (5, 0.25)
