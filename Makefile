@@ -17,6 +17,7 @@
 #   make benchmark-start      from the command to the first step: where the time goes
 #   make benchmark-compression   what each method computes per exchange
 #   make benchmark-freed-memory  what keeping freed memory saves per CPU step
+#   make benchmark-pulse     what watching over processes costs a step
 #   make benchmark-loops      what loops around convolutions cost on CPU
 #   make bench-digits         every method on digits with three seeds: accuracy, bytes
 #   make bench-bytes          every method over 2 real hosts: interfaces against traces
@@ -50,7 +51,7 @@ DOCS := $(VENV)/.installed-docs
 .PHONY: help demo test test-slow test-exhaustive test-zoo test-torch test-weights \
     test-drills launchers check docs wheel format benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
-    benchmark-loops benchmark-torch-step \
+    benchmark-pulse benchmark-loops benchmark-torch-step \
     bench-digits bench-bytes clean
 
 help:
@@ -134,6 +135,9 @@ benchmark-compression: $(BASE)
 
 benchmark-freed-memory: $(BASE)
 	$(BIN)/python -m tests.benchmarks.freed_memory
+
+benchmark-pulse: $(BASE)
+	$(BIN)/python -m tests.benchmarks.pulse
 
 benchmark-loops: $(BASE)
 	$(BIN)/python -m tests.benchmarks.loops

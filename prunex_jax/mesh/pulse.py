@@ -39,7 +39,7 @@ from prunex_jax.base.command import (
 )
 from prunex_jax.base.errors import AGREED, UserError, one_line
 from prunex_jax.mesh.store import Store, StoreError
-from prunex_jax.mesh.stragglers import Pace, Stragglers
+from prunex_jax.mesh.stragglers import NO_PACE, Pace, Stragglers
 
 # Beats within the time after which a silent process counts as lost.
 _BEATS = 12
@@ -91,7 +91,7 @@ class Beat:
     # What it has failed of; of that it only waited for others, if `is_victim`.
     error: str = ""
     is_victim: bool = False
-    pace: Pace = Pace()  # What its steps took.
+    pace: Pace = NO_PACE  # What its steps took.
 
     @classmethod
     def from_text(cls, text: str) -> "Beat":
@@ -294,9 +294,7 @@ class Pulse:
         """Writes beats and reads verdicts; a call may wait for long."""
         assert self._table is not None
         for number in itertools.count(1):
-            beat = dataclasses.replace(
-                self._beat, number=number, pace=self._measure()
-            )
+            beat = dataclasses.replace(self._beat, number=number, pace=self._measure())
             with contextlib.suppress(StoreError):
                 self._table.write(f"beats/{self._process}", beat.to_text())
                 if self._process == 0:

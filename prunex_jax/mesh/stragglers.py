@@ -14,6 +14,7 @@ from typing import NamedTuple
 # What is compared: at least so many seconds and steps of every process ...
 _SECONDS = 5.0
 _STEPS = 8
+_OWN_STEPS = 16  # Where those are compared.
 # ... so often in a row, as one slow moment is no straggler.
 _TIMES = 3
 # A step may take so many times the median of the others, and so many seconds more.
@@ -29,8 +30,9 @@ class Pace:
     seconds: float = 0.0  # Of these, with waiting for others.
     data_seconds: float = 0.0  # Of that: its devices stood still for want of a batch.
     own_steps: int = 0  # Those of the steps in which it waited for nobody.
-    own_median: float = 0.0  # Of the newest of them.
-    own_data_median: float = 0.0  # Of that: as above.
+    # Of one of the newest of them, on average without the very longest.
+    own_seconds: float = 0.0
+    own_data_seconds: float = 0.0  # Of that: as above.
 
     def since(self, before: "Pace") -> "Pace":
         """The steps after an earlier pace.
@@ -46,6 +48,9 @@ class Pace:
             data_seconds=self.data_seconds - before.data_seconds,
             own_steps=self.own_steps - before.own_steps,
         )
+
+
+NO_PACE = Pace()  # Before the first step.
 
 
 class Slow(NamedTuple):
@@ -79,11 +84,10 @@ class Stragglers:
           What has changed, one line per process.
         """
         newest = {
-            process: pace.since(self._before.get(process, Pace()))
+            process: pace.since(self._before.get(process, NO_PACE))
             for process, (_, pace) in paces.items()
         }
-        is_enough = all(pace.steps >= _STEPS for pace in newest.values())
-        if now - self._compared < _SECONDS or not is_enough:
+        if now - self._compared < _SECONDS or not _can_compare(newest):
             return []
         self._compared = now
         self._before = {process: pace for process, (_, pace) in paces.items()}
@@ -106,6 +110,14 @@ class Stragglers:
         return True
 
 
+def _can_compare(paces: Mapping[int, Pace]) -> bool:
+    """Whether there are enough steps; few own ones may become more, up to a time."""
+    steps = min(pace.steps for pace in paces.values())
+    own = [pace.own_steps for pace in paces.values()]
+    is_clear = min(own) >= _OWN_STEPS or not max(own)
+    return steps >= _STEPS and (is_clear or steps >= 20 * _OWN_STEPS)
+
+
 def slow_among(paces: Mapping[int, Pace]) -> dict[int, Slow]:
     """Which of some processes hold up the others, and how.
 
@@ -123,11 +135,11 @@ def slow_among(paces: Mapping[int, Pace]) -> dict[int, Slow]:
 
 
 def _in_own_steps(process: int, paces: Mapping[int, Pace]) -> Slow | None:
-    """By medians: one long step says nothing."""
-    if any(pace.own_steps < _STEPS for pace in paces.values()):
+    """By steps in which it waits for nobody."""
+    if any(pace.own_steps < _OWN_STEPS for pace in paces.values()):
         return None
-    own = {p: pace.own_median for p, pace in paces.items()}
-    data = {p: pace.own_data_median for p, pace in paces.items()}
+    own = {p: pace.own_seconds for p, pace in paces.items()}
+    data = {p: pace.own_data_seconds for p, pace in paces.items()}
     usual = _median_of_others(process, own)
     excess = own[process] - usual
     if excess < _FLOOR or own[process] < _FACTOR * usual:
@@ -142,7 +154,7 @@ def _in_own_steps(process: int, paces: Mapping[int, Pace]) -> Slow | None:
 
 
 def _in_data(process: int, paces: Mapping[int, Pace]) -> Slow | None:
-    """By means, as loaders often stand still for one step out of many."""
+    """By all steps, as loaders may stand still for one step out of many."""
     if any(pace.steps < _STEPS for pace in paces.values()):
         return None
     data = {p: pace.data_seconds / pace.steps for p, pace in paces.items()}

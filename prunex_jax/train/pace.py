@@ -4,10 +4,10 @@ Nothing is waited for that would not be waited for otherwise.
 """
 
 import collections
-import statistics
+import math
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -17,8 +17,10 @@ from prunex_jax.mesh import Pace
 # and collectives of several steps at once could wait for each other for ever.
 _STEPS_IN_FLIGHT = {"cpu": 0}
 _DEFAULT_STEPS_IN_FLIGHT = 2
-# Own steps that medians look at.
-_NUM_NEWEST = 64
+# Own steps that are averaged, and how many of them, the longest, say nothing: what
+# happens in one of 20 steps, such as a stopped process, is seen, a single pause is not.
+_NUM_NEWEST = 32
+_NUM_LONGEST = 2
 _T = TypeVar("_T")
 
 
@@ -38,7 +40,7 @@ class Pacer:
         self._num_ahead, self._now = num_ahead, now
         # Of every step in flight what says that it is done, and whether, from the end
         # of the one before it, nothing has travelled between hosts.
-        self._in_flight: collections.deque[tuple[jax.Array, bool]] = collections.deque()
+        self._in_flight: collections.deque[tuple[Any, bool]] = collections.deque()
         self._has_exchanged = True
         self._is_own, self._data_seconds = False, 0.0
         self._steps, self._seconds, self._total_data_seconds = 0, 0.0, 0.0
@@ -100,12 +102,15 @@ class Pacer:
 
     def pace(self) -> Pace:
         """What steps take; any thread may ask."""
-        newest = self._newest.copy()
+        kept = sorted(self._newest.copy())[:-_NUM_LONGEST]
+        own, own_data = 0.0, 0.0
+        if kept:
+            own, own_data = (math.fsum(x) / len(kept) for x in zip(*kept, strict=True))
         return Pace(
             self._steps,
             self._seconds,
             self._total_data_seconds,
             self._own_steps,
-            statistics.median(own for own, _ in newest) if newest else 0.0,
-            statistics.median(data for _, data in newest) if newest else 0.0,
+            own,
+            own_data,
         )

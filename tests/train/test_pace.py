@@ -50,7 +50,7 @@ def test_steps_without_exchange_are_own_whatever_the_exchanges_take():
     for num_ahead in (0, 2):
         for exchange in (0.0, 7.0):
             pace = run(num_ahead, 40, 0.0, 0.25, period=4, exchange=exchange)
-            assert pace.own_median == 0.25 and pace.steps == 40, num_ahead
+            assert pace.own_seconds == 0.25 and pace.steps == 40, num_ahead
             assert 20 <= pace.own_steps <= 30
             assert pace.data_seconds == 0.0
 
@@ -62,13 +62,13 @@ def test_steps_that_send_and_steps_between_exchanges_of_all_are_not_own():
 
 def test_data_count_where_devices_wait_for_them():
     pace = run(0, 40, 0.5, 0.25, period=4, exchange=1.0)
-    assert (pace.own_median, pace.own_data_median) == (0.75, 0.5)
+    assert (pace.own_seconds, pace.own_data_seconds) == (0.75, 0.5)
     # Two steps ahead, the devices have enough to do while a batch is read ...
     busy = run(2, 40, 0.125, 0.25)
-    assert busy.own_median == 0.25 and busy.data_seconds <= 2 * 0.125
+    assert busy.own_seconds == 0.25 and busy.data_seconds <= 2 * 0.125
     # ... unless that takes longer.
     starved = run(2, 40, 0.5, 0.25)
-    assert (starved.own_median, starved.own_data_median) == (0.5, 0.5)
+    assert (starved.own_seconds, starved.own_data_seconds) == (0.5, 0.5)
 
 
 def test_what_waits_for_all_steps_leaves_none_that_seems_short():
@@ -84,4 +84,18 @@ def test_what_waits_for_all_steps_leaves_none_that_seems_short():
             clock.now = 1.5
             pacer.drained()
     # The first is not: who knows what went before it.
-    assert (pacer.pace().own_steps, pacer.pace().own_median) == (5, 0.25)
+    assert (pacer.pace().own_steps, pacer.pace().own_seconds) == (5, 0.25)
+
+
+def test_what_happens_now_and_then_counts_and_one_pause_does_not():
+    def own_seconds(long_steps):
+        clock, pacer = Clock(), Pacer(0)
+        for number in range(33):
+            seconds = 0.5 if number in long_steps else 0.125
+            pacer.started(Ticket(clock, 0.0), is_local=True)
+            pacer.wait()
+            pacer.step_done(seconds)
+        return pacer.pace().own_seconds
+
+    assert own_seconds({20}) == own_seconds({9, 22}) == 0.125
+    assert own_seconds(range(0, 33, 6)) > 1.2 * 0.125
