@@ -134,6 +134,15 @@ def test_named_files_and_settings_exist(page: Path) -> None:
         assert key in flat_keys(), f"no setting {key}"
 
 
+def test_every_fault_has_a_drill() -> None:
+    page = (ROOT / "docs" / "howto" / "reliability.md").read_text()
+    rows = re.findall(r"^\| .+ \| `(tests/.+\.py)`: (`test.+) \|$", page, re.M)
+    assert len(rows) >= 14
+    for path, tests in rows:
+        for name in re.findall(r"`(\w+)`", tests):
+            assert f"def {name}(" in (ROOT / path).read_text(), name
+
+
 @pytest.mark.parametrize("walk", ["From the loss", "From the score"])
 def test_walks_through_the_code_name_what_exists(walk: str) -> None:
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()

@@ -23,6 +23,7 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.links import sandbox
 from prunex_jax.bench.links.hosts import LoopbackHosts, NamespaceHosts
+from tests.helpers.common import processes_with
 
 ROOT = Path(__file__).parents[2]
 NOBODY = "setpriv --reuid=65534 --regid=65534 --clear-groups".split()
@@ -291,16 +292,6 @@ def traces() -> dict[str, object]:
         "files": [sorted(map(str, Path(folder).glob("*"))) for folder in folders],
         "names": Path("/etc/hosts").read_text(),
     }
-
-
-def processes_with(token: str) -> list[str]:
-    """Command lines of processes whose environment has the token."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and token in (entry / "environ").read_text():
-                found.append((entry / "cmdline").read_text().replace("\0", " ")[-80:])
-    return found
 
 
 @contextlib.contextmanager

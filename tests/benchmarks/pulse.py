@@ -32,7 +32,7 @@ LIMITS = Limits(silence=6.0, stall=3600.0)
 SETTINGS = {
     "topology": {"cpu_devices": 1, "layout": "process"},
     "data": {"name": "digits", "batch_size": 32},
-    "model": {"name": "resnet8", "width": 0.25},
+    "model": {"name": "resnet20", "width": 0.25},
     "run": {
         "steps": WARM_UP + 2 * NUM_PAIRS * STEPS_PER_BLOCK,
         "checkpoint_every_steps": 0,

@@ -1,5 +1,6 @@
 """What many tests need: the repository, meshes, ports, scripts in other processes."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -46,3 +47,13 @@ def assert_close(found: Any, wanted: Any, tolerance: float = 2e-6) -> None:
         leaf = np.asarray(leaf)
         allowed = tolerance * max(1.0, float(np.max(np.abs(leaf), initial=0.0)))
         np.testing.assert_allclose(found[path], leaf, atol=allowed, err_msg=path)
+
+
+def processes_with(token: str) -> list[str]:
+    """Command lines of processes whose environment has the token."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and token in (entry / "environ").read_text():
+                found.append((entry / "cmdline").read_text().replace("\0", " ")[-80:])
+    return found

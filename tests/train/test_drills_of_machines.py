@@ -1,0 +1,206 @@
+"""Faults of disks, files and links while two processes train: all end, and say why.
+
+As in `test_drills`, with what a machine rather than the program does wrong.
+"""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import numpy as np
+import pytest
+
+from prunex_jax.base.command import EXIT_BAD_INPUT, EXIT_LOST
+from prunex_jax.bench.links.sandbox import sandbox_kind
+from tests.helpers.common import ROOT, processes_with
+from tests.helpers.image_folders import CLASSES, break_file, write_images
+from tests.helpers.tiny_runs import merged, rows_of, wait_for_rows, write_config
+from tests.train.test_drills import VALUES, ended, start_both
+from tests.train.test_language import SETTINGS as LANGUAGE
+
+
+@pytest.fixture(autouse=True)
+def no_orphans(monkeypatch):
+    """Whatever a test starts has ended with it, workers of loaders as well."""
+    token = str(uuid.uuid4())
+    monkeypatch.setenv("TEST_TOKEN", token)
+    yield
+    deadline = time.monotonic() + 15
+    while left := processes_with(token):
+        assert time.monotonic() < deadline, f"{left} still live"
+        time.sleep(0.1)
+
+
+def running(tmp_path, values, rows=6):
+    """Two processes that have trained for a while."""
+    workdir = tmp_path / "run"
+    processes = start_both(tmp_path, (workdir, workdir), (values, values))
+    try:
+        wait_for_rows(processes[0], workdir, rows)
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    return processes, workdir
+
+
+def stop_soon(processes):
+    """Ends processes that train as a scheduler does; what they have said."""
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    try:
+        return [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_full_disk_of_one_process_ends_both_and_the_restart_goes_on(full, tmp_path):
+    processes, workdir = running(tmp_path, VALUES)
+    rows = len(rows_of(workdir))
+    # From now on no file of it can grow, as on a full disk.
+    resource.prlimit(processes[full].pid, resource.RLIMIT_FSIZE, (0, 0))
+    codes = [EXIT_LOST, EXIT_LOST]
+    codes[full] = EXIT_BAD_INPUT
+    outputs = ended(processes, codes)
+    for said in outputs:
+        assert f"error: process {full} on" in said and "at step" in said, said
+        assert "File too large" in said
+    again = start_both(tmp_path, (workdir, workdir))
+    try:
+        wait_for_rows(again[0], workdir, rows + 4)
+    finally:
+        outputs = stop_soon(again)
+    assert "resumed at step" in outputs[0]
+
+
+def own_folders(tmp_path, make):
+    """Data in a place of the same name on both machines: here, their folders."""
+    for index in range(2):
+        own = tmp_path / f"process{index}"
+        own.mkdir()
+        make(own)
+    return tmp_path / "process1"
+
+
+def cut(file):
+    with file.open("r+b") as content:
+        content.truncate(file.stat().st_size // 2)
+    return file
+
+
+@pytest.mark.slow
+def test_images_cut_on_one_machine_are_named_and_workers_end(tmp_path):
+    second = own_folders(tmp_path, lambda own: write_images(own / "photos", 30))
+    data = {"name": "folder", "dir": "photos", "loader": "grain", "num_workers": 1}
+    values = merged(VALUES, {"data": {**data, "augment": "none", "batch_size": 16}})
+    processes, _ = running(tmp_path, values, rows=2)
+    for name in CLASSES:
+        for file in (second / "photos" / name).iterdir():
+            break_file(file)
+    first, said = ended(processes, [EXIT_LOST, EXIT_BAD_INPUT])
+    assert "error: process 1 on" in said and "photos/" in said and "is broken" in said
+    assert "error: process 1 on" in first and "is broken" in first
+
+
+@pytest.mark.slow
+def test_tokens_cut_on_one_machine_are_named(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 90, 90_000).astype("<u2")
+    second = own_folders(tmp_path, lambda own: tokens.tofile(own / "tokens.bin"))
+    data = {"name": "tokens", "dir": "tokens.bin", "vocabulary": 100}
+    changes = {name: VALUES[name] for name in ("topology", "run")}
+    values = merged(LANGUAGE, {**changes, "data": data})
+    processes, _ = running(tmp_path, values, rows=2)
+    cut(second / "tokens.bin")
+    for said in ended(processes, [EXIT_LOST, EXIT_BAD_INPUT]):
+        assert "error: process 1 on" in said and "put the whole file back" in said
+        assert "tokens.bin has 90000 bytes and had 180000" in said
+
+
+@pytest.mark.slow
+def test_arrays_cut_on_one_machine_before_a_restart_are_named_by_both(tmp_path):
+    images = np.random.default_rng(0).integers(0, 255, (300, 8, 8, 1), np.uint8)
+    labels = np.arange(300) % 3
+
+    def write(own):
+        np.savez(own / "x.npz", x_train=images, y_train=labels)
+
+    second = own_folders(tmp_path, write)
+    data = {"name": "npz", "dir": "x.npz", "augment": "none"}
+    values = merged(VALUES, {"data": data})
+    processes, workdir = running(tmp_path, values, rows=2)
+    stop_soon(processes)
+    cut(second / "x.npz")
+    again = start_both(tmp_path, (workdir, workdir), (values, values))
+    for said in ended(again, [EXIT_BAD_INPUT] * 2, within=90):
+        assert "process 1: " in said and "x.npz cannot be read" in said
+        assert "Traceback" not in said
+
+
+LINK_DOWN = """
+import json, os, pathlib, subprocess, sys, time
+from prunex_jax.bench.links.hosts import NamespaceHosts
+
+config, workdir = sys.argv[1:]
+metrics = pathlib.Path(workdir, "metrics.jsonl")
+with NamespaceHosts(2) as hosts:
+    command = [sys.executable, "-m", "prunex_jax.train", f"--config={config}"]
+    command += [f"--workdir={workdir}", "--num_processes=2"]
+    command += [f"--coordinator={hosts.address(0)}:5000"]
+    processes = [
+        subprocess.Popen(
+            hosts.command(host, [*command, f"--process_id={host}"]),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for host in range(2)
+    ]
+    deadline = time.monotonic() + 150
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 6):
+        if time.monotonic() > deadline or processes[0].poll() is not None:
+            for process in processes:
+                process.kill()
+            sys.exit("\\n".join(process.communicate()[0] for process in processes))
+        time.sleep(0.1)
+    subprocess.run("ip link set v1 down".split(), check=True)
+    began = time.monotonic()
+    outputs = [process.communicate(timeout=90)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    print(json.dumps([time.monotonic() - began, codes, outputs]))
+"""
+IN_SANDBOX = """
+import sys
+from prunex_jax.bench.links.sandbox import run_in_sandbox
+sys.exit(run_in_sandbox([sys.executable, "-c", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_link_that_goes_down_ends_both_sides(tmp_path):
+    kind, reason = sandbox_kind()
+    if not kind:
+        pytest.skip(f"no network namespaces here: {reason}")
+    config = write_config(tmp_path, VALUES)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", IN_SANDBOX, LINK_DOWN),
+            *(str(config), str(tmp_path / "run")),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    seconds, codes, outputs = json.loads(done.stdout.splitlines()[-1])
+    assert seconds < 60 and codes == [EXIT_LOST, EXIT_LOST], outputs
+    for own, said in enumerate(outputs):
+        other = f"error: process {1 - own}"
+        assert other in said and "has not answered for" in said and "at step" in said
