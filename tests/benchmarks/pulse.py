@@ -25,8 +25,8 @@ from tests.benchmarks.pairs import describe_pairs
 from tests.helpers.common import ROOT, free_port
 
 NUM_PAIRS = 200
-STEPS_PER_BLOCK = 40
-WARM_UP = 2 * STEPS_PER_BLOCK
+STEPS_PER_BLOCK = 10
+WARM_UP = 4 * STEPS_PER_BLOCK
 # A tenth of the default.
 LIMITS = Limits(silence=6.0, stall=3600.0)
 SETTINGS = {
@@ -36,7 +36,7 @@ SETTINGS = {
     "run": {
         "steps": WARM_UP + 2 * NUM_PAIRS * STEPS_PER_BLOCK,
         "checkpoint_every_steps": 0,
-        "log_every_steps": STEPS_PER_BLOCK,
+        "log_every_steps": 10 * STEPS_PER_BLOCK,
     },
     "method": {"name": "hsadmm"},
 }

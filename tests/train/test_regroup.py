@@ -2,6 +2,7 @@
 
 import functools
 import json
+import statistics
 
 import jax
 import jax.numpy as jnp
@@ -252,17 +253,35 @@ def test_two_processes_go_on_with_what_four_hosts_have_saved(tmp_path):
     assert "continues on 2 hosts x 2 devices instead of 4 x 1" in outputs[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["hsadmm", "dgc"])
-def test_four_hosts_then_two_then_three_end_well(method, tmp_path):
-    """The same accuracy as without an interruption, up to what seeds change."""
-    four, two, three = (values_of(hosts, method, 160) for hosts in (4, 2, 3))
-    undisturbed = train(resolve_config(four), tmp_path / "a")
-    workdir = tmp_path / "b"
+def run_through(method, workdir, seed=0):
+    """A run on four hosts that crashes, goes on with two, crashes, and ends on three."""
+    four, two, three = (
+        {**values_of(hosts, method, 160), "seed": seed} for hosts in (4, 2, 3)
+    )
     run_until(60, four, workdir)
     run_until(110, two, workdir)
-    result = train(resolve_config(three), workdir)
-    assert [row["step"] for row in rows_of(workdir)] == [*range(3, 160, 3), 160]
-    apart = result.summary["test_accuracy"] - undisturbed.summary["test_accuracy"]
-    assert abs(apart) < 0.06
+    return train(resolve_config(three), workdir)
+
+
+# Test accuracy of undisturbed runs, seeds 0 to 4: `python -m tests.benchmarks.regroup`.
+UNDISTURBED = {
+    "hsadmm": (0.866, 0.880, 0.833, 0.694, 0.749),
+    "dgc": (0.454, 0.535, 0.451, 0.462, 0.479),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", UNDISTURBED)
+def test_four_hosts_then_two_then_three_end_well(method, tmp_path):
+    """Within the spread of undisturbed runs, and near the one of the same seed."""
+    four = values_of(4, method, 160)
+    undisturbed = train(resolve_config(four), tmp_path / "a")
+    result = run_through(method, tmp_path / "b")
+    rows = rows_of(tmp_path / "b")
+    assert [row["step"] for row in rows] == [*range(3, 160, 3), 160]
+    found = result.summary["test_accuracy"]
+    mean, spread = (f(UNDISTURBED[method]) for f in (statistics.mean, statistics.stdev))
+    assert abs(found - mean) < 2 * spread
+    # Apart from it by 0.014, 0.039, -0.017 and 0.017, -0.039, -0.022 for three seeds.
+    assert abs(found - undisturbed.summary["test_accuracy"]) < 0.06
     assert result.summary["params_kept"] == undisturbed.summary["params_kept"]
