@@ -1,7 +1,7 @@
 """What going on with other hosts costs: 4, then 2, then 3, against 4 all the way.
 
-Several seeds of short runs on digits, of which some are ended at steps 60 and 110 as by a
-crash and go on with another number of simulated hosts. Prints the test accuracy of each.
+Several seeds of short runs on digits, of which some are ended at steps 60 and 110 as by
+a crash and go on with another number of simulated hosts. Prints their test accuracies.
 
     python -m tests.benchmarks.regroup
 """

@@ -254,7 +254,7 @@ def test_two_processes_go_on_with_what_four_hosts_have_saved(tmp_path):
 
 
 def run_through(method, workdir, seed=0):
-    """A run on four hosts that crashes, goes on with two, crashes, and ends on three."""
+    """A run on four hosts that crashes, goes on with two, and ends on three."""
     four, two, three = (
         {**values_of(hosts, method, 160), "seed": seed} for hosts in (4, 2, 3)
     )
