@@ -101,8 +101,10 @@ class Checkpointer:
         self._directory = Path(directory).absolute()
         # The step in flight and what its manifest will say.
         self._pending: tuple[int, dict[str, Any]] | None = None
+        # Why the save in flight cannot be written, from the thread that writes it.
+        self._failures: list[BaseException] = []
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_muted_orbax())
+            stack.enter_context(_muted_orbax(self._failures.append))
             self._manager = self._open(keep, read_only)
             self._opened = self._directory.stat()
             steps = self._manager.all_steps()
@@ -158,6 +160,7 @@ class Checkpointer:
         import orbax.checkpoint as ocp
 
         self.wait()
+        self._failures.clear()
         if step in self.steps():
             return
         newest = self.latest_step()
@@ -288,6 +291,9 @@ class Checkpointer:
         while not concurrent.futures.wait([written], _LOOK_SECONDS).done:
             if not os.path.samestat(self._directory.stat(), self._opened):
                 raise FileNotFoundError(errno.ENOENT, "the folder was moved away")
+            # Orbax raises it only after a barrier, to which no other process comes.
+            if self._failures:
+                raise self._failures[0]
         written.result()
 
     def _open(self, keep: int, read_only: bool) -> "ocp.CheckpointManager":
@@ -519,8 +525,12 @@ def _all_hold(conditions: Sequence[bool]) -> list[bool]:
 
 
 @contextlib.contextmanager
-def _muted_orbax() -> Iterator[None]:
-    """Drops 40 lines of Orbax for each save, and tracebacks of what `wait` raises."""
+def _muted_orbax(hear: Callable[[BaseException], None]) -> Iterator[None]:
+    """Drops 40 lines of Orbax for each save, and tracebacks of what `wait` raises.
+
+    Args:
+      hear: Given the errors of these tracebacks.
+    """
     # Who asks for its logger first makes it: another than absl's does not know callers.
     from absl import logging as absl_logging
 
@@ -528,7 +538,11 @@ def _muted_orbax() -> Iterator[None]:
         is_asked_for = str(record.msg).startswith("Given directory is read only")
         is_noise = record.levelno < logging.WARNING or bool(record.exc_info)
         is_noise = is_noise or is_asked_for
-        return not (is_noise and "orbax" in Path(record.pathname).parts)
+        is_of_orbax = "orbax" in Path(record.pathname).parts
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and is_of_orbax and record.levelno >= logging.ERROR:
+            hear(error)
+        return not (is_noise and is_of_orbax)
 
     logger = absl_logging.get_absl_logger()
     logger.addFilter(is_kept)
