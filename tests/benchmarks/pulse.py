@@ -1,8 +1,9 @@
 """What watching over the processes of a run costs its steps: two processes, one run.
 
 Blocks of steps with and without a pulse take turns, in changing order, so that a
-machine whose speed drifts slows both. Beats are ten times as many as by default. Prints
-the ratio of their times, and what the thread that starts the steps does for it.
+machine whose speed drifts slows both. Every pulse begins with a beat, so that there are
+more of them than in a run. Prints the ratio of their times, and what the thread that
+starts the steps does for it.
 
     make benchmark-pulse
 """
@@ -24,11 +25,10 @@ from prunex_jax.train.state import TrainState
 from tests.benchmarks.pairs import describe_pairs
 from tests.helpers.common import ROOT, free_port
 
-NUM_PAIRS = 200
-STEPS_PER_BLOCK = 10
-WARM_UP = 4 * STEPS_PER_BLOCK
-# A tenth of the default.
-LIMITS = Limits(silence=6.0, stall=3600.0)
+NUM_PAIRS = 60
+STEPS_PER_BLOCK = 150
+WARM_UP = 50
+LIMITS = Limits(silence=60.0, stall=3600.0)  # As by default.
 SETTINGS = {
     "topology": {"cpu_devices": 1, "layout": "process"},
     "data": {"name": "digits", "batch_size": 32},
@@ -36,9 +36,9 @@ SETTINGS = {
     "run": {
         "steps": WARM_UP + 2 * NUM_PAIRS * STEPS_PER_BLOCK,
         "checkpoint_every_steps": 0,
-        "log_every_steps": 10 * STEPS_PER_BLOCK,
+        "log_every_steps": STEPS_PER_BLOCK,
     },
-    "method": {"name": "hsadmm"},
+    "method": {"name": "local_sgd"},
 }
 
 
@@ -114,20 +114,22 @@ def take_steps(coordinator: str, process: int, workdir: str) -> None:
     with mock.patch("prunex_jax.train.run.make_pulse", still):
         train(SETTINGS, workdir, launch=flags, watch=blocks.watch)
     if process == 0:
-        timings = {on: Timing(tuple(found)) for on, found in blocks.seconds.items()}
-        ratios = sorted(
-            on / off
-            for on, off in zip(blocks.seconds[True], blocks.seconds[False], strict=True)
-        )
-        # Ranks between which the median of all pairs lies in 95 of 100 cases.
-        around, far = len(ratios) / 2, 1.96 * len(ratios) ** 0.5 / 2
-        low, high = ratios[int(around - far)], ratios[int(around + far)]
-        sys.stdout.write(
-            f"{STEPS_PER_BLOCK} steps with a pulse / as many without: "
-            f"{describe_pairs(timings[True], timings[False])}; the median is "
-            f"{low:.4f} to {high:.4f} (95 %); calls of a step: "
-            f"{1e6 * statistics.median(blocks.calls):.1f} us\n"
-        )
+        sys.stdout.write(f"{describe(blocks)}\n")
+
+
+def describe(blocks: Blocks) -> str:
+    """The ratio of blocks with and without a pulse, pair by pair."""
+    on, off = blocks.seconds[True], blocks.seconds[False]
+    ratios = sorted(a / b for a, b in zip(on, off, strict=True))
+    # Ranks between which the median of all pairs lies in 95 of 100 cases.
+    around, far = len(ratios) / 2, 1.96 * len(ratios) ** 0.5 / 2
+    low, high = ratios[int(around - far)], ratios[int(around + far)]
+    return (
+        f"{STEPS_PER_BLOCK} steps with a pulse / as many without: "
+        f"{describe_pairs(Timing(tuple(on)), Timing(tuple(off)))}; the median is "
+        f"{low:.3f} to {high:.3f} (95 %); calls of a step: "
+        f"{1e6 * statistics.median(blocks.calls):.1f} us"
+    )
 
 
 if __name__ == "__main__":
