@@ -20,7 +20,7 @@ TREES = {
 
 # Outside dependency -> the only modules that may import it.
 OWNERS = {
-    "absl": {"data/loader.py"},
+    "absl": {"data/loader.py", "train/checkpoint.py"},
     "ml_collections": {"train/config.py", "train/run.py", "train/command.py"},
     "orbax": {"train/checkpoint.py"},
     "datasets": {"data/huggingface.py"},
