@@ -210,7 +210,7 @@ def encode(
         return _in_four_bins(values)
     largest = jnp.max(jnp.abs(values), axis=1, keepdims=True)
     if wire_dtype == "float16":
-        # Times a spacing of codes it is normal still: older XLA divides by that product.
+        # Normal also times the spacing of codes: XLA may divide by that product.
         scale = jnp.maximum(_power_of_two(largest) * 2.0**-14, _TINY * 2.0**24)
         codes = _round_significant(values / scale, 11, 2.0**-14, noise)
         sent, carrier = codes.astype(jnp.float16), jnp.uint16
