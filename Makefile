@@ -8,6 +8,7 @@
 #   make test-torch           the PyTorch peers of studies, which it installs
 #   make test-weights         weights of other packages, which it installs
 #   make test-drills          60 random faults over runs of every method (an hour)
+#   make test-gpu-programs    programs compiled for GPUs, by a compiler that it installs
 #   make launchers            Slurm and Open MPI for the slow tests, by apt-get as root
 #   make check                lint, formatting, types, import directions
 #   make docs                 the documentation as a site in build/site
@@ -45,11 +46,13 @@ TEST := $(VENV)/.installed-test
 ZOO := $(VENV)/.installed-zoo
 TORCH := $(VENV)/.installed-torch
 WEIGHTS := $(WEIGHTS_VENV)/.installed
+GPU := $(VENV)/gpu
 DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-exhaustive test-zoo test-torch test-weights \
-    test-drills launchers check docs wheel format benchmark benchmark-shrunk-step \
+    test-drills test-gpu-programs launchers check docs wheel format \
+    benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
     benchmark-pulse benchmark-loops benchmark-torch-step \
     bench-digits bench-bytes clean
@@ -62,7 +65,8 @@ demo: $(BASE)
 	    --config=configs/digits_resnet20_hsadmm.py --workdir='$(WORKDIR)'
 
 test: $(TEST)
-	$(BIN)/python -m pytest -q -m "not (slow or exhaustive or zoo or weights)" $(WORKERS)
+	$(BIN)/python -m pytest -q -m "not (slow or exhaustive or zoo or weights or gpu_programs)" \
+	    $(WORKERS)
 
 test-slow: $(TEST)
 	$(BIN)/python -m pytest -q -m slow $(WORKERS)
@@ -81,6 +85,11 @@ test-weights: $(WEIGHTS)
 
 test-drills: $(BASE)
 	$(BIN)/python -m prunex_jax drill --random=60 --workdir='$(DRILLS_WORKDIR)'
+
+# The compiler lies in a folder of its own, so that all else stays without GPUs.
+test-gpu-programs: $(GPU)/.installed
+	PYTHONPATH=$(GPU) $(BIN)/python -m pytest -q -m gpu_programs \
+	    tests/train/test_gpu_programs.py
 
 # Tests of launchers are skipped where this has no root, no apt-get or no packages.
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 \
@@ -190,6 +199,13 @@ $(BASE): $(BIN)/python pyproject.toml
 
 $(TEST): $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+$(GPU)/.installed: $(TEST)
+	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --upgrade --target $(GPU) \
+	    jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	@touch $@
 
 $(ZOO): $(BIN)/python pyproject.toml

@@ -16,6 +16,7 @@ from prunex_jax.mesh.folding import AnyMesh, FoldedMesh
 from prunex_jax.mesh.hosts import (
     DeviceRecord,
     Host,
+    Machine,
     arrange_hosts,
     fast_domain,
     gather_machines,
@@ -180,11 +181,12 @@ def make_topology(
         DeviceRecord(
             process=device.process_index,
             device=device.id,
-            machine=machines[device.process_index].key,
-            machine_name=machines[device.process_index].name,
+            machine=machine.key,
+            machine_name=machine.name,
             slice=fast_domain(device),
         )
         for device in chosen
+        for machine in [_machine_of(device, machines)]
     ]
     resolved = resolve_layout(wanted, records)
     hosts = arrange_hosts(records, resolved)
@@ -211,6 +213,17 @@ def check_has_links(simulated: str) -> None:
             f"topology.simulated={simulated!r} has no links to measure; leave it "
             "empty, and use real hosts or topology.layout with topology.cpu_devices"
         )
+
+
+def _machine_of(device: jax.Device, machines: Sequence[Machine]) -> Machine:
+    """The machine of a device; one of its own for each process that is not here.
+
+    Devices may be descriptions, for which programs are compiled and never run.
+    """
+    process = device.process_index
+    if process < len(machines):
+        return machines[process]
+    return Machine(f"described {process}", f"described-{process}")
 
 
 def _simulated_topology(text: str, device: jax.Device) -> Topology:

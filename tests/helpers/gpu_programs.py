@@ -1,0 +1,224 @@
+"""Programs compiled for GPUs that this machine has not, and what their text shows.
+
+XLA compiles for a description of a device. What it makes is never run here: memory and
+schedules are the compiler's word.
+"""
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+
+from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import Collective
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, Topology, make_topology, sharding_on
+from prunex_jax.train.config import ExperimentConfig
+from prunex_jax.train.experiment import Experiment, make_experiment
+from prunex_jax.train.program import shapes_of
+
+NUM_HOSTS, DEVICES_PER_HOST = 2, 8
+PLUGIN = "jax_plugins.xla_cuda13"
+# What NVIDIA's data sheet and its driver say of an H100 SXM, in XLA's format.
+_DESCRIPTION = Path(__file__).parent / "h100.txtpb"
+# Operations of compiled programs that communicate, and the kind of `Collective`.
+_KINDS = {
+    "all-reduce": "sum",
+    "all-gather": "gather",
+    "reduce-scatter": "scatter",
+    "all-to-all": "exchange",
+    "collective-permute": "shift",
+}
+_TYPES = {
+    **{"f32": "float32", "f16": "float16", "bf16": "bfloat16", "pred": "bool"},
+    **{f"{s}{n}": f"{t}{n}" for s, t in (("s", "int"), ("u", "uint")) for n in (8, 16)},
+    **{"s32": "int32", "u32": "uint32"},
+}
+# %name = type operation(operands), attributes
+_LINE = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\(([^()]*)\)(.*)")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}")
+_COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+
+
+def why_not() -> str:
+    """What is missing to compile for GPUs; empty for nothing."""
+    try:
+        found = importlib.util.find_spec(PLUGIN)
+    except ModuleNotFoundError:
+        found = None
+    return "" if found else "no compiler for GPUs: `make test-gpu-programs` installs it"
+
+
+def described_topology() -> Topology:
+    """Two hosts with eight H100 each, none of which is here."""
+    described: Any = topologies.get_topology_desc(
+        platform="cuda",
+        target_config=_DESCRIPTION.read_text(),
+        topology=f"1x{NUM_HOSTS}x{DEVICES_PER_HOST}",
+    )
+    return make_topology("process", devices=described.devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A program for these GPUs."""
+
+    text: str  # As the compiler shows it.
+    arguments: int  # Bytes on one device,
+    outputs: int
+    temporaries: int
+    aliased: int  # and of outputs that lie where arguments were.
+    state: int  # Of the state that it is given.
+    sent: Mapping[str, float]  # What a host sends over an axis, from the trace.
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """What it sends, in the order of its text."""
+        return list_compiled(self.text)
+
+    def copied(self, least: int = 0) -> int:
+        """Bytes that it copies, in copies of at least so many bytes."""
+        sizes = [_num_bytes(line[2]) for line in _lines(self.text) if line[3] == "copy"]
+        return sum(size for size in sizes if size >= least)
+
+
+class GpuPrograms:
+    """The programs of a run on GPUs that are not here.
+
+    Args:
+      config: The run; its batches come from CPUs.
+    """
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        cpus = make_topology(
+            str(NUM_HOSTS), devices=jax.devices()[: NUM_HOSTS * DEVICES_PER_HOST]
+        )
+        with make_experiment(config, cpus).batches() as batches:
+            batch = shapes_of(next(batches))
+        self.experiment: Experiment = make_experiment(config, described_topology())
+        mesh, self._programs = self.experiment.mesh, self.experiment.current.programs
+        self._batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=sharding_on(mesh, x.sharding.spec)
+            ),
+            batch,
+        )
+        self._state = self._programs.abstract_state()
+
+    def local_step(self, step: int = 0) -> Compiled:
+        """The local step of full width."""
+        options = self.experiment.current.step_options(
+            step, self.experiment.channels.sizes
+        )
+        return self._compiled(
+            self._programs.local_step, (self._state, self._batch), options
+        )
+
+    def exchange(self, options: Mapping[str, Any]) -> Compiled:
+        """An exchange of full width."""
+        return self._compiled(self._programs.exchange, (self._state,), options)
+
+    def _compiled(
+        self, program: Any, args: tuple[PyTree, ...], options: Mapping[str, Any]
+    ) -> Compiled:
+        compiled = program.compile(*args, **options)
+        memory = compiled.run.memory_analysis()
+        return Compiled(
+            compiled.run.as_text(),
+            memory.argument_size_in_bytes,
+            memory.output_size_in_bytes,
+            memory.temp_size_in_bytes,
+            memory.alias_size_in_bytes,
+            _bytes_per_device(self._state),
+            compiled.sent,
+        )
+
+
+def _bytes_per_device(tree: PyTree) -> int:
+    return sum(
+        int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
+        for x in jax.tree.leaves(tree)
+    )
+
+
+def _lines(text: str) -> Iterator[re.Match[str]]:
+    return filter(None, map(_LINE.match, text.splitlines()))
+
+
+def list_compiled(text: str) -> list[Collective]:
+    """Lists what a compiled program sends, as `list_collectives` does for a traced one.
+
+    Args:
+      text: As the compiler shows a program for `described_topology`.
+    Raises:
+      AssertionError: Groups of a collective follow neither axis of the mesh.
+    """
+    return list(_listed(text))
+
+
+def _listed(text: str) -> Iterator[Collective]:
+    types = {line[1]: line[2] for line in _lines(text)}
+    for line in _lines(text):
+        kind = _KINDS.get(line[3].removesuffix("-start"))
+        if kind is None:
+            continue
+        axes, sizes = _axes_of(line[5])
+        names = [name.strip().lstrip("%") for name in line[4].split(",")]
+        for dtype, count in (a for name in names for a in _arrays(types[name])):
+            yield Collective(kind, axes, sizes, count, dtype)
+
+
+def _arrays(text: str) -> Iterator[tuple[str, int]]:
+    """Types and numbers of elements of what a type says."""
+    for name, shape in _ARRAY.findall(text):
+        sizes = [int(size) for size in shape.split(",") if size]
+        yield _TYPES[name], int(np.prod(sizes, dtype=np.int64))
+
+
+def _num_bytes(text: str) -> int:
+    return sum(jax.numpy.dtype(d).itemsize * n for d, n in _arrays(text))
+
+
+def _axes_of(attributes: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The mesh axes along which a collective runs.
+
+    Raises:
+      AssertionError: Its groups are neither hosts, nor devices with the same number on
+        every host, nor everything.
+    """
+    mesh = np.arange(NUM_HOSTS * DEVICES_PER_HOST).reshape(NUM_HOSTS, -1)
+    groups = _groups_of(attributes)
+    both = ((HOST_AXIS, DEVICE_AXIS), mesh.shape)
+    if "source_target_pairs" in attributes:
+        rows = {len({i // DEVICES_PER_HOST for i in pair}) for pair in groups}
+        columns = {len({i % DEVICES_PER_HOST for i in pair}) for pair in groups}
+        if columns == {1}:
+            return (HOST_AXIS,), (NUM_HOSTS,)
+        return ((DEVICE_AXIS,), (DEVICES_PER_HOST,)) if rows == {1} else both
+    found = {frozenset(group) for group in groups}
+    if found == {frozenset(row.tolist()) for row in mesh}:
+        return (DEVICE_AXIS,), (DEVICES_PER_HOST,)
+    if found == {frozenset(column.tolist()) for column in mesh.T}:
+        return (HOST_AXIS,), (NUM_HOSTS,)
+    assert found == {frozenset(mesh.ravel().tolist())}, attributes
+    return both
+
+
+def _groups_of(attributes: str) -> list[list[int]]:
+    if counted := _COUNTED.search(attributes):
+        shape, sizes, order = (_numbers(x or "") for x in counted.groups())
+        every = np.arange(np.prod(sizes)).reshape(sizes)
+        return every.transpose(order or None).reshape(shape).tolist()
+    listed = _LISTED.search(attributes)
+    assert listed, f"no groups in {attributes}"
+    return [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]

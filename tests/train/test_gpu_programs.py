@@ -1,0 +1,112 @@
+"""What programs become on GPUs, compiled for two hosts with eight H100 each.
+
+No GPU is needed, and nothing is run: these tests read what the compiler has made.
+"""
+
+import dataclasses
+
+import pytest
+
+from prunex_jax.comm import wire_bytes
+from prunex_jax.mesh import HOST_AXIS
+from prunex_jax.train.ahead import exchanges_to_come
+from prunex_jax.train.position import RunPosition
+from tests.helpers import gpu_programs
+from tests.helpers.gpu_programs import (
+    DEVICES_PER_HOST,
+    NUM_HOSTS,
+    Compiled,
+    GpuPrograms,
+    list_compiled,
+)
+from tests.train.test_cuda import CONFIGS, config_of
+
+LACKING = gpu_programs.why_not()
+
+
+def needs_compiler(test):
+    """Runs a test only where there is a compiler for GPUs."""
+    skipped = pytest.mark.skipif(bool(LACKING), reason=LACKING)
+    return pytest.mark.gpu_programs(skipped(test))
+
+
+DIGITS = [path for path in CONFIGS if path.stem.startswith("digits_")]
+SHAPE = {"host": NUM_HOSTS, "device": DEVICES_PER_HOST}
+
+
+def programs_of(path, **changes) -> GpuPrograms:
+    config = config_of(path)
+    data = dataclasses.replace(config.data, batch_size=NUM_HOSTS * DEVICES_PER_HOST * 8)
+    method = dataclasses.replace(config.method, **changes)
+    return GpuPrograms(dataclasses.replace(config, data=data, method=method))
+
+
+def compiled_of(programs: GpuPrograms) -> dict[str, Compiled]:
+    """The first local step, and the first exchange if there is one."""
+    experiment = programs.experiment
+    found = {"local_step": programs.local_step()}
+    position = RunPosition(keep_counts=experiment.channels.sizes)
+    first = next(exchanges_to_come(experiment, position), None)
+    if first is not None:
+        found["exchange"] = programs.exchange(first)
+    return found
+
+
+@pytest.fixture(
+    params=DIGITS, ids=lambda path: path.stem.split("_")[-1], scope="module"
+)
+def compiled(request):
+    return compiled_of(programs_of(request.param))
+
+
+PARTS = """
+  %p = f32[4]{0} parameter(0)
+  %q = s8[2,3]{1,0} parameter(1)
+  %r.1 = (f32[4]{0}, s8[2,3]{1,0}) all-reduce-start(%p, %q), channel_id=1, GROUPS
+"""
+ROWS = "{0,1,2,3,4,5,6,7},{8,9,10,11,12,13,14,15}"
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes"),
+    [
+        (f"replica_groups={{{ROWS}}}, use_global_device_ids=true", ("device",)),
+        ("replica_groups=[2,8]<=[16]", ("device",)),
+        ("replica_groups=[8,2]<=[2,8]T(1,0)", ("host",)),
+        ("replica_groups=[1,16]<=[16]", ("host", "device")),
+        ("source_target_pairs={{0,8},{8,0}}", ("host",)),
+        ("source_target_pairs={{0,1},{1,0}}", ("device",)),
+    ],
+)
+def test_compiled_collectives_are_listed(groups, axes):
+    listed = list_compiled(PARTS.replace("GROUPS", groups))
+    found = [(c.kind, c.axes, c.num_elements, c.dtype) for c in listed]
+    assert found == [("sum", axes, 4, "float32"), ("sum", axes, 6, "int8")]
+
+
+def test_groups_across_both_axes_are_refused():
+    with pytest.raises(AssertionError):
+        list_compiled(PARTS.replace("GROUPS", "replica_groups=[8,2]<=[16]"))
+
+
+@needs_compiler
+def test_compiled_bytes_are_traced_bytes(compiled):
+    """Of every collective, axis by axis: hosts and devices are kept apart."""
+    for name, program in compiled.items():
+        assert wire_bytes(program.collectives, SHAPE) == dict(program.sent), name
+
+
+@needs_compiler
+def test_donated_state_is_where_the_new_one_is(compiled):
+    for name, program in compiled.items():
+        missing = program.state - program.aliased
+        # What a program does not read is not given to it.
+        assert missing <= 0.005 * program.state, name
+
+
+@needs_compiler
+def test_int8_stays_int8_on_the_wire():
+    digits = next(path for path in DIGITS if path.stem.endswith("hsadmm"))
+    exchange = compiled_of(programs_of(digits, wire_dtype="int8"))["exchange"]
+    over_hosts = [c for c in exchange.collectives if HOST_AXIS in c.axes]
+    assert over_hosts and {c.dtype for c in over_hosts} == {"int8"}
