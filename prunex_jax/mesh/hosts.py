@@ -94,8 +94,11 @@ def fast_domain(device: jax.Device) -> int | None:
     """The domain of fast links that a device is in, where its platform tells it.
 
     A slice of TPUs, or the GPUs that NVLink joins: `partition_index` in newer versions
-    of jax, where `slice_index` is deprecated.
+    of jax, where `slice_index` is deprecated. Processes on CPU are all in slice 0 for
+    jax, which says nothing of their links.
     """
+    if getattr(device, "platform", "") == "cpu":
+        return None
     for name in ("partition_index", "slice_index"):
         found = getattr(device, name, None)
         if found is not None:

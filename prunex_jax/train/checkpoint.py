@@ -106,7 +106,8 @@ class Checkpointer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_muted_orbax(self._failures.append))
             self._manager = self._open(keep, read_only)
-            self._opened = self._directory.stat()
+            # None where nothing is saved, and the folder need not be there.
+            self._opened = None if read_only else self._directory.stat()
             steps = self._manager.all_steps()
             sealed = _all_hold([self._is_sealed(step) for step in steps])
             self._muted = stack.pop_all()
@@ -288,6 +289,7 @@ class Checkpointer:
                 written.set_exception(error)
 
         threading.Thread(target=wait, daemon=True).start()
+        assert self._opened is not None, "saving into what is only read"
         while not concurrent.futures.wait([written], _LOOK_SECONDS).done:
             if not os.path.samestat(self._directory.stat(), self._opened):
                 raise FileNotFoundError(errno.ENOENT, "the folder was moved away")

@@ -157,9 +157,9 @@ class Cluster:
         path.write_text(text)
         return path
 
-    def wait_until_up(self) -> None:
-        """Waits for all nodes."""
-        deadline = time.monotonic() + 60
+    def wait_until_idle(self) -> None:
+        """Waits until all nodes are up, and done with the jobs they had."""
+        deadline = time.monotonic() + 120
         states: list[str] = []
         while states != ["idle"] * len(self.nodes):
             assert self._outer.poll() is None, self.log
@@ -245,7 +245,7 @@ def small_cluster(folder: Path, num_nodes: int = 2) -> Iterator[Cluster]:
     """For a fixture: a cluster that is up, and gone afterwards."""
     cluster = Cluster(folder, num_nodes)
     try:
-        cluster.wait_until_up()
+        cluster.wait_until_idle()
         yield cluster
     finally:
         cluster.close()

@@ -98,6 +98,7 @@ def test_bad_stand_ins_are_refused(text):
         ({"slice_index": 3}, 3),
         ({"partition_index": 2, "slice_index": 3}, 2),
         ({"partition_index": 0}, 0),
+        ({"platform": "cpu", "slice_index": 0}, None),
         ({"partition_index": None, "slice_index": None}, None),
         ({}, None),
     ],

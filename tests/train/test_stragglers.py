@@ -82,7 +82,7 @@ def wait_for_warning(said, count, act=lambda: time.sleep(0.2)):
 
 @pytest.mark.slow
 def test_a_slow_process_is_named_with_its_cause_and_equal_ones_are_not(tmp_path):
-    with running(tmp_path, VALUES) as (processes, said, mark):
+    with running(tmp_path, VALUES) as (_, said, mark):
         time.sleep(20)  # More than three comparisons.
         assert not warnings_of(said), "both are equally fast"
         mark.touch()
@@ -94,13 +94,19 @@ def test_a_slow_process_is_named_with_its_cause_and_equal_ones_are_not(tmp_path)
         assert "process 1" in (line := wait_for_warning(said, 2))
         assert line.endswith("is as fast as the others again")
 
+
+@pytest.mark.exhaustive
+def test_a_process_that_is_stopped_again_and_again_is_named(tmp_path):
+    """Not in CI: once in many runs Gloo crossed sums of processes that were stopped."""
+    with running(tmp_path, VALUES) as (processes, said, _):
+
         def throttle():
             processes[1].send_signal(signal.SIGSTOP)
             time.sleep(0.2)
             processes[1].send_signal(signal.SIGCONT)
             time.sleep(0.02)
 
-        line = wait_for_warning(said, 3, throttle)
+        line = wait_for_warning(said, 1, throttle)
         assert line.startswith("warning: process 1 on ") and "needs" in line
 
 
