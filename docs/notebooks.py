@@ -1,6 +1,6 @@
 """Runs the notebooks in a quick form, or in full to store their outputs.
 
-Their beginnings are written here: a badge that opens them in Colab, and a cell that
+Their beginnings are written here: a link that opens them in Colab, and a cell that
 installs the package where it is missing.
 
 python docs/notebooks.py            runs each with one epoch; stops where a cell fails
@@ -44,15 +44,15 @@ if importlib.util.find_spec("prunex_jax") is None:
 
 
 def add_beginning(notebook: nbformat.NotebookNode, path: Path) -> None:
-    """Writes the badge below the title, and the cell that installs, or renews them."""
+    """Writes the link below the title, and the cell that installs, or renews them."""
     page = f"{REPOSITORY}/blob/main/notebooks/{path.name}"
     page = page.replace("https://github.com", f"{COLAB}/github")
-    badge = f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({page})"
+    link = f"[Open in Colab]({page})"
     first, second, *others = notebook.cells
     title, about = first.source.split("\n\n", 1)
-    if about.startswith("[!["):
+    if about.startswith("[Open in Colab]"):
         about = about.split("\n\n", 1)[1]
-    first.source = f"{title}\n\n{badge}\n\n{about}"
+    first.source = f"{title}\n\n{link}\n\n{about}"
     install = nbformat.v4.new_code_cell(INSTALL.strip())
     del install["id"]  # The stored format has none.
     has_one = "importlib.util" in second.source

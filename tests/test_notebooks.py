@@ -47,7 +47,7 @@ def install_cell(notebook: Path) -> str:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_badge_opens_each_in_colab(notebook: Path) -> None:
+def test_a_link_opens_each_in_colab(notebook: Path) -> None:
     title = "".join(json.loads(notebook.read_text())["cells"][0]["source"])
     page = f"{REPOSITORY}/blob/main/notebooks/{notebook.name}"
     where = page.removeprefix("https://github.com")
