@@ -23,7 +23,7 @@ from prunex_jax.bench.drill.table import by_fault, by_kind, write_tables
 from prunex_jax.bench.drill.verdicts import MOST_STEPS_LOST, judge
 from prunex_jax.bench.links.hosts import LoopbackHosts
 from prunex_jax.methods import METHODS
-from tests.helpers.common import ROOT, free_port
+from tests.helpers.common import ROOT, free_port, outputs_of
 
 PLAN = Plan("dense", (Blow("kill", 1, 10),))
 LOST_LINE = "error: process 1 on m has not answered; it was at step 10, phase step\n"
@@ -40,21 +40,12 @@ def drill(*flags):
     )
 
 
-def ended(processes, within=400):
-    """What all have printed."""
-    try:
-        return [process.communicate(timeout=within)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-
-
 @pytest.mark.slow
 def test_a_run_on_one_machine_survives(tmp_path):
     faults = ["kill", "full_disk", "moved"]
     flags = (f"--workdir={tmp_path}", "--processes=2", f"--faults={','.join(faults)}")
     process = drill(*flags)
-    (said,) = ended([process])
+    (said,) = outputs_of([process], within=400)
     assert process.returncode == 0, said
     found = json.loads((tmp_path / "drill.json").read_text())["faults"]
     assert [row["fault"] for row in found] == faults
@@ -65,7 +56,7 @@ def test_a_run_on_one_machine_survives(tmp_path):
     log = tmp_path / "hsadmm/logs/disturbed_0_process0.log"
     log.write_text("nothing that helps")
     again = drill(*flags)
-    (said,) = ended([again], within=60)
+    (said,) = outputs_of([again], within=60)
     assert again.returncode == 1
     assert "error: hsadmm, kill of process" in said and str(log)[:-5] in said
 
@@ -76,7 +67,7 @@ def test_two_drills_look_after_a_process_each(tmp_path):
     shared = [f"--workdir={workdir}", f"--coordinator=127.0.0.1:{free_port()}"]
     shared += ["--num_processes=2", "--faults=kill,term,link", "--method=dgc"]
     processes = [drill(*shared, f"--process_id={number}") for number in range(2)]
-    said = ended(processes)
+    said = outputs_of(processes, within=400)
     assert [process.returncode for process in processes] == [0, 0], said
     assert "links of a cluster are left alone" in said[0] and said[1] == ""
     found = json.loads((workdir / "drill.json").read_text())["faults"]
@@ -84,7 +75,7 @@ def test_two_drills_look_after_a_process_each(tmp_path):
     assert "SIGKILL" in found[0]["outcome"] and "69" in found[0]["outcome"]
     # Nobody may join a drill that has ended.
     late = drill(*shared, "--process_id=1")
-    (said,) = ended([late], within=60)
+    (said,) = outputs_of([late], within=60)
     assert late.returncode == 2 and "holds a drill already" in said
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ def assert_close(found: Any, wanted: Any, tolerance: float = 2e-6) -> None:
         leaf = np.asarray(leaf)
         allowed = tolerance * max(1.0, float(np.max(np.abs(leaf), initial=0.0)))
         np.testing.assert_allclose(found[path], leaf, atol=allowed, err_msg=path)
+
+
+def outputs_of(processes: Sequence[subprocess.Popen], within: float) -> list[str]:
+    """What processes have printed that end by themselves, each in so many seconds."""
+    try:
+        return [process.communicate(timeout=within)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def processes_with(token: str) -> list[str]:

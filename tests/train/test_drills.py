@@ -76,11 +76,16 @@ def saved(workdir):
     return [int(p.name) for p in folders if (p / "manifest.json").exists()]
 
 
-def running(tmp_path, values=VALUES):
-    """Two processes that have trained for a while and saved."""
+def running(tmp_path, values=VALUES, rows=6):
+    """Two processes that have trained for a while."""
     workdir = tmp_path / "run"
     processes = start_both(tmp_path, (workdir, workdir), (values, values))
-    wait_for_rows(processes[0], workdir, 6)
+    try:
+        wait_for_rows(processes[0], workdir, rows)
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
     return processes, workdir
 
 

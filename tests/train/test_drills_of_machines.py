@@ -17,10 +17,10 @@ import pytest
 
 from prunex_jax.base.command import EXIT_BAD_INPUT, EXIT_LOST
 from prunex_jax.bench.links.sandbox import sandbox_kind
-from tests.helpers.common import ROOT, processes_with
+from tests.helpers.common import ROOT, outputs_of, processes_with
 from tests.helpers.image_folders import CLASSES, break_file, write_images
 from tests.helpers.tiny_runs import merged, rows_of, wait_for_rows, write_config
-from tests.train.test_drills import VALUES, ended, start_both
+from tests.train.test_drills import VALUES, ended, running, start_both
 from tests.train.test_language import SETTINGS as LANGUAGE
 
 
@@ -36,33 +36,11 @@ def no_orphans(monkeypatch):
         time.sleep(0.1)
 
 
-def running(tmp_path, values, rows=6):
-    """Two processes that have trained for a while."""
-    workdir = tmp_path / "run"
-    processes = start_both(tmp_path, (workdir, workdir), (values, values))
-    try:
-        wait_for_rows(processes[0], workdir, rows)
-    except BaseException:
-        for process in processes:
-            process.kill()
-        raise
-    return processes, workdir
-
-
 def stop_soon(processes):
     """Ends processes that train as a scheduler does; what they have said."""
     for process in processes:
         process.send_signal(signal.SIGTERM)
-    return both_ended(processes, 120)
-
-
-def both_ended(processes, within=60):
-    """What processes have said that have to end in time."""
-    try:
-        return [process.communicate(timeout=within)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    return outputs_of(processes, 120)
 
 
 @pytest.mark.slow
@@ -173,7 +151,7 @@ with NamespaceHosts(2) as hosts:
                 process.kill()
             sys.exit("\\n".join(process.communicate()[0] for process in processes))
         time.sleep(0.1)
-    subprocess.run("ip link set v1 down".split(), check=True)
+    hosts.set_link(1, False)
     began = time.monotonic()
     outputs = [process.communicate(timeout=90)[0] for process in processes]
     codes = [process.returncode for process in processes]
