@@ -6,11 +6,11 @@ buffer, so that every exchange is one message per stage. Trees are fused and spl
 `comm.averaging`. Bytes are stated per device; `comm.accounting` counts them.
 """
 
+import importlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.lax import parallel
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
@@ -19,7 +19,6 @@ from prunex_jax.mesh.axes import is_tracked, varies
 
 # Untyped, for what jax has renamed.
 _lax: Any = jax.lax
-_inner: Any = parallel
 
 
 def check_local(grads: PyTree, axes: MeshAxes) -> None:
@@ -228,7 +227,8 @@ def _gather(share: jax.Array, axis: Axis) -> jax.Array:
     if not is_tracked(_as_tuple(axis)[0]):
         return jax.lax.all_gather(share, axis, tiled=True)
     if jax.__version_info__ < (0, 10):  # had no public name for it
-        return _inner.all_gather_invariant(share, axis, tiled=True)
+        parallel: Any = importlib.import_module("jax._src.lax.parallel")
+        return parallel.all_gather_invariant(share, axis, tiled=True)
     return _lax.all_gather(share, axis, tiled=True, to="invarying")
 
 

@@ -70,22 +70,14 @@ class Compiled:
     """A program for these GPUs."""
 
     text: str  # As the compiler shows it.
-    arguments: int  # Bytes on one device,
-    outputs: int
-    temporaries: int
-    aliased: int  # and of outputs that lie where arguments were.
-    state: int  # Of the state that it is given.
+    aliased: int  # Bytes on one device of outputs that lie where arguments were,
+    state: int  # and of the state that it is given.
     sent: Mapping[str, float]  # What a host sends over an axis, from the trace.
 
     @property
     def collectives(self) -> list[Collective]:
         """What it sends, in the order of its text."""
         return list_compiled(self.text)
-
-    def copied(self, least: int = 0) -> int:
-        """Bytes that it copies, in copies of at least so many bytes."""
-        sizes = [_num_bytes(line[2]) for line in _lines(self.text) if line[3] == "copy"]
-        return sum(size for size in sizes if size >= least)
 
 
 class GpuPrograms:
@@ -128,13 +120,9 @@ class GpuPrograms:
         self, program: Any, args: tuple[PyTree, ...], options: Mapping[str, Any]
     ) -> Compiled:
         compiled = program.compile(*args, **options)
-        memory = compiled.run.memory_analysis()
         return Compiled(
             compiled.run.as_text(),
-            memory.argument_size_in_bytes,
-            memory.output_size_in_bytes,
-            memory.temp_size_in_bytes,
-            memory.alias_size_in_bytes,
+            compiled.run.memory_analysis().alias_size_in_bytes,
             _bytes_per_device(self._state),
             compiled.sent,
         )
@@ -179,10 +167,6 @@ def _arrays(text: str) -> Iterator[tuple[str, int]]:
     for name, shape in _ARRAY.findall(text):
         sizes = [int(size) for size in shape.split(",") if size]
         yield _TYPES[name], int(np.prod(sizes, dtype=np.int64))
-
-
-def _num_bytes(text: str) -> int:
-    return sum(jax.numpy.dtype(d).itemsize * n for d, n in _arrays(text))
 
 
 def _axes_of(attributes: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -11,8 +11,6 @@ from prunex_jax.base.command import (
     EXIT_STOPPED,
 )
 
-# Without any fault: a run to its end.
-NOTHING = ""
 LINK, MOVED, HANG, FULL_DISK, STOP = "link", "moved", "hang", "full_disk", "stop"
 
 
@@ -20,7 +18,6 @@ LINK, MOVED, HANG, FULL_DISK, STOP = "link", "moved", "hang", "full_disk", "stop
 class Fault:
     """One kind of fault, and what is right after it."""
 
-    text: str  # What is done, for `--help` and the table.
     # Exit codes that are right for the process it is done to, and for all others.
     victim: tuple[int, ...]
     others: tuple[int, ...]
@@ -36,53 +33,46 @@ _SAVED = ("stopped at step", "and saved")
 
 FAULTS: dict[str, Fault] = {
     "kill": Fault(
-        "SIGKILL, as when a machine loses power",
         (-signal.SIGKILL,),
         _LOST,
         number=signal.SIGKILL,
     ),
     "term": Fault(
-        "SIGTERM, as schedulers send it",
         _STOPPED,
         _STOPPED,
         number=signal.SIGTERM,
         said=_SAVED,
     ),
     "int": Fault(
-        "SIGINT, as Ctrl-C does",
         _STOPPED,
         _STOPPED,
         number=signal.SIGINT,
         said=_SAVED,
     ),
     STOP: Fault(
-        "SIGSTOP, as a machine that hangs; it comes back when all others have ended",
         _LOST,
         _LOST,
         number=signal.SIGSTOP,
     ),
-    "error": Fault("an exception", (EXIT_FAILED,), _LOST, is_own=True),
+    "error": Fault((EXIT_FAILED,), _LOST, is_own=True),
     HANG: Fault(
-        "a process that waits for ever",
         (EXIT_STALLED, EXIT_LOST),
         (EXIT_STALLED, EXIT_LOST),
         is_own=True,
         said=("at step", "phase"),
     ),
     FULL_DISK: Fault(
-        "no more bytes can be written (RLIMIT_FSIZE), by process 0",
         (EXIT_BAD_INPUT,),
         _LOST,
         is_own=True,
         only_first=True,
     ),
     MOVED: Fault(
-        "the run folder is moved away",
         (EXIT_BAD_INPUT, EXIT_LOST),
         (EXIT_BAD_INPUT, EXIT_LOST),
         said=("error: process", "at step", "phase"),
     ),
-    LINK: Fault("the link of a host is down", _LOST, _LOST, said=("at step", "phase")),
+    LINK: Fault(_LOST, _LOST, said=("at step", "phase")),
 }
 # What random drills choose from.
 RANDOM = ("kill", "term", "int", STOP, LINK)
