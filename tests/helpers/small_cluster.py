@@ -59,7 +59,8 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket=/run/munge.socket
+# Seconds that a requeued job waits, so that the end of its first start comes no later.
+AuthInfo=socket=/run/munge.socket,cred_expire=60
 StateSaveLocation=/run/state
 SlurmdSpoolDir=/run/spool-%n
 SlurmctldPidFile=/run/slurmctld.pid
@@ -70,6 +71,7 @@ TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+SchedulerParameters=sched_interval=5
 SlurmdParameters=config_overrides
 ReturnToService=2
 # A loaded machine saves slowly.
