@@ -138,6 +138,22 @@ class Checkpointer:
         in_flight = () if self._pending is None else (self._pending[0],)
         return max((*self.steps(), *in_flight), default=None)
 
+    def check(self) -> None:
+        """Raises if the save in flight is known to have failed; waits for nothing.
+
+        A process knows it of its own writing, and need not ask the others.
+
+        Raises:
+          UserError: The checkpoint in flight could not be written.
+        """
+        if self._pending is None or not self._failures:
+            return
+        failure, (step, _) = self._failures[0], self._pending
+        self._pending = None
+        if not isinstance(failure, _WRITE_ERRORS):
+            raise failure
+        raise self._cannot_write(step, failure) from failure
+
     def save(
         self, step: int, state: PyTree, extra: Mapping[str, Any], *, wait: bool = False
     ) -> None:
@@ -186,7 +202,7 @@ class Checkpointer:
             self._manager.save(step, args=args, force=True)
         except _WRITE_ERRORS as error:
             self._pending = None
-            raise self._cannot_write(error) from error
+            raise self._cannot_write(step, error) from error
         if wait:
             self.wait()
 
@@ -240,12 +256,13 @@ class Checkpointer:
         """
         if self._pending is None:
             return
+        step, _ = self._pending
         try:
             self._wait_until_written()
-            if _all_hold([self._is_sealed(self._pending[0])])[0]:
-                self._complete.add(self._pending[0])
+            if _all_hold([self._is_sealed(step)])[0]:
+                self._complete.add(step)
         except _WRITE_ERRORS as error:
-            raise self._cannot_write(error) from error
+            raise self._cannot_write(step, error) from error
         finally:
             self._pending = None
 
@@ -335,11 +352,12 @@ class Checkpointer:
         sealed = (self._directory / str(step) / _MANIFEST).is_file()
         return sealed or jax.process_index() != 0
 
-    def _cannot_write(self, error: Exception) -> UserError:
+    def _cannot_write(self, step: int, error: BaseException) -> UserError:
         reason = str(error).splitlines()[0]
         return UserError(
-            f"cannot write a checkpoint to {self._directory} ({reason}); free space or "
-            "make it writable, then run the same command again"
+            f"cannot write the checkpoint of step {step} to {self._directory} "
+            f"({reason}); free space or make it writable, then run the same command "
+            "again"
         )
 
     def _seal(self) -> None:

@@ -189,6 +189,7 @@ class Loop:
             while self.position.step < self.num_steps:
                 state = self._prepare_if_new(state)
                 state = self._do_step(state, self._pacer.next_of(batches))
+                self._around.checkpointer.check()
                 with self.clock.paused():
                     state = self._do_what_is_due(state, batches)
                     self._show(state)

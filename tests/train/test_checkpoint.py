@@ -340,6 +340,25 @@ def test_a_failed_write_is_reported_once_and_leaves_the_previous(
         assert_same(checkpointer.restore(small_state())[0], small_state(1.0))
 
 
+def test_a_failed_write_is_known_without_waiting_for_it(tmp_path, monkeypatch):
+    def full(folder):
+        raise OSError("No space left on device")
+
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        checkpointer.save(1, small_state(1.0), {}, wait=True)
+        monkeypatch.setattr("prunex_jax.train.checkpoint.digests_of", full)
+        checkpointer.check()
+        checkpointer.save(2, small_state(2.0), {})
+        with pytest.raises(UserError, match=r"of step 2 to .*No space left .*free sp"):
+            for _ in range(300):
+                checkpointer.check()
+                time.sleep(0.1)
+        checkpointer.check()
+    monkeypatch.undo()
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        assert checkpointer.steps() == (1,)
+
+
 def test_is_silent_at_info_level_and_only_while_open(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         save_one_of(tmp_path, (1, 2))
