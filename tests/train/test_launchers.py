@@ -76,7 +76,8 @@ def test_a_job_that_reaches_its_limit_saves_and_goes_on_from_the_queue(
 
     # It starts by itself: told to start now, it would be ended by what its node still
     # says of the first start.
-    assert cluster.run("scontrol", "update", f"jobid={job}", "TimeLimit=30").stdout == ""
+    update = ("scontrol", "update", f"jobid={job}", "TimeLimit=30")
+    assert cluster.run(*update).stdout == ""
     wait_for_steps(cluster, job, workdir, log, past=step)
     assert rows_of(workdir)[-1]["step"] > step
 
