@@ -91,6 +91,8 @@ def check_health(
       TrainingDivergedError: The loss is not finite, or the copies have left their
         consensus. The latter is how H-SADMM diverges: copies and duals chase each
         other, while every loss stays a finite number.
+      RuntimeError: The report names a step that has not been: a sum over processes was
+        wrong. The run can go on from its newest checkpoint.
     Example:
       >>> import numpy as np
       >>> far = Report({'loss': 1.0}, np.int32(NEVER), {'host_drift': 7.0})
@@ -101,9 +103,15 @@ def check_health(
     kept = "there is no checkpoint before it"
     if last_good_step is not None:
         kept = f"the checkpoint of step {last_good_step} is kept"
-    if report.first_bad_step != NEVER:
+    bad_step = int(report.first_bad_step)
+    if bad_step != NEVER and not 0 <= bad_step < step:
+        raise RuntimeError(
+            f"a sum over the processes of the run was wrong by step {step}: the first "
+            f"bad step is said to be {bad_step}; {kept}. Run the same command again"
+        )
+    if bad_step != NEVER:
         raise TrainingDivergedError(
-            f"the loss is not finite since step {int(report.first_bad_step)}; {kept}. "
+            f"the loss is not finite since step {bad_step}; {kept}. "
             "Lower config.optimizer.learning_rate or lengthen its warm-up, and choose "
             "another --workdir"
         )

@@ -8,12 +8,15 @@ import jax
 import numpy as np
 import pytest
 
+from prunex_jax.base.errors import TrainingDivergedError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.mesh import make_topology
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.console import Console
+from prunex_jax.train.evaluation import check_health
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.loop import Loop, Surroundings
+from prunex_jax.train.step import Report
 from tests.helpers.tiny_runs import merged, settings
 
 BASE = settings(
@@ -368,3 +371,18 @@ def test_channel_rounds_hand_over_what_they_have_held_back():
     assert sent[2] == sent[4] < 0.55 * dense
     assert 3 * dense <= sent[5] < 3.03 * dense
     assert loop.position.num_rounds == 3 + 1
+
+
+@pytest.mark.parametrize("bad_step", [-2, 40])
+def test_a_step_that_cannot_be_is_a_wrong_sum_and_no_divergence(bad_step):
+    report = Report({"loss": 1.0}, np.int32(bad_step), {})
+    said = f"by step 40: the first bad step is said to be {bad_step}; the checkpoint of"
+    with pytest.raises(RuntimeError, match=said) as raised:
+        check_health(report, 0.0, 40, 20)
+    assert not isinstance(raised.value, TrainingDivergedError)
+
+
+def test_a_step_that_was_is_a_divergence():
+    report = Report({"loss": 1.0}, np.int32(39), {})
+    with pytest.raises(TrainingDivergedError, match="not finite since step 39"):
+        check_health(report, 0.0, 40, 20)
