@@ -140,12 +140,17 @@ def scatter_sum(buffer: jax.Array, device_axis: str | None) -> jax.Array:
       [m], the share of this device; `join_shares` puts shares together.
     Collectives:
       A scattered sum over `device_axis` of P * m elements; with one device, nothing
-      that moves.
+      that moves. On CPU with several processes an exchange of as many, which sends
+      the same bytes.
     """
     if device_axis is None:
         return buffer
-    if axis_size(device_axis) == 1:
+    num_devices = axis_size(device_axis)
+    if num_devices == 1:
         return sum_at_once(buffer, device_axis)
+    if _is_summed_by_gloo():
+        rows = exchange(buffer, device_axis).reshape(num_devices, -1)
+        return jnp.sum(rows, axis=0, dtype=buffer.dtype)
     return jax.lax.psum_scatter(vary(buffer, (device_axis,)), device_axis, tiled=True)
 
 
@@ -217,6 +222,13 @@ def _is_whole(buffer: jax.Array, axes: MeshAxes) -> bool:
         return True
     assert axes.device is not None, "it has several positions"
     return axis_size(axes.host) == 1 and not varies(buffer, axes.device)
+
+
+# Gloo's scattered sum may overwrite what it has not sent yet, so that the first device of
+# a host gets wrong numbers: github.com/jax-ml/jax/issues/40830. Seen with jax 0.10.2.
+def _is_summed_by_gloo() -> bool:
+    """Whether devices of a process add up by Gloo, as on CPU with several processes."""
+    return jax.process_count() > 1 and jax.default_backend() == "cpu"
 
 
 def _as_tuple(axis: Axis) -> tuple[str, ...]:

@@ -20,7 +20,9 @@ from prunex_jax.channels import (
 from prunex_jax.comm import (
     Wire,
     check_local,
+    collectives,
     compact_size,
+    list_collectives,
     mean_over_devices,
     mean_over_hosts,
     mean_over_mesh,
@@ -28,6 +30,7 @@ from prunex_jax.comm import (
     radial_mean_over_hosts,
     sum_over_hosts,
     sum_over_mesh,
+    wire_bytes,
 )
 from prunex_jax.mesh import ALONE, MeshAxes, vary
 from tests.helpers.common import MESH
@@ -142,6 +145,27 @@ def test_minimum_of_integers_with_never():
     assert int(on_mesh(fn, (2, 2))(steps)) == never
     steps[1, 0] = 7
     assert int(on_mesh(fn, (2, 2))(steps)) == 7
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("shape", [(2, 2), (1, 4), (2, 3)], ids=lambda s: f"{s[1]}")
+def test_where_gloo_adds_up_sums_and_bytes_are_those_of_a_scattered_sum(
+    shape, dtype, monkeypatch
+):
+    values = np.random.default_rng(0).integers(-9, 9, (*shape, 11)).astype(dtype)
+    found = {}
+    for by_gloo in (False, True):
+        monkeypatch.setattr(collectives, "_is_summed_by_gloo", lambda: by_gloo)  # noqa: B023
+        program = on_mesh(lambda own: sum_over_mesh(own, MESH), shape)
+        listed = list_collectives(jax.make_jaxpr(program)(values))
+        kinds = {each.kind for each in listed}
+        assert ("exchange" in kinds, "scatter" in kinds) == (by_gloo, not by_gloo)
+        found[by_gloo] = program(values), wire_bytes(listed, dict(zip(AXES, shape)))
+    (scattered, scattered_bytes), (exchanged, exchanged_bytes) = found.values()
+    assert exchanged.dtype == dtype
+    np.testing.assert_array_equal(exchanged, values.sum((0, 1)))
+    np.testing.assert_array_equal(exchanged, scattered)
+    assert exchanged_bytes == scattered_bytes
 
 
 def test_types_of_a_mixed_tree_come_back():

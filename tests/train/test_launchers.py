@@ -1,7 +1,7 @@
 """The job scripts of `examples/` under a real Slurm and a real Open MPI.
 
 A cluster of two nodes on this machine; each node has a name, an address, four GPUs for
-Slurm and one or two CPU devices for jax.
+Slurm and two CPU devices for jax.
 """
 
 import re
@@ -18,9 +18,8 @@ from tests.helpers.tiny_runs import rows_of, settings, write_config
 LACKING = why_not()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKING), reason=LACKING)]
 SCRIPT = str(ROOT / "examples" / "slurm.sbatch")
-# One device on each node: see the last of docs/explanation/limits.md.
 LONG = settings(
-    topology={"cpu_devices": 1, "layout": "host"},
+    topology={"cpu_devices": 2, "layout": "host"},
     run={"steps": 20_000, "log_every_steps": 5, "checkpoint_every_steps": 10_000},
 )
 SHORT = settings(topology={"cpu_devices": 2, "layout": "host"}, run={"steps": 6})
