@@ -224,8 +224,8 @@ def _is_whole(buffer: jax.Array, axes: MeshAxes) -> bool:
     return axis_size(axes.host) == 1 and not varies(buffer, axes.device)
 
 
-# Gloo's scattered sum may overwrite what it has not sent yet, so that the first device of
-# a host gets wrong numbers: github.com/jax-ml/jax/issues/40830. Seen with jax 0.10.2.
+# Gloo's scattered sum may overwrite what it has not sent yet, so that the first device
+# of a host gets wrong numbers: github.com/jax-ml/jax/issues/40830 (seen in jax 0.10).
 def _is_summed_by_gloo() -> bool:
     """Whether devices of a process add up by Gloo, as on CPU with several processes."""
     return jax.process_count() > 1 and jax.default_backend() == "cpu"

@@ -160,7 +160,8 @@ def test_where_gloo_adds_up_sums_and_bytes_are_those_of_a_scattered_sum(
         listed = list_collectives(jax.make_jaxpr(program)(values))
         kinds = {each.kind for each in listed}
         assert ("exchange" in kinds, "scatter" in kinds) == (by_gloo, not by_gloo)
-        found[by_gloo] = program(values), wire_bytes(listed, dict(zip(AXES, shape)))
+        sent = wire_bytes(listed, dict(zip(AXES, shape, strict=True)))
+        found[by_gloo] = program(values), sent
     (scattered, scattered_bytes), (exchanged, exchanged_bytes) = found.values()
     assert exchanged.dtype == dtype
     np.testing.assert_array_equal(exchanged, values.sum((0, 1)))
