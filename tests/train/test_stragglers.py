@@ -97,7 +97,7 @@ def test_a_slow_process_is_named_with_its_cause_and_equal_ones_are_not(tmp_path)
 
 @pytest.mark.exhaustive
 def test_a_process_that_is_stopped_again_and_again_is_named(tmp_path):
-    """Not in CI: once in many runs Gloo crossed sums of processes that were stopped."""
+    """As the one before it; Gloo once gave a wrong sum here (see comm.collectives)."""
     with running(tmp_path, VALUES) as (processes, said, _):
 
         def throttle():
