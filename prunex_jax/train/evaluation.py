@@ -104,7 +104,7 @@ def check_health(
     if last_good_step is not None:
         kept = f"the checkpoint of step {last_good_step} is kept"
     bad_step = int(report.first_bad_step)
-    if bad_step != NEVER and not 0 <= bad_step < step:
+    if bad_step != NEVER and not 0 < bad_step <= step:
         raise RuntimeError(
             f"a sum over the processes of the run was wrong by step {step}: the first "
             f"bad step is said to be {bad_step}; {kept}. Run the same command again"

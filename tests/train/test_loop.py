@@ -373,7 +373,7 @@ def test_channel_rounds_hand_over_what_they_have_held_back():
     assert loop.position.num_rounds == 3 + 1
 
 
-@pytest.mark.parametrize("bad_step", [-2, 40])
+@pytest.mark.parametrize("bad_step", [-2, 0, 41])
 def test_a_step_that_cannot_be_is_a_wrong_sum_and_no_divergence(bad_step):
     report = Report({"loss": 1.0}, np.int32(bad_step), {})
     said = f"by step 40: the first bad step is said to be {bad_step}; the checkpoint of"
@@ -383,6 +383,6 @@ def test_a_step_that_cannot_be_is_a_wrong_sum_and_no_divergence(bad_step):
 
 
 def test_a_step_that_was_is_a_divergence():
-    report = Report({"loss": 1.0}, np.int32(39), {})
-    with pytest.raises(TrainingDivergedError, match="not finite since step 39"):
+    report = Report({"loss": 1.0}, np.int32(40), {})
+    with pytest.raises(TrainingDivergedError, match="not finite since step 40"):
         check_health(report, 0.0, 40, 20)
