@@ -155,7 +155,7 @@ def test_where_gloo_adds_up_sums_and_bytes_are_those_of_a_scattered_sum(
     values = np.random.default_rng(0).integers(-9, 9, (*shape, 11)).astype(dtype)
     found = {}
     for by_gloo in (False, True):
-        monkeypatch.setattr(collectives, "_is_summed_by_gloo", lambda: by_gloo)  # noqa: B023
+        monkeypatch.setattr(collectives, "_is_summed_by_gloo", lambda on=by_gloo: on)
         program = on_mesh(lambda own: sum_over_mesh(own, MESH), shape)
         listed = list_collectives(jax.make_jaxpr(program)(values))
         kinds = {each.kind for each in listed}
