@@ -337,14 +337,14 @@ def _advise(values: Values, overrides: list[str]) -> None:
         raise UserError(f"--out={out}: there is no folder {out.parent}; make it first")
     config = resolve_config(override_config(load_config(values.config), overrides))
     check_has_links(config.topology.simulated)
-    start, topology = join_processes(config, given_launch(values))
+    started, topology = join_processes(config, given_launch(values))
     experiment = run_together(
         lambda: make_experiment(
             config, topology, weights=find_weights(config.model.weights)
         )
     )
     if topology.is_primary:
-        sys.stdout.write(f"start     {start}\n{topology.table()}\n\n")
+        sys.stdout.write(f"start     {started.described}\n{topology.table()}\n\n")
     advice = advise(
         experiment,
         is_measured=values.measure,

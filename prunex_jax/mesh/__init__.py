@@ -6,6 +6,7 @@ has the axes ('host', 'device'), and what programs need to run on it.
     launcher     several processes? which is this, and which GPUs are its own?
     launched     what each launcher says in environment variables
     gpus         which GPUs of a machine one of its processes takes
+    desk         where one process takes down who is there
     roll_call    waits for all processes, and says for whom
     start        acts on the answer, before jax computes anything
     compiled     what jax has compiled stays on disk for the next process, in commands
@@ -43,7 +44,7 @@ from prunex_jax.mesh.folding import (
     program_to_count,
     sharding_on,
 )
-from prunex_jax.mesh.launcher import LaunchFlags
+from prunex_jax.mesh.launcher import Launch, LaunchFlags
 from prunex_jax.mesh.memory import keep_freed_memory, return_freed_memory
 from prunex_jax.mesh.mesh import Topology, check_has_links, make_topology
 from prunex_jax.mesh.peaks import peak_flops
@@ -59,6 +60,7 @@ __all__ = [
     "AnyMesh",
     "Axis",
     "FoldedMesh",
+    "Launch",
     "LaunchFlags",
     "Limits",
     "MeshAxes",

@@ -68,6 +68,8 @@ class Launch:
     # deactivate when nothing is missing.
     detection: str = "deactivate"
     warning: str = ""  # What the user should look at, in one line; empty for nothing.
+    # On process 0, where each process was met, by the number it was started with.
+    addresses: tuple[str, ...] = ()
 
     @property
     def described(self) -> str:

@@ -1,32 +1,51 @@
 """Waits until all processes of a run are there, and says for whom.
 
 jax waits for them in silence, and aborts the process where one does not come, or comes
-twice. So before jax is started process 0 listens at the coordinator's address, all
+twice. So before jax is started process 0 keeps a desk at the coordinator's address, all
 others say who they are there, and process 0 answers when everybody has. Then it frees
 the port, on which jax's service starts.
 
-Each line that is sent is one JSON object: {"process": 1, "of": 4, "name": "node17"} to
-process 0; {"say": text} from it while others are missing, and {"go": true} or
-{"refuse": text} at the end. With {"go": true} come the number of those who are there
-and the place among them, which are others than at first where a run may go on without
-the missing.
+Where process 0 does not come, and a run may go on without some, the others meet at the
+first of them: each keeps a desk, and leaves it for one at an address before its own.
+Two parts of a run must never both go on, so more than half of it has to be there.
 """
 
 import contextlib
 import json
-import select
 import socket
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from prunex_jax.base.command import warn
 from prunex_jax.base.errors import UserError
+from prunex_jax.mesh.desk import (
+    ACCEPT_SECONDS,
+    SAY_EVERY,
+    Call,
+    Desk,
+    Member,
+    Roll,
+    Say,
+    joined,
+    listen,
+    read_line,
+    send,
+)
 
-# Between two lines that say for whom processes wait.
-_SAY_EVERY = 10.0
-_RETRY_EVERY = 0.3
-Say = Callable[[str], None]
+# How long somebody who keeps a desk of its own tries another address.
+_LOOK_SECONDS = 1.0
+
+
+class _UnreachableError(UserError):
+    """Process 0 cannot be reached."""
+
+
+class _RefusedError(UserError):
+    """A desk has refused this process."""
+
+
+class _NoDeskError(Exception):
+    """Whoever answers at an address, if anybody does, keeps no desk there any more."""
 
 
 def call_roll(
@@ -36,220 +55,172 @@ def call_roll(
     *,
     seconds: float,
     at_least: int = 0,
+    known: tuple[str, ...] = (),
     name: str = "",
     say: Say | None = None,
-) -> tuple[int, int]:
+) -> Roll:
     """Returns when all processes of the run are there, or enough of them.
 
     Args:
       coordinator: Address of process 0 as HOST:PORT.
       num_processes: Processes of the run.
       process_id: This one.
-      seconds: How long to wait.
-      at_least: How many are enough after that, process 0 among them; 0 for all.
+      seconds: How long to wait; once more where the others meet without process 0.
+      at_least: How many are enough after that; 0 for all. Process 0 has to be among
+        them, unless this is more than half and `known` is given.
+      known: Where each process was met at the last start of the run, by number.
       name: Of this machine; its hostname where empty.
       say: Called with a line every ten seconds of waiting; None prints it.
     Returns:
-      Processes that are there, and which of them this is.
+      Who is there.
     Raises:
       UserError: Somebody does not come, two have the same number, processes disagree on
         how many they are, or the port is taken. Everybody who is there gets it.
     """
-    name, say = name or socket.gethostname(), say or warn
+    me = Member(process_id, num_processes, name or socket.gethostname())
     host, _, port = coordinator.rpartition(":")
     host = host.strip("[]")
+    call = Call(me, int(port), at_least or num_processes, known, say or warn)
     if process_id == 0:
-        with _listener(coordinator, int(port)) as server:
-            desk = _Desk(server, num_processes, at_least or num_processes, name, say)
-            return desk.gather(seconds), 0
-    return _report(host, int(port), num_processes, process_id, name, seconds, say)
-
-
-class _Desk:
-    """Where process 0 takes down who is there."""
-
-    def __init__(
-        self,
-        server: socket.socket,
-        num_processes: int,
-        at_least: int,
-        name: str,
-        say: Say,
-    ) -> None:
-        self._server, self._num_processes, self._say = server, num_processes, say
-        self._at_least = at_least
-        self._names = {0: name}
-        self._connections: dict[int, socket.socket] = {}
-        self._problem = ""
-
-    def gather(self, seconds: float) -> int:
-        """Takes down everybody, or refuses all; returns how many go on."""
-        began = said = time.monotonic()
-        with contextlib.ExitStack() as open_ones:
-            while not (self._problem or self._is_complete()):
-                now = time.monotonic()
-                if now - began > seconds and len(self._names) >= self._at_least:
-                    self._tell(f"going on without {self._missing()}")
-                    break
-                if now - began > seconds:
-                    self._problem = (
-                        f"{self._missing()} did not come within {seconds:.0f} s; start "
-                        "it, or check that it can reach the coordinator "
-                        "(config.run.join_seconds sets how long to wait)"
-                    )
-                elif now - said > _SAY_EVERY:
-                    said = now
-                    self._tell(f"waiting for {self._missing()}, {now - began:.0f} s")
-                self._accept(open_ones)
-            for process, connection in self._connections.items():
-                _send(connection, self._answer(process))
-        if self._problem:
-            raise UserError(self._problem)
-        return len(self._names)
-
-    def _answer(self, process: int) -> dict[str, Any]:
-        if self._problem:
-            return {"refuse": self._problem}
-        there = sorted(self._names)
-        return {"go": True, "of": len(there), "process": there.index(process)}
-
-    def _accept(self, open_ones: contextlib.ExitStack) -> None:
         try:
-            connection, address = self._server.accept()
-        except TimeoutError:
-            return
-        open_ones.enter_context(connection)
-        connection.settimeout(5)
-        try:
-            who = json.loads(_line(connection))
-            process, of, name = int(who["process"]), int(who["of"]), str(who["name"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return  # Somebody who is not of any run.
-        name = f"{name} ({address[0].removeprefix('::ffff:')})"
-        if of != self._num_processes:
-            self._problem = (
-                f"process {process} on {name} was started as one of {of} processes, "
-                f"and process 0 on {self._names[0]} as one of {self._num_processes}; "
-                "give both the same --num_processes"
-            )
-        elif process in self._names and not self._has_left(process):
-            self._problem = (
-                f"process {process} is there twice, on {self._names[process]} and on "
-                f"{name}; give each process its own --process_id"
-            )
-        if self._problem:
-            _send(connection, {"refuse": self._problem})
-        else:
-            self._names[process] = name
-            self._connections[process] = connection
-
-    def _is_complete(self) -> bool:
-        """Whether all are there, and nobody has left since."""
-        if len(self._names) == self._num_processes:
-            for process in filter(self._has_left, tuple(self._connections)):
-                del self._names[process], self._connections[process]
-        return len(self._names) == self._num_processes
-
-    def _has_left(self, process: int) -> bool:
-        """Whether a process that was there has hung up, as to start again."""
-        connection = self._connections.get(process)
-        if connection is None:
-            return False
-        # It says nothing after its first line: what can be read is its end.
-        return bool(select.select([connection], [], [], 0)[0])
-
-    def _missing(self) -> str:
-        missing = [p for p in range(self._num_processes) if p not in self._names]
-        listed = ", ".join(map(str, missing[:8])) + (", ..." if missing[8:] else "")
-        return f"process {listed} of {self._num_processes}"
-
-    def _tell(self, text: str) -> None:
-        self._say(text)
-        for connection in self._connections.values():
-            _send(connection, {"say": text})
+            server = listen(call.port, host)
+        except OSError as error:
+            raise UserError(
+                f"process 0 cannot listen at the coordinator's port {port} ({error}); "
+                f"give another one than --coordinator={coordinator}"
+            ) from error
+        with server, Desk(server, call, host, seconds) as desk:
+            while (roll := desk.wait()) is None:
+                pass
+            return roll
+    try:
+        return _report(host, call, seconds)
+    except _UnreachableError:
+        if not _may_meet_elsewhere(call):
+            raise
+    call.say(f"process 0 at {coordinator} did not come: the others meet without it")
+    return _meet_elsewhere(call, seconds)
 
 
-def _report(
-    host: str,
-    port: int,
-    num_processes: int,
-    process_id: int,
-    name: str,
-    seconds: float,
-    say: Say,
-) -> tuple[int, int]:
+def _may_meet_elsewhere(call: Call) -> bool:
+    """Whether others than process 0 know where to meet, and no second part could."""
+    is_known = len(call.known) == call.me.of and call.known[call.me.number] != ""
+    return is_known and call.me.of // 2 < call.at_least < call.me.of
+
+
+def _report(host: str, call: Call, seconds: float) -> Roll:
     """Tells process 0 that this process is there, and waits for its answer.
 
     Who answers otherwise, or hangs up, is not process 0 at its desk: as after a
     restart, when the service of the run before may still be there. Then it is tried
     again.
     """
-    began = said = time.monotonic()
-    who = {"process": process_id, "of": num_processes, "name": name}
-    reason: Exception = ConnectionError("nobody answers")
+    at, began = joined(host, call.port), time.monotonic()
+    said, reason = began, "nobody answers"
     while (spent := time.monotonic() - began) <= seconds:
         try:
-            with socket.create_connection((host, port), timeout=5) as connection:
-                # Longer than process 0 is ever silent.
-                connection.settimeout(3 * _SAY_EVERY)
-                _send(connection, who)
-                return _answer_of(connection, say)
-        except UserError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = error
-        if time.monotonic() - said > _SAY_EVERY:
+            return _answer_of(_come_to(host, call, timeout=5), at, call.say)
+        except _NoDeskError as error:
+            reason = str(error)
+        if time.monotonic() - said > SAY_EVERY:
             said = time.monotonic()
-            say(f"waiting for process 0 at {host}:{port}, {spent:.0f} s ({reason})")
-        time.sleep(_RETRY_EVERY)
+            call.say(f"waiting for process 0 at {at}, {spent:.0f} s ({reason})")
+        time.sleep(ACCEPT_SECONDS)
+    raise _UnreachableError(
+        f"process 0 at {at} cannot be reached within {seconds:.0f} s ({reason}); check "
+        "that it runs, its address, and that no firewall is between"
+    )
+
+
+def _meet_elsewhere(call: Call, seconds: float) -> Roll:
+    """Meets those who are left at the first address where somebody keeps a desk."""
+    own = call.known[call.me.number]
+    addresses = list(dict.fromkeys(filter(None, call.known)))
+    before = addresses[: addresses.index(own)]
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            return _roll_of_first(call, before, own, left)
+        except _NoDeskError:  # The desk is given up, perhaps for one before it.
+            time.sleep(ACCEPT_SECONDS)
     raise UserError(
-        f"process 0 at {host}:{port} cannot be reached within {seconds:.0f} s "
-        f"({reason}); check that it runs, its address, and that no firewall is between"
-    ) from reason
+        f"neither process 0 nor enough others were met within {2 * seconds:.0f} s at "
+        f"port {call.port} of {', '.join(addresses)}; start them, or lower "
+        "config.run.min_processes"
+    )
 
 
-def _answer_of(connection: socket.socket, say: Say) -> tuple[int, int]:
-    while text := _line(connection):
-        answer = json.loads(text)
-        if "go" in answer:
-            return answer["of"], answer["process"]
+def _roll_of_first(call: Call, before: list[str], own: str, seconds: float) -> Roll:
+    """Who is there, by the first desk; at this process's own address it may keep it."""
+    try:
+        server = listen(call.port, own)
+    except OSError:  # Another process of this machine keeps it.
+        found = _find_desk([*before, own], call)
+    else:
+        with server, Desk(server, call, own, seconds) as desk:
+            while not (found := _find_desk(before, call)):
+                if roll := desk.wait():
+                    return roll
+    if not found:
+        raise _NoDeskError("nobody keeps a desk")
+    return _answer_of(*found, call.say)
+
+
+def _find_desk(hosts: list[str], call: Call) -> tuple[socket.socket, str] | None:
+    """The first desk of those that there is, which has noted this process."""
+    for host in hosts:
+        with contextlib.suppress(_NoDeskError):
+            connection = _come_to(host, call, timeout=_LOOK_SECONDS)
+            return connection, joined(host, call.port)
+    return None
+
+
+def _come_to(host: str, call: Call, *, timeout: float) -> socket.socket:
+    """Says at a desk that this process is there; the connection, once it is noted.
+
+    Raises:
+      _NoDeskError: There is none.
+      UserError: This process is refused.
+    """
+    with _nobody_else(), contextlib.ExitStack() as on_error:
+        connection = socket.create_connection((host, call.port), timeout=timeout)
+        on_error.enter_context(connection)
+        me = call.me
+        send(connection, {"process": me.number, "of": me.of, "name": me.name})
+        answer = json.loads(read_line(connection))
         if "refuse" in answer:
-            raise UserError(answer["refuse"])
-        say(answer["say"])
-    raise ConnectionError("it has hung up")
+            raise _RefusedError(answer["refuse"])
+        answer["noted"]
+        # Longer than a desk is ever silent.
+        connection.settimeout(3 * SAY_EVERY)
+        on_error.pop_all()
+        return connection
+
+
+def _answer_of(connection: socket.socket, at: str, say: Say) -> Roll:
+    """What a desk answers at the end.
+
+    Raises:
+      _NoDeskError: It hangs up, or falls silent.
+      UserError: This process is refused.
+    """
+    with connection, _nobody_else():
+        while text := read_line(connection):
+            answer = json.loads(text)
+            if "go" in answer:
+                return Roll(answer["of"], answer["process"], at)
+            if "refuse" in answer:
+                raise _RefusedError(answer["refuse"])
+            say(answer["say"])
+        raise ConnectionError("it has hung up")
 
 
 @contextlib.contextmanager
-def _listener(coordinator: str, port: int) -> Iterator[socket.socket]:
+def _nobody_else() -> Iterator[None]:
+    """Tells what others send, who are no desk, from what a desk says."""
     try:
-        try:
-            server = socket.create_server(
-                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
-            )
-        except OSError:  # No IPv6 here; what else is wrong shows now.
-            server = socket.create_server(("", port))
-    except OSError as error:
-        raise UserError(
-            f"process 0 cannot listen at the coordinator's port {port} ({error}); give "
-            f"another one than --coordinator={coordinator}"
-        ) from error
-    with server:
-        server.settimeout(_RETRY_EVERY)
-        yield server
-
-
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    # Who has gone away is missed elsewhere.
-    with contextlib.suppress(OSError):
-        connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _line(connection: socket.socket, limit: int = 4096) -> str:
-    """Reads up to a line's end; empty at the end of the connection."""
-    read = b""
-    while not read.endswith(b"\n") and len(read) < limit:
-        byte = connection.recv(1)
-        if not byte:
-            return ""
-        read += byte
-    return read.decode()
+        yield
+    except _RefusedError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _NoDeskError(str(error)) from error

@@ -40,6 +40,7 @@ def start_processes(
     compile_cache: str = AUTO,
     join_seconds: int = JOIN_SECONDS,
     min_processes: int = 0,
+    known: tuple[str, ...] = (),
 ) -> Launch:
     """Prepares jax for this run; call it before anything else uses jax.
 
@@ -57,6 +58,8 @@ def start_processes(
       environ: Environment variables.
       join_seconds: How long to wait for the other processes.
       min_processes: How many of them are enough after that; 0 for all.
+      known: Where each process was met at the last start of the run, by number, as
+        `Launch.addresses` said; so the others can meet without process 0.
       compile_cache: Where compiled programs are kept, as `run.compile_cache` says.
 
     Returns:
@@ -73,7 +76,7 @@ def start_processes(
     if cpu_devices:
         _request_cpu_devices(cpu_devices)
     if launch.is_distributed and not jax.distributed.is_initialized():
-        launch = _join(launch, join_seconds, min_processes)
+        launch = _join(launch, join_seconds, min_processes, known)
         launch = _with_gpus_apart(launch, config, environ, join_seconds)
     if cpu_devices:
         _check_cpu_devices(cpu_devices)
@@ -126,7 +129,9 @@ def _check_cpu_devices(count: int) -> None:
     )
 
 
-def _join(launch: Launch, seconds: int, at_least: int) -> Launch:
+def _join(
+    launch: Launch, seconds: int, at_least: int, known: tuple[str, ...]
+) -> Launch:
     """Joins the others; where jax is to find them, it waits for them in silence.
 
     Returns:
@@ -137,7 +142,7 @@ def _join(launch: Launch, seconds: int, at_least: int) -> Launch:
             f"cannot join the processes of the run ({launch.reason}): jax was used "
             f"before the processes were joined: {_RESTART}"
         )
-    launch = _with_those_there(launch, seconds, at_least)
+    launch = _with_those_there(launch, seconds, at_least, known)
     ids = launch.local_device_ids
     try:
         jax.distributed.initialize(
@@ -179,15 +184,25 @@ def _with_gpus_apart(
     return dataclasses.replace(launch, warning=launch.warning or warning)
 
 
-def _with_those_there(launch: Launch, seconds: int, at_least: int) -> Launch:
+def _with_those_there(
+    launch: Launch, seconds: int, at_least: int, known: tuple[str, ...]
+) -> Launch:
     """The launch, with the processes that come; unchanged where jax is to find them."""
     address, count, number = launch.coordinator, launch.num_processes, launch.process_id
     if address is None or count is None or number is None:
         return launch
-    there, place = call_roll(address, count, number, seconds=seconds, at_least=at_least)
+    roll = call_roll(
+        address, count, number, seconds=seconds, at_least=at_least, known=known
+    )
     reason = launch.reason
-    if there < count:
-        reason += f"; {there} of {count} came, this is process {place} of them"
+    if roll.num_there < count:
+        reason += f"; {roll.num_there} of {count} came"
+        reason += f", this is process {roll.place} of them"
     return dataclasses.replace(
-        launch, num_processes=there, process_id=place, reason=reason
+        launch,
+        coordinator=roll.coordinator,
+        num_processes=roll.num_there,
+        process_id=roll.place,
+        reason=reason,
+        addresses=roll.addresses,
     )

@@ -198,12 +198,11 @@ def _last_step(experiment: Experiment, position: RunPosition) -> int:
 
 def _evaluated(experiment: Experiment, batch: Mapping[str, Any]) -> tuple[PyTree, ...]:
     """Shapes of what an evaluation takes: parameters, statistics and a batch."""
-    config, mesh = experiment.config.data, experiment.mesh
+    mesh, rows = experiment.mesh, experiment.eval_batch_size
     network = jax.tree.map(
         lambda x: _shape(x.shape, x.dtype, sharding_on(mesh, jax.P())),
         jax.eval_shape(experiment.current.model.init, jax.random.key(0)),
     )
-    rows = config.eval_batch_size or config.batch_size
     read = {k: x for k, x in batch.items() if k not in (TEACHER, TEACHER_WEIGHT)}
     like = jax.tree.map(
         lambda x: _shape((rows, *x.shape[1:]), x.dtype, x.sharding), read

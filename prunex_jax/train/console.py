@@ -318,13 +318,14 @@ def start_screen(
 
 def _what_is_trained(experiment: Experiment) -> list[str]:
     config, mesh, data = experiment.config, experiment.mesh, experiment.task.dataset
-    batch_size, num_hosts = config.data.batch_size, mesh.shape[HOST_AXIS]
+    batch_size, num_hosts = experiment.batch_size, mesh.shape[HOST_AXIS]
+    left_out = f" (and {experiment.left_out} left out)" if experiment.left_out else ""
     channels = experiment.channels
     lines = [
         f"data      {data.name}: {len(data.train)} training, {len(data.validation)} "
         f"validation {data.described}",
         f"batch     {batch_size} = {num_hosts} hosts x {batch_size // num_hosts} = "
-        f"{mesh.size} devices x {batch_size // mesh.size}",
+        f"{mesh.size} devices x {batch_size // mesh.size}{left_out}",
         f"model     {config.model.name}: {experiment.num_params:,} parameters, "
         f"{len(channels.sizes)} channel groups with {sum(channels.sizes.values())} "
         f"channels, {channels.trace.prunable_share():.1%} of the parameters prunable",

@@ -31,6 +31,7 @@ from prunex_jax.train.ahead import exchanges_to_come
 from prunex_jax.train.config import ExperimentConfig, resolve_config
 from prunex_jax.train.console import Console, start_screen
 from prunex_jax.train.experiment import Experiment, make_experiment, with_method
+from prunex_jax.train.folder import holds_run
 from prunex_jax.train.joining import (
     check_same_reading,
     join_processes,
@@ -109,11 +110,12 @@ def dry_run(
     """
     config = resolve_config(config)
     launch = launch or LaunchFlags()
+    goes_on = holds_run(workdir)
     started, topology = join_processes(config, launch)
 
     def prepare() -> Experiment:
         weights = find_weights(config.model.weights, workdir)
-        return make_experiment(config, topology, weights=weights)
+        return make_experiment(config, topology, weights=weights, goes_on=goes_on)
 
     described = environment(topology.describe())
     with (
@@ -124,7 +126,9 @@ def dry_run(
         check_same_settings(config)
         experiment = run_together(prepare)
         check_same_reading(experiment)
-        console.line(start_screen(experiment, str(workdir), described, started))
+        console.line(
+            start_screen(experiment, str(workdir), described, started.described)
+        )
         console.line("\n".join(_arithmetic(experiment)))
         needs = find_needs(experiment, is_measured=is_measured)
         console.line("\n".join(_in_words(needs)))
@@ -275,12 +279,13 @@ def _median_seconds(call: Callable[[Any], Any], state: Any) -> tuple[float, Any]
 def _arithmetic(experiment: Experiment) -> list[str]:
     """Batches and channels, where the start screen says less."""
     config, mesh = experiment.config, experiment.mesh
-    batch_size, parts = config.data.batch_size, config.optimizer.micro_batches
+    batch_size, parts = experiment.batch_size, config.optimizer.micro_batches
     per_host, per_device = batch_size // mesh.shape[HOST_AXIS], batch_size // mesh.size
     steps = experiment.num_steps
+    at_end = RunPosition({}, step=steps, left_out=steps * experiment.left_out)
     seen = ", ".join(
         f"{count:,} {name.replace('_', ' ')}"
-        for name, count in seen_until(experiment, steps).items()
+        for name, count in seen_until(experiment, at_end).items()
     )
     lines = [
         f"examples  {batch_size} a step, {per_host} per host, "

@@ -61,7 +61,7 @@ def evaluate_split(
       One sum over the mesh of a few numbers per batch.
     """
     config, mesh = experiment.config.data, experiment.mesh
-    batch_size = config.eval_batch_size or config.batch_size
+    batch_size = experiment.eval_batch_size
     rows = batch_rows(mesh, batch_size)
     objective = experiment.task.objective
     sums = dict.fromkeys(("loss", *objective.counted), 0.0)

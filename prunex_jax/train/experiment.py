@@ -132,12 +132,24 @@ class Experiment:
     # What makes the inner optimizer instead of `config.optimizer.name`.
     own_optimizer: MakeOptimizer | None
     current: Setup  # What is trained now, and how. All other parts stay.
+    batch_size: int  # Examples of a batch that are trained on; see `make_experiment`.
     start: Start | None = None  # The trained network that it starts from.
 
     @property
     def mesh(self) -> AnyMesh:
         """The ('host', 'device') mesh."""
         return self.topology.mesh
+
+    @property
+    def left_out(self) -> int:
+        """Examples that are left out of every batch."""
+        return self.config.data.batch_size - self.batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Examples that are scored at a time, which divide among the devices."""
+        asked = self.config.data.eval_batch_size or self.batch_size
+        return asked - asked % self.mesh.size or self.mesh.size
 
     @property
     def num_steps(self) -> int:
@@ -162,7 +174,7 @@ class Experiment:
     @functools.cached_property
     def rows(self) -> np.ndarray:
         """Rows of the global batch that this process produces."""
-        return batch_rows(self.mesh, self.config.data.batch_size)
+        return batch_rows(self.mesh, self.batch_size)
 
     @contextlib.contextmanager
     def batches(self, step: int = 0) -> Iterator[Iterator[dict[str, jax.Array]]]:
@@ -184,6 +196,8 @@ def make_experiment(
     own: Own | None = None,
     own_optimizer: MakeOptimizer | None = None,
     weights: Weights | None = None,
+    *,
+    goes_on: bool = False,
 ) -> Experiment:
     """Builds a run from its settings.
 
@@ -193,13 +207,15 @@ def make_experiment(
       own: What the user brings instead of what the settings name.
       own_optimizer: Makes the inner optimizer of the learning rate instead.
       weights: What `config.model.weights` names; see `train.weights`.
+      goes_on: Whether a run goes on, perhaps on fewer hosts, among whose devices its
+        batches need not divide: then the last examples of each are left out.
     Returns:
       Everything the loop needs; nothing is compiled, no parameter exists yet.
     Raises:
       UserError: Something cannot work, named with its value and the remedy.
     """
     validate_sparsity(config.sparsity)
-    _check_batches(config, topology.mesh)
+    batch_size = _dividing_batch_size(config, topology.mesh, goes_on)
     task = make_task(
         config.data,
         config.model,
@@ -244,6 +260,7 @@ def make_experiment(
         ledger,
         num_steps,
         plans,
+        batch_size,
     )
     return Experiment(
         config=config,
@@ -257,6 +274,7 @@ def make_experiment(
         ledger=ledger,
         own_optimizer=own_optimizer,
         current=setups[0],
+        batch_size=batch_size,
         start=start,
     )
 
@@ -389,19 +407,27 @@ def macs_of_one_example(model: AnyModel) -> int:
     return count_macs(model.apply, *arrays, model.example())
 
 
-def _check_batches(config: ExperimentConfig, mesh: AnyMesh) -> None:
-    """Refuses batches that do not divide among devices, or into their parts."""
-    batch_rows(mesh, config.data.batch_size)
-    if config.data.eval_batch_size:
+def _dividing_batch_size(config: ExperimentConfig, mesh: AnyMesh, goes_on: bool) -> int:
+    """Examples of a batch that divide among devices, and into their parts.
+
+    Raises:
+      UserError: They are not all of the batch, and the run does not go on; or none.
+    """
+    count, batch_size = config.optimizer.micro_batches, config.data.batch_size
+    if config.data.eval_batch_size and not goes_on:
         batch_rows(mesh, config.data.eval_batch_size, "data.eval_batch_size")
-    images = config.data.batch_size // mesh.size
-    count = config.optimizer.micro_batches
+    dividing = batch_size - batch_size % (mesh.size * count)
+    if goes_on and dividing and config.data.shards == "iid":
+        return dividing
+    batch_rows(mesh, batch_size)
+    images = batch_size // mesh.size
     if images % count:
         fitting = [str(n) for n in range(1, images + 1) if images % n == 0]
         raise UserError(
             f"config.optimizer.micro_batches={count} does not divide the {images} "
             f"images that a device has of a batch; use one of {', '.join(fitting)}"
         )
+    return batch_size
 
 
 def _check_phases(phases: Sequence[Phase], setups: Sequence[Setup]) -> None:

@@ -261,10 +261,12 @@ def _experiment(path: Path, data_dir: str, simulates: bool) -> Experiment:
     simulated = f"{hosts}x{per_host}" if simulates else ""
     topology = make_topology(str(hosts), devices[: hosts * per_host], simulated)
     if config.distill.teacher == SELF:  # Checkpoints hold it.
-        return make_experiment(config, topology, weights=weights)
+        return make_experiment(config, topology, weights=weights, goes_on=True)
     # Another teacher has nothing more to say, and may be gone.
     without_teacher = dataclasses.replace(config, distill=DistillConfig())
-    experiment = make_experiment(without_teacher, topology, weights=weights)
+    experiment = make_experiment(
+        without_teacher, topology, weights=weights, goes_on=True
+    )
     return dataclasses.replace(experiment, config=config)
 
 

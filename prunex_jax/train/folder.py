@@ -5,7 +5,8 @@ Other programs read these files:
     config.json        The resolved settings, keys sorted; it can be run again.
     environment.json   Versions, devices, host x device table, source revision;
                        `earlier` lists those of earlier starts where they differ;
-                       `weights` says which trained weights it started from.
+                       `weights` says which trained weights it started from,
+                       `addresses` where each of its processes was met.
     metrics.jsonl      One JSON object per logged step, in order of `step`.
     summary.json       Written once, at the end; SUMMARY_KEYS are always there.
     checkpoints/       See `checkpoint`.
@@ -43,8 +44,10 @@ ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
-# Entry of ENVIRONMENT: the trained weights that the run has started from.
+# Entries of ENVIRONMENT: the trained weights that the run has started from, and where
+# each of its processes was met.
 WEIGHTS = "weights"
+ADDRESSES = "addresses"
 
 SUMMARY_KEYS = tuple(
     "method steps seed hosts devices_per_host test_loss params_dense "
@@ -231,6 +234,27 @@ def held_weights(path: Path) -> Weights | None:
         return Weights.of_record(record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def holds_run(workdir: Path | str) -> bool:
+    """Whether a run has started in the folder, which may be missing."""
+    return (Path(workdir).expanduser() / CONFIG).is_file()
+
+
+def held_addresses(workdir: Path | str) -> tuple[str, ...]:
+    """Where the processes of the run in a folder were met; () where it does not say.
+
+    Args:
+      workdir: A run folder, which may be empty or missing.
+    """
+    path = Path(workdir).expanduser()
+    try:
+        held = (read_object(path / ENVIRONMENT) or {}).get(ADDRESSES)
+    except OSError:  # Which is said where the folder is opened.
+        return ()
+    if not isinstance(held, list) or not all(isinstance(each, str) for each in held):
+        return ()
+    return tuple(held)
 
 
 def _holds_run(path: Path) -> bool:

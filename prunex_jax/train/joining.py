@@ -4,6 +4,7 @@ What a run and its dry run do alike, before and after their networks are built.
 """
 
 from prunex_jax.mesh import (
+    Launch,
     LaunchFlags,
     Limits,
     Pulse,
@@ -18,15 +19,16 @@ from prunex_jax.train.weights import check_same_everywhere
 
 
 def join_processes(
-    config: ExperimentConfig, launch: LaunchFlags
-) -> tuple[str, Topology]:
+    config: ExperimentConfig, launch: LaunchFlags, known: tuple[str, ...] = ()
+) -> tuple[Launch, Topology]:
     """Joins this process to the others of its run, and arranges their devices.
 
     Args:
       config: All settings.
       launch: How processes find each other.
+      known: Where they met at the last start of the run; see `mesh.start_processes`.
     Returns:
-      How they did, in words, and hosts and devices.
+      How they did, and hosts and devices.
     Raises:
       UserError: As from `mesh.start_processes` and `mesh.make_topology`.
     """
@@ -36,9 +38,10 @@ def join_processes(
         compile_cache=config.run.compile_cache,
         join_seconds=config.run.join_seconds,
         min_processes=config.run.min_processes,
+        known=known,
     )
     layout, simulated = config.topology.layout, config.topology.simulated
-    return started.described, make_topology(layout, simulated=simulated)
+    return started, make_topology(layout, simulated=simulated)
 
 
 def make_pulse(config: ExperimentConfig, launch: LaunchFlags) -> Pulse:

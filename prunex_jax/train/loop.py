@@ -46,7 +46,7 @@ from prunex_jax.train.transitions import (
     describe,
     hand_over,
 )
-from prunex_jax.train.work import seen_until, speed_of
+from prunex_jax.train.work import macs_left_out, seen_until, speed_of
 
 Batches = Iterator[dict[str, jax.Array]]
 
@@ -215,7 +215,8 @@ class Loop:
         self.clock.resume()
         state, ticket = local_step(state, taught(batch), **options)
         num_rounds = self.position.num_rounds + ("sends" in options)
-        self._move(step=self.position.step + 1, num_rounds=num_rounds)
+        self._move(num_rounds=num_rounds)
+        self._count_step()
         is_local = not local_step.sends_over(HOST_AXIS, **options)
         self._pacer.started(ticket, is_local=is_local)
         state = self._exchange_if_due(state)
@@ -224,6 +225,15 @@ class Loop:
         self._pacer.step_done(self.clock.seconds_in_steps - seconds_before)
         self._profiler.after_step(self.position.step, ticket)
         return state
+
+    def _count_step(self) -> None:
+        experiment, position = self.experiment, self.position
+        left_out_macs = macs_left_out(experiment, position.step)
+        self._move(
+            step=position.step + 1,
+            left_out=position.left_out + experiment.left_out,
+            left_out_macs=position.left_out_macs + left_out_macs,
+        )
 
     def _do_what_is_due(self, state: TrainState, batches: Batches) -> TrainState:
         """All that may follow a step, in this order."""
@@ -440,7 +450,7 @@ class Loop:
         row = self._row(report)
         self._around.folder.append(row)
         self._news |= {name: row[name] for name in report.measures}
-        batch_size = self.experiment.config.data.batch_size
+        batch_size = self.experiment.batch_size
         objective = self.experiment.task.objective
         self._around.console.progress(row, self.num_steps, batch_size, objective)
         return programs.clear(state)
@@ -473,7 +483,7 @@ class Loop:
             "host_wire_ratio": (
                 spent["host_wire_bytes"] / dense_bytes if dense_bytes else 0.0
             ),
-            **seen_until(experiment, step),
+            **seen_until(experiment, self.position),
             "seconds_per_step_median": self.clock.seconds_per_step_median,
             **speed_of(experiment, self.clock.seconds_per_step_median),
             **jax.tree.map(float, report.health),

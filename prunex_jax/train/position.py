@@ -13,8 +13,9 @@ from prunex_jax.train.clock import ClockTotals
 from prunex_jax.train.program import Ledger
 
 # Version 0 had no version, and 1 did not say which cut was the last (all were) nor what
-# the steps before it have cost; 2 knew no other mesh than that of the run.
-_VERSION = 3
+# the steps before it have cost; 2 knew no other mesh than that of the run, and 3 left
+# out no examples.
+_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,10 @@ class RunPosition:
     mesh_since: int = 0  # Steps done when the run came to its number of hosts,
     # and bytes per host that hierarchical dense averaging had sent by then.
     dense_bytes_before: float = 0.0
+    # Examples that were left out of batches, which do not divide among the devices that
+    # are left, and the multiply-accumulates that they would have taken.
+    left_out: int = 0
+    left_out_macs: int = 0
     clock: ClockTotals = dataclasses.field(default_factory=ClockTotals)  # Times so far.
     # What was sent, called and compiled so far.
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
@@ -107,8 +112,10 @@ class RunPosition:
         cut = fields.get("handover")
         if version < 2 and isinstance(cut, Mapping):
             fields["handover"] = {"is_last": True, "macs_before": None, **cut}
-        if version < _VERSION:
+        if version < 3:
             fields = {"mesh_since": 0, "dense_bytes_before": 0.0, **fields}
+        if version < _VERSION:
+            fields = {"left_out": 0, "left_out_macs": 0, **fields}
         position: Self = _read(cls, fields, "position")
         for name in ("step", "phase", "num_rounds"):  # They count, and choose.
             if getattr(position, name) < 0:

@@ -23,7 +23,13 @@ from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import ExperimentConfig, config_to_dict, resolve_config
 from prunex_jax.train.console import Console, last_screen, start_screen
 from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.folder import WEIGHTS, RunFolder
+from prunex_jax.train.folder import (
+    ADDRESSES,
+    WEIGHTS,
+    RunFolder,
+    held_addresses,
+    holds_run,
+)
 from prunex_jax.train.joining import (
     check_same_reading,
     join_processes,
@@ -103,12 +109,18 @@ def train(
     config = resolve_config(config)
     launch = launch or LaunchFlags()
     check_trackers(config.run)
-    started, topology = join_processes(config, launch)
+    # Before process 0 may write there.
+    goes_on, known = holds_run(workdir) and not fresh, held_addresses(workdir)
+    started, topology = join_processes(config, launch, known)
     described = environment(topology.describe())
+    if started.addresses:
+        described[ADDRESSES] = list(started.addresses)
 
     def prepare() -> tuple[Experiment, RunFolder]:
         weights = find_weights(config.model.weights, workdir, fresh=fresh)
-        experiment = make_experiment(config, topology, own, optimizer, weights)
+        experiment = make_experiment(
+            config, topology, own, optimizer, weights, goes_on=goes_on
+        )
         if weights is not None:
             described[WEIGHTS] = weights.record()
         in_use.enter_context(alone_in(workdir, topology.is_primary))
@@ -134,7 +146,9 @@ def train(
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
         folder = in_use.enter_context(_shown_elsewhere(folder, experiment, console))
-        console.line(start_screen(experiment, str(workdir), described, started))
+        console.line(
+            start_screen(experiment, str(workdir), described, started.described)
+        )
         around = functools.partial(
             Surroundings,
             watch=watch,

@@ -79,7 +79,7 @@ def finish(
         "macs_dense": macs_of_one_example(task.model),
         "macs_kept": macs_of_one_example(shrunk.model),
         **work_of_training(experiment, position),
-        **seen_until(experiment, position.step),
+        **seen_until(experiment, position),
         "channels_kept": {
             name: [int(mask.sum()), mask.size] for name, mask in sorted(masks.items())
         },

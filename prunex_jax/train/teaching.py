@@ -83,6 +83,7 @@ def read_teaching(
     ledger: Ledger,
     num_steps: int,
     plans: Sequence[RoundPlan],
+    batch_size: int,
 ) -> Teaching | None:
     """Prepares the teacher that settings name; None if they name none.
 
@@ -93,12 +94,13 @@ def read_teaching(
       ledger: Counts how often the teacher is asked.
       num_steps: Length of the run.
       plans: Rounds of the methods of the run, which say when the first channels go.
+      batch_size: Examples of a batch that are trained on.
     Raises:
       UserError: The folder is no export or was damaged, or its network was made for
         other images or classes; the run is to learn from itself and loses no channels;
         or no step is left to learn in.
     """
-    distill, batch_size = config.distill, config.data.batch_size
+    distill = config.distill
     if not distill.teacher:
         return None
     if not task.objective.can_be_taught:

@@ -33,7 +33,7 @@ def speed_of(experiment: Experiment, seconds: float) -> dict[str, float | None]:
       Chowdhery et al., PaLM, 2022, arXiv:2204.02311, appendix B (model FLOPs
       utilisation).
     """
-    macs = experiment.config.data.batch_size * experiment.current.macs
+    macs = experiment.batch_size * experiment.current.macs
     speed = _FLOPS_PER_MAC * macs / max(seconds, 1e-9)
     devices = experiment.mesh.devices
     peak = peak_flops(devices.flat[0].device_kind)
@@ -41,14 +41,29 @@ def speed_of(experiment: Experiment, seconds: float) -> dict[str, float | None]:
     return {"flops_per_second": speed, "flops_utilisation": share}
 
 
-def seen_until(experiment: Experiment, step: int) -> dict[str, int]:
-    """What networks have read in so many steps, by name: `examples_seen`, say.
+def seen_until(experiment: Experiment, position: RunPosition) -> dict[str, int]:
+    """What networks have read until then, by name: `examples_seen`, say.
 
     The same example in another epoch counts again.
     """
     objective = experiment.task.objective
-    count = experiment.config.data.batch_size * objective.units_per_example
-    return {f"{objective.unit}_seen": step * count}
+    count = examples_until(experiment, position) * objective.units_per_example
+    return {f"{objective.unit}_seen": count}
+
+
+def examples_until(experiment: Experiment, position: RunPosition) -> int:
+    """Examples of all batches until then, without those that were left out."""
+    return position.step * experiment.config.data.batch_size - position.left_out
+
+
+def macs_left_out(experiment: Experiment, step: int) -> int:
+    """What the examples would have taken that a step, counted from 0, leaves out."""
+    if not experiment.left_out:
+        return 0
+    macs, teaching = experiment.current.macs, experiment.teaching
+    if teaching is not None and step in teaching.steps:
+        macs += _macs_of_answer(experiment) or 0
+    return experiment.left_out * macs
 
 
 def macs_until(experiment: Experiment, step: int, cut: Handover | None) -> int:
@@ -79,21 +94,24 @@ def work_of_training(
       `training_macs_dense`: those of as many examples at full width, without a teacher.
     """
     own = macs_until(experiment, position.step, position.handover)
-    dense = position.step * macs_of_one_example(experiment.task.model)
-    taught = _macs_of_teacher(experiment)
-    batch_size = experiment.config.data.batch_size
+    dense = macs_of_one_example(experiment.task.model)
+    answer, teaching = _macs_of_answer(experiment), experiment.teaching
+    asked = 0 if teaching is None else len(teaching.steps)
+    work = None
+    if answer is not None:
+        whole = experiment.config.data.batch_size * (own + asked * answer)
+        work = whole - position.left_out_macs
     return {
-        "training_macs": None if taught is None else batch_size * (own + taught),
-        "training_macs_dense": batch_size * dense,
+        "training_macs": work,
+        "training_macs_dense": examples_until(experiment, position) * dense,
     }
 
 
-def _macs_of_teacher(experiment: Experiment) -> int | None:
-    """Its multiply-accumulates of one example in each step that asks it, added up."""
+def _macs_of_answer(experiment: Experiment) -> int | None:
+    """Those of a teacher for one example; None if its export does not say."""
     teaching = experiment.teaching
     if teaching is None:
         return 0
-    answer = teaching.macs
     if teaching.own is not None:
-        answer = macs_of_one_example(experiment.task.model)
-    return None if answer is None else len(teaching.steps) * answer
+        return macs_of_one_example(experiment.task.model)
+    return teaching.macs

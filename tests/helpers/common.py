@@ -14,6 +14,7 @@ import numpy as np
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.bench.processes import free_port as free_port
 from prunex_jax.mesh import MeshAxes
+from prunex_jax.mesh.desk import Roll
 
 MESH = MeshAxes()
 ROOT = Path(__file__).parents[2]
@@ -67,3 +68,8 @@ def processes_with(token: str) -> list[str]:
             if entry.name.isdigit() and token in (entry / "environ").read_text():
                 found.append((entry / "cmdline").read_text().replace("\0", " ")[-80:])
     return found
+
+
+def everybody_is_there(coordinator: str, num_processes: int, process_id: int) -> Roll:
+    """Stands for `call_roll` where nobody is waited for."""
+    return Roll(num_processes, process_id, coordinator)

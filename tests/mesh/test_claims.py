@@ -14,6 +14,7 @@ from prunex_jax.mesh.claims import (
     read_claim,
 )
 from prunex_jax.mesh.gpus import GpuFiles, visible_gpus
+from tests.helpers.common import everybody_is_there
 
 
 def gpu_files(folder, numbers=range(8), barred=(), partitioned=()):
@@ -153,7 +154,9 @@ def test_processes_that_start_compare_their_gpus(monkeypatch, devices, is_refuse
     monkeypatch.setattr(start, "Store", TwoAlike)
     monkeypatch.setattr(start, "is_used", lambda: False)
     monkeypatch.setattr(start, "has_gpu_support", lambda platforms: True)
-    monkeypatch.setattr(start, "call_roll", lambda *args, **_: args[1:])
+    monkeypatch.setattr(
+        start, "call_roll", lambda *args, **_: everybody_is_there(*args)
+    )
     for name in ("_request_cpu_devices", "_check_cpu_devices"):
         monkeypatch.setattr(start, name, lambda count: None)
     monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **_: None)

@@ -7,6 +7,7 @@ from prunex_jax.mesh import LaunchFlags, start, start_processes
 from prunex_jax.mesh.gpus import count_visible_gpus, split_gpus
 from prunex_jax.mesh.launched import Probes
 from prunex_jax.mesh.launcher import detect_launch
+from tests.helpers.common import everybody_is_there
 
 SLURM = {
     "SLURM_JOB_ID": "42",
@@ -569,7 +570,9 @@ def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments
     )
     monkeypatch.setattr(start, "is_used", lambda: False)
     monkeypatch.setattr(
-        start, "call_roll", lambda *args, **_: rolls.append(args) or args[1:]
+        start,
+        "call_roll",
+        lambda *args, **_: rolls.append(args) or everybody_is_there(*args),
     )
     start_processes(TopologyConfig(), LaunchFlags(launcher=launcher), environ)
     assert calls == [arguments]
@@ -605,7 +608,9 @@ def test_a_failed_start_is_one_readable_line(monkeypatch):
 
     monkeypatch.setattr(jax.distributed, "initialize", fail)
     monkeypatch.setattr(start, "is_used", lambda: False)
-    monkeypatch.setattr(start, "call_roll", lambda *args, **_: args[1:])
+    monkeypatch.setattr(
+        start, "call_roll", lambda *args, **_: everybody_is_there(*args)
+    )
     text = r"cannot join .*task 6 of 8.*DEADLINE_EXCEEDED: no answer .check that"
     with pytest.raises(UserError, match=text) as raised:
         start_processes(TopologyConfig(), LaunchFlags(), SLURM)

@@ -8,18 +8,18 @@ import time
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.mesh import roll_call
+from prunex_jax.mesh import desk, roll_call
 from prunex_jax.mesh.roll_call import call_roll
 from tests.helpers.common import free_port
 
 
-def call_all(*ids, of, seconds=10.0, at_least=0, port=None, say=None):
-    """What each of several processes gets: its place, or the text of its error."""
+def call_all(*ids, of, seconds=10.0, at_least=0, port=None, say=None, known=()):
+    """How many are there and the place of each process, or the text of its error."""
     results, port = {}, port or free_port()
 
     def call(key, process, num_processes):
         try:
-            results[key] = call_roll(
+            roll = call_roll(
                 f"127.0.0.1:{port}",
                 num_processes,
                 process,
@@ -27,7 +27,9 @@ def call_all(*ids, of, seconds=10.0, at_least=0, port=None, say=None):
                 at_least=at_least,
                 name=f"node{key}",
                 say=say or (lambda text: None),
+                known=known,
             )
+            results[key] = roll.num_there, roll.place
         except UserError as error:
             results[key] = str(error)
 
@@ -70,7 +72,7 @@ def test_too_few_are_refused():
 
 
 def test_waiting_is_said(monkeypatch):
-    monkeypatch.setattr(roll_call, "_SAY_EVERY", 0.3)
+    monkeypatch.setattr(desk, "SAY_EVERY", 0.3)
     said = []
     call_all(0, 1, of=3, seconds=1.5, say=said.append)
     assert len(said) >= 4 and all("waiting for process 2 of 3, " in s for s in said)
@@ -119,7 +121,8 @@ def call_again(port, *ids):
     results = {}
 
     def call(process):
-        results[process] = call_roll(f"127.0.0.1:{port}", 3, process, seconds=10)
+        roll = call_roll(f"127.0.0.1:{port}", 3, process, seconds=10)
+        results[process] = roll.num_there, roll.place
 
     threads = [threading.Thread(target=call, args=(process,)) for process in ids]
     for thread in threads:
@@ -133,24 +136,20 @@ def test_an_older_service_at_the_address_is_waited_out():
     """As that of the run before, after a restart."""
     port, results = free_port(), {}
 
-    def late():
-        results[0] = call_roll(
-            f"127.0.0.1:{port}", 2, 0, seconds=10, say=lambda text: None
+    def call(process):
+        roll = call_roll(
+            f"127.0.0.1:{port}", 2, process, seconds=10, say=lambda text: None
         )
+        results[process] = roll.num_there, roll.place
 
     with socket.create_server(("", port)) as old:
-        early = threading.Thread(
-            target=lambda: results.setdefault(
-                1,
-                call_roll(f"127.0.0.1:{port}", 2, 1, seconds=10, say=lambda text: None),
-            )
-        )
+        early = threading.Thread(target=call, args=(1,))
         early.start()
         for content in (b"\x00\x00\x12\x04binary\n", b""):
             connection, _ = old.accept()
             with connection:
                 connection.sendall(content)
-    first = threading.Thread(target=late)
+    first = threading.Thread(target=call, args=(0,))
     first.start()
     for thread in (early, first):
         thread.join(30)
@@ -174,3 +173,118 @@ def test_strangers_do_no_harm():
                 time.sleep(0.05)
     thread.join(30)
     assert done == [{0: (2, 0), 1: (2, 1)}]
+
+
+def test_process_0_says_where_everybody_was_met():
+    """Also those of its own machine, by the address that the others know."""
+    port, rolls = free_port(), {}
+
+    def call(process):
+        rolls[process] = call_roll(f"localhost:{port}", 3, process, seconds=10)
+
+    run_together(call, 0, 1, 2)
+    assert rolls[0].addresses == ("localhost",) * 3
+    assert rolls[1].addresses == () and rolls[1].coordinator == f"localhost:{port}"
+
+
+MACHINES = tuple(f"127.0.0.{number}" for number in range(1, 6))
+
+
+@pytest.fixture
+def machines(monkeypatch):
+    """Addresses of this machine stand for machines: each has ports of its own."""
+
+    def listen(port, host=""):
+        server = socket.create_server((host, port))
+        server.settimeout(desk.ACCEPT_SECONDS)
+        return server
+
+    monkeypatch.setattr(roll_call, "listen", listen)
+
+
+@pytest.mark.parametrize("delays", [(0, 0, 0), (1.0, 0, 0), (0, 0.5, 1.0)])
+def test_the_others_meet_at_the_first_of_them(machines, delays):
+    """Whoever comes first, and though each keeps a desk meanwhile."""
+    port, rolls, said = free_port(), {}, []
+
+    def call(process):
+        time.sleep(delays[process - 2])
+        rolls[process] = call_roll(
+            f"{MACHINES[0]}:{port}",
+            5,
+            process,
+            seconds=2.5,
+            at_least=3,
+            known=MACHINES,
+            say=said.append,
+        )
+
+    run_together(call, 2, 3, 4)
+    at = f"{MACHINES[2]}:{port}"
+    assert {key: (roll.num_there, roll.place) for key, roll in rolls.items()} == {
+        2: (3, 0),
+        3: (3, 1),
+        4: (3, 2),
+    }
+    assert {roll.coordinator for roll in rolls.values()} == {at}
+    # Where those were met who are missing is kept for the next start.
+    assert rolls[2].addresses[:3] == MACHINES[:3]
+    assert "going on without process 0, 1 of 5" in said
+
+
+def test_those_of_one_machine_meet_there_at_any_of_them(machines):
+    """The first machine is lost with two processes, the second has two as well."""
+    known = (*MACHINES[:1] * 2, *MACHINES[1:2] * 2, MACHINES[2])
+    results = call_all(2, 3, 4, of=5, seconds=1.5, at_least=3, known=known)
+    assert {there for there, _ in results.values()} == {3}
+    assert sorted(place for _, place in results.values()) == [0, 1, 2]
+    assert results[0][1] == 0 or results[1][1] == 0, "not at the second machine"
+
+
+def test_process_0_is_met_if_it_comes_late(machines):
+    port, rolls = free_port(), {}
+
+    def call(process):
+        time.sleep(2.0 if process == 0 else 0)
+        rolls[process] = call_roll(
+            f"{MACHINES[0]}:{port}",
+            3,
+            process,
+            seconds=1.5,
+            at_least=2,
+            known=MACHINES[:3],
+            say=lambda text: None,
+        )
+
+    run_together(call, 0, 1, 2)
+    assert {roll.coordinator for roll in rolls.values()} == {f"{MACHINES[0]}:{port}"}
+    assert {rolls[process].place for process in range(3)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("there", "of", "at_least", "text"),
+    [
+        # Two parts of a run could both be as large as that.
+        ((2, 3), 4, 2, "process 0 at 127.0.0.1:"),
+        ((3, 4), 5, 3, "process 0, 1, 2 of 5 did not come"),
+    ],
+)
+def test_no_two_parts_of_a_run_go_on(machines, there, of, at_least, text):
+    known = MACHINES[:of]
+    results = call_all(*there, of=of, seconds=1.0, at_least=at_least, known=known)
+    assert all(text in said for said in results.values()), results
+
+
+@pytest.mark.parametrize("known", [(), MACHINES[:2], ("", "", "")])
+def test_nobody_meets_where_nobody_knows_where(machines, known):
+    results = call_all(1, 2, of=3, seconds=0.6, at_least=2, known=known)
+    assert all("process 0 at 127.0.0.1:" in said for said in results.values()), results
+
+
+def run_together(call, *processes):
+    threads = [threading.Thread(target=call, args=(process,)) for process in processes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()

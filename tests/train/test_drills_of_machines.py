@@ -20,7 +20,7 @@ from prunex_jax.base.command import EXIT_BAD_INPUT, EXIT_LOST
 from prunex_jax.bench.links.sandbox import sandbox_kind
 from tests.helpers.common import ROOT, outputs_of, processes_with
 from tests.helpers.image_folders import CLASSES, break_file, write_images
-from tests.helpers.tiny_runs import merged, wait_for_rows, write_config
+from tests.helpers.tiny_runs import merged, rows_of, wait_for_rows, write_config
 from tests.train.test_drills import VALUES, ended, running, start_both
 from tests.train.test_language import SETTINGS as LANGUAGE
 
@@ -192,3 +192,73 @@ def test_a_link_that_goes_down_ends_both_sides(tmp_path):
     for own, said in enumerate(outputs):
         other = f"error: process {1 - own}"
         assert other in said and "has not answered for" in said and "at step" in said
+
+
+FIRST_HOST_LOST = """
+import json, os, pathlib, signal, subprocess, sys, time
+from prunex_jax.bench.links.hosts import NamespaceHosts
+
+config, workdir = sys.argv[1:]
+metrics = pathlib.Path(workdir, "metrics.jsonl")
+train = [sys.executable, "-m", "prunex_jax.train", f"--config={config}"]
+train += [f"--workdir={workdir}", "--num_processes=3"]
+supervise = [sys.executable, "-m", "prunex_jax", "supervise", "--pause=1", "--"]
+
+def rows():
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+def start(hosts, host, *before):
+    command = [*before, *train, f"--coordinator={hosts.address(0)}:5000"]
+    return subprocess.Popen(
+        hosts.command(host, [*command, f"--process_id={host}"]),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )
+
+with NamespaceHosts(3) as hosts:
+    processes = [start(hosts, host, *supervise) for host in range(3)]
+    deadline = time.monotonic() + 150
+    while rows() < 8 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(processes[0].pid, signal.SIGKILL)
+    processes[0].communicate()
+    outputs = [process.communicate(timeout=240)[0] for process in processes[1:]]
+    codes = [process.returncode for process in processes[1:]]
+    first = start(hosts, 0)
+    said = first.communicate(timeout=60)[0]
+    print(json.dumps([codes, outputs, first.returncode, said]))
+"""
+
+
+@pytest.mark.slow
+def test_the_others_go_on_without_the_host_of_process_0(tmp_path):
+    """Its machine is lost for good; when it comes back alone, it is refused."""
+    kind, reason = sandbox_kind()
+    if not kind:
+        pytest.skip(f"no network namespaces here: {reason}")
+    run = {"steps": 400, "join_seconds": 10, "min_processes": 2}
+    # 42 examples divide among 6 devices, and 40 of them among the 4 that are left.
+    changes = {"run": {**VALUES["run"], **run}, "data": {"batch_size": 42}}
+    config = write_config(tmp_path, merged(VALUES, changes))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", IN_SANDBOX, FIRST_HOST_LOST),
+            *(str(config), str(tmp_path / "run")),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    codes, outputs, code, said = json.loads(done.stdout.splitlines()[-1])
+    assert codes == [0, 0], outputs
+    assert "the others meet without it" in outputs[0]
+    assert "going on without process 0 of 3" in outputs[0]
+    assert "2 of 3 came, this is process 0 of them" in outputs[0]
+    assert "resumed at step" in outputs[0] and "(and 2 left out)" in outputs[0]
+    assert rows_of(tmp_path / "run")[-1]["step"] == 400
+    held = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert held["addresses"] == ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
+    assert code == EXIT_BAD_INPUT and "process 1, 2 of 3 did not come" in said

@@ -75,14 +75,15 @@ def test_the_first_version_had_one_cut_and_did_not_count_work():
 
 def test_earlier_versions_find_what_they_know():
     now = saved()
-    assert now.pop("version") == 3
+    assert now.pop("version") == 4
     assert now["handover"].pop("is_last") is True
     assert now["handover"].pop("macs_before") is None
     assert (now.pop("mesh_since"), now.pop("dense_bytes_before")) == (0, 0.0)
+    assert (now.pop("left_out"), now.pop("left_out_macs")) == (0, 0)
     assert now == json.loads(BEFORE_VERSIONS)
 
 
-@pytest.mark.parametrize("version", [4, "1", None, -1])
+@pytest.mark.parametrize("version", [5, "1", None, -1])
 def test_another_version_is_refused_in_one_line(version):
     with pytest.raises(UserError, match="use the one that wrote it") as refused:
         RunPosition.from_dict(saved(version=version))

@@ -11,10 +11,12 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
-from prunex_jax.mesh import specs_of
+from prunex_jax.mesh import make_topology, specs_of
 from prunex_jax.methods import METHODS
 from prunex_jax.models.base import to_moments
 from prunex_jax.train.config import resolve_config
+from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.export import load_trained
 from prunex_jax.train.regroup import (
     Regrouping,
     mesh_of,
@@ -240,6 +242,60 @@ def test_a_checkpoint_older_than_the_last_start_is_refused_too(tmp_path):
     run_until(5, values_of(2, "topk"), tmp_path)
     with pytest.raises(UserError, match=r"step 5 is of 4 hosts x 1 .* has 2 x 1"):
         train(resolve_config(values_of(2, "topk")), tmp_path, exact_topology=True)
+
+
+def test_a_run_goes_on_where_its_batches_do_not_divide(tmp_path, capsys):
+    """48 examples a step on 4 hosts, then 45 on 5: what is left out is not counted."""
+    five = resolve_config(values_of(5, "topk"))
+    with pytest.raises(UserError, match="batch_size=48 does not divide evenly over 5"):
+        train(five, tmp_path)
+    run_until(7, values_of(4, "topk"), tmp_path)
+    run_until(10, values_of(5, "topk"), tmp_path)
+    summary = train(five, tmp_path).summary
+    assert "5 hosts x 9 = 5 devices x 9 (and 3 left out)" in capsys.readouterr().out
+    seen = 5 * 48 + 7 * 45
+    assert summary["examples_seen"] == rows_of(tmp_path)[-1]["examples_seen"] == seen
+    assert summary["training_macs"] == seen * summary["macs_dense"]
+    assert summary["training_macs_dense"] == seen * summary["macs_dense"]
+    assert load_trained(tmp_path).step == 12
+
+
+def test_the_last_examples_of_a_batch_are_left_out():
+    """The others are those of the same step, also where a device has them in parts."""
+
+    def going_on(hosts, micro_batches):
+        changes = {"optimizer": {"micro_batches": micro_batches}}
+        config = resolve_config(merged(values_of(hosts), changes))
+        topology = make_topology("auto", simulated=f"{hosts}x1")
+        return make_experiment(config, topology, goes_on=True)
+
+    whole, parts = going_on(4, 1), going_on(5, 2)
+    assert (whole.batch_size, whole.left_out) == (48, 0)
+    assert (parts.batch_size, parts.left_out) == (40, 8)
+    assert parts.eval_batch_size == 40
+    with whole.batches(3) as all_of_them, parts.batches(3) as most:
+        for _ in range(2):
+            jax.tree.map(
+                lambda x, y: np.testing.assert_array_equal(x[:40], y),
+                next(all_of_them),
+                next(most),
+            )
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"batch_size": 4}, "data.batch_size=4 does not divide evenly over 5 devices"),
+        (
+            {"shards": "label_sorted"},
+            "batch_size=48 does not divide evenly over 5",
+        ),
+    ],
+)
+def test_batches_that_cannot_lose_examples_are_refused(data, text):
+    config = resolve_config(merged(values_of(5), {"data": data}))
+    with pytest.raises(UserError, match=text):
+        make_experiment(config, make_topology("auto", simulated="5x1"), goes_on=True)
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def run_on_cluster(
         raise UserError(f"study {study.name!r} has no row that runs on a cluster")
     settings = row_settings(study, is_simulated=False)
     config = resolve_config(settings[rows[0].name])
-    start, topology = join_processes(config, launch)
+    started, topology = join_processes(config, launch)
     study = dataclasses.replace(
         study,
         rows=rows,
@@ -69,7 +69,7 @@ def run_on_cluster(
 
     planner = Planner(study, settings, topology.num_hosts, workdir)
     quiet = say if topology.is_primary else lambda text: None
-    quiet(f"start     {start}")
+    quiet(f"start     {started.described}")
     links = ClusterLinks(topology.num_hosts)
     _run_beside(Bench(planner, links, records, keep, quiet), launch)
     return topology.is_primary
