@@ -199,7 +199,9 @@ def _kept_values(score: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def _finite_scores(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Puts NaN last and infinity beside the best, without spoiling sums."""
     wide = {name: np.asarray(score, np.float64) for name, score in scores.items()}
-    best = max(np.max(s, initial=1.0, where=np.isfinite(s)) for s in wide.values())
+    best = max(
+        float(np.max(s, initial=1.0, where=np.isfinite(s))) for s in wide.values()
+    )
     return {
         name: np.nan_to_num(score, nan=0.0, posinf=best) for name, score in wide.items()
     }
