@@ -71,6 +71,28 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+def check_whole(path: Path, size: int) -> None:
+    """Looks whether a mapped file still has its bytes before it is read.
+
+    Who reads a mapped file beyond its end is killed by a signal.
+
+    Args:
+      path: The file.
+      size: Its bytes when it was opened.
+    Raises:
+      UserError: It is gone, or shorter.
+    """
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    if found < size:
+        raise UserError(
+            f"{path} has {found} bytes and had {size} when it was opened; put the "
+            "whole file back"
+        )
+
+
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Gives an empty folder that takes the place of another when it has been filled.

@@ -68,6 +68,8 @@ _LEAST_FREE_BYTES = 2**30
 _LEAST_BYTES_PER_SECOND = 20e6
 # Channels that the exchange is tried with, and every which is kept.
 _NUM_CHANNELS, _KEPT_STRIDE = 4096, 3
+# Of a large mean, and how often it is made: some faults show in large ones, and rarely.
+_NUM_LARGE, _REPEATS = 2**22, 5
 
 COMMAND = Command(
     text=str(__doc__),
@@ -126,6 +128,7 @@ def examine(
         verdicts += _try_folder(Path(workdir).expanduser())
     verdicts.append(_tried("sums", lambda: check_sums(topology.mesh)))
     verdicts.append(_tried("exchange", lambda: check_exchange(topology.mesh)))
+    verdicts.append(_tried("large sums", lambda: check_large_sums(topology.mesh)))
     verdicts += _try_links(topology, seconds)
     return verdicts
 
@@ -427,6 +430,29 @@ def check_exchange(mesh: AnyMesh) -> Verdict:
         return Verdict("exchange", FAILED, found[0], _WRONG_NUMBERS)
     text = f"{len(keep)} of {_NUM_CHANNELS} channels averaged over {num_hosts} hosts"
     return Verdict("exchange", OK, text)
+
+
+def check_large_sums(mesh: AnyMesh) -> Verdict:
+    """Averages as many numbers as a network has parameters, several times."""
+    numbers = np.arange(1, mesh.shape[HOST_AXIS] + 1, dtype=np.float32)
+    per_host = jax.P(HOST_AXIS)
+
+    def average(number: jax.Array) -> jax.Array:
+        block = number * (jnp.arange(_NUM_LARGE) % _NUM_CHANNELS).astype(jnp.float32)
+        return (mean_over_hosts(block, MeshAxes()) + 0 * block)[None]
+
+    program = jax.jit(map_over(mesh, average, per_host, per_host))
+    row = (np.arange(_NUM_LARGE) % _NUM_CHANNELS).astype(np.float32) * numbers.mean()
+    wanted = np.broadcast_to(row, (len(numbers), _NUM_LARGE))
+    wrong = list[str]()
+    for _ in range(_REPEATS):
+        means = program(placed(numbers, mesh, per_host))
+        wrong += _differences(f"a mean of {_NUM_LARGE:,} numbers", means, wanted)
+    found = _of_all(wrong)
+    if found:
+        return Verdict("large sums", FAILED, found[0], _WRONG_NUMBERS)
+    text = f"means of {_NUM_LARGE:,} numbers over hosts, {_REPEATS} times"
+    return Verdict("large sums", OK, text)
 
 
 def _of_all(texts: Sequence[str]) -> list[str]:

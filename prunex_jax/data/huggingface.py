@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError, one_line
+from prunex_jax.base.files import check_whole
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.image_files import (
     ImageFiles,
@@ -55,15 +56,17 @@ class HuggingFaceSource:
 
     def opened(self) -> "HuggingFaceSource":
         """The source, after it has opened its files."""
-        _ = self._table
+        _ = self._sizes
         return self
 
     def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
         """Decodes the images at `indices`.
 
         Raises:
-          UserError: One cannot be decoded.
+          UserError: One cannot be decoded, or a file was cut since it was opened.
         """
+        for path, size in self._sizes.items():
+            check_whole(path, size)
         try:
             found = self._table[self.rows[indices].tolist()]
             labels = np.array(found[self.columns.label], np.int32)
@@ -101,6 +104,12 @@ class HuggingFaceSource:
             return decode_image(_bytes(image), self.num_channels)
         except BrokenImageError as error:
             raise broken_image(self.name(index), error) from error
+
+    @functools.cached_property
+    def _sizes(self) -> dict[Path, int]:
+        """Bytes of each mapped file when it was opened."""
+        paths = [Path(file["filename"]) for file in self._table.cache_files]
+        return {path: path.stat().st_size for path in paths}
 
     @functools.cached_property
     def _table(self) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import check_whole
 from prunex_jax.data.order import Positions
 from prunex_jax.data.own import EXAMPLE, OwnSplit
 from prunex_jax.data.splits import Batch
@@ -65,17 +66,9 @@ class TokenFile:
         return {field.name: getattr(self, field.name) for field in fields}
 
     def _check_whole(self) -> None:
-        """Looks at the size: who reads a mapped file beyond its end is killed."""
-        whole = self.offset + self.size * np.dtype(self.dtype).itemsize
-        try:
-            found = self.path.stat().st_size if self.size else whole
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be read: {error.strerror}") from error
-        if found < whole:
-            raise UserError(
-                f"{self.path} has {found} bytes and had {whole} when it was opened; "
-                "put the whole file back"
-            )
+        if self.size:  # Nothing is not mapped.
+            whole = self.offset + self.size * np.dtype(self.dtype).itemsize
+            check_whole(self.path, whole)
 
     @functools.cached_property
     def _mapped(self) -> npt.NDArray[Any]:

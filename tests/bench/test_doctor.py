@@ -163,6 +163,7 @@ def test_sums_and_exchanges_are_right_on_any_mesh(shape):
     mesh = make_mesh(*shape)
     assert doctor.check_sums(mesh).status == doctor.OK
     assert doctor.check_exchange(mesh).status == doctor.OK
+    assert doctor.check_large_sums(mesh).status == doctor.OK
 
 
 def test_wrong_numbers_fail(monkeypatch):
@@ -171,6 +172,13 @@ def test_wrong_numbers_fail(monkeypatch):
     assert verdict.status == doctor.FAILED and "sum over the host axis" in verdict.text
     verdict = doctor.check_exchange(make_mesh(2, 2))
     assert verdict.status == doctor.FAILED and "process 0" in verdict.text
+
+    def wrong_in_one_place(x, axes):
+        return x if len(x) < doctor._NUM_LARGE else x.at[-5].add(1.0)
+
+    monkeypatch.setattr(doctor, "mean_over_hosts", wrong_in_one_place)
+    verdict = doctor.check_large_sums(make_mesh(1, 2))
+    assert verdict.status == doctor.FAILED and "4,194,304 numbers" in verdict.text
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "mean_over_devices", lambda x, axes: 3 * x)
     verdict = doctor.check_sums(make_mesh(2, 2))

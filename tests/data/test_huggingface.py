@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import shutil
 import socket
@@ -227,6 +228,17 @@ def test_rows_that_break_while_they_are_read_are_named(tmp_path: Path) -> None:
     message = str(caught.value)
     assert str(folder) in message and "\n" not in message
     assert f"(read on {socket.gethostname()})" in message
+
+
+def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
+    """Whose missing part would end the process by a signal."""
+    folder = saved(tmp_path, table(20))
+    source = opened(folder).train.stored.open()
+    (file,) = folder.glob("*.arrow")
+    whole = file.stat().st_size
+    os.truncate(file, 100)
+    with pytest.raises(UserError, match=f"{file} has 100 bytes and had {whole} when"):
+        source.read(np.array([4, 3]))
 
 
 def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
