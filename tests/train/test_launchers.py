@@ -4,6 +4,7 @@ A cluster of two nodes on this machine; each node has a name, an address, four G
 Slurm and two CPU devices for jax.
 """
 
+import json
 import re
 import time
 
@@ -148,3 +149,14 @@ def test_mpirun_starts_a_process_on_each_machine(cluster, tmp_path):
     assert done.returncode == 0, done.stdout
     assert "Open MPI, rank 0 of 2" in done.stdout and "2 hosts" in done.stdout
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_drill_runs_in_tasks_of_slurm(cluster, tmp_path):
+    """Every task does what is drilled to a process of its own."""
+    workdir = tmp_path / "drill"
+    drill = ("prunex_jax", "drill", f"--workdir={workdir}", "--faults=kill,term")
+    done = cluster.run("srun", "-N2", "-n2", "python", "-m", *drill)
+    assert done.returncode == 0, done.stdout
+    rows = json.loads((workdir / "drill.json").read_text())["faults"]
+    assert [row["fault"] for row in rows] == ["kill", "term"]
+    assert all(row["same"] and not row["problems"] for row in rows), rows

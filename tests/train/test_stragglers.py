@@ -95,9 +95,9 @@ def test_a_slow_process_is_named_with_its_cause_and_equal_ones_are_not(tmp_path)
         assert line.endswith("is as fast as the others again")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_process_that_is_stopped_again_and_again_is_named(tmp_path):
-    """As the one before it; Gloo once gave a wrong sum here (see comm.collectives)."""
+    """As on a machine that is too hot, or shared."""
     with running(tmp_path, VALUES) as (processes, said, _):
 
         def throttle():
