@@ -36,6 +36,7 @@ from prunex_jax.mesh.axes import (
     vary,
 )
 from prunex_jax.mesh.compiled import keep_compiled
+from prunex_jax.mesh.desk import LastStart
 from prunex_jax.mesh.folding import (
     AnyMesh,
     FoldedMesh,
@@ -60,6 +61,7 @@ __all__ = [
     "AnyMesh",
     "Axis",
     "FoldedMesh",
+    "LastStart",
     "Launch",
     "LaunchFlags",
     "Limits",

@@ -1,8 +1,8 @@
 """Where one process of a run takes down who else is there.
 
 Each line that is sent is one JSON object. To the desk: {"process": 1, "of": 4, "name":
-"node17"}. From the desk: {"noted": true} at once, {"say": text} while others are
-missing, and {"go": true} or {"refuse": text} at the end. With {"go": true} come the
+"node17", "run": ""}. From the desk: {"noted": true} at once, {"say": text} while others
+are missing, and {"go": true} or {"refuse": text} at the end. With {"go": true} come the
 number of those who are there and the place among them, which are others than at first
 where a run may go on without the missing. The process at the desk has place 0.
 """
@@ -33,11 +33,27 @@ class Member:
       number: Which one it is, as it was started.
       of: How many processes the run was started with.
       name: Its machine.
+      run: The run folder, where it looks for others of the run without process 0; empty
+        where it was told whom to meet.
     """
 
     number: int
     of: int
     name: str
+    run: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class LastStart:
+    """What is known of the last start of a run.
+
+    Attributes:
+      run: The run folder, which says so.
+      addresses: Where each process was met, by number; may be empty.
+    """
+
+    run: str = ""
+    addresses: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +64,14 @@ class Call:
       me: This process.
       port: Of the desk, wherever it is.
       at_least: How many are enough, once nobody else is waited for.
-      known: Where each process was met at the last start, by number; may be empty.
+      last: The last start of the run, by as many processes.
       say: Called with a line every ten seconds of waiting.
     """
 
     me: Member
     port: int
     at_least: int
-    known: tuple[str, ...]
+    last: LastStart
     say: Say
 
 
@@ -94,7 +110,9 @@ class Desk:
         self._me = call.me
         self._names = {call.me.number: call.me.name}
         self._connections: dict[int, socket.socket] = {}
-        self._addresses = dict(enumerate(call.known)) | {call.me.number: address}
+        self._addresses = dict(enumerate(call.last.addresses)) | {
+            call.me.number: address
+        }
         self._problem = ""
         self._began = self._said = time.monotonic()
 
@@ -173,7 +191,7 @@ class Desk:
             return
         connection.settimeout(5)
         who = _who(connection)
-        if who is None:
+        if who is None or not self._is_of_this_run(who):
             connection.close()
             return
         self._addresses[who.number] = self._address_of(connection)
@@ -188,6 +206,12 @@ class Desk:
         self._names[who.number] = name
         self._connections[who.number] = connection
         send(connection, {"noted": True})
+
+    def _is_of_this_run(self, who: Member) -> bool:
+        """Whether it was told to come here, or is to meet those who are left."""
+        if self._me.number == 0 and not who.run:
+            return True
+        return who.run == self._call.last.run
 
     def _problem_with(self, who: Member, name: str) -> str:
         if who.of != self._me.of:
@@ -283,7 +307,8 @@ def _who(connection: socket.socket) -> Member | None:
     """Who has come; None for somebody who is not of any run."""
     try:
         who = json.loads(read_line(connection))
-        return Member(int(who["process"]), int(who["of"]), str(who["name"]))
+        names = str(who["name"]), str(who["run"])
+        return Member(int(who["process"]), int(who["of"]), *names)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

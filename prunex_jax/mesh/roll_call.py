@@ -11,6 +11,7 @@ Two parts of a run must never both go on, so more than half of it has to be ther
 """
 
 import contextlib
+import dataclasses
 import json
 import socket
 import time
@@ -23,6 +24,7 @@ from prunex_jax.mesh.desk import (
     SAY_EVERY,
     Call,
     Desk,
+    LastStart,
     Member,
     Roll,
     Say,
@@ -55,7 +57,7 @@ def call_roll(
     *,
     seconds: float,
     at_least: int = 0,
-    known: tuple[str, ...] = (),
+    last: LastStart | None = None,
     name: str = "",
     say: Say | None = None,
 ) -> Roll:
@@ -67,8 +69,8 @@ def call_roll(
       process_id: This one.
       seconds: How long to wait; once more where the others meet without process 0.
       at_least: How many are enough after that; 0 for all. Process 0 has to be among
-        them, unless this is more than half and `known` is given.
-      known: Where each process was met at the last start of the run, by number.
+        them, unless this is more than half and `last` says where the others were.
+      last: The last start of the run, if it was started before.
       name: Of this machine; its hostname where empty.
       say: Called with a line every ten seconds of waiting; None prints it.
     Returns:
@@ -80,7 +82,10 @@ def call_roll(
     me = Member(process_id, num_processes, name or socket.gethostname())
     host, _, port = coordinator.rpartition(":")
     host = host.strip("[]")
-    call = Call(me, int(port), at_least or num_processes, known, say or warn)
+    last = last or LastStart()
+    if len(last.addresses) != num_processes:  # Another number was started then.
+        last = LastStart(last.run)
+    call = Call(me, int(port), at_least or num_processes, last, say or warn)
     if process_id == 0:
         try:
             server = listen(call.port, host)
@@ -99,12 +104,14 @@ def call_roll(
         if not _may_meet_elsewhere(call):
             raise
     call.say(f"process 0 at {coordinator} did not come: the others meet without it")
-    return _meet_elsewhere(call, seconds)
+    me = dataclasses.replace(me, run=last.run)
+    return _meet_elsewhere(dataclasses.replace(call, me=me), seconds)
 
 
 def _may_meet_elsewhere(call: Call) -> bool:
     """Whether others than process 0 know where to meet, and no second part could."""
-    is_known = len(call.known) == call.me.of and call.known[call.me.number] != ""
+    met = dict(enumerate(call.last.addresses))
+    is_known = call.last.run != "" and met.get(call.me.number, "") != ""
     return is_known and call.me.of // 2 < call.at_least < call.me.of
 
 
@@ -134,8 +141,8 @@ def _report(host: str, call: Call, seconds: float) -> Roll:
 
 def _meet_elsewhere(call: Call, seconds: float) -> Roll:
     """Meets those who are left at the first address where somebody keeps a desk."""
-    own = call.known[call.me.number]
-    addresses = list(dict.fromkeys(filter(None, call.known)))
+    own = call.last.addresses[call.me.number]
+    addresses = list(dict.fromkeys(filter(None, call.last.addresses)))
     before = addresses[: addresses.index(own)]
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
@@ -186,7 +193,8 @@ def _come_to(host: str, call: Call, *, timeout: float) -> socket.socket:
         connection = socket.create_connection((host, call.port), timeout=timeout)
         on_error.enter_context(connection)
         me = call.me
-        send(connection, {"process": me.number, "of": me.of, "name": me.name})
+        who = {"process": me.number, "of": me.of, "name": me.name, "run": me.run}
+        send(connection, who)
         answer = json.loads(read_line(connection))
         if "refuse" in answer:
             raise _RefusedError(answer["refuse"])

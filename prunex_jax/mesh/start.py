@@ -20,6 +20,7 @@ from prunex_jax.mesh.claims import (
     read_claim,
 )
 from prunex_jax.mesh.compiled import AUTO, keep_compiled
+from prunex_jax.mesh.desk import LastStart
 from prunex_jax.mesh.hosts import parse_layout, stand_ins
 from prunex_jax.mesh.launched import Probes
 from prunex_jax.mesh.launcher import Launch, LaunchFlags, detect_launch
@@ -40,7 +41,7 @@ def start_processes(
     compile_cache: str = AUTO,
     join_seconds: int = JOIN_SECONDS,
     min_processes: int = 0,
-    known: tuple[str, ...] = (),
+    last: LastStart | None = None,
 ) -> Launch:
     """Prepares jax for this run; call it before anything else uses jax.
 
@@ -58,8 +59,8 @@ def start_processes(
       environ: Environment variables.
       join_seconds: How long to wait for the other processes.
       min_processes: How many of them are enough after that; 0 for all.
-      known: Where each process was met at the last start of the run, by number, as
-        `Launch.addresses` said; so the others can meet without process 0.
+      last: The last start of the run, with what `Launch.addresses` said then; so the
+        others can meet without process 0.
       compile_cache: Where compiled programs are kept, as `run.compile_cache` says.
 
     Returns:
@@ -76,7 +77,7 @@ def start_processes(
     if cpu_devices:
         _request_cpu_devices(cpu_devices)
     if launch.is_distributed and not jax.distributed.is_initialized():
-        launch = _join(launch, join_seconds, min_processes, known)
+        launch = _join(launch, join_seconds, min_processes, last)
         launch = _with_gpus_apart(launch, config, environ, join_seconds)
     if cpu_devices:
         _check_cpu_devices(cpu_devices)
@@ -130,7 +131,7 @@ def _check_cpu_devices(count: int) -> None:
 
 
 def _join(
-    launch: Launch, seconds: int, at_least: int, known: tuple[str, ...]
+    launch: Launch, seconds: int, at_least: int, last: LastStart | None
 ) -> Launch:
     """Joins the others; where jax is to find them, it waits for them in silence.
 
@@ -142,7 +143,7 @@ def _join(
             f"cannot join the processes of the run ({launch.reason}): jax was used "
             f"before the processes were joined: {_RESTART}"
         )
-    launch = _with_those_there(launch, seconds, at_least, known)
+    launch = _with_those_there(launch, seconds, at_least, last)
     ids = launch.local_device_ids
     try:
         jax.distributed.initialize(
@@ -185,14 +186,14 @@ def _with_gpus_apart(
 
 
 def _with_those_there(
-    launch: Launch, seconds: int, at_least: int, known: tuple[str, ...]
+    launch: Launch, seconds: int, at_least: int, last: LastStart | None
 ) -> Launch:
     """The launch, with the processes that come; unchanged where jax is to find them."""
     address, count, number = launch.coordinator, launch.num_processes, launch.process_id
     if address is None or count is None or number is None:
         return launch
     roll = call_roll(
-        address, count, number, seconds=seconds, at_least=at_least, known=known
+        address, count, number, seconds=seconds, at_least=at_least, last=last
     )
     reason = launch.reason
     if roll.num_there < count:

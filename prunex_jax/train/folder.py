@@ -34,6 +34,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import read_object, write_json, write_whole
+from prunex_jax.mesh import LastStart
 from prunex_jax.train.config import dotted_keys, fixed_differences
 from prunex_jax.train.profiling import PROFILE
 from prunex_jax.train.start import Weights
@@ -241,20 +242,20 @@ def holds_run(workdir: Path | str) -> bool:
     return (Path(workdir).expanduser() / CONFIG).is_file()
 
 
-def held_addresses(workdir: Path | str) -> tuple[str, ...]:
-    """Where the processes of the run in a folder were met; () where it does not say.
+def last_start(workdir: Path | str) -> LastStart:
+    """Where the processes of the run in a folder were met, if it says so.
 
     Args:
       workdir: A run folder, which may be empty or missing.
     """
-    path = Path(workdir).expanduser()
+    path = Path(workdir).expanduser().absolute()
     try:
         held = (read_object(path / ENVIRONMENT) or {}).get(ADDRESSES)
     except OSError:  # Which is said where the folder is opened.
-        return ()
+        held = None
     if not isinstance(held, list) or not all(isinstance(each, str) for each in held):
-        return ()
-    return tuple(held)
+        held = []
+    return LastStart(str(path), tuple(held))
 
 
 def _holds_run(path: Path) -> bool:

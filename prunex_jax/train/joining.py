@@ -4,6 +4,7 @@ What a run and its dry run do alike, before and after their networks are built.
 """
 
 from prunex_jax.mesh import (
+    LastStart,
     Launch,
     LaunchFlags,
     Limits,
@@ -19,14 +20,14 @@ from prunex_jax.train.weights import check_same_everywhere
 
 
 def join_processes(
-    config: ExperimentConfig, launch: LaunchFlags, known: tuple[str, ...] = ()
+    config: ExperimentConfig, launch: LaunchFlags, last: LastStart | None = None
 ) -> tuple[Launch, Topology]:
     """Joins this process to the others of its run, and arranges their devices.
 
     Args:
       config: All settings.
       launch: How processes find each other.
-      known: Where they met at the last start of the run; see `mesh.start_processes`.
+      last: The last start of the run; see `mesh.start_processes`.
     Returns:
       How they did, and hosts and devices.
     Raises:
@@ -38,7 +39,7 @@ def join_processes(
         compile_cache=config.run.compile_cache,
         join_seconds=config.run.join_seconds,
         min_processes=config.run.min_processes,
-        known=known,
+        last=last,
     )
     layout, simulated = config.topology.layout, config.topology.simulated
     return started, make_topology(layout, simulated=simulated)

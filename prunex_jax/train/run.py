@@ -27,8 +27,8 @@ from prunex_jax.train.folder import (
     ADDRESSES,
     WEIGHTS,
     RunFolder,
-    held_addresses,
     holds_run,
+    last_start,
 )
 from prunex_jax.train.joining import (
     check_same_reading,
@@ -110,8 +110,8 @@ def train(
     launch = launch or LaunchFlags()
     check_trackers(config.run)
     # Before process 0 may write there.
-    goes_on, known = holds_run(workdir) and not fresh, held_addresses(workdir)
-    started, topology = join_processes(config, launch, known)
+    goes_on, last = holds_run(workdir) and not fresh, last_start(workdir)
+    started, topology = join_processes(config, launch, last)
     described = environment(topology.describe())
     if started.addresses:
         described[ADDRESSES] = list(started.addresses)

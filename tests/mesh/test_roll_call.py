@@ -9,11 +9,14 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import desk, roll_call
+from prunex_jax.mesh.desk import LastStart
 from prunex_jax.mesh.roll_call import call_roll
 from tests.helpers.common import free_port
 
 
-def call_all(*ids, of, seconds=10.0, at_least=0, port=None, say=None, known=()):
+def call_all(
+    *ids, of, seconds=10.0, at_least=0, port=None, say=None, known=(), run="a"
+):
     """How many are there and the place of each process, or the text of its error."""
     results, port = {}, port or free_port()
 
@@ -27,7 +30,7 @@ def call_all(*ids, of, seconds=10.0, at_least=0, port=None, say=None, known=()):
                 at_least=at_least,
                 name=f"node{key}",
                 say=say or (lambda text: None),
-                known=known,
+                last=LastStart(run[key % len(run)], known),
             )
             results[key] = roll.num_there, roll.place
         except UserError as error:
@@ -109,7 +112,7 @@ def test_who_comes_again_after_it_has_left_is_one():
     desk.start()
     time.sleep(0.3)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-        early = {"process": 2, "of": 3, "name": "early"}
+        early = {"process": 2, "of": 3, "name": "early", "run": ""}
         connection.sendall(json.dumps(early).encode() + b"\n")
         time.sleep(0.5)
     assert call_again(port, 2, 1) == {2: (3, 2), 1: (3, 1)}
@@ -215,7 +218,7 @@ def test_the_others_meet_at_the_first_of_them(machines, delays):
             process,
             seconds=2.5,
             at_least=3,
-            known=MACHINES,
+            last=LastStart("a", MACHINES),
             say=said.append,
         )
 
@@ -252,7 +255,7 @@ def test_process_0_is_met_if_it_comes_late(machines):
             process,
             seconds=1.5,
             at_least=2,
-            known=MACHINES[:3],
+            last=LastStart("a", MACHINES[:3]),
             say=lambda text: None,
         )
 
@@ -273,6 +276,21 @@ def test_no_two_parts_of_a_run_go_on(machines, there, of, at_least, text):
     known = MACHINES[:of]
     results = call_all(*there, of=of, seconds=1.0, at_least=at_least, known=known)
     assert all(text in said for said in results.values()), results
+
+
+def test_runs_that_look_for_others_at_the_same_machines_keep_apart(machines):
+    """Of five processes of either, two and three are left."""
+    results = call_all(
+        *(2, 3, 4, 3, 4),
+        of=5,
+        seconds=2.0,
+        at_least=3,
+        known=MACHINES,
+        run=("a", "a", "a", "b", "b"),
+    )
+    assert [results[key] for key in range(3)] == [(3, 0), (3, 1), (3, 2)]
+    for key in (3, 4):
+        assert isinstance(results[key], str), "met another run"
 
 
 @pytest.mark.parametrize("known", [(), MACHINES[:2], ("", "", "")])
