@@ -55,6 +55,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.slow
 def test_python_of_every_page_runs(tmp_path: Path) -> None:
     # One process for all pages, each in names of its own: imports are paid once.
     lines = []

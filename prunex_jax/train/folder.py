@@ -23,6 +23,7 @@ import dataclasses
 import errno
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -239,7 +240,7 @@ def held_weights(path: Path) -> Weights | None:
 
 def holds_run(workdir: Path | str) -> bool:
     """Whether a run has started in the folder, which may be missing."""
-    return (Path(workdir).expanduser() / CONFIG).is_file()
+    return os.path.isfile(Path(workdir).expanduser() / CONFIG)
 
 
 def last_start(workdir: Path | str) -> LastStart:

@@ -108,6 +108,7 @@ def test_scores_are_those_of_the_network(whole):
 
 
 @pytest.mark.parametrize("stopped_at", [pytest.param(7, marks=SLOW), 17])
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
     with pytest.raises(StopAtOnce):
         train(SETTINGS, tmp_path / "run", watch=stop_after(stopped_at))
@@ -132,6 +133,7 @@ def _text(folder):
 
 
 @pytest.mark.parametrize("make", [_tokens, pytest.param(_text, marks=SLOW)])
+@pytest.mark.slow
 def test_other_text_trains_and_resumes_the_same(make, tmp_path):
     values = merged(
         SETTINGS,

@@ -322,6 +322,7 @@ def test_the_last_round_sends_what_channel_rounds_have_held_back():
     assert same_bits(run_one(experiment, checkpoints)[1], state)
 
 
+@pytest.mark.slow
 def test_a_streamed_run_resumes_with_means_under_way():
     """Whole rounds until masks are frozen, then fragments; whole at cut and end."""
     experiment = experiment_of(

@@ -127,6 +127,7 @@ def test_a_run_ends_with_the_mean_of_its_last_networks(whole):
         )
 
 
+@pytest.mark.slow
 def test_it_is_learned_from_and_sends_one_mean_of_statistics(whole, tmp_path):
     folder, taught, _ = whole
     alone = train(of_itself(distill={"teacher": ""}), tmp_path)
@@ -150,6 +151,7 @@ def test_its_answers_are_work_of_the_run(whole):
 
 
 @pytest.mark.parametrize("step", [8, pytest.param(16, marks=pytest.mark.slow), 24])
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_teacher_it_had(whole, tmp_path, step):
     """While it gathers networks, learns from them at full width, and small."""
     folder, result, _ = whole

@@ -68,6 +68,7 @@ def test_a_network_learns_and_ends_smaller(name, tmp_path):
 
 
 @pytest.mark.parametrize("stopped_at", [pytest.param(15, marks=SLOW), 35])
+@pytest.mark.slow
 def test_a_resumed_run_draws_the_same(stopped_at, tmp_path):
     """Dropout follows seed and step: before and after the cut."""
     whole = train(SETTINGS, tmp_path / "whole", model=NnxNet, data=DATA)
@@ -129,6 +130,7 @@ def test_losses_and_metrics_have_names_of_their_own(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("optimizer", ["muon", pytest.param("mine", marks=SLOW)])
+@pytest.mark.slow
 def test_other_optimizers_train_and_go_on_after_a_cut(optimizer, tmp_path):
     """What they remember is cut out with the channels, and restored."""
     given = {}
@@ -162,6 +164,7 @@ def test_settings_know_of_an_optimizer_that_was_given(tmp_path):
         train(settings, tmp_path / "other", model=NnxNet, data=DATA)
 
 
+@pytest.mark.slow
 def test_schedules_wait_for_metrics_of_the_user(tmp_path, capsys):
     values = merged(SETTINGS, {"method": {"schedule": ("dense", "hsadmm @ big > 0.5")}})
     values["sparsity"]["start_share"] = 0.3
@@ -172,6 +175,7 @@ def test_schedules_wait_for_metrics_of_the_user(tmp_path, capsys):
         train(values, tmp_path / "other", model=NnxNet, data=DATA)
 
 
+@pytest.mark.slow
 def test_ours_and_theirs_go_together(tmp_path):
     """Our network on their images, and their network on our digits."""
     images = np.random.default_rng(0).integers(0, 255, (96, 8, 8, 1)).astype(np.float32)
@@ -205,6 +209,7 @@ def test_what_does_not_fit_leaves_no_folder(tmp_path):
         train(values, tmp_path / "run", model=NnxNet, data=DATA, **loss)
 
 
+@pytest.mark.slow
 def test_a_network_is_named_on_the_command_line(tmp_path):
     name = "tests.helpers.own_networks:DigitsNet"
     values = merged(SETTINGS, {"data": {"name": "digits"}, "model": {"name": name}})
