@@ -44,7 +44,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
       '/var/cache/prunex_jax'
     """
     chosen = Path(environ.get("XDG_CACHE_HOME", ""))
-    base = chosen if chosen.is_absolute() else Path("~/.cache").expanduser()
+    base = chosen if chosen.is_absolute() else expanded("~/.cache")
     return base / "prunex_jax"
 
 
@@ -69,6 +69,23 @@ def read_object(path: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError, FileNotFoundError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """The path, with the home folder for `~`.
+
+    Raises:
+      UserError: There is no such home folder.
+    Example:
+      >>> expanded('runs/first').as_posix()
+      'runs/first'
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            f"there is no home folder here for {str(path)!r}; write the whole path"
+        ) from error
 
 
 def check_whole(path: Path, size: int) -> None:
@@ -209,7 +226,7 @@ def alone_in(workdir: Path | str, is_primary: bool) -> Iterator[None]:
     if not is_primary:
         yield
         return
-    path = Path(workdir).expanduser().absolute()
+    path = expanded(workdir).absolute()
     # A soft lock would outlive a process that was killed.
     lock = FileLock(path / LOCK, fallback_to_soft=False)
     try:

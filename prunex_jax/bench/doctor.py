@@ -31,6 +31,7 @@ import numpy as np
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.environment import source_revision, versions
 from prunex_jax.base.errors import UserError, one_line
+from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import TopologyConfig
 from prunex_jax.bench.links.probe import probe_links
 from prunex_jax.comm import mean_over_devices, mean_over_hosts
@@ -125,7 +126,7 @@ def examine(
         judge_clocks(_clock_readings()),
     ]
     if workdir:
-        verdicts += _try_folder(Path(workdir).expanduser())
+        verdicts += _try_folder(expanded(workdir))
     verdicts.append(_tried("sums", lambda: check_sums(topology.mesh)))
     verdicts.append(_tried("exchange", lambda: check_exchange(topology.mesh)))
     verdicts.append(_tried("large sums", lambda: check_large_sums(topology.mesh)))

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import cache_folder, one_at_a_time
+from prunex_jax.base.files import cache_folder, expanded, one_at_a_time
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.tokenizer import Tokenizer
 from prunex_jax.data.tokens import TokenFile, Tokens
@@ -84,7 +84,7 @@ def encode_once(
 
 def _folder(config: DataConfig) -> Path:
     if config.cache_dir:
-        return Path(config.cache_dir).expanduser().absolute()
+        return expanded(config.cache_dir).absolute()
     try:
         return cache_folder() / "tokens"
     except RuntimeError as error:

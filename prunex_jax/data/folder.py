@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.image_files import (
     ImageFiles,
@@ -142,7 +143,7 @@ def _root(config: DataConfig) -> Path:
             f"config.data.name={config.name!r} needs --config.data.dir=FOLDER, which "
             "has one folder of image files per class"
         )
-    root = Path(config.dir).expanduser()
+    root = expanded(config.dir)
     if not root.is_dir():
         what = "is no folder" if root.exists() else "does not exist"
         raise UserError(f"config.data.dir={config.dir!r} {what}; give a folder")

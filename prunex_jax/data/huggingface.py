@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError, one_line
-from prunex_jax.base.files import check_whole
+from prunex_jax.base.files import check_whole, expanded
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.image_files import (
     ImageFiles,
@@ -189,7 +189,7 @@ def _tables(config: DataConfig) -> dict[str, tuple[str, Any]]:
             f"config.data.name={config.name!r} needs --config.data.dir=FOLDER, which "
             "save_to_disk wrote"
         )
-    if not Path(config.dir).expanduser().is_dir():
+    if not expanded(config.dir).is_dir():
         raise UserError(f"config.data.dir={config.dir!r} is no folder")
     found = _load(config.dir)
     if not isinstance(found, dict):
@@ -219,7 +219,7 @@ def _load(folder: str) -> Any:
             "pip install 'prunex-jax[huggingface]'"
         ) from error
     try:
-        return datasets.load_from_disk(str(Path(folder).expanduser()))
+        return datasets.load_from_disk(str(expanded(folder)))
     except Exception as error:  # Damaged files raise all kinds of errors.
         raise UserError(
             f"config.data.dir={folder!r} cannot be read: {error}"

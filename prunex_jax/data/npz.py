@@ -11,12 +11,12 @@ import functools
 import zipfile
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data.images import Pixels
@@ -272,7 +272,7 @@ def _entries(config: DataConfig) -> dict[str, Entry]:
     """Name -> array of a file, from headers."""
     if not config.dir:
         raise UserError("config.data.name='npz' needs --config.data.dir=FILE.npz")
-    file = Path(config.dir).expanduser()
+    file = expanded(config.dir)
     if not file.is_file():
         raise UserError(f"config.data.dir={config.dir!r} is no file; give an .npz file")
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import DataConfig, check_defaults
 from prunex_jax.data.encoded import Encoded, encode_once
 from prunex_jax.data.splits import SPLIT_NAMES
@@ -104,7 +105,7 @@ def text_parts(config: DataConfig) -> tuple[list[FilePart], int]:
     Raises:
       UserError: There is no such folder or file, or none of them is text.
     """
-    root = Path(config.dir).expanduser()
+    root = expanded(config.dir)
     files = _files(root, config)
     by_split: dict[str, list[tuple[Path, str]]] = {}
     for path, name in files:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import DataConfig, check_defaults
 from prunex_jax.data.order import Positions
 from prunex_jax.data.splits import SPLIT_NAMES
@@ -87,7 +88,7 @@ def open_token_files(config: DataConfig) -> TokenSet:
 
 def _paths(config: DataConfig) -> dict[str, Path]:
     """Split -> its file; of a single file, the split is called ''."""
-    root, said = Path(config.dir).expanduser(), f"config.data.dir={config.dir!r}"
+    root, said = expanded(config.dir), f"config.data.dir={config.dir!r}"
     if not config.dir or not root.exists():
         raise UserError(
             f"{said} is no folder or file; set it to where the tokens of "

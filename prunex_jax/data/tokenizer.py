@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import DataConfig
 
 # Tokens are bytes; 0, which no text has, ends a document.
@@ -173,7 +174,7 @@ def open_tokenizer(config: DataConfig) -> Tokenizer:
     """
     if not config.tokenizer:
         return ByteTokenizer()
-    path = Path(config.tokenizer).expanduser()
+    path = expanded(config.tokenizer)
     said = f"config.data.tokenizer={config.tokenizer!r}"
     try:
         content = path.read_bytes()

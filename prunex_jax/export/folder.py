@@ -43,7 +43,7 @@ from safetensors.numpy import load_file, save_file
 
 from prunex_jax.base.environment import versions
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import digests_of, find_damage, whole_folder
+from prunex_jax.base.files import digests_of, expanded, find_damage, whole_folder
 from prunex_jax.base.trees import PyTree
 from prunex_jax.export.program import (
     PLATFORMS,
@@ -191,7 +191,7 @@ def read_model(folder: str | os.PathLike[str]) -> ExportedModel:
     Raises:
       UserError: It is no export, was damaged, or this jax cannot read it.
     """
-    path = Path(folder).expanduser()
+    path = expanded(folder)
     model, exported = _read(path)
     if not runs_here(exported):
         raise UserError(
@@ -214,7 +214,7 @@ def read_arrays(
     Raises:
       UserError: It is no export, or was damaged.
     """
-    path = Path(folder).expanduser()
+    path = expanded(folder)
     manifest = _read_manifest(path)
     wanted = {name: manifest["files"].get(name, "") for name in (ARRAYS, PROGRAM)}
     try:
@@ -232,7 +232,7 @@ def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Pat
     Raises:
       UserError: Something else is there, or an export that must not be replaced.
     """
-    path = Path(folder).expanduser().resolve()
+    path = expanded(folder).resolve()
     if not path.exists():
         return path
     if not path.is_dir():

@@ -26,6 +26,7 @@ import jax
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import DistillConfig, TopologyConfig
 from prunex_jax.base.trees import PyTree
 from prunex_jax.export.folder import check_target, export_model
@@ -176,7 +177,7 @@ def load_trained(
     Raises:
       UserError: As `export_run`.
     """
-    path = Path(workdir).expanduser()
+    path = expanded(workdir)
     full = _experiment(path, data_dir, simulates)
     with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
         found = restore_run(checkpointer, full, step)
@@ -204,7 +205,7 @@ def load_trained(
 def _export(values: Values, rest: list[str]) -> None:
     del rest
     # As many devices as the run had, whatever this machine has.
-    hosts, per_host = _mesh_of_run(Path(values.workdir).expanduser())
+    hosts, per_host = _mesh_of_run(expanded(values.workdir))
     topology = TopologyConfig(cpu_devices=hosts * per_host)
     start_processes(topology, LaunchFlags(launcher="none", owns_process=True))
     batch_sizes = _batch_sizes(values.compare)

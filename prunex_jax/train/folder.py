@@ -34,7 +34,7 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import read_object, write_json, write_whole
+from prunex_jax.base.files import expanded, read_object, write_json, write_whole
 from prunex_jax.mesh import LastStart
 from prunex_jax.train.config import dotted_keys, fixed_differences
 from prunex_jax.train.profiling import PROFILE
@@ -96,7 +96,7 @@ class RunFolder:
         Raises:
           UserError: The folder holds another run or foreign files, or is not writable.
         """
-        path = Path(workdir).expanduser().absolute()
+        path = expanded(workdir).absolute()
         if not is_primary:
             return cls(path, is_primary)
         try:
@@ -240,7 +240,7 @@ def held_weights(path: Path) -> Weights | None:
 
 def holds_run(workdir: Path | str) -> bool:
     """Whether a run has started in the folder, which may be missing."""
-    return os.path.isfile(Path(workdir).expanduser() / CONFIG)
+    return os.path.isfile(expanded(workdir) / CONFIG)
 
 
 def last_start(workdir: Path | str) -> LastStart:
@@ -249,7 +249,7 @@ def last_start(workdir: Path | str) -> LastStart:
     Args:
       workdir: A run folder, which may be empty or missing.
     """
-    path = Path(workdir).expanduser().absolute()
+    path = expanded(workdir).absolute()
     try:
         held = (read_object(path / ENVIRONMENT) or {}).get(ADDRESSES)
     except OSError:  # Which is said where the folder is opened.

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import digest_of
+from prunex_jax.base.files import digest_of, expanded
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.export.folder import ARRAYS, MANIFEST, read_arrays
 from prunex_jax.mesh import check_same
@@ -49,7 +49,7 @@ def find_weights(
         return None
     held = None
     if workdir is not None and not fresh:
-        path = Path(workdir).expanduser()
+        path = expanded(workdir)
         held = held_weights(path)
         if held is not None and saved_steps(path / CHECKPOINTS):
             return held
@@ -79,7 +79,7 @@ def check_same_everywhere(start: Start | None) -> None:
 
 
 def _read(source: str) -> Weights:
-    path = Path(source).expanduser()
+    path = expanded(source)
     if (path / MANIFEST).is_file() and (path / ARRAYS).is_file():
         return _of_export(path, source)
     run = path.parents[1] if path.parent.name == CHECKPOINTS else path

@@ -167,6 +167,13 @@ COMMANDS = {
     f"train {CONFIG} --config.topology.layout=2 --workdir=/proc/x": "/proc/x",
     f"train {CONFIG} --config.topology.layout=2 --workdir=/dev/null": "/dev/null",
     f"train {CONFIG} --config.topology.layout=2 --workdir=/{'x' * 5000}": "xxx",
+    f"train {CONFIG} --config.topology.layout=2 --workdir=~noone/x": "'~noone/x'",
+    f"train {CONFIG} --config.topology.layout=2 --workdir={{tmp}}/x "
+    "--config.model.weights=~noone/x": "'~noone/x'",
+    "evaluate ~noone/x": "'~noone/x'",
+    "export --workdir=~noone/x --out={tmp}/x": "'~noone/x'",
+    "report ~noone/x": "'~noone/x'",
+    "doctor --workdir=~noone/x --cpu_devices=8": "'~noone/x'",
     "evaluate": "--model is required",
     "evaluate --model={tmp}": "is no exported model",
     "evaluate --model=/nowhere": "is no exported model",

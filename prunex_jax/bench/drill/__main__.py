@@ -27,7 +27,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from prunex_jax.base.command import (
     Command,
@@ -38,6 +37,7 @@ from prunex_jax.base.command import (
     warn,
 )
 from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.files import expanded
 from prunex_jax.bench.drill.cluster import run_on_cluster
 from prunex_jax.bench.drill.crew import Crew, DrillFailedError
 from prunex_jax.bench.drill.faults import FAULTS, LINK, RANDOM
@@ -198,7 +198,7 @@ def _crew(
 ) -> Crew:
     return Crew(
         num_processes=num_processes,
-        workdir=Path(values.workdir).expanduser().absolute(),
+        workdir=expanded(values.workdir).absolute(),
         hosts=hosts,
         host_of=host_of,
         coordinator=coordinator,

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from prunex_jax.base.command import Command, Flag, Values, run_command, split_list
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import expanded
 from prunex_jax.bench.cost_model.published import (
     published_extrapolations,
     published_notes,
@@ -56,7 +57,7 @@ def _run(values: Values, paths: list[str]) -> None:
             "folders that have records of studies; --help shows the command line"
         )
     if paths:
-        _report_runs(values, [Path(path).expanduser() for path in paths])
+        _report_runs(values, [expanded(path) for path in paths])
     else:
         _report_studies(values)
 
@@ -65,7 +66,7 @@ def _report_runs(values: Values, folders: list[Path]) -> None:
     for flag in ("png", "targets", "published"):
         if getattr(values, flag):
             raise UserError(f"--{flag} is for reports of studies, not of runs")
-    output = Path(values.output).expanduser() if values.output else None
+    output = expanded(values.output) if values.output else None
     sys.stdout.write(f"{write_runs(folders, output)}\n")
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import digest_of
+from prunex_jax.base.files import digest_of, expanded
 
 SETTING = "config.model.weights"
 _SUFFIX = ".safetensors"
@@ -55,7 +55,7 @@ def read_tensors(source: str) -> Tensors:
       ...     read_tensors(folder).arrays['a'].tolist()
       [1.0, 1.0]
     """
-    path = Path(source).expanduser()
+    path = expanded(source)
     files = _parts_of(path, source) if path.is_dir() else [path]
     arrays: dict[str, np.ndarray] = {}
     digests = {}
