@@ -13,7 +13,8 @@ def _xla_flags() -> str:
     Later versions end the process over the flag of that generator.
     """
     flags = "--xla_backend_optimization_level=0"
-    if importlib.metadata.version("jaxlib").startswith("0.10."):
+    major, minor = importlib.metadata.version("jaxlib").split(".")[:2]
+    if (int(major), int(minor)) < (0, 11):
         flags += " --xla_cpu_use_fusion_emitters=false"
     return flags
 
