@@ -44,7 +44,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
       '/var/cache/prunex_jax'
     """
     chosen = Path(environ.get("XDG_CACHE_HOME", ""))
-    base = chosen if chosen.is_absolute() else expanded("~/.cache")
+    base = chosen if chosen.is_absolute() else Path("~/.cache").expanduser()
     return base / "prunex_jax"
 
 

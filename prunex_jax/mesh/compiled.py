@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from prunex_jax.base.files import cache_folder, expanded
+from prunex_jax.base.files import cache_folder
 
 AUTO, OFF = "auto", "off"
 # Programs that were not used for longest go first. Small ones count as more than they
@@ -85,7 +85,7 @@ def _prepare(root: Path) -> Path:
     Raises:
       OSError: It cannot.
     """
-    root = expanded(root).absolute()
+    root = root.expanduser().absolute()
     folder = root / _processor()
     # For nobody else: what lies there is run.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
