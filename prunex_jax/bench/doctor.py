@@ -392,10 +392,9 @@ def check_sums(mesh: AnyMesh) -> Verdict:
         means = jax.jit(map_over(mesh, add, both, both))(placed(numbers, mesh, both))
         wanted = np.broadcast_to(numbers.mean(number, keepdims=True), shape)
         wrong += _differences(f"the sum over the {axis} axis", means, wanted)
-    found = _of_all(wrong)
-    if found:
-        return Verdict("sums", FAILED, found[0], _WRONG_NUMBERS)
-    return Verdict("sums", OK, f"right over both axes of {shape[0]} x {shape[1]}")
+    return _judge_numbers(
+        "sums", wrong, f"right over both axes of {shape[0]} x {shape[1]}"
+    )
 
 
 _WRONG_NUMBERS = (
@@ -426,11 +425,8 @@ def check_exchange(mesh: AnyMesh) -> Verdict:
     wanted = np.zeros_like(rows)
     wanted[:, keep] = rows[:, keep].mean(0)
     wrong = _differences("the mean of kept channels over hosts", means, wanted)
-    found = _of_all(wrong)
-    if found:
-        return Verdict("exchange", FAILED, found[0], _WRONG_NUMBERS)
     text = f"{len(keep)} of {_NUM_CHANNELS} channels averaged over {num_hosts} hosts"
-    return Verdict("exchange", OK, text)
+    return _judge_numbers("exchange", wrong, text)
 
 
 def check_large_sums(mesh: AnyMesh) -> Verdict:
@@ -449,11 +445,16 @@ def check_large_sums(mesh: AnyMesh) -> Verdict:
     for _ in range(_REPEATS):
         means = program(placed(numbers, mesh, per_host))
         wrong += _differences(f"a mean of {_NUM_LARGE:,} numbers", means, wanted)
+    text = f"means of {_NUM_LARGE:,} numbers over hosts, {_REPEATS} times"
+    return _judge_numbers("large sums", wrong, text)
+
+
+def _judge_numbers(item: str, wrong: Sequence[str], text: str) -> Verdict:
+    """Failed where a process has found wrong numbers; otherwise ok, with the text."""
     found = _of_all(wrong)
     if found:
-        return Verdict("large sums", FAILED, found[0], _WRONG_NUMBERS)
-    text = f"means of {_NUM_LARGE:,} numbers over hosts, {_REPEATS} times"
-    return Verdict("large sums", OK, text)
+        return Verdict(item, FAILED, found[0], _WRONG_NUMBERS)
+    return Verdict(item, OK, text)
 
 
 def _of_all(texts: Sequence[str]) -> list[str]:

@@ -22,12 +22,10 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.bench.links import sandbox
-from prunex_jax.bench.links.hosts import LoopbackHosts, NamespaceHosts
+from prunex_jax.bench.links.hosts import _FRAME_BYTES, LoopbackHosts, NamespaceHosts
 from tests.helpers.common import processes_with
 
 ROOT = Path(__file__).parents[2]
-# The largest packet on such a link, with all headers.
-FRAME_BYTES = 9014
 NOBODY = "setpriv --reuid=65534 --regid=65534 --clear-groups".split()
 # If anything hangs, the supervisor is killed by its alarm, and the sandbox with it.
 SUPERVISE = """
@@ -176,7 +174,7 @@ def test_bytes_are_carried_and_counted_exactly(user: User) -> None:
         # On top come headers and acknowledgements, 1 %, and on a busy machine packets
         # that are sent twice since their acknowledgement is late.
         for size, host in ((30e6, 0), (20e6, -1)):
-            assert size < sent[host] < size * 1.01 + 5000 + again[host] * FRAME_BYTES
+            assert size < sent[host] < size * 1.01 + 5000 + again[host] * _FRAME_BYTES
         assert max(sent[1:-1], default=0) < 1000, "bystanders have sent something"
 
 

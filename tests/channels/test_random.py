@@ -13,7 +13,6 @@ from jax import lax
 
 from prunex_jax.channels import trace_channels
 from tests.helpers.channel_checks import DENSITIES, assert_exact, draw, primitives_of
-from tests.helpers.common import wide_numbers
 
 # More of them: PRUNEX_RANDOM_NETWORKS=1000 pytest tests/channels/test_random.py
 NUM_NETWORKS = int(os.environ.get("PRUNEX_RANDOM_NETWORKS", "20"))
@@ -542,7 +541,7 @@ def test_masked_equals_shrunk(seed):
     settings = {"densities": (DENSITIES[seed % len(DENSITIES)],), "seed": seed}
     try:
         # Some are so ill-conditioned that float32 does not tell right from wrong.
-        with wide_numbers():
+        with jax.enable_x64(True):
             trees = doubled((draw(shapes, seed), IMAGES))
             assert_exact(apply, *trees, tolerances=(1e-10, 1e-8), **settings)
     except Exception as error:

@@ -27,15 +27,6 @@ def make_mesh(num_hosts: int, devices_per_host: int) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(devices, ("host", "device"))
 
 
-def wide_numbers() -> contextlib.AbstractContextManager[None]:
-    """Lets jax have numbers of 64 bits."""
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # before jax 0.8
-
-    return enable_x64(True)
-
-
 def run_script(script: Path, **environment: str) -> str:
     """Runs a script as a stranger would, warnings as errors; returns its output."""
     done = subprocess.run(

@@ -145,8 +145,9 @@ def test_heads_features_units_and_the_stream_are_cut_out(name, dtype, dropout):
     found = certify_networks(masked, small, cut, tokens_of(0))
     assert found.forward_error < 1e-4 and found.gradient_error < 1e-3
     if not dropout:
-        # What is cut off matters: masked and small network are equal, to the bit
-        # sometimes, and the whole one is another.
+        # Answers may be equal to the bit; gradients are not, of networks that differ.
+        assert found.gradient_error > 0, "the networks are too simple to tell"
+        # What is cut off matters.
         apart = jnp.abs(masked.logits(tokens_of(0)) - network.logits(tokens_of(0)))
         assert float(apart.max()) > 0.1
         return
@@ -161,8 +162,6 @@ def test_heads_features_units_and_the_stream_are_cut_out(name, dtype, dropout):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_bfloat16_is_of_activations_only(networks, name):
-    if name != "gpt" and jax.__version_info__ < (0, 8):
-        pytest.skip("jax before 0.8 multiplies no bfloat16 by a tied head on CPU")
     exact = networks[name]
     model = network_of(name, {"compute_dtype": "bfloat16"}).model
     tokens = tokens_of(0)

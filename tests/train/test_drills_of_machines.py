@@ -169,25 +169,30 @@ sys.exit(run_in_sandbox([sys.executable, "-c", *sys.argv[1:]]))
 """
 
 
-@pytest.mark.slow
-def test_a_link_that_goes_down_ends_both_sides(tmp_path):
+def found_in_sandbox(script, values, folder, timeout):
+    """What a script about hosts in namespaces prints last, as JSON."""
     kind, reason = sandbox_kind()
     if not kind:
         pytest.skip(f"no network namespaces here: {reason}")
-    config = write_config(tmp_path, VALUES)
+    config = write_config(folder, values)
     done = subprocess.run(
         [
-            *(sys.executable, "-c", IN_SANDBOX, LINK_DOWN),
-            *(str(config), str(tmp_path / "run")),
+            *(sys.executable, "-c", IN_SANDBOX, script),
+            *(str(config), str(folder / "run")),
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=timeout,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    seconds, codes, outputs = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_link_that_goes_down_ends_both_sides(tmp_path):
+    seconds, codes, outputs = found_in_sandbox(LINK_DOWN, VALUES, tmp_path, 300)
     assert seconds < 60 and codes == [EXIT_LOST, EXIT_LOST], outputs
     for own, said in enumerate(outputs):
         other = f"error: process {1 - own}"
@@ -233,26 +238,12 @@ with NamespaceHosts(3) as hosts:
 @pytest.mark.slow
 def test_the_others_go_on_without_the_host_of_process_0(tmp_path):
     """Its machine is lost for good; when it comes back alone, it is refused."""
-    kind, reason = sandbox_kind()
-    if not kind:
-        pytest.skip(f"no network namespaces here: {reason}")
     run = {"steps": 400, "join_seconds": 10, "min_processes": 2}
     # 42 examples divide among 6 devices, and 40 of them among the 4 that are left.
     changes = {"run": {**VALUES["run"], **run}, "data": {"batch_size": 42}}
-    config = write_config(tmp_path, merged(VALUES, changes))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", IN_SANDBOX, FIRST_HOST_LOST),
-            *(str(config), str(tmp_path / "run")),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=500,
+    codes, outputs, code, said = found_in_sandbox(
+        FIRST_HOST_LOST, merged(VALUES, changes), tmp_path, 500
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    codes, outputs, code, said = json.loads(done.stdout.splitlines()[-1])
     assert codes == [0, 0], outputs
     assert "the others meet without it" in outputs[0]
     assert "going on without process 0 of 3" in outputs[0]

@@ -107,7 +107,7 @@ def test_scores_are_those_of_the_network(whole):
     assert result.summary["validation_loss"] == pytest.approx(mean, rel=1e-4)
 
 
-@pytest.mark.parametrize("stopped_at", [pytest.param(7, marks=SLOW), 17])
+@pytest.mark.parametrize("stopped_at", [7, 17])
 @pytest.mark.slow
 def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
     with pytest.raises(StopAtOnce):
@@ -132,7 +132,7 @@ def _text(folder):
     return {"name": "text", "dir": str(folder / "a.txt"), **kept}
 
 
-@pytest.mark.parametrize("make", [_tokens, pytest.param(_text, marks=SLOW)])
+@pytest.mark.parametrize("make", [_tokens, _text])
 @pytest.mark.slow
 def test_other_text_trains_and_resumes_the_same(make, tmp_path):
     values = merged(

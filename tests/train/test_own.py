@@ -67,7 +67,7 @@ def test_a_network_learns_and_ends_smaller(name, tmp_path):
     assert {"loss", "accuracy"} <= set(rows[0])
 
 
-@pytest.mark.parametrize("stopped_at", [pytest.param(15, marks=SLOW), 35])
+@pytest.mark.parametrize("stopped_at", [15, 35])
 @pytest.mark.slow
 def test_a_resumed_run_draws_the_same(stopped_at, tmp_path):
     """Dropout follows seed and step: before and after the cut."""
@@ -129,7 +129,7 @@ def test_losses_and_metrics_have_names_of_their_own(tmp_path, capsys):
     assert "validation farthest" in printed and "ex/s" in printed
 
 
-@pytest.mark.parametrize("optimizer", ["muon", pytest.param("mine", marks=SLOW)])
+@pytest.mark.parametrize("optimizer", ["muon", "mine"])
 @pytest.mark.slow
 def test_other_optimizers_train_and_go_on_after_a_cut(optimizer, tmp_path):
     """What they remember is cut out with the channels, and restored."""

@@ -12,7 +12,6 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.channels import trace_channels
 from prunex_jax.shrink import make_cut
 from tests.helpers.channel_checks import primitives_of
-from tests.helpers.common import wide_numbers
 from tests.helpers.generated.drawing import Draw, is_complex
 from tests.helpers.generated.operations import BUILDERS
 
@@ -110,19 +109,13 @@ def drawn(name, seed):
 
 def check(name, seed):
     """Draws a program around a primitive, and compares it masked and shrunk."""
-    if name in WRONG_IN_THIS_JAX:
-        return Verdict(False)
     with jax.numpy_rank_promotion("allow"), _precision(name, seed):
         return _check(name, seed)
 
 
-# Before jax 0.9, gradients of slices that reach beyond an array are wrong under vmap.
-WRONG_IN_THIS_JAX = {"dynamic_slice"} if jax.__version_info__ < (0, 9) else set()
-
-
 def _precision(name, seed):
     is_wide = np.random.default_rng([seed, len(name)]).random() < 0.2
-    return wide_numbers() if is_wide else contextlib.nullcontext()
+    return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
 
 
 def _check(name, seed):
