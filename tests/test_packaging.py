@@ -61,3 +61,14 @@ def test_extras_for_accelerators_ask_for_the_jax_of_the_package():
     extras = project["optional-dependencies"]
     for name, kind in (("cuda", "cuda13"), ("cuda12", "cuda12")):
         assert extras[name] == [jax.replace("jax", f"jax[{kind}]")]
+
+
+def test_the_oldest_packages_that_are_tested_are_those_that_are_asked_for():
+    """`.ci/oldest.txt` holds every one at its minimum."""
+    held = dict(
+        line.split("==") for line in (ROOT / ".ci/oldest.txt").read_text().split()
+    )
+    asked = dict(
+        requirement.split(">=") for requirement in SETTINGS["project"]["dependencies"]
+    )
+    assert {name: version.removesuffix(".*") for name, version in held.items()} == asked

@@ -123,9 +123,11 @@ def test_processes_may_start_at_once(tmp_path):
     assert warm["found"] == warm["asked"] and warm["result"] == results[0]
 
 
-def test_a_folder_that_cannot_be_used_is_said_once(tmp_path):
+@pytest.mark.parametrize("where", ["auto", "~nobody-of-this-name/compiled"])
+def test_a_folder_that_cannot_be_used_is_said_once(where, tmp_path):
+    """Neither a file in its place nor a missing home folder ends a run."""
     (tmp_path / "file").write_text("")
-    found, errors = outcome(start(tmp_path / "file"))
+    found, errors = outcome(start(tmp_path / "file", where))
     assert found["found"] == 0
     assert errors.count("compiled programs are not kept: ") == 1
 
