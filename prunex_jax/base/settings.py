@@ -304,10 +304,10 @@ class DataConfig:
     # Size and shape of the synthetic set.
     synthetic_examples: int = setting(1024, at_least=1, at_most=10**8)
     synthetic_classes: int = setting(10, at_least=1, at_most=10**6)
-    # Decides which training images are held out for validation and, where `shards` is
+    # Decides which training examples are held out for validation and, where `shards` is
     # not iid, which host has which.
     shuffle_seed: int = setting(0, at_least=0, at_most=2**32 - 1)
-    # What a host trains on: iid (all images) | label_sorted (classes of its own) |
+    # What a host trains on: iid (all examples) | label_sorted (classes of its own) |
     # dirichlet (class shares drawn at random); the last two need the set in memory.
     shards: Literal["iid", "label_sorted", "dirichlet"] = "iid"
     # Class shares of hosts are drawn from Dirichlet(alpha), scaled by those of the set
@@ -424,7 +424,7 @@ class ModelConfig:
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
     # Multiplies every width.
     width: float = setting(1.0, above=0)
-    # Batch statistics over the images of one device, or of all devices of a host.
+    # Batch statistics over the examples of one device, or of all devices of a host.
     norm_scope: Literal["device", "host"] = "device"
     # float32 | bfloat16 for activations; parameters are float32.
     compute_dtype: Literal["float32", "bfloat16"] = "float32"

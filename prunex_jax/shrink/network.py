@@ -90,7 +90,7 @@ def shrink_error(masked: Network, shrunk: Network, inputs: PyTree) -> float:
 
 
 def certify_networks(
-    masked: Network, shrunk: Network, cut: Cut, images: Any
+    masked: Network, shrunk: Network, cut: Cut, inputs: PyTree
 ) -> Certificate:
     """Compares two networks of this package.
 
@@ -101,20 +101,20 @@ def certify_networks(
       masked: Full widths with dead channels.
       shrunk: Cut widths.
       cut: What was cut out.
-      images: float[n, h, w, c].
+      inputs: What both are given.
     Returns:
       The errors of logits and of gradients.
     """
 
-    def logits(network: Network, params: PyTree, images: jax.Array) -> jax.Array:
+    def logits(network: Network, params: PyTree, inputs: PyTree) -> PyTree:
         model = network.model.in_float32()
-        return model.apply(params, network.statistics, images)
+        return model.apply(params, network.statistics, inputs)
 
     return certify(
         functools.partial(logits, masked),
         functools.partial(logits, shrunk),
         masked.params,
         shrunk.params,
-        [images],
+        [inputs],
         cut.take,
     )

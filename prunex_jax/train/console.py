@@ -348,7 +348,7 @@ def _what_is_trained(experiment: Experiment) -> list[str]:
         lines.insert(
             1,
             f"shards    {config.data.shards}{drawn}: each of {num_hosts} hosts has "
-            f"{len(data.train) // num_hosts} training images of its own",
+            f"{len(data.train) // num_hosts} training examples of its own",
         )
     return lines
 

@@ -420,12 +420,12 @@ def _dividing_batch_size(config: ExperimentConfig, mesh: AnyMesh, goes_on: bool)
     if goes_on and dividing and config.data.shards == "iid":
         return dividing
     batch_rows(mesh, batch_size)
-    images = batch_size // mesh.size
-    if images % count:
-        fitting = [str(n) for n in range(1, images + 1) if images % n == 0]
+    examples = batch_size // mesh.size
+    if examples % count:
+        fitting = [str(n) for n in range(1, examples + 1) if examples % n == 0]
         raise UserError(
-            f"config.optimizer.micro_batches={count} does not divide the {images} "
-            f"images that a device has of a batch; use one of {', '.join(fitting)}"
+            f"config.optimizer.micro_batches={count} does not divide the {examples} "
+            f"examples that a device has of a batch; use one of {', '.join(fitting)}"
         )
     return batch_size
 

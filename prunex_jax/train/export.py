@@ -115,9 +115,9 @@ class TrainedNetwork:
     cut: Cut  # Which channels are kept.
 
     def certify(self) -> Certificate:
-        """Compares the masked and the shrunk network on images of the run."""
-        images = comparison_inputs(self.experiment.task)
-        return certify_networks(self.masked, self.shrunk, self.cut, images)
+        """Compares the masked and the shrunk network on examples of the run."""
+        inputs = comparison_inputs(self.experiment.task)
+        return certify_networks(self.masked, self.shrunk, self.cut, inputs)
 
     def compare(self, batch_sizes: Sequence[int]) -> Comparison:
         """Measures full and small network on this device."""
@@ -125,16 +125,16 @@ class TrainedNetwork:
             Subject(network.model.apply, (network.params, network.statistics))
             for network in (self.masked, self.shrunk)
         )
-        images = comparison_inputs(self.experiment.task)
-        return compare(full, small, images, batch_sizes=batch_sizes)
+        inputs = comparison_inputs(self.experiment.task)
+        return compare(full, small, inputs, batch_sizes=batch_sizes)
 
     def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
         """Exports the shrunk network; see `export_run`."""
         experiment, shrunk = self.experiment, self.shrunk
         model, workdir = shrunk.model, self.workdir
 
-        def apply(tree: PyTree, images: jax.Array) -> jax.Array:
-            return model.apply(tree["params"], tree["statistics"], images)
+        def apply(tree: PyTree, inputs: PyTree) -> jax.Array:
+            return model.apply(tree["params"], tree["statistics"], inputs)
 
         return export_model(
             folder,

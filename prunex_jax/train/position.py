@@ -30,7 +30,7 @@ class Handover:
     seconds_per_step_median: float  # Of the steps before the first one.
     # Whether nothing is pruned after it; else some channels are still to go.
     is_last: bool = True
-    # Multiply-accumulates of one image in each step before it, added up. None where
+    # Multiply-accumulates of one example in each step before it, added up. None where
     # nothing counted them: then as if all those steps had been at full width, as they
     # were before the first cut.
     macs_before: int | None = None

@@ -104,7 +104,7 @@ class Programs:
       ledger: Counts their calls, compilations and bytes.
       layouts: Where the parameters' channels are, for `scores`.
       objective: What is minimised, and what is measured.
-      norm_scope: "device" or "host": over whose images batch statistics are taken.
+      norm_scope: "device" or "host": over whose examples batch statistics are taken.
       seed: Of what networks draw in training.
       micro_batches: Parts in which the batch of a device goes through the network, one
         after the other: activations need that much less memory. Batch statistics are
@@ -129,7 +129,7 @@ class Programs:
         self._layouts, self._objective = layouts, objective
         self._seed, self._micro_batches = seed, micro_batches
         self._is_on_cpu = mesh.devices.flat[0].platform == "cpu"
-        # Axis over which batch statistics are taken, beside the images of a device.
+        # Axis over which batch statistics are taken, beside the examples of a device.
         self._norm_axis = DEVICE_AXIS if norm_scope == "host" else None
         self._placements = placements_of(method)
         self._specs = specs_of(self._placements)

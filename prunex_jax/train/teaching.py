@@ -1,9 +1,9 @@
 """Teachers: networks whose answers a run learns beside the labels.
 
 Any export serves as a teacher: that of a dense run, of an earlier checkpoint, or of a
-network of another package, as long as it reads the same images. Or a run that loses
+network of another package, as long as it reads the same examples. Or a run that loses
 channels learns from itself: from the mean of its networks over the last rounds before.
-Logits are computed for every training batch on the device that has the images, and
+Logits are computed for every training batch on the device that has the examples, and
 nothing is sent for them.
 
 A batch has the same entries whether a teacher is asked or not, so that steps compile
@@ -51,7 +51,7 @@ class Teaching:
     # Entries of a batch in all other steps: answers of no weight.
     silence: Mapping[str, jax.Array]
     arrays: PyTree = None  # Of an exported teacher, on every device,
-    macs: int | None = None  # and its multiply-accumulates of one image, if it says so.
+    macs: int | None = None  # and its multiply-accumulates of one example, if known.
     own: MeanPlan | None = None  # The networks of a run that teaches itself.
 
     def taught(self, batch: Batch, step: int, own: NetworkMean | None = None) -> Batch:
@@ -97,8 +97,8 @@ def read_teaching(
       batch_size: Examples of a batch that are trained on.
     Raises:
       UserError: The folder is no export or was damaged, or its network was made for
-        other images or classes; the run is to learn from itself and loses no channels;
-        or no step is left to learn in.
+        other examples or answers; the run is to learn from itself and loses no
+        channels; or no step is left to learn in.
     """
     distill = config.distill
     if not distill.teacher:
@@ -175,10 +175,10 @@ def _own_plan(
 
 
 def _own_answers(model: AnyModel, mesh: AnyMesh) -> Callable[..., jax.Array]:
-    """Every device answers its images with running statistics."""
+    """Every device answers its examples with running statistics."""
 
-    def answer(network: tuple[PyTree, PyTree], images: jax.Array) -> jax.Array:
-        return model.apply(*network, images)
+    def answer(network: tuple[PyTree, PyTree], inputs: PyTree) -> jax.Array:
+        return model.apply(*network, inputs)
 
     return map_over(mesh, answer, (jax.P(), _BATCH), _BATCH)
 
@@ -186,10 +186,10 @@ def _own_answers(model: AnyModel, mesh: AnyMesh) -> Callable[..., jax.Array]:
 def _exported_answers(
     program: Callable[..., Any], mesh: AnyMesh
 ) -> Callable[..., jax.Array]:
-    """Every device answers its images; a folded mesh has them all on one."""
+    """Every device answers its examples; a folded mesh has them all on one."""
 
-    def answer(arrays: Mapping[str, jax.Array], images: jax.Array) -> jax.Array:
-        logits: jax.Array = program(dict(arrays), images)
+    def answer(arrays: Mapping[str, jax.Array], inputs: PyTree) -> jax.Array:
+        logits: jax.Array = program(dict(arrays), inputs)
         return logits.astype(jnp.float32)
 
     if not isinstance(mesh, Mesh):

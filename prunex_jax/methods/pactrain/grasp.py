@@ -65,7 +65,7 @@ def grasp_pattern(
       Gradient Flow, 2020, arXiv:2002.07376, and the authors' code.
     Differs from:
       The authors' code: the Hessian-vector product is taken forward over reverse; the
-      images are those of the first batches, not the same number of every class;
+      examples are those of the first batches, not the same number of every class;
       dense layers are not drawn anew before.
     """
     own = vary(params, axes.names)

@@ -306,7 +306,7 @@ def _until_stable(opt_state: PyTree, stable_steps: int) -> dict[str, Any] | None
 
 
 def _halves(batch: Mapping[str, jax.Array]) -> list[Mapping[str, jax.Array]]:
-    """Both halves of the images of a device; one image has none."""
+    """Both halves of the examples of a device; one example has none."""
     count = len(jax.tree.leaves(batch)[0]) // 2
     if not count:
         return [batch]
