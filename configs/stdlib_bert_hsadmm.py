@@ -7,7 +7,8 @@ stream lose 30 % of their channels.
     python -m prunex_jax.train --workdir=runs/stdlib_bert \\
         --config=configs/stdlib_bert_hsadmm.py
 
-Hardware: two CPU cores. Result: not measured yet.
+Hardware: two CPU cores. Result: not measured. docs/results/accuracy.md has what gpt
+ends at, which foretells the next byte.
 """
 
 import ml_collections

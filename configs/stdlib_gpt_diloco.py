@@ -5,7 +5,12 @@ Hosts train alone for 8 steps; a Nesterov step follows their mean movement.
     python -m prunex_jax.train --workdir=runs/stdlib_gpt_diloco \\
         --config=configs/stdlib_gpt_diloco.py
 
-Hardware: two CPU cores. Result: not measured yet.
+Hardware: two CPU cores. Result: not measured in float32. In int8 over 4 hosts of one
+device, test bits per byte 2.354 with seed 0, where dense averaging ends at 2.221
+(docs/results/accuracy.md), by
+
+    python -m prunex_jax sweep --sweep=configs/sweeps/stdlib_gpt.py \\
+        --rows=diloco --seeds=0 --workdir=runs/sweeps
 """
 
 import ml_collections
