@@ -115,3 +115,18 @@ def wait_for_rows(process: subprocess.Popen, workdir: Path, count: int) -> None:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "no progress within four minutes"
         time.sleep(0.01)
+
+
+def wait_for_checkpoint(process: subprocess.Popen, workdir: Path, step: int) -> None:
+    """Waits until the checkpoint of a step, or of a later one, is complete."""
+    deadline = time.monotonic() + 480
+    while max(complete_steps(workdir), default=0) < step:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "no progress within eight minutes"
+        time.sleep(0.005)
+
+
+def complete_steps(workdir: Path) -> list[int]:
+    """Steps whose checkpoints are complete."""
+    manifests = (workdir / "checkpoints").glob("[0-9]*/manifest.json")
+    return [int(p.parent.name) for p in manifests if p.parent.name.isdigit()]

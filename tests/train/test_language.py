@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +28,13 @@ from tests.helpers.texts import make_text, write_tokenizer
 from tests.helpers.tiny_runs import (
     ROUNDING,
     StopAtOnce,
+    complete_steps,
     merged,
     rows_of,
     start,
     start_two,
     stop_after,
+    wait_for_checkpoint,
 )
 
 SLOW = pytest.mark.slow
@@ -117,6 +120,36 @@ def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
         *(jax.tree.leaves(r.network.params) for r in (resumed, whole[0])), strict=True
     ):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_the_same(tmp_path):
+    """Killed before and after channels are cut out, it ends with the same numbers."""
+    values = merged(SETTINGS, {"run": {"steps": 60}})
+    cut_at = 36
+    reference = train(values, tmp_path / "whole")
+    assert reference.summary["shrink_step"] == cut_at
+    elsewhere = merged(values, {"topology": {"cpu_devices": 8}})
+    workdir = tmp_path / "run"
+    for least in (5, 40):
+        killed = start(tmp_path, elsewhere, workdir)
+        wait_for_checkpoint(killed, workdir, least)
+        killed.kill()
+        killed.communicate(timeout=120)
+        assert killed.returncode == -signal.SIGKILL, "to be killed before the end"
+        is_cut = max(complete_steps(workdir)) >= cut_at
+        assert is_cut == (least > cut_at), "killed on the wrong side of the cut"
+    finished = start(tmp_path, elsewhere, workdir)
+    output, _ = finished.communicate(timeout=240)
+    assert finished.returncode == 0, output
+    resumed_at = re.search(r"resumed at step (\d+)", output)
+    assert resumed_at and cut_at <= int(resumed_at[1]) < 60
+    found = train(values, workdir)  # There is nothing left to do.
+    pair = (jax.tree.leaves(r.network.params) for r in (found, reference))
+    for ours, wanted in zip(*pair, strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+    losses = [[row["loss"] for row in rows_of(tmp_path / n)] for n in ("run", "whole")]
+    assert losses[0] == losses[1]
 
 
 def _tokens(folder):
@@ -330,6 +363,29 @@ SHAPES = [(2, 2), *(pytest.param(shape, marks=SLOW) for shape in ((3, 2), (4, 1)
 def test_formula_bytes_are_traced_bytes(method, shape):
     """What every method says that it sends is in the programs of a language model."""
     check_bytes(SETTINGS, method, shape)
+
+
+# Forms of H-SADMM beside the recommended one in float32.
+HSADMM_FORMS = {
+    **{name: {"hsadmm": {"preset": name}} for name in ("reset", "leaky", "paper")},
+    "per device": {"hsadmm": {"device_level": "consensus"}},
+    "paper per device": {"hsadmm": {"preset": "paper", "device_level": "consensus"}},
+    "int8": {"wire_dtype": "int8"},
+    "int2, top_k": {"wire_dtype": "int2", "rounds": {"top_k": 64}},
+    "int2, top_k per device": {
+        **{"wire_dtype": "int2", "rounds": {"top_k": 64}},
+        "hsadmm": {"device_level": "consensus"},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (4, 1)], ids=str)
+@pytest.mark.parametrize("form", HSADMM_FORMS)
+def test_formula_bytes_are_traced_bytes_of_forms_of_hsadmm(form, shape):
+    changes = {"hsadmm": {}, **HSADMM_FORMS[form]}
+    changes["hsadmm"] = {"sync_period": 2, **changes["hsadmm"]}
+    check_bytes(merged(SETTINGS, {"method": changes}), "hsadmm", shape)
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -3,9 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +24,13 @@ from prunex_jax.train.transitions import experiment_at, hand_over
 from prunex_jax.train.work import macs_until
 from tests.helpers.tiny_runs import (
     ROUNDING,
+    complete_steps,
     merged,
     rows_of,
     settings,
     start,
     start_two,
+    wait_for_checkpoint,
 )
 
 # Rounds of four steps: the mask freezes in the one that ends at step 12.
@@ -289,20 +288,6 @@ def whole_run(tmp_path_factory):
     """One shrinking run without interruption, in this process."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
     return train(shrinking(), workdir), workdir
-
-
-def wait_for_checkpoint(process: subprocess.Popen, workdir: Path, step: int) -> None:
-    """Waits until the checkpoint of a step, or of a later one, is complete."""
-    deadline = time.monotonic() + 480
-    while max(complete_steps(workdir), default=0) < step:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "no progress within eight minutes"
-        time.sleep(0.005)
-
-
-def complete_steps(workdir: Path) -> list[int]:
-    manifests = (workdir / "checkpoints").glob("[0-9]*/manifest.json")
-    return [int(p.parent.name) for p in manifests if p.parent.name.isdigit()]
 
 
 @pytest.mark.slow
