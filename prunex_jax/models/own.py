@@ -37,7 +37,8 @@ def own_model(given: Any, example: PyTree) -> FunctionModel:
       example: Arrays, or their shapes and types: a batch of one example, as the
         network reads it.
     Raises:
-      UserError: It is none of these, or cannot be called with the example.
+      UserError: It is none of these, has a state of Equinox, or cannot be called with
+        the example.
     Example:
       >>> def init(key):
       ...     return {'w': jax.random.normal(key, (4, 2))}
@@ -85,6 +86,13 @@ def nnx_model(
 def _functions_of(given: Any, example: PyTree) -> Functions:
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
         return _of_pair(*given, example)
+    equinox = sys.modules.get("equinox")
+    if equinox is not None and _has_equinox_state(given, equinox):
+        raise UserError(
+            "layers of Equinox with a state, such as BatchNorm, are not trained: use "
+            "LayerNorm or GroupNorm in their stead, or give a pair (init, apply) of "
+            "functions"
+        )
     kinds = {"flax.nnx": _of_nnx, "flax.linen": _of_linen, "equinox": _of_equinox}
     for name, make in kinds.items():
         package = sys.modules.get(name)
@@ -224,6 +232,15 @@ def _of_linen(given: Any, example: PyTree) -> Functions:
 
     # Whether it draws cannot be seen; a key that is not used costs nothing.
     return Functions(type(given).__name__, init, apply, train, True, example)
+
+
+def _has_equinox_state(given: Any, eqx: Any) -> bool:
+    """Whether a layer reads a state, or the state itself was given."""
+    kinds = (eqx.nn.StateIndex, eqx.nn.State)
+    if not isinstance(given, tuple | eqx.Module):
+        return False
+    leaves = jax.tree.leaves(given, is_leaf=lambda x: isinstance(x, kinds))
+    return any(isinstance(leaf, kinds) for leaf in leaves)
 
 
 def _of_equinox(given: Any, example: PyTree) -> Functions:

@@ -174,3 +174,18 @@ def test_a_module_starts_from_what_it_has():
 def test_what_is_no_network_is_refused(given, message):
     with pytest.raises(UserError, match=message):
         own_model(given, np.ones((1, FEATURES), np.float32))
+
+
+@pytest.mark.parametrize("is_pair", [False, True], ids=["module", "with state"])
+def test_state_of_equinox_is_refused(is_pair):
+    eqx = pytest.importorskip("equinox")
+    module, state = eqx.nn.make_with_state(eqx.nn.Sequential)(
+        [
+            eqx.nn.Linear(FEATURES, 4, key=KEY),
+            eqx.nn.BatchNorm(4, axis_name="batch", mode="batch"),
+        ]
+    )
+    given = (module, state) if is_pair else module
+    with pytest.raises(UserError, match="use LayerNorm or GroupNorm") as refused:
+        own_model(given, np.ones((1, FEATURES), np.float32))
+    assert "\n" not in str(refused.value)
