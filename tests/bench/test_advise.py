@@ -179,6 +179,28 @@ def test_the_command_measures_and_advises(names, monkeypatch, tmp_path, capsys):
         assert row["seconds"] >= found["compute_seconds"] > 0
 
 
+@pytest.mark.slow
+def test_a_language_model_is_advised_on(tmp_path, capsys):
+    out = tmp_path / "advice.json"
+    network = {"layers": 1, "width": 16, "heads": 2, "key_heads": 1, "head_width": 8}
+    code = main(
+        [
+            f"--config={CONFIGS / 'stdlib_gpt_hsadmm.py'}",
+            *("--config.topology.layout=2", "--config.data.sequence_length=16"),
+            *(f"--config.model.gpt.{key}={value}" for key, value in network.items()),
+            *("--seconds=1", f"--out={out}"),
+        ]
+    )
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    found = json.loads(out.read_text())
+    assert found["text"] in shown.out
+    rows = {row["label"]: row for row in found["predictions"]}
+    assert rows["dense"]["host_bytes"] > rows["hsadmm every 8, int8"]["host_bytes"] > 0
+    # They apply momentum before they send, and the config has AdamW.
+    assert {"dgc", "importance"} <= set(found["refused"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
