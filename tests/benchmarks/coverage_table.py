@@ -10,6 +10,7 @@ Shares in 0.1 are taken over from the table that is there.
 """
 
 import collections
+import dataclasses
 import importlib.util
 import math
 import pathlib
@@ -30,6 +31,10 @@ parameters that lie in some channel group, and why the rest stays. Made by
 Layer norm sums over channels. Dead ones are zeros in its mean, and all of them are
 minus the mean once it is subtracted; that value is computed beside the kept channels,
 so that they can be removed without changing the function. In 0.1 they stayed.
+
+*Inner* is the share that lies in groups inside of a block: all that may go where
+`sparsity.scope=inner` leaves what shortcuts add up as it is, such as the stream of a
+transformer. Seconds are those of one trace on a CPU, which may have had other work.
 """
 COLUMNS = (
     "network",
@@ -37,6 +42,7 @@ COLUMNS = (
     "source",
     "parameters",
     "prunable",
+    "inner",
     "in 0.1",
     "groups",
     "channels",
@@ -94,6 +100,7 @@ def measure(network: Network, earlier: str) -> list[str]:
         network.source,
         f"{count / 1e6:.1f} M",
         f"{100 * trace.prunable_share():.1f} %",
+        f"{100 * inner_share(trace):.1f} %",
         earlier,
         str(len(trace.groups)),
         str(sum(group.size for group in trace.groups)),
@@ -111,6 +118,12 @@ def trace_of(case: Case) -> ChannelTrace:
         statistics=case.statistics,
         returns_statistics=case.returns_statistics,
     )
+
+
+def inner_share(trace: ChannelTrace) -> float:
+    """Share of the parameters that lie in some group inside of a block."""
+    inner = tuple(group for group in trace.groups if group.is_inner)
+    return dataclasses.replace(trace, groups=inner).prunable_share()
 
 
 def what_stays(trace: ChannelTrace) -> str:

@@ -29,13 +29,13 @@ def _of_this_project(
     return Case(apply, params, (images(2, side, side, 3),), statistics, is_training)
 
 
-def gpt(size: str) -> Case:
+def _of_text(name: str, size: str) -> Case:
     from prunex_jax.base.settings import ModelConfig
-    from prunex_jax.models import make_gpt
+    from prunex_jax.models import make_language_model
 
     vocabulary, length = 256, 8 if size == TINY else 128
-    config = ModelConfig(name="gpt", width=0.25 if size == TINY else 1.0)
-    model = make_gpt(config, vocabulary, length)
+    config = ModelConfig(name=name, width=0.25 if size == TINY else 1.0)
+    model = make_language_model(config, vocabulary, length)
     params, statistics = jax.eval_shape(model.init, jax.random.key(0))
     inputs = (tokens(2, length, vocabulary=vocabulary),)
     return Case(model.apply, params, inputs, statistics)
@@ -369,3 +369,15 @@ def vit_b(size: str) -> Case:
 
 def convnext_t(size: str) -> Case:
     return _of_this_project("convnext_t", size)
+
+
+def gpt(size: str) -> Case:
+    return _of_text("gpt", size)
+
+
+def gpt2(size: str) -> Case:
+    return _of_text("gpt2", size)
+
+
+def bert(size: str) -> Case:
+    return _of_text("bert", size)

@@ -32,7 +32,10 @@ _OWN_NNX = [
     Network("nnx_vgg16", NNX, "prunex_jax", "nnx_own:vgg16"),
     *(
         Network(f"nnx_{name}", NNX, "prunex_jax", f"nnx_own:{name}")
-        for name in ("vit_ti", "vit_ti_rms", "vit_s", "vit_b", "convnext_t", "gpt")
+        for name in (
+            *("vit_ti", "vit_ti_rms", "vit_s", "vit_b", "convnext_t"),
+            *("gpt", "gpt2", "bert"),
+        )
     ),
     Network("nnx_wide_resnet", NNX, "tests", "nnx_own:wide_resnet"),
     Network("nnx_wide_resnet_training", NNX, "tests", "nnx_own:wide_resnet_training"),
