@@ -399,8 +399,16 @@ def test_bad_command_lines_are_one_line_and_exit_code_2(arguments, message, caps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits", "few_bytes"])
-def test_interfaces_count_what_traces_say(name, tmp_path):
+@pytest.mark.parametrize(
+    "file",
+    [
+        ROOT / "configs" / "bench" / "digits.py",
+        ROOT / "configs" / "bench" / "few_bytes.py",
+        ROOT / "tests" / "helpers" / "language_study.py",
+    ],
+    ids=lambda file: file.stem,
+)
+def test_interfaces_count_what_traces_say(file, tmp_path):
     """The short studies: every method on two real hosts, from the command line."""
     kind, reason = sandbox_kind()
     if kind is None:
@@ -408,7 +416,7 @@ def test_interfaces_count_what_traces_say(name, tmp_path):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "prunex_jax.bench"),
-            *(f"--study={ROOT / 'configs' / 'bench' / name}.py", "--num_hosts=2"),
+            *(f"--study={file}", "--num_hosts=2"),
             f"--workdir={tmp_path / 'bench'}",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -417,7 +425,7 @@ def test_interfaces_count_what_traces_say(name, tmp_path):
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    study = load_study(ROOT / "configs" / "bench" / f"{name}.py", LinkStudy)
+    study = load_study(file, LinkStudy)
     records = read_records(tmp_path / "bench")
     assert len(records) == 1 + len(study.rows)
     for record in records:
