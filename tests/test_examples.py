@@ -9,7 +9,13 @@ import sys
 
 import pytest
 
-from prunex_jax.base.command import EXIT_STOPPED, run_command
+from prunex_jax.base.command import (
+    EXIT_FAILED,
+    EXIT_LOST,
+    EXIT_STALLED,
+    EXIT_STOPPED,
+    run_command,
+)
 from prunex_jax.mesh import LaunchFlags
 from prunex_jax.mesh.launched import Probes
 from prunex_jax.mesh.launcher import detect_launch
@@ -21,6 +27,8 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(
     path for path in EXAMPLES.iterdir() if path.suffix in (".sh", ".sbatch")
 )
+# A process was lost, failed or halted, or a signal has ended it.
+LOST = (EXIT_LOST, EXIT_FAILED, EXIT_STALLED, 137)
 # Writes the arguments it was called with, and ends as it is told.
 RECORDING = """#!{python}
 import json, os, sys
@@ -101,14 +109,27 @@ def test_scripts_start_the_demo(script, launcher, tmp_path):
     assert re.fullmatch(r"(\S+ slots=\d+\n)+", (EXAMPLES / "hostfile").read_text())
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, EXIT_STOPPED])
-def test_a_slurm_job_that_was_stopped_is_put_into_the_queue_again(code, tmp_path):
+@pytest.mark.parametrize(
+    ("code", "restarts", "goes_on"),
+    [
+        *((code, 0, False) for code in (0, 1, 2)),
+        *((code, 0, True) for code in (EXIT_STOPPED, *LOST)),
+        *((code, 99, True) for code in LOST),
+        *((code, 100, False) for code in LOST),
+        (EXIT_STOPPED, 100, True),
+    ],
+)
+def test_a_slurm_job_that_can_go_on_is_put_into_the_queue_again(
+    code, restarts, goes_on, tmp_path
+):
     write_program(tmp_path, "srun", RECORDING)
     write_program(tmp_path, "scontrol", RECORDING.replace('"CODE"', '"NONE"'))
     environ = {"SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "prunex", "CODE": str(code)}
+    if restarts:
+        environ["SLURM_RESTART_COUNT"] = str(restarts)
     assert run_script("slurm.sbatch", tmp_path, **environ).returncode == code
     was_requeued = (tmp_path / "scontrol.called").exists()
-    assert was_requeued == (code == EXIT_STOPPED)
+    assert was_requeued == goes_on
     if was_requeued:
         assert calls_of(tmp_path, "scontrol") == [["requeue", "42"]]
 
