@@ -52,10 +52,14 @@ class CompilerAhead:
         """Has nothing to do yet."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Ends with what is being compiled; the rest is dropped."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Ends with what is being compiled; the rest is dropped.
+
+        An error does not wait for it: it has to reach the other processes first. Python
+        itself waits for the thread at its end, after it has printed the error.
+        """
         self._calls = None
-        self._thread.shutdown()
+        self._thread.shutdown(wait=kind is None, cancel_futures=True)
 
     def foresee(
         self,

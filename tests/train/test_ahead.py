@@ -1,6 +1,9 @@
 """What is compiled while steps run is what the run then calls, and changes nothing."""
 
 import collections
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,6 +14,7 @@ import pytest
 from prunex_jax.train import run
 from prunex_jax.train.ahead import Call, CompilerAhead
 from prunex_jax.train.program import Ledger, Program
+from tests.helpers.common import ROOT
 from tests.helpers.tiny_runs import merged, rows_of, settings, start_two
 
 SETTINGS = settings(
@@ -169,6 +173,56 @@ def test_what_is_left_is_dropped_at_the_end_and_by_news():
         going_on.set()
         wait_until(lambda: 4 in built)
     assert built == [1, 4]
+
+
+def test_an_error_does_not_wait_for_what_is_being_compiled():
+    built, going_on = [], threading.Event()
+
+    def build(number):
+        built.append(number)
+        going_on.wait(60)
+        return lambda x: x
+
+    program = make_program(build)
+    calls = (Call(program, (jnp.ones(2),), {"number": n}) for n in (1, 2))
+    with pytest.raises(ValueError, match="of the run"), CompilerAhead(True) as ahead:
+        ahead._start(calls)
+        wait_until(lambda: built)
+        raise ValueError("of the run")
+    assert program._builds and not any(b.done() for b in program._builds.values())
+    going_on.set()
+    wait_until(lambda: all(b.done() for b in program._builds.values()))
+    assert built == [1]
+
+
+SLOW_COMPILATION = """
+import threading, time
+from prunex_jax.train.ahead import Call, CompilerAhead
+started = threading.Event()
+class Slow:
+    def compile_ahead(self):
+        started.set()
+        time.sleep(1)
+        print("compiled", flush=True)
+with CompilerAhead(True) as ahead:
+    ahead._start([Call(Slow(), (), {})])
+    started.wait()
+    raise ValueError("of the run")
+"""
+
+
+def test_an_error_is_printed_before_python_waits_for_what_is_being_compiled():
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_COMPILATION],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout.index("ValueError: of the run") < done.stdout.index("compiled")
 
 
 def test_contexts_of_the_calling_thread_are_not_lost():
