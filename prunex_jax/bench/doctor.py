@@ -1,13 +1,15 @@
 """Command line that examines machines before a long run.
 
     prunex-jax doctor [--workdir=FOLDER] [--layout=LAYOUT] [--cpu_devices=N]
-        [--seconds=N] [--join_seconds=N]
+        [--checkpoint_bytes=N] [--seconds=N] [--join_seconds=N]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
 
 Started like training, on all hosts. It shows which devices form which host, compares
 versions and clocks, tries the run folder and the links, and checks sums over both axes
-of the mesh. Its last lines say for each of them ok, warning or FAILED, and what to do.
-Nothing is left in FOLDER. Exit code 0: nothing failed; 1: something did; 2: bad input.
+of the mesh. With the size of a checkpoint, which `train --dry_run` prints as `disk`, it
+says whether the folder holds three and how long one takes. Its last lines say for each
+of them ok, warning or FAILED, and what to do. Nothing is left in FOLDER. Exit code 0:
+nothing failed; 1: something did; 2: bad input.
 """
 
 import dataclasses
@@ -67,6 +69,10 @@ _WRITTEN_BYTES = 2**26
 # Below these a run folder is too full, or too slow for checkpoints of a large network.
 _LEAST_FREE_BYTES = 2**30
 _LEAST_BYTES_PER_SECOND = 20e6
+# Where the size of a checkpoint is known, these take their place: a run keeps two, and
+# writes the next one.
+_LEAST_CHECKPOINTS = 3
+_MOST_SAVE_SECONDS = 300.0
 # Channels that the exchange is tried with, and every which is kept.
 _NUM_CHANNELS, _KEPT_STRIDE = 4096, 3
 # Of a large mean, and how often it is made: some faults show in large ones, and rarely.
@@ -76,6 +82,9 @@ COMMAND = Command(
     text=str(__doc__),
     flags=(
         Flag("workdir", "", "Run folder to try; without it no folder is tried."),
+        Flag(
+            "checkpoint_bytes", 0, "Size of a checkpoint, as train --dry_run prints it."
+        ),
         Flag("layout", "auto", "What a host is, as topology.layout says."),
         Flag("cpu_devices", 0, "Simulated CPU devices, as topology.cpu_devices says."),
         Flag("seconds", 4, "Time for measuring the links."),
@@ -105,7 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def examine(
-    topology: Topology, workdir: str = "", seconds: float = 4.0
+    topology: Topology,
+    workdir: str = "",
+    seconds: float = 4.0,
+    checkpoint_bytes: int = 0,
 ) -> list[Verdict]:
     """Tries everything; every process of the mesh calls this.
 
@@ -113,6 +125,7 @@ def examine(
       topology: Hosts and devices.
       workdir: Run folder to try; empty for none.
       seconds: Time for measuring the links.
+      checkpoint_bytes: Of one checkpoint, over all hosts; 0 if unknown.
     Returns:
       A verdict per item, the same on every process.
     Collectives:
@@ -126,7 +139,7 @@ def examine(
         judge_clocks(_clock_readings()),
     ]
     if workdir:
-        verdicts += _try_folder(expanded(workdir))
+        verdicts += _try_folder(expanded(workdir), checkpoint_bytes)
     verdicts.append(_tried("sums", lambda: check_sums(topology.mesh)))
     verdicts.append(_tried("exchange", lambda: check_exchange(topology.mesh)))
     verdicts.append(_tried("large sums", lambda: check_large_sums(topology.mesh)))
@@ -272,7 +285,7 @@ def judge_clocks(readings: Sequence[Sequence[float]]) -> Verdict:
     return Verdict("clocks", OK, text)
 
 
-def _try_folder(workdir: Path) -> list[Verdict]:
+def _try_folder(workdir: Path, checkpoint_bytes: int) -> list[Verdict]:
     """Whether all processes see one folder, and how fast and how empty it is."""
     is_primary = jax.process_index() == 0
     token, was_there = str(uuid.uuid4()), workdir.exists()
@@ -302,7 +315,8 @@ def _try_folder(workdir: Path) -> list[Verdict]:
     else:
         verdicts = [judge_shared(gather_found(read_token), workdir)]
         if verdicts[0].status != FAILED:
-            verdicts.append(judge_speed(gather_found(lambda: _speed_of(workdir))))
+            found = gather_found(lambda: _speed_of(workdir))
+            verdicts.append(judge_speed(found, checkpoint_bytes))
     gather_found(leave)
     return verdicts
 
@@ -338,8 +352,13 @@ def _speed_of(workdir: Path) -> Found:
     return {"free": free, "speed": _WRITTEN_BYTES / seconds}
 
 
-def judge_speed(found: Sequence[Found]) -> Verdict:
-    """Whether a folder has room, and takes checkpoints fast."""
+def judge_speed(found: Sequence[Found], checkpoint_bytes: int = 0) -> Verdict:
+    """Whether a folder has room, and takes checkpoints fast.
+
+    Args:
+      found: Free bytes and bytes per second of every process, all writing at once.
+      checkpoint_bytes: Of one checkpoint, over all hosts; 0 if unknown.
+    """
     for process, each in enumerate(found):
         if "error" in each:
             return Verdict(
@@ -351,11 +370,21 @@ def judge_speed(found: Sequence[Found]) -> Verdict:
     free = min(each["free"] for each in found)
     speed = min(each["speed"] for each in found)
     text = f"{free / 1e9:,.1f} GB free, {speed / 1e6:,.0f} MB/s where it is slowest"
-    if free < _LEAST_FREE_BYTES:
+    least, is_slow = _LEAST_FREE_BYTES, speed < _LEAST_BYTES_PER_SECOND
+    if checkpoint_bytes:
+        least = max(_LEAST_CHECKPOINTS * checkpoint_bytes, 2 * _WRITTEN_BYTES)
+        text += f"; a checkpoint of {checkpoint_bytes / 1e9:,.1f} GB"
+        if speed:  # Every process writes its part.
+            seconds = checkpoint_bytes / (len(found) * speed)
+            is_slow = seconds > _MOST_SAVE_SECONDS
+            text += f" takes about {seconds:,.1f} s"
+    if free < least:
         remedy = "make room; train --dry_run says what a checkpoint takes"
-        status = FAILED if free < 2 * _WRITTEN_BYTES else WARNING
-        return Verdict("disk", status, text, remedy)
-    if speed < _LEAST_BYTES_PER_SECOND:
+        if checkpoint_bytes:
+            remedy = f"make room for {_LEAST_CHECKPOINTS} checkpoints"
+        is_full = checkpoint_bytes > 0 or free < 2 * _WRITTEN_BYTES
+        return Verdict("disk", FAILED if is_full else WARNING, text, remedy)
+    if is_slow:
         remedy = "save less often (run.checkpoint_every_steps), or use a faster disk"
         return Verdict("disk", WARNING, text, remedy)
     return Verdict("disk", OK, text)
@@ -496,9 +525,12 @@ def _doctor(values: Values, _: list[str]) -> int:
         ("seconds", values.seconds, 1),
         ("join_seconds", values.join_seconds, 1),
         ("cpu_devices", values.cpu_devices, 0),
+        ("checkpoint_bytes", values.checkpoint_bytes, 0),
     ):
         if value < least:
             raise UserError(f"--{name}={value} must be at least {least}")
+    if values.checkpoint_bytes and not values.workdir:
+        raise UserError("--checkpoint_bytes needs --workdir, the folder to try")
     config = TopologyConfig(layout=values.layout, cpu_devices=values.cpu_devices)
     launch = given_launch(values)
     try:
@@ -511,7 +543,9 @@ def _doctor(values: Values, _: list[str]) -> int:
         sys.stdout.write(f"start     {started.described}\n{topology.table()}\n\n")
         sys.stdout.flush()
     with Pulse(_LIMITS, ends_process=True) as pulse, pulse.telling():
-        verdicts = examine(topology, values.workdir, float(values.seconds))
+        verdicts = examine(
+            topology, values.workdir, float(values.seconds), values.checkpoint_bytes
+        )
     if topology.is_primary:
         sys.stdout.write("\n".join(map(str, verdicts)) + "\n")
     is_failed = any(verdict.status == FAILED for verdict in verdicts)

@@ -158,6 +158,35 @@ def test_full_and_slow_folders(changes, status):
     assert doctor.judge_speed([good, {"error": "no"}]).status == doctor.FAILED
 
 
+@pytest.mark.parametrize(
+    ("checkpoint_bytes", "status", "said"),
+    [
+        (10**9, doctor.OK, "a checkpoint of 1.0 GB takes about 5.0 s"),
+        (4 * 10**9, doctor.FAILED, "takes about 20.0 s; make room for 3 checkpoints"),
+    ],
+)
+def test_a_folder_is_compared_with_what_checkpoints_need(
+    checkpoint_bytes, status, said
+):
+    found = [{"free": 10e9, "speed": 1e8}] * 2
+    verdict = doctor.judge_speed(found, checkpoint_bytes)
+    assert verdict.status == status and said in str(verdict)
+    slow = [{"free": 10e9, "speed": 1e6}] * 2
+    verdict = doctor.judge_speed(slow, 10**9)
+    assert verdict.status == doctor.WARNING and "save less often" in verdict.remedy
+    assert doctor.judge_speed(slow, 10**7).status == doctor.OK
+    full = [{"free": 1e6, "speed": 0.0}]
+    assert doctor.judge_speed(full, 10**3).status == doctor.FAILED
+
+
+def test_the_size_of_a_checkpoint_needs_a_folder(tmp_path, capsys):
+    assert main(["doctor", "--checkpoint_bytes=1000"]) == 2
+    assert "--checkpoint_bytes needs --workdir" in capsys.readouterr().err
+    shared, disk = doctor._try_folder(tmp_path, 10**16)
+    assert (shared.status, disk.status) == (doctor.OK, doctor.FAILED)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4)])
 def test_sums_and_exchanges_are_right_on_any_mesh(shape):
     mesh = make_mesh(*shape)
