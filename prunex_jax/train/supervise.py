@@ -4,7 +4,8 @@
 
 Run it in place of the command on every host, as in
 
-    srun prunex-jax supervise -- python -m prunex_jax.train --config=... --workdir=...
+    srun --no-kill --kill-on-bad-exit=0 --wait=0 \\
+        prunex-jax supervise -- python -m prunex_jax.train --config=... --workdir=...
 
 A process that fails, stalls, is killed or has lost another one ends with an exit code
 that says so; then COMMAND is started again, up to --restarts times, and goes on from
