@@ -18,7 +18,9 @@ from prunex_jax.channels.groups import (
     ChannelGroup,
     ChannelSlice,
     Layouts,
+    kept_shape,
     layouts_of,
+    windowed,
 )
 from prunex_jax.channels.labels import Reason, Traced
 from prunex_jax.channels.resolve import FrozenChannels
@@ -56,6 +58,7 @@ __all__ = [
     "TraceOptions",
     "Traced",
     "freeze_all",
+    "kept_shape",
     "layouts_of",
     "mask_channels",
     "mask_of",
@@ -65,4 +68,5 @@ __all__ = [
     "sum_squares_by_channel",
     "take_channels",
     "trace_channels",
+    "windowed",
 ]

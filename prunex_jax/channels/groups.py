@@ -84,17 +84,20 @@ class AxisLayout:
       slices: (group name, int32[size_of_group, width] positions), one per group. A
         position that several own stays if it does in all of them.
       free: int32[num_free]; positions that belong to no group and always stay.
+      window: Mesh axis over which the axis lies in slices, one per device, of which the
+        last may be filled up; None if it is whole.
     """
 
     size: int
     slices: tuple[tuple[str, np.ndarray], ...]
     free: np.ndarray
+    window: str | None = None
 
     @functools.cached_property
     def key(self) -> Hashable:
         """Equal for axes that are divided alike, so that work on them is shared."""
         parts = tuple((name, pos.tobytes(), pos.shape) for name, pos in self.slices)
-        return (self.size, parts)
+        return (self.size, parts, self.window)
 
     @functools.cached_property
     def blocks(self) -> tuple[AxisBlock, ...]:
@@ -149,6 +152,25 @@ def _block_of(
 
 
 Layouts = Mapping[str, Mapping[int, AxisLayout]]
+
+
+def windowed(layouts: Layouts, axes: Mapping[str, int | None], window: str) -> Layouts:
+    """Layouts of arrays that lie in slices over the devices of a mesh axis.
+
+    Args:
+      layouts: Of the whole arrays.
+      axes: Of every array, the axis along which it is cut in slices.
+      window: The mesh axis.
+    """
+    return {
+        path: {
+            axis: dataclasses.replace(layout, window=window)
+            if axis == axes[path]
+            else layout
+            for axis, layout in by_axis.items()
+        }
+        for path, by_axis in layouts.items()
+    }
 
 
 def kept_shape(

@@ -2,6 +2,10 @@
 
 Works on any tree whose paths the groups name: parameters, moments, duals, statistics.
 Leaves that no group touches pass through. Sizes are static, indices may be traced.
+
+Leaves may lie in slices over devices, along an axis whose layout has a `window`. Then
+every device works on what it has, and nothing is sent here: where channels lie along
+that axis, results are this device's part of a sum over all of them.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -12,6 +16,7 @@ import numpy as np
 
 from prunex_jax.base.trees import PyTree, map_with_path
 from prunex_jax.channels.groups import AxisLayout, Layouts
+from prunex_jax.mesh import axis_size, position, vary
 
 KeepIndices = Mapping[str, jax.Array]
 Masks = Mapping[str, jax.Array]
@@ -43,13 +48,19 @@ def take_channels(tree: PyTree, layouts: Layouts, keep_indices: KeepIndices) -> 
       layouts: From `groups.layouts_of`.
       keep_indices: int32[keep_count] per group, sorted; may be traced.
     Returns:
-      A tree of the same structure with smaller leaves.
+      A tree of the same structure with smaller leaves. Of an axis in slices it has all
+      kept channels, zeros for those that other devices have.
     """
     kept = _once_per_layout(lambda layout: _kept_positions(layout, keep_indices))
 
     def take(path: str, leaf: jax.Array) -> jax.Array:
         for axis, layout in layouts.get(path, {}).items():
-            leaf = jnp.take(leaf, kept(layout), axis=axis, mode="clip")
+            if layout.window is None:
+                leaf = jnp.take(leaf, kept(layout), axis=axis, mode="clip")
+            else:
+                at = kept(layout) - _start_of(layout)
+                at = jnp.where(at < 0, leaf.shape[axis], at)  # beyond the end, too
+                leaf = jnp.take(leaf, at, axis=axis, mode="fill", fill_value=0)
         return leaf
 
     return map_with_path(take, tree)
@@ -62,11 +73,12 @@ def put_channels(tree: PyTree, layouts: Layouts, keep_indices: KeepIndices) -> P
     `put_channels(take_channels(x)) == mask_channels(x)`.
 
     Args:
-      tree: What `take_channels` returned for the same layouts and indices.
+      tree: What `take_channels` returned for the same layouts and indices, of an axis
+        in slices the sum over all devices.
       layouts: From `groups.layouts_of`.
       keep_indices: As given to `take_channels`.
     Returns:
-      A tree of full-size leaves.
+      A tree of full-size leaves, of an axis in slices the slice of this device.
     """
 
     def source_of(layout: AxisLayout) -> jax.Array:
@@ -74,17 +86,18 @@ def put_channels(tree: PyTree, layouts: Layouts, keep_indices: KeepIndices) -> P
         # faster than a scatter on CPU and GPU.
         kept = _kept_positions(layout, keep_indices)
         source = jnp.full(layout.size, kept.size, jnp.int32)
-        return source.at[kept].set(jnp.arange(kept.size, dtype=jnp.int32))
+        source = source.at[kept].set(jnp.arange(kept.size, dtype=jnp.int32))
+        return _in_window(layout, source, fill=kept.size)
 
     source = _once_per_layout(source_of)
 
     def put(path: str, leaf: jax.Array) -> jax.Array:
         for axis, layout in layouts.get(path, {}).items():
+            at = source(layout)
             if leaf.shape[axis] == 0:  # nothing was kept, and nothing can be taken
-                shape = (*leaf.shape[:axis], layout.size, *leaf.shape[axis + 1 :])
+                shape = (*leaf.shape[:axis], at.size, *leaf.shape[axis + 1 :])
                 leaf = jnp.zeros(shape, leaf.dtype)
             else:
-                at = source(layout)
                 leaf = jnp.take(leaf, at, axis=axis, mode="fill", fill_value=0)
         return leaf
 
@@ -145,14 +158,17 @@ def _kept_entries(
     layouts: Layouts, masks: Masks
 ) -> Callable[[str, int], jax.Array | None]:
     """(path, axes) -> which entries of a leaf are kept, to broadcast; None for all."""
-    kept = _once_per_layout(lambda layout: _axis_mask(layout, masks))
+    kept = _once_per_layout(
+        lambda layout: _in_window(layout, _axis_mask(layout, masks), fill=False)
+    )
 
     def entries(path: str, ndim: int) -> jax.Array | None:
         alive = None
         for axis, layout in layouts.get(path, {}).items():
+            own = kept(layout)
             shape = [1] * ndim
-            shape[axis] = layout.size
-            own = kept(layout).reshape(shape)
+            shape[axis] = own.size
+            own = own.reshape(shape)
             alive = own if alive is None else own & alive
         return alive
 
@@ -171,6 +187,40 @@ def _once_per_layout(
         return known[layout.key]
 
     return lookup
+
+
+def _start_of(layout: AxisLayout) -> jax.typing.ArrayLike:
+    """First position of the slice of an axis that this device has."""
+    return position(layout.window) * _width_of(layout)
+
+
+def _width_of(layout: AxisLayout) -> int:
+    """Positions in a slice of an axis."""
+    return -(-layout.size // axis_size(layout.window))
+
+
+def _in_window(
+    layout: AxisLayout, by_position: jax.Array, fill: bool | int
+) -> jax.Array:
+    """Of one entry per position of an axis, those of the slice that this device has."""
+    if layout.window is None:
+        return by_position
+    width = _width_of(layout)
+    missing = width * axis_size(layout.window) - layout.size
+    filled = jnp.pad(by_position, (0, missing), constant_values=fill)
+    return jax.lax.dynamic_slice_in_dim(
+        vary(filled, (layout.window,)), _start_of(layout), width
+    )
+
+
+def _out_of_window(layout: AxisLayout, own: jax.Array) -> jax.Array:
+    """Entries of the slice that this device has among zeros for all other positions."""
+    if layout.window is None:
+        return own
+    whole = jnp.zeros(_width_of(layout) * axis_size(layout.window), own.dtype)
+    start = (_start_of(layout),)
+    placed = jax.lax.dynamic_update_slice(vary(whole, (layout.window,)), own, start)
+    return placed[: layout.size]
 
 
 def _kept_positions(layout: AxisLayout, keep_indices: KeepIndices) -> jax.Array:
@@ -228,7 +278,7 @@ def sum_squares_by_channel(tree: PyTree, layouts: Layouts) -> dict[str, jax.Arra
       tree: Any tree of floating leaves.
       layouts: From `groups.layouts_of`; every group must touch at least one leaf.
     Returns:
-      float32[size] per group.
+      float32[size] per group; of leaves in slices, the entries of this device.
     """
     return _sums(lambda x: jnp.square(x.astype(jnp.float32)), layouts, tree)
 
@@ -261,7 +311,8 @@ def _sums(
     def add(path: str, *leaves: jax.Array) -> None:
         for axis, layout in layouts.get(path, {}).items():
             others = tuple(i for i in range(leaves[0].ndim) if i != axis)
-            by_position = jnp.sum(of_leaves(*leaves), axis=others)
+            own = jnp.sum(of_leaves(*leaves), axis=others)
+            by_position = _out_of_window(layout, own)
             for name, positions in layout.slices:
                 is_plain = layout.is_in_order and positions.shape[1] == 1
                 part = by_position

@@ -34,6 +34,14 @@ from prunex_jax.comm.collectives import check_local
 from prunex_jax.comm.formulas import compact_size, dense_size
 from prunex_jax.comm.largest import EntryMean, Route, TopK
 from prunex_jax.comm.ring import ring_mean_over_hosts
+from prunex_jax.comm.slices import (
+    Slicing,
+    key_of_slice,
+    part_shape,
+    slices_of,
+    sum_over_slices,
+    whole_of,
+)
 from prunex_jax.comm.wires import (
     FLOAT32,
     TERNARY,
@@ -52,6 +60,7 @@ __all__ = [
     "HostClip",
     "HostMean",
     "Route",
+    "Slicing",
     "TopK",
     "Wire",
     "check_local",
@@ -61,6 +70,7 @@ __all__ = [
     "dense_size",
     "flat_mean_over_mesh",
     "gather_over_hosts",
+    "key_of_slice",
     "list_collectives",
     "mean_of_entries",
     "mean_of_largest",
@@ -69,13 +79,17 @@ __all__ = [
     "mean_over_mesh",
     "mean_with_error",
     "min_over_mesh",
+    "part_shape",
     "radial_mean_over_hosts",
     "refuse_biased",
     "refuse_ternary",
     "ring_bytes",
     "ring_mean_over_hosts",
+    "slices_of",
     "sum_over_hosts",
     "sum_over_mesh",
+    "sum_over_slices",
     "take_from_host",
+    "whole_of",
     "wire_bytes",
 ]

@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import collectives, wires
+from prunex_jax.comm.slices import sum_over_slices
 from prunex_jax.comm.wires import (
     FLOAT32,
     TERNARY,
@@ -157,7 +158,8 @@ def radial_mean_over_hosts(
     Raises:
       UserError: As `mean_over_hosts`.
     Collectives:
-      As `mean_over_hosts`, and as `sum_over_hosts` for one float32 per leaf.
+      As `mean_over_hosts`, and as `sum_over_hosts` for one float32 per leaf; of slices,
+      twice as many as `sum_over_slices`.
 
     References:
       Douillard et al., Decoupled DiLoCo, 2026, arXiv:2604.21428.
@@ -170,21 +172,28 @@ def radial_mean_over_hosts(
     if num_hosts == 1 or not leaves:
         return mean_over_hosts(tree, axes, wire, key)
     wide = [leaf.astype(jnp.float32) for leaf in leaves]
-    norms = jnp.stack([jnp.linalg.norm(leaf.ravel()) for leaf in wide])
-    sent = [_with_norm(leaf, math.sqrt(leaf.size)) for leaf in wide]
+    norms = _norms(wide, axes)
+    sizes = [math.sqrt(leaf.size) for leaf in wide]
+    sent = _with_norms(wide, norms, jnp.asarray(sizes, jnp.float32))
     directions = mean_over_hosts(sent, axes, wire, key)
     lengths = sum_over_hosts(norms, axes) / num_hosts
-    merged = [
-        _with_norm(direction, length).astype(leaf.dtype)
-        for direction, length, leaf in zip(directions, lengths, leaves, strict=True)
-    ]
+    merged = _with_norms(directions, _norms(directions, axes), lengths)
+    merged = [x.astype(leaf.dtype) for x, leaf in zip(merged, leaves, strict=True)]
     return jax.tree.unflatten(structure, merged)
 
 
-def _with_norm(leaf: jax.Array, norm: jax.typing.ArrayLike) -> jax.Array:
-    """The leaf, scaled to a norm; zero where it is zero."""
-    found = jnp.linalg.norm(leaf.ravel())
-    return leaf * jnp.where(found > 0, norm / jnp.where(found > 0, found, 1.0), 0.0)
+def _norms(leaves: Sequence[jax.Array], axes: MeshAxes) -> jax.Array:
+    """float32[leaves], of whole arrays."""
+    squares = jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in leaves])
+    return jnp.sqrt(sum_over_slices(squares, axes))
+
+
+def _with_norms(
+    leaves: Sequence[jax.Array], norms: jax.Array, wanted: jax.Array
+) -> list[jax.Array]:
+    """The leaves, scaled from their norms to others; zero where they are zero."""
+    factors = jnp.where(norms > 0, wanted / jnp.where(norms > 0, norms, 1.0), 0.0)
+    return [leaf * factor for leaf, factor in zip(leaves, factors, strict=True)]
 
 
 def mean_over_mesh(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import collectives
+from prunex_jax.comm.slices import sum_over_slices
 from prunex_jax.mesh import MeshAxes, axis_size, position
 
 # none: hosts weigh as much as what they send is long. median: at most as the host in
@@ -34,7 +35,8 @@ def clip_to_median(tree: PyTree, axes: MeshAxes) -> PyTree:
       to the shorter. Nothing is cut by a median of zero, nor where a norm is not
       finite, so that what is not finite stays so.
     Collectives:
-      As `gather_over_hosts` for one float32.
+      As `gather_over_hosts` for one float32; of slices, before that as
+      `sum_over_slices` for one.
     Example:
       >>> trees = {'x': jnp.array([[3.0, 4.0], [30.0, 40.0], [0.0, 6.0], [0.0, 1.0]])}
       >>> clip = lambda tree: clip_to_median(tree, MeshAxes('host', None))
@@ -53,7 +55,8 @@ def clip_to_median(tree: PyTree, axes: MeshAxes) -> PyTree:
     squares = [
         jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)
     ]
-    norm = jnp.sqrt(jnp.asarray(sum(squares), jnp.float32))
+    total = sum_over_slices(jnp.asarray(sum(squares), jnp.float32), axes)
+    norm = jnp.sqrt(total)
     norms = collectives.gather_over_hosts(norm[None], axes).ravel()
     median = jnp.sort(norms)[(norms.size - 1) // 2]
     own = norms[position(axes.host)]

@@ -6,7 +6,6 @@ buffer, so that every exchange is one message per stage. Trees are fused and spl
 `comm.averaging`. Bytes are stated per device; `comm.accounting` counts them.
 """
 
-import importlib
 from typing import Any
 
 import jax
@@ -130,16 +129,18 @@ def sum_at_once(buffer: jax.Array, axis: Axis) -> jax.Array:
     return jax.lax.psum(vary(buffer, _as_tuple(axis)), axis)
 
 
-def scatter_sum(buffer: jax.Array, device_axis: str | None) -> jax.Array:
+def scatter_sum(buffer: jax.Array, device_axis: str | None, dim: int = 0) -> jax.Array:
     """Sums a buffer over the devices of a host; each keeps its share of the sum.
 
     Args:
-      buffer: [P * m] with P devices per host, per_device.
+      buffer: [P * m] with P devices per host, per_device; or an array of that length
+        along another of its axes.
       device_axis: Their axis, or None.
+      dim: Axis of the array along which it is shared out.
     Returns:
       [m], the share of this device; `join_shares` puts shares together.
     Collectives:
-      A scattered sum over `device_axis` of P * m elements; with one device, nothing
+      A scattered sum over `device_axis` of all elements; with one device, nothing
       that moves. On CPU with several processes an exchange of as many, which sends
       the same bytes.
     """
@@ -149,9 +150,11 @@ def scatter_sum(buffer: jax.Array, device_axis: str | None) -> jax.Array:
     if num_devices == 1:
         return sum_at_once(buffer, device_axis)
     if _is_summed_by_gloo():
-        rows = exchange(buffer, device_axis).reshape(num_devices, -1)
-        return jnp.sum(rows, axis=0, dtype=buffer.dtype)
-    return jax.lax.psum_scatter(vary(buffer, (device_axis,)), device_axis, tiled=True)
+        parts = exchange(jnp.moveaxis(buffer, dim, 0), device_axis)
+        rows = parts.reshape(num_devices, -1, *parts.shape[1:])
+        return jnp.moveaxis(jnp.sum(rows, axis=0, dtype=buffer.dtype), 0, dim)
+    varying = vary(buffer, (device_axis,))
+    return jax.lax.psum_scatter(varying, device_axis, scatter_dimension=dim, tiled=True)
 
 
 def exchange(rows: jax.Array, axis: Axis) -> jax.Array:
@@ -205,15 +208,19 @@ def share_of(buffer: jax.Array, device_axis: str | None) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(vary(padded, (device_axis,)), start, share)
 
 
-def join_shares(share: jax.Array, device_axis: str | None) -> jax.Array:
+def join_shares(share: jax.Array, device_axis: str | None, dim: int = 0) -> jax.Array:
     """Puts the shares of all devices of a host together; inverse of `share_of`.
 
+    Args:
+      share: [m, ...], of this device.
+      device_axis: Axis of the devices, or None.
+      dim: Axis of the array along which shares lie one after the other.
     Collectives:
       A gather over `device_axis`; with one device, nothing that moves.
     """
     if axis_size(device_axis) == 1:
         return _settle(share, device_axis)
-    return _gather(share, device_axis)  # type: ignore[arg-type]  # not None: its size
+    return _gather(share, device_axis, dim)  # type: ignore[arg-type]  # not None
 
 
 def _is_whole(buffer: jax.Array, axes: MeshAxes) -> bool:
@@ -235,13 +242,10 @@ def _as_tuple(axis: Axis) -> tuple[str, ...]:
     return axis if isinstance(axis, tuple) else (axis,)
 
 
-def _gather(share: jax.Array, axis: Axis) -> jax.Array:
+def _gather(share: jax.Array, axis: Axis, dim: int = 0) -> jax.Array:
     if not is_tracked(_as_tuple(axis)[0]):
-        return jax.lax.all_gather(share, axis, tiled=True)
-    if jax.__version_info__ < (0, 10):  # had no public name for it
-        parallel: Any = importlib.import_module("jax._src.lax.parallel")
-        return parallel.all_gather_invariant(share, axis, tiled=True)
-    return _lax.all_gather(share, axis, tiled=True, to="invarying")
+        return jax.lax.all_gather(share, axis, axis=dim, tiled=True)
+    return _lax.all_gather(share, axis, axis=dim, tiled=True, to="invarying")
 
 
 def _settle(value: jax.Array, device_axis: str | None) -> jax.Array:

@@ -49,7 +49,14 @@ from prunex_jax.mesh.launcher import Launch, LaunchFlags
 from prunex_jax.mesh.memory import keep_freed_memory, return_freed_memory
 from prunex_jax.mesh.mesh import Topology, check_has_links, make_topology
 from prunex_jax.mesh.peaks import peak_flops
-from prunex_jax.mesh.placement import Placement, enter, leave, settle, specs_of
+from prunex_jax.mesh.placement import (
+    IN_SLICES,
+    Placement,
+    enter,
+    leave,
+    settle,
+    specs_of,
+)
 from prunex_jax.mesh.pulse import Limits, Pulse
 from prunex_jax.mesh.start import start_processes
 from prunex_jax.mesh.stragglers import Pace
@@ -58,6 +65,7 @@ __all__ = [
     "ALONE",
     "DEVICE_AXIS",
     "HOST_AXIS",
+    "IN_SLICES",
     "AnyMesh",
     "Axis",
     "FoldedMesh",

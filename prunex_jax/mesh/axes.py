@@ -24,6 +24,8 @@ class MeshAxes:
     Attributes:
       host: Axis of the hosts, which the slow links join; None is a single host.
       device: Axis of the devices of a host; None is a single device.
+      slices: Axis of devices that have a slice of every array each, and take it for the
+        array; `device` is None then. Sums over a whole array are sums over this axis.
     Example:
       >>> MeshAxes('pod', 'chip').names, MeshAxes('pod', None).names
       (('pod', 'chip'), ('pod',))
@@ -31,10 +33,11 @@ class MeshAxes:
 
     host: str | None = HOST_AXIS
     device: str | None = DEVICE_AXIS
+    slices: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The axes there are, slow axis first."""
+        """The axes over which values are averaged, slow axis first."""
         return tuple(name for name in (self.host, self.device) if name is not None)
 
 

@@ -1,10 +1,13 @@
 """Where the parts of a tree live on a mesh: a word for each, and a leading axis.
 
 `replicated` arrays have no leading axis, `per_host` arrays lead with [hosts],
-`per_device` arrays with [hosts, devices]. Inside `shard_map` those axes have length
-one and are taken off by `enter`, put back by `leave`.
+`per_device` arrays with [hosts, devices]. Of arrays in slices every device of a host
+has one: `slices` lead with [devices] and are the same on all hosts, `slices_per_host`
+with [hosts, devices]. Inside `shard_map` those axes have length one and are taken off
+by `enter`, put back by `leave`.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,11 +16,22 @@ import jax
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh.axes import MeshAxes, vary
 
-Placement = Literal["replicated", "per_host", "per_device"]
+Placement = Literal["replicated", "per_host", "per_device", "slices", "slices_per_host"]
 
 _TRAINER = MeshAxes()
-# Leading axes of each placement.
-_LEADING: dict[Placement, int] = {"replicated": 0, "per_host": 1, "per_device": 2}
+# Leading axes of each placement: of hosts, and of devices.
+_LEADING: dict[Placement, tuple[bool, bool]] = {
+    "replicated": (False, False),
+    "per_host": (True, False),
+    "per_device": (True, True),
+    "slices": (False, True),
+    "slices_per_host": (True, True),
+}
+# Where an array is that lies in slices, by where it would be as a whole.
+IN_SLICES: dict[Placement, Placement] = {
+    "replicated": "slices",
+    "per_host": "slices_per_host",
+}
 
 
 def specs_of(placements: PyTree, axes: MeshAxes = _TRAINER) -> PyTree:
@@ -34,7 +48,11 @@ def specs_of(placements: PyTree, axes: MeshAxes = _TRAINER) -> PyTree:
       True
     """
     names = (axes.host, axes.device)
-    return jax.tree.map(lambda p: jax.P(*names[: _LEADING[p]]), placements)
+
+    def spec(placement: Placement) -> jax.P:
+        return jax.P(*itertools.compress(names, _LEADING[placement]))
+
+    return jax.tree.map(spec, placements)
 
 
 def enter(placements: PyTree, tree: PyTree) -> PyTree:
@@ -74,7 +92,7 @@ def _map_parts(
 ) -> PyTree:
     return jax.tree.map(
         lambda placement, part: jax.tree.map(
-            lambda leaf: fn(_LEADING[placement], leaf), part
+            lambda leaf: fn(sum(_LEADING[placement]), leaf), part
         ),
         placements,
         tree,

@@ -1,0 +1,171 @@
+"""Methods whose state lies in slices over the devices of a host.
+
+A method sees slices of parameters and gradients as a network of their own, on a single
+device per host: work on single entries is the same there, and what crosses hosts are
+slices of what crossed before. Here is what stands around it: gradients are averaged
+over devices such that each keeps its slice, and what the method makes of it is put
+together. That sends inside a host what the sum over devices has sent.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import optax
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import Collective, Slicing, check_local
+from prunex_jax.mesh import IN_SLICES, MeshAxes
+from prunex_jax.methods.method import Exchange, KeepCounts, Method, Recipe, RoundKind
+
+
+def recipe_in_slices(recipe: Recipe, slicing: Slicing) -> Recipe:
+    """The recipe of a method that works on slices."""
+    axes = MeshAxes(recipe.axes.host, None, slicing.axis)
+    return dataclasses.replace(recipe, axes=axes, slicing=slicing)
+
+
+def with_sliced_params(method: Method, slicing: Slicing, num_parts: int) -> Method:
+    """Lets a method that works on slices train parameters that lie in slices, too.
+
+    Args:
+      method: From `recipe_in_slices`.
+      slicing: How parameters are cut.
+      num_parts: Micro batches of a step, for each of which parameters are gathered.
+    Returns:
+      The method. Its parameters, and gradients, are slices; `Slicing.gather` makes
+      whole ones for the loss. The network that it stands for is whole.
+    """
+    _check(method)
+
+    def init(params: PyTree) -> PyTree:
+        return method.transform.init(slicing.take(params))
+
+    def network(params: PyTree, opt_state: PyTree) -> PyTree:
+        return slicing.join(method.network(params, opt_state))
+
+    def step_formula(mesh_shape: Mapping[str, int], **options: Any) -> list[Collective]:
+        own = _that_move(method.step_formula(_on_slices(mesh_shape), **options))
+        # Forward, backward, and the gradients.
+        passes = 2 * slicing.joining() + slicing.averaging()
+        return num_parts * passes + own
+
+    def exchange_formula(
+        mesh_shape: Mapping[str, int], keep_counts: KeepCounts, kind: RoundKind
+    ) -> list[Collective]:
+        own = method.exchange_formula(_on_slices(mesh_shape), keep_counts, kind)
+        return _that_move(own)
+
+    return dataclasses.replace(
+        method,
+        transform=optax.GradientTransformationExtraArgs(init, method.transform.update),
+        params_placement=IN_SLICES[method.params_placement],
+        network=network,
+        step_formula=step_formula,
+        exchange_formula=exchange_formula,
+        **_in_slices(method, slicing),
+    )
+
+
+def around_slices(method: Method, slicing: Slicing, axes: MeshAxes) -> Method:
+    """Lets a method that works on slices train parameters that all devices have whole.
+
+    Args:
+      method: From `recipe_in_slices`.
+      slicing: How parameters are cut.
+      axes: Mesh axes, with that of the devices.
+    Returns:
+      The method, whose functions take and return whole parameters, and whose state is
+      in slices. A step sends, beside what the method sends, what `Slicing.mean_of` and
+      `Slicing.join` do; a round what `Slicing.join` does.
+    Raises:
+      UserError: The method has to see batches before it starts.
+    """
+    _check(method)
+
+    def init(params: PyTree) -> PyTree:
+        return method.transform.init(slicing.take(params))
+
+    def update(
+        grads: PyTree, state: PyTree, params: PyTree, **options: Any
+    ) -> tuple[PyTree, PyTree]:
+        check_local(grads, axes)
+        updates, state = method.transform.update(
+            slicing.mean_of(grads), state, slicing.take(params), **options
+        )
+        return slicing.join(updates), state
+
+    def network(params: PyTree, opt_state: PyTree) -> PyTree:
+        return slicing.join(method.network(slicing.take(params), opt_state))
+
+    def step_formula(mesh_shape: Mapping[str, int], **options: Any) -> list[Collective]:
+        own = _that_move(method.step_formula(_on_slices(mesh_shape), **options))
+        return slicing.averaging() + own + slicing.joining()
+
+    def exchange_formula(
+        mesh_shape: Mapping[str, int], keep_counts: KeepCounts, kind: RoundKind
+    ) -> list[Collective]:
+        own = method.exchange_formula(_on_slices(mesh_shape), keep_counts, kind)
+        return _that_move(own) + slicing.joining()
+
+    return dataclasses.replace(
+        method,
+        transform=optax.GradientTransformationExtraArgs(init, update),
+        network=network,
+        scores=_scores_of(method, slicing),
+        exchange=_exchange_of(method, slicing),
+        step_formula=step_formula,
+        exchange_formula=exchange_formula,
+        **_in_slices(method, slicing),
+    )
+
+
+def _in_slices(method: Method, slicing: Slicing) -> dict[str, Any]:
+    """What is the same for whole parameters and for slices."""
+    parts = slicing.parts
+    return {
+        "payload_elements": lambda counts: parts * method.payload_elements(counts),
+        "position_bytes": lambda counts: parts * method.position_bytes(counts),
+        "slicing": slicing,
+    }
+
+
+def _check(method: Method) -> None:
+    if method.prepare is not None:
+        raise UserError(
+            f"method.name={method.name!r} looks at whole parameters before its first "
+            "step; set topology.shard=none"
+        )
+
+
+def _on_slices(mesh_shape: Mapping[str, int]) -> dict[str, int]:
+    """The mesh as a method on slices knows it: a device per host."""
+    host_axis, device_axis = mesh_shape
+    return {host_axis: mesh_shape[host_axis], device_axis: 1}
+
+
+def _exchange_of(method: Method, slicing: Slicing) -> Exchange | None:
+    run = method.exchange
+    if run is None:
+        return None
+
+    def exchange(
+        params: PyTree, opt_state: PyTree, keep_counts: KeepCounts, kind: RoundKind
+    ) -> tuple[PyTree, PyTree]:
+        own, opt_state = run(slicing.take(params), opt_state, keep_counts, kind)
+        return slicing.join(own), opt_state
+
+    return exchange
+
+
+def _scores_of(method: Method, slicing: Slicing) -> Any:
+    scores = method.scores
+    if scores is None:
+        return None
+    return lambda params, opt_state: scores(slicing.take(params), opt_state)
+
+
+def _that_move(listed: list[Collective]) -> list[Collective]:
+    """Leaves out what goes over the one device that a method on slices knows."""
+    return [each for each in listed if each.axis_sizes != (1,)]

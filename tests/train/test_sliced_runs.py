@@ -1,0 +1,109 @@
+"""Runs whose state lies in slices go as others do, and go on in other slices."""
+
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.train import train
+from tests.helpers.tiny_runs import (
+    StopAtOnce,
+    merged,
+    rows_of,
+    settings,
+    stop_after,
+)
+
+# Two hosts of four devices; masks move in rounds 1 to 4, and channels go at step 24.
+VALUES = settings(
+    topology={"shard": "state"},
+    optimizer={"name": "adamw", "learning_rate": 0.01, "clip_norm": 1.0},
+    method={"hsadmm": {"sync_period": 4}},
+    sparsity={
+        "sparsity": 0.5,
+        "start_share": 0.1,
+        "freeze_share": 0.5,
+        "shrink_share": 0.6,
+    },
+    run={"steps": 40},
+)
+# Losses of runs that differ in how they round; they part slowly.
+ROUNDING = 2e-3
+
+
+def losses(workdir):
+    return {row["step"]: row["loss"] for row in rows_of(workdir)}
+
+
+def assert_alike(workdir, other, since=0):
+    found, wanted = losses(workdir), losses(other)
+    assert set(found) <= set(wanted) and max(found) == max(wanted)
+    for step, loss in found.items():
+        if step > since:
+            assert loss == pytest.approx(wanted[step], rel=ROUNDING), step
+
+
+@pytest.fixture(scope="module")
+def sliced(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("sliced")
+    return workdir, train(VALUES, workdir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["none", "params"])
+def test_a_run_through_moving_masks_and_a_cut_is_the_same(sliced, shard, tmp_path):
+    workdir, result = sliced
+    whole = train(merged(VALUES, {"topology": {"shard": shard}}), tmp_path)
+    assert_alike(workdir, tmp_path)
+    for key in ("params_kept", "macs_kept", "num_rounds"):
+        assert result.summary[key] == whole.summary[key], key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "topology",
+    [
+        {},
+        {"shard": "none"},
+        {"shard": "params"},
+        {"simulated": "2x2"},
+        {"simulated": "2x2", "shard": "params"},
+        {"simulated": "2x1"},
+    ],
+    ids=lambda values: "-".join(values.values()) or "the same",
+)
+@pytest.mark.parametrize("stopped_at", [17, 27])
+def test_a_run_goes_on_in_other_slices(sliced, topology, stopped_at, tmp_path):
+    """Before the cut, and after it; checkpoints are of every fifth step."""
+    with pytest.raises(StopAtOnce):
+        train(VALUES, tmp_path, watch=stop_after(stopped_at))
+    train(merged(VALUES, {"topology": topology}), tmp_path)
+    assert_alike(tmp_path, sliced[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["none", "params"])
+def test_other_runs_go_on_with_a_state_in_slices(sliced, shard, tmp_path):
+    before = merged(VALUES, {"topology": {"shard": shard, "simulated": "2x2"}})
+    with pytest.raises(StopAtOnce):
+        train(before, tmp_path, watch=stop_after(17))
+    train(VALUES, tmp_path)
+    assert_alike(tmp_path, sliced[0])
+
+
+@pytest.mark.slow
+def test_the_next_method_takes_slices_over(tmp_path):
+    """The inner optimizer's moments are handed on, slice by slice."""
+    values = merged(VALUES, {"method": {"schedule": ("dense", "local_sgd @ 0.5")}})
+    values = merged(values, {"sparsity": {"sparsity": 0.0, "shrink_share": 1.0}})
+    for shard in ("state", "params", "none"):
+        chosen = merged(values, {"topology": {"shard": shard}})
+        train(chosen, tmp_path / shard)
+    assert_alike(tmp_path / "state", tmp_path / "none")
+    assert_alike(tmp_path / "params", tmp_path / "none")
+
+
+def test_optimizers_and_methods_of_whole_parameters_are_refused(tmp_path):
+    muon = merged(VALUES, {"optimizer": {"name": "muon", "clip_norm": 0.0}})
+    with pytest.raises(UserError, match="looks at whole parameters"):
+        train(muon, tmp_path)
+    with pytest.raises(UserError, match="needs whole parameters on every device"):
+        train(merged(VALUES, {"method": {"name": "powersgd"}}), tmp_path)
