@@ -231,6 +231,10 @@ def _as_type(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
+# What lies in slices over the devices of a host.
+Shard = Literal["none", "state", "params"]
+
+
 @dataclasses.dataclass(frozen=True)
 class TopologyConfig:
     """Which devices form a host, and how simulated devices are made."""
@@ -244,6 +248,10 @@ class TopologyConfig:
     # Hosts x devices, as in "4x2", that one real device simulates, such as a GPU; empty
     # for the devices there are. On CPUs `cpu_devices` is faster.
     simulated: str = ""
+    # none (every device of a host has all of the training state) | state (each has an
+    # equal slice of what the optimizer and the method remember) | params (and of the
+    # parameters, which are gathered for both passes of a step).
+    shard: Shard = "none"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from prunex_jax.comm import (
     check_local,
     dense_size,
     flat_mean_over_mesh,
+    key_of_slice,
     mean_over_devices,
     mean_over_mesh,
     mean_with_error,
@@ -131,6 +132,7 @@ def average_gradients(
             found, error = mean_with_error(sent, axes, wire)
             return found, AverageState(num_steps, error)
         key = jax.random.fold_in(jax.random.key(0), state.num_steps)
+        key = key_of_slice(key, axes)
         return mean(grads, axes, wire, key), AverageState(num_steps)
 
     return optax.GradientTransformation(init, update)
@@ -139,7 +141,12 @@ def average_gradients(
 def make_dense(recipe: Recipe) -> Method:
     """Builds the dense method."""
     config: DenseConfig = recipe.settings
-    num_elements, wire = dense_size(recipe.shapes), recipe.wire
+    if recipe.slicing is not None and config.levels == "flat":
+        raise UserError(
+            "method.dense.levels='flat' is one sum over all devices, which leaves no "
+            "slices; set topology.shard=none, or method.dense.levels=hierarchical"
+        )
+    num_elements, wire = dense_size(recipe.own_shapes), recipe.wire
     decay = config.error_decay
     if decay is None:
         decay = 1.0 if wire.is_biased else 0.0
@@ -156,7 +163,7 @@ def make_dense(recipe: Recipe) -> Method:
         average_gradients(
             recipe.axes, levels=config.levels, wire=wire, error_decay=decay
         ),
-        placement=AVERAGE_PLACEMENTS,
+        placement=AVERAGE_PLACEMENTS._replace(error=recipe.placed("per_host")),
         formula=formula,
         payload_elements=num_elements,
     )
@@ -166,6 +173,7 @@ ROW = MethodRow(
     "dense",
     make_dense,
     DenseConfig,
+    takes_slices=True,
     variants=(
         Variant("dense", "dense"),
         Variant("dense-flat", "dense, flat", {"method.dense.levels": "flat"}),

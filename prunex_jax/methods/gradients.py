@@ -52,7 +52,7 @@ def gradient_method(
     return Method(
         transform=optax.with_extra_args_support(transform),
         step_formula=formula,
-        opt_placement=(placement, "replicated"),
+        opt_placement=(placement, recipe.placed("replicated")),
         payload_elements=lambda keep_counts: payload_elements,
         wire=recipe.wire if wire is None else wire,
         position_bytes=lambda keep_counts: position_bytes,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import optax.contrib
 from optax.contrib import MuonDimensionNumbers
@@ -13,7 +15,15 @@ from optax.contrib import MuonDimensionNumbers
 from prunex_jax.base.errors import UserError, one_line, suggest
 from prunex_jax.base.imports import import_named, is_named
 from prunex_jax.base.settings import OptimizerConfig
-from prunex_jax.base.trees import PyTree, map_with_path, shapes_by_path
+from prunex_jax.base.trees import (
+    PyTree,
+    flatten_by_path,
+    map_with_path,
+    nested_by_path,
+    shapes_by_path,
+)
+from prunex_jax.comm import sum_over_slices
+from prunex_jax.mesh import ALONE, MeshAxes
 
 # Makes an optimizer of a learning rate, as functions of optax do.
 MakeOptimizer = Callable[[optax.Schedule], optax.GradientTransformation]
@@ -74,6 +84,7 @@ def make_inner(
     config: OptimizerConfig,
     learning_rate: optax.Schedule,
     own: MakeOptimizer | None = None,
+    axes: MeshAxes = ALONE,
 ) -> optax.GradientTransformation:
     """Makes the inner optimizer.
 
@@ -84,8 +95,11 @@ def make_inner(
       config: Which optimizer, and its settings; those of momentum are for sgd.
       learning_rate: The rate as a function of the step.
       own: Takes the rate and makes an optimizer instead of that of `config.name`.
+      axes: Mesh axes; with `slices` it is for slices of averaged gradients.
     Returns:
       An optax transformation for averaged gradients.
+    Collectives:
+      For slices, with a clipped norm, as `comm.sum_over_slices` for one number.
     Raises:
       UserError: The name is not known, or a function of the user's own makes no optax
         transformation.
@@ -98,8 +112,7 @@ def make_inner(
       >>> updates['w'].tolist()
       [-0.5, -0.5]
     """
-    clip = optax.clip_by_global_norm(config.clip_norm)
-    parts = [clip] if config.clip_norm else []
+    parts = [_clip(config.clip_norm, axes)] if config.clip_norm else []
     if own is not None:
         optimizer = _from_function(own, "optimizer", config, learning_rate)
     elif config.name == OWN_OPTIMIZER:
@@ -122,6 +135,21 @@ def make_inner(
             "optax:lamb"
         )
     return optax.chain(*parts, optimizer)
+
+
+def _clip(max_norm: float, axes: MeshAxes) -> optax.GradientTransformation:
+    """Scales gradients down to a norm of all of them together."""
+    if axes.slices is None:
+        return optax.clip_by_global_norm(max_norm)
+
+    def update(grads: PyTree, params: PyTree | None = None) -> PyTree:
+        del params
+        squares = optax.tree.norm(grads, squared=True)
+        norm = jnp.sqrt(sum_over_slices(squares, axes))
+        factor = jnp.where(norm < max_norm, 1.0, max_norm / norm)
+        return jax.tree.map(lambda x: (x * factor).astype(x.dtype), grads)
+
+    return optax.stateless(update)
 
 
 def check_inner(inner: optax.GradientTransformation, params: PyTree) -> None:
@@ -151,6 +179,66 @@ def check_inner(inner: optax.GradientTransformation, params: PyTree) -> None:
             "the inner optimizer gives other trees than parameters; it should be an "
             "optax transformation of gradients to updates"
         )
+
+
+def check_sliceable(
+    inner: optax.GradientTransformation, params: PyTree, axes: MeshAxes
+) -> None:
+    """Refuses an optimizer that would do something else with slices of parameters.
+
+    It is tried on small arrays of as many axes, whole and in two slices, as every
+    optimizer that looks at single entries, and at sums over all of them, does the same
+    with both.
+
+    Args:
+      inner: The optimizer, for slices.
+      params: Arrays, or their shapes and types.
+      axes: Mesh axes, with that of the slices.
+    Raises:
+      UserError: It does not.
+    Example:
+      >>> params = {'w': jax.ShapeDtypeStruct((9, 2), 'float32')}
+      >>> check_sliceable(optax.adam(0.1), params, MeshAxes(None, None, 'device'))
+    """
+    # One parameter of every kind that an optimizer may tell from others.
+    leaves = flatten_by_path(params)
+    kinds = {
+        (len(x.shape), path.rpartition("/")[2]): path for path, x in leaves.items()
+    }
+    rng = np.random.default_rng(0)
+    params, grads = (
+        nested_by_path(
+            {
+                path: rng.normal(size=(4, *[2] * (ndim - 1)) if ndim else (4,))
+                for (ndim, _), path in kinds.items()
+            }
+        )
+        for _ in range(2)
+    )
+
+    def two_steps(params: PyTree, grads: PyTree) -> PyTree:
+        state = inner.init(params)
+        for _ in range(2):
+            updates, state = inner.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    def ends(num_slices: int) -> PyTree:
+        trees = jax.tree.map(
+            lambda x: x.astype(np.float32).reshape(num_slices, -1, *x.shape[1:]),
+            (params, grads),
+        )
+        found = jax.jit(jax.vmap(two_steps, axis_name=axes.slices))(*trees)
+        return jax.tree.map(np.ravel, found)
+
+    whole, sliced = flatten_by_path(ends(1)), flatten_by_path(ends(2))
+    for path, found in whole.items():
+        if not np.allclose(found, sliced[path], rtol=1e-4, atol=1e-6):
+            raise UserError(
+                "the inner optimizer looks at whole parameters, as it does something "
+                f"else with slices of {path}; set topology.shard=none, or take "
+                "config.optimizer.name=sgd, adamw or lion"
+            )
 
 
 def is_kernel(params: PyTree) -> PyTree:

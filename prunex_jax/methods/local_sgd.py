@@ -82,6 +82,7 @@ def _averaging(recipe: Recipe, outer_step: float, outer_momentum: float) -> Meth
         learning_rate=recipe.learning_rate,
         channel_rounds=_channel_rounds(recipe),
         streaming=streaming_of(recipe.config, config.sync_period),
+        slicing=recipe.slicing,
     )
     return consensus_method(core, recipe, prunes=False)
 
@@ -132,6 +133,7 @@ LOCAL_SGD = MethodRow(
     make_local_sgd,
     LocalSgdConfig,
     key="local_sgd",
+    takes_slices=True,
     variants=(
         *_variants("local-sgd", "local SGD", 8, 10, 32),
         Variant(
@@ -161,5 +163,6 @@ DILOCO = MethodRow(
     make_diloco,
     LocalSgdConfig,
     key="local_sgd",
+    takes_slices=True,
     variants=_variants("diloco", "DiLoCo", 8),
 )

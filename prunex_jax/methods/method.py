@@ -17,9 +17,10 @@ from prunex_jax.comm import (
     HostClip,
     HostMean,
     Route,
+    Slicing,
     Wire,
 )
-from prunex_jax.mesh import MeshAxes, Placement
+from prunex_jax.mesh import IN_SLICES, MeshAxes, Placement
 
 # moving: masks follow the scores. freeze: they are chosen one last time, and the copies
 # are set to the consensus. frozen: masks stay, no scores are exchanged. whole: the
@@ -136,6 +137,8 @@ class Recipe:
       settings: The method's own settings; `make_method` takes them from `config`.
       find_groups: () -> all channel groups of the network as it is now, for methods
         that use them otherwise; None if these are `groups`.
+      slicing: How parameters, gradients and state lie in slices over the devices of a
+        host, which are what the method works on; None if they are whole.
     """
 
     config: MethodConfig
@@ -151,6 +154,16 @@ class Recipe:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     settings: Any = None
     find_groups: Callable[[], Sequence[ChannelGroup]] | None = None
+    slicing: Slicing | None = None
+
+    @property
+    def own_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape by path of what a device works on: parameters, or slices of them."""
+        return self.shapes if self.slicing is None else self.slicing.own_shapes
+
+    def placed(self, placement: Placement) -> Placement:
+        """Where a part of the state lies that is like the parameters."""
+        return placement if self.slicing is None else IN_SLICES[placement]
 
     @property
     def all_groups(self) -> Sequence[ChannelGroup]:
@@ -220,6 +233,8 @@ class Method:
       inner_state: opt_state -> state of the inner optimizer, placed as params, that the
         next method of a schedule may take over.
       with_inner: (opt_state, such a state) -> opt_state with it.
+      slicing: How the parts of the optimizer state lie in slices whose placement says
+        so; None where none does.
     """
 
     transform: optax.GradientTransformationExtraArgs
@@ -250,6 +265,53 @@ class Method:
     prepare_batches: int = 1
     inner_state: Callable[[PyTree], PyTree] = lambda opt_state: ()
     with_inner: Callable[[PyTree, PyTree], PyTree] = lambda opt_state, inner: opt_state
+    slicing: Slicing | None = None
+
+    @property
+    def has_sliced_params(self) -> bool:
+        """Whether parameters lie in slices, not only the optimizer state."""
+        return self.params_placement in IN_SLICES.values()
+
+    def whole_params(self, params: PyTree) -> PyTree:
+        """The whole parameters of a host.
+
+        Collectives:
+          As `Slicing.join`, where they lie in slices.
+        """
+        if self.slicing is None or not self.has_sliced_params:
+            return params
+        return self.slicing.join(params)
+
+    def own_params(self, params: PyTree) -> PyTree:
+        """What a device has of whole parameters; nothing moves."""
+        if self.slicing is None or not self.has_sliced_params:
+            return params
+        return self.slicing.take(params)
+
+    def whole(self, opt_state: PyTree) -> PyTree:
+        """The optimizer state of a device, with whole arrays for slices.
+
+        Collectives:
+          As `Slicing.join_all` for every part in slices.
+        """
+        if self.slicing is None:
+            return opt_state
+        return self._of_parts(self.slicing.join_all, opt_state)
+
+    def sliced(self, opt_state: PyTree) -> PyTree:
+        """The inverse of `whole`; nothing moves."""
+        if self.slicing is None:
+            return opt_state
+        return self._of_parts(self.slicing.take_all, opt_state)
+
+    def _of_parts(self, fn: Callable[[PyTree], PyTree], opt_state: PyTree) -> PyTree:
+        """Changes the parts that lie in slices."""
+        in_slices = set(IN_SLICES.values())
+        return jax.tree.map(
+            lambda placement, part: fn(part) if placement in in_slices else part,
+            self.opt_placement,
+            opt_state,
+        )
 
     def payload_bytes(self, keep_counts: KeepCounts) -> int:
         """Bytes of what an exchange (or step) averages over hosts, with positions."""
@@ -287,6 +349,7 @@ class MethodRow:
         settings may share a key.
       variants: How studies, sweeps, `advise`, the traffic table and the contract suite
         show it; the first is the method as it is compared with others.
+      takes_slices: Whether it can work on slices of the parameters; see `Recipe`.
     """
 
     name: str
@@ -294,6 +357,7 @@ class MethodRow:
     settings: type | None = None
     key: str = ""
     variants: tuple[Variant, ...] = ()
+    takes_slices: bool = False
 
     def __post_init__(self) -> None:
         """Completes the key and the settings of the variants."""

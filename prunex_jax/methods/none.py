@@ -20,7 +20,7 @@ from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 def make_none(recipe: Recipe) -> Method:
     """Builds the method that sends nothing over the host axis while training."""
     average = average_gradients(MeshAxes(None, recipe.axes.device))
-    num_elements = dense_size(recipe.shapes)
+    num_elements = dense_size(recipe.own_shapes)
 
     def network(params: PyTree, opt_state: PyTree) -> PyTree:
         del opt_state
@@ -34,11 +34,16 @@ def make_none(recipe: Recipe) -> Method:
         transform=optax.with_extra_args_support(optax.chain(average, recipe.inner)),
         step_formula=formula,
         params_placement="per_host",
-        opt_placement="per_host",
+        opt_placement=recipe.placed("per_host"),
         copies="own",
         network=network,
         **chain_hooks(),
     )
 
 
-ROW = MethodRow("none", make_none, variants=(Variant("none", "no exchange"),))
+ROW = MethodRow(
+    "none",
+    make_none,
+    variants=(Variant("none", "no exchange"),),
+    takes_slices=True,
+)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import read_settings
+from prunex_jax.base.settings import Shard, read_settings
+from prunex_jax.comm import Slicing
 from prunex_jax.methods.dense import ROW as DENSE
 from prunex_jax.methods.dgc import ROW as DGC
 from prunex_jax.methods.hsadmm.method import ROW as HSADMM
@@ -21,6 +22,11 @@ from prunex_jax.methods.method import Method, MethodConfig, MethodRow, Recipe, V
 from prunex_jax.methods.none import ROW as NONE
 from prunex_jax.methods.pactrain import ROW as PACTRAIN
 from prunex_jax.methods.powersgd import ROW as POWERSGD
+from prunex_jax.methods.sliced import (
+    around_slices,
+    recipe_in_slices,
+    with_sliced_params,
+)
 from prunex_jax.methods.topk import ROW as TOPK
 
 # Name -> row. Only `register_method` changes it.
@@ -83,33 +89,57 @@ def check_method(name: str, setting: str = "config.method.name") -> None:
         )
 
 
-def make_method(recipe: Recipe) -> Method:
+def make_method(
+    recipe: Recipe, slicing: Slicing | None = None, shard: Shard = "state"
+) -> Method:
     """Builds the method that the settings name.
 
+    Args:
+      recipe: What it is made from.
+      slicing: How what is trained lies in slices over the devices of a host; None
+        keeps all of it on every device.
+      shard: What lies in slices then: the state, or the parameters as well.
     Raises:
-      UserError: No such method.
+      UserError: No such method, or it needs whole parameters.
     """
     check_method(recipe.config.name)
     row = METHODS[recipe.config.name]
     if row.settings is not None:
         own = getattr(recipe.config, row.key)
         recipe = dataclasses.replace(recipe, settings=own)
-    return dataclasses.replace(row.make(recipe), name=row.name)
+    if slicing is None:
+        return dataclasses.replace(row.make(recipe), name=row.name)
+    if not row.takes_slices:
+        known = ", ".join(name for name, each in METHODS.items() if each.takes_slices)
+        raise UserError(
+            f"method.name={row.name!r} needs whole parameters on every device; set "
+            f"topology.shard=none, or take one of {known}"
+        )
+    method = row.make(recipe_in_slices(recipe, slicing))
+    method = dataclasses.replace(method, name=row.name)
+    if shard == "params":
+        return with_sliced_params(method, slicing, recipe.optimizer.micro_batches)
+    return around_slices(method, slicing, recipe.axes)
 
 
 def method_config(name: str = "hsadmm", **settings: Any) -> MethodConfig:
     """Makes the settings under `method`: the common ones, and those of every method.
 
-    Args:
-      name: The method.
-      **settings: Common settings, and by its key the settings of a method.
-    Returns:
-      A dataclass with a field for every key of the table.
-    Example:
-      >>> from prunex_jax.methods.topk import TopkConfig
-      >>> config = method_config('topk', topk=TopkConfig(density=0.1))
-      >>> config.topk.density, config.powersgd.rank
-      (0.1, 2)
+            Args:
+              name: The method.
+              **settings: Common settings, and by its key the settings of a method.
+            Returns:
+              A dataclass with a field for every key of the table.
+            Example:
+              >>> from prunex_jax.methods.sliced import (
+        around_slices,
+        recipe_in_slices,
+        with_sliced_params,
+    )
+        from prunex_jax.methods.topk import TopkConfig
+              >>> config = method_config('topk', topk=TopkConfig(density=0.1))
+              >>> config.topk.density, config.powersgd.rank
+              (0.1, 2)
     """
     keys = {row.key: row.settings for row in METHODS.values() if row.settings}
     return _config_class(tuple(keys.items()))(name, **settings)

@@ -8,15 +8,19 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.base.ordering import zero_after
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import vary
 
-# (params, statistics, batch) -> (mean loss, (statistics, sums over the batch))
-Loss = Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, tuple[PyTree, PyTree]]]
+# (params, statistics, batch) -> ((mean loss, (statistics, sums over the batch)), the
+# gradient of the loss)
+Gradient = Callable[
+    [PyTree, PyTree, PyTree], tuple[tuple[jax.Array, tuple[PyTree, PyTree]], PyTree]
+]
 
 
 def accumulated_grads(
-    loss: Loss,
+    gradient: Gradient,
     num_parts: int = 1,
     axes: Sequence[str | None] = (),
     *,
@@ -29,7 +33,8 @@ def accumulated_grads(
     of a part, and running statistics go through the parts in order.
 
     Args:
-      loss: (params, statistics, batch) -> (mean loss, (statistics, sums)).
+      gradient: (params, statistics, batch) -> ((mean loss, (statistics, sums)), the
+        gradient), as `jax.value_and_grad` makes it.
       num_parts: Divides the leading axis of every leaf of a batch.
       axes: Mesh axes over which gradients differ; None is skipped.
       unroll: Write the parts out, one after the other, instead of in a loop: XLA on
@@ -38,21 +43,21 @@ def accumulated_grads(
     Returns:
       (params, statistics, batch) -> (gradients, mean loss, statistics, sums).
     Collectives:
-      Those of `loss`, once for every part.
+      Those of `gradient`, once for every part.
     Example:
       >>> def loss(w, calls, x):
       ...     return jnp.mean((w * x) ** 2), (calls + 1, jnp.sum(x))
       >>> x = jnp.array([1.0, 2.0, 3.0, 4.0])
-      >>> found = accumulated_grads(loss, 2)(jnp.ones(()), jnp.zeros(()), x)
+      >>> gradient = jax.value_and_grad(loss, has_aux=True)
+      >>> found = accumulated_grads(gradient, 2)(jnp.ones(()), jnp.zeros(()), x)
       >>> [float(value) for value in found]
       [15.0, 7.5, 2.0, 10.0]
     """
-    grads_of = jax.value_and_grad(loss, has_aux=True)
 
     def one(
         params: PyTree, statistics: PyTree, batch: PyTree
     ) -> tuple[PyTree, jax.Array, PyTree, PyTree]:
-        (value, (statistics, sums)), grads = grads_of(params, statistics, batch)
+        (value, (statistics, sums)), grads = gradient(params, statistics, batch)
         return grads, value, statistics, sums
 
     def several(
@@ -90,13 +95,9 @@ def _part_after(earlier: PyTree, parts: PyTree, number: int) -> PyTree:
     """Part of that number, which can be had only when `earlier` has been computed.
 
     Otherwise XLA computes the parts beside each other, and holds the activations of
-    all. Its optimization barriers are gone before it orders operations, so the position
-    of the part is computed from what came before: it has zero added to it.
+    all.
     """
-    leaves = [x for x in jax.tree.leaves(earlier) if x.size]
-    seen = sum(jnp.ravel(x)[0].astype(jnp.float32) for x in leaves)
-    # At most a half, thus zero; also for infinity, and for what is not a number.
-    zero = (0.5 / (1.0 + jnp.abs(seen))).astype(jnp.int32)
+    zero = zero_after(jax.tree.leaves(earlier))
     return jax.tree.map(
         lambda x: jax.lax.dynamic_index_in_dim(x, number + zero, keepdims=False), parts
     )

@@ -22,16 +22,17 @@ from prunex_jax.channels import (
     ChannelTrace,
     layouts_of,
 )
-from prunex_jax.comm import dense_size, wire_bytes
+from prunex_jax.comm import Slicing, dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.data import batch_rows, make_loader, place_batch
 from prunex_jax.data.shards import check_shards
-from prunex_jax.mesh import HOST_AXIS, AnyMesh, Topology
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, MeshAxes, Topology
 from prunex_jax.methods import Method, Recipe, RoundKind, make_method
 from prunex_jax.methods.inner import (
     OWN_OPTIMIZER,
     MakeOptimizer,
     check_inner,
+    check_sliceable,
     make_inner,
     make_learning_rate,
 )
@@ -241,11 +242,13 @@ def make_experiment(
     metrics = [metric.name for metric in task.objective.metrics]
     phases = parse_phases(config.method, num_steps, metrics)
     learning_rate = make_learning_rate(config.optimizer, num_steps)
-    check_inner(
-        make_inner(config.optimizer, learning_rate, own_optimizer),
-        jax.eval_shape(model.init, jax.random.key(0))[0],
-    )
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    check_inner(make_inner(config.optimizer, learning_rate, own_optimizer), params)
     mesh, ledger = topology.mesh, Ledger()
+    axes = _axes_of_state(config, mesh)
+    if axes.slices:
+        inner = make_inner(config.optimizer, learning_rate, own_optimizer, axes)
+        check_sliceable(inner, params, axes)
     basis = _Basis(config, task.objective, own_optimizer, mesh, ledger, num_steps)
     groups, counts = channels.trace.groups, channels.keep_counts
     setups = [_make_setup(basis, p.method, model, groups, counts) for p in phases]
@@ -331,10 +334,13 @@ def _make_setup(
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     shapes = shapes_by_path(params)
     learning_rate = make_learning_rate(config.optimizer, num_steps)
+    axes = _axes_of_state(config, basis.mesh)
     method = make_method(
         Recipe(
             config=dataclasses.replace(config.method, name=name),
-            inner=make_inner(config.optimizer, learning_rate, basis.own_optimizer),
+            inner=make_inner(
+                config.optimizer, learning_rate, basis.own_optimizer, axes
+            ),
             learning_rate=learning_rate,
             groups=groups,
             keep_counts=keep_counts,
@@ -344,7 +350,9 @@ def _make_setup(
             criterion=config.sparsity.criterion,
             optimizer=config.optimizer,
             find_groups=lambda: groups or trace_model(model).groups,
-        )
+        ),
+        Slicing(shapes, basis.mesh.shape[axes.slices]) if axes.slices else None,
+        config.topology.shard,
     )
     programs = Programs(
         model,
@@ -366,6 +374,13 @@ def _make_setup(
         method.is_streaming,
     )
     return Setup(model, groups, method, plan, programs)
+
+
+def _axes_of_state(config: ExperimentConfig, mesh: AnyMesh) -> MeshAxes:
+    """Mesh axes for what trains: whole parameters, or slices of them."""
+    if config.topology.shard == "none" or mesh.shape[DEVICE_AXIS] == 1:
+        return MeshAxes()
+    return MeshAxes(HOST_AXIS, None, DEVICE_AXIS)
 
 
 def _with_names(

@@ -19,6 +19,9 @@ variances are averaged as mean squares, as for evaluation. Sums since the last r
 keep their sum. Integers are counters, equal everywhere, and are handed on by the owner
 at the start of the interval. So are all copies of a method whose hosts do not average
 (`Method.copies`).
+
+Parts in slices are put together first, and cut again for the devices that there are.
+How a leaf was saved follows from its shape, so a run may also change `topology.shard`.
 """
 
 import dataclasses
@@ -30,8 +33,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from prunex_jax.base.trees import PyTree
-from prunex_jax.mesh import Placement, specs_of
+from prunex_jax.base.trees import PyTree, map_with_path, named_by, shapes_by_path
+from prunex_jax.comm import part_shape, slices_of, whole_of
+from prunex_jax.mesh import IN_SLICES, Placement, specs_of
 from prunex_jax.methods import Method
 from prunex_jax.models.base import from_moments, to_moments
 from prunex_jax.train.network_mean import SavedRun
@@ -94,46 +98,49 @@ def regroup_copies(copies: np.ndarray, new: int, rule: Rule = "mean") -> np.ndar
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regrouping:
-    """How the state of a run goes from one mesh to another.
+    """How the state of a run goes from one mesh to another, or into other slices.
 
     Attributes:
-      method: Whose state it is.
+      method: Whose state it is, as it is to live on.
       old: Mesh that it was saved on.
       new: Mesh that it is to live on.
+      wanted: Its shapes there.
+      saved: Shape of every leaf by path, as it was saved.
     """
 
     method: Method
     old: MeshSizes
     new: MeshSizes
+    wanted: TrainState
+    saved: Mapping[str, tuple[int, ...]]
 
-    def stored(self, wanted: TrainState) -> TrainState:
+    @property
+    def changes(self) -> bool:
+        """Whether anything has another shape on the new mesh."""
+        return any(
+            self.saved.get(path) != shape
+            for path, shape in shapes_by_path(self.wanted).items()
+        )
+
+    def stored(self) -> TrainState:
         """Shapes on the old mesh of what is wanted on the new one.
 
-        Without sharding where they have copies: these are read into host memory.
+        Without sharding where they are to change: these are read into host memory.
         """
 
-        def shape(placement: Placement, rule: Rule, leaf: Any) -> Any:
+        def shape(place: _Place, rule: Rule, leaf: Any) -> Any:
             del rule
-            axes = _num_axes(placement)
-            if not axes:
+            if place.stays:
                 return leaf
-            on_old = (*self.old[:axes], *leaf.shape[axes:])
-            return jax.ShapeDtypeStruct(on_old, leaf.dtype)
+            return jax.ShapeDtypeStruct(place.old_shape, leaf.dtype)
 
-        return self._map(shape, wanted)
+        return self._map(shape, self.wanted)
 
     def regrouped(self, state: TrainState) -> TrainState:
-        """The state on the new mesh; parts with copies are arrays of numpy."""
+        """The state on the new mesh; parts that have changed are arrays of numpy."""
 
-        def regroup(placement: Placement, rule: Rule, leaf: Any) -> Any:
-            axes = _num_axes(placement)
-            if not axes:
-                return leaf
-            found = np.asarray(leaf)
-            for axis, count in enumerate(self.new[:axes]):
-                found = np.moveaxis(found, axis, 0)
-                found = np.moveaxis(regroup_copies(found, count, rule), 0, axis)
-            return found
+        def regroup(place: _Place, rule: Rule, leaf: Any) -> Any:
+            return leaf if place.stays else place.moved(np.asarray(leaf), rule)
 
         moments = jax.device_get(to_moments(state.statistics))
         found = self._map(regroup, state._replace(statistics=moments))
@@ -145,21 +152,131 @@ class Regrouping:
                 lambda word, part: jax.tree.map(lambda _: word, part), prefix, tree
             )
 
-        placements = spread(placements_of(self.method), state)
+        words = spread(placements_of(self.method), state)
+        wanted = shapes_by_path(self.wanted)
+        places = map_with_path(
+            lambda path, word, leaf: self._place(
+                path, word, wanted.get(path, leaf.shape)
+            ),
+            words,
+            state,
+        )
         rules = spread(_rules_of(self.method, state.totals), state)
-        found: TrainState = jax.tree.map(fn, placements, rules, state)
+        found: TrainState = jax.tree.map(fn, places, rules, state)
         return found
 
+    def _place(self, path: str, word: Placement, shape: tuple[int, ...]) -> "_Place":
+        whole, is_slice = shape[_num_axes(word) :], False
+        slicing = self.method.slicing
+        if word in IN_SLICES.values() and slicing is not None:
+            owner = named_by(path, slicing.shapes)
+            if owner is not None:
+                whole, is_slice = slicing.shapes[owner], True
+        saved = self.saved.get(path, ())
+        return _Place(word, self.old, self.new, whole, is_slice, saved)
 
-def saved_mesh(shapes: Mapping[str, str]) -> MeshSizes | None:
-    """The mesh of a checkpoint, from what its manifest says of its leaves.
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a leaf was, and where it is to be.
+
+    Attributes:
+      word: Where it is to be.
+      old: Mesh that it was saved on.
+      new: Mesh that it is to live on.
+      whole: Shape of a copy, or of the array whose slice it is.
+      is_slice: Whether devices are to have slices of it. Beside slices, such as for
+        counts, they have copies.
+      saved: Shape that it was saved in.
+    """
+
+    word: Placement
+    old: MeshSizes
+    new: MeshSizes
+    whole: tuple[int, ...]
+    is_slice: bool
+    saved: tuple[int, ...]
+
+    @property
+    def base(self) -> Placement:
+        """Where it would be if nothing were in slices."""
+        by_slices = {slices: word for word, slices in IN_SLICES.items()}
+        return by_slices.get(self.word, self.word)
+
+    @property
+    def was_in_slices(self) -> bool:
+        """Whether devices had slices of it, or copies beside slices, when saved."""
+        in_slices = IN_SLICES.get(self.base)
+        return in_slices is not None and self.saved == self._shape_on_old(in_slices)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is the same on both meshes."""
+        return self.word == "replicated" and not self.was_in_slices
+
+    @property
+    def old_shape(self) -> tuple[int, ...]:
+        """Shape in which it must have been saved."""
+        if self.was_in_slices:
+            return self.saved
+        return self._shape_on_old(self.base)
+
+    def moved(self, leaf: np.ndarray, rule: Rule) -> np.ndarray:
+        """The leaf on the new mesh."""
+        if self.was_in_slices:
+            leaf = self._per_host(lambda rows: whole_of(rows, self.whole), leaf)
+        for axis, count in enumerate(self.new[: _num_axes(self.base)]):
+            leaf = np.moveaxis(leaf, axis, 0)
+            leaf = np.moveaxis(regroup_copies(leaf, count, rule), 0, axis)
+        if self.word == self.base:
+            return leaf
+        return self._per_host(self._cut, leaf)
+
+    def _cut(self, whole: np.ndarray) -> np.ndarray:
+        """What the devices of a host have of an array."""
+        devices = self.new[1]
+        if self.is_slice:
+            return slices_of(whole, devices)
+        return np.broadcast_to(whole, (devices, *whole.shape))
+
+    def _shape_on_old(self, word: Placement) -> tuple[int, ...]:
+        hosts, devices = self.old
+        if word in IN_SLICES.values():
+            lead = (hosts,) if word == "slices_per_host" else ()
+            return (*lead, devices, *part_shape(self.whole, devices))
+        return (*self.old[: _num_axes(word)], *self.whole)
+
+    def _per_host(
+        self, fn: Callable[[np.ndarray], np.ndarray], leaf: np.ndarray
+    ) -> np.ndarray:
+        """Applies a function to what every host has, or to what all have."""
+        if self.base == "per_host":
+            return np.stack([fn(row) for row in leaf])
+        return fn(leaf)
+
+
+def saved_shapes_of(leaves: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Shapes by path, from what a manifest says of leaves.
 
     Example:
-      >>> saved_mesh({'totals/loss': 'float32[4,2]'})
+      >>> saved_shapes_of({'totals/loss': 'float32[4,2]', 'step': 'int32[]'})
+      {'totals/loss': (4, 2), 'step': ()}
+    """
+    return {
+        path: tuple(int(size) for size in re.findall(r"\d+", text.partition("[")[2]))
+        for path, text in leaves.items()
+    }
+
+
+def saved_mesh(shapes: Mapping[str, tuple[int, ...]]) -> MeshSizes | None:
+    """The mesh of a checkpoint, from the shapes of its leaves.
+
+    Example:
+      >>> saved_mesh({'totals/loss': (4, 2)})
       (4, 2)
     """
-    found = re.search(r"\[(\d+),(\d+)\]", shapes.get(_LOSS, ""))
-    return (int(found[1]), int(found[2])) if found else None
+    shape = shapes.get(_LOSS, ())
+    return (shape[0], shape[1]) if len(shape) == 2 else None
 
 
 def mesh_of(run: SavedRun | TrainState) -> MeshSizes:

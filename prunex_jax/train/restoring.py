@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.experiment import Experiment
@@ -17,6 +18,7 @@ from prunex_jax.train.regroup import (
     mesh_of,
     placed_like,
     saved_mesh,
+    saved_shapes_of,
 )
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.transitions import experiment_at, saved_shapes
@@ -64,12 +66,11 @@ def restore_run(
     def shapes(extra: Mapping[str, Any], leaves: Mapping[str, str]) -> SavedRun:
         position = RunPosition.from_dict(extra)
         wanted = saved_shapes(experiment, position)
-        old = saved_mesh(leaves) or mesh_of(wanted)
-        if old == mesh_of(wanted):
+        then = experiment_at(experiment, position)
+        regrouping = _regrouping(then, wanted, saved_shapes_of(leaves))
+        if not regrouping.changes:
             return wanted
-        method = experiment_at(experiment, position).current.method
-        regrouping = Regrouping(method, old, mesh_of(wanted))
-        return _with_state(wanted, regrouping.stored(wanted.state))
+        return _with_state(wanted, regrouping.stored())
 
     run, extra = checkpointer.restore(shapes, step)
     position = RunPosition.from_dict(extra)
@@ -77,12 +78,23 @@ def restore_run(
         experiment_at(experiment, position),
         saved_shapes(experiment, position),
     )
-    old, new = mesh_of(run), mesh_of(wanted)
-    if old != new:
-        state = Regrouping(then.current.method, old, new).regrouped(run.state)
+    regrouping = _regrouping(then, wanted, shapes_by_path(run))
+    if regrouping.changes:
+        state = regrouping.regrouped(run.state)
         run = _with_state(run, placed_like(state, wanted.state))
+    old, new = regrouping.old, regrouping.new
+    if old != new:
         position = _on_new_mesh(then, position, old)
     return FoundRun(then, position, run, old, new)
+
+
+def _regrouping(
+    experiment: Experiment, wanted: SavedRun, saved: Mapping[str, tuple[int, ...]]
+) -> Regrouping:
+    """From shapes that were saved to those of now."""
+    new = mesh_of(wanted)
+    method = experiment.current.method
+    return Regrouping(method, saved_mesh(saved) or new, new, wanted.state, saved)
 
 
 def _with_state(run: SavedRun, state: TrainState) -> SavedRun:

@@ -33,7 +33,7 @@ from prunex_jax.mesh import (
 from prunex_jax.methods import Method, RoundKind
 from prunex_jax.models import AnyModel, from_moments, to_moments
 from prunex_jax.tasks import Batch, Objective, Sums
-from prunex_jax.train.accumulation import accumulated_grads
+from prunex_jax.train.accumulation import Gradient, accumulated_grads
 from prunex_jax.train.program import Ledger, Program
 from prunex_jax.train.start import whole_tree
 from prunex_jax.train.state import (
@@ -165,7 +165,8 @@ class Programs:
             )
             state = TrainState(
                 step=jnp.zeros((), jnp.int32),
-                **network,
+                params=self._method.own_params(network["params"]),
+                statistics=network["statistics"],
                 opt_state=self._method.transform.init(network["params"]),
                 totals=zero_totals(self._objective.counted),
             )
@@ -214,7 +215,10 @@ class Programs:
             own = vary(state.params, _AXES.names)
             batch = self._with_keys(batch, state.step)
             grads_of = accumulated_grads(
-                self._loss, self._micro_batches, _AXES.names, unroll=self._is_on_cpu
+                self._gradient(),
+                self._micro_batches,
+                _AXES.names,
+                unroll=self._is_on_cpu,
             )
             grads, loss, statistics, sums = grads_of(own, state.statistics, batch)
             updates, opt_state = self._method.transform.update(
@@ -255,6 +259,13 @@ class Programs:
         return self._model.apply_train(
             params, statistics, inputs, axis_name=self._norm_axis, key=key
         )
+
+    def _gradient(self) -> Gradient:
+        """The loss and its gradient, by the parameters that a device has."""
+        slicing = self._method.slicing
+        if slicing is not None and self._method.has_sliced_params:
+            return slicing.value_and_grad(self._loss)
+        return jax.value_and_grad(self._loss, has_aux=True)
 
     def _loss(
         self, params: PyTree, statistics: PyTree, batch: Batch

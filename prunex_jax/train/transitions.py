@@ -261,9 +261,14 @@ def _cut_of(
 def _cutter(
     before: Experiment, after: Experiment, masks: Mapping[str, np.ndarray]
 ) -> Callable[[TrainState], TrainState]:
-    """The program that makes the state of the small network; it sends nothing."""
+    """The program that makes the state of the small network.
+
+    Collectives:
+      None; where state lies in slices, those of `Method.whole`.
+    """
     cut = _cut_of(before.current.model, _trace_of_now(before), masks)
-    placements = placements_of(before.current.method)
+    method, small_method = before.current.method, after.current.method
+    placements = placements_of(method)
     kept = {name: np.flatnonzero(mask) for name, mask in masks.items()}
 
     def group_of(path: str, leaf: jax.Array) -> str | None:
@@ -286,9 +291,9 @@ def _cutter(
     def cut_copy(state: TrainState) -> TrainState:
         state = enter(placements, state)
         small = state._replace(
-            params=cut.take(state.params),
+            params=small_method.own_params(cut.take(method.whole_params(state.params))),
             statistics=cut.take_statistics(state.statistics),
-            opt_state=cut_opt_state(state.opt_state),
+            opt_state=small_method.sliced(cut_opt_state(method.whole(state.opt_state))),
         )
         return leave(placements, small)
 
@@ -308,14 +313,15 @@ def _changer(
     def change(state: TrainState) -> TrainState:
         state = enter(placements, state)
         params = method.network(state.params, state.opt_state)
-        opt_state = next_method.transform.init(params)
+        fresh = next_method.whole(next_method.transform.init(params))
         inner = _inner_state(
-            method.inner_state(state.opt_state),
-            next_method.inner_state(opt_state),
+            method.inner_state(method.whole(state.opt_state)),
+            next_method.inner_state(fresh),
             state.step,
         )
+        opt_state = next_method.sliced(next_method.with_inner(fresh, inner))
         changed = state._replace(
-            params=params, opt_state=next_method.with_inner(opt_state, inner)
+            params=next_method.own_params(params), opt_state=opt_state
         )
         return settle(next_placements, leave(next_placements, changed))
 

@@ -45,7 +45,9 @@ def main() -> None:
 
     inputs = (params, statistics, batch)
     programs = {
-        name: jax.jit(accumulated_grads(loss, **form)).lower(*inputs).compile()
+        name: jax.jit(accumulated_grads(jax.value_and_grad(loss, has_aux=True), **form))
+        .lower(*inputs)
+        .compile()
         for name, form in FORMS.items()
     }
     calls = {name: functools.partial(each, *inputs) for name, each in programs.items()}

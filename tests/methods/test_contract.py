@@ -18,7 +18,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of
-from prunex_jax.comm import compact_size, wire_bytes
+from prunex_jax.comm import Slicing, compact_size, wire_bytes
 from prunex_jax.mesh import ALONE
 from prunex_jax.methods import (
     METHODS,
@@ -285,10 +285,11 @@ class HalfSquare(Classification):
 class Runner:
     """A method on a mesh, in the trainer's own programs."""
 
-    def __init__(self, row, shape, **recipe):
+    def __init__(self, row, shape, shard="none", **recipe):
         self.shape = shape
         config = ROWS[row] if isinstance(row, str) else row
-        self.method = make_method(recipe_of(config, **recipe))
+        slicing = None if shard == "none" else Slicing(SHAPES, shape[1])
+        self.method = make_method(recipe_of(config, **recipe), slicing, shard)
         self.ledger = Ledger()
         self.programs = Programs(
             Problem(), self.method, make_mesh(*shape), self.ledger,

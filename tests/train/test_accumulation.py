@@ -35,7 +35,11 @@ def inputs():
 
 
 def compiled(num_parts, unroll=True):
-    return jax.jit(accumulated_grads(loss, num_parts, unroll=unroll)).lower(*inputs())
+    return jax.jit(
+        accumulated_grads(
+            jax.value_and_grad(loss, has_aux=True), num_parts, unroll=unroll
+        )
+    ).lower(*inputs())
 
 
 @pytest.mark.parametrize("num_parts", [2, 8])

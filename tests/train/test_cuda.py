@@ -1,5 +1,6 @@
 """Programs of every config lower for CUDA: GPUs are what users have, tests do not."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -95,6 +96,21 @@ def test_programs_lower_for_cuda(path):
         names.add(call.program.name)
     assert {"init", "local_step", "evaluate", "report"} <= names
     assert ("exchange" in names) == (experiment.current.method.exchange is not None)
+
+
+@pytest.mark.slow
+def test_programs_of_slices_lower_for_cuda():
+    (path,) = (path for path in CONFIGS if path.stem == QUICK)
+    config = config_of(path)
+    in_slices = dataclasses.replace(config.topology, shard="state")
+    topology = make_topology("2", devices=jax.devices()[:4])
+    experiment = make_experiment(
+        dataclasses.replace(config, topology=in_slices), topology
+    )
+    assert experiment.current.method.slicing is not None
+    for call in calls_of(experiment):
+        exported = call.program.export_for("cuda", *call.args, **call.static)
+        assert exported.platforms == ("cuda",)
 
 
 def test_what_has_no_form_for_cuda_is_found():

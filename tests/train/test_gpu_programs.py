@@ -31,14 +31,21 @@ def needs_compiler(test):
 
 
 DIGITS = [path for path in CONFIGS if path.stem.startswith("digits_")]
+# Methods whose state is also compiled in slices over the devices of a host.
+IN_SLICES = ("dense", "diloco", "hsadmm")
+CASES = [(path, "none") for path in DIGITS]
+CASES += [(path, "state") for path in DIGITS if path.stem.endswith(IN_SLICES)]
 SHAPE = {"host": NUM_HOSTS, "device": DEVICES_PER_HOST}
 
 
-def programs_of(path, **changes) -> GpuPrograms:
+def programs_of(path, shard="none", **changes) -> GpuPrograms:
     config = config_of(path)
+    topology = dataclasses.replace(config.topology, shard=shard)
     data = dataclasses.replace(config.data, batch_size=NUM_HOSTS * DEVICES_PER_HOST * 8)
     method = dataclasses.replace(config.method, **changes)
-    return GpuPrograms(dataclasses.replace(config, data=data, method=method))
+    return GpuPrograms(
+        dataclasses.replace(config, data=data, method=method, topology=topology)
+    )
 
 
 def compiled_of(programs: GpuPrograms) -> dict[str, Compiled]:
@@ -53,10 +60,12 @@ def compiled_of(programs: GpuPrograms) -> dict[str, Compiled]:
 
 
 @pytest.fixture(
-    params=DIGITS, ids=lambda path: path.stem.split("_")[-1], scope="module"
+    params=CASES,
+    ids=lambda case: f"{case[0].stem.split('_')[-1]}-{case[1]}",
+    scope="module",
 )
 def compiled(request):
-    return compiled_of(programs_of(request.param))
+    return compiled_of(programs_of(*request.param))
 
 
 PARTS = """
@@ -105,8 +114,9 @@ def test_donated_state_is_where_the_new_one_is(compiled):
 
 
 @needs_compiler
-def test_int8_stays_int8_on_the_wire():
+@pytest.mark.parametrize("shard", ["none", "state"])
+def test_int8_stays_int8_on_the_wire(shard):
     digits = next(path for path in DIGITS if path.stem.endswith("hsadmm"))
-    exchange = compiled_of(programs_of(digits, wire_dtype="int8"))["exchange"]
+    exchange = compiled_of(programs_of(digits, shard, wire_dtype="int8"))["exchange"]
     over_hosts = [c for c in exchange.collectives if HOST_AXIS in c.axes]
     assert over_hosts and {c.dtype for c in over_hosts} == {"int8"}

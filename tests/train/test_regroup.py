@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.base.trees import flatten_by_path, shapes_by_path
 from prunex_jax.mesh import make_topology, specs_of
 from prunex_jax.methods import METHODS
 from prunex_jax.models.base import to_moments
@@ -100,9 +100,9 @@ def test_means_over_owners_stay_and_zeros_stay_zero(row, old, new):
     """Consensus, sums of duals that are zero, and what is held back, per method."""
     before, after = runner_of(row, old), runner_of(row, new)
     method, wanted = before.method, after.programs.abstract_state()
-    regrouping = Regrouping(method, old, new)
     state = drawn(before.programs.abstract_state())
-    stored = flatten_by_path(regrouping.stored(wanted))
+    regrouping = Regrouping(method, old, new, wanted, shapes_by_path(state))
+    stored = flatten_by_path(regrouping.stored())
     found = flatten_by_path(regrouping.regrouped(state))
     empty = jax.tree.map(np.zeros_like, state)
     nothing = flatten_by_path(regrouping.regrouped(empty))
@@ -139,7 +139,9 @@ def test_the_mean_of_a_host_is_its_share_of_the_old_hosts(old, new):
     """So device duals and copies go on fitting to the consensus of their host."""
     runner, row = runner_of("hsadmm per device", old), "b/kernel"
     state = drawn(runner.programs.abstract_state())
-    found = Regrouping(runner.method, old, new).regrouped(state)
+    wanted = runner_of("hsadmm per device", new).programs.abstract_state()
+    regrouping = Regrouping(runner.method, old, new, wanted, shapes_by_path(state))
+    found = regrouping.regrouped(state)
     before, after = (flatten_by_path(each.params)[row] for each in (state, found))
     assert after.shape[:2] == new
     of_hosts = regroup_copies(before.mean(1), new[0])
@@ -175,7 +177,10 @@ def test_the_network_that_a_method_stands_for_stays(name):
     )
     like = before.programs.abstract_state()
     wanted = after.programs.abstract_state()
-    new = Regrouping(before.method, (4, 1), (3, 1)).regrouped(state)
+    regrouping = Regrouping(
+        before.method, (4, 1), (3, 1), wanted, shapes_by_path(state)
+    )
+    new = regrouping.regrouped(state)
     new = jax.tree.map(np.asarray, new)
     old_network, _ = before.programs.network(placed_like(state, like))
     new_network, _ = after.programs.network(placed_like(new, wanted))
@@ -191,7 +196,11 @@ def test_running_statistics_keep_the_moments_of_all_devices():
     norm = {"mean": rng.normal(size=(4, 1, 5)), "var": rng.uniform(1, 2, (4, 1, 5))}
     norm = {name: x.astype(np.float32) for name, x in norm.items()}
     state = drawn(runner.programs.abstract_state())._replace(statistics={"norm": norm})
-    found = Regrouping(runner.method, (4, 1), (3, 2)).regrouped(state)
+    wanted = runner_of("dense", (3, 2)).programs.abstract_state()
+    regrouping = Regrouping(
+        runner.method, (4, 1), (3, 2), wanted, shapes_by_path(state)
+    )
+    found = regrouping.regrouped(state)
     before = to_moments(state.statistics)["norm"]
     after = to_moments(found.statistics)["norm"]
     for name, x in before.items():

@@ -15,6 +15,7 @@ from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from tests.helpers.tiny_runs import (
     ROUNDING,
+    merged,
     rows_of,
     settings,
     start,
@@ -24,23 +25,24 @@ from tests.helpers.tiny_runs import (
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("method", "shard"),
     [
-        pytest.param("hsadmm", marks=pytest.mark.slow),
-        pytest.param("dense", marks=pytest.mark.exhaustive),
+        pytest.param("hsadmm", "none", marks=pytest.mark.slow),
+        pytest.param("hsadmm", "state", marks=pytest.mark.slow),
+        pytest.param("dense", "none", marks=pytest.mark.exhaustive),
     ],
 )
-def test_two_processes_equal_two_simulated_hosts(method, tmp_path):
+def test_two_processes_equal_two_simulated_hosts(method, shard, tmp_path):
     """Real processes joined by gloo give the parameters of one process."""
     values = settings(
         method={"name": method},
         run={"steps": 8, "checkpoint_every_steps": 0},
-        topology={"cpu_devices": 4},
+        topology={"cpu_devices": 4, "shard": shard},
         # Larger steps blow rounding up: at 0.1 it grows fivefold in every step.
         optimizer={"learning_rate": 0.001},
         data={"batch_size": 64},
     )
-    per_process = {**values, "topology": {"cpu_devices": 2, "layout": "process"}}
+    per_process = merged(values, {"topology": {"cpu_devices": 2, "layout": "process"}})
     processes = start_two(tmp_path, per_process, tmp_path / "two")
     outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs

@@ -33,7 +33,7 @@ from prunex_jax.channels import (
     sum_squares_by_channel,
     take_channels,
 )
-from prunex_jax.comm import sum_over_hosts
+from prunex_jax.comm import Slicing, sum_over_hosts
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.sparsity import choose_keep_indices
 
@@ -51,13 +51,26 @@ class SentChannels(NamedTuple):
     keep_indices: KeepIndices  # int32[count] per group, sorted, replicated.
     # bool[size] per group, True where sent; None where nothing stays behind.
     masks: Masks | None = None
+    slicing: Slicing | None = None  # How trees lie in slices; None if they are whole.
 
     def take(self, tree: PyTree) -> PyTree:
-        """What is sent of a tree, in smaller leaves."""
+        """What is sent of a tree, in smaller leaves.
+
+        Collectives:
+          Of slices, as `Slicing.take_kept`.
+        """
+        if self.slicing is not None:
+            return self.slicing.take_kept(tree, self.layouts, self.keep_indices)
         return take_channels(tree, self.layouts, self.keep_indices)
 
     def put(self, tree: PyTree) -> PyTree:
-        """Puts it back where it came from, zeros elsewhere."""
+        """Puts it back where it came from, zeros elsewhere.
+
+        Collectives:
+          Of slices, as `Slicing.put_kept`.
+        """
+        if self.slicing is not None:
+            return self.slicing.put_kept(tree, self.layouts, self.keep_indices)
         return put_channels(tree, self.layouts, self.keep_indices)
 
     def over(self, tree: PyTree, others: PyTree) -> PyTree:

@@ -14,8 +14,13 @@ import optax
 from prunex_jax.base.settings import Criterion
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import Layouts, mask_channels
-from prunex_jax.comm import mean_over_hosts, sum_over_hosts
-from prunex_jax.mesh import vary
+from prunex_jax.comm import (
+    key_of_slice,
+    mean_over_hosts,
+    sum_over_hosts,
+    sum_over_slices,
+)
+from prunex_jax.mesh import IN_SLICES, vary
 from prunex_jax.methods.hsadmm.arithmetic import (
     add,
     add_scaled,
@@ -48,6 +53,19 @@ from prunex_jax.sparsity import (
 _TOLERATED_RATIO = 10.0
 _FACTOR = 2.0
 _LARGEST_CHANGE = 1024.0
+
+
+# Parts of the state that are shaped as parameters, or hold parts that are.
+_LIKE_PARAMS = (
+    "inner_state",
+    "global_consensus",
+    "outer_trace",
+    "device_dual",
+    "host_consensus",
+    "host_dual",
+    "error",
+    "movements",
+)
 
 
 class Residuals(NamedTuple):
@@ -97,6 +115,10 @@ class Flight(NamedTuple):
     is_under_way: jax.Array | None  # bool[fragments], replicated; None with them
 
 
+# Where the parts of a flight are if its means lie in slices.
+FLIGHT_IN_SLICES: Any = Flight("replicated", "slices", "replicated")  # type: ignore[arg-type]
+
+
 class HsadmmState(NamedTuple):
     """State of H-SADMM; parts that a form does not use are None.
 
@@ -126,10 +148,14 @@ class HsadmmState(NamedTuple):
     gradient_scores: dict[str, jax.Array] | None
 
 
-def state_placements(device_level: DeviceLevel) -> HsadmmState:
+def state_placements(device_level: DeviceLevel, in_slices: bool = False) -> HsadmmState:
     """Where every part of the state lives: replicated, per_host or per_device.
 
     A prefix of the state, for `mesh.specs_of`, `mesh.enter` and `mesh.leave`.
+
+    Args:
+      device_level: Who has a copy of the parameters.
+      in_slices: Whether parts that are like parameters lie in slices over devices.
 
     Example:
       >>> state_placements('consensus').device_dual
@@ -141,6 +167,8 @@ def state_placements(device_level: DeviceLevel) -> HsadmmState:
     own = dict.fromkeys(of_copies, copies)
     per_host = dict.fromkeys(("host_consensus", "host_dual", "error"), "per_host")
     placements: dict[str, Any] = {**everywhere, **own, **per_host}
+    if in_slices:
+        placements |= {name: IN_SLICES[placements[name]] for name in _LIKE_PARAMS}
     return HsadmmState(**placements)
 
 
@@ -230,12 +258,14 @@ def agreed_scores(
     Collectives:
       Unless frozen or whole, one float32 per channel as `comm.sum_over_hosts`; where
       the criterion looks at gradients, before that the same as `Copies.mean_in_host`.
+      Of slices, in all rounds one float32 per channel as `comm.sum_over_slices`.
     """
     if kind in ("frozen", "whole"):
-        return channel_scores("norm", state.global_consensus, layouts)
+        of_z = channel_scores("norm", state.global_consensus, layouts)
+        return sum_over_slices(of_z, copies.axes)
     of_gradients = copies.mean_in_host(state.gradient_scores)
     own = channel_scores(criterion, theta, layouts, of_gradients)
-    return sum_over_hosts(own, copies.axes)
+    return sum_over_hosts(sum_over_slices(own, copies.axes), copies.axes)
 
 
 def network_scores(
@@ -245,12 +275,14 @@ def network_scores(
 
     Collectives:
       Where the criterion looks at gradients, one float32 per channel as
-      `Copies.mean_in_host` and as `comm.mean_over_hosts`.
+      `Copies.mean_in_host` and as `comm.mean_over_hosts`. Of slices, one float32 per
+      channel as `comm.sum_over_slices`.
     """
     of_gradients = state.gradient_scores
     if of_gradients is not None:
         of_gradients = mean_over_hosts(copies.mean_in_host(of_gradients), copies.axes)
-    return channel_scores(criterion, state.global_consensus, layouts, of_gradients)
+    own = channel_scores(criterion, state.global_consensus, layouts, of_gradients)
+    return sum_over_slices(own, copies.axes)
 
 
 class Choice(NamedTuple):
@@ -276,16 +308,17 @@ def choice_of(
     form: HsadmmParameters,
     layouts: Layouts,
     kind: RoundKind,
+    copies: Copies,
 ) -> Choice:
     """What a projection means for a round: where channels fade, all live on for now."""
     if kind != "moving" or not form.fade:
-        sent = SentChannels(layouts, found.keep_indices)
+        sent = SentChannels(layouts, found.keep_indices, slicing=copies.slicing)
         return Choice(found.masks, found.masks, sent, 0.0)
     everything = {
         name: jnp.arange(mask.shape[0], dtype=jnp.int32)
         for name, mask in state.masks.items()
     }
-    sent = SentChannels(layouts, everything)
+    sent = SentChannels(layouts, everything, slicing=copies.slicing)
     return Choice(found.masks, state.masks, sent, form.fade)
 
 
@@ -328,7 +361,7 @@ def move_consensus(
     and the last movement as well. Where a channel is not sent, these stay.
 
     Collectives:
-      As `mean_movement`.
+      As `mean_movement`, and `outer.follow` where movements are measured.
     """
 
     def masked(tree: PyTree) -> PyTree:
@@ -340,7 +373,7 @@ def move_consensus(
     trace, movements = masked(state.outer_trace), state.movements
     if movements is not None:
         before = movements._replace(last=masked(movements.last))
-        movements = follow(before, moved, sent)
+        movements = follow(before, moved, sent, copies.axes)
     after = outer_step(z, moved, trace, _step_of(form, movements), form.outer_momentum)
     z, trace = (sent.over(*pair) for pair in zip(after, (z, trace), strict=True))
     if host_dual is not None:
@@ -386,9 +419,11 @@ def mean_movement(
     Returns:
       The mean, replicated, zero where nothing is sent; and e_i, per_host, or None.
     Collectives:
-      The channels that are sent, as `sending.mean_of_differences`.
+      The channels that are sent, as `sending.mean_of_differences`. Of slices, also as
+      `SentChannels.take` and `put`, the latter twice where there is an error.
     """
     key = jax.random.fold_in(jax.random.key(0), state.num_rounds)
+    key = key_of_slice(key, copies.axes)
     compact = sent.take(difference)
     mean, error = mean_of_differences(compact, form, copies.axes, key, kind)
     if error is not None:
@@ -408,28 +443,38 @@ def pull_copies(
     """Device duals, the proximal pull, and the residuals of the round.
 
     Drift is that of channels that the round keeps: from others it moves z away itself.
+
+    Collectives:
+      As `comm.sum_over_slices` for the squares of three trees, of four if channels are
+      pruned, and of six with two levels.
     """
     level, z = host_level(after), after.global_consensus
     gap = optax.tree.sub(params, level)
     dual = before.device_dual
     if dual is not None:
         dual = add_scaled(gap, form.dual_decay, dual)
-    level_moved = optax.tree.sub(level, host_level(before))
-    z_moved = optax.tree.sub(z, before.global_consensus)
-    gaps, moves = squares(gap), squares(level_moved)
+    axes, has_levels = copies.axes, after.host_consensus is not None
+    moves = squares(optax.tree.sub(level, host_level(before)), axes)
+    # Where host and global consensus are one, so are these.
+    gaps, moves_of_z, primal_host = squares(gap, axes), moves, jnp.zeros(())
+    if has_levels:
+        moves_of_z = squares(optax.tree.sub(z, before.global_consensus), axes)
+        primal_host = norm(optax.tree.sub(level, z), axes)
+    drift = norm_of(gaps)
+    if has_levels or layouts:
+        apart = optax.tree.sub(params, z)
+        drift = norm(mask_channels(apart, layouts, choice.kept), axes)
     # Without a penalty the dual residual would say nothing: it counts as 1 here.
     weight = after.rho_device if form.rho_device else jnp.ones((), jnp.float32)
-    has_levels = after.host_consensus is not None
     residuals = Residuals(
         primal_device=norm_of(gaps),
         dual_device=weight * norm_of(moves),
-        primal_host=norm(optax.tree.sub(level, z)) if has_levels else jnp.zeros(()),
-        dual_host=after.rho_host * norm(z_moved),
+        primal_host=primal_host,
+        dual_host=after.rho_host * norm_of(moves_of_z),
     )
-    kept_gap = mask_channels(optax.tree.sub(params, z), layouts, choice.kept)
     dual_by_group = norms_by_group(moves, layouts)
     health = RoundHealth(
-        host_drift=norm(kept_gap) / norm(z),
+        host_drift=drift / norm(z, axes),
         primal_by_group=norms_by_group(gaps, layouts),
         dual_by_group={name: weight * x for name, x in dual_by_group.items()},
     )

@@ -5,13 +5,12 @@ host" and does not care whether a host holds one copy or one per device.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
-from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import (
-    check_local,
-    mean_over_devices,
-)
+from prunex_jax.base.trees import PyTree, shapes_by_path
+from prunex_jax.channels import ChannelGroup, Layouts, layouts_of
+from prunex_jax.comm import Slicing, check_local, mean_over_devices
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size, vary
 
 # gradient: gradients are averaged over the devices of a host, which share one copy.
@@ -25,6 +24,15 @@ class Copies:
 
     device_level: DeviceLevel = "gradient"  # One copy per host or one per device.
     axes: MeshAxes = ALONE  # Mesh axes; none is a single device.
+    slicing: Slicing | None = None  # How trees lie in slices; None if they are whole.
+
+    def layouts(self, groups: Sequence[ChannelGroup], tree: PyTree) -> Layouts:
+        """Where channels are in a tree of parameters, or in part of one."""
+        shapes = shapes_by_path(tree)
+        if self.slicing is None:
+            return layouts_of(groups, shapes)
+        whole = {path: self.slicing.shapes[path] for path in shapes}
+        return self.slicing.layouts(layouts_of(groups, whole))
 
     def num_per_host(self) -> int:
         """P of the equations: copies that one host holds."""

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import PyTree, shapes_by_path
-from prunex_jax.channels import ChannelGroup, Layouts, layouts_of, mask_channels
+from prunex_jax.base.trees import PyTree
+from prunex_jax.channels import ChannelGroup, Layouts, mask_channels
+from prunex_jax.comm import Slicing
 from prunex_jax.mesh import ALONE, MeshAxes, vary
 from prunex_jax.methods.hsadmm import consensus
 from prunex_jax.methods.hsadmm.arithmetic import add, add_scaled
@@ -62,11 +63,14 @@ class Hsadmm:
     # Rounds that send some channels, where none is pruned; None sends all.
     channel_rounds: ChannelRounds | None = None
     streaming: Streaming | None = None  # Rounds in fragments, where `update` says so.
+    # How parameters and state lie in slices over devices; None if they are whole.
+    slicing: Slicing | None = None
 
     def __post_init__(self) -> None:
         """Refuses arguments that cannot work, before anything is traced."""
         _check_counts(self.groups, self.keep_counts)
         _check_channel_rounds(self)
+        _check_slices(self)
         if self.sync_period < 1:
             raise UserError(f"sync_period={self.sync_period} must be at least 1")
         if self.device_level not in ("gradient", "consensus"):
@@ -84,7 +88,7 @@ class Hsadmm:
     @property
     def copies(self) -> Copies:
         """Where copies of the parameters live."""
-        return Copies(self.device_level, self.axes)
+        return Copies(self.device_level, self.axes, self.slicing)
 
     def init(self, params: PyTree) -> HsadmmState:
         """Starts with every copy and every consensus at `params`, duals at zero.
@@ -246,7 +250,7 @@ class Hsadmm:
         found = project_channels(
             target, layouts, counts, scores=scores, alive=before.masks
         )
-        choice = consensus.choice_of(found, before, form, layouts, kind)
+        choice = consensus.choice_of(found, before, form, layouts, kind, copies)
         difference = consensus.difference_to_consensus(
             target, choice, before, form, layouts
         )
@@ -408,7 +412,7 @@ class Hsadmm:
         )
 
     def _layouts(self, params: PyTree) -> Layouts:
-        return layouts_of(self.groups, shapes_by_path(params))
+        return self.copies.layouts(self.groups, params)
 
 
 def _check_channel_rounds(core: Hsadmm) -> None:
@@ -427,6 +431,29 @@ def _check_channel_rounds(core: Hsadmm) -> None:
         raise UserError(
             "channel_rounds and streaming both send parts of the parameters: set "
             "channel_share=1, or rounds.fragments=1 and rounds.delay=0"
+        )
+
+
+def _check_slices(core: Hsadmm) -> None:
+    """Refuses what looks at whole parameters, or at copies of single devices."""
+    if core.slicing is None:
+        return
+    if core.device_level == "consensus":
+        raise UserError(
+            "device_level='consensus' gives every device parameters of its own, so "
+            "they cannot lie in slices over devices; set topology.shard=none, or "
+            "method.hsadmm.device_level=gradient"
+        )
+    if uses_gradients(core.parameters.criterion):
+        raise UserError(
+            f"sparsity.criterion={core.parameters.criterion!r} looks at whole "
+            "gradients in every step, which no device has in slices; set "
+            "topology.shard=none, or sparsity.criterion=norm or scale"
+        )
+    if core.channel_rounds is not None:
+        raise UserError(
+            "method.local_sgd.channel_share below 1 needs whole parameters; set "
+            "topology.shard=none, or send less with method.rounds.top_k"
         )
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -11,10 +12,16 @@ import optax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import Criterion, setting
 from prunex_jax.base.trees import PyTree
-from prunex_jax.channels import Layouts, layouts_of
-from prunex_jax.comm import Collective, TopK, Wire, compact_size, dense_size
+from prunex_jax.channels import Layouts, kept_shape, layouts_of
+from prunex_jax.comm import Collective, TopK, Wire, dense_size
 from prunex_jax.comm.formulas import device_sum, host_sum
-from prunex_jax.methods.hsadmm.consensus import HsadmmState, state_placements
+from prunex_jax.mesh import MeshAxes, Placement
+from prunex_jax.methods.hsadmm.arithmetic import norm
+from prunex_jax.methods.hsadmm.consensus import (
+    FLIGHT_IN_SLICES,
+    HsadmmState,
+    state_placements,
+)
 from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.outer import law_step
@@ -182,13 +189,19 @@ def make_hsadmm(recipe: Recipe) -> Method:
         streaming=streaming_of(
             recipe.config, config.sync_period, 1.0 - parameters.prox_strength
         ),
+        slicing=recipe.slicing,
     )
     return consensus_method(core, recipe, prunes=True)
 
 
 def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
     """What all methods share whose copies meet in a consensus every so many steps."""
-    placements = state_placements(core.device_level)
+    placements = state_placements(core.device_level, core.slicing is not None)
+    if core.slicing is not None and core.streaming is not None:
+        placements = placements._replace(flight=FLIGHT_IN_SLICES)
+    copies: Placement = "per_host"
+    if core.device_level == "consensus":
+        copies = "per_device"
     streaming = core.streaming
 
     def own_counts(keep_counts: KeepCounts) -> KeepCounts:
@@ -224,7 +237,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
 
     traffic = _Traffic(core, recipe)
     return Method(
-        params_placement=placements.inner_state,
+        params_placement=copies,
         opt_placement=placements,
         transform=optax.GradientTransformationExtraArgs(core.init, update),
         sync_period=core.sync_period,
@@ -234,7 +247,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         network=network,
         masks=lambda state: state.masks,
         scores=core.scores if prunes else None,
-        health=functools.partial(_health, core.parameters),
+        health=functools.partial(_health, core.parameters, core.axes),
         step_formula=traffic.step,
         exchange_formula=traffic.exchange,
         payload_elements=lambda counts: traffic.payload(counts)[0],
@@ -250,15 +263,17 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
     )
 
 
-def _health(form: HsadmmParameters, state: HsadmmState) -> dict[str, Any]:
+def _health(
+    form: HsadmmParameters, axes: MeshAxes, state: HsadmmState
+) -> dict[str, Any]:
     residuals, health = state.residuals, state.health
-    found = {
+    found: dict[str, Any] = {
         "primal_residual": residuals.primal_device,
         "dual_residual": residuals.dual_device,
         "primal_residual_host": residuals.primal_host,
         "dual_residual_host": residuals.dual_host,
         "host_drift": health.host_drift,
-        "consensus_norm": optax.tree.norm(state.global_consensus),
+        "consensus_norm": norm(state.global_consensus, axes),
         "mask_changes": state.num_changed.astype(jnp.float32),
     }
     for name, dual in (
@@ -267,7 +282,7 @@ def _health(form: HsadmmParameters, state: HsadmmState) -> dict[str, Any]:
         ("error_norm", state.error),
     ):
         if dual is not None:
-            found[name] = optax.tree.norm(dual)
+            found[name] = norm(dual, axes)
     if state.movements is not None:
         found["round_cosine"] = state.movements.cosine
         if state.movements.average is not None:
@@ -285,9 +300,10 @@ class _Traffic:
         self.core = core
         self.shapes = recipe.shapes
         self.layouts = layouts_of(core.groups, recipe.shapes)
+        self.slicing = recipe.slicing
         self.num_channels = sum(group.size for group in core.groups)
         count = 1 if core.streaming is None else core.streaming.num_fragments
-        self.fragments = fragments_of(recipe.shapes, count)
+        self.fragments = fragments_of(recipe.own_shapes, count)
 
     def sent_channels(
         self, keep_counts: Mapping[str, int], kind: RoundKind
@@ -308,12 +324,53 @@ class _Traffic:
     ) -> dict[int, int]:
         """Elements of all compact leaves, or of some, of so many axes."""
         layouts, counts = self.sent_channels(keep_counts, kind)
+        if self.slicing is not None:
+            left = self.slicing.own_kept_shapes(layouts, counts)
+        else:
+            left = {
+                path: kept_shape(shape, layouts.get(path), counts)
+                for path, shape in self.shapes.items()
+            }
         sizes: dict[int, int] = {}
-        for path in self.shapes if paths is None else paths:
-            shape = self.shapes[path]
-            size = compact_size({path: shape}, layouts, counts)
-            sizes[len(shape)] = sizes.get(len(shape), 0) + size
+        for path in left if paths is None else paths:
+            num_axes = len(left[path])
+            sizes[num_axes] = sizes.get(num_axes, 0) + math.prod(left[path])
         return sizes
+
+    def slices_sent(
+        self,
+        keep_counts: Mapping[str, int],
+        kind: RoundKind,
+        paths: Collection[str],
+        mesh_shape: Mapping[str, int],
+    ) -> list[Collective]:
+        """What slices of parameters tell each other to send what is kept of them."""
+        slicing, form = self.slicing, self.core.parameters
+        if slicing is None:
+            return []
+        layouts, counts = self.sent_channels(keep_counts, kind)
+        own = {path: layouts[path] for path in paths if path in layouts}
+        puts = 2 if form.error_decay else 1
+        numbers = []
+        if next(iter(mesh_shape.values())) > 1:  # with one host, nothing is compared
+            numbers += [1] if form.clip == "median" else []
+            numbers += [len(paths)] * 2 if form.average == "radial" else []
+        moved = slicing.taking(own, counts) + puts * slicing.putting(own, counts)
+        return moved + self.numbers_of_slices(numbers)
+
+    def norms_of_slices(
+        self, paths: Collection[str], more: int = 0
+    ) -> list[Collective]:
+        """What they tell each other for the residuals of a round, and more norms."""
+        num_trees = 4 if any(path in self.layouts for path in paths) else 3
+        if self.core.parameters.rho_host:
+            num_trees = 6
+        return self.numbers_of_slices([len(paths)] * (num_trees + more))
+
+    def numbers_of_slices(self, counts: Iterable[int]) -> list[Collective]:
+        """Sums over slices of so many numbers each."""
+        slicing = self.slicing
+        return [] if slicing is None else [slicing.summing(n) for n in counts if n]
 
     def payload(self, keep_counts: Mapping[str, int]) -> tuple[int, int]:
         """Of the largest part that is exchanged at once."""
@@ -329,11 +386,12 @@ class _Traffic:
         lands: int | None = None,
         keep_counts: FixedCounts | None = None,
     ) -> list[Collective]:
-        del lands  # Applying a mean sends nothing.
         is_consensus = self.core.device_level == "consensus"
         sent = []
         if not is_consensus:
             sent += device_sum(dense_size(self.shapes), mesh_shape)
+        if lands is not None:
+            sent += self.norms_of_slices(self.fragments[lands], 1)
         if sends is None:
             return sent
         paths = self.fragments[sends]
@@ -343,6 +401,7 @@ class _Traffic:
         counts = self.core.keep_counts if keep_counts is None else dict(keep_counts)
         sizes = self.sizes(counts, paths=paths)
         form = self.core.parameters
+        sent += self.slices_sent(counts, "frozen", paths, mesh_shape)
         return sent + sent_differences(sizes, len(paths), form, mesh_shape, "frozen")
 
     def exchange(
@@ -371,6 +430,14 @@ class _Traffic:
             sent += host_sum(part.num_scores, mesh_shape)
         sizes = self.sizes(keep_counts, kind)
         count = len(self.shapes)
+        sent += self.slices_sent(keep_counts, kind, self.shapes, mesh_shape)
+        sent += self.numbers_of_slices([self.num_channels])
+        sent += self.norms_of_slices(self.shapes)
+        if form.outer != "fixed":
+            sent += self.numbers_of_slices([len(self.shapes)] * 2 + [1])
+        if self.core.streaming is not None and self.core.streaming.keeps_means:
+            for paths in self.fragments:
+                sent += self.norms_of_slices(paths, 1)
         return sent + sent_differences(sizes, count, form, mesh_shape, kind)
 
 
@@ -398,6 +465,7 @@ ROW = MethodRow(
     "hsadmm",
     make_hsadmm,
     HsadmmConfig,
+    takes_slices=True,
     variants=(
         Variant(
             "hsadmm",

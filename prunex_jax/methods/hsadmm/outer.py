@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.trees import PyTree
+from prunex_jax.mesh import ALONE, MeshAxes
 from prunex_jax.methods.hsadmm.arithmetic import add_scaled, dot, norm
 from prunex_jax.methods.hsadmm.channel_rounds import SentChannels
 from prunex_jax.methods.method import OuterRule
@@ -92,7 +93,9 @@ def start_movements(rule: OuterRule, zeros: PyTree) -> Movements | None:
     return Movements(last, jnp.zeros((), jnp.float32), average)
 
 
-def follow(before: Movements, moved: PyTree, sent: SentChannels) -> Movements:
+def follow(
+    before: Movements, moved: PyTree, sent: SentChannels, axes: MeshAxes = ALONE
+) -> Movements:
     """Compares the movement of a round with the one before.
 
     Args:
@@ -100,13 +103,16 @@ def follow(before: Movements, moved: PyTree, sent: SentChannels) -> Movements:
       moved: Mean difference to z as hosts have received it, replicated; zero where
         nothing was sent.
       sent: The channels that were.
+      axes: Mesh axes.
     Returns:
       The movements. A round that cannot be compared leaves the average as it is.
+    Collectives:
+      As `comm.sum_over_slices` for the squares of two trees and one number.
     """
     zeros = jax.tree.map(jnp.zeros_like, moved)
-    scale = norm(moved) * norm(sent.over(before.last, zeros))
+    scale = norm(moved, axes) * norm(sent.over(before.last, zeros), axes)
     is_known = scale > 0
-    cosine = jnp.where(is_known, dot(moved, before.last) / scale, 0.0)
+    cosine = jnp.where(is_known, dot(moved, before.last, axes) / scale, 0.0)
     average = before.average
     if average is not None:
         toward = (1 - _KEPT) * (jnp.clip(cosine, 0.0, 1.0) - average)

@@ -32,7 +32,8 @@ from prunex_jax.base.trees import (
     map_with_path,
     shapes_by_path,
 )
-from prunex_jax.channels import ChannelGroup, layouts_of
+from prunex_jax.channels import ChannelGroup
+from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm import consensus
 from prunex_jax.methods.hsadmm.arithmetic import norm
 from prunex_jax.methods.hsadmm.channel_rounds import SentChannels
@@ -220,10 +221,10 @@ class Fragments:
         """
         paths = self._paths(number, params)
         own, part = _part(params, paths), self._part_of(state, paths)
-        layouts = layouts_of(self.groups, shapes_by_path(own))
+        layouts = self.copies.layouts(self.groups, own)
         scores = {name: x.astype(jnp.float32) for name, x in state.masks.items()}
         kept = choose_keep_indices(scores, self.keep_counts, state.masks)
-        sent = SentChannels(layouts, kept)
+        sent = SentChannels(layouts, kept, slicing=self.copies.slicing)
         choice = Choice(state.masks, state.masks, sent, 0.0)
         _, target = consensus.host_means(own, part, self.copies)
         difference = consensus.difference_to_consensus(
@@ -274,14 +275,14 @@ class Fragments:
             self.form.outer_step,
             self.form.outer_momentum,
         )
-        layouts = layouts_of(self.groups, shapes_by_path(own))
+        layouts = self.copies.layouts(self.groups, own)
         form = dataclasses.replace(self.form, prox_strength=1.0 - self.streaming.mixing)
         choice = Choice(state.masks, state.masks, SentChannels(layouts, {}), 0.0)
         after = before._replace(global_consensus=z, outer_trace=trace)
         moved, after = consensus.pull_copies(
             own, before, after, choice, form, layouts, self.copies
         )
-        health = _health_of_part(after.health, before.health, z)
+        health = _health_of_part(after.health, before.health, z, self.copies.axes)
         own, z, trace, residuals, health = _where(
             found.counts,
             (moved, z, trace, after.residuals, health),
@@ -346,9 +347,11 @@ def start_flight(streaming: Streaming, zeros: PyTree) -> Flight:
     )
 
 
-def _health_of_part(found: RoundHealth, before: RoundHealth, z: PyTree) -> RoundHealth:
+def _health_of_part(
+    found: RoundHealth, before: RoundHealth, z: PyTree, axes: MeshAxes
+) -> RoundHealth:
     """Health where a fragment was seen; that of before for groups it has nothing of."""
-    size = norm(z)  # Zero for a fragment of biases that nothing has moved.
+    size = norm(z, axes)  # Zero for a fragment of biases that nothing has moved.
     return RoundHealth(
         host_drift=jnp.where(size > 0, found.host_drift, 0.0),
         primal_by_group={**before.primal_by_group, **found.primal_by_group},
