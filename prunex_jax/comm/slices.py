@@ -337,13 +337,10 @@ def slices_of(whole: np.ndarray, parts: int) -> np.ndarray:
       >>> slices_of(np.arange(5), 2).tolist()
       [[0, 1, 2], [3, 4, 0]]
     """
-    dim, shape = _longest(whole.shape), np.atleast_1d(whole).shape
-    filled = np.zeros(
-        (*shape[:dim], -(-shape[dim] // parts) * parts, *shape[dim + 1 :])
-    )
-    filled = filled.astype(whole.dtype)
-    filled[tuple(slice(size) for size in shape)] = whole
-    rows = np.stack(np.split(filled, parts, axis=dim))
+    dim, own = _longest(whole.shape), np.atleast_1d(whole)
+    widths = [(0, 0)] * own.ndim
+    widths[dim] = (0, -own.shape[dim] % parts)
+    rows = np.stack(np.split(np.pad(own, widths), parts, axis=dim))
     return rows if whole.ndim else rows.reshape(parts)
 
 
@@ -392,9 +389,9 @@ def sum_over_slices(tree: PyTree, axes: MeshAxes) -> PyTree:
 
 def key_of_slice(key: jax.Array, axes: MeshAxes) -> jax.Array:
     """The random key of this device's slice, from one that all devices have."""
-    return (
-        key if axes.slices is None else jax.random.fold_in(key, position(axes.slices))
-    )
+    if axes.slices is None:
+        return key
+    return jax.random.fold_in(key, position(axes.slices))
 
 
 def _scatter(

@@ -4,7 +4,8 @@ A method sees slices of parameters and gradients as a network of their own, on a
 device per host: work on single entries is the same there, and what crosses hosts are
 slices of what crossed before. Here is what stands around it: gradients are averaged
 over devices such that each keeps its slice, and what the method makes of it is put
-together. That sends inside a host what the sum over devices has sent.
+together. That sends inside a host what the sum over devices has sent. Where parameters
+lie in slices, too, the trainer gathers them for both passes of a step.
 """
 
 import dataclasses
@@ -34,8 +35,12 @@ def with_sliced_params(method: Method, slicing: Slicing, num_parts: int) -> Meth
       slicing: How parameters are cut.
       num_parts: Micro batches of a step, for each of which parameters are gathered.
     Returns:
-      The method. Its parameters, and gradients, are slices; `Slicing.gather` makes
-      whole ones for the loss. The network that it stands for is whole.
+      The method. Its parameters and gradients are slices, as
+      `Slicing.value_and_grad` takes and makes them; the network that it stands for is
+      whole. The formula of a step has all parameters gathered twice, which is the most:
+      the second time it is those that the backward pass reads.
+    Raises:
+      UserError: As `around_slices`.
     """
     _check(method)
 
