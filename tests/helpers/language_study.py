@@ -10,6 +10,8 @@ def get_study() -> LinkStudy:
         rows=(
             *variant_rows("dense", "hsadmm-4-top64", "pactrain", "topk", "powersgd"),
             variant_row("hsadmm-8-int8-small", **{"sparsity.scope": "inner"}),
+            variant_row("dense", "dense-slices", **{"topology.shard": "state"}),
+            variant_row("diloco", "diloco-slices", **{"topology.shard": "params"}),
         ),
         settings={
             **{"data.batch_size": 8, "data.sequence_length": 16},
