@@ -7,7 +7,7 @@
 #   make test-zoo             networks of other packages, which it installs
 #   make test-torch           the PyTorch peers of studies, which it installs
 #   make test-weights         weights of other packages, which it installs
-#   make test-drills          60 random faults over runs of every method (an hour)
+#   make test-drills          60 random faults over runs of every method (half an hour)
 #   make test-gpu-programs    programs compiled for GPUs, by a compiler that it installs
 #   make launchers            Slurm and Open MPI for the slow tests, by apt-get as root
 #   make check                lint, formatting, types, import directions
