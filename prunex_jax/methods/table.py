@@ -125,21 +125,16 @@ def make_method(
 def method_config(name: str = "hsadmm", **settings: Any) -> MethodConfig:
     """Makes the settings under `method`: the common ones, and those of every method.
 
-            Args:
-              name: The method.
-              **settings: Common settings, and by its key the settings of a method.
-            Returns:
-              A dataclass with a field for every key of the table.
-            Example:
-              >>> from prunex_jax.methods.sliced import (
-        around_slices,
-        recipe_in_slices,
-        with_sliced_params,
-    )
-        from prunex_jax.methods.topk import TopkConfig
-              >>> config = method_config('topk', topk=TopkConfig(density=0.1))
-              >>> config.topk.density, config.powersgd.rank
-              (0.1, 2)
+    Args:
+      name: The method.
+      **settings: Common settings, and by its key the settings of a method.
+    Returns:
+      A dataclass with a field for every key of the table.
+    Example:
+      >>> from prunex_jax.methods.topk import TopkConfig
+      >>> config = method_config('topk', topk=TopkConfig(density=0.1))
+      >>> config.topk.density, config.powersgd.rank
+      (0.1, 2)
     """
     keys = {row.key: row.settings for row in METHODS.values() if row.settings}
     return _config_class(tuple(keys.items()))(name, **settings)
