@@ -364,7 +364,9 @@ def train(runner, targets):
     schedule = [("frozen", FULL)] * 8 + [("moving", FINAL)] * 2
     schedule += [("freeze", FINAL)] + [("frozen", FINAL)] * 8
     for kind, counts in schedule:
-        state = runner.round(state, targets, kind, counts)
+        # One round at a time: with many programs waiting, devices that outnumber the
+        # cores can keep each other from the threads that a sum needs.
+        state = jax.block_until_ready(runner.round(state, targets, kind, counts))
     return state
 
 

@@ -89,7 +89,8 @@ def whole_network(row, shape):
 
 @pytest.mark.parametrize("shard", ["state", "params"])
 @pytest.mark.parametrize(
-    "shape", [(2, 4), pytest.param((4, 2), marks=pytest.mark.slow)]
+    "shape",
+    [(2, 2), *(pytest.param(s, marks=pytest.mark.slow) for s in [(2, 4), (4, 2)])],
 )
 @pytest.mark.parametrize("row", EXACT)
 def test_the_network_is_the_same(row, shape, shard):

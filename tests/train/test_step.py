@@ -204,7 +204,9 @@ def test_micro_batches_that_do_not_fit_are_refused():
     }
     config = resolve_config({**settings, "optimizer": {"micro_batches": 4}})
     topology = make_topology("2")
-    with pytest.raises(UserError, match=r"micro_batches=4 .* the 6 examples .* 1, 2, 3"):
+    with pytest.raises(
+        UserError, match=r"micro_batches=4 .* the 6 examples .* 1, 2, 3"
+    ):
         make_experiment(config, topology)
     with pytest.raises(UserError, match=r"optimizer.micro_batches=0"):
         resolve_config({**settings, "optimizer": {"micro_batches": 0}})
