@@ -414,7 +414,7 @@ def test_steps_and_exchanges_are_those_of_the_small_network(whole_run):
 def test_a_part_that_cannot_be_cut_is_named(monkeypatch):
     """An optimizer that keeps one number per output channel, not one per weight."""
 
-    def make_odd(config, learning_rate, own, axes):
+    def make_odd(config, learning_rate, own, axes=None):
         def init(params):
             return {"norms": jax.tree.map(lambda p: jnp.zeros(p.shape[-1]), params)}
 
