@@ -154,7 +154,7 @@ def _block_of(
 Layouts = Mapping[str, Mapping[int, AxisLayout]]
 
 
-def windowed(layouts: Layouts, axes: Mapping[str, int | None], window: str) -> Layouts:
+def windowed(layouts: Layouts, axes: Mapping[str, int], window: str) -> Layouts:
     """Layouts of arrays that lie in slices over the devices of a mesh axis.
 
     Args:

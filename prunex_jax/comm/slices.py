@@ -140,11 +140,10 @@ class Slicing:
           tree: Holds trees of parameters, or of slices.
           shapes: Shape of each by the parameter's path.
         """
-        named = {path: named_by(path, shapes) for path in shapes_by_path(tree)}
         return {
             path: name
             for path, shape in shapes_by_path(tree).items()
-            if (name := named[path]) is not None and shape == shapes[name]
+            if (name := named_by(path, shapes)) is not None and shape == shapes[name]
         }
 
     def _for(self, owners: Mapping[str, str]) -> "Slicing":
@@ -276,7 +275,12 @@ class Slicing:
         """Sums arrays over devices, of which each keeps a slice; the others stay."""
         leaves = flatten_by_path(tree)
         filled = [_filled(leaves[path], dim, self.parts) for path, dim in dims.items()]
-        slices = _scatter(filled, list(dims.values()), self.axis, self.parts)
+        slices = _in_messages(
+            filled,
+            list(dims.values()),
+            lambda array, dim: collectives.scatter_sum(array, self.axis, dim),
+            (self.parts, 1),
+        )
         found = dict(zip(dims, slices, strict=True))
 
         def own(path: str, leaf: jax.Array) -> jax.Array:
@@ -288,10 +292,13 @@ class Slicing:
         """Puts the slices of arrays of these shapes together; the others stay."""
         leaves, dims = flatten_by_path(slices), self.dims
         own = [jnp.atleast_1d(leaves[path]) for path in shapes]
-        along = [dims[path] for path in shapes]
-        joined = dict(
-            zip(shapes, _gather(own, along, self.axis, self.parts), strict=True)
+        filled = _in_messages(
+            own,
+            [dims[path] for path in shapes],
+            lambda array, dim: collectives.join_shares(array, self.axis, dim),
+            (1, self.parts),
         )
+        joined = dict(zip(shapes, filled, strict=True))
 
         def whole(path: str, leaf: jax.Array) -> jax.Array:
             if path not in shapes:
@@ -392,30 +399,6 @@ def key_of_slice(key: jax.Array, axes: MeshAxes) -> jax.Array:
     if axes.slices is None:
         return key
     return jax.random.fold_in(key, position(axes.slices))
-
-
-def _scatter(
-    arrays: Sequence[jax.Array], dims: Sequence[int], axis: str, parts: int
-) -> list[jax.Array]:
-    """Sums arrays over an axis; of each, every position keeps its part along a dim."""
-    return _in_messages(
-        arrays,
-        dims,
-        lambda array, dim: collectives.scatter_sum(array, axis, dim),
-        (parts, 1),
-    )
-
-
-def _gather(
-    slices: Sequence[jax.Array], dims: Sequence[int], axis: str, parts: int
-) -> list[jax.Array]:
-    """Puts the parts of all positions of an axis together along a dim each."""
-    return _in_messages(
-        slices,
-        dims,
-        lambda array, dim: collectives.join_shares(array, axis, dim),
-        (1, parts),
-    )
 
 
 def _in_messages(

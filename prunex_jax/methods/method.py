@@ -268,9 +268,10 @@ class Method:
     slicing: Slicing | None = None
 
     @property
-    def has_sliced_params(self) -> bool:
-        """Whether parameters lie in slices, not only the optimizer state."""
-        return self.params_placement in IN_SLICES.values()
+    def params_slicing(self) -> Slicing | None:
+        """How parameters lie in slices, not only the optimizer state; None if whole."""
+        is_sliced = self.params_placement in IN_SLICES.values()
+        return self.slicing if is_sliced else None
 
     def whole_params(self, params: PyTree) -> PyTree:
         """The whole parameters of a host.
@@ -278,15 +279,13 @@ class Method:
         Collectives:
           As `Slicing.join`, where they lie in slices.
         """
-        if self.slicing is None or not self.has_sliced_params:
-            return params
-        return self.slicing.join(params)
+        slicing = self.params_slicing
+        return params if slicing is None else slicing.join(params)
 
     def own_params(self, params: PyTree) -> PyTree:
         """What a device has of whole parameters; nothing moves."""
-        if self.slicing is None or not self.has_sliced_params:
-            return params
-        return self.slicing.take(params)
+        slicing = self.params_slicing
+        return params if slicing is None else slicing.take(params)
 
     def whole(self, opt_state: PyTree) -> PyTree:
         """The optimizer state of a device, with whole arrays for slices.

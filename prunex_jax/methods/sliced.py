@@ -42,34 +42,21 @@ def with_sliced_params(method: Method, slicing: Slicing, num_parts: int) -> Meth
     Raises:
       UserError: As `around_slices`.
     """
-    _check(method)
+    base = _on_real_mesh(method, slicing)
 
-    def init(params: PyTree) -> PyTree:
-        return method.transform.init(slicing.take(params))
+    def step_formula(mesh_shape: Mapping[str, int], **options: Any) -> list[Collective]:
+        # Forward, backward, and the gradients.
+        passes = 2 * slicing.joining() + slicing.averaging()
+        return num_parts * passes + base.step_formula(mesh_shape, **options)
 
     def network(params: PyTree, opt_state: PyTree) -> PyTree:
         return slicing.join(method.network(params, opt_state))
 
-    def step_formula(mesh_shape: Mapping[str, int], **options: Any) -> list[Collective]:
-        own = _that_move(method.step_formula(_on_slices(mesh_shape), **options))
-        # Forward, backward, and the gradients.
-        passes = 2 * slicing.joining() + slicing.averaging()
-        return num_parts * passes + own
-
-    def exchange_formula(
-        mesh_shape: Mapping[str, int], keep_counts: KeepCounts, kind: RoundKind
-    ) -> list[Collective]:
-        own = method.exchange_formula(_on_slices(mesh_shape), keep_counts, kind)
-        return _that_move(own)
-
     return dataclasses.replace(
-        method,
-        transform=optax.GradientTransformationExtraArgs(init, method.transform.update),
+        base,
         params_placement=IN_SLICES[method.params_placement],
         network=network,
         step_formula=step_formula,
-        exchange_formula=exchange_formula,
-        **_in_slices(method, slicing),
     )
 
 
@@ -87,10 +74,7 @@ def around_slices(method: Method, slicing: Slicing, axes: MeshAxes) -> Method:
     Raises:
       UserError: The method has to see batches before it starts.
     """
-    _check(method)
-
-    def init(params: PyTree) -> PyTree:
-        return method.transform.init(slicing.take(params))
+    base = _on_real_mesh(method, slicing)
 
     def update(
         grads: PyTree, state: PyTree, params: PyTree, **options: Any
@@ -105,43 +89,60 @@ def around_slices(method: Method, slicing: Slicing, axes: MeshAxes) -> Method:
         return slicing.join(method.network(slicing.take(params), opt_state))
 
     def step_formula(mesh_shape: Mapping[str, int], **options: Any) -> list[Collective]:
-        own = _that_move(method.step_formula(_on_slices(mesh_shape), **options))
+        own = base.step_formula(mesh_shape, **options)
         return slicing.averaging() + own + slicing.joining()
 
     def exchange_formula(
         mesh_shape: Mapping[str, int], keep_counts: KeepCounts, kind: RoundKind
     ) -> list[Collective]:
-        own = method.exchange_formula(_on_slices(mesh_shape), keep_counts, kind)
-        return _that_move(own) + slicing.joining()
+        own = base.exchange_formula(mesh_shape, keep_counts, kind)
+        return own + slicing.joining()
 
     return dataclasses.replace(
-        method,
-        transform=optax.GradientTransformationExtraArgs(init, update),
+        base,
+        transform=optax.GradientTransformationExtraArgs(base.transform.init, update),
         network=network,
         scores=_scores_of(method, slicing),
         exchange=_exchange_of(method, slicing),
         step_formula=step_formula,
         exchange_formula=exchange_formula,
-        **_in_slices(method, slicing),
     )
 
 
-def _in_slices(method: Method, slicing: Slicing) -> dict[str, Any]:
-    """What is the same for whole parameters and for slices."""
-    parts = slicing.parts
-    return {
-        "payload_elements": lambda counts: parts * method.payload_elements(counts),
-        "position_bytes": lambda counts: parts * method.position_bytes(counts),
-        "slicing": slicing,
-    }
+def _on_real_mesh(method: Method, slicing: Slicing) -> Method:
+    """The method as it starts from whole parameters, and sends on the real mesh.
 
-
-def _check(method: Method) -> None:
+    Raises:
+      UserError: It has to see batches before it starts.
+    """
     if method.prepare is not None:
         raise UserError(
             f"method.name={method.name!r} looks at whole parameters before its first "
             "step; set topology.shard=none"
         )
+
+    def init(params: PyTree) -> PyTree:
+        return method.transform.init(slicing.take(params))
+
+    def step_formula(mesh_shape: Mapping[str, int], **options: Any) -> list[Collective]:
+        return _that_move(method.step_formula(_on_slices(mesh_shape), **options))
+
+    def exchange_formula(
+        mesh_shape: Mapping[str, int], keep_counts: KeepCounts, kind: RoundKind
+    ) -> list[Collective]:
+        own = method.exchange_formula(_on_slices(mesh_shape), keep_counts, kind)
+        return _that_move(own)
+
+    parts, update = slicing.parts, method.transform.update
+    return dataclasses.replace(
+        method,
+        transform=optax.GradientTransformationExtraArgs(init, update),
+        step_formula=step_formula,
+        exchange_formula=exchange_formula,
+        payload_elements=lambda counts: parts * method.payload_elements(counts),
+        position_bytes=lambda counts: parts * method.position_bytes(counts),
+        slicing=slicing,
+    )
 
 
 def _on_slices(mesh_shape: Mapping[str, int]) -> dict[str, int]:

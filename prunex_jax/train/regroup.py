@@ -118,7 +118,7 @@ class Regrouping:
     def changes(self) -> bool:
         """Whether anything has another shape on the new mesh."""
         return any(
-            self.saved.get(path) != shape
+            self.saved.get(path, shape) != shape
             for path, shape in shapes_by_path(self.wanted).items()
         )
 

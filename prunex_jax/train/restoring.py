@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.experiment import Experiment
@@ -63,22 +62,21 @@ def restore_run(
       UserError: As `Checkpointer.restore`.
     """
 
+    # A run is built once for every checkpoint that is tried; the last is restored.
+    tried: list[tuple[Experiment, SavedRun, Regrouping]] = []
+
     def shapes(extra: Mapping[str, Any], leaves: Mapping[str, str]) -> SavedRun:
         position = RunPosition.from_dict(extra)
-        wanted = saved_shapes(experiment, position)
         then = experiment_at(experiment, position)
+        wanted = saved_shapes(then, position)
         regrouping = _regrouping(then, wanted, saved_shapes_of(leaves))
+        tried.append((then, wanted, regrouping))
         if not regrouping.changes:
             return wanted
         return _with_state(wanted, regrouping.stored())
 
     run, extra = checkpointer.restore(shapes, step)
-    position = RunPosition.from_dict(extra)
-    then, wanted = (
-        experiment_at(experiment, position),
-        saved_shapes(experiment, position),
-    )
-    regrouping = _regrouping(then, wanted, shapes_by_path(run))
+    position, (then, wanted, regrouping) = RunPosition.from_dict(extra), tried[-1]
     if regrouping.changes:
         state = regrouping.regrouped(run.state)
         run = _with_state(run, placed_like(state, wanted.state))

@@ -262,8 +262,8 @@ class Programs:
 
     def _gradient(self) -> Gradient:
         """The loss and its gradient, by the parameters that a device has."""
-        slicing = self._method.slicing
-        if slicing is not None and self._method.has_sliced_params:
+        slicing = self._method.params_slicing
+        if slicing is not None:
             return slicing.value_and_grad(self._loss)
         return jax.value_and_grad(self._loss, has_aux=True)
 

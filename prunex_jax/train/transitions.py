@@ -138,10 +138,14 @@ def experiment_at(experiment: Experiment, position: RunPosition) -> Experiment:
     return _after(experiment, position.handover)
 
 
-def saved_shapes(experiment: Experiment, position: RunPosition) -> SavedRun:
-    """Shapes, types and shardings of what a checkpoint holds, for restoring it."""
-    then, step = experiment_at(experiment, position), position.step
-    own = final = None
+def saved_shapes(then: Experiment, position: RunPosition) -> SavedRun:
+    """Shapes, types and shardings of what a checkpoint holds, for restoring it.
+
+    Args:
+      then: The run as it was when the checkpoint was saved; see `experiment_at`.
+      position: Where it was.
+    """
+    step, own, final = position.step, None, None
     if then.teaching is not None and then.teaching.holds_own_after(step):
         own = shapes_of_mean(then.task.model, then.mesh)
     if then.final_mean is not None and step >= then.final_mean.first:

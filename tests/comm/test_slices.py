@@ -135,7 +135,8 @@ def test_slices_come_together_again(mesh):
     assert_sent(program, tree, slicing.joining())
 
 
-def test_slices_of_a_mean_are_the_mean_of_the_host(mesh):
+def check_means(mesh):
+    """Holds means in slices, put together, against those of numpy."""
     slicing = slicing_on(mesh)
     tree = draw((mesh.shape["host"], mesh.shape["device"]))
     spec = jax.P("host", "device")
@@ -145,18 +146,16 @@ def test_slices_of_a_mean_are_the_mean_of_the_host(mesh):
     for path, leaf in tree.items():
         wanted = np.broadcast_to(leaf.mean(axis=1, keepdims=True), leaf.shape)
         np.testing.assert_allclose(found[path], wanted, atol=1e-6, err_msg=path)
+    return program, tree, slicing
+
+
+def test_slices_of_a_mean_are_the_mean_of_the_host(mesh):
+    program, tree, slicing = check_means(mesh)
     assert_sent(program, tree, slicing.averaging() + slicing.joining())
 
 
 def test_parts_that_are_exchanged_have_the_same_mean(exchanged):
-    mesh = make_mesh(2, 4)
-    slicing, tree = slicing_on(mesh), draw((2, 4))
-    _, found = on_devices(
-        mesh, lambda x: slicing.join(slicing.mean_of(x)), tree, jax.P("host", "device")
-    )
-    for path, leaf in tree.items():
-        wanted = np.broadcast_to(leaf.mean(axis=1, keepdims=True), leaf.shape)
-        np.testing.assert_allclose(found[path], wanted, atol=1e-6, err_msg=path)
+    check_means(make_mesh(2, 4))
 
 
 def test_gradients_by_slices_are_the_mean_of_those_of_devices():

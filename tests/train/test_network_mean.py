@@ -18,7 +18,7 @@ from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.export import load_trained
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.run import train
-from prunex_jax.train.transitions import saved_shapes
+from prunex_jax.train.transitions import experiment_at, saved_shapes
 from tests.helpers.tiny_runs import settings
 
 # Channels go from step 12 on, and are cut out after step 20, of 32.
@@ -52,11 +52,14 @@ def saved_at(folder, step):
     """The run, and what its checkpoint of a step holds."""
     config = resolve_config(of_itself())
     experiment = make_experiment(config, make_topology(config.topology.layout))
+
+    def shapes(extra, leaves):
+        del leaves
+        position = RunPosition.from_dict(extra)
+        return saved_shapes(experiment_at(experiment, position), position)
+
     with Checkpointer(folder / "checkpoints", read_only=True) as checkpointer:
-        saved, _ = checkpointer.restore(
-            lambda extra, _: saved_shapes(experiment, RunPosition.from_dict(extra)),
-            step,
-        )
+        saved, _ = checkpointer.restore(shapes, step)
     return experiment, saved
 
 

@@ -15,7 +15,7 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import Layouts, kept_shape, layouts_of
 from prunex_jax.comm import Collective, TopK, Wire, dense_size
 from prunex_jax.comm.formulas import device_sum, host_sum
-from prunex_jax.mesh import MeshAxes, Placement
+from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm.arithmetic import norm
 from prunex_jax.methods.hsadmm.consensus import (
     FLIGHT_IN_SLICES,
@@ -199,9 +199,6 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
     placements = state_placements(core.device_level, core.slicing is not None)
     if core.slicing is not None and core.streaming is not None:
         placements = placements._replace(flight=FLIGHT_IN_SLICES)
-    copies: Placement = "per_host"
-    if core.device_level == "consensus":
-        copies = "per_device"
     streaming = core.streaming
 
     def own_counts(keep_counts: KeepCounts) -> KeepCounts:
@@ -237,7 +234,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
 
     traffic = _Traffic(core, recipe)
     return Method(
-        params_placement=copies,
+        params_placement=state_placements(core.device_level).inner_state,
         opt_placement=placements,
         transform=optax.GradientTransformationExtraArgs(core.init, update),
         sync_period=core.sync_period,
