@@ -436,6 +436,10 @@ class ModelConfig:
     norm_scope: Literal["device", "host"] = "device"
     # float32 | bfloat16 for activations; parameters are float32.
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    # none | blocks: what lies inside of a block is not kept for the backward pass but
+    # computed again, which takes less memory and more time. Of gpt, gpt2, bert, vit and
+    # convnext.
+    recompute: Literal["none", "blocks"] = "none"
     # chunked (kernel gradients in chunks of the batch, depthwise convolutions as sums
     # of shifted maps; faster on CPUs) | direct | auto (chunked on CPUs, else direct).
     convolution: Literal["auto", "direct", "chunked"] = "auto"

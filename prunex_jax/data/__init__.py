@@ -26,7 +26,7 @@ from prunex_jax.data.loader import (
 from prunex_jax.data.masking import ASKED, TARGET, MaskedSplit, Masking
 from prunex_jax.data.mixing import LABEL_SHARE, MIXING, OTHER_LABEL
 from prunex_jax.data.own import EXAMPLE, OWN, names_arrays, open_named, open_own
-from prunex_jax.data.placement import batch_rows, place_batch
+from prunex_jax.data.placement import batch_rows, place_batch, placed_shapes
 from prunex_jax.data.sources import OF_IMAGES, open_dataset
 from prunex_jax.data.splits import Batch, Dataset, ImageDataset, ImageSplit, Split
 from prunex_jax.data.text import (
@@ -76,5 +76,6 @@ __all__ = [
     "open_stdlib",
     "open_text",
     "place_batch",
+    "placed_shapes",
     "without_effect",
 ]

@@ -84,5 +84,30 @@ def place_batch(batch: Batch, mesh: AnyMesh, rows: Positions) -> dict[str, Any]:
     return placed
 
 
+def placed_shapes(batch: Batch, mesh: AnyMesh, batch_size: int) -> dict[str, Any]:
+    """What `place_batch` makes, as shapes, types and shardings; nothing is placed.
+
+    Args:
+      batch: A tree of host-local arrays, of one example or more.
+      mesh: The mesh; its devices need not be here.
+      batch_size: Rows of the global batch.
+    Example:
+      >>> devices = np.array(jax.devices()[:1]).reshape(1, 1)
+      >>> mesh = jax.sharding.Mesh(devices, ("host", "device"))
+      >>> placed_shapes({"x": np.zeros((1, 3))}, mesh, 8)["x"].shape
+      (8, 3)
+    """
+    sharding = _batch_sharding(mesh)
+
+    def shape_of(local: np.ndarray) -> jax.ShapeDtypeStruct:
+        # As jax would place it: its types, not numpy's.
+        dtype = jax.dtypes.canonicalize_dtype(local.dtype)
+        shape = (batch_size, *local.shape[1:])
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    shapes: dict[str, Any] = jax.tree.map(shape_of, batch)
+    return shapes
+
+
 def _batch_sharding(mesh: AnyMesh) -> Sharding:
     return sharding_on(mesh, jax.P(tuple(mesh.axis_names)))

@@ -13,6 +13,7 @@ has the axes ('host', 'device'), and what programs need to run on it.
     memory       what jax frees on CPU stays for its next step, in commands
     hosts        which machine each process runs on; devices -> hosts, as plain records
     mesh         the `jax.sharding.Mesh` and its table
+    described    GPUs that are not here, to compile for
     folding      a mesh that one device simulates: `map_over` works on both
     axes         names of mesh axes: `MeshAxes`, `vary`
     varying      the types behind it, by the names that each jax has for them
@@ -36,6 +37,7 @@ from prunex_jax.mesh.axes import (
     vary,
 )
 from prunex_jax.mesh.compiled import keep_compiled
+from prunex_jax.mesh.described import described_topology, lacking_compiler
 from prunex_jax.mesh.desk import LastStart
 from prunex_jax.mesh.folding import (
     AnyMesh,
@@ -81,10 +83,12 @@ __all__ = [
     "axis_size",
     "check_has_links",
     "check_same",
+    "described_topology",
     "enter",
     "gather_texts",
     "keep_compiled",
     "keep_freed_memory",
+    "lacking_compiler",
     "leave",
     "make_topology",
     "map_over",

@@ -169,7 +169,7 @@ def check_sections(config: ModelConfig) -> None:
 def _check_has_effect(config: ModelConfig) -> None:
     """Refuses settings that are of other networks."""
     check_sections(config)
-    none: tuple[str, ...] = ()
+    none: tuple[str, ...] = ("recompute",)
     if config.name in FUNCTION_MODELS:
         none = ("norm_scope",)
     if config.name in VITS:

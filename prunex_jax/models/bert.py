@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from prunex_jax.models.stream import dropped, gelu
+from prunex_jax.models.stream import dropped, gelu, through
 from prunex_jax.models.transformer import (
     Block,
     TransformerSpec,
@@ -45,7 +45,7 @@ class Bert(nnx.Module):
     """
 
     def __init__(self, spec: TransformerSpec, rngs: nnx.Rngs, kinds: int = 0):
-        self.dtype = spec.dtype
+        self.dtype, self.recomputes = spec.dtype, spec.recomputes
         self.embedding = weights(rngs, spec.vocabulary, spec.width)
         self.positions = weights(rngs, spec.positions, spec.width)
         self.kinds = weights(rngs, kinds, spec.width) if kinds else None
@@ -65,8 +65,7 @@ class Bert(nnx.Module):
         if self.kinds is not None:
             x = x + self.kinds[...][:1][None].astype(x.dtype)
         x = dropped(self.embedding_norm(x), self.dropout)
-        for block in self.blocks:
-            x = block(x)
+        x = through(self.blocks, x, self.recomputes)
         x = product("btd,de->bte", x, self.transform, self.transform_bias)
         x = self.transform_norm(gelu(x))
         logits = logits_of(x, self.embedding[...], "btd,vd->btv")

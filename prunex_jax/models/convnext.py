@@ -27,6 +27,7 @@ from prunex_jax.models.stream import (
     drop_rates,
     dropped,
     like_last,
+    through,
     weights,
 )
 
@@ -58,6 +59,7 @@ class ConvNextSpec:
       convolution: `direct`, or `chunked`: depthwise convolutions as sums of shifted
         maps, which is the same up to rounding; XLA on CPU does them many times faster.
       dtype: float32 or bfloat16, for activations.
+      recomputes: As of `stream.through`.
     """
 
     patch: int
@@ -65,6 +67,7 @@ class ConvNextSpec:
     drop_path: float = 0.0
     convolution: Convolution = "direct"
     dtype: str = "float32"
+    recomputes: bool = False
 
     @property
     def smallest_side(self) -> int:
@@ -95,7 +98,13 @@ def make_convnext_spec(
         for layers, width in zip(_LAYERS, _WIDTHS, strict=True)
     )
     rate = config.convnext.drop_path
-    return ConvNextSpec(_STEM_PATCH[stem], stages, rate, convolution)
+    return ConvNextSpec(
+        _STEM_PATCH[stem],
+        stages,
+        rate,
+        convolution,
+        recomputes=config.recompute == "blocks",
+    )
 
 
 def make_convnext(
@@ -202,15 +211,13 @@ class Stage(nnx.Module):
         spec: ConvNextSpec,
         rngs: nnx.Rngs,
     ):
-        self.before = before
+        self.before, self.recomputes = before, spec.recomputes
         self.blocks = nnx.List([Block(stage, rate, spec, rngs) for rate in rates])
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The stream behind this stage."""
         x = self.before(x)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return through(self.blocks, x, self.recomputes)
 
 
 class ConvNext(nnx.Module):

@@ -12,7 +12,7 @@ References:
 import jax
 from flax import nnx
 
-from prunex_jax.models.stream import dropped
+from prunex_jax.models.stream import dropped, through
 from prunex_jax.models.transformer import (
     Block,
     TransformerSpec,
@@ -38,7 +38,7 @@ class Gpt(nnx.Module):
     """
 
     def __init__(self, spec: TransformerSpec, rngs: nnx.Rngs):
-        self.dtype = spec.dtype
+        self.dtype, self.recomputes = spec.dtype, spec.recomputes
         self.embedding = weights(rngs, spec.vocabulary, spec.width)
         has_positions = spec.positions > 0
         self.positions = (
@@ -56,8 +56,7 @@ class Gpt(nnx.Module):
             length = tokens.shape[1]
             x = x + self.positions[...][None, :length].astype(x.dtype)
         x = dropped(x, self.dropout)
-        for block in self.blocks:
-            x = block(x)
+        x = through(self.blocks, x, self.recomputes)
         x = self.norm(x)
         if self.head is None:
             return logits_of(x, self.embedding[...], "btd,vd->btv")

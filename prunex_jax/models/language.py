@@ -97,6 +97,7 @@ def _gpt_spec(
         is_tied=is_gpt2 if gpt.head == "auto" else gpt.head == "tied",
         dropout=gpt.dropout,
         dtype=config.compute_dtype,
+        recomputes=config.recompute == "blocks",
     )
     if spec.heads % spec.key_heads:
         raise UserError(
@@ -127,6 +128,7 @@ def _bert_spec(
         is_causal=False,
         dropout=bert.dropout,
         dtype=config.compute_dtype,
+        recomputes=config.recompute == "blocks",
     )
 
 

@@ -4,6 +4,7 @@ Parameters are float32; `dtype` is the type of the activations. Norms and softma
 computed in float32 whatever it is.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import jax
@@ -194,6 +195,27 @@ def drop_path(rate: float, ndim: int, rngs: nnx.Rngs) -> nnx.Dropout | None:
 def dropped(x: jax.Array, layer: nnx.Dropout | None) -> jax.Array:
     """What a dropout leaves, or stochastic depth; all where there is none."""
     return x if layer is None else layer(x)
+
+
+def through(
+    blocks: Iterable[nnx.Module], x: jax.Array, recomputes: bool = False
+) -> jax.Array:
+    """What is behind blocks that follow each other.
+
+    Args:
+      blocks: Each takes the stream and gives it back.
+      x: The stream, float[...].
+      recomputes: Whether what lies inside of a block is computed again in the backward
+        pass, where only the stream in front of it is kept.
+    """
+    run = nnx.remat(_behind) if recomputes else _behind
+    for block in blocks:
+        x = run(block, x)
+    return x
+
+
+def _behind(block: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    return block(x)
 
 
 def drop_rates(rate: float, count: int) -> tuple[float, ...]:

@@ -60,6 +60,7 @@ class TransformerSpec:
       dropout: Share of embeddings, attention weights and what is added to the stream
         that is dropped in training.
       dtype: float32 or bfloat16, of activations.
+      recomputes: As of `stream.through`.
     """
 
     vocabulary: int
@@ -79,6 +80,7 @@ class TransformerSpec:
     is_causal: bool = True
     dropout: float = 0.0
     dtype: str = "float32"
+    recomputes: bool = False
 
     @property
     def last_spread(self) -> float:

@@ -32,6 +32,7 @@ from prunex_jax.models.stream import (
     dropped,
     like_last,
     make_norm,
+    through,
     weights,
 )
 
@@ -60,6 +61,7 @@ class VitSpec:
       norm: `layer` or `rms`.
       drop_path: Rate of stochastic depth at the last block; see `stream.drop_rates`.
       dtype: float32 or bfloat16, for activations.
+      recomputes: As of `stream.through`.
     """
 
     patch: int
@@ -73,6 +75,7 @@ class VitSpec:
     norm: Norm = "layer"
     drop_path: float = 0.0
     dtype: str = "float32"
+    recomputes: bool = False
 
 
 def make_vit(
@@ -113,6 +116,7 @@ def make_vit(
         pooling=vit.pooling,
         norm=vit.norm,
         drop_path=vit.drop_path,
+        recomputes=config.recompute == "blocks",
     )
 
     def make(dtype: str) -> Callable[[nnx.Rngs], nnx.Module]:
@@ -196,7 +200,7 @@ class Vit(nnx.Module):
         self.blocks = nnx.List([Block(spec, rate, rngs) for rate in rates])
         self.norm = make_norm(spec.norm, spec.width)
         self.head = Projection((spec.width,), (num_classes,), rngs=rngs)
-        self.dtype = spec.dtype
+        self.dtype, self.recomputes = spec.dtype, spec.recomputes
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """Logits of every image alone."""
@@ -210,8 +214,7 @@ class Vit(nnx.Module):
         if self.is_fixed:
             places = jax.lax.stop_gradient(places)
         x = x + like_last(places.astype(self.dtype), x)
-        for block in self.blocks:
-            x = block(x)
+        x = through(self.blocks, x, self.recomputes)
         x = self.norm(x).astype(jnp.float32)
         return self.head(x[:, 0] if self.token is not None else jnp.mean(x, axis=1))
 

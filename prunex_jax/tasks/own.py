@@ -39,7 +39,7 @@ from prunex_jax.tasks.classification import Classification
 # (answers, examples) -> float32[] or float32[batch].
 OwnMeasure = Callable[[PyTree, PyTree], jax.Array]
 # Settings of networks and data of ours, which say nothing of others.
-OF_IMAGE_MODELS = ("stem", "norm_scope", "compute_dtype", "convolution")
+OF_IMAGE_MODELS = ("stem", "norm_scope", "compute_dtype", "convolution", "recompute")
 _OF_OUR_MODELS = (*OF_IMAGE_MODELS, "width")
 _OF_OUR_DATA = ("dir", "loader", *OF_IMAGES)
 

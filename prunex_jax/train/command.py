@@ -1,7 +1,7 @@
 """Command line of training.
 
     prunex-jax train --config=FILE[:ARGUMENT] --workdir=FOLDER
-        [--config.KEY=VALUE ...] [--fresh] [--exact_topology] [--dry_run[=measure]]
+        [--config.KEY=VALUE ...] [--fresh] [--exact_topology] [--dry_run[=HOW]]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
         [--stopped_exit_code=75]
 
@@ -69,8 +69,8 @@ COMMAND = Command(
             "dry_run",
             "",
             "Compile, say what the run will need, and write nothing into its folder; "
-            "`measure` times a step as well.",
-            choices=("compile", "measure"),
+            "`measure` times a step as well, `h100:2x8` compiles for 2 hosts with 8 "
+            "H100 each that need not be here.",
             bare="compile",
         ),
         Flag(
@@ -205,11 +205,10 @@ def _train(values: Values, overrides: list[str]) -> int:
     config = override_config(load_config(values.config), overrides)
     if values.dry_run:
         from prunex_jax.train.config import resolve_config
-        from prunex_jax.train.dry_run import MEASURE, dry_run
+        from prunex_jax.train.dry_run import dry_run
 
-        is_measured, launch = values.dry_run == MEASURE, given_launch(values)
-        settings = resolve_config(config)
-        dry_run(settings, values.workdir, is_measured=is_measured, launch=launch)
+        settings, launch = resolve_config(config), given_launch(values)
+        dry_run(settings, values.workdir, how=values.dry_run, launch=launch)
         return 0
     from prunex_jax.train.run import train
 

@@ -2,7 +2,7 @@
 
 Parameters and channels, arithmetic of batches, bytes per step and exchange, memory per
 device as the compiler has planned it, and the size of a checkpoint. Nothing is written
-into the run folder.
+into the run folder. The devices may be GPUs of which none is here.
 """
 
 import dataclasses
@@ -11,12 +11,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from prunex_jax.base.environment import environment
+from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
@@ -24,6 +26,7 @@ from prunex_jax.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
     LaunchFlags,
+    described_topology,
     run_together,
 )
 from prunex_jax.tasks import Batch
@@ -38,7 +41,7 @@ from prunex_jax.train.joining import (
     make_pulse,
 )
 from prunex_jax.train.position import RunPosition
-from prunex_jax.train.program import Program, shapes_of
+from prunex_jax.train.program import Program
 from prunex_jax.train.same import check_same_settings
 from prunex_jax.train.transitions import saved_shapes
 from prunex_jax.train.weights import find_weights
@@ -80,6 +83,8 @@ class Needs:
     """What a run will need."""
 
     sent: tuple[Sent, ...]  # `dense` first, then this run's calls.
+    params_bytes: int  # Of the parameters at full width on one device,
+    state_bytes: int  # and of all that trains there, them included.
     memory: tuple[Memory, ...]  # Of its programs; empty where no compiler tells.
     checkpoint_bytes: int  # Of the arrays of the first checkpoint, over all hosts.
     # Median seconds of a local step, and of the exchange; None if not measured.
@@ -91,7 +96,7 @@ def dry_run(
     config: Mapping[str, Any] | ExperimentConfig,
     workdir: str | Path,
     *,
-    is_measured: bool = False,
+    how: str = COMPILE,
     launch: LaunchFlags | None = None,
 ) -> Needs:
     """Prepares a run as `train` does, compiles it, and prints what it will need.
@@ -99,19 +104,27 @@ def dry_run(
     Args:
       config: Settings, as for `train`.
       workdir: The run folder; nothing is written there.
-      is_measured: Whether to run a few steps as well, on the first batch.
+      how: "compile"; "measure" to run a few steps as well, on the first batch; or GPUs
+        that are not here, to compile for them, as in "h100:2x8" for 2 hosts with 8
+        H100 each.
       launch: How processes find each other; None detects it.
     Returns:
       What was found.
     Raises:
-      UserError: As from `train`.
+      UserError: As from `train` and `mesh.described_topology`.
     Collectives:
       With several processes, small gathers; if measured, those of the steps.
     """
     config = resolve_config(config)
     launch = launch or LaunchFlags()
     goes_on = holds_run(workdir)
+    is_here = how in (COMPILE, MEASURE)
+    if not is_here:
+        _check_names_gpus(how)
+        config, launch = _without_devices(config), LaunchFlags(launcher="none")
     started, topology = join_processes(config, launch)
+    if not is_here:
+        topology = described_topology(how)
 
     def prepare() -> Experiment:
         weights = find_weights(config.model.weights, workdir)
@@ -130,7 +143,7 @@ def dry_run(
             start_screen(experiment, str(workdir), described, started.described)
         )
         console.line("\n".join(_arithmetic(experiment)))
-        needs = find_needs(experiment, is_measured=is_measured)
+        needs = find_needs(experiment, is_measured=how == MEASURE)
         console.line("\n".join(_in_words(needs)))
         console.line(f"dry run   nothing was written to {workdir}")
     return needs
@@ -143,21 +156,50 @@ def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
       experiment: The run; every process of it calls this.
       is_measured: Whether to run a few steps as well.
     """
-    with experiment.batches() as batches:
-        batch: Batch = next(batches)
-    if experiment.teaching is not None:
-        batch = experiment.teaching.taught(batch, 0, None)
+    batch = experiment.batch_shapes()
     current = experiment.current
     state, calls = current.programs.abstract_state(), _first_calls(experiment)
     memory = []
     for program, options in calls:
-        args = (state, shapes_of(batch)) if _is_step(program) else (state,)
+        args = (state, batch) if _is_step(program) else (state,)
         compiled = run_together(functools.partial(program.compile, *args, **options))
         memory += _memory_of(program.name, compiled.run)
     position = RunPosition(keep_counts=experiment.channels.sizes)
     saved = saved_shapes(experiment, position)
-    found = Needs(tuple(_what_is_sent(experiment)), tuple(memory), num_bytes(saved))
-    return _with_times(found, experiment, batch) if is_measured else found
+    found = Needs(
+        sent=tuple(_what_is_sent(experiment)),
+        params_bytes=bytes_per_device(state.params),
+        state_bytes=bytes_per_device(state),
+        memory=tuple(memory),
+        checkpoint_bytes=num_bytes(saved),
+    )
+    return _with_times(found, experiment) if is_measured else found
+
+
+def _check_names_gpus(how: str) -> None:
+    if ":" not in how:
+        raise UserError(
+            f"--dry_run={how} is none of {COMPILE}, {MEASURE} and GPUs to compile for, "
+            f"as in h100:2x8{suggest(how, (COMPILE, MEASURE))}"
+        )
+
+
+def _without_devices(config: ExperimentConfig) -> ExperimentConfig:
+    """The settings of a run whose devices are not here, for this process.
+
+    Raises:
+      UserError: It needs arrays on them.
+    """
+    if config.distill.teacher:
+        raise UserError(
+            f"distill.teacher={config.distill.teacher!r} has to lie on devices, and "
+            "those of this dry run are not here; leave it empty"
+        )
+    topology = replace(config.topology, layout="1", cpu_devices=1, simulated="")
+    model = config.model
+    if model.convolution == "auto":  # Which asks for the devices that are here.
+        model = replace(model, convolution="direct")
+    return replace(config, topology=topology, model=model)
 
 
 def num_bytes(tree: PyTree) -> int:
@@ -170,6 +212,20 @@ def num_bytes(tree: PyTree) -> int:
     """
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def bytes_per_device(tree: PyTree) -> int:
+    """Bytes of arrays on one device, by their shapes, types and shardings.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> bytes_per_device({'a': jnp.ones((2, 3))})
+      24
+    """
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def _is_step(program: Program) -> bool:
@@ -246,8 +302,12 @@ def _sent(what: str, listed: list[Collective], shape: Mapping[str, int]) -> Sent
     return Sent(what, sent[HOST_AXIS], sent[DEVICE_AXIS])
 
 
-def _with_times(needs: Needs, experiment: Experiment, batch: Batch) -> Needs:
+def _with_times(needs: Needs, experiment: Experiment) -> Needs:
     """Runs the compiled programs a few times, and takes the medians."""
+    with experiment.batches() as batches:
+        batch: Batch = next(batches)
+    if experiment.teaching is not None:
+        batch = experiment.teaching.taught(batch, 0, None)
     current, programs = experiment.current, experiment.current.programs
     state = programs.init(jax.random.key(experiment.config.seed))
     if current.method.prepare is not None:
@@ -261,9 +321,7 @@ def _with_times(needs: Needs, experiment: Experiment, batch: Batch) -> Needs:
         exchange_seconds, state = _median_seconds(
             functools.partial(program, **static), state
         )
-    return dataclasses.replace(
-        needs, step_seconds=seconds, exchange_seconds=exchange_seconds
-    )
+    return replace(needs, step_seconds=seconds, exchange_seconds=exchange_seconds)
 
 
 def _median_seconds(call: Callable[[Any], Any], state: Any) -> tuple[float, Any]:
@@ -326,7 +384,9 @@ def _in_words(needs: Needs) -> list[str]:
         for sent in needs.sent
     ]
     lines.append(
-        "memory    per device: arguments + outputs + temporaries - shared by both"
+        f"memory    per device: {needs.params_bytes:,} of parameters, "
+        f"{needs.state_bytes:,} of all that trains; "
+        "arguments + outputs + temporaries - shared:"
     )
     lines += [
         f"          {each.total:>17,} = {each.arguments:,} + {each.outputs:,} + "
@@ -334,7 +394,7 @@ def _in_words(needs: Needs) -> list[str]:
         for each in needs.memory
     ]
     if not needs.memory:
-        lines[-1] = "memory    the compiler of this platform does not tell"
+        lines.append("          what the compiler of this platform does not tell")
     lines.append(
         f"disk      {needs.checkpoint_bytes:,} bytes per checkpoint at full width"
     )

@@ -24,7 +24,13 @@ from prunex_jax.channels import (
 )
 from prunex_jax.comm import Slicing, dense_size, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
-from prunex_jax.data import batch_rows, make_loader, place_batch
+from prunex_jax.data import (
+    Loader,
+    batch_rows,
+    make_loader,
+    place_batch,
+    placed_shapes,
+)
 from prunex_jax.data.shards import check_shards
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, MeshAxes, Topology
 from prunex_jax.methods import Method, Recipe, RoundKind, make_method
@@ -41,11 +47,11 @@ from prunex_jax.shrink import trace_model
 from prunex_jax.shrink.cost import count_macs
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
-from prunex_jax.tasks import Objective, Own, Task, make_task
+from prunex_jax.tasks import Batch, Objective, Own, Task, make_task
 from prunex_jax.train.config import ExperimentConfig, total_steps
 from prunex_jax.train.network_mean import MeanPlan, final_mean_plan
 from prunex_jax.train.profiling import profile_window
-from prunex_jax.train.program import Ledger
+from prunex_jax.train.program import Ledger, shapes_of
 from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases
 from prunex_jax.train.start import Start, Weights, make_start
 from prunex_jax.train.step import Programs
@@ -177,18 +183,32 @@ class Experiment:
         """Rows of the global batch that this process produces."""
         return batch_rows(self.mesh, self.batch_size)
 
+    def batch_shapes(self) -> Batch:
+        """What a local step takes, as shapes, types and shardings.
+
+        One example is read and nothing is placed, so that devices need not be here.
+        """
+        with self._reader(np.arange(1)).batches(0) as batches:
+            shapes = placed_shapes(next(batches), self.mesh, self.batch_size)
+        if self.teaching is not None:
+            shapes |= shapes_of(self.teaching.silence)
+        return shapes
+
     @contextlib.contextmanager
     def batches(self, step: int = 0) -> Iterator[Iterator[dict[str, jax.Array]]]:
         """Reads the training batches from a step on, placed on the mesh."""
-        loader = make_loader(
+        with self._reader(self.rows).batches(step) as batches:
+            yield (place_batch(batch, self.mesh, self.rows) for batch in batches)
+
+    def _reader(self, rows: np.ndarray) -> Loader:
+        """Reads such rows of the training batches."""
+        return make_loader(
             self.task.dataset.train,
             self.config.data,
-            rows=self.rows,
+            rows=rows,
             seed=self.config.seed,
             num_hosts=self.mesh.shape[HOST_AXIS],
         )
-        with loader.batches(step) as batches:
-            yield (place_batch(batch, self.mesh, self.rows) for batch in batches)
 
 
 def make_experiment(

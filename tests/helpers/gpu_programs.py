@@ -5,27 +5,20 @@ schedules are the compiler's word.
 """
 
 import dataclasses
-import importlib.util
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jax.experimental import topologies
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective
-from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, Topology, make_topology, sharding_on
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, described_topology, lacking_compiler
 from prunex_jax.train.config import ExperimentConfig
+from prunex_jax.train.dry_run import bytes_per_device
 from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.program import shapes_of
 
 NUM_HOSTS, DEVICES_PER_HOST = 2, 8
-PLUGIN = "jax_plugins.xla_cuda13"
-# What NVIDIA's data sheet and its driver say of an H100 SXM, in XLA's format.
-_DESCRIPTION = Path(__file__).parent / "h100.txtpb"
 # Operations of compiled programs that communicate, and the kind of `Collective`.
 _KINDS = {
     "all-reduce": "sum",
@@ -46,23 +39,13 @@ _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
+GPUS = f"h100:{NUM_HOSTS}x{DEVICES_PER_HOST}"
+
+
 def why_not() -> str:
     """What is missing to compile for GPUs; empty for nothing."""
-    try:
-        found = importlib.util.find_spec(PLUGIN)
-    except ModuleNotFoundError:
-        found = None
-    return "" if found else "no compiler for GPUs: `make test-gpu-programs` installs it"
-
-
-def described_topology() -> Topology:
-    """Two hosts with eight H100 each, none of which is here."""
-    described: Any = topologies.get_topology_desc(
-        platform="cuda",
-        target_config=_DESCRIPTION.read_text(),
-        topology=f"1x{NUM_HOSTS}x{DEVICES_PER_HOST}",
-    )
-    return make_topology("process", devices=described.devices)
+    lacking = lacking_compiler()
+    return lacking and f"{lacking}: `make test-gpu-programs` installs one"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,23 +67,13 @@ class GpuPrograms:
     """The programs of a run on GPUs that are not here.
 
     Args:
-      config: The run; its batches come from CPUs.
+      config: The run.
     """
 
     def __init__(self, config: ExperimentConfig) -> None:
-        cpus = make_topology(
-            str(NUM_HOSTS), devices=jax.devices()[: NUM_HOSTS * DEVICES_PER_HOST]
-        )
-        with make_experiment(config, cpus).batches() as batches:
-            batch = shapes_of(next(batches))
-        self.experiment: Experiment = make_experiment(config, described_topology())
-        mesh, self._programs = self.experiment.mesh, self.experiment.current.programs
-        self._batch = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=sharding_on(mesh, x.sharding.spec)
-            ),
-            batch,
-        )
+        self.experiment: Experiment = make_experiment(config, described_topology(GPUS))
+        self._programs = self.experiment.current.programs
+        self._batch = self.experiment.batch_shapes()
         self._state = self._programs.abstract_state()
 
     def local_step(self, step: int = 0) -> Compiled:
@@ -123,16 +96,9 @@ class GpuPrograms:
         return Compiled(
             compiled.run.as_text(),
             compiled.run.memory_analysis().alias_size_in_bytes,
-            _bytes_per_device(self._state),
+            bytes_per_device(self._state),
             compiled.sent,
         )
-
-
-def _bytes_per_device(tree: PyTree) -> int:
-    return sum(
-        int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
-        for x in jax.tree.leaves(tree)
-    )
 
 
 def _lines(text: str) -> Iterator[re.Match[str]]:
@@ -143,7 +109,7 @@ def list_compiled(text: str) -> list[Collective]:
     """Lists what a compiled program sends, as `list_collectives` does for a traced one.
 
     Args:
-      text: As the compiler shows a program for `described_topology`.
+      text: As the compiler shows a program for `GPUS`.
     Raises:
       AssertionError: Groups of a collective follow neither axis of the mesh.
     """

@@ -29,7 +29,7 @@ def test_it_says_what_the_run_sends_and_saves(tmp_path, capsys):
         sparsity={"num_stairs": 1, "shrink_share": 1.0},
         run={"steps": 24, "log_every_steps": 4, "checkpoint_every_steps": 0},
     )
-    needs = dry_run(values, tmp_path / "run", is_measured=True)
+    needs = dry_run(values, tmp_path / "run", how="measure")
     assert not (tmp_path / "run").exists()
     printed = capsys.readouterr().out
     assert "768 examples seen" in printed
@@ -85,7 +85,7 @@ def test_the_command_writes_nothing(tmp_path, capsys):
     assert "a step of dense" in printed and "ms per step" not in printed
     both = [f"--config={config}", f"--workdir={workdir}", "--dry_run=fast"]
     assert main(both) == 2
-    assert "'fast'" in capsys.readouterr().err
+    assert "--dry_run=fast is none of compile, measure" in capsys.readouterr().err
 
 
 def test_it_refuses_what_the_run_refuses(tmp_path):
