@@ -1,5 +1,6 @@
 """Eight virtual CPU devices and strict ranks for every test; set before jax is used."""
 
+import collections
 import gc
 import importlib.metadata
 import os
@@ -80,9 +81,29 @@ _LONG_FILES = (
 _STARTS = {Path(__file__).parent / name: at for at, name in enumerate(_LONG_FILES)}
 
 
+@pytest.hookimpl(tryfirst=True)  # Before what `-m` deselects is chosen.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, which keeps two test processes busy to the end."""
     items.sort(key=lambda item: _STARTS.get(item.path, len(_STARTS)))
+    _mark_most_slow(items)
+
+
+def _mark_most_slow(items: list[pytest.Item]) -> None:
+    """Of the cases of a test marked `sampled(n)`, only n stay quick, evenly spread."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not _is_left_out(item):
+            cases[item.nodeid.split("[")[0]].append(item)
+    for found in cases.values():
+        (count,) = found[0].get_closest_marker("sampled").args
+        quick = {at * len(found) // count for at in range(count)}
+        for at, item in enumerate(found):
+            if at not in quick:
+                item.add_marker(pytest.mark.slow)
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    return any(map(item.get_closest_marker, ("slow", "exhaustive")))
 
 
 @pytest.fixture(params=[(1, 4), (2, 2), (4, 1)], ids=lambda s: f"{s[0]}x{s[1]}")

@@ -90,6 +90,7 @@ def test_a_run_imports_what_it_needs(tmp_path):
     assert not LATE & loaded
 
 
+@pytest.mark.slow
 def test_the_trainer_is_one_import(tmp_path):
     loaded = loaded_by("import prunex_jax.train", tmp_path)
     assert "jax" not in loaded

@@ -62,6 +62,7 @@ def advice_for(monkeypatch, experiment: Experiment, link: ProbedLink) -> Advice:
     return advise(experiment)
 
 
+@pytest.mark.slow
 def test_slow_links_call_for_compression(monkeypatch, experiment):
     advice = advice_for(monkeypatch, experiment, probed(megabits=0.1))
     assert advice.text.startswith("Use ")
@@ -72,6 +73,7 @@ def test_slow_links_call_for_compression(monkeypatch, experiment):
     assert by_label["hsadmm every 4"].seconds < dense.seconds / 3
 
 
+@pytest.mark.slow
 def test_fast_links_do_not(monkeypatch, experiment):
     advice = advice_for(monkeypatch, experiment, probed(megabits=1e5))
     assert advice.text.startswith("Do not compress")
@@ -84,6 +86,7 @@ def test_what_is_worth_a_change_is_asked_for():
     assert recommend(rows, 0.3, num_hosts=2).startswith("Do not compress")
 
 
+@pytest.mark.slow
 def test_hops_count_where_bytes_do_not(monkeypatch, experiment):
     advice = advice_for(monkeypatch, experiment, probed(math.inf, hop_seconds=0.5))
     by_label = {row.label: row for row in advice.predictions}
@@ -92,6 +95,7 @@ def test_hops_count_where_bytes_do_not(monkeypatch, experiment):
     assert "hsadmm every 16" in advice.text
 
 
+@pytest.mark.slow
 def test_methods_that_cannot_run_are_named_with_the_reason(monkeypatch):
     few = {name: {"method.name": name} for name in ("dense", "dgc", "importance")}
     monkeypatch.setattr(command, "candidates", lambda config: few)
@@ -151,6 +155,7 @@ def test_every_candidate_is_a_config():
         assert settings.items() <= found.items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
@@ -225,6 +230,7 @@ def test_bad_flags(arguments, message, capsys):
     assert error.startswith("error: ") and error.count("\n") == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("warning", ["", "2 of the 4 GPUs are left idle"])
 def test_processes_are_joined_as_for_training(warning, monkeypatch, capsys):
     """They wait as long as the settings say, and say what is wrong with GPUs."""

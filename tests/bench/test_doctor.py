@@ -48,6 +48,7 @@ def process_found(**changes):
     return {**found, **changes}
 
 
+@pytest.mark.slow
 def test_one_process_is_well_and_the_folder_stays_as_it_was(tmp_path, capsys):
     workdir = tmp_path / "run"
     flags = ["--layout=2", "--seconds=1", f"--workdir={workdir}"]
@@ -86,6 +87,7 @@ def test_a_folder_that_is_not_shared_fails_on_both(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["one"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_fails(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["doctor", f"--workdir={tmp_path / 'file' / 'run'}"]) == 1
@@ -187,6 +189,7 @@ def test_the_size_of_a_checkpoint_needs_a_folder(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4)])
 def test_sums_and_exchanges_are_right_on_any_mesh(shape):
     mesh = make_mesh(*shape)

@@ -151,6 +151,7 @@ def unprivileged() -> User:
     pytest.skip(f"no sandbox without rights here{said}")
 
 
+@pytest.mark.sampled(1)
 def test_bytes_are_carried_and_counted_exactly(user: User) -> None:
     """Also: names and addresses agree, and hosts can be made again, more of them."""
     found = user.run(
@@ -178,6 +179,7 @@ def test_bytes_are_carried_and_counted_exactly(user: User) -> None:
         assert max(sent[1:-1], default=0) < 1000, "bystanders have sent something"
 
 
+@pytest.mark.sampled(1)
 def test_links_are_as_fast_as_asked_both_ways(user: User) -> None:
     """A busy machine makes transfers late, never early: the best of several counts."""
     found = user.run(
@@ -333,6 +335,7 @@ def descendant(pid: int, generation: int) -> int:
     return pid
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", ENDS)
 def test_nothing_stays_behind(user: User, end: str) -> None:
     body, signals, code = ENDS[end]
@@ -370,6 +373,7 @@ def test_ctrl_c_reaches_the_command_once(user: User) -> None:
         assert supervisor.returncode == 0
 
 
+@pytest.mark.sampled(1)
 def test_a_command_that_does_not_want_to_end_is_killed(user: User) -> None:
     body = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

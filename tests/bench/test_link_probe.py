@@ -22,6 +22,7 @@ class SlowClock:
         return self.seconds
 
 
+@pytest.mark.slow
 def test_both_axes_of_a_mesh_are_measured():
     found = probe_links(make_mesh(2, 2), max_seconds=0.1)
     assert set(found) == {"host", "device"}

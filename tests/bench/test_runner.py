@@ -258,6 +258,7 @@ def test_a_host_that_dies_shows_its_log_and_ends_the_others(run):
         run(study)
 
 
+@pytest.mark.slow
 def test_a_host_that_hangs_is_killed_at_the_limit(run):
     study = dataclasses.replace(STUDY, settings={"seed": 99}, limit_seconds=1.0)
     with pytest.raises(ProcessFailedError, match="not reached within"):
@@ -476,6 +477,7 @@ def test_processes_of_a_launcher_measure_themselves(tmp_path):
     assert (tmp_path / "bench" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_processes_of_a_launcher_are_waited_for_as_long_as_the_study_says(
     monkeypatch, tmp_path
 ):

@@ -34,6 +34,7 @@ def method_of(recipe, config: MethodConfig):
     return make_method(dataclasses.replace(recipe, config=config))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_steady_traffic_is_that_of_the_traced_program(recipe, name):
     method = method_of(recipe, method_config(name))

@@ -457,6 +457,7 @@ def check_page(path):
     return page
 
 
+@pytest.mark.slow
 def test_a_report_needs_nothing_else(folder):
     pytest.importorskip("matplotlib")
     modelled = Modelled(
@@ -572,6 +573,7 @@ def test_without_matplotlib_there_are_all_tables(folder, without_matplotlib, cap
     assert "pip install 'prunex_jax[bench]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_disagreements_are_said_first(folder):
     bad = make_measurement("topk", study="wrong", interface_bytes=1e9)
     write_record(folder, bad)

@@ -74,6 +74,7 @@ def trained(tmp_path_factory):
     return sweep, folder, runs, said
 
 
+@pytest.mark.slow
 def test_every_row_runs_with_every_seed_and_none_twice(trained):
     _, _, runs, said = trained
     places = {(run.row.name, run.seed): run.workdir for run in runs}
@@ -137,6 +138,7 @@ def test_a_failing_run_is_told_and_the_others_go_on(tmp_path):
     assert "was stopped" in said[-1], "a run that saves when stopped has not failed"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_stopped_lets_its_run_save_and_starts_no_other(
     number, tmp_path
@@ -189,6 +191,7 @@ def test_a_folder_of_other_settings_is_refused(trained):
         runs_of(other, folder / "runs")
 
 
+@pytest.mark.slow
 def test_the_report_is_there_at_any_time(trained, tmp_path):
     sweep, _, runs, _ = trained
     found = read_findings(sweep, runs)
@@ -202,6 +205,7 @@ def test_the_report_is_there_at_any_time(trained, tmp_path):
         write_report(Findings(sweep, {}), tmp_path)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "path", [p for p in SWEEPS if p.stem not in LIBRARY], ids=lambda p: p.stem
 )
@@ -217,6 +221,7 @@ def test_sweeps_load_and_all_settings_resolve(path, tmp_path):
     assert f"configs/sweeps/{path.name}" in text, "the command that runs it"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["cifar10", "cifar10_coarse", "cifar10_short"])
 def test_the_small_network_is_as_wide_as_what_pruning_leaves(name):
     folder = ROOT / "configs" / "sweeps"
@@ -262,6 +267,7 @@ def test_every_row_is_checked_before_the_first_one_runs(tmp_path):
         runs_of(sweep, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_registered_method_is_a_row_like_any_other(tmp_path, monkeypatch):
     """Its own file and a study file; other processes import it by `method.plugins`."""
     plugin = tmp_path / "my_method.py"

@@ -237,6 +237,7 @@ def test_sizes_are_drawn_where_rows_form_a_curve():
     )
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_true_difference_in_95_of_100_cases():
     rng, num_held = np.random.default_rng(0), 0
     for _ in range(2000):

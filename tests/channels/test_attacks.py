@@ -42,6 +42,7 @@ QUICK = set(
 )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "name",
     [

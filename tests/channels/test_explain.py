@@ -65,6 +65,7 @@ def print_sum(h):
     assert h.shape == (4, 8)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_mixes_channels_freezes_them_and_says_so(name):
     f = UNKNOWN[name]
@@ -429,6 +430,7 @@ def test_what_dead_channels_do_not_share_stays_and_says_where():
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("apply", [normed, normed_by_library])
 def test_renormalising_gives_the_layer_norm_of_the_smaller_width(apply):
     params = draw(NORMED)

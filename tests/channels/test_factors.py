@@ -123,6 +123,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_all_factors_are_cut_and_nothing_changes(name):
     apply, shapes, sizes = CASES[name]
@@ -164,6 +165,7 @@ def trees_of(apply, shapes):
     return params, trace, layouts_of(trace.groups, shapes_by_path(params))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["attention", "head_major", "grouped", "outer"])
 def test_trees_are_cut_as_channels_say(name):
     apply, shapes, _ = CASES[name]

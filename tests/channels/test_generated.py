@@ -40,6 +40,7 @@ def test_every_rule_is_attacked():
     assert set(BUILDERS) == set(RULES) - OF_A_MESH | CALLS
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_masked_equals_shrunk(part):
     verdicts = [check(name, seed=0) for name in NAMES[part::NUM_PARTS]]

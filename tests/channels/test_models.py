@@ -20,6 +20,7 @@ def model_trace(name, side=32, num_classes=10, **settings):
 BOTTLENECK_STREAMS = [64, 256, 512, 1024, 2048]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "side", "streams", "inner"),
     [
@@ -116,6 +117,7 @@ def test_vgg16(side, hidden, rows):
     assert_only_images_kernels_and_classes_stay(trace)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["resnet32", "resnet34", "resnet101", "resnet152", "vgg19"]
 )

@@ -535,6 +535,7 @@ def doubled(tree):
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_masked_equals_shrunk(seed):
     apply, shapes, names = random_network(seed)
@@ -549,6 +550,7 @@ def test_masked_equals_shrunk(seed):
         raise
 
 
+@pytest.mark.slow
 def test_random_networks_are_various_and_most_of_their_channels_can_be_removed():
     shares, primitives = [], set()
     for seed in range(60):

@@ -74,6 +74,7 @@ NORMS = [
 SHAPES = {"a": (3, 8), "scale": (8,), "shift": (8,), "b": (8, 2)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("norm", NORMS)
 def test_channels_behind_a_norm_can_all_be_removed(norm):
     def apply(p, x):
@@ -84,6 +85,7 @@ def test_channels_behind_a_norm_can_all_be_removed(norm):
     assert trace.prunable_share() == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_norm_of_a_norm_reads_what_is_shared_twice(norm):
     def apply(p, x):
@@ -132,6 +134,7 @@ def test_whole_groups_of_a_group_norm_go_or_the_same_channels_of_all(groups):
     assert sizes == {"a": finest, "b": 8}
 
 
+@pytest.mark.slow
 def test_kernels_with_standardised_weights_lose_inputs_and_outputs():
     def apply(p, x):
         h = convolve(x, standardised(p["a"]))
@@ -187,6 +190,7 @@ def around_a_loop(p, h):
     return centred * lax.scan(turn, 0.0, None, length=2)[0] * p["layer"]["scale"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "body",
     [
@@ -210,6 +214,7 @@ def test_norms_inside_programs(body):
     assert "a" in members_of(trace), trace.explain("a")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("choose", [jnp.max, jnp.min, jnp.prod])
 def test_dead_channels_that_tie_with_kept_ones_share_the_gradient(choose):
     """Half of what is kept is zero as well, so the extreme is a tie."""

@@ -79,6 +79,7 @@ def assert_trees_equal(a, b):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_take_put_and_mask_do_what_indexing_does(wrap):
     taken = wrap(lambda x, keep: take_channels(x, LAYOUTS, keep))(TREE, KEEP)

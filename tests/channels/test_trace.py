@@ -16,11 +16,13 @@ def check(cases, name, **options):
 
 
 # One density in the quick tests: which one differs from network to network.
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", networks.CASES)
 def test_masked_equals_shrunk_with_the_expected_groups(name):
     check(networks.CASES, name, densities=one_density(name))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", any_width.CASES)
 def test_masked_equals_cut_where_functions_work_for_any_width(name):
     check(any_width.CASES, name, is_any_width=True, densities=one_density(name))

@@ -168,6 +168,7 @@ def window(h, size, reducer=lax.add, start=0.0):
 
 
 # Whether all dead channels have one value, which a sum over all can count.
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("f", "is_shared"),
     [

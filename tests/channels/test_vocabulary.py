@@ -377,6 +377,7 @@ def padded_both_sides(p, x):
     return jnp.concatenate([jnp.sin(a + b), (a * b)[:, 2:8]], axis=1) @ p["c"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_masked_equals_shrunk_with_the_expected_groups(name):
     apply, shapes, groups, inputs = CASES[name]

@@ -67,6 +67,7 @@ def trace_of(case: Case) -> ChannelTrace:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("network", params_of((0,)))
 def test_channels_are_found(network: Network) -> None:
     case, trace = traced(network)

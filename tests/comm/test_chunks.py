@@ -116,6 +116,7 @@ def test_owners_add_up_and_send_on_the_largest():
     np.testing.assert_allclose(error, wanted, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(2, 4), (4, 2), (8, 1), (3, 2)], **BY_SIZE)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -128,6 +129,7 @@ def test_nothing_is_lost(dtype, route, shape):
     assert 0 < count <= 3 * 64 * (shape[0] if route == "gather" else 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_untyped_programs_agree(dtype, route):
@@ -175,6 +177,7 @@ def test_one_host_sends_nothing_and_keeps_nothing(route):
     assert mean_of_largest({}, TopK(2), ALONE) == ({}, {})
 
 
+@pytest.mark.slow
 def test_simulated_hosts_agree_with_a_mesh():
     rows, axes = make_rows(4), type(MESH)("host", None)
     for route in ROUTES:
@@ -190,6 +193,7 @@ def test_simulated_hosts_agree_with_a_mesh():
         np.testing.assert_allclose(as_rows(simulated[1], 1), error, atol=1e-5)
 
 
+@pytest.mark.sampled(22)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("route", [*ROUTES, "auto"])
 @pytest.mark.parametrize("shape", [*MESHES, (2, 3)], **BY_SIZE)

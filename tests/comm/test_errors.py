@@ -43,6 +43,7 @@ def run_on(shape, wire, tree):
     return on_mesh(run, shape, (jax.P(), PER_HOST))(tree)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(2, 4), (4, 2), (8, 1), (3, 2)], **BY_SIZE)
 @pytest.mark.parametrize(("dtype", "bucket_bytes"), SENT)
 def test_nothing_is_lost(dtype, shape, bucket_bytes):
@@ -56,6 +57,7 @@ def test_nothing_is_lost(dtype, shape, bucket_bytes):
         assert np.all(lost > 1e-5), "a host has lost nothing"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_devices_and_buckets_do_not_change_a_bit(dtype):
     tree = make_tree((4, 1), size=4000)
@@ -92,6 +94,7 @@ def test_what_is_fed_back_arrives(dtype):
     assert np.abs(flat(later) - wanted).mean() < 4 * at_once / times
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", WIRE_DTYPES)
 def test_every_device_of_a_host_has_the_same_bits(dtype):
     def run(own):

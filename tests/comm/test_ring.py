@@ -61,6 +61,7 @@ def test_narrow_rings_end_with_the_same_bits(dtype, step):
         np.testing.assert_array_equal(own, mean, "hosts ended with different bits")
 
 
+@pytest.mark.slow
 def test_narrow_rings_are_unbiased_with_a_key():
     values = draw(4)
 

@@ -223,6 +223,7 @@ def test_kept_channels_are_slices_of_what_is_left(mesh):
         np.testing.assert_array_equal(joined, wanted, err_msg=path)
 
 
+@pytest.mark.sampled(2)
 def test_kept_channels_go_back_where_they_were(mesh):
     slicing, tree = slicing_on(mesh), draw()
     layouts = slicing.layouts(LAYOUTS)
@@ -258,6 +259,7 @@ def test_scores_of_slices_add_up_to_those_of_the_whole(mesh):
     assert_everywhere(found, sum_squares_by_channel(tree, LAYOUTS), tolerance=1e-4)
 
 
+@pytest.mark.sampled(5)
 def test_trees_that_hold_parameters_are_cut_too(mesh):
     """As optimizers do; counters, and arrays of other shapes, stay."""
     slicing, tree = slicing_on(mesh), draw()

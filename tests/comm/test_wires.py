@@ -192,6 +192,7 @@ MEANS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wire", UNBIASED)
 @pytest.mark.parametrize(
     ("shape", "check_vma"),
@@ -222,6 +223,7 @@ def test_means_are_means_to_the_precision_of_the_wire(shape, check_vma, wire):
         assert wire == "float32" or error > 1e-5, "nothing was rounded"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wire", NARROW)
 def test_the_mean_is_unbiased(wire):
     """Over many keys, the mean of means comes to the mean; to nearest it does not."""
@@ -249,6 +251,7 @@ def test_the_mean_is_unbiased(wire):
     assert np.mean(biased) > 5 * np.mean(error)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", [None, 7])
 @pytest.mark.parametrize("wire", NARROW)
 def test_devices_and_buckets_do_not_change_a_bit(wire, key):
@@ -286,6 +289,7 @@ def test_buckets_do_not_change_float32(fn, bucket_bytes):
     assert several["half"].dtype == np.float16
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wire", NARROW)
 def test_every_host_ends_with_the_same_bits(wire):
     tree = make_tree((4, 2))
@@ -335,6 +339,7 @@ def test_a_single_host_rounds_nothing_and_sends_nothing(wire):
         assert_same(fn(alone, ALONE, Wire(wire), jax.random.key(0)), alone)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wire", NARROW)
 def test_divergence_of_one_device_is_seen_by_all(wire):
     def run(own):
@@ -350,6 +355,7 @@ def test_divergence_of_one_device_is_seen_by_all(wire):
             assert np.isfinite(flat(found)).any()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wire", NARROW)
 def test_simulated_hosts_agree_with_a_mesh(wire):
     """`vmap` with axis names needs no mesh."""
@@ -388,6 +394,7 @@ def test_unknown_formats_are_refused():
 FORMULAS = {"hosts": host_sum, "mesh": mesh_sum, "flat": flat_sum}
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("bucket_bytes", [0, 200])
 @pytest.mark.parametrize("wire", UNBIASED)
 @pytest.mark.parametrize("shape", [*MESHES, (2, 3)], **BY_SIZE)
@@ -446,6 +453,7 @@ def test_narrow_is_as_small_as_it_says(shape):
 # ---- as an optax transformation
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("levels", ["hierarchical", "flat"])
 @pytest.mark.parametrize("wire", NARROW)
 def test_gradients_are_averaged_anew_in_every_step(wire, levels):

@@ -197,6 +197,7 @@ def test_large_sets_are_checked_by_their_headers(
     assert str(file) in refused(folder), "a header is broken"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_file_that_breaks_while_training_is_named(
     tmp_path: Path, num_workers: int

@@ -102,6 +102,7 @@ def test_seed_changes_order_and_augmentation() -> None:
     assert not np.array_equal(first[0]["label"], second[0]["label"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("loader", ["memory", "grain"])
 @pytest.mark.parametrize("ended_by", ["close", "drop"])
 def test_no_thread_is_left_behind(loader: str, ended_by: str) -> None:

@@ -113,6 +113,7 @@ _WORKER = """
 """
 
 
+@pytest.mark.slow
 def test_two_processes_place_one_global_batch() -> None:
     port = str(free_port())
     command = [sys.executable, "-c", textwrap.dedent(_WORKER), port]

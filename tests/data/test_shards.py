@@ -303,6 +303,7 @@ def states_up_to_step_5(values, workdir) -> dict[int, dict]:
     return states
 
 
+@pytest.mark.slow
 def test_a_run_on_shards_resumes_bit_for_bit_on_as_many_hosts(tmp_path, capsys) -> None:
     whole = states_up_to_step_5(tiny(), tmp_path)
     shown = capsys.readouterr().out

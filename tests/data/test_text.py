@@ -72,6 +72,7 @@ def test_it_is_the_same_every_time(dataset):
         np.testing.assert_array_equal(one[EXAMPLE], other[EXAMPLE])
 
 
+@pytest.mark.slow
 def test_without_validation_all_of_it_trains(dataset):
     whole = open_stdlib(DataConfig(name="stdlib", validation_share=0.0))
     held = len(dataset.validation.source.tokens)

@@ -96,6 +96,7 @@ def test_a_prepared_set_is_read_exactly(tmp_path: Path) -> None:
         assert np.array_equal(labels, split.indices % 4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("augment", ["crop_flip", "random_resized_crop"])
 def test_memory_and_grain_give_the_same_bits(
@@ -209,6 +210,7 @@ def test_missing_sets_are_one_clear_line(
         assert str(tmp_path) in str(caught.value), "where it was looked for is missing"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CIFAR.exists(), reason="no prepared CIFAR-10 beside the code")
 def test_cifar10_through_tfds() -> None:
     config = DataConfig(name="cifar10", dir=str(CIFAR), augment="crop_flip")
@@ -224,6 +226,7 @@ def test_cifar10_through_tfds() -> None:
     np.testing.assert_allclose(images.std(axis=(0, 1, 2)), 1, atol=0.1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_file_that_breaks_while_it_is_read_is_named(
     tmp_path: Path, num_workers: int

@@ -92,6 +92,7 @@ def names_in(folder):
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_runs_without_this_package(tmp_path):
     write(tmp_path / "model")
     np.save(tmp_path / "given.npy", images())
@@ -294,6 +295,7 @@ def test_a_function_that_is_another_for_single_examples_is_not_mapped(apply, tmp
     assert not manifest["program"]["is_mapped_over_examples"]
 
 
+@pytest.mark.slow
 def test_a_shrunk_function_is_exported_for_any_batch(tmp_path):
     params, given = convnet_params(), jnp.asarray(images(3))
     trace = trace_channels(convnet, params, given)

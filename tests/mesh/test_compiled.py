@@ -78,6 +78,7 @@ def entries(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*-cache"))
 
 
+@pytest.mark.slow
 def test_the_second_start_compiles_nothing_and_computes_the_same(tmp_path):
     without = run(tmp_path / "a", "off")
     assert without["found"] == 0 and not (tmp_path / "a").exists()
@@ -90,6 +91,7 @@ def test_the_second_start_compiles_nothing_and_computes_the_same(tmp_path):
     assert made.stat().st_mode & 0o777 == 0o700, "others could write what is run"
 
 
+@pytest.mark.slow
 def test_every_process_of_a_run_finds_what_it_needs(tmp_path):
     for is_warm in (False, True):
         shared = {"coordinator": f"127.0.0.1:{free_port()}", "num_processes": 2}
@@ -99,6 +101,7 @@ def test_every_process_of_a_run_finds_what_it_needs(tmp_path):
             assert found["found"] == (found["asked"] if is_warm else 0)
 
 
+@pytest.mark.slow
 def test_full_disks_and_damaged_programs_cost_time_only(tmp_path):
     expected = run(tmp_path, largest_file=300)
     cut = entries(tmp_path)
@@ -123,6 +126,7 @@ def test_processes_may_start_at_once(tmp_path):
     assert warm["found"] == warm["asked"] and warm["result"] == results[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", ["auto", "~nobody-of-this-name/compiled"])
 def test_a_folder_that_cannot_be_used_is_said_once(where, tmp_path):
     """Neither a file in its place nor a missing home folder ends a run."""
@@ -132,6 +136,7 @@ def test_a_folder_that_cannot_be_used_is_said_once(where, tmp_path):
     assert errors.count("compiled programs are not kept: ") == 1
 
 
+@pytest.mark.slow
 def test_programs_of_other_people_and_their_folders_stay_as_they_are(tmp_path):
     assert run(tmp_path, owns_process=False)["found"] == 0
     assert not entries(tmp_path)

@@ -71,6 +71,7 @@ BODIES = {
 MIXED = ("split the other way round", "rounded at random", "gathered")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -129,6 +130,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -74,6 +74,7 @@ def test_commands_own_their_process_and_calls_of_the_library_do_not():
     assert given_launch(Values(**flags, launcher="auto")).owns_process
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "setting",
     [

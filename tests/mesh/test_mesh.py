@@ -390,6 +390,7 @@ print(json.dumps({{
 """
 
 
+@pytest.mark.slow
 def test_two_processes_form_hosts():
     port = free_port()
     results = run_python(*(TWO_PROCESSES.format(port=port, process=i) for i in (0, 1)))

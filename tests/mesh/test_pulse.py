@@ -137,6 +137,7 @@ def run_script(**values):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_phase_that_does_not_end_is_shown_and_ended():
     code, output, errors = run_script(stall=1.0, usual=0.0, last=30)
     assert code == 124 and not output
@@ -145,6 +146,7 @@ def test_a_phase_that_does_not_end_is_shown_and_ended():
     assert "error: process 0 is at step 7, phase exchange for 1 s" in errors
 
 
+@pytest.mark.slow
 def test_no_limit_and_short_phases_come_through():
     assert run_script(stall=0.0, usual=0.0, last=2)[:2] == (0, "came through\n")
     assert run_script(stall=2.0, usual=0.1, last=0.5)[:2] == (0, "came through\n")

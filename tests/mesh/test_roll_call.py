@@ -56,6 +56,7 @@ def test_everybody_goes_on_when_all_are_there(order):
     assert results == {key: (3, process) for key, process in enumerate(order)}
 
 
+@pytest.mark.slow
 def test_the_missing_are_named_to_all():
     results = call_all(0, 2, of=4, seconds=1.0)
     assert set(results.values()) == {results[0]}
@@ -69,11 +70,13 @@ def test_those_who_are_left_go_on_and_are_numbered_anew():
     assert "going on without process 1 of 4" in said
 
 
+@pytest.mark.slow
 def test_too_few_are_refused():
     results = call_all(0, 2, of=4, seconds=1.0, at_least=3)
     assert all("process 1, 3 of 4 did not come" in text for text in results.values())
 
 
+@pytest.mark.slow
 def test_waiting_is_said(monkeypatch):
     monkeypatch.setattr(desk, "SAY_EVERY", 0.3)
     said = []
@@ -205,6 +208,7 @@ def machines(monkeypatch):
     monkeypatch.setattr(roll_call, "listen", listen)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("delays", [(0, 0, 0), (1.0, 0, 0), (0, 0.5, 1.0)])
 def test_the_others_meet_at_the_first_of_them(machines, delays):
     """Whoever comes first, and though each keeps a desk meanwhile."""
@@ -235,6 +239,7 @@ def test_the_others_meet_at_the_first_of_them(machines, delays):
     assert "going on without process 0, 1 of 5" in said
 
 
+@pytest.mark.slow
 def test_those_of_one_machine_meet_there_at_any_of_them(machines):
     """The first machine is lost with two processes, the second has two as well."""
     known = (*MACHINES[:1] * 2, *MACHINES[1:2] * 2, MACHINES[2])
@@ -244,6 +249,7 @@ def test_those_of_one_machine_meet_there_at_any_of_them(machines):
     assert results[0][1] == 0 or results[1][1] == 0, "not at the second machine"
 
 
+@pytest.mark.slow
 def test_process_0_is_met_if_it_comes_late(machines):
     port, rolls = free_port(), {}
 
@@ -264,6 +270,7 @@ def test_process_0_is_met_if_it_comes_late(machines):
     assert {rolls[process].place for process in range(3)} == {0, 1, 2}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("there", "of", "at_least", "text"),
     [
@@ -278,6 +285,7 @@ def test_no_two_parts_of_a_run_go_on(machines, there, of, at_least, text):
     assert all(text in said for said in results.values()), results
 
 
+@pytest.mark.slow
 def test_runs_that_look_for_others_at_the_same_machines_keep_apart(machines):
     """Of five processes of either, two and three are left."""
     results = call_all(
@@ -293,6 +301,7 @@ def test_runs_that_look_for_others_at_the_same_machines_keep_apart(machines):
         assert isinstance(results[key], str), "met another run"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("known", [(), MACHINES[:2], ("", "", "")])
 def test_nobody_meets_where_nobody_knows_where(machines, known):
     results = call_all(1, 2, of=3, seconds=0.6, at_least=2, known=known)

@@ -152,6 +152,7 @@ def reference(choice, form, level, targets, rounds):
     return history
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("choice", "form", "level"),
     [
@@ -178,6 +179,7 @@ def test_rounds_follow_the_equations(choice, form, level):
     assert any(np.any(firsts[0][k] != firsts[1][k]) for k in "ab"), "always the same"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("form", "tolerance"),
     [
@@ -218,6 +220,7 @@ def test_what_is_sent_is_shared_and_the_rest_stays(form, tolerance):
         assert_same(own, now, "copies are not z where sent, or have changed elsewhere")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wire", ["float32", "int8"])
 def test_all_of_the_channels_are_a_plain_round_bit_for_bit(wire):
     # Without momentum: where it is fused otherwise, a multiplication rounds or not.

@@ -404,6 +404,7 @@ def test_every_method_has_a_row():
         make_method(Recipe(method_config("hsadm"), None, None, (), {}, {}))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("row", ROWS)
 def test_finds_the_best_feasible_point(row):
     """Hosts want different things, but agree on which channels matter."""
@@ -466,12 +467,14 @@ def test_a_restored_state_continues_identically(row):
     assert_same(restored, state, "something is not in the state")
 
 
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("shape", [(1, 8), (2, 4), (4, 2), (8, 1)])
 @pytest.mark.parametrize("row", ROWS)
 def test_formula_bytes_are_traced_bytes(row, shape):
     check_formula_bytes(runner_of(row, shape))
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("variant", variant_rows())
 def test_formula_bytes_of_every_variant_of_the_table(variant):
     """At the settings of studies and tables; the rows above are for a small problem."""
@@ -527,6 +530,7 @@ def check_formula_bytes(runner):
         assert shape[1] > 1 or found["device"] == 0
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("row", ROWS)
 def test_payload_is_what_the_largest_message_carries(row):
     """Each of four devices carries a quarter of the payload, rounded up.
@@ -576,6 +580,7 @@ def test_payload_is_what_the_largest_message_carries(row):
         assert carried - method.payload_bytes(counts) < room
 
 
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("row", ROWS)
 def test_health_is_scalar_and_finite(row):
     runner = runner_of(row)
@@ -615,6 +620,7 @@ def test_dense_is_the_same_on_every_mesh():
             np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
 @pytest.mark.parametrize("name", LIMITS)
 def test_in_the_limit_a_method_is_dense(name, shape):

@@ -51,6 +51,7 @@ def assert_equal(found, wanted, what=""):
         np.testing.assert_array_equal(got, want, what)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("criterion", "level"), [("mixture", "gradient"), ("taylor", "consensus")]
 )
@@ -73,6 +74,7 @@ def test_devices_with_the_same_data_change_nothing(criterion, level):
     assert not np.allclose(*hosts), "hosts see the same"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize(
     ("level", "shape"), [("gradient", (4, 1)), ("consensus", (2, 2))]
@@ -110,6 +112,7 @@ def test_copies_that_see_other_things_keep_the_same(criterion, level, shape):
             np.testing.assert_allclose(of_z[name][0, 0], of_hosts.mean(0), rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_a_frozen_round_keeps_the_masks(criterion):
     """Whatever gradients say; and with fewer counts, the weakest of z go."""

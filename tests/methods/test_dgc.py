@@ -105,6 +105,7 @@ def test_chunks_clear_the_velocity_of_what_was_sent():
         assert np.array_equal(direction != 0, is_sent.any(0))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("wire_dtype", WIRES)
 @pytest.mark.parametrize("shape", [(4, 1), (4, 2)])
 def test_what_came_in_is_sent_or_held_back(shape, wire_dtype):
@@ -170,6 +171,7 @@ def recipe(shape, num_elements=SIZE, **settings):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "optimizer",
     [

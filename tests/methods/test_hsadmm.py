@@ -89,6 +89,7 @@ def assert_zero(tree, what):
         assert not np.any(leaf), what
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("form", "level"), CASES)
 def test_rounds_follow_the_equations(form, level):
     shape = (2, 2)
@@ -289,6 +290,7 @@ def test_a_round_changes_nothing_where_all_agree(form):
     assert_zero((state.device_dual, state.host_dual, state.residuals), "not at rest")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["reset", "leaky"])
 def test_no_channel_is_revived(form):
     """Growing counts do not fill up with the dead, even where theta is not zero."""
@@ -328,6 +330,7 @@ def test_what_fades_lives_and_shrinks_by_its_share_until_the_freeze():
     assert_zero(dead_part(state.global_consensus, chosen), "a dead channel came back")
 
 
+@pytest.mark.slow
 def test_frozen_round_keeps_the_masks_and_never_cuts_by_position():
     core = make_core("reset", on_mesh=False)
     six = {"a": 6, "b": 5}
@@ -370,6 +373,7 @@ def test_reference_holds_on_a_long_mesh():
     assert_close(state.global_consensus, wanted[-1]["z"], "z")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("wire_dtype", "error"),
     [("float16", 2e-3), ("bfloat16", 0.02), ("int8", 0.04)],

@@ -166,6 +166,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("refreshes", [(True,), (True, False, False)], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_the_listing(case, refreshes):

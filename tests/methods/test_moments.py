@@ -57,6 +57,7 @@ def test_moments_are_zero_exactly_where_channels_are_dead(name):
     assert num_moments >= 2, "no moments were tested"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["factored moments", "noise", "flat moments"])
 def test_dead_entries_stay_zero_whatever_the_inner_optimizer_does(name):
     """Even where its memory cannot be cleared, or zero gradients give updates."""

@@ -145,6 +145,7 @@ def test_weights_of_highest_grasp_score_are_removed(shape):
     assert flat[kept].max() < flat[removed].min(), "not the highest were removed"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_channels_of_highest_grasp_score_are_removed(shape):
     scores = scores_by_the_book()
@@ -165,6 +166,7 @@ def test_temperature_matters():
     assert set(hot) != set(cold)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PACKINGS)
 def test_masked_parameters_say_what_was_kept(name):
     packing, pattern = PACKINGS[name], pattern_on((2, 2), name)
@@ -211,6 +213,7 @@ def step_on(shape, name, grads, packed=True, state=None):
     return step(grads, init(PARAMS) if state is None else state)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "tracking"])
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 @pytest.mark.parametrize("name", PACKINGS)
@@ -295,6 +298,7 @@ def differing_state(shape, packing, odd_host):
     return jax.tree.map(place, usual, odd)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1), (3, 2)], ids=str)
 @pytest.mark.parametrize("name", PACKINGS)
 def test_tracker_starts_again_while_a_host_differs(name, shape):
@@ -312,6 +316,7 @@ def test_tracker_starts_again_while_a_host_differs(name, shape):
             assert np.all(rows == rows[:1]), "not dense: hosts got different directions"
 
 
+@pytest.mark.slow
 def test_patterns_differ_in_fingerprint_if_in_anything():
     rows = jnp.asarray(
         [[1, 2, 3], [1, 2, 4], [2, 1, 3], [0, 2, 3], [1, 3, 2], [1, 2, 3]], jnp.int32
@@ -325,6 +330,7 @@ def test_patterns_differ_in_fingerprint_if_in_anything():
             assert both(rows[np.array([i, j])]).tolist() == [same, same]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1)], ids=str)
 def test_ternary_mean_is_unbiased_and_few_valued(shape):
     packing, grads = PACKINGS["channels"], draw(shape)
@@ -383,6 +389,7 @@ def resnet_recipe(name, **settings):
     )  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet50"])
 @pytest.mark.parametrize(
     ("settings", "most"),
@@ -433,6 +440,7 @@ def test_settings_have_ranges(section, key, value):
         resolve_config(values)
 
 
+@pytest.mark.slow
 def test_bad_settings_are_refused():
     with pytest.raises(UserError, match="density 0 is outside"):
         WeightPacking(0.0, SHAPES)

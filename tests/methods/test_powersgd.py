@@ -130,6 +130,7 @@ def with_awkward_steps(grads):
     return jax.tree.map(change, grads)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(4, 2), (2, 4), (1, 8)], ids=str)
 def test_full_rank_is_dense(grads, shape):
     """At any rank of the gradients, and whatever the queries have become."""
@@ -189,6 +190,7 @@ def test_is_the_listing_of_the_paper(grads, rank):
             assert_close(residual.mean(0), errors.mean(0), path)
 
 
+@pytest.mark.slow
 def test_what_comes_in_is_sent_or_held_back(grads):
     """Per host: gradient + residual before = its part of the direction + after."""
     before = jax.tree.map(lambda g: np.zeros_like(g[0, :, 0]), grads)
@@ -224,6 +226,7 @@ def test_directions_catch_up_with_the_gradients():
     assert np.max(held_back[30:]) < 1.2 * np.max(held_back[:30])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(12, 9), (9, 12), (3, 3, 4, 10)], ids=str)
 def test_warm_start_finds_the_best_approximation(shape):
     """Without residuals, steps on one matrix are subspace iterations."""
@@ -250,6 +253,7 @@ def test_warm_start_finds_the_best_approximation(shape):
     assert gaps[0] > 0.01, "found at once: the queries knew it"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_equal_shapes_are_treated_alone(rank):
     """Three matrices in one batch, of very different size, against each by itself."""
@@ -271,6 +275,7 @@ def test_equal_shapes_are_treated_alone(rank):
             assert_close(state.queries["6x5"][row], wanted.queries["6x5"][0], name)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rank", [1, 2, 5])
 @pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
 def test_bases_are_orthonormal_each_alone(rank, size):
@@ -316,6 +321,7 @@ def test_zero_gradients_lose_nothing():
         assert_close(direction["w"], grads[2, 0, 0])
 
 
+@pytest.mark.slow
 def test_a_query_that_sees_nothing_recovers():
     """Its products are zero; a spare direction finds what there is."""
     grad = np.zeros((2, 5, 8), np.float32)
@@ -366,6 +372,7 @@ def test_narrow_wires_hold_back_the_same_and_lose_nothing_on_average(wire_dtype)
     )
 
 
+@pytest.mark.slow
 def test_buckets_change_nothing(grads):
     whole = run((4, 2), grads, rank=2)
     cut = run((4, 2), grads, rank=2, wire=Wire(bucket_bytes=64))
@@ -407,6 +414,7 @@ def test_leaves_are_factored_where_it_pays():
     assert everything.whole == (2,)
 
 
+@pytest.mark.slow
 def test_types_come_back_and_residuals_are_wide():
     grads = jax.tree.map(lambda g: jnp.asarray(g, jnp.bfloat16), draw(2, (2, 2, 2)))
     seen = run((2, 2), grads, rank=1)
@@ -447,6 +455,7 @@ def test_refuses_what_means_nothing():
         jax.eval_shape(fn, jnp.ones((4, 4)))
 
 
+@pytest.mark.slow
 def test_untyped_shard_map_gives_the_same(grads):
     """Users' own loops may say check_vma=False."""
     tx = powersgd(2, min_gain=0, axes=MESH)
@@ -468,6 +477,7 @@ def test_untyped_shard_map_gives_the_same(grads):
 PAPER_RATIOS = {1: 243, 2: 136, 4: 72}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rank", PAPER_RATIOS)
 @pytest.mark.parametrize("shape", [(8, 1), (4, 8)], ids=str)
 def test_bytes_of_resnet18(rank, shape):

@@ -63,6 +63,7 @@ def sending(name, is_clipped=True):
     return on_mesh(run, (4, 1), jax.P(*AXES), check_vma=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_mean_is_that_of_what_is_left_of_hosts(name):
     """Of four, one is ten times longer: it counts as long as the others."""
@@ -80,6 +81,7 @@ def test_the_mean_is_that_of_what_is_left_of_hosts(name):
         np.testing.assert_allclose(leaf[0], wanted[path][0], atol=tolerance)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_equal_norms_change_no_bit(name):
     tree = differences((1, 1, 1, 1))

@@ -87,6 +87,7 @@ def whole_network(row, shape):
     return networks(runner_of(row, shape), batch_of(_targets(shape[0] * shape[1])))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shard", ["state", "params"])
 @pytest.mark.parametrize(
     "shape",
@@ -101,6 +102,7 @@ def test_the_network_is_the_same(row, shape, shard):
         np.testing.assert_allclose(found, wanted, atol=2e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("row", sorted(set(SLICED) - set(EXACT)))
 def test_other_wires_round_and_choose_in_every_slice(row):
     """Networks differ by no more than two runs with other random numbers do."""
@@ -112,6 +114,7 @@ def test_other_wires_round_and_choose_in_every_slice(row):
         np.testing.assert_allclose(found, wanted, atol=noise)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", [(1, 8), (2, 4), (4, 2), (3, 2)])
 @pytest.mark.parametrize("row", SLICED)
 def test_formula_bytes_are_traced_bytes(row, shape):
@@ -143,6 +146,7 @@ def test_formula_bytes_of_streaming_rounds(delay):
     check_formula_bytes(Runner(config, (2, 4), shard="state"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("average, clip", [("radial", "none"), ("mean", "median")])
 def test_norms_over_hosts_are_those_of_whole_arrays(average, clip):
     config = method_config(

@@ -168,6 +168,7 @@ class Reference:
         self.apply(self.sent(self.z), 0.0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_fragments_follow_the_equations(case):
     streaming, level, is_pruned = CASES[case]
@@ -202,6 +203,7 @@ def test_fragments_follow_the_equations(case):
         assert np.all(copies == z[path]), "the last round leaves copies apart"
 
 
+@pytest.mark.slow
 def test_the_last_fragment_is_sent_as_whole_rounds_are():
     """Leaves do not interact here, so they go as without streaming."""
     core = streaming_core(Streaming(PERIOD, 2, 0, 0.0))
@@ -216,6 +218,7 @@ def test_the_last_fragment_is_sent_as_whole_rounds_are():
         assert np.abs(streamed["b/kernel"] - z["b/kernel"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_what_narrow_formats_round_away_is_sent_later():
     """z and what hosts still hold add up to what copies were when they were sent."""
     streaming = Streaming(PERIOD, 2, delay=3, mixing=0.5)
@@ -253,6 +256,7 @@ def test_what_narrow_formats_round_away_is_sent_later():
         np.testing.assert_allclose(ends[path] + holds[path], wanted, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("level", "wire", "rounds"),
     [

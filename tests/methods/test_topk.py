@@ -65,6 +65,7 @@ def test_is_its_listing(density):
         assert np.count_nonzero(direction) <= 4 * round(density * SIZE)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("wire_dtype", WIRES)
 @pytest.mark.parametrize("shape", [(4, 1), (4, 2)])
 def test_what_came_in_is_sent_or_held_back(shape, wire_dtype):

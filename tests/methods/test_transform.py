@@ -104,6 +104,7 @@ def assert_close(found, wanted, tolerance=1e-5):
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(1, 4), (2, 2), (4, 1)])
 def test_trains_in_the_users_own_shard_map(shape):
     (params, state), losses = trained(shape)
@@ -185,6 +186,7 @@ def test_one_trace_serves_every_call_and_every_mask():
     assert num_traces == 1 and step._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_counting_inside_the_program_equals_saying_when():
     """sync=None and kind=None decide as explicit arguments would."""
     core = make_core("leaky", on_mesh=False, freeze_round=1)
@@ -207,6 +209,7 @@ def test_counting_inside_the_program_equals_saying_when():
     assert_close(left, right, 1e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["recommended", "all"])
 def test_state_keeps_its_types_for_bfloat16_parameters(form):
     """`scan` refuses a carry that changes its type, a `cond` two that differ."""

@@ -25,12 +25,14 @@ def images_of(seed):
     return jax.random.normal(jax.random.key(seed), (4, *SHAPE))
 
 
+@pytest.mark.slow
 def test_published_size():
     """Parameters of ConvNeXt-T in torchvision."""
     model = make_model(ModelConfig(name="convnext_t"), (224, 224, 3), 1000)
     assert count(model) == 28_589_128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "convolution", ["direct", pytest.param("chunked", marks=pytest.mark.slow)]
 )
@@ -46,6 +48,7 @@ def test_masked_is_shrunk(convolution):
     same_gradients(cut, images_of(1), key=jax.random.key(3))
 
 
+@pytest.mark.slow
 def test_forms_of_convolution_are_one_function():
     direct, shifted = (model_of(convolution=c) for c in ("direct", "chunked"))
     params, _ = strong(direct)
@@ -61,6 +64,7 @@ def test_forms_of_convolution_are_one_function():
     assert_close(one, other, 1e-4)
 
 
+@pytest.mark.slow
 def test_what_blocks_add_starts_small():
     """By layer scale, so that the network starts as stem, halvings and head."""
     model = model_of()
@@ -73,6 +77,7 @@ def test_what_blocks_add_starts_small():
     assert 0 < float(jnp.max(jnp.abs(one - other))) < 1e-4
 
 
+@pytest.mark.slow
 def test_bfloat16_rounds_activations_only():
     model, exact = model_of("bfloat16"), model_of()
     params, _ = jax.jit(model.init)(jax.random.key(0))

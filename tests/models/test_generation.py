@@ -22,6 +22,7 @@ def logits():
     return jax.jit(lambda tokens: model.apply(params, {}, tokens))
 
 
+@pytest.mark.slow
 def test_greedy_text_is_what_whole_sequences_say(logits):
     """Whether it fits the window or not, as if nothing stood behind it."""
     text = [[3, 1, 4], [7, 7, 7]]

@@ -50,6 +50,7 @@ def tokens_of(seed, batch=3):
     return jax.random.randint(jax.random.key(seed), (batch, LENGTH), 0, VOCABULARY)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_positions_see_what_is_before_them_or_all(networks, name):
     network, tokens = networks[name], tokens_of(0)
@@ -124,6 +125,7 @@ def half_of(network):
     return trace, cut, masked, masked.shrunk(cut)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "dtype", "dropout"),
     [
@@ -160,6 +162,7 @@ def test_heads_features_units_and_the_stream_are_cut_out(name, dtype, dropout):
     assert float(jnp.max(jnp.abs(answers[0] - answers[1]))) < 0.05 * size
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_bfloat16_is_of_activations_only(networks, name):
     exact = networks[name]
@@ -174,6 +177,7 @@ def test_bfloat16_is_of_activations_only(networks, name):
     assert_close(model.in_float32().apply(exact.params, {}, tokens), wanted, 0)
 
 
+@pytest.mark.slow
 def test_dropout_follows_the_key():
     network = network_of("gpt2", dropout=0.5)
     assert network.model.is_random and not network_of("gpt2").model.is_random
@@ -203,6 +207,7 @@ def test_every_form_has_its_parameters(networks, name, has):
     assert ("bias" in block["unit_norm"]) == (name != "gpt")
 
 
+@pytest.mark.slow
 def test_a_head_is_tied_or_not_as_asked():
     tied, own = (network_of("gpt", head=head).params for head in ("tied", "own"))
     assert set(own) - set(tied) == {"head"}

@@ -67,6 +67,7 @@ def primitives_of(jaxpr) -> set[str]:
     return names
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "side", "num_classes", "expected"),
     [
@@ -102,6 +103,7 @@ def test_stem_follows_image_size_and_any_size_runs(shape, stem):
     assert jax.eval_shape(model.apply, params, statistics, images).shape == (3, 10)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["resnet20", "resnet18", "wide_resnet50_2", "vgg16"])
 def test_every_kind_of_model_traces_with_both_stems(name):
     for stem in ("cifar", "imagenet"):
@@ -206,6 +208,7 @@ def test_batch_norm_normalises_and_keeps_a_moving_average():
     np.testing.assert_allclose(norm.var[...], 0.9 + 0.1 * x.var((0, 1, 2)), rtol=1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_evaluation_with_the_statistics_of_the_batch_is_training(name):
     model = small_model(name)
@@ -219,6 +222,7 @@ def test_evaluation_with_the_statistics_of_the_batch_is_training(name):
     np.testing.assert_allclose(again, logits, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_reestimated_statistics_are_those_of_all_images_together():
     """In front of the first norm, which reads the same whatever the batch."""
     model = small_model("basic")
@@ -261,6 +265,7 @@ def test_evaluation_traces_to_ordinary_primitives(name):
     assert found <= set(known.split())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "chunk_bytes"), [("basic", 3000), ("bottleneck", 1), ("vgg", 1)]
 )
@@ -336,6 +341,7 @@ def _masked(tree, spec):
     return map_with_path(mask, tree)
 
 
+@pytest.mark.slow
 def test_residual_network_cut_by_hand_is_the_masked_network():
     model = small_model("basic")
     params, statistics = random_state(model)
@@ -384,6 +390,7 @@ def test_widths_are_read_off_any_parameters(name):
     assert small_model(name).with_widths_of(params) == model
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "axis_name"),
     [("basic", None), ("basic", "device"), ("bottleneck", None), ("vgg", "device")],
@@ -445,6 +452,7 @@ def test_chunks_do_not_multiply_collectives(monkeypatch):
     assert num_sums("chunked") == num_sums("direct") > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["basic", "vgg"])
 def test_bfloat16_keeps_parameters_statistics_and_logits_in_float32(name):
     model = small_model(name, compute_dtype="bfloat16", convolution="chunked")

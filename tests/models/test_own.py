@@ -51,6 +51,7 @@ def trained(network, inputs, params=None):
     return network.model.apply_train(params, network.statistics, inputs, key=KEY)
 
 
+@pytest.mark.sampled(2)
 def test_what_is_left_answers_alike(cut_network):
     masked, cut, inputs = cut_network
     small = masked.shrunk(cut)
@@ -59,6 +60,7 @@ def test_what_is_left_answers_alike(cut_network):
     assert sizes[1] < 0.6 * sizes[0]
 
 
+@pytest.mark.sampled(1)
 def test_what_is_left_trains_alike(cut_network):
     """Answers, gradients and statistics, with the same numbers drawn."""
     masked, cut, inputs = cut_network
@@ -77,6 +79,7 @@ def test_what_is_left_trains_alike(cut_network):
     assert_close(grads_of(small), cut.take(grads_of(masked)))
 
 
+@pytest.mark.sampled(3)
 def test_a_second_cut_follows_the_first(cut_network):
     masked, cut, inputs = cut_network
     once = masked.shrunk(cut)

@@ -36,6 +36,7 @@ def images_of(seed, size=4):
     return jax.random.normal(jax.random.key(seed), (size, *SHAPE))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "millions"), [("vit_ti", 5.717), ("vit_s", 22.051), ("vit_b", 86.568)]
 )
@@ -45,6 +46,7 @@ def test_published_sizes(name, millions):
     assert count(model) / 1e6 == pytest.approx(millions, abs=0.001)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize(
     ("positions", "pooling"), [("learned", "token"), ("sincos", "mean")]
@@ -119,6 +121,7 @@ def test_stochastic_depth_keeps_the_mean():
     assert found.mean() == pytest.approx(1.0, abs=0.03)
 
 
+@pytest.mark.slow
 def test_draws_follow_the_key():
     model = model_of(drop_path=0.9)
     params, _ = strong(model)
@@ -132,6 +135,7 @@ def test_draws_follow_the_key():
     assert float(jnp.max(jnp.abs(answers(0) - answers(1)))) > 1e-3
 
 
+@pytest.mark.slow
 def test_bfloat16_rounds_activations_only():
     model, exact = model_of(compute_dtype="bfloat16"), model_of()
     params, _ = jax.jit(model.init)(jax.random.key(0))
@@ -143,6 +147,7 @@ def test_bfloat16_rounds_activations_only():
     assert_close(model.in_float32().apply(params, {}, images_of(1)), wanted)
 
 
+@pytest.mark.slow
 def test_width_multiplies_all_widths():
     model = make_model(ModelConfig(name="vit_s", width=0.5), (32, 32, 3), 10)
     params, _ = jax.eval_shape(model.init, KEY)
@@ -179,6 +184,7 @@ def test_settings_that_do_not_fit_are_refused(config, message):
         make_model(config, SHAPE, 10)
 
 
+@pytest.mark.slow
 def test_what_is_left_runs_where_values_vary_over_the_mesh():
     """What dead channels are in a layer norm must vary as the kept ones do."""
     model = model_of()

@@ -95,6 +95,7 @@ def convert(tensors, leaves, name, config=None):
     return to_ours(read, leaves, "file", config_of(name))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("layout", "name"), CASES, ids=IDS)
 def test_every_number_of_a_file_has_one_place(layout, name):
     leaves = leaves_named(name)

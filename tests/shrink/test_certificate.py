@@ -83,6 +83,7 @@ def test_equal_functions_are_certified():
     assert certificate.num_gradients == 4 * 3 + 3 + 3 * 3 + 1, "of the small network"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("density", [0.25, 0.5, 0.75])
 def test_shrunk_networks_are_certified(density):
     _, masked, shrunk, *rest = small_networks(density)
@@ -102,6 +103,7 @@ def test_a_cut_of_a_network_that_is_not_masked_is_refused():
         certificate.check()
 
 
+@pytest.mark.slow
 def test_rounding_of_half_precision_does_not_hide_a_cut():
     network, masked, shrunk, *rest = small_networks(compute_dtype="bfloat16")
     certificate = certify_networks(masked, shrunk, *rest)
@@ -154,6 +156,7 @@ def test_gradients_of_small_parameters_are_compared_with_their_own_size():
     assert certificate.gradient_error == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_zero_but_for_rounding_do_not_count():
     """Softmax does not see a constant, whose gradient is rounding."""
 

@@ -161,6 +161,7 @@ def test_operands_that_are_not_differentiated():
     checked(lambda h: power(h, 2, jnp.float32(3)))
 
 
+@pytest.mark.slow
 def test_derivatives_inside_of_loops_maps_and_each_other():
     inner = with_jvp(jnp.sin, lambda xs, ts: 2 * ts[0])
     outer = with_jvp(
@@ -198,6 +199,7 @@ def test_second_derivatives_are_those_of_the_rule():
     np.testing.assert_allclose(twice(small, cut.take(params)), expected, rtol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("f", [jax.nn.relu, jax.nn.relu6, jnp.abs, jnp.maximum])
 def test_derivatives_where_functions_have_a_corner(f):
     """At exact zeros: of relu it is 0, of max of equal values one half."""

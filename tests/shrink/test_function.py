@@ -66,6 +66,7 @@ def assert_same(cut, apply, small, masked, smaller, *inputs):
     assert_equal_results((outputs, (cut.take(grads[0]), *grads[1:])), results, "")
 
 
+@pytest.mark.slow
 def test_other_batch_sizes_than_the_traced_one():
     cut, small, masked, smaller = shrunk()
     for size in (1, 3, 17):
@@ -178,6 +179,7 @@ TRANSFORMATIONS = {
 OF_PARAMETERS = {"curvature", "remat", "over_devices", "varying_over_devices"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_masked_equals_shrunk_under_transformations(name):
     cut, small, masked, smaller = shrunk()
@@ -247,6 +249,7 @@ def test_a_function_is_traced_once_for_inputs_of_one_shape():
     assert counts == [(8, 3), (2, 3)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_half_precision(dtype):
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), draw(SHAPES))
@@ -281,6 +284,7 @@ def test_inputs_may_be_numbers_keys_and_trees():
 # Every channel is kept, or one of each group.
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", networks.CASES)
 def test_nothing_changes_where_all_channels_are_kept(name):
     apply, shapes, _, inputs = networks.CASES[name]
@@ -302,6 +306,7 @@ def test_nothing_changes_where_all_channels_are_kept(name):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", networks.CASES)
 def test_a_single_channel_may_be_left_of_every_group(name):
     apply, shapes, _, inputs = networks.CASES[name]
@@ -368,6 +373,7 @@ def train(p, s, x):
     return rest_of(p, x, mean, var), {"norm": moved, "seen": s["seen"] + 1}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("traced", ["inference", "training"])
 def test_both_modes_are_shrunk_whichever_was_traced(traced):
     params, statistics = draw(NORMED), draw(STATISTICS)
@@ -446,6 +452,7 @@ def test_several_training_steps_of_both_end_alike():
 # What is cut with the parameters.
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "optimizer",
     [

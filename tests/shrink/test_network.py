@@ -95,6 +95,7 @@ def results(network, images):
     return network.logits(images), value, gradient, new
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", SPECS)
 def test_masked_and_shrunk_compute_the_same(kind):
     network = small_network(kind, convolution="chunked")
@@ -122,6 +123,7 @@ def test_masked_and_shrunk_compute_the_same(kind):
             assert relative_error(x, y) <= allowed, f"{name} at density {density}"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["resnet20", "resnet34", "resnet50", "wide_resnet50_2", "vgg16", "vgg19"]
 )
@@ -144,6 +146,7 @@ def test_every_model_shrinks_to_widths_that_its_specification_describes(name):
     assert jax.eval_shape(specs[0].apply, *left, images_of(model)).shape == (4, 10)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "stem"),
     [("resnet20", "cifar"), ("vgg16", "cifar"), ("resnet18", "imagenet")],

@@ -73,6 +73,7 @@ def scores_of(sizes, seed=1):
     return {name: rng.exponential(size=size) for name, size in sizes.items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keep", [1.0, 0.5, 0.2])
 def test_costs_are_those_of_the_shrunk_network(trace, sizes, costs, network, keep):
     family = uniform_family(sizes)

@@ -177,6 +177,7 @@ def assert_close(left, right):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * largest)
 
 
+@pytest.mark.sampled(1)
 def test_outputs_and_gradients_are_those_of_the_loop(case):
     apply, params, layers, _ = case
     unrolled, split = layers.function(apply), layers.split(params)
@@ -226,6 +227,7 @@ def test_trees_come_back_as_they_were(case):
     assert layers.join(layers.split(shapes)) == shapes
 
 
+@pytest.mark.sampled(1)
 def test_layers_keep_numbers_of_their_own(case):
     apply, params, layers, name = case
     unrolled, split = layers.function(apply), layers.split(params)
@@ -273,6 +275,7 @@ def norm_net(p, s, x):
     return x @ p["head"], {"layers": new}
 
 
+@pytest.mark.slow
 def test_running_statistics_are_taken_apart_too():
     scale = normal(DEPTH, INNER)
     p = {**PARAMS, "layers": {**PARAMS["layers"], "scale": scale}}
@@ -386,6 +389,7 @@ _MARKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=marks) for name, marks in _MARKS.items()]
 )

@@ -60,6 +60,7 @@ def assert_close(found, wanted, **tolerance):
         np.testing.assert_allclose(score, wanted[name], err_msg=name, **tolerance)
 
 
+@pytest.mark.slow
 def test_taylor_is_the_slope_of_the_loss_along_a_channel():
     """Of a factor that multiplies all entries which carry the channel, at one."""
     ones = {group.name: jnp.ones(group.size) for group in TRACE.groups}

@@ -126,6 +126,7 @@ def test_cases_are_what_they_say():
     assert shared_paths(self_layouts()) == ("k3",)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("shapes", "layouts"), CASES)
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_projection_is_feasible_and_idempotent(shapes, layouts, number):

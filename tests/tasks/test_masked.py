@@ -62,6 +62,7 @@ def task():
     return make_task(data, ModelConfig(name="bert", width=0.25), seed=0), data
 
 
+@pytest.mark.slow
 def test_training_hides_other_tokens_in_every_epoch_and_evaluation_the_same(task):
     made, data = task
     split = made.dataset.train

@@ -78,6 +78,7 @@ def batch_of(name, rows, padding=0):
     return padded(LOGITS), {**batch, VALID: valid.astype(np.float32)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_sums_over_any_batches_become_the_same_means(name):
     objective = OBJECTIVES[name]()

@@ -42,6 +42,7 @@ def compiled(num_parts, unroll=True):
     ).lower(*inputs())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_parts", [2, 8])
 def test_both_forms_take_the_parts_in_order(num_parts):
     loop = compiled(num_parts, unroll=False).compile()(*inputs())

@@ -66,6 +66,7 @@ def runs(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_run_calls_what_was_foreseen(runs):
     plain, ahead = runs["off"][2], runs["on"][2]
     assert not plain[True] and sorted(plain[False]) == sorted(
@@ -211,6 +212,7 @@ with CompilerAhead(True) as ahead:
 """
 
 
+@pytest.mark.slow
 def test_an_error_is_printed_before_python_waits_for_what_is_being_compiled():
     done = subprocess.run(
         [sys.executable, "-c", SLOW_COMPILATION],

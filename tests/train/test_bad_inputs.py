@@ -220,6 +220,7 @@ def refused_setting(override: str, message: str, tmp: Path, capsys) -> None:
     assert not (tmp / "run").exists(), "nothing is left behind"
 
 
+@pytest.mark.sampled(87)
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("key", settings_of(float))
 def test_floats_are_finite(key, value, tmp_path, capsys):
@@ -254,6 +255,7 @@ def test_config_files_that_change_settings(change, message, tmp_path, capsys):
     settings_file(tmp_path, content, capsys, message)
 
 
+@pytest.mark.sampled(29)
 @pytest.mark.parametrize(("given", "message"), ARGUMENTS.items())
 def test_arguments_of_train(given, message, tmp_path, capsys):
     arguments = [part.format(tmp=tmp_path) for part in TRAIN]

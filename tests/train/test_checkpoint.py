@@ -213,6 +213,7 @@ def damage(folder, name, how):
         path.write_bytes(content)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["deleted", "cut", "altered"])
 @pytest.mark.parametrize("name", ["manifest.json", "_METADATA", "d/*"])
 def test_falls_back_from_a_damaged_checkpoint(tmp_path, caplog, name, how):
@@ -514,6 +515,7 @@ ODD_MANIFESTS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("change", ODD_MANIFESTS.values(), ids=ODD_MANIFESTS)
 def test_falls_back_from_a_manifest_of_odd_content(tmp_path, caplog, change):
     save_one_of(tmp_path, (1, 2))

@@ -21,6 +21,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     return code, capsys.readouterr().err
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -104,6 +105,7 @@ def test_bad_flags(arguments, message, capsys):
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_unusable_folders(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     foreign = tmp_path / "foreign"

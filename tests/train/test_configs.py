@@ -30,6 +30,7 @@ SHAPES = {
 traced = functools.cache(trace_model)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_config_builds(path: Path) -> None:
     config = resolve_config(load_config(str(path)))

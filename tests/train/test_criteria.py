@@ -51,6 +51,7 @@ def test_the_state_is_that_of_before_unless_gradients_are_asked_for():
             assert found[path].shape == (2, size), "one float per channel and host"
 
 
+@pytest.mark.slow
 def test_a_global_budget_ranks_what_hosts_have_seen():
     experiment = experiment_of(budget="global")
     programs, sizes = experiment.current.programs, experiment.channels.sizes
@@ -73,6 +74,7 @@ def test_a_global_budget_ranks_what_hosts_have_seen():
     assert counts != experiment.channels.keep_counts, "not the uniform ones"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("criterion", ["taylor", "mixture"])
 def test_what_gradients_said_is_left_behind_by_a_cut(criterion):
     experiment = experiment_of(criterion)

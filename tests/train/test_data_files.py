@@ -43,6 +43,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
+@pytest.mark.slow
 def test_a_folder_of_images_trains(tmp_path, capsys):
     folder = write_images(tmp_path / "photos", 30)
     break_file(folder / "bee" / "0.png")
@@ -100,6 +101,7 @@ def test_one_line_for_unusable_folders(tmp_path, capsys):
     assert not (tmp_path / "run").exists(), "nothing is left behind"
 
 
+@pytest.mark.slow
 def test_a_file_that_breaks_while_training_is_one_line(tmp_path, capsys, monkeypatch):
     folder = write_images(tmp_path / "photos", 20)
     monkeypatch.setattr("prunex_jax.data.image_files.DECODED_BYTES", 0)
@@ -109,6 +111,7 @@ def test_a_file_that_breaks_while_training_is_one_line(tmp_path, capsys, monkeyp
     assert f"{file} is broken" in refused(capsys)
 
 
+@pytest.mark.slow
 def test_float_arrays_of_a_file_train_a_network_of_ones_own(tmp_path, capsys):
     x, labels = problem(200)
     np.savez(tmp_path / "x.npz", x_train=x, y_train=labels)

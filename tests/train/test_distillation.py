@@ -80,6 +80,7 @@ def test_hot_answers_are_matched_as_numbers():
     np.testing.assert_allclose(found, (student - teacher) / 7 / 5, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_network_learns_what_its_teacher_says(tmp_path, teacher):
     """Of one that knows nothing of labels."""
     distill = {"teacher": teacher, "weight": 1.0, "temperature": 1.0}
@@ -89,6 +90,7 @@ def test_a_network_learns_what_its_teacher_says(tmp_path, teacher):
     assert len(set(np.argmax(logits_of(result), axis=-1).tolist())) > 2
 
 
+@pytest.mark.slow
 def test_a_teacher_of_no_weight_changes_nothing_and_sends_nothing(tmp_path, teacher):
     alone, rows = losses_of(tmp_path / "alone")
     silent = {"teacher": teacher, "weight": 0.0}
@@ -113,6 +115,7 @@ def test_work_has_that_of_a_teacher_or_is_not_known(tmp_path, teacher):
     assert work[1:] == [None, work[0] + 32 * 3 * 1000]
 
 
+@pytest.mark.slow
 def test_any_mesh_is_taught_alike(tmp_path, teacher):
     """Real and folded ones."""
     found = []
@@ -153,6 +156,7 @@ def test_a_run_that_was_stopped_goes_on_with_its_teacher(tmp_path):
     assert about["config"]["distill"]["teacher"] == teacher
 
 
+@pytest.mark.slow
 def test_a_teacher_that_cannot_teach_is_refused(tmp_path):
     def said_of(folder, **changes):
         with pytest.raises(UserError) as error:

@@ -84,6 +84,7 @@ def whole(tmp_path_factory):
     return train(SETTINGS, folder), folder
 
 
+@pytest.mark.slow
 def test_it_learns_and_ends_smaller(whole):
     result, folder = whole
     summary, rows = result.summary, rows_of(folder)
@@ -97,6 +98,7 @@ def test_it_learns_and_ends_smaller(whole):
     assert summary["test_bits_per_byte"] is None
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_network(whole):
     """Every token once, rows that fill up batches never."""
     result, _ = whole
@@ -274,6 +276,7 @@ def test_a_model_learns_from_itself(values, tmp_path):
     assert np.isfinite(result.summary["validation_loss"])
 
 
+@pytest.mark.slow
 def test_its_export_says_what_it_has_read(whole, tmp_path):
     result, folder = whole
     manifest = export_run(folder, tmp_path / "out")
@@ -288,6 +291,7 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
     np.testing.assert_array_equal(*texts)
 
 
+@pytest.mark.slow
 def test_its_export_scores_as_the_run_did(whole, tmp_path, monkeypatch, capsys):
     result, folder = whole
     export_run(folder, tmp_path / "out")
@@ -309,6 +313,7 @@ def test_its_export_scores_as_the_run_did(whole, tmp_path, monkeypatch, capsys):
     assert "(the run measured" in second
 
 
+@pytest.mark.slow
 def test_other_text_than_that_of_the_run_is_called_so(
     whole, tmp_path, monkeypatch, capsys
 ):
@@ -358,6 +363,7 @@ def test_what_does_not_fit_is_refused(changes, message, tmp_path):
 SHAPES = [(2, 2), *(pytest.param(shape, marks=SLOW) for shape in ((3, 2), (4, 1)))]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_formula_bytes_are_traced_bytes(method, shape):
@@ -388,6 +394,7 @@ def test_formula_bytes_are_traced_bytes_of_forms_of_hsadmm(form, shape):
     check_bytes(merged(SETTINGS, {"method": changes}), "hsadmm", shape)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize(
     "method",

@@ -105,6 +105,7 @@ def dense():
     return experiment_of(method={"name": "dense"}, run={"eval_every_steps": 3})
 
 
+@pytest.mark.slow
 def test_what_follows_a_step_comes_in_order(dense):
     events = []
 
@@ -235,6 +236,7 @@ BOUNDARIES = (6, 18)
 MORE_BOUNDARIES = (1, 4, 8, 12, 16, 17, 20)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "step",
     [
@@ -307,6 +309,7 @@ def sent_by_step(rows):
     return dict(enumerate(np.diff([0, *(row["host_wire_bytes"] for row in rows)]), 1))
 
 
+@pytest.mark.slow
 def test_the_last_round_sends_what_channel_rounds_have_held_back():
     experiment, checkpoints = channels_of(), Checkpoints([])
     loop, state, _, _, rows = run_one(experiment, checkpoints)

@@ -99,6 +99,7 @@ def assert_mean(mean, networks, experiment, model, step):
         np.testing.assert_allclose(found[path], leaf, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_teacher_is_the_mean_of_the_last_networks_before_channels_go(whole):
     folder, _, networks = whole
     for step, is_there in ((4, True), (8, True), (24, True), (28, False)):
@@ -111,6 +112,7 @@ def test_the_teacher_is_the_mean_of_the_last_networks_before_channels_go(whole):
     jax.tree.map(np.testing.assert_array_equal, own, later)
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_the_mean_of_its_last_networks(whole):
     folder, result, networks = whole
     for step, is_there in ((20, False), (24, True), (28, True), (32, True)):

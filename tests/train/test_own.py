@@ -97,6 +97,7 @@ def test_methods_may_look_at_batches_before_the_first_step(model, tmp_path):
     assert result.summary["params_kept"] < 0.7 * result.summary["params_dense"]
 
 
+@pytest.mark.slow
 def test_losses_and_metrics_have_names_of_their_own(tmp_path, capsys):
     x, labels = problem(300)
     wanted = np.stack([np.sin(x[:, 0]), x[:, 1], labels], axis=-1)
@@ -153,6 +154,7 @@ def test_other_optimizers_train_and_go_on_after_a_cut(optimizer, tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_settings_know_of_an_optimizer_that_was_given(tmp_path):
     short = merged(SETTINGS, {"run": {"steps": 2, "log_every_steps": 1}})
     short["sparsity"] = {"num_stairs": 1}
@@ -231,6 +233,7 @@ def test_a_network_is_named_on_the_command_line(tmp_path):
         train(values, tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_what_is_of_ones_own_is_not_run_from_settings(tmp_path):
     """Settings say that something was brought, and the same call goes on."""
     result = train(SETTINGS, tmp_path / "run", model=NnxNet, data=DATA)

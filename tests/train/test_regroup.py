@@ -94,6 +94,7 @@ def test_shares_are_a_whole_for_both_sides(old, new):
         np.testing.assert_array_equal(table, np.eye(old))
 
 
+@pytest.mark.sampled(55)
 @pytest.mark.parametrize("old, new", CHANGES)
 @pytest.mark.parametrize("row", ROWS)
 def test_means_over_owners_stay_and_zeros_stay_zero(row, old, new):
@@ -245,6 +246,7 @@ def test_a_run_goes_on_on_fewer_hosts_unless_refused(tmp_path, capsys):
     assert 0 < result.summary["host_wire_ratio"] < 1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_older_than_the_last_start_is_refused_too(tmp_path):
     """The folder names the mesh of the last start, which may have saved nothing."""
     run_until(7, values_of(4, "topk"), tmp_path)
@@ -253,6 +255,7 @@ def test_a_checkpoint_older_than_the_last_start_is_refused_too(tmp_path):
         train(resolve_config(values_of(2, "topk")), tmp_path, exact_topology=True)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_batches_do_not_divide(tmp_path, capsys):
     """48 examples a step on 4 hosts, then 45 on 5: what is left out is not counted."""
     five = resolve_config(values_of(5, "topk"))

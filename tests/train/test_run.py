@@ -85,6 +85,7 @@ def test_metrics_are_one_row_per_logged_step(whole_run):
     assert {"host_drift", "primal_residual", "sparsity"} <= set(rows[0])
 
 
+@pytest.mark.slow
 def test_same_command_again_changes_nothing(whole_run):
     result, workdir = whole_run
     again = train(SETTINGS, workdir)
@@ -212,6 +213,7 @@ def test_divergence_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
     assert named is not None and int(named[1]) == newest, "also one in flight"
 
 
+@pytest.mark.slow
 def test_copies_that_leave_their_consensus_stop_the_run(tmp_path):
     """Every loss is finite here; only the drift says that the run is lost."""
     values = settings(
@@ -224,6 +226,7 @@ def test_copies_that_leave_their_consensus_stop_the_run(tmp_path):
     assert all(row["host_drift"] <= 1e-3 for row in rows_of(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_run_that_chooses_settings_leaves_the_test_split_alone(tmp_path, monkeypatch):
     def refuse(split, *args, **kwargs):
         assert split.name != "test"
@@ -253,6 +256,7 @@ def test_another_run_in_the_folder_is_refused(whole_run):
         train({**SETTINGS, "seed": 1}, workdir)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_trained_into_is_left_alone(tmp_path):
     """By a second run, and for as long as the first one lives."""
     values = settings(run={"steps": 4, "log_every_steps": 2})

@@ -197,6 +197,7 @@ def stairs_run(tmp_path_factory):
     return values, train(values, workdir, watch=look), workdir, models
 
 
+@pytest.mark.slow
 def test_channels_are_cut_out_after_every_stair(stairs_run):
     values, result, workdir, _ = stairs_run
     sizes, kept = [], {}
@@ -221,6 +222,7 @@ def test_channels_are_cut_out_after_every_stair(stairs_run):
     assert masks == kept
 
 
+@pytest.mark.slow
 def test_work_is_that_of_the_networks_that_were_trained(stairs_run):
     """Also what a run goes on from that is resumed between its cuts."""
     values, result, workdir, models = stairs_run
@@ -411,6 +413,7 @@ def test_steps_and_exchanges_are_those_of_the_small_network(whole_run):
         assert word not in texts[1], "nothing is left to choose or to compact"
 
 
+@pytest.mark.slow
 def test_a_part_that_cannot_be_cut_is_named(monkeypatch):
     """An optimizer that keeps one number per output channel, not one per weight."""
 

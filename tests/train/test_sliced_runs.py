@@ -105,6 +105,7 @@ def test_the_next_method_takes_slices_over(tmp_path):
     assert_alike(tmp_path / "params", tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_optimizers_and_methods_of_whole_parameters_are_refused(tmp_path):
     muon = merged(VALUES, {"optimizer": {"name": "muon", "clip_norm": 0.0}})
     with pytest.raises(UserError, match="looks at whole parameters"):

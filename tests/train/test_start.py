@@ -67,6 +67,7 @@ def started(source, tmp_path_factory):
     return train(dense(source[2]), workdir), workdir
 
 
+@pytest.mark.slow
 def test_the_first_evaluation_is_that_of_the_export(source, started):
     first, summary = rows_of(started[1])[0], source[0].summary
     assert first["step"] == 0
@@ -96,6 +97,7 @@ def test_the_folder_says_what_it_started_from(source, started):
     assert said["digests"] == {ARRAYS: manifest["files"][ARRAYS]}
 
 
+@pytest.mark.slow
 def test_a_run_folder_is_as_good_as_its_export(source):
     there, here = find_weights(str(source[1])), find_weights(str(source[2]))
     assert there.shapes == here.shapes
@@ -118,6 +120,7 @@ def test_what_was_started_is_exported_and_started_from_again(started, tmp_path):
     assert make_start(weights, model, TINY).model == result.network.model
 
 
+@pytest.mark.slow
 def test_a_resumed_run_needs_the_weights_no_more(source, started, tmp_path):
     export = shutil.copytree(source[2], tmp_path / "export")
     values = dense(export, run={"checkpoint_every_steps": 2})

@@ -118,6 +118,7 @@ def assert_close(found, wanted, atol=2e-6):
         np.testing.assert_allclose(a, b, atol=atol)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("count", [2, 8])
 @pytest.mark.parametrize("method", ["dense", "powersgd"])
 def test_micro_batches_are_one_step_of_the_whole_batch(method, count):
@@ -149,6 +150,7 @@ def test_statistics_are_those_of_the_images_of_all_devices():
     assert images.var() > 1.5 * norm["var"].mean()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_do_not_depend_on_micro_batches(method):
     mesh_shape = dict(zip(("host", "device"), SHAPE, strict=True))

@@ -105,6 +105,7 @@ def test_a_test_split_that_is_not_read_is_null(dense):
     assert list(summary) == KEYS
 
 
+@pytest.mark.slow
 def test_a_run_after_its_cut_says_when_and_how_exact():
     full = experiment_of(
         sparsity={"shrink_share": 0.8, "freeze_share": 0.4, "num_stairs": 1}

@@ -54,6 +54,7 @@ def noisy(tree):
     return jax.tree.map(moved, tree)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("before", "after"),
     [("dense", "local_sgd"), ("local_sgd", "hsadmm"), ("topk", "diloco")],
@@ -88,6 +89,7 @@ def cut():
     return experiment, state, *hand_over(experiment, state, 20, 0.25)
 
 
+@pytest.mark.slow
 def test_a_cut_keeps_the_consensus(cut):
     experiment, state, small, small_state, handover = cut
     old, new = network_of(experiment, state), network_of(small, small_state)
