@@ -18,6 +18,7 @@
 #   make benchmark-start      from the command to the first step: where the time goes
 #   make benchmark-compression   what each method computes per exchange
 #   make benchmark-freed-memory  what keeping freed memory saves per CPU step
+#   make benchmark-memory    bytes per H100 that large networks take, compiled for them
 #   make benchmark-pulse     what watching over processes costs a step
 #   make benchmark-loops      what loops around convolutions cost on CPU
 #   make bench-digits         every method on digits with three seeds: accuracy, bytes
@@ -32,6 +33,7 @@ WORKDIR ?= runs/demo
 DIGITS_WORKDIR ?= runs/digits
 BYTES_WORKDIR ?= runs/bytes
 DRILLS_WORKDIR ?= runs/drills
+MEMORY_WORKDIR ?= runs/memory
 # An environment of its own, because torch and jax want other packages.
 TORCH_VENV ?= .venvs/torch
 TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
@@ -54,7 +56,7 @@ DOCS := $(VENV)/.installed-docs
     test-drills test-gpu-programs launchers check docs wheel format \
     benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
-    benchmark-pulse benchmark-loops benchmark-torch-step \
+    benchmark-memory benchmark-pulse benchmark-loops benchmark-torch-step \
     bench-digits bench-bytes clean
 
 help:
@@ -88,8 +90,7 @@ test-drills: $(BASE)
 
 # The compiler lies in a folder of its own, so that all else stays without GPUs.
 test-gpu-programs: $(GPU)/.installed
-	PYTHONPATH=$(GPU) $(BIN)/python -m pytest -q -m gpu_programs \
-	    tests/train/test_gpu_programs.py
+	PYTHONPATH=$(GPU) $(BIN)/python -m pytest -q -m gpu_programs tests/train
 
 # Tests of launchers are skipped where this has no root, no apt-get or no packages.
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 \
@@ -144,6 +145,10 @@ benchmark-compression: $(BASE)
 
 benchmark-freed-memory: $(BASE)
 	$(BIN)/python -m tests.benchmarks.freed_memory
+
+benchmark-memory: $(GPU)/.installed
+	PYTHONPATH=$(GPU) $(BIN)/python -m tests.benchmarks.memory_table \
+	    --workdir='$(MEMORY_WORKDIR)'
 
 benchmark-pulse: $(BASE)
 	$(BIN)/python -m tests.benchmarks.pulse

@@ -9,6 +9,7 @@ networks of users' own do. `generation` writes text; `weights` reads trained net
 others. Models know nothing of channels, methods or meshes.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import cast
@@ -50,6 +51,7 @@ __all__ = [
     "ModelSpec",
     "ResNetSpec",
     "VggSpec",
+    "as_on_gpus",
     "check_sections",
     "from_moments",
     "generate",
@@ -152,6 +154,18 @@ def make_model(
         compute_dtype=config.compute_dtype,
         convolution=convolution,
     )
+
+
+def as_on_gpus(config: ModelConfig) -> ModelConfig:
+    """The settings whose network is, here, the one that GPUs would get.
+
+    Example:
+      >>> as_on_gpus(ModelConfig(name='resnet20')).convolution
+      'direct'
+    """
+    if config.convolution == "auto" and config.name in (*MODELS, CONVNEXT):
+        return dataclasses.replace(config, convolution="direct")
+    return config
 
 
 def check_sections(config: ModelConfig) -> None:

@@ -29,6 +29,7 @@ from prunex_jax.mesh import (
     described_topology,
     run_together,
 )
+from prunex_jax.models import as_on_gpus
 from prunex_jax.tasks import Batch
 from prunex_jax.train.ahead import exchanges_to_come
 from prunex_jax.train.config import ExperimentConfig, resolve_config
@@ -196,10 +197,7 @@ def _without_devices(config: ExperimentConfig) -> ExperimentConfig:
             "those of this dry run are not here; leave it empty"
         )
     topology = replace(config.topology, layout="1", cpu_devices=1, simulated="")
-    model = config.model
-    if model.convolution == "auto":  # Which asks for the devices that are here.
-        model = replace(model, convolution="direct")
-    return replace(config, topology=topology, model=model)
+    return replace(config, topology=topology, model=as_on_gpus(config.model))
 
 
 def num_bytes(tree: PyTree) -> int:

@@ -24,6 +24,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import described_topology
+from prunex_jax.models import as_on_gpus
 from prunex_jax.train.config import ExperimentConfig, default_config, resolve_config
 from prunex_jax.train.dry_run import find_needs
 from prunex_jax.train.experiment import make_experiment
@@ -130,7 +131,6 @@ def config_of(
     changes = {
         "data.batch_size": network.examples * devices * NUM_HOSTS,
         "model.compute_dtype": "bfloat16",
-        "model.convolution": "direct",
         "run.steps": 1000,
         "topology.shard": shard,
         **network.settings,
@@ -138,10 +138,9 @@ def config_of(
     }
     if changes["data.name"] == "tokens":
         changes["data.dir"] = str(tokens)
-    if changes["data.name"] == "synthetic":
-        changes["data.batch_size"] = min(changes["data.batch_size"], 1024)
     config.update_from_flattened_dict(changes)
-    return resolve_config(config)
+    resolved = resolve_config(config)
+    return dataclasses.replace(resolved, model=as_on_gpus(resolved.model))
 
 
 def compile_row(

@@ -6,10 +6,11 @@ schedules are the compiler's word.
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective
@@ -42,10 +43,12 @@ _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\
 GPUS = f"h100:{NUM_HOSTS}x{DEVICES_PER_HOST}"
 
 
-def why_not() -> str:
-    """What is missing to compile for GPUs; empty for nothing."""
+def needs_compiler(test: Callable[..., None]) -> Any:
+    """Runs a test only where there is a compiler for GPUs."""
     lacking = lacking_compiler()
-    return lacking and f"{lacking}: `make test-gpu-programs` installs one"
+    reason = f"{lacking}: `make test-gpu-programs` installs one"
+    skipped = pytest.mark.skipif(bool(lacking), reason=reason)
+    return pytest.mark.gpu_programs(skipped(test))
 
 
 @dataclasses.dataclass(frozen=True)

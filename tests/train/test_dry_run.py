@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,9 @@ from prunex_jax.train.command import main
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.dry_run import dry_run, find_needs
 from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.program import shapes_of
 from tests.helpers.common import free_port
+from tests.helpers.gpu_programs import needs_compiler
 from tests.helpers.tiny_runs import rows_of, settings, start, write_config
 
 
@@ -86,6 +90,43 @@ def test_the_command_writes_nothing(tmp_path, capsys):
     both = [f"--config={config}", f"--workdir={workdir}", "--dry_run=fast"]
     assert main(both) == 2
     assert "--dry_run=fast is none of compile, measure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("settings_of", [{}, {"distill": {"teacher": "self"}}])
+def test_shapes_of_a_batch_are_known_without_it(settings_of):
+    values = settings(method={"name": "hsadmm"}, **settings_of)
+    experiment = make_experiment(resolve_config(values), make_topology("2"))
+    with experiment.batches() as batches:
+        batch = next(batches)
+    if experiment.teaching is not None:
+        batch = experiment.teaching.taught(batch, 0)
+    wanted, found = shapes_of(batch), experiment.batch_shapes()
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for shape, like in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        assert (shape.shape, shape.dtype) == (like.shape, like.dtype)
+        assert shape.sharding == like.sharding
+
+
+def test_gpus_that_are_not_here_have_no_teacher(tmp_path):
+    taught = settings(distill={"teacher": "self"})
+    with pytest.raises(UserError, match="teacher='self' has to lie on devices"):
+        dry_run(taught, tmp_path / "run", how="h100:2x8")
+
+
+@needs_compiler
+def test_it_compiles_for_gpus_that_are_not_here(tmp_path, capsys):
+    config = write_config(tmp_path, settings(method={"name": "hsadmm"}))
+    workdir = tmp_path / "run"
+    named = [f"--config={config}", f"--workdir={workdir}", "--dry_run=h100:2x8"]
+    done = subprocess.run(
+        [sys.executable, "-m", "prunex_jax.train", *named],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "2 hosts x 8 devices" in done.stdout and "exchange" in done.stdout
+    assert not workdir.exists()
 
 
 def test_it_refuses_what_the_run_refuses(tmp_path):

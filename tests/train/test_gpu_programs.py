@@ -11,24 +11,15 @@ from prunex_jax.comm import wire_bytes
 from prunex_jax.mesh import HOST_AXIS
 from prunex_jax.train.ahead import exchanges_to_come
 from prunex_jax.train.position import RunPosition
-from tests.helpers import gpu_programs
 from tests.helpers.gpu_programs import (
     DEVICES_PER_HOST,
     NUM_HOSTS,
     Compiled,
     GpuPrograms,
     list_compiled,
+    needs_compiler,
 )
 from tests.train.test_cuda import CONFIGS, config_of
-
-LACKING = gpu_programs.why_not()
-
-
-def needs_compiler(test):
-    """Runs a test only where there is a compiler for GPUs."""
-    skipped = pytest.mark.skipif(bool(LACKING), reason=LACKING)
-    return pytest.mark.gpu_programs(skipped(test))
-
 
 DIGITS = [path for path in CONFIGS if path.stem.startswith("digits_")]
 # Methods whose state is also compiled in slices over the devices of a host.
