@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import dense_size, list_collectives, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
@@ -31,8 +32,8 @@ from prunex_jax.methods import (
 )
 from tests.benchmarks.compression import TOTAL_STEPS, make_recipe
 
-HOSTS = (2, 4, 8)
-DEVICES_PER_HOST = 2
+HOSTS = (2, 4, 8, 64, 1024)
+DEVICES_PER_HOST = 8
 
 
 # Beside the variants of the table of methods.
@@ -80,12 +81,19 @@ def main() -> None:
     recipe = make_recipe(
         arguments.model, image_shape=image_shape, num_classes=arguments.classes
     )
-    write(f"| method | {' | '.join(f'{n} hosts' for n in HOSTS)} |")
+    write(f"| method | {' | '.join(f'{n:,} hosts' for n in HOSTS)} |")
     write(f"| --- |{' --- |' * len(HOSTS)}")
     for label, config in rows().items():
         method = make_method(dataclasses.replace(recipe, config=config))
-        ratios = [ratio_of(method, recipe, hosts) for hosts in HOSTS]
-        write(f"| {label} | {' | '.join(f'{ratio:.4f}' for ratio in ratios)} |")
+        cells = [_cell(method, recipe, hosts) for hosts in HOSTS]
+        write(f"| {label} | {' | '.join(cells)} |")
+
+
+def _cell(method: Method, recipe: Recipe, num_hosts: int) -> str:
+    try:
+        return f"{ratio_of(method, recipe, num_hosts):.4f}"
+    except UserError:  # A method that takes fewer hosts.
+        return "refused"
 
 
 def ratio_of(method: Method, recipe: Recipe, num_hosts: int) -> float:
