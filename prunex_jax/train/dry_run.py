@@ -120,11 +120,12 @@ def dry_run(
     launch = launch or LaunchFlags()
     goes_on = holds_run(workdir)
     is_here = how in (COMPILE, MEASURE)
-    if not is_here:
+    if is_here:
+        started, topology = join_processes(config, launch)
+    else:
         _check_names_gpus(how)
-        config, launch = _without_devices(config), LaunchFlags(launcher="none")
-    started, topology = join_processes(config, launch)
-    if not is_here:
+        config, launch = _for_gpus(config), LaunchFlags(launcher="none")
+        started, _ = join_processes(_on_this_machine(config), launch)
         topology = described_topology(how)
 
     def prepare() -> Experiment:
@@ -185,8 +186,14 @@ def _check_names_gpus(how: str) -> None:
         )
 
 
-def _without_devices(config: ExperimentConfig) -> ExperimentConfig:
-    """The settings of a run whose devices are not here, for this process.
+def _on_this_machine(config: ExperimentConfig) -> ExperimentConfig:
+    """The settings of a process whose devices do not matter."""
+    topology = replace(config.topology, layout="1", cpu_devices=1, simulated="")
+    return replace(config, topology=topology)
+
+
+def _for_gpus(config: ExperimentConfig) -> ExperimentConfig:
+    """The settings of a run on GPUs that are not here.
 
     Raises:
       UserError: It needs arrays on them.
@@ -196,8 +203,7 @@ def _without_devices(config: ExperimentConfig) -> ExperimentConfig:
             f"distill.teacher={config.distill.teacher!r} has to lie on devices, and "
             "those of this dry run are not here; leave it empty"
         )
-    topology = replace(config.topology, layout="1", cpu_devices=1, simulated="")
-    return replace(config, topology=topology, model=as_on_gpus(config.model))
+    return replace(config, model=as_on_gpus(config.model))
 
 
 def num_bytes(tree: PyTree) -> int:

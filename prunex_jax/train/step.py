@@ -210,6 +210,10 @@ class Programs:
         self, **options: Any
     ) -> Callable[..., tuple[TrainState, jax.Array]]:
         def fn(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
+            # Apart from what the network reads: else GPUs update parameters in the
+            # order in memory that convolutions want, and copy all of them afterwards.
+            kept = jax.lax.optimization_barrier(state.params)
+            params = enter(self._placements.params, kept)
             state = enter(self._placements, state)
             # Varying, so that gradients stay local: see mesh.vary.
             own = vary(state.params, _AXES.names)
@@ -222,11 +226,11 @@ class Programs:
             )
             grads, loss, statistics, sums = grads_of(own, state.statistics, batch)
             updates, opt_state = self._method.transform.update(
-                grads, state.opt_state, state.params, **options
+                grads, state.opt_state, params, **options
             )
             after = TrainState(
                 step=state.step + 1,
-                params=optax.apply_updates(state.params, updates),
+                params=optax.apply_updates(params, updates),
                 statistics=statistics,
                 opt_state=opt_state,
                 totals=_add_to(state.totals, loss, sums, state.step),

@@ -64,7 +64,7 @@ def _images(name: str) -> dict:
         "data.name": "synthetic",
         "data.image_size": 224,
         "data.synthetic_classes": 1000,
-        "data.synthetic_examples": 1024,
+        "data.synthetic_examples": 2048,
         "data.augment": "none",
     }
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -64,6 +65,13 @@ class Compiled:
     def collectives(self) -> list[Collective]:
         """What it sends, in the order of its text."""
         return list_compiled(self.text)
+
+    @property
+    def copied(self) -> int:
+        """Bytes on one device of arrays that it only copies to another place."""
+        copies = (line[2] for line in _lines(self.text) if line[3] == "copy")
+        arrays = (array for copy in copies for array in _arrays(copy))
+        return sum(jnp.dtype(dtype).itemsize * count for dtype, count in arrays)
 
 
 class GpuPrograms:
