@@ -71,7 +71,7 @@ test: $(TEST)
 	    $(WORKERS)
 
 test-slow: $(TEST)
-	$(BIN)/python -m pytest -q -m slow $(WORKERS)
+	$(BIN)/python -m pytest -q -m "slow and not exhaustive" $(WORKERS)
 
 test-exhaustive: $(TEST)
 	$(BIN)/python -m pytest -q -m exhaustive $(WORKERS)

@@ -85,25 +85,32 @@ _STARTS = {Path(__file__).parent / name: at for at, name in enumerate(_LONG_FILE
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, which keeps two test processes busy to the end."""
     items.sort(key=lambda item: _STARTS.get(item.path, len(_STARTS)))
-    _mark_most_slow(items)
+    _sample(items)
 
 
-def _mark_most_slow(items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked `sampled(n)`, only n stay quick, evenly spread."""
-    cases = collections.defaultdict(list)
+def _sample(items: list[pytest.Item]) -> None:
+    """Of the cases of a test marked `sampled(n, rest)`, n stay, evenly spread."""
+    tests = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sampled") and not _is_left_out(item):
-            cases[item.nodeid.split("[")[0]].append(item)
-    for found in cases.values():
-        (count,) = found[0].get_closest_marker("sampled").args
-        quick = {at * len(found) // count for at in range(count)}
-        for at, item in enumerate(found):
-            if at not in quick:
-                item.add_marker(pytest.mark.slow)
+        mark = item.get_closest_marker("sampled")
+        if mark and not _is_left_out(item, mark):
+            tests[item.nodeid.split("[")[0]].append((item, mark))
+    for found in tests.values():
+        count = found[0][1].args[0]
+        kept = {at * len(found) // count for at in range(count)}
+        for at, (item, mark) in enumerate(found):
+            if at not in kept:
+                item.add_marker(_rest(mark))
 
 
-def _is_left_out(item: pytest.Item) -> bool:
-    return any(map(item.get_closest_marker, ("slow", "exhaustive")))
+def _rest(mark: pytest.Mark) -> str:
+    return mark.args[1] if len(mark.args) > 1 else "slow"
+
+
+def _is_left_out(item: pytest.Item, mark: pytest.Mark) -> bool:
+    """Whether a case is in the set of the rest, or in a slower one, by another mark."""
+    sets = ("slow", "exhaustive")
+    return any(map(item.get_closest_marker, sets[sets.index(_rest(mark)) :]))
 
 
 @pytest.fixture(params=[(1, 4), (2, 2), (4, 1)], ids=lambda s: f"{s[0]}x{s[1]}")

@@ -113,6 +113,7 @@ def test_a_killed_process_is_named_and_the_restart_goes_on(lost, tmp_path):
     assert f"resumed at step {newest}" in outputs[0]
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_process_is_named(stopped, tmp_path):

@@ -44,6 +44,7 @@ def stop_soon(processes):
     return outputs_of(processes, 120)
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("full", [0, 1])
 def test_a_full_disk_of_one_process_ends_both_and_the_restart_goes_on(full, tmp_path):

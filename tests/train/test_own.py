@@ -130,6 +130,7 @@ def test_losses_and_metrics_have_names_of_their_own(tmp_path, capsys):
     assert "validation farthest" in printed and "ex/s" in printed
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.parametrize("optimizer", ["muon", "mine"])
 @pytest.mark.slow
 def test_other_optimizers_train_and_go_on_after_a_cut(optimizer, tmp_path):

@@ -338,6 +338,7 @@ UNDISTURBED = {
 }
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", UNDISTURBED)
 def test_four_hosts_then_two_then_three_end_well(method, tmp_path):

@@ -175,6 +175,7 @@ QUICKER = (
 )
 
 
+@pytest.mark.sampled(2, "exhaustive")
 @pytest.mark.parametrize(
     "variant",
     [

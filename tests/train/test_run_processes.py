@@ -24,6 +24,7 @@ from tests.helpers.tiny_runs import (
 )
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.parametrize(
     ("method", "shard"),
     [
@@ -85,6 +86,7 @@ def test_processes_refuse_together(tmp_path):
     assert not any("Traceback" in output for output in outputs)
 
 
+@pytest.mark.sampled(2, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_signal_to_one_process_stops_all(number, tmp_path):

@@ -126,6 +126,7 @@ EXHAUSTIVE_FORMS = (
 )
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.parametrize(
     "form",
     [

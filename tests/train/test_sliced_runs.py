@@ -66,6 +66,7 @@ def gone_on(workdir, before, after, stopped_at=18):
     return workdir
 
 
+@pytest.mark.sampled(2, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["state", "none", "params"])
 @pytest.mark.parametrize("stopped_at", [18, 27])
@@ -75,6 +76,7 @@ def test_a_run_goes_on_in_other_slices(sliced, shard, stopped_at, tmp_path):
     assert_alike(tmp_path, sliced[0])
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("meshes", [("", "2x2"), ("2x2", "")], ids=["fewer", "more"])
 def test_a_run_goes_on_with_other_devices(meshes, tmp_path):
