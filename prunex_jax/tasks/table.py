@@ -129,7 +129,7 @@ def _language(
             f"config.model.name={model.name!r} reads images, and config.data.name="
             f"{data.name!r} is text; choose one of {', '.join(_LANGUAGE_MODELS)}"
         )
-    heeded = set() if has_own else {"compute_dtype"}
+    heeded = set() if has_own else {"compute_dtype", "recompute"}
     fields = sorted({*OF_IMAGE_MODELS} - heeded)
     check_defaults("model", model, fields, "a model of text")
     check_sections(model)

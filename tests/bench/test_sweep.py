@@ -93,6 +93,7 @@ def test_every_row_runs_with_every_seed_and_none_twice(trained):
     assert sum("from before" in line for line in said) == 6
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_is_a_result_until_it_is_tried_again(trained):
     sweep, _, runs, _ = trained
     found = read_findings(sweep, runs)

@@ -435,6 +435,7 @@ def test_finds_the_best_feasible_point(row):
         np.testing.assert_allclose(leaf, want, atol=tolerance)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("row", ROWS)
 def test_one_trace_serves_all_calls_and_types_never_change(row):
     runner = runner_of(row)

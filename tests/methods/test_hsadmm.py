@@ -161,6 +161,7 @@ def test_another_criterion_keeps_other_channels():
     assert any((kept[3][name] != mask).any() for name, mask in kept[2].items())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("form", "level"), CASES)
 def test_consensus_is_zero_outside_the_masks(form, level):
     for number, (params, state) in enumerate(history_of(form, level, (2, 2))):

@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ConvNextConfig, ModelConfig, VitConfig
+from prunex_jax.base.settings import (
+    ConvNextConfig,
+    DataConfig,
+    ModelConfig,
+    VitConfig,
+)
 from prunex_jax.base.trees import flatten_by_path, shapes_by_path
 from prunex_jax.comm import Slicing
 from prunex_jax.mesh import vary
 from prunex_jax.models import make_language_model, make_model
+from prunex_jax.tasks import make_task
 from tests.helpers.common import assert_close, make_mesh
 from tests.helpers.transformers import half_cut, same_gradients, strong
 from tests.models.test_gpt import LENGTH, VOCABULARY, config_of, tokens_of
@@ -69,6 +75,7 @@ def bytes_kept(loss, params):
     return kept - sum(x.nbytes for x in jax.tree.leaves(params))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_is_the_same_network(name):
     """Answers and gradients, also of what it draws, and every block once."""
@@ -84,6 +91,7 @@ def test_it_is_the_same_network(name):
     assert bytes_kept(losses[1], params) < 0.5 * bytes_kept(losses[0], params)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["gpt", "vit_ti"])
 def test_the_small_network_computes_blocks_again_too(name):
     model = network_of(name, "blocks")
@@ -123,3 +131,18 @@ def test_parameters_in_slices_are_gathered_again_for_it():
 def test_networks_with_batch_statistics_refuse_it(name):
     with pytest.raises(UserError, match="recompute"):
         make_model(ModelConfig(name=name, recompute="blocks"), (32, 32, 3), 10)
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert"])
+def test_tasks_of_text_heed_it(name, tmp_path):
+    (tmp_path / "text.txt").write_text("What is written down can be read again. " * 400)
+    data = DataConfig(name="text", dir=str(tmp_path), sequence_length=16, batch_size=4)
+    model = ModelConfig(name=name, width=0.25, recompute="blocks")
+    task = make_task(data, model, seed=0)
+    params, _ = jax.eval_shape(task.model.init, KEY)
+    tokens = jax.ShapeDtypeStruct((4, 16), jnp.int32)
+
+    def train(params, tokens):
+        return task.model.apply_train(params, {}, tokens)[0]
+
+    assert num_recomputed(train, params, tokens) > 1

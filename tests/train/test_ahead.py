@@ -84,6 +84,7 @@ def test_a_run_calls_what_was_foreseen(runs):
     assert len(small_step) <= 2
 
 
+@pytest.mark.slow
 def test_nothing_else_changes(runs):
     (plain, folder, _), (ahead, other, _) = runs["off"], runs["on"]
     for row, wanted in zip(rows_of(other), rows_of(folder), strict=True):

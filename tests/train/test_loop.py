@@ -236,7 +236,7 @@ BOUNDARIES = (6, 18)
 MORE_BOUNDARIES = (1, 4, 8, 12, 16, 17, 20)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
     [

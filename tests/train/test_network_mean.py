@@ -146,6 +146,7 @@ def test_it_is_learned_from_and_sends_one_mean_of_statistics(whole, tmp_path):
     assert more == sent["host"] > 0
 
 
+@pytest.mark.slow
 def test_its_answers_are_work_of_the_run(whole):
     """It is asked in steps 12 to 27; channels are cut out after step 20 of 32."""
     summary = whole[1].summary

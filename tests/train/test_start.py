@@ -75,6 +75,7 @@ def test_the_first_evaluation_is_that_of_the_export(source, started):
     assert first["validation_loss"] == pytest.approx(summary["validation_loss"])
 
 
+@pytest.mark.slow
 def test_a_shrunk_network_trains_on_with_its_widths(source, started):
     before, after = source[0].summary, started[0].summary
     assert before["params_kept"] < before["params_dense"]
