@@ -35,6 +35,16 @@ def flatten_by_path(tree: PyTree) -> dict[str, Any]:
     return {path_of(key_path): leaf for key_path, leaf in leaves}
 
 
+def in_order(path: str) -> list[tuple[int, str]]:
+    """Sorts paths such that numbers count: layer 10 is behind layer 9.
+
+    Example:
+      >>> sorted(['blocks/10/bias', 'blocks/9/kernel', 'blocks/9/bias'], key=in_order)
+      ['blocks/9/bias', 'blocks/9/kernel', 'blocks/10/bias']
+    """
+    return [(int(key) if key.isdecimal() else 0, key) for key in path.split("/")]
+
+
 def shapes_by_path(tree: PyTree) -> dict[str, tuple[int, ...]]:
     """Lists the shapes of the leaves of a tree by path, in flattening order.
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import PyTree
+from prunex_jax.base.trees import PyTree, flatten_by_path, in_order
 from prunex_jax.comm import collectives, wires
 from prunex_jax.comm.slices import sum_over_slices
 from prunex_jax.comm.wires import (
@@ -30,6 +30,8 @@ HostMean = Literal["mean", "radial"]
 _Pieces = list[tuple[int, int, int]]
 # Sums of that many ternary values fit the type they travel in.
 _MAX_TERNARY_HOSTS = 127
+# Elements that devices of a host sum in one message, or more: enough for full speed.
+_SUMMED_AT_ONCE = 2**22
 
 
 def mean_over_devices(tree: PyTree, axes: MeshAxes) -> PyTree:
@@ -41,13 +43,41 @@ def mean_over_devices(tree: PyTree, axes: MeshAxes) -> PyTree:
     Returns:
       The mean, per_host.
     Collectives:
-      One sum over the device axis of all leaves in one buffer; none that moves anything
-      if there is one device.
+      Sums over the device axis of all leaves, in one buffer or in several of at least
+      16 MiB, of which the first may travel while gradients of other leaves are
+      computed; none that moves anything if there is one device.
     """
     num_devices = axis_size(axes.device)
     if num_devices == 1:  # fusing would only copy
         return jax.tree.map(lambda x: collectives.sum_over_devices(x, axes), tree)
-    return _fused(tree, lambda x: collectives.sum_over_devices(x / num_devices, axes))
+    leaves, structure = jax.tree.flatten(tree)
+    means = list(leaves)
+    for group in _neighbours(tree, _SUMMED_AT_ONCE):
+        found = _fused(
+            [leaves[i] for i in group],
+            lambda x: collectives.sum_over_devices(x / num_devices, axes),
+        )
+        for i, mean in zip(group, found, strict=True):
+            means[i] = mean
+    return jax.tree.unflatten(structure, means)
+
+
+def _neighbours(tree: PyTree, at_least: int) -> Iterator[list[int]]:
+    """Splits the leaves of a tree into groups of so many elements, by their places.
+
+    Leaves stay whole, and layers that are numbered follow each other: so gradients of a
+    group are known at about the same time.
+    """
+    paths = list(flatten_by_path(tree))
+    sizes = [jnp.size(leaf) for leaf in jax.tree.leaves(tree)]
+    group: list[int] = []
+    for i in sorted(range(len(paths)), key=lambda i: in_order(paths[i])):
+        group.append(i)
+        if sum(sizes[i] for i in group) >= at_least:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def mean_over_hosts(

@@ -19,6 +19,7 @@ from prunex_jax.channels import (
 )
 from prunex_jax.comm import (
     Wire,
+    averaging,
     check_local,
     collectives,
     compact_size,
@@ -81,6 +82,27 @@ def test_every_mean_is_the_mean(shape, check_vma):
     assert_close(found["host sum"], jax.tree.map(lambda x: x * shape[0], mean), 5e-6)
     assert_close(found["minimum"], tree["scale"].min())
     assert_close(found["without a device axis"], mean)
+
+
+def test_large_trees_are_summed_in_parts(monkeypatch):
+    """Of whole leaves in the order of layers: the same sums, and the same bytes."""
+    rng = np.random.default_rng(0)
+    layers = [rng.normal(size=(1, 4, size)).astype("f4") for size in (3, 5) * 6]
+    tree = {"layers": {str(i): layer for i, layer in enumerate(layers)}}
+    in_host = functools.partial(on_mesh, shape=(1, 4), out_specs=jax.P("host"))
+
+    def summed():
+        program = in_host(lambda own: mean_over_devices(own, MESH))
+        listed = list_collectives(program.trace(tree).jaxpr)
+        return program(tree), [each.num_elements for each in listed]
+
+    whole, sizes = summed()
+    assert sizes == [48]
+    monkeypatch.setattr(averaging, "_SUMMED_AT_ONCE", 10)
+    parts, sizes = summed()
+    # Three layers each, though "10" sorts before "2".
+    assert sizes == [11, 13, 11, 13]
+    jax.tree.map(np.testing.assert_array_equal, parts, whole)
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 2)])

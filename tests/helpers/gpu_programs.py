@@ -67,6 +67,11 @@ class Compiled:
         return list_compiled(self.text)
 
     @property
+    def schedule(self) -> list[str]:
+        """Operations of the program itself in their order, as its text names them."""
+        return [line[1] for line in _lines(self.text[self.text.index("\nENTRY") :])]
+
+    @property
     def copied(self) -> int:
         """Bytes on one device of arrays that it only copies to another place."""
         copies = (line[2] for line in _lines(self.text) if line[3] == "copy")

@@ -114,6 +114,21 @@ def test_steps_copy_next_to_nothing(compiled, request):
 
 
 @needs_compiler
+def test_devices_sum_gradients_beside_the_backward_pass():
+    """In parts, of which the first are on their way while others are computed."""
+    (path,) = (p for p in CONFIGS if p.stem == "imagenet_resnet50_hsadmm")
+    config = config_of(path)
+    data = dataclasses.replace(config.data, synthetic_examples=256, batch_size=128)
+    schedule = GpuPrograms(dataclasses.replace(config, data=data)).local_step().schedule
+    sums = [i for i, name in enumerate(schedule) if name.startswith("all-reduce-start")]
+    backward = [
+        i for i, name in enumerate(schedule) if name.startswith("cudnn-conv-bw")
+    ]
+    assert len(sums) > 3
+    assert sum(i > sums[0] for i in backward) > 0.2 * len(backward)
+
+
+@needs_compiler
 @pytest.mark.parametrize("shard", ["none", "state"])
 def test_int8_stays_int8_on_the_wire(shard):
     digits = next(path for path in DIGITS if path.stem.endswith("hsadmm"))
