@@ -50,6 +50,20 @@ def compiled_of(programs: GpuPrograms) -> dict[str, Compiled]:
     return found
 
 
+def resnet50_on_gpus(**rounds) -> GpuPrograms:
+    """H-SADMM of ResNet-50 on images of full size."""
+    (path,) = (path for path in CONFIGS if path.stem == "imagenet_resnet50_hsadmm")
+    config = config_of(path)
+    data = dataclasses.replace(config.data, synthetic_examples=256, batch_size=128)
+    changed = dataclasses.replace(config.method.rounds, **rounds)
+    method = dataclasses.replace(config.method, rounds=changed)
+    return GpuPrograms(dataclasses.replace(config, data=data, method=method))
+
+
+def places_of(start: str, schedule: list[str]) -> list[int]:
+    return [at for at, name in enumerate(schedule) if name.startswith(start)]
+
+
 @pytest.fixture(
     params=CASES,
     ids=lambda case: f"{case[0].stem.split('_')[-1]}-{case[1]}",
@@ -116,16 +130,27 @@ def test_steps_copy_next_to_nothing(compiled, request):
 @needs_compiler
 def test_devices_sum_gradients_beside_the_backward_pass():
     """In parts, of which the first are on their way while others are computed."""
-    (path,) = (p for p in CONFIGS if p.stem == "imagenet_resnet50_hsadmm")
-    config = config_of(path)
-    data = dataclasses.replace(config.data, synthetic_examples=256, batch_size=128)
-    schedule = GpuPrograms(dataclasses.replace(config, data=data)).local_step().schedule
-    sums = [i for i, name in enumerate(schedule) if name.startswith("all-reduce-start")]
-    backward = [
-        i for i, name in enumerate(schedule) if name.startswith("cudnn-conv-bw")
-    ]
+    schedule = resnet50_on_gpus().local_step().schedule
+    sums = places_of("all-reduce-start", schedule)
+    backward = places_of("cudnn-conv-bw", schedule)
     assert len(sums) > 3
-    assert sum(i > sums[0] for i in backward) > 0.2 * len(backward)
+    assert sum(at > sums[0] for at in backward) > 0.2 * len(backward)
+
+
+@needs_compiler
+def test_hosts_sum_fragments_beside_the_passes():
+    """And before devices sum gradients, as one sum is under way at a time."""
+    programs = resnet50_on_gpus(fragments=2, delay=1)
+    setup, sizes = programs.experiment.current, programs.experiment.channels.sizes
+    steps = range(programs.experiment.num_steps)
+    step = next(at for at in steps if "sends" in setup.step_options(at, sizes))
+    program = programs.local_step(step)
+    first = next(c for c in program.collectives if c.kind == "sum")
+    assert first.axes == (HOST_AXIS,)
+    started, *_ = places_of("all-reduce-start", program.schedule)
+    ended, *_ = places_of("all-reduce-done", program.schedule)
+    beside = program.schedule[started:ended]
+    assert any(name.startswith("cudnn-conv") for name in beside)
 
 
 @needs_compiler

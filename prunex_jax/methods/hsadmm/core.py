@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.ordering import zero_after
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup, Layouts, mask_channels
 from prunex_jax.comm import Slicing
@@ -345,6 +346,11 @@ class Hsadmm:
         arrival = None
         if sends is not None and streaming.delay:
             arrival, state = fragments.send(sends, params, state)
+            # Devices sum gradients once hosts are done: XLA runs one sum at a time on
+            # GPUs, and would put this one behind the passes of the network, beside
+            # nothing, where it now is beside them.
+            wait = 1 + zero_after(jax.tree.leaves(arrival.mean))
+            grads = jax.tree.map(lambda g: g * wait.astype(g.dtype), grads)
         updates, state = self.local_update(grads, state, params, **extra)
         moved = optax.apply_updates(params, updates)
         if sends is not None and not streaming.delay:
