@@ -26,6 +26,7 @@ from prunex_jax.base.trees import (
     shapes_by_path,
 )
 from prunex_jax.channels import (
+    AxisLayout,
     KeepIndices,
     Layouts,
     kept_shape,
@@ -217,8 +218,9 @@ class Slicing:
           Arrays of `own_kept_shapes`.
         Collectives:
           As `taking` lists: scattered sums of the arrays that are cut along an axis
-          with channels, as they are left.
+          of which some channels go, as they are left.
         """
+        layouts = self._that_lose(layouts, _sizes_of(keep_indices))
         kept = take_channels(slices, layouts, keep_indices)
         dims = self.dims
         return self._scattered(
@@ -233,7 +235,8 @@ class Slicing:
         Collectives:
           As `putting` lists: gathers of the same arrays.
         """
-        counts = {name: indices.size for name, indices in keep_indices.items()}
+        counts = _sizes_of(keep_indices)
+        layouts = self._that_lose(layouts, counts)
         shapes = {
             path: kept_shape(self.shapes[path], layouts[path], counts)
             for path in self._mixed(layouts)
@@ -253,18 +256,35 @@ class Slicing:
     ) -> list[Collective]:
         """What `take_kept` sends; layouts of whole arrays will do."""
         own = self.own_kept_shapes(layouts, keep_counts)
-        return self._messages("scatter", [own[path] for path in self._mixed(layouts)])
+        mixed = self._mixed(self._that_lose(layouts, keep_counts))
+        return self._messages("scatter", [own[path] for path in mixed])
 
     def putting(
         self, layouts: Layouts, keep_counts: Mapping[str, int]
     ) -> list[Collective]:
         """What `put_kept` sends; layouts of whole arrays will do."""
         own = self.own_kept_shapes(layouts, keep_counts)
-        return self._messages("gather", [own[path] for path in self._mixed(layouts)])
+        mixed = self._mixed(self._that_lose(layouts, keep_counts))
+        return self._messages("gather", [own[path] for path in mixed])
 
     def summing(self, count: int) -> Collective:
         """What `sum_over_slices` sends for so many numbers."""
         return Collective("sum", (self.axis,), (self.parts,), count, "float32")
+
+    def _that_lose(self, layouts: Layouts, counts: Mapping[str, int]) -> Layouts:
+        """Layouts without the cut axes that keep all their channels.
+
+        Slices of such an array are slices of what is left of it.
+        """
+
+        def lose(path: str, axes: Mapping[int, AxisLayout]) -> dict[int, AxisLayout]:
+            shape, cut = self.shapes[path], self.dims.get(path)
+            left = kept_shape(shape, axes, counts)
+            return {
+                d: axis for d, axis in axes.items() if (d, left[d]) != (cut, shape[d])
+            }
+
+        return {path: lose(path, axes) for path, axes in layouts.items()}
 
     def _mixed(self, layouts: Layouts) -> list[str]:
         """Arrays that are cut along an axis with channels; devices keep some each."""
@@ -371,6 +391,10 @@ def _after(value: jax.Array, tree: PyTree) -> PyTree:
     """
     one = 1 + zero_after([value])
     return jax.tree.map(lambda x: x * one.astype(x.dtype), tree)
+
+
+def _sizes_of(keep_indices: KeepIndices) -> dict[str, int]:
+    return {name: indices.size for name, indices in keep_indices.items()}
 
 
 def _some(tree: PyTree, paths: Container[str]) -> dict[str, jax.Array]:

@@ -60,7 +60,12 @@ GROUPS = [
 ]
 LAYOUTS = layouts_of(GROUPS, SHAPES)
 KEPT = {"in": np.array([0, 3, 6]), "out": np.array([1, 2])}
-COUNTS = {name: len(kept) for name, kept in KEPT.items()}
+# Some channels of both groups, all of those along cut axes, and all there are.
+CHOICES = {
+    "some": KEPT,
+    "one group whole": {**KEPT, "out": np.arange(5)},
+    "all": {"in": np.arange(7), "out": np.arange(5)},
+}
 MESHES = [(2, 4), (2, 2), (1, 8), (4, 1)]
 
 
@@ -203,38 +208,56 @@ def test_gradients_by_slices_are_the_mean_of_those_of_devices():
     assert text.count(" all-gather(") == sum(each.kind == "gather" for each in sent)
 
 
-def test_kept_channels_are_slices_of_what_is_left(mesh):
-    slicing, tree = slicing_on(mesh), draw()
+@pytest.fixture(params=CHOICES)
+def kept(request):
+    return CHOICES[request.param]
+
+
+def counts_of(kept):
+    return {name: len(indices) for name, indices in kept.items()}
+
+
+def test_kept_channels_are_slices_of_what_is_left(mesh, kept):
+    slicing, tree, counts = slicing_on(mesh), draw(), counts_of(kept)
     layouts = slicing.layouts(LAYOUTS)
 
-    def kept(tree):
-        return slicing.take_kept(slicing.take(tree), layouts, KEPT)
+    def take(tree):
+        return slicing.take_kept(slicing.take(tree), layouts, kept)
 
-    program, found = on_devices(mesh, kept, tree)
-    own_shapes = slicing.own_kept_shapes(LAYOUTS, COUNTS)
+    program, found = on_devices(mesh, take, tree)
+    own_shapes = slicing.own_kept_shapes(LAYOUTS, counts)
     assert {path: x.shape[2:] for path, x in found.items()} == own_shapes
-    assert_sent(program, tree, slicing.taking(LAYOUTS, COUNTS))
-    # Put together, it is what is left of the whole.
-    left = jax.device_get(take_channels(tree, LAYOUTS, KEPT))
+    sent = slicing.taking(LAYOUTS, counts)
+    assert_sent(program, tree, sent)
+    if kept is CHOICES["all"]:
+        assert sent == slicing.putting(LAYOUTS, counts) == []
+    # Put together, it is what is left of the whole; whole cut axes stay as they are.
+    left = jax.device_get(take_channels(tree, LAYOUTS, kept))
     for path, dim in slicing.dims.items():
         rows = [np.moveaxis(np.atleast_1d(x), dim, 0) for x in found[path][0]]
         wanted = np.moveaxis(np.atleast_1d(left[path]), dim, 0)
         joined = np.concatenate(rows)[: len(wanted)]
+        if dim in LAYOUTS.get(path, {}) and len(wanted) == np.shape(tree[path])[dim]:
+            layouts_left = {dim: LAYOUTS[path][dim]}
+            whole = take_channels(
+                {path: np.moveaxis(joined, 0, dim)}, {path: layouts_left}, kept
+            )
+            joined = np.moveaxis(np.asarray(whole[path]), dim, 0)
         np.testing.assert_array_equal(joined, wanted, err_msg=path)
 
 
-@pytest.mark.sampled(2)
-def test_kept_channels_go_back_where_they_were(mesh):
-    slicing, tree = slicing_on(mesh), draw()
+@pytest.mark.sampled(4)
+def test_kept_channels_go_back_where_they_were(mesh, kept):
+    slicing, tree, counts = slicing_on(mesh), draw(), counts_of(kept)
     layouts = slicing.layouts(LAYOUTS)
     masks = {
-        group.name: mask_of(jnp.asarray(KEPT[group.name]), group.size)
+        group.name: mask_of(jnp.asarray(kept[group.name]), group.size)
         for group in GROUPS
     }
 
     def put(tree):
-        kept = slicing.take_kept(slicing.take(tree), layouts, KEPT)
-        return slicing.put_kept(kept, layouts, jax.tree.map(jnp.asarray, KEPT))
+        taken = slicing.take_kept(slicing.take(tree), layouts, kept)
+        return slicing.put_kept(taken, layouts, jax.tree.map(jnp.asarray, kept))
 
     program, found = on_devices(mesh, put, tree)
     wanted = mask_channels(tree, LAYOUTS, masks)
@@ -244,7 +267,7 @@ def test_kept_channels_go_back_where_they_were(mesh):
         mesh, lambda x: mask_channels(slicing.take(x), layouts, masks), tree
     )
     jax.tree.map(np.testing.assert_array_equal, masked, cut)
-    sent = slicing.taking(LAYOUTS, COUNTS) + slicing.putting(LAYOUTS, COUNTS)
+    sent = slicing.taking(LAYOUTS, counts) + slicing.putting(LAYOUTS, counts)
     assert_sent(program, tree, sent)
 
 
