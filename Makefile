@@ -41,6 +41,8 @@ TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
 WEIGHTS_VENV ?= .venvs/weights
 # Two test processes; files are not split, so that their runs are shared.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Sets of tests with targets of their own.
+OTHERS := exhaustive or zoo or weights or gpu_programs
 
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
@@ -67,11 +69,11 @@ demo: $(BASE)
 	    --config=configs/digits_resnet20_hsadmm.py --workdir='$(WORKDIR)'
 
 test: $(TEST)
-	$(BIN)/python -m pytest -q -m "not (slow or exhaustive or zoo or weights or gpu_programs)" \
+	$(BIN)/python -m pytest -q -m "not ($(OTHERS) or slow)" \
 	    $(WORKERS)
 
 test-slow: $(TEST)
-	$(BIN)/python -m pytest -q -m "slow and not exhaustive" $(WORKERS)
+	$(BIN)/python -m pytest -q -m "slow and not ($(OTHERS))" $(WORKERS)
 
 test-exhaustive: $(TEST)
 	$(BIN)/python -m pytest -q -m exhaustive $(WORKERS)

@@ -81,6 +81,8 @@ _LONG_FILES = (
     "methods/test_contract.py",
     "mesh/test_folding.py",
 )
+# Sets of tests beside the quick and the slow ones.
+_SETS = ("exhaustive", "zoo", "weights", "gpu_programs")
 _STARTS = {Path(__file__).parent / name: at for at, name in enumerate(_LONG_FILES)}
 
 
@@ -111,9 +113,8 @@ def _rest(mark: pytest.Mark) -> str:
 
 
 def _is_left_out(item: pytest.Item, mark: pytest.Mark) -> bool:
-    """Whether a case is in the set of the rest, or in a slower one, by another mark."""
-    sets = ("slow", "exhaustive")
-    return any(map(item.get_closest_marker, sets[sets.index(_rest(mark)) :]))
+    """Whether a case is in the set of the rest, or in another one, by a further mark."""
+    return any(map(item.get_closest_marker, (_rest(mark), *_SETS)))
 
 
 @pytest.fixture(params=[(1, 4), (2, 2), (4, 1)], ids=lambda s: f"{s[0]}x{s[1]}")
