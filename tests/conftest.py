@@ -113,7 +113,7 @@ def _rest(mark: pytest.Mark) -> str:
 
 
 def _is_left_out(item: pytest.Item, mark: pytest.Mark) -> bool:
-    """Whether a case is in the set of the rest, or in another one, by a further mark."""
+    """Whether a further mark puts a case into the set of the rest, or into another."""
     return any(map(item.get_closest_marker, (_rest(mark), *_SETS)))
 
 
