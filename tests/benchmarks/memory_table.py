@@ -2,7 +2,7 @@
 
 Compiled for two hosts, none of which has to be here: `make benchmark-memory` installs
 the compiler. Every row is written down when it is compiled, and not compiled again.
-Prints the tables of docs/results/memory.md.
+Prints the figures of docs/results/memory.md.
 
     python -m tests.benchmarks.memory_table --workdir=runs/memory
     python -m tests.benchmarks.memory_table --workdir=runs/memory \\
