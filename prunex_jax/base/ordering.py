@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.base.trees import PyTree
+
 
 def zero_after(values: Iterable[jax.Array]) -> jax.Array:
     """A zero that can be had only when some values have been computed.
@@ -24,3 +26,14 @@ def zero_after(values: Iterable[jax.Array]) -> jax.Array:
     firsts = [jnp.ravel(x)[0].astype(jnp.float32) for x in values if x.size]
     # At most a half, thus zero; also for infinity, and for what is not a number.
     return (0.5 / (1.0 + jnp.abs(sum(firsts)))).astype(jnp.int32)
+
+
+def after(values: Iterable[jax.Array], tree: PyTree) -> PyTree:
+    """The same tree, which can be had only when some values have been computed.
+
+    Example:
+      >>> after([jnp.ones(2)], {'a': jnp.array(3.0)})['a'].item()
+      3.0
+    """
+    one = 1 + zero_after(values)
+    return jax.tree.map(lambda x: x * one.astype(x.dtype), tree)

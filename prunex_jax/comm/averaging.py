@@ -71,11 +71,13 @@ def _neighbours(tree: PyTree, at_least: int) -> Iterator[list[int]]:
     paths = list(flatten_by_path(tree))
     sizes = [jnp.size(leaf) for leaf in jax.tree.leaves(tree)]
     group: list[int] = []
+    size = 0
     for i in sorted(range(len(paths)), key=lambda i: in_order(paths[i])):
         group.append(i)
-        if sum(sizes[i] for i in group) >= at_least:
+        size += sizes[i]
+        if size >= at_least:
             yield group
-            group = []
+            group, size = [], 0
     if group:
         yield group
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from prunex_jax.base.ordering import zero_after
+from prunex_jax.base.ordering import after
 from prunex_jax.base.trees import (
     PyTree,
     flatten_by_path,
@@ -192,8 +192,10 @@ class Slicing:
             kept, structure = jax.tree.flatten(pull_back)
             paths = {id(leaf): path for path, leaf in flatten_by_path(whole).items()}
             needed = {paths[id(leaf)] for leaf in kept if id(leaf) in paths}
+            # Compilers would take a second gather for the first, and keep what that has
+            # made: it waits for the forward pass.
             again = self._for({path: path for path in needed}).join(
-                _after(value, _some(slices, needed))
+                after([value], _some(slices, needed))
             )
             again = vary(again, (self.axis,))
             pull_back = jax.tree.unflatten(
@@ -255,21 +257,25 @@ class Slicing:
         self, layouts: Layouts, keep_counts: Mapping[str, int]
     ) -> list[Collective]:
         """What `take_kept` sends; layouts of whole arrays will do."""
-        own = self.own_kept_shapes(layouts, keep_counts)
-        mixed = self._mixed(self._that_lose(layouts, keep_counts))
-        return self._messages("scatter", [own[path] for path in mixed])
+        return self._moving("scatter", layouts, keep_counts)
 
     def putting(
         self, layouts: Layouts, keep_counts: Mapping[str, int]
     ) -> list[Collective]:
         """What `put_kept` sends; layouts of whole arrays will do."""
-        own = self.own_kept_shapes(layouts, keep_counts)
-        mixed = self._mixed(self._that_lose(layouts, keep_counts))
-        return self._messages("gather", [own[path] for path in mixed])
+        return self._moving("gather", layouts, keep_counts)
 
     def summing(self, count: int) -> Collective:
         """What `sum_over_slices` sends for so many numbers."""
         return Collective("sum", (self.axis,), (self.parts,), count, "float32")
+
+    def _moving(
+        self, kind: str, layouts: Layouts, keep_counts: Mapping[str, int]
+    ) -> list[Collective]:
+        """Messages of the kept slices that do not stay where they are."""
+        own = self.own_kept_shapes(layouts, keep_counts)
+        mixed = self._mixed(self._that_lose(layouts, keep_counts))
+        return self._messages(kind, [own[path] for path in mixed])
 
     def _that_lose(self, layouts: Layouts, counts: Mapping[str, int]) -> Layouts:
         """Layouts without the cut axes that keep all their channels.
@@ -382,15 +388,6 @@ def whole_of(slices: np.ndarray, shape: Shape) -> np.ndarray:
     filled = np.concatenate(rows, axis=_longest(shape))
     found: np.ndarray = filled[tuple(slice(size) for size in shape or (1,))]
     return found.reshape(shape)
-
-
-def _after(value: jax.Array, tree: PyTree) -> PyTree:
-    """The tree, which can be had only when the value has been computed.
-
-    Compilers would take a second gather for the first, and keep what that has made.
-    """
-    one = 1 + zero_after([value])
-    return jax.tree.map(lambda x: x * one.astype(x.dtype), tree)
 
 
 def _sizes_of(keep_indices: KeepIndices) -> dict[str, int]:

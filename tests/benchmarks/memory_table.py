@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from prunex_jax.models import as_on_gpus
 from prunex_jax.train.config import ExperimentConfig, default_config, resolve_config
 from prunex_jax.train.dry_run import find_needs
 from prunex_jax.train.experiment import make_experiment
+from tests.benchmarks.compression import write
 
 NUM_HOSTS = 2
 DEVICES = (1, 4, 8)
@@ -261,12 +261,6 @@ def main() -> None:
     for network in arguments.networks:
         if any(row["network"] == network and "state" in row for row in rows):
             write("\n" + "\n".join(table(rows, network)))
-
-
-def write(line: str) -> None:
-    """Prints a line at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

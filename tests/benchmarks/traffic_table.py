@@ -9,7 +9,6 @@ must agree; nothing is compiled or run. Prints the table of docs/results/computa
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Mapping
 
 import jax
@@ -30,7 +29,7 @@ from prunex_jax.methods import (
     config_of,
     make_method,
 )
-from tests.benchmarks.compression import TOTAL_STEPS, make_recipe
+from tests.benchmarks.compression import TOTAL_STEPS, make_recipe, write
 
 HOSTS = (2, 4, 8, 64, 1024)
 DEVICES_PER_HOST = 8
@@ -171,12 +170,6 @@ def traced_bytes(
     )
     traced = jax.make_jaxpr(run)(jax.eval_shape(born, shapes))
     return wire_bytes(list_collectives(traced), mesh_shape)[HOST_AXIS]
-
-
-def write(line: str) -> None:
-    """Prints a line at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from prunex_jax.train.command import load_config
 from prunex_jax.train.config import ExperimentConfig, resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment
 from prunex_jax.train.position import RunPosition
-from prunex_jax.train.program import Ledger, Program, shapes_of
+from prunex_jax.train.program import Ledger, Program
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
 # Side and classes of the sets that are not here; synthetic images take their place.
@@ -50,8 +50,7 @@ def calls_of(experiment: Experiment) -> list[Call]:
     """Everything that a run of a config calls, evaluation and mean networks too."""
     programs, method = experiment.current.programs, experiment.current.method
     state = programs.abstract_state()
-    with experiment.batches() as batches:
-        batch = shapes_of(next(batches))
+    batch = experiment.batch_shapes()
     first = jax.tree.leaves(batch)[0]
     valid = jax.ShapeDtypeStruct(first.shape[:1], jnp.float32, sharding=first.sharding)
     evaluated = {**batch, VALID: valid}

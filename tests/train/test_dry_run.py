@@ -114,7 +114,7 @@ def test_gpus_that_are_not_here_have_no_teacher(tmp_path):
 
 
 @needs_compiler
-def test_it_compiles_for_gpus_that_are_not_here(tmp_path, capsys):
+def test_it_compiles_for_gpus_that_are_not_here(tmp_path):
     config = write_config(tmp_path, settings(method={"name": "hsadmm"}))
     workdir = tmp_path / "run"
     named = [f"--config={config}", f"--workdir={workdir}", "--dry_run=h100:2x8"]

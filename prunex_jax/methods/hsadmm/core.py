@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.ordering import zero_after
+from prunex_jax.base.ordering import after
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup, Layouts, mask_channels
 from prunex_jax.comm import Slicing
@@ -349,8 +349,7 @@ class Hsadmm:
             # Devices sum gradients once hosts are done: XLA runs one sum at a time on
             # GPUs, and would put this one behind the passes of the network, beside
             # nothing, where it now is beside them.
-            wait = 1 + zero_after(jax.tree.leaves(arrival.mean))
-            grads = jax.tree.map(lambda g: g * wait.astype(g.dtype), grads)
+            grads = after(jax.tree.leaves(arrival.mean), grads)
         updates, state = self.local_update(grads, state, params, **extra)
         moved = optax.apply_updates(params, updates)
         if sends is not None and not streaming.delay:
