@@ -96,15 +96,27 @@ class Slicing:
           Arrays of `own_shapes`. Nothing moves.
         """
         dims = self.dims
+        return map_with_path(lambda path, x: self.part_of(x, dims[path]), tree)
 
-        def own(path: str, leaf: jax.Array) -> jax.Array:
-            filled = vary(_filled(leaf, dims[path], self.parts), (self.axis,))
-            width = filled.shape[dims[path]] // self.parts
-            start = position(self.axis) * width
-            found = jax.lax.dynamic_slice_in_dim(filled, start, width, dims[path])
-            return _like(found, leaf.ndim)
+    def part_of(self, whole: jax.Array, dim: int) -> jax.Array:
+        """The slice of this device of an array that is cut along an axis."""
+        filled = vary(_filled(whole, dim, self.parts), (self.axis,))
+        width = filled.shape[dim] // self.parts
+        start = position(self.axis) * width
+        found = jax.lax.dynamic_slice_in_dim(filled, start, width, dim)
+        return _like(found, whole.ndim)
 
-        return map_with_path(own, tree)
+    def among_zeros(self, own: jax.Array, dim: int, size: int) -> jax.Array:
+        """An array that is zero but in the slice of this device, which is given.
+
+        The sum of what all devices get is the array of that size along its axis.
+        """
+        width = own.shape[dim]
+        shape = (*own.shape[:dim], width * self.parts, *own.shape[dim + 1 :])
+        zeros = vary(jnp.zeros(shape, own.dtype), (self.axis,))
+        start = position(self.axis) * width
+        placed = jax.lax.dynamic_update_slice_in_dim(zeros, own, start, dim)
+        return jax.lax.slice_in_dim(placed, 0, size, axis=dim)
 
     def join(self, slices: PyTree) -> PyTree:
         """Puts slices together; inverse of `take`.

@@ -40,6 +40,11 @@ class MeshAxes:
         """The axes over which values are averaged, slow axis first."""
         return tuple(name for name in (self.host, self.device) if name is not None)
 
+    @property
+    def whole(self) -> "MeshAxes":
+        """The axes of the same mesh for what every device of a host has whole."""
+        return MeshAxes(self.host, self.slices) if self.slices else self
+
 
 # No mesh: one device does everything.
 ALONE = MeshAxes(None, None)

@@ -12,7 +12,7 @@ from prunex_jax.base.settings import Range, setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import FLOAT32, Collective, Wire
 from prunex_jax.mesh import ALONE, MeshAxes
-from prunex_jax.methods.entries import EntryTraffic, Sparsifier
+from prunex_jax.methods.entries import EntryTraffic, Sparsifier, in_types_of, zeros_like
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 from prunex_jax.methods.momentum import (
@@ -20,6 +20,7 @@ from prunex_jax.methods.momentum import (
     after_momentum,
     clip_of_host,
     momentum_of,
+    sums_of_clipping,
 )
 
 
@@ -42,12 +43,12 @@ class DgcConfig:
 class DgcState(NamedTuple):
     """What DGC carries from step to step."""
 
-    velocity: jax.Array  # float32[all entries of the tree], per_host: momentum
-    residual: jax.Array  # float32[all entries of the tree], per_host: not sent yet
+    velocity: PyTree  # float32, like the parameters, per_host: momentum
+    residual: PyTree  # float32, like the parameters, per_host: not sent yet
 
 
 # Where the parts of the state live.
-DGC_PLACEMENTS = DgcState("per_host", "per_host")  # type: ignore[arg-type]
+DGC_PLACEMENTS = DgcState("per_host", "per_host")
 
 
 def dgc(
@@ -99,7 +100,8 @@ def dgc(
       UserError: A density outside (0, 1], a momentum outside [0, 1), a negative norm,
         an ternary wire, or gradients that are sums over the mesh already.
     Collectives:
-      As `topk`.
+      As `topk`, and of slices as `comm.sum_over_slices` for one number if gradients are
+      clipped.
     Example:
       >>> import jax.numpy as jnp
       >>> tx = dgc(0.5, momentum=0.5)  # one host: momentum SGD
@@ -124,7 +126,7 @@ def dgc(
     sparsifier = Sparsifier(density, is_exact, wire, in_chunks, tuple(send_whole), axes)
 
     def init(params: PyTree) -> DgcState:
-        return DgcState(sparsifier.zeros(params), sparsifier.zeros(params))
+        return DgcState(zeros_like(params), zeros_like(params))
 
     def update(
         grads: PyTree,
@@ -135,14 +137,15 @@ def dgc(
         **extra: Any,
     ) -> tuple[PyTree, DgcState]:
         del params, extra
-        layout, local = sparsifier.local_mean(grads)
-        local = clip_of_host(local, clip_norm, axes)
-        velocity, step = add_momentum(local, state.velocity, momentum, nesterov)
-        sent = sparsifier.send(state.residual + step, layout.num_open, density)
+        local = clip_of_host(sparsifier.local_mean(grads), clip_norm, axes)
+        velocity, moved = add_momentum(local, state.velocity, momentum, nesterov)
+        sent = sparsifier.send(jax.tree.map(jnp.add, state.residual, moved), density)
         if sent.is_sent is not None:
-            velocity = jnp.where(sent.is_sent, 0.0, velocity)
+            velocity = jax.tree.map(
+                lambda u, is_sent: jnp.where(is_sent, 0.0, u), velocity, sent.is_sent
+            )
         after = DgcState(velocity, sent.held_back)
-        return layout.split(sent.mean, grads), after
+        return in_types_of(grads, sent.mean), after
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -183,7 +186,8 @@ def make_dgc(recipe: Recipe) -> Method:
     def formula(
         mesh_shape: Mapping[str, int], density: float = config.density
     ) -> list[Collective]:
-        return traffic.step(mesh_shape, density)
+        clipping = sums_of_clipping(recipe)
+        return traffic.step(mesh_shape, density) + clipping
 
     def step_options(step: int) -> dict[str, Any]:
         density = warmup_density(
@@ -202,7 +206,7 @@ def make_dgc(recipe: Recipe) -> Method:
             send_whole=recipe.config.send_whole,
             axes=recipe.axes,
         ),
-        placement=DGC_PLACEMENTS,
+        placement=DgcState(recipe.placed("per_host"), recipe.placed("per_host")),
         formula=formula,
         payload_elements=max(count, traffic.num_whole),
         position_bytes=traffic.position_bytes(config.density),
@@ -215,6 +219,7 @@ ROW = MethodRow(
     "dgc",
     make_dgc,
     DgcConfig,
+    takes_slices=True,
     variants=(
         Variant("dgc", "DGC, 0.1 %"),
         Variant(

@@ -1,8 +1,9 @@
 """What methods share that send the largest entries of gradients.
 
-Everything is one flat float32 buffer for the whole tree: `Layout` says how the tree
-lies in it, `Sparsifier` sends its largest entries and keeps the rest, `EntryTraffic`
-counts what that sends. `topk` and `dgc` say what the buffer is.
+Entries of all leaves compete in one flat float32 buffer: `Layout` says how a tree lies
+in it, `Sparsifier` sends its largest entries and keeps the rest, `EntryTraffic` counts
+what that sends. `topk` and `dgc` say what the tree is. What is kept are trees like the
+parameters, so that they can lie in slices, too; then entries compete in every slice.
 """
 
 import dataclasses
@@ -45,6 +46,16 @@ def is_named(paths: Iterable[str], names: Sequence[str]) -> list[bool]:
     return [any(name in path for name in names) for path in paths]
 
 
+def zeros_like(params: PyTree) -> PyTree:
+    """float32 zeros in the shapes of parameters: nothing is held back yet."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+
+
+def in_types_of(grads: PyTree, tree: PyTree) -> PyTree:
+    """A tree in the types of gradients."""
+    return jax.tree.map(lambda g, x: x.astype(g.dtype), grads, tree)
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How a tree lies in a buffer: leaves that are chosen from, then the others."""
@@ -81,31 +92,33 @@ class Layout:
         return jnp.concatenate(parts)
 
     def split(self, buffer: jax.Array, like: PyTree) -> PyTree:
-        """Takes a buffer apart again, into the types of a tree; inverse of `join`."""
+        """Takes a buffer apart again, into a tree like another; inverse of `join`."""
         leaves, structure = jax.tree.flatten(like)
         start = 0
         for i in self.order:
             part = buffer[start : start + self.sizes[i]]
-            leaves[i] = part.reshape(self.shapes[i]).astype(leaves[i].dtype)
+            leaves[i] = part.reshape(self.shapes[i])
             start += self.sizes[i]
         return jax.tree.unflatten(structure, leaves)
 
 
+# The parts of `Sent`, of a buffer.
+_Buffers = tuple[jax.Array, jax.Array, jax.Array | None]
 # Share of the entries that every host sends.
 _DENSITY = Range(above=0, at_most=1)
 
 
 class Sent(NamedTuple):
-    """What became of a buffer."""
+    """What became of a tree; three trees like it."""
 
-    mean: jax.Array  # float32[n], replicated: of what all hosts have sent
-    held_back: jax.Array  # float32[n], per_host: the buffer less what this host sent
-    is_sent: jax.Array | None  # bool[n], per_host: which entries; None if all were
+    mean: PyTree  # float32, replicated: of what all hosts have sent
+    held_back: PyTree  # float32, per_host: the tree less what this host has sent
+    is_sent: PyTree | None  # bool, per_host: which entries; None if all were
 
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier:
-    """Sends the largest entries of a buffer."""
+    """Sends the largest entries of a tree."""
 
     density: float  # Share of the entries that every host sends.
     # Whether they are the largest, or 95 % of them: see `sparsity.largest_entries`.
@@ -124,18 +137,8 @@ class Sparsifier:
         _DENSITY.check("density", self.density)
         refuse_ternary(self.wire)
 
-    def zeros(self, params: PyTree) -> jax.Array:
-        """A buffer for the tree, float32[n]: nothing is held back yet."""
-        return jnp.zeros(dense_size(shapes_by_path(params)), jnp.float32)
-
-    def layout_of(self, tree: PyTree) -> Layout:
-        """How a tree lies in the buffer: what competes, then what is sent whole."""
-        shapes = shapes_by_path(tree)
-        is_whole = is_named(shapes, self.send_whole)
-        return Layout(tuple(shapes.values()), tuple(int(not each) for each in is_whole))
-
-    def local_mean(self, grads: PyTree) -> tuple[Layout, jax.Array]:
-        """Mean gradient of the host as a buffer, and how the tree lies in it.
+    def local_mean(self, grads: PyTree) -> PyTree:
+        """Mean gradient of the host, in float32.
 
         Raises:
           UserError: They are summed already; see `comm.check_local`.
@@ -143,30 +146,28 @@ class Sparsifier:
           As `comm.mean_over_devices`.
         """
         check_local(grads, self.axes)
-        layout = self.layout_of(grads)
-        return layout, mean_over_devices(layout.join(grads), self.axes)
+        wide = jax.tree.map(lambda x: x.astype(jnp.float32), grads)
+        return mean_over_devices(wide, self.axes)
 
-    def send(
-        self, buffer: jax.Array, num_open: int, density: float | None = None
-    ) -> Sent:
+    def send(self, tree: PyTree, density: float | None = None) -> Sent:
         """Averages the largest entries over hosts.
 
         Args:
-          buffer: float32[n], per_host.
-          num_open: How many of them compete; those that follow are sent whole.
+          tree: float32, per_host.
           density: In the stead of the usual one.
         Collectives:
           As `comm.mean_of_entries`, or in chunks as `comm.mean_of_largest`, and as
           `comm.mean_over_hosts` for what is sent whole. With one host nothing is sent,
-          and nothing held back: the mean is the buffer.
+          and nothing held back: the mean is the tree.
         """
-        if density is not None:
-            _DENSITY.check("density", density)
-        if axis_size(self.axes.host) == 1 or not num_open:
-            mean = mean_over_hosts(buffer, self.axes)
-            return Sent(mean, jnp.zeros_like(buffer), None)
-        competing, whole = buffer[:num_open], buffer[num_open:]
         density = self.density if density is None else density
+        _DENSITY.check("density", density)
+        layout = self._layout_of(tree)
+        if axis_size(self.axes.host) == 1 or not layout.num_open:
+            mean = mean_over_hosts(tree, self.axes)
+            return Sent(mean, jax.tree.map(jnp.zeros_like, tree), None)
+        buffer = layout.join(tree)
+        competing, whole = buffer[: layout.num_open], buffer[layout.num_open :]
         send = self._send_of_chunks if self.in_chunks else self._send_of_all
         mean, held_back, is_sent = send(competing, density)
         if whole.size:
@@ -174,9 +175,19 @@ class Sparsifier:
             held_back = jnp.concatenate([held_back, jnp.zeros_like(whole)])
             if is_sent is not None:
                 is_sent = jnp.concatenate([is_sent, jnp.zeros(whole.size, bool)])
-        return Sent(mean, held_back, is_sent)
+        return Sent(
+            layout.split(mean, tree),
+            layout.split(held_back, tree),
+            None if is_sent is None else layout.split(is_sent, tree),
+        )
 
-    def _send_of_all(self, competing: jax.Array, density: float) -> Sent:
+    def _layout_of(self, tree: PyTree) -> Layout:
+        """How a tree lies in the buffer: what competes, then what is sent whole."""
+        shapes = shapes_by_path(tree)
+        is_whole = is_named(shapes, self.send_whole)
+        return Layout(tuple(shapes.values()), tuple(int(not each) for each in is_whole))
+
+    def _send_of_all(self, competing: jax.Array, density: float) -> _Buffers:
         size = competing.size
         count = entry_count(density, size)
         positions = largest_entries(competing, count, is_exact=self.is_exact)
@@ -184,16 +195,16 @@ class Sparsifier:
         mean, sent = mean_of_entries(positions, values, size, self.axes, self.wire)
         held_back = competing.at[positions].set(values - sent, unique_indices=True)
         if count == size:
-            return Sent(mean, held_back, None)
+            return mean, held_back, None
         unsent = jnp.zeros_like(competing, bool)
-        return Sent(mean, held_back, unsent.at[positions].set(True))
+        return mean, held_back, unsent.at[positions].set(True)
 
-    def _send_of_chunks(self, competing: jax.Array, density: float) -> Sent:
+    def _send_of_chunks(self, competing: jax.Array, density: float) -> _Buffers:
         top = top_of(density)
         mean, held_back = mean_of_largest(competing, top, self.axes, self.wire)
         is_whole = top.per_chunk == CHUNK
         # What a wire has rounded to zero was not sent.
-        return Sent(mean, held_back, None if is_whole else held_back != competing)
+        return mean, held_back, None if is_whole else held_back != competing
 
 
 def top_of(density: float) -> TopK:
@@ -211,11 +222,12 @@ class EntryTraffic:
 
     def __init__(self, recipe: Recipe, in_chunks: bool) -> None:
         self.in_chunks = in_chunks
-        named = is_named(recipe.shapes, recipe.config.send_whole)
-        pairs = zip(recipe.shapes.items(), named, strict=True)
+        shapes = recipe.own_shapes
+        named = is_named(shapes, recipe.config.send_whole)
+        pairs = zip(shapes.items(), named, strict=True)
         whole = {path: shape for (path, shape), is_whole in pairs if is_whole}
         self.wire = recipe.wire
-        self.num_elements = dense_size(recipe.shapes)
+        self.num_elements = dense_size(shapes)
         self.num_whole = dense_size(whole)
         self.num_open = self.num_elements - self.num_whole
 

@@ -32,10 +32,11 @@ from prunex_jax.comm import (
     refuse_ternary,
     ring_mean_over_hosts,
     sum_over_hosts,
+    sum_over_slices,
 )
 from prunex_jax.comm.formulas import device_sum, host_gather, host_sum, ring_sum
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size, position
-from prunex_jax.methods.entries import Layout, is_named
+from prunex_jax.methods.entries import Layout, in_types_of, is_named, zeros_like
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 from prunex_jax.methods.momentum import (
@@ -43,6 +44,7 @@ from prunex_jax.methods.momentum import (
     after_momentum,
     clip_of_host,
     momentum_of,
+    sums_of_clipping,
 )
 from prunex_jax.sparsity import entry_count, largest_entries
 
@@ -69,19 +71,16 @@ class ImportanceConfig:
 
 
 class ImportanceState(NamedTuple):
-    """State of `importance`: flat buffers over all leaves.
-
-    Leaves that are chosen from come first, then those that are sent whole; both in the
-    order of the tree.
-    """
+    """State of `importance`."""
 
     num_steps: jax.Array  # int32[], replicated
     num_choices: jax.Array  # int32[], replicated: sets of positions chosen so far
-    chosen: (
-        jax.Array
-    )  # int32[num_choosers * chosen by one], replicated; see `without_twins`
-    momentum: jax.Array  # float32[entries], per_host: u
-    residual: jax.Array  # float32[entries that are chosen from], per_host: r, held back
+    # int32[num_choosers * chosen by one], replicated: positions in the buffer of all
+    # leaves (see `entries.Layout`), from 1; 0 is none. See `without_twins`.
+    chosen: jax.Array
+    momentum: PyTree  # float32, like the parameters, per_host: u
+    # float32, like the parameters, per_host: r, held back; zeros of what is sent whole.
+    residual: PyTree
 
 
 # Where the parts of the state live.
@@ -150,7 +149,9 @@ def importance(
       host, q choosers, M hosts and w entries sent whole: if `refresh`, int32 positions,
       as `comm.sum_over_hosts` for q n of them, or as `comm.gather_over_hosts` for n,
       whichever sends less (2 q < M: the sum); q n + w values as `comm.mean_over_hosts`
-      or `comm.ring_mean_over_hosts`.
+      or `comm.ring_mean_over_hosts`. Of slices, entries are chosen in every slice; as
+      `comm.sum_over_slices` for one number per layer that is chosen from if `refresh`,
+      and for one if gradients are clipped.
     Example:
       >>> tx = importance(0.25, momentum=0.0, axes=MeshAxes('host', None))
       >>> params = {'kernel': jnp.ones((2, 2))}
@@ -161,8 +162,8 @@ def importance(
       >>> updates, state = jax.vmap(step, axis_name='host')(grads)
       >>> updates['kernel'][0].tolist()  # the first turn was that of the first host
       [[7.0, 0.0], [0.0, 0.0]]
-      >>> state.residual[1].tolist()
-      [0.0, 4.0, 6.0, 8.0]
+      >>> state.residual['kernel'][1].tolist()
+      [[0.0, 4.0], [6.0, 8.0]]
 
     References:
       Cheng and Xu, Bandwidth Reduction using Importance Weighted Pruning on Ring
@@ -214,9 +215,9 @@ class _Importance:
         return ImportanceState(
             num_steps=jnp.zeros((), jnp.int32),
             num_choices=jnp.zeros((), jnp.int32),
-            chosen=jnp.full(num_chosen, layout.num_entries, jnp.int32),
-            momentum=jnp.zeros(layout.num_entries, jnp.float32),
-            residual=jnp.zeros(layout.num_open, jnp.float32),
+            chosen=jnp.zeros(num_chosen, jnp.int32),
+            momentum=zeros_like(params),
+            residual=zeros_like(params),
         )
 
     def update(
@@ -235,30 +236,34 @@ class _Importance:
                 "params)"
             )
         check_local(grads, self.axes)
-        layout = self.layout_of(grads)
-        own = layout.join(mean_over_devices(grads, self.axes))
+        wide = jax.tree.map(lambda x: x.astype(jnp.float32), grads)
+        own = mean_over_devices(wide, self.axes)
         own = clip_of_host(own, self.clip_norm, self.axes)
         momentum, moved = add_momentum(
             own, state.momentum, self.momentum, self.nesterov
         )
         state = state._replace(momentum=momentum, num_steps=state.num_steps + 1)
         if axis_size(self.axes.host) == 1:
-            mean = mean_over_hosts(moved, self.axes)
-            return layout.split(mean, grads), state
-        num_open = layout.num_open
-        residual = state.residual + moved[:num_open]
+            return in_types_of(grads, mean_over_hosts(moved, self.axes)), state
+        layout = self.layout_of(grads)
+        sent, num_open = layout.join(moved), layout.num_open
+        residual = layout.join(state.residual)[:num_open] + sent[:num_open]
         if refresh and num_open:
             chosen = self._choose(residual, params, layout, state.num_choices)
             state = state._replace(chosen=chosen, num_choices=state.num_choices + 1)
-        at = state.chosen
+        nowhere = layout.num_entries
+        at = jnp.where(state.chosen > 0, state.chosen - 1, nowhere)
         values = residual.at[at].get(mode="fill", fill_value=0.0)
-        mean = self._mean(jnp.concatenate([values, moved[num_open:]]), state.num_steps)
+        mean = self._mean(jnp.concatenate([values, sent[num_open:]]), state.num_steps)
         direction = jnp.zeros(num_open, jnp.float32)
         direction = direction.at[at].set(mean[: at.size], mode="drop")
         direction = jnp.concatenate([direction, mean[at.size :]])
-        return layout.split(direction, grads), state._replace(
-            momentum=momentum.at[at].set(0.0, mode="drop"),
-            residual=residual.at[at].set(0.0, mode="drop"),
+        left = residual.at[at].set(0.0, mode="drop")
+        left = jnp.concatenate([left, jnp.zeros(nowhere - num_open, left.dtype)])
+        left_of_momentum = layout.join(momentum).at[at].set(0.0, mode="drop")
+        return in_types_of(grads, layout.split(direction, grads)), state._replace(
+            momentum=layout.split(left_of_momentum, grads),
+            residual=layout.split(left, grads),
         )
 
     def _choose(
@@ -268,14 +273,14 @@ class _Importance:
         layout: Layout,
         num_choices: jax.Array,
     ) -> jax.Array:
-        """Positions of this turn's choosers, the same on every host."""
+        """Positions of this turn's choosers, from 1, the same on every host."""
         num_hosts = axis_size(self.axes.host)
         if self.num_choosers > num_hosts:
             raise UserError(
                 f"num_choosers={self.num_choosers} is more than the {num_hosts} hosts "
                 "there are; lower it"
             )
-        own = _most_important(residual, params, layout, self.damping)
+        own = _most_important(residual, params, layout, self.damping, self.axes)
         choosers = choosers_of(num_choices, num_hosts, self.num_choosers, self.seed)
         if sums_positions(self.num_choosers, num_hosts):
             is_mine = choosers == position(self.axes.host)
@@ -284,8 +289,8 @@ class _Importance:
         else:
             rows = gather_over_hosts(own, self.axes)[choosers]
         if self.num_choosers == 1:
-            return rows.ravel()
-        return without_twins(rows.ravel(), layout.num_entries)
+            return rows.ravel() + 1
+        return without_twins(rows.ravel() + 1, 0)
 
     def _mean(self, buffer: jax.Array, num_steps: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(self.seed), num_steps)
@@ -295,19 +300,28 @@ class _Importance:
 
 
 def _most_important(
-    residual: jax.Array, params: PyTree, layout: Layout, damping: float
+    residual: jax.Array,
+    params: PyTree,
+    layout: Layout,
+    damping: float,
+    axes: MeshAxes,
 ) -> jax.Array:
     """Positions that one host would choose, int32[sum of counts], layer by layer."""
     leaves = jax.tree.leaves(params)
+    weights = {
+        i: jnp.abs(leaves[i].astype(jnp.float32).ravel())
+        for i in layout.order
+        if layout.counts[i]
+    }
+    squares = {i: jnp.sum(jnp.square(weight)) for i, weight in weights.items()}
+    squares = sum_over_slices(squares, axes)
     positions, start = [], 0
-    for i in layout.order:
-        size, count = layout.sizes[i], layout.counts[i]
-        if count:
-            weight = jnp.abs(leaves[i].astype(jnp.float32).ravel())
-            least = damping * jnp.sqrt(jnp.mean(jnp.square(weight))) + _TINY
-            score = jnp.abs(residual[start : start + size]) / (weight + least)
-            positions.append(largest_entries(score, count) + start)
-        start += size
+    for i, weight in weights.items():
+        size = weight.size * axis_size(axes.slices)
+        least = damping * jnp.sqrt(squares[i] / size) + _TINY
+        score = jnp.abs(residual[start : start + weight.size]) / (weight + least)
+        positions.append(largest_entries(score, layout.counts[i]) + start)
+        start += weight.size
     return jnp.concatenate(positions)
 
 
@@ -409,8 +423,13 @@ def make_importance(recipe: Recipe) -> Method:
     return gradient_method(
         recipe,
         exchange,
-        placement=IMPORTANCE_PLACEMENTS,
+        placement=IMPORTANCE_PLACEMENTS._replace(
+            chosen=recipe.placed("replicated"),
+            momentum=recipe.placed("per_host"),
+            residual=recipe.placed("per_host"),
+        ),
         formula=traffic.step,
+        forgotten=("chosen",),
         payload_elements=traffic.num_values,
         position_bytes=traffic.position_bytes,
         inner=after_momentum(recipe.inner, recipe.learning_rate),
@@ -425,12 +444,15 @@ class _Traffic:
         self.config: ImportanceConfig = recipe.settings
         config = self.config
         self.wire = recipe.wire
-        shapes = recipe.shapes
+        shapes = recipe.own_shapes
         counts = chosen_counts(
             shapes, config.density, config.num_choosers, recipe.config.send_whole
         )
         pairs = zip(shapes.items(), counts, strict=True)
         whole = {path: shape for (path, shape), count in pairs if not count}
+        self.num_layers = sum(count > 0 for count in counts)
+        self.slicing = recipe.slicing
+        self.clipping = sums_of_clipping(recipe)
         self.num_elements = dense_size(shapes)
         self.num_positions = sum(counts)
         refreshed = self.config.num_choosers * sum(counts) / self.config.refresh_period
@@ -441,11 +463,13 @@ class _Traffic:
         self, mesh_shape: Mapping[str, int], refresh: bool = True
     ) -> list[Collective]:
         (_, num_hosts), _ = mesh_shape.items()
-        sent = device_sum(self.num_elements, mesh_shape)
+        sent = device_sum(self.num_elements, mesh_shape) + self.clipping
         if num_hosts == 1:
             return sent
         if refresh and self.num_positions:
             sent += self._positions(mesh_shape, num_hosts)
+            if self.slicing is not None:
+                sent.append(self.slicing.summing(self.num_layers))
         if self.config.all_reduce == "ring":
             return sent + ring_sum(self.num_values, mesh_shape, self.wire)
         return sent + host_sum(self.num_values, mesh_shape, self.wire)
@@ -465,6 +489,7 @@ ROW = MethodRow(
     "importance",
     make_importance,
     ImportanceConfig,
+    takes_slices=True,
     variants=(
         Variant(
             "importance",

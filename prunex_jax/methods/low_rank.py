@@ -50,6 +50,45 @@ class Matrix:
         return f"{self.rows}x{self.cols}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """The side of a matrix that lies in slices, as axes of the leaf it is a view of.
+
+    Attributes:
+      is_rows: Whether it is the rows.
+      is_short: Whether it is the shorter side, over which the basis is.
+      axes: Sizes of its axes in the leaf.
+      dim: That of them which is cut.
+      parts: Slices.
+    """
+
+    is_rows: bool
+    is_short: bool
+    axes: tuple[int, ...]
+    dim: int
+    parts: int
+
+    @property
+    def own_axes(self) -> tuple[int, ...]:
+        """Sizes of the axes in a slice."""
+        width = -(-self.axes[self.dim] // self.parts)
+        return (*self.axes[: self.dim], width, *self.axes[self.dim + 1 :])
+
+
+def side_of(view: Matrix, shape: Sequence[int], dim: int, parts: int) -> Side:
+    """Which side of a view of a leaf lies in slices, if the leaf is cut along an axis.
+
+    Example:
+      >>> side_of(view_of((3, 3, 64, 32), 2), (3, 3, 64, 32), 2, 4).own_axes
+      (3, 3, 16)
+    """
+    end = next(n for n in range(1, len(shape)) if math.prod(shape[:n]) == view.rows)
+    rows_are_short = view.rows == view.short
+    if dim < end:
+        return Side(True, rows_are_short, tuple(shape[:end]), dim, parts)
+    return Side(False, not rows_are_short, tuple(shape[end:]), dim - end, parts)
+
+
 def view_of(shape: Sequence[int], rank: int) -> Matrix | None:
     """Splits the axes of a leaf where rows and columns are fewest together.
 
@@ -129,9 +168,22 @@ def make_plan(
     return Plan(tuple((view, tuple(at)) for view, at in batches.items()), tuple(whole))
 
 
-def stack(view: Matrix, leaves: Sequence[jax.Array]) -> jax.Array:
-    """Views leaves of one shape as float[batch, rows, cols]."""
-    return jnp.stack([leaf.reshape(view.rows, view.cols) for leaf in leaves])
+def stack(
+    view: Matrix, leaves: Sequence[jax.Array], side: Side | None = None
+) -> jax.Array:
+    """Views leaves of one shape as float[batch, rows, cols], or slices of such leaves.
+
+    Args:
+      view: Of the whole leaves.
+      leaves: All of them, or their slices.
+      side: Which side of them lies in slices.
+    """
+    rows, cols = view.rows, view.cols
+    if side is not None and side.is_rows:
+        rows = math.prod(side.own_axes)
+    elif side is not None:
+        cols = math.prod(side.own_axes)
+    return jnp.stack([leaf.reshape(rows, cols) for leaf in leaves])
 
 
 def to_short(view: Matrix, matrices: jax.Array, factor: jax.Array) -> jax.Array:

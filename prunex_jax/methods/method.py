@@ -235,6 +235,8 @@ class Method:
       with_inner: (opt_state, such a state) -> opt_state with it.
       slicing: How the parts of the optimizer state lie in slices whose placement says
         so; None where none does.
+      forgotten: Names of parts of the optimizer state that mean something only in the
+        slices that they were made in. In others they start as zeros.
     """
 
     transform: optax.GradientTransformationExtraArgs
@@ -266,6 +268,7 @@ class Method:
     inner_state: Callable[[PyTree], PyTree] = lambda opt_state: ()
     with_inner: Callable[[PyTree, PyTree], PyTree] = lambda opt_state, inner: opt_state
     slicing: Slicing | None = None
+    forgotten: tuple[str, ...] = ()
 
     @property
     def params_slicing(self) -> Slicing | None:

@@ -13,6 +13,7 @@ import optax
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import Collective, sum_over_slices
 from prunex_jax.mesh import MeshAxes, axis_size
 from prunex_jax.methods.method import Recipe
 
@@ -20,16 +21,18 @@ from prunex_jax.methods.method import Recipe
 _TINY = 1e-30
 
 
-def clip_of_host(local: jax.Array, clip_norm: float, axes: MeshAxes) -> jax.Array:
+def clip_of_host(local: PyTree, clip_norm: float, axes: MeshAxes) -> PyTree:
     """Clips the mean gradient of a host.
 
     Args:
-      local: float32[n], per_host.
+      local: float32, per_host.
       clip_norm: Largest norm of the mean over hosts, if their gradients were
         independent: that of one host may be sqrt(hosts) times as large. 0 is no limit.
       axes: Mesh axes.
     Returns:
-      float32[n], per_host.
+      A tree like it, per_host.
+    Collectives:
+      Of slices, as `comm.sum_over_slices` for one number.
     Example:
       >>> from prunex_jax.mesh import ALONE
       >>> clip_of_host(jnp.array([3.0, 4.0]), 1.0, ALONE).round(3).tolist()
@@ -38,16 +41,27 @@ def clip_of_host(local: jax.Array, clip_norm: float, axes: MeshAxes) -> jax.Arra
     if not clip_norm:
         return local
     bound = clip_norm * math.sqrt(axis_size(axes.host))
-    norm = jnp.sqrt(jnp.sum(jnp.square(local)))
-    return local * jnp.minimum(1.0, bound / jnp.maximum(norm, _TINY))
+    norm = jnp.sqrt(sum_over_slices(optax.tree.norm(local, squared=True), axes))
+    factor = jnp.minimum(1.0, bound / jnp.maximum(norm, _TINY))
+    return jax.tree.map(lambda x: x * factor, local)
+
+
+def sums_of_clipping(recipe: Recipe) -> list[Collective]:
+    """What `clip_of_host` sends in a step."""
+    slicing = recipe.slicing
+    if slicing is None or not recipe.optimizer.clip_norm:
+        return []
+    return [slicing.summing(1)]
 
 
 def add_momentum(
-    local: jax.Array, velocity: jax.Array, momentum: float, nesterov: bool
-) -> tuple[jax.Array, jax.Array]:
-    """One step of momentum, u = momentum u + g."""
-    velocity = momentum * velocity + local
-    return velocity, local + momentum * velocity if nesterov else velocity
+    local: PyTree, velocity: PyTree, momentum: float, nesterov: bool
+) -> tuple[PyTree, PyTree]:
+    """One step of momentum, u = momentum u + g, and the step that follows from it."""
+    velocity = jax.tree.map(lambda u, g: momentum * u + g, velocity, local)
+    if not nesterov:
+        return velocity, velocity
+    return velocity, jax.tree.map(lambda u, g: g + momentum * u, velocity, local)
 
 
 class AfterMomentumState(NamedTuple):

@@ -18,17 +18,20 @@ from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import (
     FLOAT32,
     Collective,
+    Slicing,
     Wire,
     check_local,
     dense_size,
+    key_of_slice,
     mean_over_devices,
     mean_over_hosts,
     refuse_biased,
+    sum_over_slices,
 )
 from prunex_jax.comm.formulas import device_sum, host_sum
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods import low_rank
-from prunex_jax.methods.entries import is_named
+from prunex_jax.methods.entries import in_types_of, is_named, zeros_like
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 
@@ -64,6 +67,7 @@ def powersgd(
     wire: Wire = FLOAT32,
     send_whole: Sequence[str] = (),
     axes: MeshAxes = ALONE,
+    slicing: Slicing | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over the mesh, kernels at low rank with error feedback.
 
@@ -89,6 +93,8 @@ def powersgd(
         what rounding adds is zero on average, and not held back.
       send_whole: Leaves whose path contains one of these are sent whole.
       axes: Mesh axes of the caller; none is a single device.
+      slicing: How gradients lie in slices; None if they are whole. Factors are those of
+        whole matrices, and all devices have them.
     Returns:
       A transformation from local gradients to one direction, replicated.
     Raises:
@@ -97,7 +103,9 @@ def powersgd(
     Collectives:
       One sum over `device_axis` of all gradients. Over `host_axis` as
       `comm.mean_over_hosts`, twice: rank * (shorter sides of the factored matrices) +
-      all elements sent whole, then rank * (longer sides).
+      all elements sent whole, then rank * (longer sides). Of slices, what is sent whole
+      is a message of its own, and both factors are put together as
+      `comm.sum_over_slices` before they are averaged.
     Example:
       >>> tx = powersgd(rank=1, min_gain=0, axes=MeshAxes('host', None))
       >>> grads = jnp.arange(1., 9.).reshape(2, 2, 2)  # one matrix per host
@@ -132,8 +140,36 @@ def powersgd(
             f"powersgd got rank={rank} and min_gain={min_gain}: the rank must be at "
             "least 1 and the gain must not be negative"
         )
-    core = _Powersgd(rank, min_gain, wire, tuple(send_whole), axes)
+    core = _Powersgd(rank, min_gain, wire, tuple(send_whole), axes, slicing)
     return optax.GradientTransformationExtraArgs(core.init, core.update)
+
+
+class _Group(NamedTuple):
+    """Matrices of one view that are multiplied together."""
+
+    view: low_rank.Matrix
+    side: low_rank.Side | None  # The side that lies in slices; None if neither does.
+    rows: tuple[int, ...]  # Their places among all of the view.
+    at: tuple[int, ...]  # Their places in the tree.
+
+    def own(self, factor: jax.Array, slicing: Slicing | None, is_short: bool) -> Any:
+        """What a device needs of a factor over one side, [batch, length, rank]."""
+        side = self.side
+        if slicing is None or side is None or side.is_short != is_short:
+            return factor
+        apart = factor.reshape(len(factor), *side.axes, -1)
+        own = slicing.part_of(apart, side.dim + 1)
+        return own.reshape(len(factor), -1, self.view.rank)
+
+    def share(self, found: jax.Array, slicing: Slicing | None, is_short: bool) -> Any:
+        """What a device has found of a factor, as its part of a sum over devices."""
+        side = self.side
+        if slicing is None or side is None or side.is_short != is_short:
+            return found
+        apart = found.reshape(len(found), *side.own_axes, -1)
+        size = side.axes[side.dim]
+        placed = slicing.among_zeros(apart, side.dim + 1, size)
+        return placed.reshape(len(found), -1, self.view.rank)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +179,36 @@ class _Powersgd:
     wire: Wire
     send_whole: tuple[str, ...]
     axes: MeshAxes
+    slicing: Slicing | None
 
     def plan(self, tree: PyTree) -> low_rank.Plan:
-        shapes = shapes_by_path(tree)
+        shapes = self._shapes_of(tree)
         is_whole = is_named(shapes, self.send_whole)
         sizes = list(shapes.values())
         return low_rank.make_plan(sizes, self.rank, self.min_gain, is_whole)
+
+    def _shapes_of(self, tree: PyTree) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the whole leaves of a tree."""
+        slicing = self.slicing
+        return shapes_by_path(tree) if slicing is None else slicing.shapes
+
+    def _groups(self, plan: low_rank.Plan, tree: PyTree) -> list[_Group]:
+        """Matrices of one view of which the same side lies in slices."""
+        shapes, slicing = list(self._shapes_of(tree).items()), self.slicing
+        groups = []
+        for view, at in plan.batches:
+            by_side: dict[low_rank.Side | None, list[tuple[int, int]]] = {}
+            for row, i in enumerate(at):
+                side = None
+                if slicing is not None:
+                    path, shape = shapes[i]
+                    dim, parts = slicing.dims[path], slicing.parts
+                    side = low_rank.side_of(view, shape, dim, parts)
+                by_side.setdefault(side, []).append((row, i))
+            for side, places in by_side.items():
+                rows, there = zip(*places, strict=True)
+                groups.append(_Group(view, side, rows, there))
+        return groups
 
     def init(self, params: PyTree) -> PowersgdState:
         queries = {}
@@ -158,7 +218,7 @@ class _Powersgd:
             drawn = jax.random.normal(key, (len(at), view.long, view.rank))
             queries[view.name] = low_rank.unit_columns(drawn, drawn)
         return PowersgdState(
-            residual=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params),
+            residual=zeros_like(params),
             queries=queries,
             num_steps=jnp.zeros((), jnp.int32),
         )
@@ -181,7 +241,7 @@ class _Powersgd:
             means, sent = self._mean(leaves, state.num_steps, 0), leaves
         else:
             means, sent, queries = self._factored(
-                self.plan(grads), leaves, state.queries, state.num_steps
+                grads, leaves, state.queries, state.num_steps
             )
         held_back = [x - s for x, s in zip(leaves, sent, strict=True)]
         after = PowersgdState(
@@ -189,50 +249,99 @@ class _Powersgd:
             queries=queries,
             num_steps=state.num_steps + 1,
         )
-        direction = jax.tree.unflatten(structure, means)
-        return jax.tree.map(lambda d, g: d.astype(g.dtype), direction, grads), after
+        return in_types_of(grads, jax.tree.unflatten(structure, means)), after
 
     def _factored(
         self,
-        plan: low_rank.Plan,
+        tree: PyTree,
         leaves: list[jax.Array],
         queries: Factors,
         step: jax.Array,
     ) -> tuple[list[jax.Array], list[jax.Array], Factors]:
         """Means of all leaves, what this host sent of its own, and the next queries."""
-        views = {view.name: (view, at) for view, at in plan.batches}
-        matrices = {
-            name: low_rank.stack(view, [leaves[i] for i in at])
-            for name, (view, at) in views.items()
-        }
-        seen = {
-            name: low_rank.to_short(view, matrices[name], queries[name])
-            for name, (view, _) in views.items()
-        }
+        plan = self.plan(tree)
+        groups = self._groups(plan, tree)
+        matrices = [
+            low_rank.stack(group.view, [leaves[i] for i in group.at], group.side)
+            for group in groups
+        ]
+        seen = self._multiplied(groups, matrices, queries, to_short=True)
         whole = {i: leaves[i] for i in plan.whole}
-        seen, whole = self._mean((seen, whole), step, 0)
+        seen, whole = self._first_message(seen, whole, step)
         bases = {name: low_rank.orthonormal(factor) for name, factor in seen.items()}
-        own_factors = {
-            name: low_rank.to_long(view, matrices[name], bases[name])
-            for name, (view, _) in views.items()
-        }
-        factors = self._mean(own_factors, step, 1)
+        own_factors = self._multiplied(groups, matrices, bases, to_short=False)
+        factors = self._mean(own_factors, step, 1, self.axes.whole)
         means = [whole.get(i, leaf) for i, leaf in enumerate(leaves)]
         sent = list(leaves)
-        for name, (view, at) in views.items():
+        for group in groups:
+            basis = self._own(group, bases, is_short=True)
             for into, factor in ((means, factors), (sent, own_factors)):
-                found = low_rank.product(view, bases[name], factor[name])
-                for row, i in enumerate(at):
-                    into[i] = found[row].reshape(leaves[i].shape)
+                coefficients = self._own(group, factor, is_short=False)
+                found = low_rank.product(group.view, basis, coefficients)
+                for product, i in zip(found, group.at, strict=True):
+                    into[i] = product.reshape(leaves[i].shape)
         following = {
-            name: low_rank.unit_columns(factors[name], queries[name]) for name in views
+            name: low_rank.unit_columns(factors[name], queries[name])
+            for name in factors
         }
         return means, sent, following
 
-    def _mean(self, message: PyTree, step: jax.Array, index: int) -> PyTree:
+    def _multiplied(
+        self,
+        groups: Sequence[_Group],
+        matrices: Sequence[jax.Array],
+        factors: Factors,
+        *,
+        to_short: bool,
+    ) -> Factors:
+        """Products of all matrices of a host and factors over one of their sides.
+
+        Collectives:
+          Of slices, as `comm.sum_over_slices` for all products.
+        """
+        multiply = low_rank.to_short if to_short else low_rank.to_long
+        found = []
+        for group, matrix in zip(groups, matrices, strict=True):
+            factor = self._own(group, factors, is_short=not to_short)
+            product = multiply(group.view, matrix, factor)
+            found.append(group.share(product, self.slicing, to_short))
+        found = sum_over_slices(found, self.axes)
+        by_view: dict[str, dict[int, jax.Array]] = {}
+        for group, products in zip(groups, found, strict=True):
+            rows = dict(zip(group.rows, products, strict=True))
+            by_view.setdefault(group.view.name, {}).update(rows)
+        return {
+            name: jnp.stack([rows[i] for i in range(len(rows))])
+            for name, rows in by_view.items()
+        }
+
+    def _own(self, group: _Group, factors: Factors, *, is_short: bool) -> jax.Array:
+        """What this device needs of the factors of a group."""
+        factor = factors[group.view.name]
+        if len(group.rows) < len(factor):
+            factor = factor[jnp.array(group.rows)]
+        own: jax.Array = group.own(factor, self.slicing, is_short)
+        return own
+
+    def _first_message(
+        self, seen: Factors, whole: dict[int, jax.Array], step: jax.Array
+    ) -> tuple[Factors, dict[int, jax.Array]]:
+        """Means of the first factors, and of the leaves that are sent whole."""
+        if self.slicing is None:
+            means: tuple[Factors, dict[int, jax.Array]]
+            means = self._mean((seen, whole), step, 0)
+            return means
+        factors = self._mean(seen, step, 0, self.axes.whole)
+        return factors, self._mean(whole, step, 0)
+
+    def _mean(
+        self, message: PyTree, step: jax.Array, index: int, axes: MeshAxes | None = None
+    ) -> PyTree:
         """Averages the first or second message of a step over hosts."""
         key = jax.random.fold_in(jax.random.key(0), 2 * step + index)
-        return mean_over_hosts(message, self.axes, self.wire, key)
+        if axes is None:
+            axes, key = self.axes, key_of_slice(key, self.axes)
+        return mean_over_hosts(message, axes, self.wire, key)
 
 
 def make_powersgd(recipe: Recipe) -> Method:
@@ -242,15 +351,32 @@ def make_powersgd(recipe: Recipe) -> Method:
     shapes, send_whole = list(recipe.shapes.values()), recipe.config.send_whole
     is_whole = is_named(recipe.shapes, send_whole)
     plan = low_rank.make_plan(shapes, config.rank, config.min_gain, is_whole)
-    num_whole = sum(math.prod(shapes[i]) for i in plan.whole)
-    messages = (plan.num_short + num_whole, plan.num_long)
+    own_shapes = list(recipe.own_shapes.values())
+    num_whole = sum(math.prod(own_shapes[i]) for i in plan.whole)
+    slicing = recipe.slicing
 
     def formula(mesh_shape: Mapping[str, int]) -> list[Collective]:
-        sent = device_sum(dense_size(recipe.shapes), mesh_shape)
-        for num_elements in messages:
-            sent += host_sum(num_elements, mesh_shape, recipe.wire)
+        sent = device_sum(dense_size(recipe.own_shapes), mesh_shape)
+        if slicing is None:
+            return (
+                sent
+                + host_sum(plan.num_short + num_whole, mesh_shape, recipe.wire)
+                + host_sum(plan.num_long, mesh_shape, recipe.wire)
+            )
+        (host_axis, num_hosts), _ = mesh_shape.items()
+        sent += host_sum(num_whole, mesh_shape, recipe.wire)
+        if num_hosts > 1:
+            devices = {host_axis: num_hosts, slicing.axis: slicing.parts}
+            for num_elements in (plan.num_short, plan.num_long):
+                sent.append(slicing.summing(num_elements))
+                sent += host_sum(num_elements, devices, recipe.wire)
         return sent
 
+    if slicing is None:
+        payload = max(plan.num_short + num_whole, plan.num_long)
+    else:
+        # Of one device: factors are shared out.
+        payload = max(num_whole, -(-max(plan.num_short, plan.num_long) // slicing.parts))
     return gradient_method(
         recipe,
         powersgd(
@@ -259,10 +385,11 @@ def make_powersgd(recipe: Recipe) -> Method:
             wire=recipe.wire,
             send_whole=send_whole,
             axes=recipe.axes,
+            slicing=slicing,
         ),
-        placement=POWERSGD_PLACEMENTS,
+        placement=POWERSGD_PLACEMENTS._replace(residual=recipe.placed("per_host")),
         formula=formula,
-        payload_elements=max(messages),
+        payload_elements=payload,
     )
 
 
@@ -270,5 +397,6 @@ ROW = MethodRow(
     "powersgd",
     make_powersgd,
     PowersgdConfig,
+    takes_slices=True,
     variants=(Variant("powersgd", "PowerSGD, rank 2"),),
 )

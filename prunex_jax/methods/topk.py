@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.settings import setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import FLOAT32, Wire
 from prunex_jax.mesh import ALONE, MeshAxes
-from prunex_jax.methods.entries import EntryTraffic, Sparsifier
+from prunex_jax.methods.entries import EntryTraffic, Sparsifier, in_types_of, zeros_like
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 
@@ -31,11 +32,11 @@ class TopkConfig:
 class TopkState(NamedTuple):
     """What Top-K carries from step to step."""
 
-    residual: jax.Array  # float32[all entries of the tree], per_host: not sent yet
+    residual: PyTree  # float32, like the parameters, per_host: not sent yet
 
 
 # Where the parts of the state live.
-TOPK_PLACEMENTS = TopkState("per_host")  # type: ignore[arg-type]
+TOPK_PLACEMENTS = TopkState("per_host")
 
 
 def topk(
@@ -86,7 +87,6 @@ def topk(
       `comm.mean_of_entries` for k = density * all entries; in chunks as
       `comm.mean_of_largest`.
     Example:
-      >>> import jax.numpy as jnp
       >>> tx = topk(0.25, axes=MeshAxes('host', None))
       >>> grads = jnp.array([[4., 1., 0., 2.], [1., 0., 0., 6.]])  # one row per host
       >>> state = tx.init(jnp.zeros(4))
@@ -111,7 +111,7 @@ def topk(
     sparsifier = Sparsifier(density, is_exact, wire, in_chunks, tuple(send_whole), axes)
 
     def init(params: PyTree) -> TopkState:
-        return TopkState(sparsifier.zeros(params))
+        return TopkState(zeros_like(params))
 
     def update(
         grads: PyTree,
@@ -122,9 +122,10 @@ def topk(
         **extra: Any,
     ) -> tuple[PyTree, TopkState]:
         del params, extra
-        layout, local = sparsifier.local_mean(grads)
-        sent = sparsifier.send(local + state.residual, layout.num_open, density)
-        return layout.split(sent.mean, grads), TopkState(sent.held_back)
+        local = sparsifier.local_mean(grads)
+        total = jax.tree.map(jnp.add, local, state.residual)
+        sent = sparsifier.send(total, density)
+        return in_types_of(grads, sent.mean), TopkState(sent.held_back)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -144,7 +145,7 @@ def make_topk(recipe: Recipe) -> Method:
             send_whole=recipe.config.send_whole,
             axes=recipe.axes,
         ),
-        placement=TOPK_PLACEMENTS,
+        placement=TopkState(recipe.placed("per_host")),
         formula=lambda mesh_shape: traffic.step(mesh_shape, config.density),
         payload_elements=max(count, traffic.num_whole),
         position_bytes=traffic.position_bytes(config.density),
@@ -155,6 +156,7 @@ ROW = MethodRow(
     "topk",
     make_topk,
     TopkConfig,
+    takes_slices=True,
     variants=(
         Variant("topk", "Top-K, 1 %"),
         Variant(

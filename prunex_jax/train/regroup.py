@@ -22,6 +22,8 @@ at the start of the interval. So are all copies of a method whose hosts do not a
 
 Parts in slices are put together first, and cut again for the devices that there are.
 How a leaf was saved follows from its shape, so a run may also change `topology.shard`.
+What means something only in the slices that it was made in (`Method.forgotten`) starts
+as zeros in others.
 """
 
 import dataclasses
@@ -173,7 +175,9 @@ class Regrouping:
             if owner is not None:
                 whole, is_slice = slicing.shapes[owner], True
         saved = self.saved.get(path, ())
-        return _Place(word, self.old, self.new, whole, is_slice, saved)
+        name = path.rpartition("/")[2]
+        anew = shape if name in self.method.forgotten and saved != shape else None
+        return _Place(word, self.old, self.new, whole, is_slice, saved, anew)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +192,8 @@ class _Place:
       is_slice: Whether devices are to have slices of it. Beside slices, such as for
         counts, they have copies.
       saved: Shape that it was saved in.
+      anew: Shape in which it starts as zeros, as it means nothing in other slices; None
+        for what goes on.
     """
 
     word: Placement
@@ -196,6 +202,7 @@ class _Place:
     whole: tuple[int, ...]
     is_slice: bool
     saved: tuple[int, ...]
+    anew: tuple[int, ...] | None
 
     @property
     def base(self) -> Placement:
@@ -212,17 +219,21 @@ class _Place:
     @property
     def stays(self) -> bool:
         """Whether it is the same on both meshes."""
+        if self.anew is not None:
+            return False
         return self.word == "replicated" and not self.was_in_slices
 
     @property
     def old_shape(self) -> tuple[int, ...]:
         """Shape in which it must have been saved."""
-        if self.was_in_slices:
+        if self.was_in_slices or self.anew is not None:
             return self.saved
         return self._shape_on_old(self.base)
 
     def moved(self, leaf: np.ndarray, rule: Rule) -> np.ndarray:
         """The leaf on the new mesh."""
+        if self.anew is not None:
+            return np.zeros(self.anew, leaf.dtype)
         if self.was_in_slices:
             leaf = self._per_host(lambda rows: whole_of(rows, self.whole), leaf)
         for axis, count in enumerate(self.new[: _num_axes(self.base)]):

@@ -81,7 +81,7 @@ def _programs(make, placements, shape, settings, options):
 
 
 def run(make, placements, shape, grads, options=(), **settings):
-    """(direction as a buffer, state) after every step; state leads with [hosts].
+    """(direction, state) after every step, trees as buffers; state leads with [hosts].
 
     Args:
       make: Factory of the transformation, all of whose state is per_host.
@@ -100,12 +100,9 @@ def run(make, placements, shape, grads, options=(), **settings):
     state, seen = init(at[0]), []
     for now in at:
         direction, state = step(now, state)
-        seen.append(
-            (
-                flat(jax.tree.map(np.asarray, direction), 0),
-                jax.tree.map(np.asarray, state),
-            )
-        )
+        shown, parts = jax.tree.map(np.asarray, (direction, state))
+        buffers = type(state)(*(flat(part, 1) for part in parts))
+        seen.append((flat(shown, 0), buffers))
     return seen
 
 

@@ -104,8 +104,28 @@ def run_on(shape, grads, refreshes=(True,), **settings):
     history = program_of(shape, refreshes, tuple(settings.items()))(grads)
     history = jax.tree.map(np.asarray, history)
     return [
-        jax.tree.map(lambda x, step=step: x[step], history) for step in range(NUM_STEPS)
+        as_buffers(*jax.tree.map(lambda x, step=step: x[step], history))
+        for step in range(NUM_STEPS)
     ]
+
+
+def as_buffers(direction, state, seen):
+    """Trees of every host as rows: "a" and "c", of which hosts choose, then "b"."""
+
+    def row(tree, paths):
+        return np.concatenate([tree[p].reshape(len(tree[p]), -1) for p in paths], 1)
+
+    def from_zero(chosen):
+        num_entries = sum(np.prod(shape) for shape in SHAPES.values())
+        return np.where(chosen > 0, chosen - 1, num_entries)
+
+    assert not state.residual["b"].any(), "held back of what is sent whole"
+    state = state._replace(
+        chosen=from_zero(state.chosen),
+        momentum=row(state.momentum, "acb"),
+        residual=row(state.residual, "ac"),
+    )
+    return direction, state, from_zero(seen)
 
 
 def by_the_book(
