@@ -268,6 +268,19 @@ def _factor_mask(layout: AxisLayout, masks: Masks, factor: int) -> jax.Array:
     return jnp.concatenate([*stored, jnp.ones(1, bool)])[row]
 
 
+def sum_by_channel(tree: PyTree, layouts: Layouts) -> dict[str, jax.Array]:
+    """Adds up, for every channel, all entries that carry it.
+
+    Args:
+      tree: Any tree of floating leaves.
+      layouts: From `groups.layouts_of`.
+    Returns:
+      float32[size] per group that touches a leaf; of leaves in slices, the entries of
+      this device.
+    """
+    return _sums(lambda x: x.astype(jnp.float32), layouts, tree)
+
+
 def sum_squares_by_channel(tree: PyTree, layouts: Layouts) -> dict[str, jax.Array]:
     """Adds up, for every channel, the squares of all entries that carry it.
 

@@ -228,7 +228,8 @@ class Method:
         should be few. Without them, update is in its steady state.
       early_options: opt_state of the whole mesh -> options that take the place of
         `step_options`, or None once the method has settled; it is not asked again.
-      prepare: Run once before the first step of the method, or None.
+      prepare: Run once before the first step of the method, or None. It is given whole
+        parameters, and returns them whole.
       prepare_batches: Batches of the mesh that it looks at.
       inner_state: opt_state -> state of the inner optimizer, placed as params, that the
         next method of a schedule may take over.

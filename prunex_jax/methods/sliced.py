@@ -14,7 +14,6 @@ from typing import Any
 
 import optax
 
-from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, Slicing, check_local
 from prunex_jax.mesh import IN_SLICES, MeshAxes
@@ -39,8 +38,6 @@ def with_sliced_params(method: Method, slicing: Slicing, num_parts: int) -> Meth
       `Slicing.value_and_grad` takes and makes them; the network that it stands for is
       whole. The formula of a step has all parameters gathered twice, which is the most:
       the second time it is those that the backward pass reads.
-    Raises:
-      UserError: As `around_slices`.
     """
     base = _on_real_mesh(method, slicing)
 
@@ -71,8 +68,6 @@ def around_slices(method: Method, slicing: Slicing, axes: MeshAxes) -> Method:
       The method, whose functions take and return whole parameters, and whose state is
       in slices. A step sends, beside what the method sends, what `Slicing.mean_of` and
       `Slicing.join` do; a round what `Slicing.join` does.
-    Raises:
-      UserError: The method has to see batches before it starts.
     """
     base = _on_real_mesh(method, slicing)
 
@@ -110,16 +105,7 @@ def around_slices(method: Method, slicing: Slicing, axes: MeshAxes) -> Method:
 
 
 def _on_real_mesh(method: Method, slicing: Slicing) -> Method:
-    """The method as it starts from whole parameters, and sends on the real mesh.
-
-    Raises:
-      UserError: It has to see batches before it starts.
-    """
-    if method.prepare is not None:
-        raise UserError(
-            f"method.name={method.name!r} looks at whole parameters before its first "
-            "step; set topology.shard=none"
-        )
+    """The method as it starts from whole parameters, and sends on the real mesh."""
 
     def init(params: PyTree) -> PyTree:
         return method.transform.init(slicing.take(params))

@@ -198,10 +198,13 @@ class Programs:
                 drawing = self._with_keys(batch, state.step)
                 return self._train_outputs(params, state.statistics, drawing)[0]
 
+            whole = self._method.whole_params(state.params)
             params, opt_state = run(
-                forward, self._objective.loss, state.params, state.opt_state, batches
+                forward, self._objective.loss, whole, state.opt_state, batches
             )
-            after = state._replace(params=params, opt_state=opt_state)
+            after = state._replace(
+                params=self._method.own_params(params), opt_state=opt_state
+            )
             return leave(self._placements, after)
 
         return self._shard(fn, (self._specs, _BATCH), self._specs)

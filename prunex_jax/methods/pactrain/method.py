@@ -19,14 +19,17 @@ import optax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import setting
 from prunex_jax.base.trees import PyTree
+from prunex_jax.channels import layouts_of
 from prunex_jax.comm import (
     FLOAT32,
     TERNARY,
     Collective,
+    Slicing,
     Wire,
     check_local,
     dense_size,
     gather_over_hosts,
+    key_of_slice,
     mean_over_mesh,
     refuse_biased,
 )
@@ -121,7 +124,7 @@ def pactrain(
     Collectives:
       packed: as `comm.mean_over_mesh` for `packing.num_kept` values. Otherwise as
       `comm.mean_over_mesh` for all values, and as `comm.gather_over_hosts` for two
-      numbers.
+      numbers. Packing slices also sends what `packing.pack` and `unpack` do.
     Example:
       >>> from prunex_jax.methods.pactrain.packing import WeightPacking
       >>> params = {'kernel': jnp.array([[3.0, 0.0, 1.0, 0.0]])}
@@ -158,6 +161,7 @@ def pactrain(
         del params, extra
         check_local(grads, axes)
         key = jax.random.fold_in(jax.random.key(seed), state.num_steps)
+        key = key_of_slice(key, axes)
         state = state._replace(num_steps=state.num_steps + 1)
         pattern = state.pattern
         if not packed:
@@ -214,13 +218,13 @@ def make_pactrain(recipe: Recipe) -> Method:
     out, nothing is pruned.
     """
     config: PactrainConfig = recipe.settings
-    packing, wire = _packing_of(recipe), _wire_of(recipe)
+    packing, wire = _packing_of(recipe, recipe.slicing), _wire_of(recipe)
     hooks: dict[str, Any] = {}
     if config.stable_steps:
         hooks["early_options"] = functools.partial(
             _until_stable, stable_steps=config.stable_steps
         )
-    if packing.num_kept != dense_size(recipe.shapes):
+    if packing.num_kept != dense_size(recipe.own_shapes):
         hooks["prepare"] = _preparation(recipe, packing)
         is_grasp = config.score == "grasp"
         hooks["prepare_batches"] = config.score_batches if is_grasp else 1
@@ -250,28 +254,42 @@ def _wire_of(recipe: Recipe) -> Wire:
     return Wire(TERNARY, wire.bucket_bytes)
 
 
-def _packing_of(recipe: Recipe) -> Packing:
+def _packing_of(recipe: Recipe, slicing: Slicing | None) -> Packing:
+    """How whole trees are packed, or slices of them."""
     config: PactrainConfig = recipe.settings
-    if config.structure == "weights":
-        return WeightPacking(config.density, recipe.shapes)
-    return ChannelPacking(recipe.groups, recipe.keep_counts, recipe.shapes)
+    if config.structure == "channels":
+        groups, counts = recipe.groups, recipe.keep_counts
+        return ChannelPacking(groups, counts, recipe.shapes, slicing)
+    if slicing is not None:
+        raise UserError(
+            "method.pactrain.structure='weights' keeps the largest of all weights, and "
+            "slices would have different numbers of them; set topology.shard=none, or "
+            "method.pactrain.structure=channels"
+        )
+    return WeightPacking(config.density, recipe.shapes)
 
 
 def _formula_of(recipe: Recipe, packing: Packing) -> Callable[..., list[Collective]]:
     """What one step must send, from sizes alone."""
+    moved = []
+    if recipe.slicing is not None:
+        layouts, counts = layouts_of(recipe.groups, recipe.shapes), recipe.keep_counts
+        moved += recipe.slicing.taking(layouts, counts)
+        moved += recipe.slicing.putting(layouts, counts)
 
     def formula(mesh_shape: Mapping[str, int], packed: bool = True) -> list[Collective]:
         if not packed:
-            dense = mesh_sum(dense_size(recipe.shapes), mesh_shape, recipe.wire)
+            dense = mesh_sum(dense_size(recipe.own_shapes), mesh_shape, recipe.wire)
             return dense + host_gather(2, mesh_shape, "uint32")
-        return mesh_sum(packing.num_kept, mesh_shape, _wire_of(recipe))
+        return mesh_sum(packing.num_kept, mesh_shape, _wire_of(recipe)) + moved
 
     return formula
 
 
-def _preparation(recipe: Recipe, packing: Packing) -> Prepare:
+def _preparation(recipe: Recipe, own_packing: Packing) -> Prepare:
     """Chooses what is kept, and puts the rest to zero, moments included."""
-    is_grasp = recipe.settings.score == "grasp"
+    is_grasp, slicing = recipe.settings.score == "grasp", recipe.slicing
+    packing, axes = _packing_of(recipe, None), recipe.axes.whole
 
     def prepare(
         forward: Forward,
@@ -285,14 +303,14 @@ def _preparation(recipe: Recipe, packing: Packing) -> Prepare:
 
         if is_grasp:
             parts = [part for batch in batches for part in _halves(batch)]
-            pattern = grasp_pattern(loss_fn, params, parts, packing, axes=recipe.axes)
+            pattern = grasp_pattern(loss_fn, params, parts, packing, axes=axes)
         else:
             pattern = magnitude_pattern(params, packing)
         state, inner_state = opt_state
         inner_state = map_moments(
-            lambda path, leaf: packing.mask({path: leaf}, pattern)[path],
+            lambda path, leaf: own_packing.mask({path: leaf}, pattern)[path],
             inner_state,
-            params,
+            params if slicing is None else slicing.take(params),
         )
         state = state._replace(pattern=pattern, age=0 * state.age)
         return packing.mask(params, pattern), (state, inner_state)
@@ -319,6 +337,7 @@ ROW = MethodRow(
     "pactrain",
     make_pactrain,
     PactrainConfig,
+    takes_slices=True,
     variants=(
         Variant("pactrain", "PacTrain, half of the channels", _HALF),
         Variant(

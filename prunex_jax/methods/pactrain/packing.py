@@ -20,9 +20,11 @@ from prunex_jax.channels import (
     layouts_of,
     mask_channels,
     put_channels,
+    sum_by_channel,
     take_channels,
 )
-from prunex_jax.comm import compact_size
+from prunex_jax.comm import Slicing, compact_size, dense_size, sum_over_slices
+from prunex_jax.mesh import ALONE, MeshAxes
 from prunex_jax.sparsity import choose_keep_indices, entry_count, masks_of
 
 Pattern = Any
@@ -64,6 +66,8 @@ class ChannelPacking:
       groups: Channel groups.
       keep_counts: Static number of channels that each of them keeps.
       shapes: Shape of every parameter by path.
+      slicing: How trees lie in slices; None if they are whole. A packed tree are slices
+        of what is kept, then; scores and patterns are those of whole trees.
     """
 
     def __init__(
@@ -71,23 +75,30 @@ class ChannelPacking:
         groups: Sequence[ChannelGroup],
         keep_counts: Mapping[str, int],
         shapes: Shapes,
+        slicing: Slicing | None = None,
     ) -> None:
         self.sizes = {group.name: group.size for group in groups}
         self.keep_counts = {name: keep_counts[name] for name in self.sizes}
         self.layouts = layouts_of(groups, shapes)
+        self.slicing = slicing
+        self.axes = ALONE
         self.num_kept = compact_size(shapes, self.layouts, self.keep_counts)
+        if slicing is not None:
+            left = slicing.own_kept_shapes(self.layouts, self.keep_counts)
+            self.num_kept = dense_size(left)
+            self.layouts = slicing.layouts(self.layouts)
+            self.axes = MeshAxes(None, None, slicing.axis)
 
     def scores(self, entries: PyTree) -> dict[str, jax.Array]:
-        """Sums over all entries that carry a channel, float32[size] per group."""
+        """Sums over all entries that carry a channel, float32[size] per group.
+
+        Collectives:
+          Of slices, as `comm.sum_over_slices` for one number per channel.
+        """
         totals = {name: jnp.zeros(size) for name, size in self.sizes.items()}
-        for path, leaf in flatten_by_path(entries).items():
-            for axis, layout in self.layouts.get(path, {}).items():
-                others = tuple(i for i in range(leaf.ndim) if i != axis)
-                by_position = jnp.sum(leaf.astype(jnp.float32), axis=others)
-                for name, positions in layout.slices:
-                    part = jnp.sum(by_position[positions], axis=1)
-                    totals[name] = totals[name] + part
-        return totals
+        totals |= sum_by_channel(entries, self.layouts)
+        found: dict[str, jax.Array] = sum_over_slices(totals, self.axes)
+        return found
 
     def choose(self, scores: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """See `Packing.choose`; each group keeps its count."""
@@ -98,12 +109,24 @@ class ChannelPacking:
         return mask_channels(tree, self.layouts, self.masks(pattern))
 
     def pack(self, tree: PyTree, pattern: Pattern) -> PyTree:
-        """See `Packing.pack`."""
+        """See `Packing.pack`.
+
+        Collectives:
+          Of slices, as `Slicing.take_kept`.
+        """
+        if self.slicing is not None:
+            return self.slicing.take_kept(tree, self.layouts, pattern)
         return take_channels(tree, self.layouts, pattern)
 
     def unpack(self, packed: PyTree, pattern: Pattern, like: PyTree) -> PyTree:
-        """See `Packing.unpack`."""
+        """See `Packing.unpack`.
+
+        Collectives:
+          Of slices, as `Slicing.put_kept`.
+        """
         del like
+        if self.slicing is not None:
+            return self.slicing.put_kept(packed, self.layouts, pattern)
         return put_channels(packed, self.layouts, pattern)
 
     def masks(self, pattern: Pattern) -> dict[str, jax.Array]:
