@@ -423,11 +423,7 @@ def make_importance(recipe: Recipe) -> Method:
     return gradient_method(
         recipe,
         exchange,
-        placement=IMPORTANCE_PLACEMENTS._replace(
-            chosen=recipe.placed("replicated"),
-            momentum=recipe.placed("per_host"),
-            residual=recipe.placed("per_host"),
-        ),
+        placement=_placed(recipe),
         formula=traffic.step,
         forgotten=("chosen",),
         payload_elements=traffic.num_values,
@@ -435,6 +431,13 @@ def make_importance(recipe: Recipe) -> Method:
         inner=after_momentum(recipe.inner, recipe.learning_rate),
         step_options=step_options,
     )
+
+
+def _placed(recipe: Recipe) -> ImportanceState:
+    """Where the parts of the state live."""
+    in_host = recipe.placed("per_host")
+    places: Any = ("replicated", "replicated", recipe.placed("replicated"))
+    return ImportanceState(*places, in_host, in_host)
 
 
 class _Traffic:

@@ -189,8 +189,8 @@ class _Powersgd:
 
     def _shapes_of(self, tree: PyTree) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the whole leaves of a tree."""
-        slicing = self.slicing
-        return shapes_by_path(tree) if slicing is None else slicing.shapes
+        own, slicing = shapes_by_path(tree), self.slicing
+        return own if slicing is None else {path: slicing.shapes[path] for path in own}
 
     def _groups(self, plan: low_rank.Plan, tree: PyTree) -> list[_Group]:
         """Matrices of one view of which the same side lies in slices."""
@@ -376,7 +376,9 @@ def make_powersgd(recipe: Recipe) -> Method:
         payload = max(plan.num_short + num_whole, plan.num_long)
     else:
         # Of one device: factors are shared out.
-        payload = max(num_whole, -(-max(plan.num_short, plan.num_long) // slicing.parts))
+        payload = max(
+            num_whole, -(-max(plan.num_short, plan.num_long) // slicing.parts)
+        )
     return gradient_method(
         recipe,
         powersgd(

@@ -22,7 +22,8 @@ References:
   Training and Pruning, 2024, arXiv:2409.09085 (mixture).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,8 @@ from prunex_jax.channels.slicing import (
 from prunex_jax.sparsity.choice import normalise_scores
 
 Scores = dict[str, jax.Array]
+# Sums over all entries of a channel, from sums over those that a device has.
+Total = Callable[[Any], Any]
 
 # What remains in a step of the mean over the steps before: about a hundred count.
 _MEMORY = 0.99
@@ -46,13 +49,21 @@ _OFFSETS = {"b", "beta", "bias", "offset"}
 _NUM_TERMS = 5
 
 
+def _as_they_are(sums: Any) -> Any:
+    return sums
+
+
 def uses_gradients(criterion: Criterion) -> bool:
     """Whether a criterion needs what `gradient_scores` finds in local steps."""
     return criterion in ("taylor", "mixture")
 
 
 def gradient_scores(
-    criterion: Criterion, params: PyTree, grads: PyTree, layouts: Layouts
+    criterion: Criterion,
+    params: PyTree,
+    grads: PyTree,
+    layouts: Layouts,
+    total: Total = _as_they_are,
 ) -> Scores:
     """What the gradients of one step say of every channel.
 
@@ -61,6 +72,8 @@ def gradient_scores(
       params: Floating leaves.
       grads: Gradients of the loss, the same structure.
       layouts: From `channels.layouts_of`.
+      total: Adds up what devices found in slices of these trees: one number per
+        channel, for the mixture three.
     Returns:
       float32[size] per group, not negative: |<theta, g>|, or the sum of the last three
       terms of the mixture, each divided by its mean over the group.
@@ -74,10 +87,12 @@ def gradient_scores(
       [3.0, 2.0]
     """
     products = sum_products_by_channel(params, grads, layouts)
-    first = {name: jnp.abs(x) for name, x in products.items()}
     if criterion == "taylor":
-        return first
-    norms, slopes = _norms(params, layouts), _norms(grads, layouts)
+        return {name: jnp.abs(x) for name, x in total(products).items()}
+    squares = [sum_squares_by_channel(tree, layouts) for tree in (params, grads)]
+    products, *squares = total([products, *squares])
+    norms, slopes = map(_roots, squares)
+    first = {name: jnp.abs(x) for name, x in products.items()}
     against = {n: 1.0 - _cosine(x, norms[n] * slopes[n]) for n, x in products.items()}
     second = {n: jnp.square(x) / 2 for n, x in products.items()}
     against, first, second = map(normalise_scores, (against, first, second))
@@ -114,6 +129,7 @@ def channel_scores(
     tree: PyTree,
     layouts: Layouts,
     of_gradients: Mapping[str, jax.Array] | None = None,
+    total: Total = _as_they_are,
 ) -> Scores:
     """Scores of the channels of a tree.
 
@@ -124,6 +140,8 @@ def channel_scores(
       layouts: From `channels.layouts_of`; every group must touch at least one leaf.
       of_gradients: Mean over steps of what `gradient_scores` gives, where the criterion
         uses it.
+      total: Adds up what devices found in slices of the tree: one number per channel,
+        for "taylor" nothing.
     Returns:
       float32[size] per group. Sums, or means, over hosts rank channels for all of them.
     Example:
@@ -143,20 +161,21 @@ def channel_scores(
       smaller (cos > 0) is worth less. Its mean magnitude is the norm over the number of
       entries, which all channels of a group share, so that the norm counts twice.
     """
-    if criterion == "norm":
-        return sum_squares_by_channel(tree, layouts)
-    if criterion == "scale":
-        scaled = sum_squares_by_channel(tree, _scales(tree, layouts))
-        return {**sum_squares_by_channel(tree, layouts), **scaled}
-    assert of_gradients is not None, f"{criterion} needs the mean of gradient scores"
     if criterion == "taylor":
+        assert of_gradients is not None, "it needs the mean of gradient scores"
         return dict(of_gradients)
-    norms = normalise_scores(_norms(tree, layouts))
+    found = sum_squares_by_channel(tree, layouts)
+    if criterion == "scale":
+        found |= sum_squares_by_channel(tree, _scales(tree, layouts))
+    squares: Scores = total(found)
+    if criterion != "mixture":
+        return squares
+    assert of_gradients is not None, "it needs the mean of gradient scores"
+    norms = normalise_scores(_roots(squares))
     return {n: (2 * norms[n] + x) / _NUM_TERMS for n, x in of_gradients.items()}
 
 
-def _norms(tree: PyTree, layouts: Layouts) -> Scores:
-    squares = sum_squares_by_channel(tree, layouts)
+def _roots(squares: Scores) -> Scores:
     return {name: jnp.sqrt(x) for name, x in squares.items()}
 
 

@@ -333,16 +333,16 @@ class Runner:
 
 
 def recipe_of(config, **changes):
+    plain = {"optimizer": OptimizerConfig(momentum=0.0, weight_decay=0.0)}
     return Recipe(
         config=config,
-        inner=optax.sgd(LEARNING_RATE),
+        inner=optax.sgd(LEARNING_RATE),  # as `plain`
         learning_rate=optax.constant_schedule(LEARNING_RATE),
         groups=GROUPS,
         keep_counts=FINAL,
         shapes=SHAPES,
         total_steps=TOTAL_STEPS,
-        optimizer=OptimizerConfig(momentum=0.0, weight_decay=0.0),  # as `inner`
-        **changes,
+        **(plain | changes),
     )
 
 

@@ -112,5 +112,40 @@ def test_optimizers_and_methods_of_whole_parameters_are_refused(tmp_path):
     muon = merged(VALUES, {"optimizer": {"name": "muon", "clip_norm": 0.0}})
     with pytest.raises(UserError, match="looks at whole parameters"):
         train(muon, tmp_path)
-    with pytest.raises(UserError, match="needs whole parameters on every device"):
-        train(merged(VALUES, {"method": {"name": "powersgd"}}), tmp_path)
+    weights = {"name": "pactrain", "pactrain": {"structure": "weights"}}
+    with pytest.raises(UserError, match="structure='weights'"):
+        train(merged(VALUES, {"method": weights}), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["powersgd", "topk", "dgc", "importance", "pactrain"])
+def test_methods_that_send_in_every_step_go_on_in_other_slices(name, tmp_path):
+    """Slices choose entries of their own, so that such runs differ somewhat."""
+    values = merged(
+        VALUES,
+        {
+            "method": {"name": name, "importance": {"refresh_period": 4}},
+            "optimizer": {"name": "sgd", "clip_norm": 0.0, "learning_rate": 0.05},
+            "run": {"steps": 24},
+        },
+    )
+    sparsity = 0.5 if name == "pactrain" else 0.0
+    at_end = {"sparsity": sparsity, "shrink_share": 1.0}
+    values = merged(values, {"sparsity": at_end})
+    train(values, tmp_path / "state")
+    train(merged(values, {"topology": {"shard": "none"}}), tmp_path / "none")
+    for before, after in (("params", "none"), ("none", "state")):
+        folder = tmp_path / f"{before}-{after}"
+        with pytest.raises(StopAtOnce):
+            chosen = merged(values, {"topology": {"shard": before}})
+            train(chosen, folder, watch=stop_after(12))
+        train(merged(values, {"topology": {"shard": after}}), folder)
+        rounding = 0.3 if name in ("topk", "dgc", "importance") else ROUNDING
+        found, wanted = losses(folder), losses(tmp_path / "none")
+        for step, loss in found.items():
+            assert loss == pytest.approx(wanted[step], rel=rounding), step
+    fewer = tmp_path / "fewer"
+    with pytest.raises(StopAtOnce):
+        train(values, fewer, watch=stop_after(12))
+    train(merged(values, {"topology": {"simulated": "2x2"}}), fewer)
+    assert max(losses(fewer)) == 24

@@ -33,7 +33,7 @@ from prunex_jax.channels import (
     sum_squares_by_channel,
     take_channels,
 )
-from prunex_jax.comm import Slicing, sum_over_hosts
+from prunex_jax.comm import Slicing, sum_over_hosts, sum_over_slices
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.sparsity import choose_keep_indices
 
@@ -106,7 +106,11 @@ class ChannelRounds:
         return layouts_of(self.groups, shapes)
 
     def choose(
-        self, difference: PyTree, num_rounds: jax.Array, axes: MeshAxes
+        self,
+        difference: PyTree,
+        num_rounds: jax.Array,
+        axes: MeshAxes,
+        slicing: Slicing | None = None,
     ) -> SentChannels:
         """Chooses the channels of a round, the same on every host.
 
@@ -114,21 +118,27 @@ class ChannelRounds:
           difference: What hosts would send, per_host.
           num_rounds: int32[], replicated; rounds before this one.
           axes: Mesh axes.
+          slicing: How the difference lies in slices; None if it is whole.
         Returns:
           The channels.
         Collectives:
-          "moved": one float32 per channel as `comm.sum_over_hosts`.
+          "moved": one float32 per channel as `comm.sum_over_hosts`, and of slices
+          before that as `comm.sum_over_slices`.
         """
-        layouts = self.layouts(shapes_by_path(difference))
+        if slicing is None:
+            layouts = self.layouts(shapes_by_path(difference))
+        else:
+            layouts = slicing.layouts(self.layouts(slicing.shapes))
         if self.choice == "rotation":
             chosen = self._in_turn(num_rounds)
         else:
             scores = sum_squares_by_channel(difference, layouts)
+            scores = sum_over_slices(scores, axes)
             chosen = choose_keep_indices(sum_over_hosts(scores, axes), self.counts)
         masks = {
             group.name: mask_of(chosen[group.name], group.size) for group in self.groups
         }
-        return SentChannels(layouts, chosen, masks)
+        return SentChannels(layouts, chosen, masks, slicing)
 
     def _in_turn(self, num_rounds: jax.Array) -> dict[str, jax.Array]:
         """The next channels of every group, from the first again after the last."""

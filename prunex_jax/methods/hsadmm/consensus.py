@@ -4,6 +4,7 @@
 `copies`, channels and their choice from `channels` and `sparsity`.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from prunex_jax.comm import (
     sum_over_hosts,
     sum_over_slices,
 )
-from prunex_jax.mesh import IN_SLICES, vary
+from prunex_jax.mesh import IN_SLICES, MeshAxes, vary
 from prunex_jax.methods.hsadmm.arithmetic import (
     add,
     add_scaled,
@@ -230,12 +231,19 @@ def after_gradients(
     grads: PyTree,
     layouts: Layouts,
     criterion: Criterion,
+    axes: MeshAxes,
 ) -> HsadmmState:
-    """The state after what a step's gradients, of a copy, say of channels."""
+    """The state after what a step's gradients, of a copy, say of channels.
+
+    Collectives:
+      Of slices, as `comm.sum_over_slices` for one float32 per channel, or three with
+      the mixture.
+    """
     before = state.gradient_scores
     if before is None:
         return state
-    found = gradient_scores(criterion, params, grads, layouts)
+    total = functools.partial(sum_over_slices, axes=axes)
+    found = gradient_scores(criterion, params, grads, layouts, total)
     mean = running_mean(before, found, state.num_steps)
     return state._replace(gradient_scores=mean)
 
@@ -258,14 +266,15 @@ def agreed_scores(
     Collectives:
       Unless frozen or whole, one float32 per channel as `comm.sum_over_hosts`; where
       the criterion looks at gradients, before that the same as `Copies.mean_in_host`.
-      Of slices, in all rounds one float32 per channel as `comm.sum_over_slices`.
+      Of slices, what `channel_scores` adds up as `comm.sum_over_slices`.
     """
+    total = functools.partial(sum_over_slices, axes=copies.axes)
     if kind in ("frozen", "whole"):
-        of_z = channel_scores("norm", state.global_consensus, layouts)
-        return sum_over_slices(of_z, copies.axes)
+        z = state.global_consensus
+        return channel_scores("norm", z, layouts, total=total)
     of_gradients = copies.mean_in_host(state.gradient_scores)
-    own = channel_scores(criterion, theta, layouts, of_gradients)
-    return sum_over_hosts(sum_over_slices(own, copies.axes), copies.axes)
+    own = channel_scores(criterion, theta, layouts, of_gradients, total)
+    return sum_over_hosts(own, copies.axes)
 
 
 def network_scores(
@@ -275,14 +284,15 @@ def network_scores(
 
     Collectives:
       Where the criterion looks at gradients, one float32 per channel as
-      `Copies.mean_in_host` and as `comm.mean_over_hosts`. Of slices, one float32 per
-      channel as `comm.sum_over_slices`.
+      `Copies.mean_in_host` and as `comm.mean_over_hosts`. Of slices, what
+      `channel_scores` adds up as `comm.sum_over_slices`.
     """
     of_gradients = state.gradient_scores
     if of_gradients is not None:
         of_gradients = mean_over_hosts(copies.mean_in_host(of_gradients), copies.axes)
-    own = channel_scores(criterion, state.global_consensus, layouts, of_gradients)
-    return sum_over_slices(own, copies.axes)
+    total = functools.partial(sum_over_slices, axes=copies.axes)
+    z = state.global_consensus
+    return channel_scores(criterion, z, layouts, of_gradients, total)
 
 
 class Choice(NamedTuple):

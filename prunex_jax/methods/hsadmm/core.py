@@ -153,14 +153,17 @@ class Hsadmm:
         Raises:
           UserError: The gradients are sums over the mesh; see `comm.check_local`.
         Collectives:
-          device_level "gradient": one sum over `device_axis` of all gradients.
+          device_level "gradient": one sum over `device_axis` of all gradients. Of
+          slices, where the criterion looks at gradients, a few float32 per channel.
         """
         layouts = self._layouts(params)
         living = consensus.living_of(state, self.parameters)
         grads = self.copies.mean_gradient(grads)
         grads = mask_channels(grads, layouts, living)
         criterion = self.parameters.criterion
-        state = consensus.after_gradients(state, params, grads, layouts, criterion)
+        state = consensus.after_gradients(
+            state, params, grads, layouts, criterion, self.axes
+        )
         inner = optax.with_extra_args_support(self.inner)
         updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
         if self.parameters.rho_device:
@@ -256,7 +259,9 @@ class Hsadmm:
             target, choice, before, form, layouts
         )
         if self.channel_rounds is not None and kind != "whole":
-            sent = self.channel_rounds.choose(difference, before.num_rounds, self.axes)
+            sent = self.channel_rounds.choose(
+                difference, before.num_rounds, self.axes, self.slicing
+            )
             choice = choice._replace(sent=sent)
         after = consensus.move_consensus(
             target, difference, choice, before, form, layouts, kind, copies
@@ -440,7 +445,7 @@ def _check_channel_rounds(core: Hsadmm) -> None:
 
 
 def _check_slices(core: Hsadmm) -> None:
-    """Refuses what looks at whole parameters, or at copies of single devices."""
+    """Refuses copies of single devices."""
     if core.slicing is None:
         return
     if core.device_level == "consensus":
@@ -448,17 +453,6 @@ def _check_slices(core: Hsadmm) -> None:
             "device_level='consensus' gives every device parameters of its own, so "
             "they cannot lie in slices over devices; set topology.shard=none, or "
             "method.hsadmm.device_level=gradient"
-        )
-    if uses_gradients(core.parameters.criterion):
-        raise UserError(
-            f"sparsity.criterion={core.parameters.criterion!r} looks at whole "
-            "gradients in every step, which no device has in slices; set "
-            "topology.shard=none, or sparsity.criterion=norm or scale"
-        )
-    if core.channel_rounds is not None:
-        raise UserError(
-            "method.local_sgd.channel_share below 1 needs whole parameters; set "
-            "topology.shard=none, or send less with method.rounds.top_k"
         )
 
 

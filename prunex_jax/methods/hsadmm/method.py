@@ -387,6 +387,10 @@ class _Traffic:
         sent = []
         if not is_consensus:
             sent += device_sum(dense_size(self.shapes), mesh_shape)
+        criterion = self.core.parameters.criterion
+        if uses_gradients(criterion):
+            count = 1 if criterion == "taylor" else 3
+            sent += self.numbers_of_slices([count * self.num_channels])
         if lands is not None:
             sent += self.norms_of_slices(self.fragments[lands], 1)
         if sends is None:
@@ -425,10 +429,12 @@ class _Traffic:
         part = self.core.channel_rounds
         if part is not None and kind != "whole":
             sent += host_sum(part.num_scores, mesh_shape)
+            sent += self.numbers_of_slices([part.num_scores])
         sizes = self.sizes(keep_counts, kind)
         count = len(self.shapes)
         sent += self.slices_sent(keep_counts, kind, self.shapes, mesh_shape)
-        sent += self.numbers_of_slices([self.num_channels])
+        if not (is_scored and form.criterion == "taylor"):
+            sent += self.numbers_of_slices([self.num_channels])
         sent += self.norms_of_slices(self.shapes)
         if form.outer != "fixed":
             sent += self.numbers_of_slices([len(self.shapes)] * 2 + [1])

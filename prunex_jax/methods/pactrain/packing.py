@@ -17,6 +17,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
 from prunex_jax.channels import (
     ChannelGroup,
+    Layouts,
     layouts_of,
     mask_channels,
     put_channels,
@@ -79,7 +80,7 @@ class ChannelPacking:
     ) -> None:
         self.sizes = {group.name: group.size for group in groups}
         self.keep_counts = {name: keep_counts[name] for name in self.sizes}
-        self.layouts = layouts_of(groups, shapes)
+        self.layouts: Layouts = layouts_of(groups, shapes)
         self.slicing = slicing
         self.axes = ALONE
         self.num_kept = compact_size(shapes, self.layouts, self.keep_counts)
