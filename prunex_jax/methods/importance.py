@@ -435,9 +435,14 @@ def make_importance(recipe: Recipe) -> Method:
 
 def _placed(recipe: Recipe) -> ImportanceState:
     """Where the parts of the state live."""
-    in_host = recipe.placed("per_host")
-    places: Any = ("replicated", "replicated", recipe.placed("replicated"))
-    return ImportanceState(*places, in_host, in_host)
+    places: Any = (
+        "replicated",
+        "replicated",
+        recipe.placed("replicated"),
+        recipe.placed("per_host"),
+        recipe.placed("per_host"),
+    )
+    return ImportanceState(*places)
 
 
 class _Traffic:

@@ -24,6 +24,10 @@ from prunex_jax.mesh import program_to_count
 
 # Of 0 to 3: without most passes over the code of each computation.
 _QUICKLY = {"xla_backend_optimization_level": 1}
+# How XLA for GPUs fails that asks Triton for tiles a product does not have, and the way
+# around: products by cuBLAS, for which it plans somewhat more memory.
+_NO_TILES = "output tile sizes"
+_WITHOUT_TILES = {"xla_gpu_enable_triton_gemm": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,9 +184,19 @@ class Program:
         traced, listed = self._trace(args, static)
         sent = wire_bytes(listed, self._mesh_shape)
         compiling = time.perf_counter()
-        run = traced.lower().compile(self._options)
+        run = self._compiled_by_xla(traced.lower())
         ended = time.perf_counter()
         return _Compiled(run, listed, sent, compiling - started, ended - compiling)
+
+    def _compiled_by_xla(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        try:
+            return lowered.compile(self._options)
+        except jax.errors.JaxRuntimeError as error:
+            if _NO_TILES not in str(error):
+                raise
+            # Where no GPU is there to try kernels on, XLA gives some products tiles
+            # that they cannot have.
+            return lowered.compile({**(self._options or {}), **_WITHOUT_TILES})
 
     def collectives(self, *args: Any, **static: Hashable) -> list[Collective]:
         """Lists what one call sends, from its trace; arguments as for `compile`."""

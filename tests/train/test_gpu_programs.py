@@ -160,3 +160,17 @@ def test_int8_stays_int8_on_the_wire(shard):
     exchange = compiled_of(programs_of(digits, shard, wire_dtype="int8"))["exchange"]
     over_hosts = [c for c in exchange.collectives if HOST_AXIS in c.axes]
     assert over_hosts and {c.dtype for c in over_hosts} == {"int8"}
+
+
+@needs_compiler
+def test_products_that_triton_has_no_tiles_for_compile():
+    """Those of images of 197 patches in bfloat16, with no GPU to try kernels on."""
+    path = next(path for path in CONFIGS if path.stem == "cifar10_vit_ti_dense")
+    config = config_of(path)
+    data = dataclasses.replace(
+        config.data, name="synthetic", image_size=224, augment="none", batch_size=32
+    )
+    vit = dataclasses.replace(config.model.vit, patch=16, layers=1)
+    model = dataclasses.replace(config.model, vit=vit, compute_dtype="bfloat16")
+    programs = GpuPrograms(dataclasses.replace(config, data=data, model=model))
+    assert programs.local_step().collectives
