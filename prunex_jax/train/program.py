@@ -23,11 +23,11 @@ from prunex_jax.comm import Collective, list_collectives, wire_bytes
 from prunex_jax.mesh import program_to_count
 
 # Of 0 to 3: without most passes over the code of each computation.
-_QUICKLY = {"xla_backend_optimization_level": 1}
+_QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 1}
 # How XLA for GPUs fails that asks Triton for tiles a product does not have, and the way
 # around: products by cuBLAS, for which it plans somewhat more memory.
 _NO_TILES = "output tile sizes"
-_WITHOUT_TILES = {"xla_gpu_enable_triton_gemm": False}
+_WITHOUT_TILES: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -168,7 +168,12 @@ def test_products_that_triton_has_no_tiles_for_compile():
     path = next(path for path in CONFIGS if path.stem == "cifar10_vit_ti_dense")
     config = config_of(path)
     data = dataclasses.replace(
-        config.data, name="synthetic", image_size=224, augment="none", batch_size=32
+        config.data,
+        name="synthetic",
+        image_size=224,
+        augment="none",
+        batch_size=128,
+        synthetic_examples=256,
     )
     vit = dataclasses.replace(config.model.vit, patch=16, layers=1)
     model = dataclasses.replace(config.model, vit=vit, compute_dtype="bfloat16")
