@@ -434,8 +434,11 @@ class ModelConfig:
     width: float = setting(1.0, above=0)
     # Batch statistics over the examples of one device, or of all devices of a host.
     norm_scope: Literal["device", "host"] = "device"
-    # float32 | bfloat16 for activations; parameters are float32.
+    # float32 | bfloat16 for activations.
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    # float32 | bfloat16 for parameters between steps, rounded stochastically. What the
+    # optimizer and the method remember, the consensus among it, stays float32.
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
     # none | blocks: what lies inside of a block is not kept for the backward pass but
     # computed again, which takes less memory and more time. Of gpt, gpt2, bert, vit and
     # convnext.

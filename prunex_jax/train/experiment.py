@@ -384,6 +384,7 @@ def _make_setup(
         norm_scope=config.model.norm_scope,
         seed=config.seed,
         micro_batches=config.optimizer.micro_batches,
+        param_dtype=config.model.param_dtype,
     )
     plan = make_round_plan(
         config.sparsity,

@@ -1,12 +1,14 @@
 """The training state; `mesh.placement` explains where its parts live."""
 
+import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
+from prunex_jax.mesh import enter, leave, position, specs_of
 
 # The first bad step of a device that has seen none.
 NEVER = jnp.iinfo(jnp.int32).max
@@ -40,3 +42,95 @@ def zero_totals(counted: Iterable[str]) -> Totals:
     """
     nothing = {name: jnp.zeros((), jnp.float32) for name in ("loss", *counted)}
     return {**nothing, FIRST_BAD_STEP: jnp.asarray(NEVER, jnp.int32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """How a training state lies in memory between programs.
+
+    Programs work in float32, whatever parameters are stored in. Rounded to nearest,
+    most updates of bfloat16 would be lost; stochastically, they are there on average.
+
+    Attributes:
+      placements: Where every part lives; a prefix of the state.
+      param_dtype: Type that parameters are stored in; float32 leaves them as they are.
+      seed: Of the rounding.
+    """
+
+    placements: TrainState
+    param_dtype: str = "float32"
+    seed: int = 0
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether parameters are stored in another type than programs work in."""
+        return self.param_dtype != "float32"
+
+    def read(self, state: TrainState) -> TrainState:
+        """The values of one device, from blocks as `shard_map` gives them."""
+        found: TrainState = enter(self.placements, state)
+        return found._replace(params=self._wide(found.params))
+
+    def read_params(self, params: PyTree) -> PyTree:
+        """The same of parameters alone."""
+        return self._wide(enter(self.placements.params, params))
+
+    def write(self, state: TrainState) -> TrainState:
+        """Puts values back that have not changed, or that are equal everywhere."""
+        if not self.is_narrow:
+            return self._left(state)
+        narrow = jax.tree.map(lambda x: x.astype(self.param_dtype), state.params)
+        return self._left(state._replace(params=narrow))
+
+    def write_changed(self, state: TrainState) -> TrainState:
+        """Puts values back with parameters that a step or a round has changed.
+
+        They are rounded alike wherever they are the same, and otherwise in every copy,
+        or slice, in a way of its own. The draw follows from the seed and the step.
+        """
+        if not self.is_narrow:
+            return self._left(state)
+        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        for axis in specs_of(self.placements.params):
+            key = jax.random.fold_in(key, position(axis))
+        leaves, structure = jax.tree.flatten(state.params)
+        keys = jax.random.split(key, len(leaves))
+        rounded = [
+            rounded_to_bfloat16(leaf, own)
+            for leaf, own in zip(leaves, keys, strict=True)
+        ]
+        return self._left(state._replace(params=jax.tree.unflatten(structure, rounded)))
+
+    def _left(self, state: TrainState) -> TrainState:
+        found: TrainState = leave(self.placements, state)
+        return found
+
+    def _wide(self, params: PyTree) -> PyTree:
+        if not self.is_narrow:
+            return params
+        return jax.tree.map(lambda x: x.astype(jnp.float32), params)
+
+
+def rounded_to_bfloat16(values: jax.Array, key: jax.Array) -> jax.Array:
+    """Rounds up or down, with probabilities such that the mean is what was given.
+
+    Args:
+      values: float32. What bfloat16 has stays, as does what is not finite.
+      key: Random key.
+    Returns:
+      bfloat16, of the same shape.
+    Example:
+      >>> values = jnp.full(1000, 1 + 2**-9)  # a quarter of the way to the next
+      >>> found = rounded_to_bfloat16(values, jax.random.key(0))
+      >>> sorted(set(found.tolist()))
+      [1.0, 1.0078125]
+      >>> bool(abs(found.mean(dtype=jnp.float32) - values[0]) < 2**-11)
+      True
+    """
+    # The upper half of the bits is a bfloat16: noise carries into it as often as the
+    # lower half is large.
+    bits = jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.uint32)
+    noise = jax.random.bits(key, values.shape, jnp.uint16).astype(jnp.uint32)
+    cut = (bits + noise) & jnp.uint32(0xFFFF0000)
+    found: Any = jax.lax.bitcast_convert_type(cut, jnp.float32)
+    return jnp.where(jnp.isfinite(values), found, values).astype(jnp.bfloat16)

@@ -39,6 +39,7 @@ from prunex_jax.train.start import whole_tree
 from prunex_jax.train.state import (
     FIRST_BAD_STEP,
     NEVER,
+    Stored,
     Totals,
     TrainState,
     zero_totals,
@@ -110,6 +111,8 @@ class Programs:
         after the other: activations need that much less memory. Batch statistics are
         those of a part. A step is still one update of the mean gradient, and sends what
         it sends without.
+      param_dtype: Type that parameters are stored in between programs; see
+        `state.Stored`.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class Programs:
         norm_scope: str = "device",
         seed: int = 0,
         micro_batches: int = 1,
+        param_dtype: str = "float32",
     ) -> None:
         self._model, self._method, self._mesh = model, method, mesh
         self._layouts, self._objective = layouts, objective
@@ -131,8 +135,8 @@ class Programs:
         self._is_on_cpu = mesh.devices.flat[0].platform == "cpu"
         # Axis over which batch statistics are taken, beside the examples of a device.
         self._norm_axis = DEVICE_AXIS if norm_scope == "host" else None
-        self._placements = placements_of(method)
-        self._specs = specs_of(self._placements)
+        self.stored = Stored(placements_of(method), param_dtype, seed)
+        self._specs = specs_of(self.stored.placements)
 
         def program(
             build: Callable[..., Any], donates: bool = False, runs_once: bool = False
@@ -170,7 +174,7 @@ class Programs:
                 opt_state=self._method.transform.init(network["params"]),
                 totals=zero_totals(self._objective.counted),
             )
-            return settle(self._placements, leave(self._placements, state))
+            return settle(self.stored.placements, self.stored.write(state))
 
         return self._shard(fn, jax.P(), self._specs)
 
@@ -192,7 +196,7 @@ class Programs:
         assert run is not None, f"{self._method.name} needs no preparation"
 
         def fn(state: TrainState, batches: Sequence[Batch]) -> TrainState:
-            state = enter(self._placements, state)
+            state = self.stored.read(state)
 
             def forward(params: PyTree, batch: Batch) -> PyTree:
                 drawing = self._with_keys(batch, state.step)
@@ -205,7 +209,7 @@ class Programs:
             after = state._replace(
                 params=self._method.own_params(params), opt_state=opt_state
             )
-            return leave(self._placements, after)
+            return self.stored.write(after)
 
         return self._shard(fn, (self._specs, _BATCH), self._specs)
 
@@ -216,8 +220,8 @@ class Programs:
             # Apart from what the network reads: else GPUs update parameters in the
             # order in memory that convolutions want, and copy all of them afterwards.
             kept = jax.lax.optimization_barrier(state.params)
-            params = enter(self._placements.params, kept)
-            state = enter(self._placements, state)
+            params = self.stored.read_params(kept)
+            state = self.stored.read(state)
             # Varying, so that gradients stay local: see mesh.vary.
             own = vary(state.params, _AXES.names)
             batch = self._with_keys(batch, state.step)
@@ -238,7 +242,7 @@ class Programs:
                 opt_state=opt_state,
                 totals=_add_to(state.totals, loss, sums, state.step),
             )
-            return leave(self._placements, after), after.step
+            return self.stored.write_changed(after), after.step
 
         return self._shard(fn, (self._specs, _BATCH), (self._specs, jax.P()))
 
@@ -291,18 +295,18 @@ class Programs:
         assert run is not None, f"{self._method.name} has no exchange"
 
         def fn(state: TrainState) -> TrainState:
-            state = enter(self._placements, state)
+            state = self.stored.read(state)
             params, opt_state = run(
                 state.params, state.opt_state, dict(keep_counts), kind
             )
             after = state._replace(params=params, opt_state=opt_state)
-            return leave(self._placements, after)
+            return self.stored.write_changed(after)
 
         return self._shard(fn, (self._specs,), self._specs)
 
     def _report(self) -> Callable[..., Report]:
         def fn(state: TrainState) -> Report:
-            state = enter(self._placements, state)
+            state = self.stored.read(state)
             totals = dict(state.totals)
             health = self._method.health(state.opt_state)
             # Everything in one message; a mean over copies is a sum over devices that
@@ -329,7 +333,7 @@ class Programs:
 
     def _network(self) -> Callable[..., tuple[PyTree, PyTree]]:
         def fn(state: TrainState) -> tuple[PyTree, PyTree]:
-            state = enter(self._placements, state)
+            state = self.stored.read(state)
             params = self._method.network(state.params, state.opt_state)
             moments = to_moments(state.statistics)
             moments = mean_over_mesh(moments, _AXES)
@@ -339,15 +343,15 @@ class Programs:
 
     def _reestimate(self) -> Callable[..., TrainState]:
         def fn(state: TrainState, batch: Batch, num_seen: jax.Array) -> TrainState:
-            state = enter(self._placements, state)
+            state = self.stored.read(state)
             params = self._method.network(state.params, state.opt_state)
             statistics = self._with_batch(params, state.statistics, batch, num_seen)
-            return leave(self._placements, state._replace(statistics=statistics))
+            return self.stored.write(state._replace(statistics=statistics))
 
         return self._shard(fn, (self._specs, _BATCH, jax.P()), self._specs)
 
     def _estimate(self) -> Callable[..., PyTree]:
-        placement, specs = self._placements.statistics, self._specs.statistics
+        placement, specs = self.stored.placements.statistics, self._specs.statistics
 
         def fn(
             params: PyTree, statistics: PyTree, batch: Batch, num_seen: jax.Array
@@ -371,7 +375,7 @@ class Programs:
 
     def _average(self) -> Callable[..., PyTree]:
         def fn(mean: PyTree, num_networks: jax.Array, state: TrainState) -> PyTree:
-            state = enter(self._placements, state)
+            state = self.stored.read(state)
             params = self._method.network(state.params, state.opt_state)
             share = 1 / (num_networks + 1)
             return jax.tree.map(
@@ -392,7 +396,7 @@ class Programs:
 
     def _scores(self) -> Callable[..., dict[str, jax.Array]]:
         def fn(state: TrainState) -> dict[str, jax.Array]:
-            state = enter(self._placements, state)
+            state = self.stored.read(state)
             if self._method.scores is not None:
                 return self._method.scores(state.params, state.opt_state)
             params = self._method.network(state.params, state.opt_state)

@@ -32,8 +32,6 @@ from prunex_jax.data import evaluation_batches
 from prunex_jax.mesh import (
     MeshAxes,
     axis_size,
-    enter,
-    leave,
     map_over,
     settle,
     specs_of,
@@ -53,7 +51,6 @@ from prunex_jax.train.network_mean import NetworkMean, SavedRun, shapes_of_mean
 from prunex_jax.train.position import Handover, RunPosition
 from prunex_jax.train.program import Program
 from prunex_jax.train.state import TrainState
-from prunex_jax.train.step import placements_of
 from prunex_jax.train.work import macs_until
 
 # Examples on which masked and shrunk networks are compared.
@@ -272,7 +269,7 @@ def _cutter(
     """
     cut = _cut_of(before.current.model, _trace_of_now(before), masks)
     method, small_method = before.current.method, after.current.method
-    placements = placements_of(method)
+    stored, small_stored = before.current.programs.stored, after.current.programs.stored
     kept = {name: np.flatnonzero(mask) for name, mask in masks.items()}
 
     def group_of(path: str, leaf: jax.Array) -> str | None:
@@ -293,15 +290,15 @@ def _cutter(
         return map_with_path(small, tree)
 
     def cut_copy(state: TrainState) -> TrainState:
-        state = enter(placements, state)
+        state = stored.read(state)
         small = state._replace(
             params=small_method.own_params(cut.take(method.whole_params(state.params))),
             statistics=cut.take_statistics(state.statistics),
             opt_state=small_method.sliced(cut_opt_state(method.whole(state.opt_state))),
         )
-        return leave(placements, small)
+        return small_stored.write(small)
 
-    specs = specs_of(placements)
+    specs = specs_of(stored.placements)
     run = map_over(before.mesh, cut_copy, (specs,), specs)
     wanted = after.current.programs.abstract_state()
     return lambda state: _fitted(run(state), wanted)
@@ -312,10 +309,10 @@ def _changer(
 ) -> Callable[[TrainState], TrainState]:
     """The program that makes the state of the next method."""
     method, next_method = before.current.method, after.current.method
-    placements, next_placements = map(placements_of, (method, next_method))
+    stored, next_stored = before.current.programs.stored, after.current.programs.stored
 
     def change(state: TrainState) -> TrainState:
-        state = enter(placements, state)
+        state = stored.read(state)
         params = method.network(state.params, state.opt_state)
         fresh = next_method.whole(next_method.transform.init(params))
         inner = _inner_state(
@@ -327,11 +324,10 @@ def _changer(
         changed = state._replace(
             params=next_method.own_params(params), opt_state=opt_state
         )
-        return settle(next_placements, leave(next_placements, changed))
+        return settle(next_stored.placements, next_stored.write(changed))
 
-    return map_over(
-        before.mesh, change, (specs_of(placements),), specs_of(next_placements)
-    )
+    specs, next_specs = specs_of(stored.placements), specs_of(next_stored.placements)
+    return map_over(before.mesh, change, (specs,), next_specs)
 
 
 def _inner_state(old: PyTree, fresh: PyTree, step: jax.Array) -> PyTree:
