@@ -178,7 +178,9 @@ class Slicing:
         return self._scattered(jax.tree.map(lambda x: x / self.parts, tree), self.dims)
 
     def value_and_grad(
-        self, loss: Callable[..., tuple[jax.Array, PyTree]]
+        self,
+        loss: Callable[..., tuple[jax.Array, PyTree]],
+        dtype: str = "float32",
     ) -> Callable[..., tuple[tuple[jax.Array, PyTree], PyTree]]:
         """As `jax.value_and_grad` with `has_aux`, for whole parameters from slices.
 
@@ -187,6 +189,7 @@ class Slicing:
 
         Args:
           loss: (whole parameters, ...) -> (loss, more).
+          dtype: Type that holds the parameters, in which they are gathered.
         Returns:
           (slices, ...) -> ((loss, more), gradients in slices, the mean over the devices
           of a host). Slices are typed as different everywhere; see `mesh.vary`.
@@ -195,8 +198,13 @@ class Slicing:
           and a half times what a sum over the devices sends.
         """
 
+        def joined(slicing: Slicing, own: PyTree) -> PyTree:
+            narrow = jax.tree.map(lambda x: x.astype(dtype), own)
+            whole = vary(slicing.join(narrow), (self.axis,))
+            return jax.tree.map(lambda x, like: x.astype(like.dtype), whole, own)
+
         def run(slices: PyTree, *rest: Any) -> tuple[tuple[jax.Array, PyTree], PyTree]:
-            whole = vary(self.join(slices), (self.axis,))
+            whole = joined(self, slices)
             value, pull_back, more = jax.vjp(
                 lambda params: loss(params, *rest), whole, has_aux=True
             )
@@ -206,10 +214,10 @@ class Slicing:
             needed = {paths[id(leaf)] for leaf in kept if id(leaf) in paths}
             # Compilers would take a second gather for the first, and keep what that has
             # made: it waits for the forward pass.
-            again = self._for({path: path for path in needed}).join(
-                after([value], _some(slices, needed))
+            again = joined(
+                self._for({path: path for path in needed}),
+                after([value], _some(slices, needed)),
             )
-            again = vary(again, (self.axis,))
             pull_back = jax.tree.unflatten(
                 structure,
                 [again.get(paths.get(id(leaf), ""), leaf) for leaf in kept],
@@ -257,9 +265,10 @@ class Slicing:
         }
         return put_channels(self._joined(kept, shapes), layouts, keep_indices)
 
-    def joining(self) -> list[Collective]:
-        """What `join` sends."""
-        return self._messages("gather", self.own_shapes.values())
+    def joining(self, dtype: str = "float32") -> list[Collective]:
+        """What `join` sends of arrays of some type."""
+        sent = self._messages("gather", self.own_shapes.values())
+        return [dataclasses.replace(each, dtype=dtype) for each in sent]
 
     def averaging(self) -> list[Collective]:
         """What `mean_of` sends."""

@@ -26,13 +26,16 @@ def recipe_in_slices(recipe: Recipe, slicing: Slicing) -> Recipe:
     return dataclasses.replace(recipe, axes=axes, slicing=slicing)
 
 
-def with_sliced_params(method: Method, slicing: Slicing, num_parts: int) -> Method:
+def with_sliced_params(
+    method: Method, slicing: Slicing, num_parts: int, param_dtype: str = "float32"
+) -> Method:
     """Lets a method that works on slices train parameters that lie in slices, too.
 
     Args:
       method: From `recipe_in_slices`.
       slicing: How parameters are cut.
       num_parts: Micro batches of a step, for each of which parameters are gathered.
+      param_dtype: Type in which they are.
     Returns:
       The method. Its parameters and gradients are slices, as
       `Slicing.value_and_grad` takes and makes them; the network that it stands for is
@@ -43,7 +46,7 @@ def with_sliced_params(method: Method, slicing: Slicing, num_parts: int) -> Meth
 
     def step_formula(mesh_shape: Mapping[str, int], **options: Any) -> list[Collective]:
         # Forward, backward, and the gradients.
-        passes = 2 * slicing.joining() + slicing.averaging()
+        passes = 2 * slicing.joining(param_dtype) + slicing.averaging()
         return num_parts * passes + base.step_formula(mesh_shape, **options)
 
     def network(params: PyTree, opt_state: PyTree) -> PyTree:

@@ -90,7 +90,10 @@ def check_method(name: str, setting: str = "config.method.name") -> None:
 
 
 def make_method(
-    recipe: Recipe, slicing: Slicing | None = None, shard: Shard = "state"
+    recipe: Recipe,
+    slicing: Slicing | None = None,
+    shard: Shard = "state",
+    param_dtype: str = "float32",
 ) -> Method:
     """Builds the method that the settings name.
 
@@ -99,6 +102,7 @@ def make_method(
       slicing: How what is trained lies in slices over the devices of a host; None
         keeps all of it on every device.
       shard: What lies in slices then: the state, or the parameters as well.
+      param_dtype: Type that these parameters are stored in.
     Raises:
       UserError: No such method, or it needs whole parameters.
     """
@@ -118,7 +122,8 @@ def make_method(
     method = row.make(recipe_in_slices(recipe, slicing))
     method = dataclasses.replace(method, name=row.name)
     if shard == "params":
-        return with_sliced_params(method, slicing, recipe.optimizer.micro_batches)
+        num_parts = recipe.optimizer.micro_batches
+        return with_sliced_params(method, slicing, num_parts, param_dtype)
     return around_slices(method, slicing, recipe.axes)
 
 

@@ -373,6 +373,7 @@ def _make_setup(
         ),
         Slicing(shapes, basis.mesh.shape[axes.slices]) if axes.slices else None,
         config.topology.shard,
+        config.model.param_dtype,
     )
     programs = Programs(
         model,

@@ -275,7 +275,7 @@ class Programs:
         """The loss and its gradient, by the parameters that a device has."""
         slicing = self._method.params_slicing
         if slicing is not None:
-            return slicing.value_and_grad(self._loss)
+            return slicing.value_and_grad(self._loss, self.stored.param_dtype)
         return jax.value_and_grad(self._loss, has_aux=True)
 
     def _loss(

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prunex_jax.comm import wire_bytes
+from prunex_jax.comm import Slicing, wire_bytes
 from prunex_jax.train import train
 from prunex_jax.train.state import rounded_to_bfloat16
 from prunex_jax.train.step import Programs
 from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, settings, stop_after
 from tests.methods.test_contract import (
     FINAL,
+    SHAPES,
     HalfSquare,
     Problem,
     Runner,
@@ -103,6 +104,18 @@ def test_it_sends_the_same(row):
             for runner in (narrow, wide)
         )
         assert found == wanted
+
+
+def test_slices_are_gathered_in_bfloat16():
+    """Half of the bytes; here once, as the backward pass reads no parameters."""
+    mesh_shape = {"host": 2, "device": 2}
+    narrow, wide = (make("dense", (2, 2), "params") for make in (NarrowRunner, Runner))
+    found, wanted = (
+        wire_bytes(runner.sent_by_step(), mesh_shape) for runner in (narrow, wide)
+    )
+    once = wire_bytes(Slicing(SHAPES, 2).joining("bfloat16"), mesh_shape)
+    assert found["host"] == wanted["host"]
+    assert found["device"] == wanted["device"] - once["device"]
 
 
 def test_updates_below_the_spacing_are_not_lost():
