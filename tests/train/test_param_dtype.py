@@ -134,7 +134,7 @@ def test_updates_below_the_spacing_are_not_lost():
 def test_a_run_is_cut_and_goes_on_with_the_same_bits(shard, tmp_path):
     values = merged(VALUES, {"topology": {"shard": shard}})
     whole = train(values, tmp_path / "whole")
-    for stopped_at in (18, 31):
+    for stopped_at in (18, 33):
         folder = tmp_path / str(stopped_at)
         with pytest.raises(StopAtOnce):
             train(values, folder, watch=stop_after(stopped_at))
