@@ -152,7 +152,9 @@ class _Group(NamedTuple):
     rows: tuple[int, ...]  # Their places among all of the view.
     at: tuple[int, ...]  # Their places in the tree.
 
-    def own(self, factor: jax.Array, slicing: Slicing | None, is_short: bool) -> Any:
+    def own(
+        self, factor: jax.Array, slicing: Slicing | None, is_short: bool
+    ) -> jax.Array:
         """What a device needs of a factor over one side, [batch, length, rank]."""
         side = self.side
         if slicing is None or side is None or side.is_short != is_short:
@@ -161,7 +163,9 @@ class _Group(NamedTuple):
         own = slicing.part_of(apart, side.dim + 1)
         return own.reshape(len(factor), -1, self.view.rank)
 
-    def share(self, found: jax.Array, slicing: Slicing | None, is_short: bool) -> Any:
+    def share(
+        self, found: jax.Array, slicing: Slicing | None, is_short: bool
+    ) -> jax.Array:
         """What a device has found of a factor, as its part of a sum over devices."""
         side = self.side
         if slicing is None or side is None or side.is_short != is_short:
@@ -306,22 +310,21 @@ class _Powersgd:
             product = multiply(group.view, matrix, factor)
             found.append(group.share(product, self.slicing, to_short))
         found = sum_over_slices(found, self.axes)
-        by_view: dict[str, dict[int, jax.Array]] = {}
+        by_view: Factors = {}
         for group, products in zip(groups, found, strict=True):
-            rows = dict(zip(group.rows, products, strict=True))
-            by_view.setdefault(group.view.name, {}).update(rows)
-        return {
-            name: jnp.stack([rows[i] for i in range(len(rows))])
-            for name, rows in by_view.items()
-        }
+            name, count = group.view.name, len(factors[group.view.name])
+            if len(group.rows) < count:
+                rest = by_view.get(name, jnp.zeros((count, *products.shape[1:])))
+                products = rest.at[jnp.array(group.rows)].set(products)
+            by_view[name] = products
+        return by_view
 
     def _own(self, group: _Group, factors: Factors, *, is_short: bool) -> jax.Array:
         """What this device needs of the factors of a group."""
         factor = factors[group.view.name]
         if len(group.rows) < len(factor):
             factor = factor[jnp.array(group.rows)]
-        own: jax.Array = group.own(factor, self.slicing, is_short)
-        return own
+        return group.own(factor, self.slicing, is_short)
 
     def _first_message(
         self, seen: Factors, whole: dict[int, jax.Array], step: jax.Array
