@@ -111,6 +111,10 @@ METHODS = {
     "dense": ("dense", {"method.name": "dense"}),
     "diloco": ("DiLoCo", {"method.name": "diloco"}),
     "hsadmm": ("H-SADMM, int8", _HSADMM | {"method.wire_dtype": "int8"}),
+    "hsadmm-bfloat16": (
+        "H-SADMM, int8, parameters in bfloat16",
+        _HSADMM | {"method.wire_dtype": "int8", "model.param_dtype": "bfloat16"},
+    ),
     "hsadmm-top-k": (
         "H-SADMM, 64 of 4,096 numbers, int2",
         _HSADMM | {"method.wire_dtype": "int2", "method.rounds.top_k": 64},

@@ -12,6 +12,9 @@ def get_study() -> LinkStudy:
             variant_row("hsadmm-8-int8-small", **{"sparsity.scope": "inner"}),
             variant_row("dense", "dense-slices", **{"topology.shard": "state"}),
             variant_row("diloco", "diloco-slices", **{"topology.shard": "params"}),
+            variant_row("topk", "topk-slices", **{"topology.shard": "state"}),
+            variant_row("powersgd", "powersgd-slices", **{"topology.shard": "state"}),
+            variant_row("pactrain", "pactrain-slices", **{"topology.shard": "state"}),
         ),
         settings={
             **{"data.batch_size": 8, "data.sequence_length": 16},
