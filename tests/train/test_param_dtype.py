@@ -69,6 +69,7 @@ def test_rounding_keeps_the_mean_and_what_bfloat16_has():
     assert np.all(np.abs(drawn.mean(0) - exact) < np.abs(exact) * 2**-8 / 10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shard", ["none", "state", "params"])
 @pytest.mark.parametrize("row", ["dense", "hsadmm", "local_sgd", "pactrain"])
 def test_only_parameters_are_narrow_and_they_settle_at_the_same_place(row, shard):
