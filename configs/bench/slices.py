@@ -1,6 +1,6 @@
 """State and parameters in slices over 2 hosts: do interfaces count what traces say?
 
-    python -m prunex_jax bench --study=configs/bench/slices.py --workdir=runs/slices
+python -m prunex_jax bench --study=configs/bench/slices.py --workdir=runs/slices
 """
 
 from prunex_jax.bench.study import LinkStudy, variant_row

@@ -180,7 +180,7 @@ class Slicing:
     def value_and_grad(
         self,
         loss: Callable[..., tuple[jax.Array, PyTree]],
-        dtype: str = "float32",
+        dtype: str | None = None,
     ) -> Callable[..., tuple[tuple[jax.Array, PyTree], PyTree]]:
         """As `jax.value_and_grad` with `has_aux`, for whole parameters from slices.
 
@@ -189,7 +189,7 @@ class Slicing:
 
         Args:
           loss: (whole parameters, ...) -> (loss, more).
-          dtype: Type that holds the parameters, in which they are gathered.
+          dtype: Type in which they are gathered; None takes that of the slices.
         Returns:
           (slices, ...) -> ((loss, more), gradients in slices, the mean over the devices
           of a host). Slices are typed as different everywhere; see `mesh.vary`.
@@ -199,7 +199,7 @@ class Slicing:
         """
 
         def joined(slicing: Slicing, own: PyTree) -> PyTree:
-            narrow = jax.tree.map(lambda x: x.astype(dtype), own)
+            narrow = jax.tree.map(lambda x: x.astype(dtype or x.dtype), own)
             whole = vary(slicing.join(narrow), (self.axis,))
             return jax.tree.map(lambda x, like: x.astype(like.dtype), whole, own)
 

@@ -13,6 +13,8 @@ from prunex_jax.mesh import enter, leave, position, specs_of
 # The first bad step of a device that has seen none.
 NEVER = jnp.iinfo(jnp.int32).max
 FIRST_BAD_STEP = "first_bad_step"
+# Tells the keys of rounding from those of a step, which follow from its number.
+_ROUNDING = 2**32 - 1
 
 
 # What a device has seen since the last report, per_device: float32[] sums of the
@@ -82,15 +84,17 @@ class Stored:
         narrow = jax.tree.map(lambda x: x.astype(self.param_dtype), state.params)
         return self._left(state._replace(params=narrow))
 
-    def write_changed(self, state: TrainState) -> TrainState:
-        """Puts values back with parameters that a step or a round has changed.
+    def write_changed(self, state: TrainState, is_round: bool = False) -> TrainState:
+        """Puts values back with parameters that a step, or a round, has changed.
 
         They are rounded alike wherever they are the same, and otherwise in every copy,
         or slice, in a way of its own. The draw follows from the seed and the step.
         """
         if not self.is_narrow:
             return self._left(state)
-        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        key = jax.random.key(self.seed)
+        for number in (_ROUNDING, state.step, int(is_round)):
+            key = jax.random.fold_in(key, number)
         for axis in specs_of(self.placements.params):
             key = jax.random.fold_in(key, position(axis))
         leaves, structure = jax.tree.flatten(state.params)

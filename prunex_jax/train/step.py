@@ -275,7 +275,9 @@ class Programs:
         """The loss and its gradient, by the parameters that a device has."""
         slicing = self._method.params_slicing
         if slicing is not None:
-            return slicing.value_and_grad(self._loss, self.stored.param_dtype)
+            stored = self.stored
+            dtype = stored.param_dtype if stored.is_narrow else None
+            return slicing.value_and_grad(self._loss, dtype)
         return jax.value_and_grad(self._loss, has_aux=True)
 
     def _loss(
@@ -300,7 +302,7 @@ class Programs:
                 state.params, state.opt_state, dict(keep_counts), kind
             )
             after = state._replace(params=params, opt_state=opt_state)
-            return self.stored.write_changed(after)
+            return self.stored.write_changed(after, is_round=True)
 
         return self._shard(fn, (self._specs,), self._specs)
 
