@@ -3,7 +3,7 @@
 python -m prunex_jax bench --study=configs/bench/slices.py --workdir=runs/slices
 """
 
-from prunex_jax.bench.study import LinkStudy, variant_row
+from prunex_jax.bench.study import LinkStudy, variant_row, variant_rows
 
 _METHODS = ("dense", "dense-int8", "hsadmm", "diloco", "topk", "powersgd", "pactrain")
 
@@ -13,6 +13,7 @@ def get_study() -> LinkStudy:
         name="slices",
         config="../digits_resnet20_dense.py",
         rows=(
+            *variant_rows("dense"),
             *(
                 variant_row(name, f"{name}-state", **{"topology.shard": "state"})
                 for name in _METHODS
