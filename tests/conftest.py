@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def _xla_flags() -> str:
@@ -84,6 +85,29 @@ _LONG_FILES = (
 # Sets of tests beside the quick and the slow ones.
 _SETS = ("exhaustive", "zoo", "weights", "gpu_programs")
 _STARTS = {Path(__file__).parent / name: at for at, name in enumerate(_LONG_FILES)}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives test processes whole files, also when one of them was lost."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        """Hands on what a lost process has not done, without files that it has done.
+
+        Another process would be given these, find nothing to run, and wait for ever.
+        """
+
+        def remove_node(self, node: Any) -> str | None:
+            files = self.assigned_work.get(node, {})
+            for file in [file for file, tests in files.items() if all(tests.values())]:
+                del files[file]
+            found: str | None = super().remove_node(node)
+            return found
+
+    return Files(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)  # Before what `-m` deselects is chosen.
