@@ -100,7 +100,8 @@ def whole_network(row, shape):
     return networks(runner_of(row, shape), batch_of(_targets(shape[0] * shape[1])))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(60, "exhaustive")
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["state", "params"])
 @pytest.mark.parametrize(
     "shape",
@@ -116,7 +117,8 @@ def test_the_network_is_the_same(row, shape, shard):
         np.testing.assert_allclose(found, wanted, atol=atol)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(12, "exhaustive")
+@pytest.mark.slow
 @pytest.mark.parametrize("row", sorted(set(SLICED) - set(EXACT)))
 def test_other_wires_round_and_choose_in_every_slice(row):
     """Networks differ by no more than two runs with other random numbers do."""
