@@ -69,7 +69,7 @@ EXACT = [
 ROUNDING = {"powersgd": 1e-4}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)  # All that they compile would take gigabytes.
 def sliced_runner(row, shape=(2, 2), shard="state"):
     return Runner(row, shape, shard, **RECIPES.get(row, {}))
 
