@@ -12,7 +12,12 @@ from prunex_jax.base.settings import Range, setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import FLOAT32, Collective, Wire
 from prunex_jax.mesh import ALONE, MeshAxes
-from prunex_jax.methods.entries import EntryTraffic, Sparsifier, in_types_of, zeros_like
+from prunex_jax.methods.entries import (
+    EntryTraffic,
+    Sparsifier,
+    mean_in_host,
+    zeros_like,
+)
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 from prunex_jax.methods.momentum import (
@@ -137,7 +142,7 @@ def dgc(
         **extra: Any,
     ) -> tuple[PyTree, DgcState]:
         del params, extra
-        local = clip_of_host(sparsifier.local_mean(grads), clip_norm, axes)
+        local = clip_of_host(mean_in_host(grads, axes), clip_norm, axes)
         velocity, moved = add_momentum(local, state.velocity, momentum, nesterov)
         sent = sparsifier.send(jax.tree.map(jnp.add, state.residual, moved), density)
         if sent.is_sent is not None:
@@ -145,7 +150,7 @@ def dgc(
                 lambda u, is_sent: jnp.where(is_sent, 0.0, u), velocity, sent.is_sent
             )
         after = DgcState(velocity, sent.held_back)
-        return in_types_of(grads, sent.mean), after
+        return optax.tree.cast_like(sent.mean, grads), after
 
     return optax.GradientTransformationExtraArgs(init, update)
 

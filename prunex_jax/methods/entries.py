@@ -51,9 +51,17 @@ def zeros_like(params: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
 
 
-def in_types_of(grads: PyTree, tree: PyTree) -> PyTree:
-    """A tree in the types of gradients."""
-    return jax.tree.map(lambda g, x: x.astype(g.dtype), grads, tree)
+def mean_in_host(grads: PyTree, axes: MeshAxes) -> PyTree:
+    """Mean gradient of the host, in float32.
+
+    Raises:
+      UserError: They are summed already; see `comm.check_local`.
+    Collectives:
+      As `comm.mean_over_devices`.
+    """
+    check_local(grads, axes)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), grads)
+    return mean_over_devices(wide, axes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,18 +144,6 @@ class Sparsifier:
         """Rejects what cannot be sent."""
         _DENSITY.check("density", self.density)
         refuse_ternary(self.wire)
-
-    def local_mean(self, grads: PyTree) -> PyTree:
-        """Mean gradient of the host, in float32.
-
-        Raises:
-          UserError: They are summed already; see `comm.check_local`.
-        Collectives:
-          As `comm.mean_over_devices`.
-        """
-        check_local(grads, self.axes)
-        wide = jax.tree.map(lambda x: x.astype(jnp.float32), grads)
-        return mean_over_devices(wide, self.axes)
 
     def send(self, tree: PyTree, density: float | None = None) -> Sent:
         """Averages the largest entries over hosts.

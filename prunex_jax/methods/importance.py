@@ -23,10 +23,8 @@ from prunex_jax.comm import (
     FLOAT32,
     Collective,
     Wire,
-    check_local,
     dense_size,
     gather_over_hosts,
-    mean_over_devices,
     mean_over_hosts,
     refuse_biased,
     refuse_ternary,
@@ -36,7 +34,7 @@ from prunex_jax.comm import (
 )
 from prunex_jax.comm.formulas import device_sum, host_gather, host_sum, ring_sum
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size, position
-from prunex_jax.methods.entries import Layout, in_types_of, is_named, zeros_like
+from prunex_jax.methods.entries import Layout, is_named, mean_in_host, zeros_like
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 from prunex_jax.methods.momentum import (
@@ -235,16 +233,15 @@ class _Importance:
                 "importance is a matter of the parameters: call update(updates, state, "
                 "params)"
             )
-        check_local(grads, self.axes)
-        wide = jax.tree.map(lambda x: x.astype(jnp.float32), grads)
-        own = mean_over_devices(wide, self.axes)
+        own = mean_in_host(grads, self.axes)
         own = clip_of_host(own, self.clip_norm, self.axes)
         momentum, moved = add_momentum(
             own, state.momentum, self.momentum, self.nesterov
         )
         state = state._replace(momentum=momentum, num_steps=state.num_steps + 1)
         if axis_size(self.axes.host) == 1:
-            return in_types_of(grads, mean_over_hosts(moved, self.axes)), state
+            mean = mean_over_hosts(moved, self.axes)
+            return optax.tree.cast_like(mean, grads), state
         layout = self.layout_of(grads)
         sent, num_open = layout.join(moved), layout.num_open
         residual = layout.join(state.residual)[:num_open] + sent[:num_open]
@@ -261,7 +258,8 @@ class _Importance:
         left = residual.at[at].set(0.0, mode="drop")
         left = jnp.concatenate([left, jnp.zeros(nowhere - num_open, left.dtype)])
         left_of_momentum = layout.join(momentum).at[at].set(0.0, mode="drop")
-        return in_types_of(grads, layout.split(direction, grads)), state._replace(
+        found = optax.tree.cast_like(layout.split(direction, grads), grads)
+        return found, state._replace(
             momentum=layout.split(left_of_momentum, grads),
             residual=layout.split(left, grads),
         )

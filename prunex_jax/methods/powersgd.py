@@ -20,10 +20,8 @@ from prunex_jax.comm import (
     Collective,
     Slicing,
     Wire,
-    check_local,
     dense_size,
     key_of_slice,
-    mean_over_devices,
     mean_over_hosts,
     refuse_biased,
     sum_over_slices,
@@ -31,7 +29,7 @@ from prunex_jax.comm import (
 from prunex_jax.comm.formulas import device_sum, host_sum
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods import low_rank
-from prunex_jax.methods.entries import in_types_of, is_named, zeros_like
+from prunex_jax.methods.entries import is_named, mean_in_host, zeros_like
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 
@@ -235,9 +233,7 @@ class _Powersgd:
         **extra: Any,
     ) -> tuple[PyTree, PowersgdState]:
         del params, extra
-        check_local(grads, self.axes)
-        wide = jax.tree.map(lambda x: x.astype(jnp.float32), grads)
-        local = mean_over_devices(wide, self.axes)
+        local = mean_in_host(grads, self.axes)
         total = jax.tree.map(jnp.add, local, state.residual)
         leaves, structure = jax.tree.flatten(total)
         if axis_size(self.axes.host) == 1:
@@ -253,7 +249,8 @@ class _Powersgd:
             queries=queries,
             num_steps=state.num_steps + 1,
         )
-        return in_types_of(grads, jax.tree.unflatten(structure, means)), after
+        direction = jax.tree.unflatten(structure, means)
+        return optax.tree.cast_like(direction, grads), after
 
     def _factored(
         self,

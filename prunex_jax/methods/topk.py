@@ -12,7 +12,12 @@ from prunex_jax.base.settings import setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import FLOAT32, Wire
 from prunex_jax.mesh import ALONE, MeshAxes
-from prunex_jax.methods.entries import EntryTraffic, Sparsifier, in_types_of, zeros_like
+from prunex_jax.methods.entries import (
+    EntryTraffic,
+    Sparsifier,
+    mean_in_host,
+    zeros_like,
+)
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 
@@ -122,10 +127,10 @@ def topk(
         **extra: Any,
     ) -> tuple[PyTree, TopkState]:
         del params, extra
-        local = sparsifier.local_mean(grads)
+        local = mean_in_host(grads, axes)
         total = jax.tree.map(jnp.add, local, state.residual)
         sent = sparsifier.send(total, density)
-        return in_types_of(grads, sent.mean), TopkState(sent.held_back)
+        return optax.tree.cast_like(sent.mean, grads), TopkState(sent.held_back)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

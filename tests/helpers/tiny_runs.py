@@ -43,6 +43,19 @@ def settings(**changes):
     return merged(SETTINGS, changes)
 
 
+# Two hosts of four devices; masks move in rounds 1 to 4, and channels go at step 24.
+THROUGH_A_CUT = settings(
+    method={"hsadmm": {"sync_period": 4}},
+    sparsity={
+        "sparsity": 0.5,
+        "start_share": 0.1,
+        "freeze_share": 0.5,
+        "shrink_share": 0.6,
+    },
+    run={"steps": 40},
+)
+
+
 def write_config(folder: Path, values: dict) -> Path:
     """A config file that the command line can load, whole at any time.
 

@@ -285,15 +285,17 @@ class HalfSquare(Classification):
 class Runner:
     """A method on a mesh, in the trainer's own programs."""
 
-    def __init__(self, row, shape, shard="none", **recipe):
+    def __init__(self, row, shape, shard="none", param_dtype="float32", **recipe):
         self.shape = shape
         config = ROWS[row] if isinstance(row, str) else row
         slicing = None if shard == "none" else Slicing(SHAPES, shape[1])
-        self.method = make_method(recipe_of(config, **recipe), slicing, shard)
+        self.method = make_method(
+            recipe_of(config, **recipe), slicing, shard, param_dtype
+        )
         self.ledger = Ledger()
         self.programs = Programs(
             Problem(), self.method, make_mesh(*shape), self.ledger,
-            layouts={}, objective=HalfSquare(),
+            layouts={}, objective=HalfSquare(), param_dtype=param_dtype,
         )  # fmt: skip
 
     def init(self):

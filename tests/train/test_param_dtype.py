@@ -1,5 +1,7 @@
 """Parameters in bfloat16 train as those in float32 do, but for noise."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,13 +10,16 @@ import pytest
 from prunex_jax.comm import Slicing, wire_bytes
 from prunex_jax.train import train
 from prunex_jax.train.state import rounded_to_bfloat16
-from prunex_jax.train.step import Programs
-from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, settings, stop_after
+from tests.helpers.tiny_runs import (
+    THROUGH_A_CUT,
+    StopAtOnce,
+    merged,
+    rows_of,
+    stop_after,
+)
 from tests.methods.test_contract import (
     FINAL,
     SHAPES,
-    HalfSquare,
-    Problem,
     Runner,
     _targets,
     batch_of,
@@ -26,33 +31,9 @@ from tests.methods.test_contract import (
 
 # The spacing of bfloat16 between 2 and 4, where the largest parameters are.
 SPACING = 2.0**-6
-VALUES = settings(
-    model={"name": "tiny", "param_dtype": "bfloat16"},
-    method={"hsadmm": {"sync_period": 4}},
-    sparsity={
-        "sparsity": 0.5,
-        "start_share": 0.1,
-        "freeze_share": 0.5,
-        "shrink_share": 0.6,
-    },
-    run={"steps": 40},
-)
+VALUES = merged(THROUGH_A_CUT, {"model": {"name": "tiny", "param_dtype": "bfloat16"}})
 
-
-class NarrowRunner(Runner):
-    """The same with parameters in bfloat16."""
-
-    def __init__(self, row, shape, shard="none"):
-        super().__init__(row, shape, shard)
-        self.programs = Programs(
-            Problem(),
-            self.method,
-            self.programs._mesh,
-            self.ledger,
-            layouts={},
-            objective=HalfSquare(),
-            param_dtype="bfloat16",
-        )
+narrow_runner = functools.partial(Runner, param_dtype="bfloat16")
 
 
 def test_rounding_keeps_the_mean_and_what_bfloat16_has():
@@ -74,7 +55,7 @@ def test_rounding_keeps_the_mean_and_what_bfloat16_has():
 @pytest.mark.parametrize("row", ["dense", "hsadmm", "local_sgd", "pactrain"])
 def test_only_parameters_are_narrow_and_they_settle_at_the_same_place(row, shard):
     targets = batch_of(_targets(4))
-    narrow, wide = NarrowRunner(row, (2, 2), shard), Runner(row, (2, 2), shard)
+    narrow, wide = narrow_runner(row, (2, 2), shard), Runner(row, (2, 2), shard)
     states = [train_contract(runner, targets) for runner in (narrow, wide)]
     assert {x.dtype for x in jax.tree.leaves(states[0].params)} == {
         np.dtype("bfloat16")
@@ -94,7 +75,7 @@ def test_only_parameters_are_narrow_and_they_settle_at_the_same_place(row, shard
 @pytest.mark.parametrize("row", ["dense", "hsadmm"])
 def test_it_sends_the_same(row):
     mesh_shape = {"host": 2, "device": 2}
-    narrow, wide = NarrowRunner(row, (2, 2)), Runner(row, (2, 2))
+    narrow, wide = narrow_runner(row, (2, 2)), Runner(row, (2, 2))
     found, wanted = (
         wire_bytes(runner.sent_by_step(), mesh_shape) for runner in (narrow, wide)
     )
@@ -110,7 +91,7 @@ def test_it_sends_the_same(row):
 def test_slices_are_gathered_in_bfloat16():
     """Half of the bytes; here once, as the backward pass reads no parameters."""
     mesh_shape = {"host": 2, "device": 2}
-    narrow, wide = (make("dense", (2, 2), "params") for make in (NarrowRunner, Runner))
+    narrow, wide = (make("dense", (2, 2), "params") for make in (narrow_runner, Runner))
     found, wanted = (
         wire_bytes(runner.sent_by_step(), mesh_shape) for runner in (narrow, wide)
     )

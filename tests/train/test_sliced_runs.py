@@ -5,25 +5,19 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.train import train
 from tests.helpers.tiny_runs import (
+    THROUGH_A_CUT,
     StopAtOnce,
     merged,
     rows_of,
-    settings,
     stop_after,
 )
 
-# Two hosts of four devices; masks move in rounds 1 to 4, and channels go at step 24.
-VALUES = settings(
-    topology={"shard": "state"},
-    optimizer={"name": "adamw", "learning_rate": 0.01, "clip_norm": 1.0},
-    method={"hsadmm": {"sync_period": 4}},
-    sparsity={
-        "sparsity": 0.5,
-        "start_share": 0.1,
-        "freeze_share": 0.5,
-        "shrink_share": 0.6,
+VALUES = merged(
+    THROUGH_A_CUT,
+    {
+        "topology": {"shard": "state"},
+        "optimizer": {"name": "adamw", "learning_rate": 0.01, "clip_norm": 1.0},
     },
-    run={"steps": 40},
 )
 # Losses of runs that differ in how they round; they part slowly.
 ROUNDING = 2e-3
