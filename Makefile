@@ -19,6 +19,7 @@
 #   make benchmark-compression   what each method computes per exchange
 #   make benchmark-freed-memory  what keeping freed memory saves per CPU step
 #   make benchmark-memory    bytes per H100 that large networks take, compiled for them
+#   make benchmark-many-hosts    a run on 64 simulated hosts (HOSTS=...), in 23 GB
 #   make benchmark-pulse     what watching over processes costs a step
 #   make benchmark-loops      what loops around convolutions cost on CPU
 #   make bench-digits         every method on digits with three seeds: accuracy, bytes
@@ -34,6 +35,8 @@ DIGITS_WORKDIR ?= runs/digits
 BYTES_WORKDIR ?= runs/bytes
 DRILLS_WORKDIR ?= runs/drills
 MEMORY_WORKDIR ?= runs/memory
+MANY_WORKDIR ?= runs/many_hosts
+HOSTS ?= 64
 # An environment of its own, because torch and jax want other packages.
 TORCH_VENV ?= .venvs/torch
 TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
@@ -58,8 +61,8 @@ DOCS := $(VENV)/.installed-docs
     test-drills test-gpu-programs launchers check docs wheel format \
     benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
-    benchmark-memory benchmark-pulse benchmark-loops benchmark-torch-step \
-    bench-digits bench-bytes clean
+    benchmark-memory benchmark-many-hosts benchmark-pulse benchmark-loops \
+    benchmark-torch-step bench-digits bench-bytes clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -151,6 +154,10 @@ benchmark-freed-memory: $(BASE)
 benchmark-memory: $(GPU)/.installed
 	PYTHONPATH=$(GPU) $(BIN)/python -m tests.benchmarks.memory_table \
 	    --workdir='$(MEMORY_WORKDIR)'
+
+benchmark-many-hosts: $(BASE)
+	$(BIN)/python -m tests.benchmarks.many_hosts \
+	    --hosts=$(HOSTS) --workdir='$(MANY_WORKDIR)'
 
 benchmark-pulse: $(BASE)
 	$(BIN)/python -m tests.benchmarks.pulse

@@ -577,8 +577,8 @@ class RunConfig:
     # A run goes on on fewer hosts with the same batches and the same consensus.
     min_processes: int = setting(0, at_least=0)
     # Seconds without a sign of life after which a process counts as lost: all others
-    # say so and end. jax itself gives up after 100.
-    silence_seconds: float = setting(60.0, at_least=1, at_most=90)
+    # say so and end. jax itself gives up ten seconds later, and not before 100.
+    silence_seconds: float = setting(60.0, at_least=1, at_most=3600)
     # Seconds that one phase, such as a step or a save, may take: after half of them a
     # warning shows what every thread does. 0 waits for ever. A phase may always take 20
     # times its median.

@@ -4,6 +4,7 @@ Every change to jax's global state that must come before the first computation i
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +31,9 @@ from prunex_jax.mesh.store import Store, StoreError, is_used
 
 # How long jax itself waits for the other processes.
 JOIN_SECONDS = 300
+# And until it gives up on one that is silent.
+_HEARTBEAT_SECONDS = 100
+_LATER_SECONDS = 10
 _RESTART = "restart the program (in a notebook: restart the kernel)"
 
 
@@ -41,6 +45,7 @@ def start_processes(
     compile_cache: str = AUTO,
     join_seconds: int = JOIN_SECONDS,
     min_processes: int = 0,
+    silence_seconds: float = 0,
     last: LastStart | None = None,
 ) -> Launch:
     """Prepares jax for this run; call it before anything else uses jax.
@@ -59,6 +64,8 @@ def start_processes(
       environ: Environment variables.
       join_seconds: How long to wait for the other processes.
       min_processes: How many of them are enough after that; 0 for all.
+      silence_seconds: How long a process may be silent, as `Limits.silence` says; jax
+        gives up on it later than that.
       last: The last start of the run, with what `Launch.addresses` said then; so the
         others can meet without process 0.
       compile_cache: Where compiled programs are kept, as `run.compile_cache` says.
@@ -77,7 +84,10 @@ def start_processes(
     if cpu_devices:
         _request_cpu_devices(cpu_devices)
     if launch.is_distributed and not jax.distributed.is_initialized():
-        launch = _join(launch, join_seconds, min_processes, last)
+        # Before others are waited for, of whom some may not come then.
+        _check_unused(launch)
+        launch = _with_those_there(launch, join_seconds, min_processes, last)
+        _join(launch, join_seconds, silence_seconds)
         launch = _with_gpus_apart(launch, config, environ, join_seconds)
     if cpu_devices:
         _check_cpu_devices(cpu_devices)
@@ -130,21 +140,19 @@ def _check_cpu_devices(count: int) -> None:
     )
 
 
-def _join(
-    launch: Launch, seconds: int, at_least: int, last: LastStart | None
-) -> Launch:
-    """Joins the others; where jax is to find them, it waits for them in silence.
-
-    Returns:
-      The launch, with the processes that are there.
-    """
-    if is_used():  # Before others are waited for, of whom some may not come then.
+def _check_unused(launch: Launch) -> None:
+    if is_used():
         raise UserError(
             f"cannot join the processes of the run ({launch.reason}): jax was used "
             f"before the processes were joined: {_RESTART}"
         )
-    launch = _with_those_there(launch, seconds, at_least, last)
+
+
+def _join(launch: Launch, seconds: int, silence_seconds: float) -> None:
+    """Joins the others by jax's own service."""
     ids = launch.local_device_ids
+    # Later than the pulse, which says who is lost.
+    gives_up = max(_HEARTBEAT_SECONDS, math.ceil(silence_seconds) + _LATER_SECONDS)
     try:
         jax.distributed.initialize(
             launch.coordinator,
@@ -155,6 +163,7 @@ def _join(
             # jax has no name for its Kubernetes detection.
             None if launch.detection == "auto" else launch.detection,
             initialization_timeout=seconds,
+            heartbeat_timeout_seconds=gives_up,
         )
     except (RuntimeError, ValueError) as error:
         text = " ".join(str(error).split())
@@ -163,7 +172,6 @@ def _join(
             "that process 0 runs, that the others reach its address and port, or give "
             "--coordinator, --num_processes and --process_id)"
         ) from error
-    return launch
 
 
 def _with_gpus_apart(

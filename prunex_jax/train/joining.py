@@ -39,6 +39,7 @@ def join_processes(
         compile_cache=config.run.compile_cache,
         join_seconds=config.run.join_seconds,
         min_processes=config.run.min_processes,
+        silence_seconds=config.run.silence_seconds,
         last=last,
     )
     layout, simulated = config.topology.layout, config.topology.simulated

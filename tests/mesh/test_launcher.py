@@ -566,7 +566,7 @@ def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments
     monkeypatch.setattr(
         jax.distributed,
         "initialize",
-        lambda *args, initialization_timeout: calls.append(args),
+        lambda *args, **_: calls.append(args),
     )
     monkeypatch.setattr(start, "is_used", lambda: False)
     monkeypatch.setattr(
@@ -578,6 +578,23 @@ def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments
     assert calls == [arguments]
     # Who is to come is known where the coordinator is, and only there.
     assert rolls == ([arguments[:3]] if arguments[0] else [])
+
+
+@pytest.mark.parametrize(
+    ("silence", "gives_up"), [(60.0, 100), (90.5, 101), (600, 610)]
+)
+def test_jax_gives_up_on_a_process_later_than_the_pulse(monkeypatch, silence, gives_up):
+    told = {}
+    monkeypatch.setattr(start, "Store", TableOfOne)
+    monkeypatch.setattr(
+        jax.distributed, "initialize", lambda *_, **more: told.update(more)
+    )
+    monkeypatch.setattr(start, "is_used", lambda: False)
+    monkeypatch.setattr(
+        start, "call_roll", lambda *args, **_: everybody_is_there(*args)
+    )
+    start_processes(TopologyConfig(), LaunchFlags(), SLURM, silence_seconds=silence)
+    assert told["heartbeat_timeout_seconds"] == gives_up > silence
 
 
 @pytest.mark.parametrize(
@@ -595,7 +612,8 @@ def test_devices_stand_in_for_hosts_of_one_process(
 ):
     counts = []
     monkeypatch.setattr(start, "Store", TableOfOne)
-    monkeypatch.setattr(start, "_join", lambda launch, *_: launch)
+    monkeypatch.setattr(start, "_with_those_there", lambda launch, *_: launch)
+    monkeypatch.setattr(start, "_join", lambda *_: None)
     for name in ("_request_cpu_devices", "_check_cpu_devices"):
         monkeypatch.setattr(start, name, counts.append)
     start_processes(TopologyConfig(**settings), LaunchFlags(), environ)

@@ -25,7 +25,12 @@ DIGITS = [path for path in CONFIGS if path.stem.startswith("digits_")]
 # Methods whose state is also compiled in slices over the devices of a host.
 IN_SLICES = ("dense", "diloco", "hsadmm")
 CASES = [(path, "none") for path in DIGITS]
-CASES += [(path, "state") for path in DIGITS if path.stem.endswith(IN_SLICES)]
+CASES += [
+    (path, shard)
+    for path in DIGITS
+    for shard in ("state", "params")
+    if path.stem.endswith(IN_SLICES)
+]
 SHAPE = {"host": NUM_HOSTS, "device": DEVICES_PER_HOST}
 
 
