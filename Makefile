@@ -8,7 +8,8 @@
 #   make test-torch           the PyTorch peers of studies, which it installs
 #   make test-weights         weights of other packages, which it installs
 #   make test-drills          60 random faults over runs of every method (half an hour)
-#   make test-gpu-programs    programs compiled for GPUs, by a compiler that it installs
+#   make test-gpu-programs    programs compiled for GPUs, by a compiler that it installs;
+#                             GPU_TESTS='-k ...' takes some of them
 #   make launchers            Slurm and Open MPI for the slow tests, by apt-get as root
 #   make check                lint, formatting, types, import directions
 #   make docs                 the documentation as a site in build/site
@@ -76,7 +77,8 @@ test: $(TEST)
 	    $(WORKERS)
 
 test-slow: $(TEST)
-	$(BIN)/python -m pytest -q -m "slow and not ($(OTHERS))" $(WORKERS)
+	$(BIN)/python -m pytest -q -m "slow and not ($(OTHERS))" --durations=40 \
+	    --durations-min=10 $(WORKERS)
 
 test-exhaustive: $(TEST)
 	$(BIN)/python -m pytest -q -m exhaustive $(WORKERS)
@@ -95,7 +97,8 @@ test-drills: $(BASE)
 
 # The compiler lies in a folder of its own, so that all else stays without GPUs.
 test-gpu-programs: $(GPU)/.installed
-	PYTHONPATH=$(GPU) $(BIN)/python -m pytest -q -m gpu_programs tests/train
+	PYTHONPATH=$(GPU) $(BIN)/python -m pytest -q -m gpu_programs $(GPU_TESTS) \
+	    tests/train
 
 # Tests of launchers are skipped where this has no root, no apt-get or no packages.
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 \

@@ -109,6 +109,7 @@ def test_a_run_that_diverged_is_a_result_until_it_is_tried_again(trained):
     path.write_text(kept)
 
 
+@pytest.mark.slow
 def test_shares_are_of_the_first_baseline(trained):
     sweep, _, runs, _ = trained
     found = read_findings(sweep, runs)
@@ -185,6 +186,7 @@ def test_a_sweep_that_is_stopped_lets_its_run_save_and_starts_no_other(
     assert "seed 0" in output and "seed 1" not in output
 
 
+@pytest.mark.slow
 def test_a_folder_of_other_settings_is_refused(trained):
     sweep, folder, _, _ = trained
     other = dataclasses.replace(sweep, settings={"optimizer.momentum": 0.5})

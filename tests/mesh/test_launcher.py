@@ -612,6 +612,7 @@ def test_devices_stand_in_for_hosts_of_one_process(
 ):
     counts = []
     monkeypatch.setattr(start, "Store", TableOfOne)
+    monkeypatch.setattr(start, "is_used", lambda: False)
     monkeypatch.setattr(start, "_with_those_there", lambda launch, *_: launch)
     monkeypatch.setattr(start, "_join", lambda *_: None)
     for name in ("_request_cpu_devices", "_check_cpu_devices"):

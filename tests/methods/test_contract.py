@@ -406,7 +406,7 @@ def test_every_method_has_a_row():
         make_method(Recipe(method_config("hsadm"), None, None, (), {}, {}))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("row", ROWS)
 def test_finds_the_best_feasible_point(row):
     """Hosts want different things, but agree on which channels matter."""
@@ -437,7 +437,7 @@ def test_finds_the_best_feasible_point(row):
         np.testing.assert_allclose(leaf, want, atol=tolerance)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("row", ROWS)
 def test_one_trace_serves_all_calls_and_types_never_change(row):
     runner = runner_of(row)
@@ -457,6 +457,7 @@ def test_one_trace_serves_all_calls_and_types_never_change(row):
     assert runner.ledger.num_compilations == before, "a second call compiled again"
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("row", ROWS)
 def test_a_restored_state_continues_identically(row):
     runner = runner_of(row)

@@ -100,7 +100,7 @@ def whole_network(row, shape):
     return networks(runner_of(row, shape), batch_of(_targets(shape[0] * shape[1])))
 
 
-@pytest.mark.sampled(60, "exhaustive")
+@pytest.mark.sampled(48, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["state", "params"])
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_where_all_entries_are_chosen_slices_make_no_difference(name, shard):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("rank", [4, 1])
 def test_powersgd_factors_whole_matrices(rank, parts):
@@ -208,7 +208,7 @@ def test_powersgd_factors_whole_matrices(rank, parts):
             np.testing.assert_allclose(a[device], b, atol=2e-4)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("criterion", ["mixture", "taylor", "scale"])
 def test_criteria_rank_whole_channels(criterion):
     config = _hsadmm(rounds=RoundsConfig(error_decay=1.0))

@@ -256,6 +256,7 @@ def test_a_run_resumed_anywhere_is_the_one_never_stopped(long_run, step):
     assert timeless(later_rows) == timeless(expected)
 
 
+@pytest.mark.slow
 def test_every_step_of_the_long_run_says_where_it_is(long_run):
     _, saved, position, _, _ = long_run
     phases = [saved[step][1]["phase"] for step in range(1, 22)]
@@ -272,6 +273,7 @@ def apart(state):
     return sum(np.sum(x[0] != x[1]) for x in flat) / sum(x[0].size for x in flat)
 
 
+@pytest.mark.slow
 def test_channel_rounds_know_the_channels_that_a_cut_has_left(long_run):
     """Half of them at step 20, all of them at the end."""
     experiment, saved, _, state, _ = long_run
@@ -281,6 +283,7 @@ def test_channel_rounds_know_the_channels_that_a_cut_has_left(long_run):
     assert apart(state) == 0
 
 
+@pytest.mark.slow
 def test_the_law_goes_on_with_the_movement_that_a_cut_has_left(long_run):
     _, saved, _, _, rows = long_run
     before, after = (saved[step][0].opt_state.movements for step in (15, 16))

@@ -45,12 +45,8 @@ GIVEN = {
 }
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "name", ["nnx", *(pytest.param(n, marks=SLOW) for n in GIVEN if n != "nnx")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GIVEN)
 def test_a_network_learns_and_ends_smaller(name, tmp_path):
     result = train(SETTINGS, tmp_path / "run", model=GIVEN[name](), data=DATA)
     summary = result.summary

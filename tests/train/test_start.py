@@ -91,6 +91,7 @@ def test_a_shrunk_network_trains_on_with_its_widths(source, started):
     assert max(moved) > 0
 
 
+@pytest.mark.slow
 def test_the_folder_says_what_it_started_from(source, started):
     said = json.loads((started[1] / "environment.json").read_text())["weights"]
     manifest = json.loads((source[2] / "manifest.json").read_text())
@@ -110,6 +111,7 @@ def test_a_run_folder_is_as_good_as_its_export(source):
         find_weights(f"{source[1]}/checkpoints/7")
 
 
+@pytest.mark.slow
 def test_what_was_started_is_exported_and_started_from_again(started, tmp_path):
     result, workdir = started
     trained = load_trained(workdir)
