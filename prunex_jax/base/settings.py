@@ -252,6 +252,10 @@ class TopologyConfig:
     # equal slice of what the optimizer and the method remember) | params (and of the
     # parameters, which are gathered for both passes of a step).
     shard: Shard = "none"
+    # Gbit/s of the link of a host, such as 10: by it XLA plans on GPUs how early sums
+    # over hosts start, and so how much runs beside them (`rounds.delay`). 0 leaves XLA
+    # its own guess, which is for the fastest links.
+    link_gbits: float = setting(0.0, at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)

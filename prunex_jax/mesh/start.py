@@ -34,6 +34,8 @@ JOIN_SECONDS = 300
 # And until it gives up on one that is silent.
 _HEARTBEAT_SECONDS = 100
 _LATER_SECONDS = 10
+# What XLA's scheduler assumes of the links between hosts.
+_LINKS_FLAG = "--xla_gpu_analytical_latency_estimator_options"
 _RESTART = "restart the program (in a notebook: restart the kernel)"
 
 
@@ -80,6 +82,8 @@ def start_processes(
     check_settings(config, "topology")
     parse_layout(config.layout)
     launch = _detect(config, flags, environ)
+    if config.link_gbits:
+        _tell_scheduler(config.link_gbits)
     cpu_devices = _num_cpu_devices(config, launch)
     if cpu_devices:
         _request_cpu_devices(cpu_devices)
@@ -108,6 +112,29 @@ def _detect(
         # GPUs that nobody is going to use must not stop a run by being uneven.
         probes = dataclasses.replace(probes, count_gpus=lambda _: None)
     return detect_launch(environ, flags, probes)
+
+
+def _tell_scheduler(link_gbits: float) -> None:
+    """Tells XLA how fast hosts are joined; it takes links for far faster than most are.
+
+    XLA reads the variable when jax is first used.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    # XLA counts in GB/s.
+    flag = f"{_LINKS_FLAG}=nic_speed_gbps={link_gbits / 8:g}"
+    if flag in flags.split():
+        return
+    if _LINKS_FLAG in flags:
+        raise UserError(
+            f"topology.link_gbits={link_gbits:g}, but XLA_FLAGS has {_LINKS_FLAG}: "
+            "set topology.link_gbits=0, or take the flag out"
+        )
+    if is_used():
+        raise UserError(
+            f"topology.link_gbits={link_gbits:g} comes too late, as jax was used "
+            f"before: {_RESTART}, or set topology.link_gbits=0"
+        )
+    os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
 
 
 def _num_cpu_devices(config: TopologyConfig, launch: Launch) -> int:

@@ -53,6 +53,7 @@ FREE_ON_RESUME = (
     "run.wandb",
     "topology.cpu_devices",
     "topology.layout",
+    "topology.link_gbits",
     "topology.shard",
     "topology.simulated",
 )

@@ -1,3 +1,5 @@
+import os
+
 import jax
 import pytest
 
@@ -634,3 +636,35 @@ def test_a_failed_start_is_one_readable_line(monkeypatch):
     with pytest.raises(UserError, match=text) as raised:
         start_processes(TopologyConfig(), LaunchFlags(), SLURM)
     assert "\n" not in str(raised.value)
+
+
+FLAG = "--xla_gpu_analytical_latency_estimator_options"
+
+
+def start_with_links(monkeypatch, flags, is_used):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(start, "is_used", lambda: is_used)
+    for name in ("_request_cpu_devices", "_check_cpu_devices"):
+        monkeypatch.setattr(start, name, lambda _: None)
+    config = TopologyConfig(cpu_devices=1, link_gbits=10.0)
+    start_processes(config, LaunchFlags(launcher="none"), {})
+    return os.environ["XLA_FLAGS"]
+
+
+def test_xla_is_told_how_fast_links_are(monkeypatch):
+    told = f"{FLAG}=nic_speed_gbps=1.25"
+    assert start_with_links(monkeypatch, "", is_used=False) == told
+    both = start_with_links(monkeypatch, "--xla_a=1", is_used=False)
+    assert both == f"--xla_a=1 {told}"
+    assert start_with_links(monkeypatch, both, is_used=True) == both
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_used", "match"),
+    [(f"{FLAG}=rtt_us=9", False, "XLA_FLAGS has"), ("", True, "comes too late")],
+)
+def test_links_that_xla_cannot_be_told_of_are_refused(
+    monkeypatch, flags, is_used, match
+):
+    with pytest.raises(UserError, match=f"link_gbits=10.*{match}"):
+        start_with_links(monkeypatch, flags, is_used)

@@ -4,6 +4,9 @@ No GPU is needed, and nothing is run: these tests read what the compiler has mad
 """
 
 import dataclasses
+import json
+import os
+import sys
 
 import pytest
 
@@ -11,6 +14,7 @@ from prunex_jax.comm import wire_bytes
 from prunex_jax.mesh import HOST_AXIS
 from prunex_jax.train.ahead import exchanges_to_come
 from prunex_jax.train.position import RunPosition
+from tests.helpers.common import run_script
 from tests.helpers.gpu_programs import (
     DEVICES_PER_HOST,
     NUM_HOSTS,
@@ -142,20 +146,52 @@ def test_devices_sum_gradients_beside_the_backward_pass():
     assert sum(at > sums[0] for at in backward) > 0.2 * len(backward)
 
 
-@needs_compiler
-def test_hosts_sum_fragments_beside_the_passes():
-    """And before devices sum gradients, as one sum is under way at a time."""
+def step_with_fragments() -> Compiled:
+    """A step of ResNet-50 beside which hosts exchange half of the parameters."""
     programs = resnet50_on_gpus(fragments=2, delay=1)
     setup, sizes = programs.experiment.current, programs.experiment.channels.sizes
     steps = range(programs.experiment.num_steps)
     step = next(at for at in steps if "sends" in setup.step_options(at, sizes))
-    program = programs.local_step(step)
+    return programs.local_step(step)
+
+
+def convolutions_beside_hosts(schedule: list[str]) -> int:
+    """How many convolutions are between begin and end of the first sum."""
+    started, *_ = places_of("all-reduce-start", schedule)
+    ended, *_ = places_of("all-reduce-done", schedule)
+    return len(places_of("cudnn-conv", schedule[started:ended]))
+
+
+@needs_compiler
+def test_hosts_sum_fragments_beside_the_passes():
+    """And before devices sum gradients, as one sum is under way at a time."""
+    program = step_with_fragments()
     first = next(c for c in program.collectives if c.kind == "sum")
     assert first.axes == (HOST_AXIS,)
-    started, *_ = places_of("all-reduce-start", program.schedule)
-    ended, *_ = places_of("all-reduce-done", program.schedule)
-    beside = program.schedule[started:ended]
-    assert any(name.startswith("cudnn-conv") for name in beside)
+    assert convolutions_beside_hosts(program.schedule) > 0
+
+
+SLOW_LINKS = """
+import json
+from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.mesh import LaunchFlags, start_processes
+config = TopologyConfig(layout="1", cpu_devices=1, link_gbits=8.0)
+start_processes(config, LaunchFlags(launcher="none"))
+from tests.train.test_gpu_programs import step_with_fragments
+print(json.dumps(step_with_fragments().schedule))
+"""
+
+
+@needs_compiler
+def test_sums_over_slow_links_take_more_of_a_step(tmp_path):
+    """XLA is told of the links before jax starts, so this takes another process."""
+    script = tmp_path / "slow_links.py"
+    script.write_text(SLOW_LINKS)
+    *_, listed = run_script(script, PYTHONPATH=os.pathsep.join(sys.path)).splitlines()
+    schedule = json.loads(listed)
+    all_of_them = len(places_of("cudnn-conv", schedule))
+    # 9 of 158 without.
+    assert convolutions_beside_hosts(schedule) > 0.3 * all_of_them
 
 
 @needs_compiler
