@@ -109,13 +109,20 @@ NETWORKS = {
     ),
 }
 _HSADMM = {"method.name": "hsadmm", "sparsity.sparsity": 0.5}
+_INT8 = _HSADMM | {"method.wire_dtype": "int8"}
+_IN_PARTS = {"method.bucket_bytes": 2**28}
 METHODS = {
     "dense": ("dense", {"method.name": "dense"}),
     "diloco": ("DiLoCo", {"method.name": "diloco"}),
-    "hsadmm": ("H-SADMM, int8", _HSADMM | {"method.wire_dtype": "int8"}),
+    "diloco-parts": (
+        "DiLoCo, messages of 256 MiB",
+        {"method.name": "diloco"} | _IN_PARTS,
+    ),
+    "hsadmm": ("H-SADMM, int8", _INT8),
+    "hsadmm-parts": ("H-SADMM, int8, messages of 256 MiB", _INT8 | _IN_PARTS),
     "hsadmm-bfloat16": (
         "H-SADMM, int8, parameters in bfloat16",
-        _HSADMM | {"method.wire_dtype": "int8", "model.param_dtype": "bfloat16"},
+        _INT8 | {"model.param_dtype": "bfloat16"},
     ),
     "hsadmm-top-k": (
         "H-SADMM, 64 of 4,096 numbers, int2",
