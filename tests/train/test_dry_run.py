@@ -107,6 +107,35 @@ def test_shapes_of_a_batch_are_known_without_it(settings_of):
         assert shape.sharding == like.sharding
 
 
+def needs_of(devices, shard):
+    """Of a step of H-SADMM with AdamW, on eight devices."""
+    values = settings(
+        method={"name": "hsadmm"},
+        optimizer={"name": "adamw"},
+        topology={"shard": shard},
+    )
+    topology = make_topology(str(8 // devices))
+    return find_needs(make_experiment(resolve_config(values), topology))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_slices_take_their_share_of_memory(devices):
+    """By the compiler's word, and but for what fills them up to equal slices."""
+    needs = {shard: needs_of(devices, shard) for shard in ("none", "state", "params")}
+    # A step is given all that trains, the same batch, and statistics and sums.
+    given = {shard: found.memory[0].arguments for shard, found in needs.items()}
+    params, whole = needs["none"].params_bytes, needs["none"].state_bytes
+    # Parameters, consensus and its momentum, and two moments.
+    assert 5 < whole / params < 5.1
+    for shard, kept in (("state", params), ("params", 0)):
+        saved = (whole - kept) * (1 - 1 / devices)
+        constant = given[shard] - (given["none"] - saved)
+        assert 0 <= constant < 0.01 * whole, shard
+        step, exchange = needs[shard].memory
+        assert exchange.total <= step.total + params / devices
+
+
 def test_gpus_that_are_not_here_have_no_teacher(tmp_path):
     taught = settings(distill={"teacher": "self"})
     with pytest.raises(UserError, match="teacher='self' has to lie on devices"):
