@@ -111,8 +111,9 @@ def test_updates_below_the_spacing_are_not_lost():
     assert mean == pytest.approx(1 + 100 * 2.0**-7 / 20, abs=2.0**-7 / 4)
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", ["none", "params"])
+@pytest.mark.parametrize("shard", ["params", "none"])
 def test_a_run_is_cut_and_goes_on_with_the_same_bits(shard, tmp_path):
     values = merged(VALUES, {"topology": {"shard": shard}})
     whole = train(values, tmp_path / "whole")
