@@ -10,12 +10,9 @@ the formula.
 """
 
 import argparse
-import hashlib
-import itertools
 import json
 import multiprocessing
 import os
-import resource
 import signal
 import statistics
 import sys
@@ -24,10 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.bench.drill.trainee import digest_of_state, network
+from prunex_jax.bench.links.kernel import interface_bytes, peak_memory
 from prunex_jax.bench.processes import free_port
 from prunex_jax.mesh import HOST_AXIS, LaunchFlags
 from prunex_jax.train.loop import Progress
@@ -41,7 +37,6 @@ PERIOD = 4  # Steps from one exchange to the next.
 WIDTHS = (64, 512, 10)
 # Processes share the memory of what they import.
 _FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["prunex_jax.train.run"])
 # What all hosts have to say alike.
 SAME = ("steps", "consensus", "sent")
 # Processes that share two cores keep each other waiting for minutes.
@@ -54,27 +49,6 @@ SMALL = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false "
     "--xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=0",
 }
-
-
-def init(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
-    """Parameters of a perceptron."""
-    keys = jax.random.split(key, len(WIDTHS))
-    return {
-        f"layer_{at}": {
-            "kernel": jax.random.normal(keys[at], (width, after)) * (2 / width) ** 0.5,
-            "bias": jnp.zeros(after),
-        }
-        for at, (width, after) in enumerate(itertools.pairwise(WIDTHS))
-    }
-
-
-def apply(params: dict[str, dict[str, jax.Array]], images: jax.Array) -> jax.Array:
-    """Its answers."""
-    values = images.reshape(images.shape[0], -1)
-    for at, layer in enumerate(params.values()):
-        values = values @ layer["kernel"] + layer["bias"]
-        values = values if at == len(params) - 1 else jax.nn.relu(values)
-    return values
 
 
 def settings_of(batch_size: int) -> dict[str, Any]:
@@ -123,19 +97,16 @@ class Watch:
             self.seen["until the first step is done"] = now
         elif position.step == self.first_step + STEPS_PER_START:
             self.seen[f"until {STEPS_PER_START} steps are done"] = now
-            self.seen["consensus"] = digest(state.opt_state)
+            self.seen["consensus"] = consensus_of(state.opt_state)
             os.kill(os.getpid(), signal.SIGUSR1)
         self.seen["steps"] = [self.first_step, position.step]
         self.seen["sent"] = sent - self._sent_before
 
 
-def digest(opt_state: Any) -> str:
+def consensus_of(opt_state: Any) -> str:
     """What this process has of the consensus, to the bit, in a few letters."""
-    found = hashlib.sha256()
-    for path, leaf in sorted(flatten_by_path(opt_state).items()):
-        if "consensus" in path:
-            found.update(path.encode() + leaf.addressable_data(0).tobytes())
-    return found.hexdigest()[:12]
+    arrays = flatten_by_path(opt_state).items()
+    return digest_of_state({k: x for k, x in arrays if "consensus" in k})[:12]
 
 
 def train_as(asked: Mapping[str, Any]) -> None:
@@ -148,7 +119,7 @@ def train_as(asked: Mapping[str, Any]) -> None:
     train(
         settings_of(asked["batch_size"]),
         asked["workdir"],
-        model=(init, apply),
+        model=network(WIDTHS),
         launch=LaunchFlags(
             asked["coordinator"], asked["hosts"], number, owns_process=True
         ),
@@ -156,7 +127,7 @@ def train_as(asked: Mapping[str, Any]) -> None:
     )
     watch.seen |= {
         "until the end": time.time() - asked["started"],
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": peak_memory(),
     }
     notes.write_text(json.dumps(watch.seen), encoding="utf-8")
 
@@ -165,7 +136,7 @@ def start(hosts: int, batch_size: int, workdir: Path) -> None:
     """Starts all processes, waits for them, and prints what they have seen."""
     coordinator = f"127.0.0.1:{free_port()}"
     notes = [workdir / f"process_{number}.json" for number in range(hosts)]
-    before, processes = loopback_bytes(), []
+    (_, before), processes = interface_bytes()["lo"], []
     for number, note in enumerate(notes):
         note.unlink(missing_ok=True)
         asked = {
@@ -181,7 +152,7 @@ def start(hosts: int, batch_size: int, workdir: Path) -> None:
         processes[-1].start()
     for process in processes:
         process.join()
-    sent = loopback_bytes() - before
+    sent = interface_bytes()["lo"][1] - before
     if not all(note.exists() for note in notes):
         codes = [process.exitcode for process in processes]
         sys.exit(f"processes have failed: exit codes {codes}; see {workdir}/*.log")
@@ -212,25 +183,18 @@ def report(seen: Sequence[Mapping[str, Any]], sent: int) -> None:
     )
 
 
-def loopback_bytes() -> int:
-    """What the loopback interface has sent since the machine was started."""
-    path = Path("/sys/class/net/lo/statistics/tx_bytes")
-    return int(path.read_text(encoding="utf-8"))
-
-
 def main() -> None:
     """Starts the run, goes on with it, and then on half of its hosts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", type=int, default=64)
-    parser.add_argument("--workdir", type=Path)
+    parser.add_argument("--workdir", type=Path, required=True)
     arguments = parser.parse_args()
-    if arguments.workdir is None:
-        parser.error("give --workdir=FOLDER")
     if (arguments.workdir / "run").exists():
         parser.error(f"{arguments.workdir}/run is there: give another folder")
     arguments.workdir.mkdir(parents=True, exist_ok=True)
     hosts = arguments.hosts
     os.environ.update(SMALL)
+    _FORKED.set_forkserver_preload(["prunex_jax.train.run"])
     for count in (hosts, hosts, hosts // 2):
         start(count, hosts, arguments.workdir)
 

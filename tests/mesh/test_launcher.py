@@ -582,19 +582,22 @@ def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments
     assert rolls == ([arguments[:3]] if arguments[0] else [])
 
 
+def join_by(monkeypatch, initialize):
+    """Lets a function join the processes, all of which are there."""
+    monkeypatch.setattr(start, "Store", TableOfOne)
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(start, "is_used", lambda: False)
+    monkeypatch.setattr(
+        start, "call_roll", lambda *args, **_: everybody_is_there(*args)
+    )
+
+
 @pytest.mark.parametrize(
     ("silence", "gives_up"), [(60.0, 100), (90.5, 101), (600, 610)]
 )
 def test_jax_gives_up_on_a_process_later_than_the_pulse(monkeypatch, silence, gives_up):
     told = {}
-    monkeypatch.setattr(start, "Store", TableOfOne)
-    monkeypatch.setattr(
-        jax.distributed, "initialize", lambda *_, **more: told.update(more)
-    )
-    monkeypatch.setattr(start, "is_used", lambda: False)
-    monkeypatch.setattr(
-        start, "call_roll", lambda *args, **_: everybody_is_there(*args)
-    )
+    join_by(monkeypatch, lambda *_, **more: told.update(more))
     start_processes(TopologyConfig(), LaunchFlags(), SLURM, silence_seconds=silence)
     assert told["heartbeat_timeout_seconds"] == gives_up > silence
 
@@ -627,11 +630,7 @@ def test_a_failed_start_is_one_readable_line(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("DEADLINE_EXCEEDED:\n  no answer")
 
-    monkeypatch.setattr(jax.distributed, "initialize", fail)
-    monkeypatch.setattr(start, "is_used", lambda: False)
-    monkeypatch.setattr(
-        start, "call_roll", lambda *args, **_: everybody_is_there(*args)
-    )
+    join_by(monkeypatch, fail)
     text = r"cannot join .*task 6 of 8.*DEADLINE_EXCEEDED: no answer .check that"
     with pytest.raises(UserError, match=text) as raised:
         start_processes(TopologyConfig(), LaunchFlags(), SLURM)

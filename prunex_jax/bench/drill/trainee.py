@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.command import EXIT_STOPPED, Command, Flag, Values, run_command
-from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.bench.drill.faults import FULL_DISK, HANG
 from prunex_jax.bench.drill.plan import CHECKPOINT_STEPS
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
@@ -71,12 +71,16 @@ def settings_of(values: Values) -> dict[str, Any]:
     }
 
 
-def network() -> tuple[Any, Any]:
-    """Two hidden layers, whose channels can be pruned, as (init, apply)."""
+def network(widths: Sequence[int] = _WIDTHS) -> tuple[Any, Any]:
+    """A perceptron, whose hidden channels can be pruned, as (init, apply).
+
+    Args:
+      widths: Of the inputs, the hidden layers and the answers.
+    """
 
     def init(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
         layers = {}
-        for number, (n, m) in enumerate(itertools.pairwise(_WIDTHS)):
+        for number, (n, m) in enumerate(itertools.pairwise(widths)):
             key, own = jax.random.split(key)
             kernel = jax.random.normal(own, (n, m)) * (2 / n) ** 0.5
             layers[f"layer{number}"] = {"kernel": kernel, "bias": jnp.zeros(m)}
@@ -84,10 +88,10 @@ def network() -> tuple[Any, Any]:
 
     def apply(params: dict[str, dict[str, jax.Array]], images: jax.Array) -> jax.Array:
         x = images.reshape(images.shape[0], -1)
-        for number in range(len(_WIDTHS) - 1):
+        for number in range(len(widths) - 1):
             layer = params[f"layer{number}"]
             x = x @ layer["kernel"] + layer["bias"]
-            x = jax.nn.relu(x) if number < len(_WIDTHS) - 2 else x
+            x = jax.nn.relu(x) if number < len(widths) - 2 else x
         return x
 
     return init, apply
@@ -123,8 +127,8 @@ class Trainee:
             raise RuntimeError("a drill: this process fails, and nothing is wrong")
 
 
-def digest_of_state(state: TrainState) -> str:
-    """Digest of what this process holds of the state."""
+def digest_of_state(state: PyTree) -> str:
+    """Digest of what this process holds of the state, or of a part of it."""
     digest = hashlib.sha256()
     for path, leaf in sorted(flatten_by_path(state).items()):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
