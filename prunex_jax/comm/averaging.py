@@ -4,16 +4,16 @@ Sits on `comm.collectives`; knows nothing of channels: a compact tree is a tree.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path, in_order
 from prunex_jax.comm import collectives, wires
+from prunex_jax.comm.buffers import in_buffers, in_one_buffer
 from prunex_jax.comm.slices import sum_over_slices
 from prunex_jax.comm.wires import (
     FLOAT32,
@@ -26,8 +26,6 @@ from prunex_jax.mesh import Axis, MeshAxes, axis_size, position, vary
 
 # How differences of hosts are averaged: as vectors, or norms and directions apart.
 HostMean = Literal["mean", "radial"]
-# What a bucket holds: (leaf, start, stop), one after the other.
-_Pieces = list[tuple[int, int, int]]
 # Sums of that many ternary values fit the type they travel in.
 _MAX_TERNARY_HOSTS = 127
 # Elements that devices of a host sum in one message, or more: enough for full speed.
@@ -53,7 +51,7 @@ def mean_over_devices(tree: PyTree, axes: MeshAxes) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     means = list(leaves)
     for group in _neighbours(tree, _SUMMED_AT_ONCE):
-        found = _fused(
+        found = in_one_buffer(
             [leaves[i] for i in group],
             lambda x: collectives.sum_over_devices(x / num_devices, axes),
         )
@@ -117,12 +115,12 @@ def mean_over_hosts(
     refuse_biased(wire, "this mean")
     num_hosts = axis_size(axes.host)
     if wire.dtype == TERNARY and num_hosts > 1:
-        return _fused(tree, lambda x: _ternary_mean(x, axes, key))
+        return in_one_buffer(tree, lambda x: _ternary_mean(x, axes, key))
 
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
         return _host_mean(buffer, offset, axes, wire, key)[0]
 
-    return _apply_fused(tree, mean, wire.bucket_elements)
+    return in_buffers(tree, mean, wire.bucket_elements)
 
 
 def mean_with_error(
@@ -159,7 +157,7 @@ def mean_with_error(
 
     if not jax.tree.leaves(tree):
         return tree, tree
-    found, error = _apply_fused(tree, mean_and_error, wire.bucket_elements)
+    found, error = in_buffers(tree, mean_and_error, wire.bucket_elements)
     return found, vary(error, (axes.host,))
 
 
@@ -268,7 +266,7 @@ def mean_over_mesh(
         over = (axes.host, axes.device)
         return _narrow_mean(share, over, wire, key, offset, buffer)[0]
 
-    return _apply_fused(tree, mean, wire.bucket_elements)
+    return in_buffers(tree, mean, wire.bucket_elements)
 
 
 def flat_mean_over_mesh(
@@ -311,7 +309,7 @@ def flat_mean_over_mesh(
         share = _in_blocks(buffer, count, wire)
         return _narrow_mean(share, (axes.names, None), wire, key, offset, buffer)[0]
 
-    return _apply_fused(tree, mean, wire.bucket_elements)
+    return in_buffers(tree, mean, wire.bucket_elements)
 
 
 def _host_mean(
@@ -474,7 +472,7 @@ def sum_over_hosts(tree: PyTree, axes: MeshAxes) -> PyTree:
     Collectives:
       As `collectives.sum_over_hosts` for the number of elements of the tree.
     """
-    return _fused(tree, lambda x: collectives.sum_over_hosts(x, axes))
+    return in_one_buffer(tree, lambda x: collectives.sum_over_hosts(x, axes))
 
 
 def take_from_host(index: int, tree: PyTree, axes: MeshAxes) -> PyTree:
@@ -505,85 +503,4 @@ def sum_over_mesh(tree: PyTree, axes: MeshAxes) -> PyTree:
     Collectives:
       As `collectives.sum_over_mesh` for the number of elements of the tree.
     """
-    return _fused(tree, lambda x: collectives.sum_over_mesh(x, axes))
-
-
-def _fused(tree: PyTree, fn: Callable[[jax.Array], jax.Array]) -> PyTree:
-    """Applies `fn` to all leaves in one flat buffer; to nothing, if there are none."""
-    return _apply_fused(tree, lambda buffer, _: fn(buffer))
-
-
-# One buffer is one message per stage, which is best for small trees and slow starts.
-# A limit pays for large ones: messages need only the leaves that are in them, so the
-# first may travel while later gradients are computed, numbers of one bucket are
-# encoded while those of another are on their way, and buffers of the size of the
-# model are never alive at once. Whether a backend makes use of that is up to its
-# scheduler; some join small sums again.
-def _apply_fused(
-    tree: PyTree, fn: Callable[[jax.Array, int], Any], max_elements: int = 0
-) -> Any:
-    """Applies a function of flat buffers to all leaves.
-
-    Args:
-      tree: Arrays; without any, nothing happens.
-      fn: (buffer [n], number of elements before it) -> buffer [n], or several.
-      max_elements: Largest n; 0 takes all leaves at once. Leaves are cut where that is
-        needed, and a buffer depends on those leaves only that it holds.
-    Returns:
-      The tree of the results, in its own types, or as many trees as `fn` returns
-      buffers; buffers have the widest of the types.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    if not leaves:
-        return tree
-    sizes = [jnp.size(leaf) for leaf in leaves]
-    if not max_elements or sum(sizes) <= max_elements:
-        buffer, split = ravel_pytree(tree)
-        return jax.tree.map(split, fn(buffer, 0))
-    dtype = jnp.result_type(*leaves)
-    flat = [jnp.ravel(leaf).astype(dtype) for leaf in leaves]
-    offset, results, plan = 0, [], list(_plan(sizes, max_elements))
-    for pieces in plan:
-        buffer = jnp.concatenate([flat[i][start:stop] for i, start, stop in pieces])
-        results.append(fn(buffer, offset))
-        offset += buffer.size
-
-    def whole(*buffers: jax.Array) -> PyTree:
-        return jax.tree.unflatten(structure, _put_together(buffers, plan, leaves))
-
-    return jax.tree.map(whole, *results)
-
-
-def _put_together(
-    buffers: Sequence[jax.Array], plan: Iterable[_Pieces], leaves: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """Cuts buffers into their pieces again, and makes leaves of these."""
-    parts: list[list[jax.Array]] = [[] for _ in leaves]
-    for buffer, pieces in zip(buffers, plan, strict=True):
-        begin = 0
-        for i, start, stop in pieces:
-            parts[i].append(buffer[begin : begin + stop - start])
-            begin += stop - start
-    return [
-        jnp.concatenate(own or [jnp.zeros(0)])
-        .reshape(jnp.shape(leaf))
-        .astype(jnp.result_type(leaf))
-        for own, leaf in zip(parts, leaves, strict=True)
-    ]
-
-
-def _plan(sizes: list[int], max_elements: int) -> Iterator[_Pieces]:
-    """Pieces of every bucket; all are full but the last."""
-    pieces, room = [], max_elements
-    for leaf, size in enumerate(sizes):
-        start = 0
-        while start < size:
-            stop = min(size, start + room)
-            pieces.append((leaf, start, stop))
-            room -= stop - start
-            start = stop
-            if not room:
-                yield pieces
-                pieces, room = [], max_elements
-    if pieces:
-        yield pieces
+    return in_one_buffer(tree, lambda x: collectives.sum_over_mesh(x, axes))

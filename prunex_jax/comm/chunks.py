@@ -10,12 +10,12 @@ Sits on `comm.collectives` and `comm.wires`, as `comm.averaging` does.
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import collectives, wires
+from prunex_jax.comm.buffers import in_buffers
 from prunex_jax.comm.formulas import route_of
-from prunex_jax.comm.largest import CHUNK, TopK
+from prunex_jax.comm.largest import CHUNK, TopK, largest_buffer
 from prunex_jax.comm.wires import FLOAT32, Wire, refuse_ternary
 from prunex_jax.mesh import MeshAxes, axis_size, position, vary
 
@@ -26,8 +26,8 @@ def mean_of_largest(
     """Averages the largest numbers of every chunk over hosts.
 
     Args:
-      tree: Floating leaves of n elements, per_host; they are one buffer, whose chunks
-        may hold parts of several.
+      tree: Floating leaves of n elements, per_host; they are one buffer, or several of
+        `largest_buffer`, whose chunks may hold parts of several leaves.
       top: What is sent, and to whom.
       axes: Mesh axes.
       wire: How the numbers cross hosts; they are rounded to nearest.
@@ -38,7 +38,8 @@ def mean_of_largest(
     Raises:
       UserError: Ternary values.
     Collectives:
-      With c = ceil(n / 4096) chunks of k entries, M hosts and P devices per host:
+      For every buffer, with c = ceil(n / 4096) chunks of k entries, M hosts and P
+      devices per host:
       gather: as `gather_over_hosts` for the c k values, or the blocks they become, and
       for 3/2 c k bytes of positions. owners: with b = ceil(c / (M P)), exchanges over
       the host axis of the values and positions of M b chunks, and gathers of those of
@@ -64,14 +65,17 @@ def mean_of_largest(
     if axes.host is None or axis_size(axes.host) == 1:
         zeros = vary(jax.tree.map(jnp.zeros_like, tree), (axes.host,))
         return jax.tree.map(lambda x: collectives.sum_over_hosts(x, axes), tree), zeros
-    buffer, split = ravel_pytree(tree)
     mesh_shape = {"host": axis_size(axes.host), "device": axis_size(axes.device)}
-    route = route_of(buffer.size, top, mesh_shape, wire)
+    num_elements = sum(leaf.size for leaf in jax.tree.leaves(tree))
+    route = route_of(num_elements, top, mesh_shape, wire)
     send = _by_gather if route == "gather" else _by_owners
-    mean, error = send(_in_chunks(buffer, 1), top, axes, wire)
-    mean, error = (
-        split(x.ravel()[: buffer.size].astype(buffer.dtype)) for x in (mean, error)
-    )
+
+    def mean_and_error(buffer: jax.Array, _: int) -> tuple[jax.Array, ...]:
+        found = send(_in_chunks(buffer, 1), top, axes, wire)
+        return tuple(x.ravel()[: buffer.size].astype(buffer.dtype) for x in found)
+
+    room = largest_buffer(wire, mesh_shape)
+    mean, error = in_buffers(tree, mean_and_error, room)
     return mean, error
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from prunex_jax.channels.groups import Layouts
 from prunex_jax.comm.accounting import Collective, wire_bytes
-from prunex_jax.comm.largest import CHUNK, Route, TopK
+from prunex_jax.comm.largest import CHUNK, Route, TopK, largest_buffer
 from prunex_jax.comm.wires import FLOAT32, TERNARY, Wire
 
 MeshShape = Mapping[str, int]
@@ -82,7 +82,7 @@ def host_sum(
         return [*scale, *_shared_sum(num_elements, mesh_shape, wire)]
     return [
         sent
-        for size in _bucket_sizes(num_elements, wire)
+        for size in _sizes(num_elements, wire.bucket_elements)
         for sent in _shared_sum(size, mesh_shape, wire)
     ]
 
@@ -104,7 +104,7 @@ def host_sum_with_error(
     if num_hosts == 1 or not wire.is_narrow:
         return sent
     unit = wire.block * num_devices * num_hosts
-    for size in _bucket_sizes(num_elements, wire):
+    for size in _sizes(num_elements, wire.bucket_elements):
         share = -(-size // unit) * wire.block * num_hosts
         errors = ("gather", (device_axis,), (num_devices,), share, "float32")
         sent.append(Collective(*errors))
@@ -136,7 +136,7 @@ def mesh_sum(
     on_hosts = FLOAT32 if num_hosts == 1 else wire
     unit = num_devices * (on_hosts.block * num_hosts if on_hosts.is_narrow else 1)
     sent = []
-    for size in _bucket_sizes(num_elements, wire):
+    for size in _sizes(num_elements, wire.bucket_elements):
         padded = -(-size // unit) * unit
         sent.append(
             Collective("scatter", (device_axis,), (num_devices,), padded, "float32")
@@ -151,7 +151,7 @@ def flat_sum(
     """What `averaging.flat_mean_over_mesh` sends: everything over both axes."""
     axes, sizes = tuple(mesh_shape), tuple(mesh_shape.values())
     sent = []
-    for size in _bucket_sizes(num_elements, wire):
+    for size in _sizes(num_elements, wire.bucket_elements):
         if sizes[0] == 1 or not wire.is_narrow:
             sent.append(Collective("sum", axes, sizes, size, "float32"))
         else:
@@ -183,23 +183,38 @@ def largest_sum(
     num_elements: int, top: TopK, mesh_shape: MeshShape, wire: Wire = FLOAT32
 ) -> list[Collective]:
     """What `chunks.mean_of_largest` sends for a tree of `num_elements`."""
-    (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    (_, num_hosts), _ = mesh_shape.items()
     if num_hosts == 1 or not num_elements:
         return []
-    chunks = -(-num_elements // CHUNK)
+    route = route_of(num_elements, top, mesh_shape, wire)
+    send = _gathered_chunks if route == "gather" else _owned_chunks
+    return [
+        sent
+        for size in _sizes(num_elements, largest_buffer(wire, mesh_shape))
+        for sent in send(-(-size // CHUNK), top, mesh_shape, wire)
+    ]
 
-    def sizes(num_chunks: int) -> tuple[tuple[int, str], ...]:
-        values = wire.num_carriers(num_chunks * top.per_chunk)
-        places = num_chunks * top.position_bytes
-        return (values, wire.carrier), (places, "uint8")
 
-    if route_of(num_elements, top, mesh_shape, wire) == "gather":
-        gathers = [host_gather(n, mesh_shape, dtype) for n, dtype in sizes(chunks)]
-        return [each for gather in gathers for each in gather]
-    own = -(-chunks // (num_hosts * num_devices))
+def _gathered_chunks(
+    num_chunks: int, top: TopK, mesh_shape: MeshShape, wire: Wire
+) -> list[Collective]:
+    """Everybody gets the entries of all hosts."""
+    gathers = [
+        host_gather(n, mesh_shape, dtype)
+        for n, dtype in _entries(num_chunks, top, wire)
+    ]
+    return [each for gather in gathers for each in gather]
+
+
+def _owned_chunks(
+    num_chunks: int, top: TopK, mesh_shape: MeshShape, wire: Wire
+) -> list[Collective]:
+    """Every device of every host gets the entries of its chunks, and sends the sums."""
+    (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    own = -(-num_chunks // (num_hosts * num_devices))
     hosts, devices = ((host_axis,), (num_hosts,)), ((device_axis,), (num_devices,))
     sent = []
-    for size, dtype in sizes(own):
+    for size, dtype in _entries(own, top, wire):
         sent += [
             Collective("exchange", *hosts, num_hosts * size, dtype),
             Collective("gather", *hosts, size, dtype),
@@ -207,6 +222,13 @@ def largest_sum(
         ]
     errors = num_hosts * own * CHUNK
     return [*sent, Collective("gather", *devices, errors, "float32")]
+
+
+def _entries(num_chunks: int, top: TopK, wire: Wire) -> tuple[tuple[int, str], ...]:
+    """Sizes and types of the messages for values of chunks, and for their positions."""
+    values = wire.num_carriers(num_chunks * top.per_chunk)
+    places = num_chunks * top.position_bytes
+    return (values, wire.carrier), (places, "uint8")
 
 
 def route_of(
@@ -271,9 +293,8 @@ def _shared_sum(
     return [*over_hosts, gather]
 
 
-def _bucket_sizes(num_elements: int, wire: Wire) -> list[int]:
-    """Elements of the buffers in which a tree is sent."""
-    room = wire.bucket_elements
+def _sizes(num_elements: int, room: int) -> list[int]:
+    """Elements of the buffers in which a tree is sent, which have so much room."""
     if not room or not num_elements:
         return [num_elements]
     full, rest = divmod(num_elements, room)
