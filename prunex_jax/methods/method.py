@@ -100,8 +100,9 @@ class MethodConfig:
     # What rounds send.
     rounds: RoundsConfig = RoundsConfig()
     # Largest message over the host axis that stands for a buffer; 0 sends gradients, or
-    # what a round exchanges, in one. Several let a large model send what it has.
-    bucket_bytes: int = setting(0, at_least=0)
+    # what a round exchanges, in one, whose copies take as much memory. Where the
+    # largest numbers of chunks are sent, it counts all that they are chosen from.
+    bucket_bytes: int = setting(2**28, at_least=0)
     # Parameters whose path contains one of these are averaged whole by topk, dgc,
     # powersgd and importance, such as ("bias", "norm").
     send_whole: tuple[str, ...] = ()

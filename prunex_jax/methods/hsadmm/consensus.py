@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from prunex_jax.base.ordering import after
 from prunex_jax.base.settings import Criterion
-from prunex_jax.base.trees import PyTree
+from prunex_jax.base.trees import PyTree, map_with_path
 from prunex_jax.channels import Layouts, mask_channels
 from prunex_jax.comm import (
     key_of_slice,
@@ -355,6 +356,13 @@ def difference_to_consensus(
     return add_scaled(difference, form.error_decay, masked(state.error))
 
 
+class Moves(NamedTuple):
+    """How far a round has moved the consensus: squares by path, float32[]."""
+
+    of_level: dict[str, jax.Array]  # z_i, per_host, or z where the levels are one
+    of_z: dict[str, jax.Array]  # replicated
+
+
 def move_consensus(
     target: PyTree,
     difference: PyTree,
@@ -364,14 +372,17 @@ def move_consensus(
     layouts: Layouts,
     kind: RoundKind,
     copies: Copies,
-) -> HsadmmState:
+) -> tuple[HsadmmState, Moves]:
     """Averages differences to z over hosts, moves z and v.
 
     What the choice does to a_i, the target, it does to z, v_i, e_i, the momentum of z
     and the last movement as well. Where a channel is not sent, these stay.
 
+    Returns:
+      The state, and how far both levels have moved.
     Collectives:
-      As `mean_movement`, and `outer.follow` where movements are measured.
+      As `mean_movement`, `Moves.between`, and `outer.follow` where movements are
+      measured.
     """
 
     def masked(tree: PyTree) -> PyTree:
@@ -384,24 +395,67 @@ def move_consensus(
     if movements is not None:
         before = movements._replace(last=masked(movements.last))
         movements = follow(before, moved, sent, copies.axes)
-    after = outer_step(z, moved, trace, _step_of(form, movements), form.outer_momentum)
-    z, trace = (sent.over(*pair) for pair in zip(after, (z, trace), strict=True))
+    step = _step_of(form, movements)
+    stepped = outer_step(z, moved, trace, step, form.outer_momentum)
+    z, trace = (sent.over(*pair) for pair in zip(stepped, (z, trace), strict=True))
+    host_consensus = None if host_dual is None else projected
+    z, host_consensus, moves = settle_levels(z, host_consensus, state, copies.axes)
     if host_dual is not None:
-        state = state._replace(
-            host_consensus=projected,
-            host_dual=add(host_dual, optax.tree.sub(projected, z)),
-        )
+        host_dual = add(host_dual, optax.tree.sub(host_consensus, z))
     masks = choice.masks
     changed = [jnp.sum(masks[name] != state.masks[name]) for name in masks]
-    return state._replace(
+    moved_state = state._replace(
         num_rounds=state.num_rounds + 1,
         global_consensus=z,
+        host_consensus=host_consensus,
+        host_dual=host_dual,
         outer_trace=trace,
         masks=masks,
         error=error,
         num_changed=jnp.asarray(sum(changed), jnp.int32),
         movements=movements,
     )
+    return moved_state, moves
+
+
+def settle_levels(
+    z: PyTree, host_consensus: PyTree | None, before: HsadmmState, axes: MeshAxes
+) -> tuple[PyTree, PyTree | None, Moves]:
+    """Puts z and z_i where those of before lie, which are read for the last time.
+
+    Args:
+      z: The new one, replicated.
+      host_consensus: z_i, per_host; None where the levels are one.
+      before: The state with the old ones.
+      axes: Mesh axes.
+    Returns:
+      Both, to be used from here on, and how far they have moved.
+    Collectives:
+      As `comm.sum_over_slices` for the squares of each.
+    """
+    z, of_z = _settled(z, before.global_consensus, axes)
+    if host_consensus is None:
+        return z, None, Moves(of_z, of_z)
+    host_consensus, of_level = _settled(host_consensus, before.host_consensus, axes)
+    return z, host_consensus, Moves(of_level, of_z)
+
+
+def _settled(
+    new: PyTree, old: PyTree, axes: MeshAxes
+) -> tuple[PyTree, dict[str, jax.Array]]:
+    """The new tree, and the squares of what it differs by from the old one.
+
+    Every leaf waits until the old one was compared with it, so that it can lie in its
+    place. XLA would copy the old tree otherwise, to compare later.
+    """
+    own = squares(optax.tree.sub(new, old))
+    read = {path: (square,) for path, square in own.items()}
+    return _after_each(read, new), sum_over_slices(own, axes)
+
+
+def _after_each(read: Mapping[str, Iterable[jax.Array]], tree: PyTree) -> PyTree:
+    """The tree, each leaf when what was read of the one in its place is known."""
+    return map_with_path(lambda path, leaf: after(read[path], leaf), tree)
 
 
 def _step_of(
@@ -443,8 +497,8 @@ def mean_movement(
 
 def pull_copies(
     params: PyTree,
-    before: HsadmmState,
-    after: HsadmmState,
+    state: HsadmmState,
+    moves: Moves,
     choice: Choice,
     form: HsadmmParameters,
     layouts: Layouts,
@@ -454,45 +508,57 @@ def pull_copies(
 
     Drift is that of channels that the round keeps: from others it moves z away itself.
 
+    Args:
+      params: theta before the pull.
+      state: The state after `move_consensus`.
+      moves: From there.
+      choice: Which channels the round keeps.
+      form: The form of H-SADMM.
+      layouts: Where channels are.
+      copies: Where copies of the parameters live.
+    Returns:
+      theta and the state.
     Collectives:
-      As `comm.sum_over_slices` for the squares of three trees, of four if channels are
-      pruned, and of six with two levels.
+      As `comm.sum_over_slices` for the squares of one tree, of two if channels are
+      pruned, and of three with two levels.
     """
-    level, z = host_level(after), after.global_consensus
+    level, z = host_level(state), state.global_consensus
     gap = optax.tree.sub(params, level)
-    dual = before.device_dual
+    dual = state.device_dual
     if dual is not None:
         dual = add_scaled(gap, form.dual_decay, dual)
-    axes, has_levels = copies.axes, after.host_consensus is not None
-    moves = squares(optax.tree.sub(level, host_level(before)), axes)
+    axes, has_levels = copies.axes, state.host_consensus is not None
+    own_gaps = squares(gap)
+    gaps = sum_over_slices(own_gaps, axes)
     # Where host and global consensus are one, so are these.
-    gaps, moves_of_z, primal_host = squares(gap, axes), moves, jnp.zeros(())
+    own_apart, drift, primal_host = own_gaps, norm_of(gaps), jnp.zeros(())
     if has_levels:
-        moves_of_z = squares(optax.tree.sub(z, before.global_consensus), axes)
         primal_host = norm(optax.tree.sub(level, z), axes)
-    drift = norm_of(gaps)
     if has_levels or layouts:
         apart = optax.tree.sub(params, z)
-        drift = norm(mask_channels(apart, layouts, choice.kept), axes)
+        own_apart = squares(mask_channels(apart, layouts, choice.kept))
+        drift = norm_of(sum_over_slices(own_apart, axes))
     # Without a penalty the dual residual would say nothing: it counts as 1 here.
-    weight = after.rho_device if form.rho_device else jnp.ones((), jnp.float32)
+    weight = state.rho_device if form.rho_device else jnp.ones((), jnp.float32)
     residuals = Residuals(
         primal_device=norm_of(gaps),
-        dual_device=weight * norm_of(moves),
+        dual_device=weight * norm_of(moves.of_level),
         primal_host=primal_host,
-        dual_host=after.rho_host * norm_of(moves_of_z),
+        dual_host=state.rho_host * norm_of(moves.of_z),
     )
-    dual_by_group = norms_by_group(moves, layouts)
+    dual_by_group = norms_by_group(moves.of_level, layouts)
     health = RoundHealth(
         host_drift=drift / norm(z, axes),
         primal_by_group=norms_by_group(gaps, layouts),
         dual_by_group={name: weight * x for name, x in dual_by_group.items()},
     )
+    read = {path: (own_gaps[path], own_apart[path]) for path in own_gaps}
     if form.resets_copies:  # exactly, where x - (x - z) would round
-        params = choice.sent.over(copies.spread(level), params)
+        params = _after_each(read, choice.sent.over(copies.spread(level), params))
     elif form.prox_strength:
-        params = add_scaled(params, -form.prox_strength, add(gap, dual))
-    return params, after._replace(
+        pulled = add_scaled(params, -form.prox_strength, add(gap, dual))
+        params = _after_each(read, pulled)
+    return params, state._replace(
         device_dual=dual,
         residuals=copies.spread(residuals),
         health=copies.spread(health),

@@ -263,11 +263,11 @@ class Hsadmm:
                 difference, before.num_rounds, self.axes, self.slicing
             )
             choice = choice._replace(sent=sent)
-        after = consensus.move_consensus(
+        after, moves = consensus.move_consensus(
             target, difference, choice, before, form, layouts, kind, copies
         )
         params, after = consensus.pull_copies(
-            params, before, after, choice, form, layouts, copies
+            params, after, moves, choice, form, layouts, copies
         )
         if kind == "freeze":
             params, after = consensus.harden(after, copies)

@@ -278,9 +278,10 @@ class Fragments:
         layouts = self.copies.layouts(self.groups, own)
         form = dataclasses.replace(self.form, prox_strength=1.0 - self.streaming.mixing)
         choice = Choice(state.masks, state.masks, SentChannels(layouts, {}), 0.0)
+        z, _, moves = consensus.settle_levels(z, None, before, self.copies.axes)
         after = before._replace(global_consensus=z, outer_trace=trace)
         moved, after = consensus.pull_copies(
-            own, before, after, choice, form, layouts, self.copies
+            own, after, moves, choice, form, layouts, self.copies
         )
         health = _health_of_part(after.health, before.health, z, self.copies.axes)
         own, z, trace, residuals, health = _where(
