@@ -152,7 +152,7 @@ def dry_run(
 
 
 def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
-    """Compiles the local step and the last exchange of a run, and adds up its bytes.
+    """Compiles the first local step and exchange of a run, and adds up its bytes.
 
     Args:
       experiment: The run; every process of it calls this.

@@ -25,11 +25,13 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import described_topology
 from prunex_jax.models import as_on_gpus
 from prunex_jax.train.config import ExperimentConfig, default_config, resolve_config
-from prunex_jax.train.dry_run import find_needs
+from prunex_jax.train.dry_run import bytes_per_device, find_needs
 from prunex_jax.train.experiment import make_experiment
 from tests.benchmarks.compression import write
 
 NUM_HOSTS = 2
+# Of an H100, as `--dry_run` describes it.
+GPU_BYTES = 84_942_979_072
 DEVICES = (1, 4, 8)
 SHARDS = ("none", "state", "params")
 RECORDS = "records.jsonl"
@@ -110,16 +112,10 @@ NETWORKS = {
 }
 _HSADMM = {"method.name": "hsadmm", "sparsity.sparsity": 0.5}
 _INT8 = _HSADMM | {"method.wire_dtype": "int8"}
-_IN_PARTS = {"method.bucket_bytes": 2**28}
 METHODS = {
     "dense": ("dense", {"method.name": "dense"}),
     "diloco": ("DiLoCo", {"method.name": "diloco"}),
-    "diloco-parts": (
-        "DiLoCo, messages of 256 MiB",
-        {"method.name": "diloco"} | _IN_PARTS,
-    ),
     "hsadmm": ("H-SADMM, int8", _INT8),
-    "hsadmm-parts": ("H-SADMM, int8, messages of 256 MiB", _INT8 | _IN_PARTS),
     "hsadmm-bfloat16": (
         "H-SADMM, int8, parameters in bfloat16",
         _INT8 | {"model.param_dtype": "bfloat16"},
@@ -159,7 +155,10 @@ def config_of(
 def compile_row(
     network: str, method: str, devices: int, shard: str, tokens: Path
 ) -> dict[str, Any]:
-    """Bytes per device of a row, or why it is refused."""
+    """Bytes per device of a row, or why it is refused.
+
+    Programs are not compiled for a state that does not fit on a GPU.
+    """
     row = {"network": network, "method": method, "devices": devices, "shard": shard}
     started = time.monotonic()
     try:
@@ -170,15 +169,12 @@ def compile_row(
         if shard == "none":
             raise
         return row | {"refused": str(error)}
-    needs = find_needs(experiment)
-    programs = {each.program: each.total for each in needs.memory}
-    return row | {
-        "num_params": experiment.num_params,
-        "params": needs.params_bytes,
-        "state": needs.state_bytes,
-        **programs,
-        "seconds": round(time.monotonic() - started),
-    }
+    row["num_params"] = experiment.num_params
+    row["state"] = bytes_per_device(experiment.current.programs.abstract_state())
+    if row["state"] <= GPU_BYTES:
+        needs = find_needs(experiment)
+        row |= {each.program: each.total for each in needs.memory}
+    return row | {"seconds": round(time.monotonic() - started)}
 
 
 def read_rows(records: Path) -> list[dict[str, Any]]:
@@ -224,8 +220,8 @@ def _cell(row: Mapping[str, Any] | None) -> str:
         return ""
     if "refused" in row:
         return "refused"
-    sizes = [row["state"], row["local_step"]]
-    sizes += [row["exchange"]] if "exchange" in row else []
+    programs = ("local_step", "exchange")
+    sizes = [row["state"], *(row[name] for name in programs if name in row)]
     return " / ".join(f"{size / 1e9:.2f}" for size in sizes)
 
 

@@ -137,6 +137,16 @@ def test_steps_copy_next_to_nothing(compiled, request):
 
 
 @needs_compiler
+@pytest.mark.parametrize("preset", ["recommended", "paper"])
+def test_exchanges_copy_no_consensus(preset):
+    """What a round compares with is read before the new consensus takes its place."""
+    path = next(path for path in DIGITS if path.stem.endswith("hsadmm"))
+    form = dataclasses.replace(config_of(path).method.hsadmm, preset=preset)
+    exchange = compiled_of(programs_of(path, hsadmm=form))["exchange"]
+    assert exchange.copied <= 0.05 * exchange.state
+
+
+@needs_compiler
 def test_devices_sum_gradients_beside_the_backward_pass():
     """In parts, of which the first are on their way while others are computed."""
     schedule = resnet50_on_gpus().local_step().schedule
