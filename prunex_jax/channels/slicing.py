@@ -55,6 +55,8 @@ def take_channels(tree: PyTree, layouts: Layouts, keep_indices: KeepIndices) -> 
 
     def take(path: str, leaf: jax.Array) -> jax.Array:
         for axis, layout in layouts.get(path, {}).items():
+            if _keeps_all(layout, keep_indices):
+                continue
             if layout.window is None:
                 leaf = jnp.take(leaf, kept(layout), axis=axis, mode="clip")
             else:
@@ -93,6 +95,8 @@ def put_channels(tree: PyTree, layouts: Layouts, keep_indices: KeepIndices) -> P
 
     def put(path: str, leaf: jax.Array) -> jax.Array:
         for axis, layout in layouts.get(path, {}).items():
+            if _keeps_all(layout, keep_indices):
+                continue
             at = source(layout)
             if leaf.shape[axis] == 0:  # nothing was kept, and nothing can be taken
                 shape = (*leaf.shape[:axis], at.size, *leaf.shape[axis + 1 :])
@@ -221,6 +225,12 @@ def _out_of_window(layout: AxisLayout, own: jax.Array) -> jax.Array:
     start = (_start_of(layout),)
     placed = jax.lax.dynamic_update_slice(vary(whole, (layout.window,)), own, start)
     return placed[: layout.size]
+
+
+def _keeps_all(layout: AxisLayout, keep_indices: KeepIndices) -> bool:
+    """Whether an axis stays as it is: a whole one, of which all channels are kept."""
+    counts = {name: indices.size for name, indices in keep_indices.items()}
+    return layout.window is None and layout.kept_size(counts) == layout.size
 
 
 def _kept_positions(layout: AxisLayout, keep_indices: KeepIndices) -> jax.Array:
