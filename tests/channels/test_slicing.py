@@ -95,6 +95,10 @@ def test_keeping_everything_changes_nothing():
     assert_trees_equal(take_channels(TREE, LAYOUTS, everything), TREE)
     put = jax.jit(lambda x: put_channels(x, LAYOUTS, everything))
     assert_trees_equal(put(TREE), TREE)
+    for move in (take_channels, put_channels):
+        assert not jax.make_jaxpr(lambda x, f=move: f(x, LAYOUTS, everything))(
+            TREE
+        ).eqns
 
 
 def test_keeping_nothing_leaves_the_free_positions():
