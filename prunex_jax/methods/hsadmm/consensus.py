@@ -381,7 +381,7 @@ def move_consensus(
     Returns:
       The state, and how far both levels have moved.
     Collectives:
-      As `mean_movement`, `Moves.between`, and `outer.follow` where movements are
+      As `mean_movement`, `settle_levels`, and `outer.follow` where movements are
       measured.
     """
 
@@ -404,7 +404,7 @@ def move_consensus(
         host_dual = add(host_dual, optax.tree.sub(host_consensus, z))
     masks = choice.masks
     changed = [jnp.sum(masks[name] != state.masks[name]) for name in masks]
-    moved_state = state._replace(
+    state = state._replace(
         num_rounds=state.num_rounds + 1,
         global_consensus=z,
         host_consensus=host_consensus,
@@ -415,7 +415,7 @@ def move_consensus(
         num_changed=jnp.asarray(sum(changed), jnp.int32),
         movements=movements,
     )
-    return moved_state, moves
+    return state, moves
 
 
 def settle_levels(
@@ -519,8 +519,8 @@ def pull_copies(
     Returns:
       theta and the state.
     Collectives:
-      As `comm.sum_over_slices` for the squares of one tree, of two if channels are
-      pruned, and of three with two levels.
+      As `comm.sum_over_slices` for the squares of two trees, of three if channels are
+      pruned, and of four with two levels.
     """
     level, z = host_level(state), state.global_consensus
     gap = optax.tree.sub(params, level)
