@@ -120,7 +120,7 @@ def mean_over_hosts(
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
         return _host_mean(buffer, offset, axes, wire, key)[0]
 
-    return in_buffers(tree, mean, wire.bucket_elements)
+    return in_buffers(tree, mean, wire.bucket_elements, wire.in_turn)
 
 
 def mean_with_error(
@@ -157,7 +157,7 @@ def mean_with_error(
 
     if not jax.tree.leaves(tree):
         return tree, tree
-    found, error = in_buffers(tree, mean_and_error, wire.bucket_elements)
+    found, error = in_buffers(tree, mean_and_error, wire.bucket_elements, wire.in_turn)
     return found, vary(error, (axes.host,))
 
 
@@ -266,7 +266,7 @@ def mean_over_mesh(
         over = (axes.host, axes.device)
         return _narrow_mean(share, over, wire, key, offset, buffer)[0]
 
-    return in_buffers(tree, mean, wire.bucket_elements)
+    return in_buffers(tree, mean, wire.bucket_elements, wire.in_turn)
 
 
 def flat_mean_over_mesh(
@@ -309,7 +309,7 @@ def flat_mean_over_mesh(
         share = _in_blocks(buffer, count, wire)
         return _narrow_mean(share, (axes.names, None), wire, key, offset, buffer)[0]
 
-    return in_buffers(tree, mean, wire.bucket_elements)
+    return in_buffers(tree, mean, wire.bucket_elements, wire.in_turn)
 
 
 def _host_mean(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from prunex_jax.base.ordering import after
 from prunex_jax.base.trees import PyTree
 
 # What a buffer holds: (leaf, start, stop), one after the other.
@@ -28,7 +29,10 @@ def in_one_buffer(tree: PyTree, fn: Callable[[jax.Array], jax.Array]) -> PyTree:
 # model are never alive at once. Whether a backend makes use of that is up to its
 # scheduler; some join small sums again.
 def in_buffers(
-    tree: PyTree, fn: Callable[[jax.Array, int], Any], max_elements: int = 0
+    tree: PyTree,
+    fn: Callable[[jax.Array, int], Any],
+    max_elements: int = 0,
+    in_turn: bool = False,
 ) -> Any:
     """Applies a function of flat buffers to all leaves.
 
@@ -37,6 +41,8 @@ def in_buffers(
       fn: (buffer [n], number of elements before it) -> buffer [n], or several.
       max_elements: Largest n; 0 takes all leaves at once. Leaves are cut where that is
         needed, and a buffer depends on those leaves only that it holds.
+      in_turn: Whether a buffer also waits for the results of the one before the last,
+        so that few of them are in memory at one time.
     Returns:
       The tree of the results, in its own types, or as many trees as `fn` returns
       buffers; buffers have the widest of the types.
@@ -50,9 +56,13 @@ def in_buffers(
         return jax.tree.map(split, fn(buffer, 0))
     dtype = jnp.result_type(*leaves)
     flat = [jnp.ravel(leaf).astype(dtype) for leaf in leaves]
-    offset, results, plan = 0, [], list(_plan(sizes, max_elements))
+    results: list[Any] = []
+    offset, plan = 0, list(_plan(sizes, max_elements))
     for pieces in plan:
-        buffer = jnp.concatenate([flat[i][start:stop] for i, start, stop in pieces])
+        parts = [flat[i][start:stop] for i, start, stop in pieces]
+        if in_turn and len(results) > 1:
+            parts = after(jax.tree.leaves(results[-2]), parts)
+        buffer = jnp.concatenate(parts)
         results.append(fn(buffer, offset))
         offset += buffer.size
 

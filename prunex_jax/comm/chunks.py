@@ -75,7 +75,7 @@ def mean_of_largest(
         return tuple(x.ravel()[: buffer.size].astype(buffer.dtype) for x in found)
 
     room = largest_buffer(wire, mesh_shape)
-    mean, error = in_buffers(tree, mean_and_error, room)
+    mean, error = in_buffers(tree, mean_and_error, room, wire.in_turn)
     return mean, error
 
 

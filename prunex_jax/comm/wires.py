@@ -63,10 +63,14 @@ class Wire:
         byte each; means over hosts and over the mesh know it.
       bucket_bytes: Largest message that stands for a buffer; 0 sends one for a whole
         tree. A limit pays for large trees. Ternary values go in one.
+      in_turn: Whether a message waits for the mean of the one before the last, so that
+        few are in memory. For trees that are known as a whole, as in rounds: gradients
+        of a step become known in another order.
     """
 
     dtype: str = "float32"
     bucket_bytes: int = 0
+    in_turn: bool = False
 
     def __post_init__(self) -> None:
         """Raises UserError if there is no such format or size."""
@@ -147,11 +151,11 @@ class Wire:
     def at_least_8_bits(self) -> "Wire":
         """The same message size, in int8 where numbers would be narrower."""
         is_coarse = self.block_bytes < self.block
-        return Wire("int8", self.bucket_bytes) if is_coarse else self
+        return dataclasses.replace(self, dtype="int8") if is_coarse else self
 
     def in_float32(self) -> "Wire":
         """The same message size, nothing rounded."""
-        return Wire("float32", self.bucket_bytes)
+        return dataclasses.replace(self, dtype="float32")
 
 
 FLOAT32 = Wire()

@@ -272,16 +272,18 @@ def test_devices_and_buckets_do_not_change_a_bit(wire, key):
         assert_same(other, found[0])
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("bucket_bytes", [3, 30])
 @pytest.mark.parametrize("fn", MEANS.values(), ids=MEANS)
-def test_buckets_do_not_change_float32(fn, bucket_bytes):
+def test_buckets_do_not_change_float32(fn, bucket_bytes, in_turn):
     tree = make_tree((2, 2), size=20)
     tree["half"] = np.float16(tree.pop("scale"))
     tree["none"] = None
     tree["empty"] = np.zeros((2, 2, 0), np.float32)
 
     def run(own):
-        return fn(own, wire=Wire(bucket_bytes=bucket_bytes)), fn(own)
+        wire = Wire(bucket_bytes=bucket_bytes, in_turn=in_turn)
+        return fn(own, wire=wire), fn(own)
 
     several, one = on_mesh(run, (2, 2))(tree)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), several, one)

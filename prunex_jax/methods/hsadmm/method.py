@@ -77,7 +77,8 @@ _TOP_K_DECAY = 1.0
 
 def rounds_of(method: MethodConfig) -> dict[str, Any]:
     """How rounds cross hosts and move z, as fields of `HsadmmParameters`."""
-    wire, rounds = Wire(method.wire_dtype, method.bucket_bytes), method.rounds
+    wire = Wire(method.wire_dtype, method.bucket_bytes, in_turn=True)
+    rounds = method.rounds
     top = None
     if rounds.top_k:
         top = TopK(rounds.top_k, rounds.top_k_mean, rounds.top_k_route)
