@@ -137,12 +137,16 @@ def test_steps_copy_next_to_nothing(compiled, request):
 
 
 @needs_compiler
-@pytest.mark.parametrize("preset", ["recommended", "paper"])
-def test_exchanges_copy_no_consensus(preset):
+@pytest.mark.parametrize("form", ["hsadmm", "hsadmm paper", "diloco"])
+def test_exchanges_copy_no_consensus(form):
     """What a round compares with is read before the new consensus takes its place."""
-    path = next(path for path in DIGITS if path.stem.endswith("hsadmm"))
-    form = dataclasses.replace(config_of(path).method.hsadmm, preset=preset)
-    exchange = compiled_of(programs_of(path, hsadmm=form))["exchange"]
+    method, *preset = form.split()
+    path = next(path for path in DIGITS if path.stem.endswith(method))
+    changes = {}
+    if preset:
+        own = dataclasses.replace(config_of(path).method.hsadmm, preset=preset[0])
+        changes["hsadmm"] = own
+    exchange = compiled_of(programs_of(path, **changes))["exchange"]
     assert exchange.copied <= 0.05 * exchange.state
 
 

@@ -14,7 +14,7 @@ import optax
 
 from prunex_jax.base.ordering import after
 from prunex_jax.base.settings import Criterion
-from prunex_jax.base.trees import PyTree, map_with_path
+from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
 from prunex_jax.channels import Layouts, mask_channels
 from prunex_jax.comm import (
     key_of_slice,
@@ -381,8 +381,7 @@ def move_consensus(
     Returns:
       The state, and how far both levels have moved.
     Collectives:
-      As `mean_movement`, `settle_levels`, and `outer.follow` where movements are
-      measured.
+      As `mean_movement`, `settle`, and `outer.follow` where movements are measured.
     """
 
     def masked(tree: PyTree) -> PyTree:
@@ -399,17 +398,18 @@ def move_consensus(
     stepped = outer_step(z, moved, trace, step, form.outer_momentum)
     z, trace = (sent.over(*pair) for pair in zip(stepped, (z, trace), strict=True))
     host_consensus = None if host_dual is None else projected
-    z, host_consensus, moves = settle_levels(z, host_consensus, state, copies.axes)
+    settled = state._replace(
+        global_consensus=z, outer_trace=trace, host_consensus=host_consensus
+    )
+    state, moves = settle(settled, state, copies.axes)
+    z, host_consensus = state.global_consensus, state.host_consensus
     if host_dual is not None:
         host_dual = add(host_dual, optax.tree.sub(host_consensus, z))
     masks = choice.masks
     changed = [jnp.sum(masks[name] != state.masks[name]) for name in masks]
     state = state._replace(
         num_rounds=state.num_rounds + 1,
-        global_consensus=z,
-        host_consensus=host_consensus,
         host_dual=host_dual,
-        outer_trace=trace,
         masks=masks,
         error=error,
         num_changed=jnp.asarray(sum(changed), jnp.int32),
@@ -418,39 +418,40 @@ def move_consensus(
     return state, moves
 
 
-def settle_levels(
-    z: PyTree, host_consensus: PyTree | None, before: HsadmmState, axes: MeshAxes
-) -> tuple[PyTree, PyTree | None, Moves]:
-    """Puts z and z_i where those of before lie, which are read for the last time.
+def settle(
+    moved: HsadmmState, before: HsadmmState, axes: MeshAxes
+) -> tuple[HsadmmState, Moves]:
+    """Puts z, its momentum and z_i where the old ones lie, which are read before.
+
+    Every leaf waits until the old one was compared with it. XLA would copy old trees
+    otherwise, to compare later, or compare while it writes, and copy what it has
+    written.
 
     Args:
-      z: The new one, replicated.
-      host_consensus: z_i, per_host; None where the levels are one.
+      moved: The state with the new ones.
       before: The state with the old ones.
       axes: Mesh axes.
     Returns:
-      Both, to be used from here on, and how far they have moved.
+      The new state, to be read from here on, and how far both levels have moved.
     Collectives:
-      As `comm.sum_over_slices` for the squares of each.
+      As `comm.sum_over_slices` for the squares of each level.
     """
-    z, of_z = _settled(z, before.global_consensus, axes)
-    if host_consensus is None:
-        return z, None, Moves(of_z, of_z)
-    host_consensus, of_level = _settled(host_consensus, before.host_consensus, axes)
-    return z, host_consensus, Moves(of_level, of_z)
-
-
-def _settled(
-    new: PyTree, old: PyTree, axes: MeshAxes
-) -> tuple[PyTree, dict[str, jax.Array]]:
-    """The new tree, and the squares of what it differs by from the old one.
-
-    Every leaf waits until the old one was compared with it, so that it can lie in its
-    place. XLA would copy the old tree otherwise, to compare later.
-    """
-    own = squares(optax.tree.sub(new, old))
+    z, host_consensus = moved.global_consensus, moved.host_consensus
+    own = squares(optax.tree.sub(z, before.global_consensus))
+    of_z = of_level = sum_over_slices(own, axes)
     read = {path: (square,) for path, square in own.items()}
-    return _after_each(read, new), sum_over_slices(own, axes)
+    if host_consensus is not None:
+        own = squares(optax.tree.sub(host_consensus, before.host_consensus))
+        of_level = sum_over_slices(own, axes)
+        level_read = {path: (square,) for path, square in own.items()}
+        host_consensus = _after_each(level_read, host_consensus)
+    trace = moved.outer_trace
+    settled = moved._replace(
+        global_consensus=_after_each(read, z),
+        outer_trace=None if trace is None else _after_each(read, trace),
+        host_consensus=host_consensus,
+    )
+    return settled, Moves(of_level, of_z)
 
 
 def _after_each(read: Mapping[str, Iterable[jax.Array]], tree: PyTree) -> PyTree:
@@ -528,7 +529,11 @@ def pull_copies(
     if dual is not None:
         dual = add_scaled(gap, form.dual_decay, dual)
     axes, has_levels = copies.axes, state.host_consensus is not None
-    own_gaps = squares(gap)
+    # Once it is written: XLA would compare while it writes, and copy what it has written.
+    written = _after_each(
+        {path: (leaf,) for path, leaf in flatten_by_path(level).items()}, level
+    )
+    own_gaps = squares(optax.tree.sub(params, written))
     gaps = sum_over_slices(own_gaps, axes)
     # Where host and global consensus are one, so are these.
     own_apart, drift, primal_host = own_gaps, norm_of(gaps), jnp.zeros(())

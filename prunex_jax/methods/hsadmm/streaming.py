@@ -278,8 +278,9 @@ class Fragments:
         layouts = self.copies.layouts(self.groups, own)
         form = dataclasses.replace(self.form, prox_strength=1.0 - self.streaming.mixing)
         choice = Choice(state.masks, state.masks, SentChannels(layouts, {}), 0.0)
-        z, _, moves = consensus.settle_levels(z, None, before, self.copies.axes)
         after = before._replace(global_consensus=z, outer_trace=trace)
+        after, moves = consensus.settle(after, before, self.copies.axes)
+        z, trace = after.global_consensus, after.outer_trace
         moved, after = consensus.pull_copies(
             own, after, moves, choice, form, layouts, self.copies
         )
