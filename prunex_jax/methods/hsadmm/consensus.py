@@ -14,7 +14,7 @@ import optax
 
 from prunex_jax.base.ordering import after
 from prunex_jax.base.settings import Criterion
-from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
+from prunex_jax.base.trees import PyTree, map_with_path
 from prunex_jax.channels import Layouts, mask_channels
 from prunex_jax.comm import (
     key_of_slice,
@@ -423,9 +423,9 @@ def settle(
 ) -> tuple[HsadmmState, Moves]:
     """Puts z, its momentum and z_i where the old ones lie, which are read before.
 
-    Every leaf waits until the old one was compared with it. XLA would copy old trees
-    otherwise, to compare later, or compare while it writes, and copy what it has
-    written.
+    Every leaf waits until the old one was compared with it. XLA would copy the old one
+    otherwise, to compare later, or compare in the pass that writes the new one, which
+    then has to lie elsewhere, and copy that.
 
     Args:
       moved: The state with the new ones.
@@ -457,6 +457,11 @@ def settle(
 def _after_each(read: Mapping[str, Iterable[jax.Array]], tree: PyTree) -> PyTree:
     """The tree, each leaf when what was read of the one in its place is known."""
     return map_with_path(lambda path, leaf: after(read[path], leaf), tree)
+
+
+def _once_written(tree: PyTree) -> PyTree:
+    """The tree, read where it lies: XLA would compare it in the pass that writes it."""
+    return jax.tree.map(lambda leaf: after([leaf], leaf), tree)
 
 
 def _step_of(
@@ -529,11 +534,7 @@ def pull_copies(
     if dual is not None:
         dual = add_scaled(gap, form.dual_decay, dual)
     axes, has_levels = copies.axes, state.host_consensus is not None
-    # Once it is written: XLA would compare while it writes, and copy what it has written.
-    written = _after_each(
-        {path: (leaf,) for path, leaf in flatten_by_path(level).items()}, level
-    )
-    own_gaps = squares(optax.tree.sub(params, written))
+    own_gaps = squares(optax.tree.sub(params, _once_written(level)))
     gaps = sum_over_slices(own_gaps, axes)
     # Where host and global consensus are one, so are these.
     own_apart, drift, primal_host = own_gaps, norm_of(gaps), jnp.zeros(())
