@@ -560,7 +560,8 @@ def pull_copies(
     )
     read = {path: (own_gaps[path], own_apart[path]) for path in own_gaps}
     if form.resets_copies:  # exactly, where x - (x - z) would round
-        params = _after_each(read, choice.sent.over(copies.spread(level), params))
+        # One value for both: XLA would compute one that waits again, and round it so.
+        params = choice.sent.over(copies.spread(level), params)
     elif form.prox_strength:
         pulled = add_scaled(params, -form.prox_strength, add(gap, dual))
         params = _after_each(read, pulled)
