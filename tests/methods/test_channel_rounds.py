@@ -232,14 +232,10 @@ def test_all_of_the_channels_are_a_plain_round_bit_for_bit(wire):
 
 
 @pytest.mark.parametrize("wire", ["float32", "int8"])
-def test_a_whole_round_is_a_plain_round(wire):
-    """Bit for bit, but where XLA joins products of int8 with the sums after them."""
+def test_a_whole_round_is_a_plain_round_bit_for_bit(wire):
     form = dataclasses.replace(DILOCO, wire=Wire(wire))
     found = exchange_once(make_core(form=form), copies(), "whole")
-    plain = exchange_once(make_core(None, form=form), copies())
-    if wire == "float32":
-        assert_same(found, plain)
-    assert_close(found, plain, tolerance=1e-6)
+    assert_same(found, exchange_once(make_core(None, form=form), copies()))
     params, state = found
     assert_same(block(params, "per_host", 1, 0), state.global_consensus)
 

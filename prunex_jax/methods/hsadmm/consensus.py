@@ -436,27 +436,23 @@ def settle(
     Collectives:
       As `comm.sum_over_slices` for the squares of each level.
     """
-    z, host_consensus = moved.global_consensus, moved.host_consensus
-    own = squares(optax.tree.sub(z, before.global_consensus))
+    own = squares(optax.tree.sub(moved.global_consensus, before.global_consensus))
     of_z = of_level = sum_over_slices(own, axes)
-    read = {path: (square,) for path, square in own.items()}
-    if host_consensus is not None:
-        own = squares(optax.tree.sub(host_consensus, before.host_consensus))
-        of_level = sum_over_slices(own, axes)
-        level_read = {path: (square,) for path, square in own.items()}
-        host_consensus = _after_each(level_read, host_consensus)
-    trace = moved.outer_trace
     settled = moved._replace(
-        global_consensus=_after_each(read, z),
-        outer_trace=None if trace is None else _after_each(read, trace),
-        host_consensus=host_consensus,
+        global_consensus=_after_each(moved.global_consensus, own),
+        outer_trace=_after_each(moved.outer_trace, own),
     )
+    if moved.host_consensus is not None:
+        own = squares(optax.tree.sub(moved.host_consensus, before.host_consensus))
+        of_level = sum_over_slices(own, axes)
+        host_consensus = _after_each(moved.host_consensus, own)
+        settled = settled._replace(host_consensus=host_consensus)
     return settled, Moves(of_level, of_z)
 
 
-def _after_each(read: Mapping[str, Iterable[jax.Array]], tree: PyTree) -> PyTree:
-    """The tree, each leaf when what was read of the one in its place is known."""
-    return map_with_path(lambda path, leaf: after(read[path], leaf), tree)
+def _after_each(tree: PyTree | None, *read: Mapping[str, jax.Array]) -> PyTree | None:
+    """A tree, if there is one: each leaf once what was read in its place is known."""
+    return map_with_path(lambda path, x: after([own[path] for own in read], x), tree)
 
 
 def _once_written(tree: PyTree) -> PyTree:
@@ -558,13 +554,12 @@ def pull_copies(
         primal_by_group=norms_by_group(gaps, layouts),
         dual_by_group={name: weight * x for name, x in dual_by_group.items()},
     )
-    read = {path: (own_gaps[path], own_apart[path]) for path in own_gaps}
     if form.resets_copies:  # exactly, where x - (x - z) would round
         # One value for both: XLA would compute one that waits again, and round it so.
         params = choice.sent.over(copies.spread(level), params)
     elif form.prox_strength:
         pulled = add_scaled(params, -form.prox_strength, add(gap, dual))
-        params = _after_each(read, pulled)
+        params = _after_each(pulled, own_gaps, own_apart)
     return params, state._replace(
         device_dual=dual,
         residuals=copies.spread(residuals),
