@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from prunex_jax.base.ordering import after
 from prunex_jax.base.trees import PyTree
+from prunex_jax.mesh.ordering import after
 
 # What a buffer holds: (leaf, start, stop), one after the other.
 _Pieces = list[tuple[int, int, int]]

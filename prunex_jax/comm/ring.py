@@ -10,14 +10,11 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
-from jax.interpreters import mlir
 
 from prunex_jax.comm import collectives, wires
 from prunex_jax.comm.wires import FLOAT32, Wire, refuse_biased, refuse_ternary
 from prunex_jax.mesh import MeshAxes, axis_size, position, vary
-from prunex_jax.mesh.axes import varies
-from prunex_jax.mesh.varying import axes_of, with_axes
+from prunex_jax.mesh.varying import agreed
 
 
 def ring_mean_over_hosts(
@@ -100,25 +97,4 @@ def _ring_sum(own: jax.Array, axis: str, message: _Message) -> jax.Array:
     for hop in range(size - 1):
         done = collectives.shift(done, axis)
         whole = whole.at[(here - hop) % size].set(message.read(done))
-    return _agreed(whole.ravel(), axis)
-
-
-# `shard_map` cannot know that what went round a ring is the same everywhere, and has no
-# cast that says so. This operation says it, and does nothing else.
-_agreed_p = core.Primitive("agreed")
-
-
-def _agreed(value: jax.Array, axis: str) -> jax.Array:
-    """Types a value as equal along an axis, which the caller knows it to be."""
-    if not varies(value, axis):
-        return value
-    return _agreed_p.bind(value, along=axis)
-
-
-@_agreed_p.def_abstract_eval
-def _(value: jax.core.ShapedArray, *, along: str) -> jax.core.ShapedArray:
-    return with_axes(value, axes_of(value) - {along})
-
-
-_agreed_p.def_impl(lambda value, *, along: value)
-mlir.register_lowering(_agreed_p, lambda context, value, *, along: [value])
+    return agreed(whole.ravel(), axis)

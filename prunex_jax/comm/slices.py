@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from prunex_jax.base.ordering import after
 from prunex_jax.base.trees import (
     PyTree,
     flatten_by_path,
@@ -37,6 +36,7 @@ from prunex_jax.channels import (
 from prunex_jax.comm import collectives
 from prunex_jax.comm.accounting import Collective
 from prunex_jax.mesh import DEVICE_AXIS, MeshAxes, position, vary
+from prunex_jax.mesh.ordering import after
 
 Shape = tuple[int, ...]
 # Arrays of fewer elements travel together: a message for each would not pay.

@@ -6,6 +6,8 @@ jax has renamed all of it since 0.7.
 from typing import Any
 
 import jax
+from jax.extend import core
+from jax.interpreters import mlir
 
 # Untyped: what type checkers know is one version of jax.
 _lax: Any = jax.lax
@@ -33,3 +35,23 @@ def cast(value: jax.Array, names: tuple[str, ...]) -> jax.Array:
     if hasattr(_lax, "pcast"):
         return _lax.pcast(value, names, to="varying")
     return _lax.pvary(value, names)  # jax 0.7
+
+
+# `shard_map` has no cast that says that a value is the same everywhere, where it cannot
+# know. This operation says it, and does nothing else.
+_agreed_p = core.Primitive("agreed")
+
+
+def agreed(value: jax.Array, *names: str) -> jax.Array:
+    """Types a value as equal along axes, which the caller knows it to be."""
+    known = axes_of(jax.typeof(value)).intersection(names)
+    return _agreed_p.bind(value, along=tuple(sorted(known))) if known else value
+
+
+@_agreed_p.def_abstract_eval
+def _(value: jax.core.ShapedArray, *, along: tuple[str, ...]) -> jax.core.ShapedArray:
+    return with_axes(value, axes_of(value).difference(along))
+
+
+_agreed_p.def_impl(lambda value, *, along: value)
+mlir.register_lowering(_agreed_p, lambda context, value, *, along: [value])

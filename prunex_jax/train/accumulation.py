@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from prunex_jax.base.ordering import zero_after
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import vary
+from prunex_jax.mesh.ordering import zero_after
 
 # (params, statistics, batch) -> ((mean loss, (statistics, sums over the batch)), the
 # gradient of the loss)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from prunex_jax.base.ordering import after
 from prunex_jax.base.settings import Criterion
 from prunex_jax.base.trees import PyTree, map_with_path
 from prunex_jax.channels import Layouts, mask_channels
@@ -23,6 +22,7 @@ from prunex_jax.comm import (
     sum_over_slices,
 )
 from prunex_jax.mesh import IN_SLICES, MeshAxes, vary
+from prunex_jax.mesh.ordering import after
 from prunex_jax.methods.hsadmm.arithmetic import (
     add,
     add_scaled,
@@ -356,13 +356,6 @@ def difference_to_consensus(
     return add_scaled(difference, form.error_decay, masked(state.error))
 
 
-class Moves(NamedTuple):
-    """How far a round has moved the consensus: squares by path, float32[]."""
-
-    of_level: dict[str, jax.Array]  # z_i, per_host, or z where the levels are one
-    of_z: dict[str, jax.Array]  # replicated
-
-
 def move_consensus(
     target: PyTree,
     difference: PyTree,
@@ -372,16 +365,14 @@ def move_consensus(
     layouts: Layouts,
     kind: RoundKind,
     copies: Copies,
-) -> tuple[HsadmmState, Moves]:
-    """Averages differences to z over hosts, moves z and v.
+) -> HsadmmState:
+    """Averages differences to z over hosts, moves z and z_i.
 
     What the choice does to a_i, the target, it does to z, v_i, e_i, the momentum of z
     and the last movement as well. Where a channel is not sent, these stay.
 
-    Returns:
-      The state, and how far both levels have moved.
     Collectives:
-      As `mean_movement`, `settle`, and `outer.follow` where movements are measured.
+      As `mean_movement`, and `outer.follow` where movements are measured.
     """
 
     def masked(tree: PyTree) -> PyTree:
@@ -397,67 +388,106 @@ def move_consensus(
     step = _step_of(form, movements)
     stepped = outer_step(z, moved, trace, step, form.outer_momentum)
     z, trace = (sent.over(*pair) for pair in zip(stepped, (z, trace), strict=True))
-    host_consensus = None if host_dual is None else projected
-    settled = state._replace(
-        global_consensus=z, outer_trace=trace, host_consensus=host_consensus
-    )
-    state, moves = settle(settled, state, copies.axes)
-    z, host_consensus = state.global_consensus, state.host_consensus
-    if host_dual is not None:
-        host_dual = add(host_dual, optax.tree.sub(host_consensus, z))
     masks = choice.masks
     changed = [jnp.sum(masks[name] != state.masks[name]) for name in masks]
-    state = state._replace(
+    return state._replace(
         num_rounds=state.num_rounds + 1,
+        global_consensus=z,
+        outer_trace=trace,
+        host_consensus=None if host_dual is None else projected,
         host_dual=host_dual,
         masks=masks,
         error=error,
         num_changed=jnp.asarray(sum(changed), jnp.int32),
         movements=movements,
     )
-    return state, moves
+
+
+class Distances(NamedTuple):
+    """How far a round has moved the consensus, and copies are from it.
+
+    Squares by path, float32[]; None where a field below says the same.
+    """
+
+    moved: dict[str, jax.Array]  # z - previous z, replicated
+    level_moved: dict[str, jax.Array] | None  # z_i - previous z_i, per_host; `moved`
+    gaps: dict[str, jax.Array]  # theta_ij - z_i before the pull, as params
+    # theta_ij - z over channels that the round keeps, as params; `gaps`
+    apart: dict[str, jax.Array] | None
+    levels: dict[str, jax.Array] | None  # z_i - z, per_host; zero
 
 
 def settle(
-    moved: HsadmmState, before: HsadmmState, axes: MeshAxes
-) -> tuple[HsadmmState, Moves]:
-    """Puts z, its momentum and z_i where the old ones lie, which are read before.
+    params: PyTree,
+    moved: HsadmmState,
+    before: HsadmmState,
+    choice: Choice,
+    layouts: Layouts,
+    axes: MeshAxes,
+) -> tuple[HsadmmState, Distances]:
+    """Puts z, its momentum and z_i where the old ones lie, after all were compared.
 
-    Every leaf waits until the old one was compared with it. XLA would copy the old one
-    otherwise, to compare later, or compare in the pass that writes the new one, which
-    then has to lie elsewhere, and copy that.
+    Every leaf waits until it was compared with the old one and with the copies. XLA
+    would copy what is compared later, or compare in the pass that writes the new leaf,
+    which then has to lie elsewhere, and copy that. Where copies are set to z they wait
+    with it: values that wait apart would be computed apart, and rounded so.
 
     Args:
+      params: theta before the pull.
       moved: The state with the new ones.
       before: The state with the old ones.
+      choice: Which channels the round keeps.
+      layouts: Where channels are.
       axes: Mesh axes.
     Returns:
-      The new state, to be read from here on, and how far both levels have moved.
+      The new state, to be read from here on, and the distances.
     Collectives:
-      As `comm.sum_over_slices` for the squares of each level.
+      As `comm.sum_over_slices` for the squares of two trees, of three if channels are
+      pruned, and of five with two levels.
     """
-    own = squares(optax.tree.sub(moved.global_consensus, before.global_consensus))
-    of_z = of_level = sum_over_slices(own, axes)
+    found = _distances(params, moved, before, choice, layouts)
+    own = [squares for squares in found if squares is not None]
     settled = moved._replace(
         global_consensus=_after_each(moved.global_consensus, own),
         outer_trace=_after_each(moved.outer_trace, own),
+        host_consensus=_after_each(moved.host_consensus, own),
     )
-    if moved.host_consensus is not None:
-        own = squares(optax.tree.sub(moved.host_consensus, before.host_consensus))
-        of_level = sum_over_slices(own, axes)
-        host_consensus = _after_each(moved.host_consensus, own)
-        settled = settled._replace(host_consensus=host_consensus)
-    return settled, Moves(of_level, of_z)
+    return settled, Distances(*(sum_over_slices(squares, axes) for squares in found))
 
 
-def _after_each(tree: PyTree | None, *read: Mapping[str, jax.Array]) -> PyTree | None:
-    """A tree, if there is one: each leaf once what was read in its place is known."""
-    return map_with_path(lambda path, x: after([own[path] for own in read], x), tree)
+def _distances(
+    params: PyTree,
+    moved: HsadmmState,
+    before: HsadmmState,
+    choice: Choice,
+    layouts: Layouts,
+) -> Distances:
+    """The distances, of what this device has of the trees."""
+
+    def between(tree: PyTree, other: PyTree) -> dict[str, jax.Array]:
+        return squares(optax.tree.sub(tree, other))
+
+    z, level = moved.global_consensus, host_level(moved)
+    has_levels = moved.host_consensus is not None
+    apart = None
+    if has_levels or layouts:
+        kept = mask_channels(optax.tree.sub(params, z), layouts, choice.kept)
+        apart = squares(kept)
+    return Distances(
+        moved=between(z, before.global_consensus),
+        level_moved=between(level, host_level(before)) if has_levels else None,
+        gaps=between(params, level),
+        apart=apart,
+        levels=between(level, z) if has_levels else None,
+    )
 
 
-def _once_written(tree: PyTree) -> PyTree:
-    """The tree, read where it lies: XLA would compare it in the pass that writes it."""
-    return jax.tree.map(lambda leaf: after([leaf], leaf), tree)
+def _after_each(
+    tree: PyTree | None, found: Iterable[Mapping[str, jax.Array]]
+) -> PyTree | None:
+    """A tree, if there is one: each leaf once what was found at its path is known."""
+    own = list(found)
+    return map_with_path(lambda path, x: after([one[path] for one in own], x), tree)
 
 
 def _step_of(
@@ -500,20 +530,20 @@ def mean_movement(
 def pull_copies(
     params: PyTree,
     state: HsadmmState,
-    moves: Moves,
+    found: Distances,
     choice: Choice,
     form: HsadmmParameters,
     layouts: Layouts,
     copies: Copies,
 ) -> tuple[PyTree, HsadmmState]:
-    """Device duals, the proximal pull, and the residuals of the round.
+    """Duals, the proximal pull, and the residuals of the round.
 
     Drift is that of channels that the round keeps: from others it moves z away itself.
 
     Args:
       params: theta before the pull.
-      state: The state after `move_consensus`.
-      moves: From there.
+      state: The state after `settle`.
+      found: From there.
       choice: Which channels the round keeps.
       form: The form of H-SADMM.
       layouts: Where channels are.
@@ -521,50 +551,53 @@ def pull_copies(
     Returns:
       theta and the state.
     Collectives:
-      As `comm.sum_over_slices` for the squares of two trees, of three if channels are
-      pruned, and of four with two levels.
+      As `comm.sum_over_slices` for the squares of a tree.
     """
     level, z = host_level(state), state.global_consensus
+    device_dual, host_dual = state.device_dual, state.host_dual
     gap = optax.tree.sub(params, level)
-    dual = state.device_dual
-    if dual is not None:
-        dual = add_scaled(gap, form.dual_decay, dual)
-    axes, has_levels = copies.axes, state.host_consensus is not None
-    own_gaps = squares(optax.tree.sub(params, _once_written(level)))
-    gaps = sum_over_slices(own_gaps, axes)
-    # Where host and global consensus are one, so are these.
-    own_apart, drift, primal_host = own_gaps, norm_of(gaps), jnp.zeros(())
-    if has_levels:
-        primal_host = norm(optax.tree.sub(level, z), axes)
-    if has_levels or layouts:
-        apart = optax.tree.sub(params, z)
-        own_apart = squares(mask_channels(apart, layouts, choice.kept))
-        drift = norm_of(sum_over_slices(own_apart, axes))
-    # Without a penalty the dual residual would say nothing: it counts as 1 here.
-    weight = state.rho_device if form.rho_device else jnp.ones((), jnp.float32)
-    residuals = Residuals(
-        primal_device=norm_of(gaps),
-        dual_device=weight * norm_of(moves.of_level),
-        primal_host=primal_host,
-        dual_host=state.rho_host * norm_of(moves.of_z),
-    )
-    dual_by_group = norms_by_group(moves.of_level, layouts)
-    health = RoundHealth(
-        host_drift=drift / norm(z, axes),
-        primal_by_group=norms_by_group(gaps, layouts),
-        dual_by_group={name: weight * x for name, x in dual_by_group.items()},
-    )
+    if device_dual is not None:
+        device_dual = add_scaled(gap, form.dual_decay, device_dual)
+    if host_dual is not None:
+        host_dual = add(host_dual, optax.tree.sub(level, z))
     if form.resets_copies:  # exactly, where x - (x - z) would round
-        # One value for both: XLA would compute one that waits again, and round it so.
         params = choice.sent.over(copies.spread(level), params)
     elif form.prox_strength:
-        pulled = add_scaled(params, -form.prox_strength, add(gap, dual))
-        params = _after_each(pulled, own_gaps, own_apart)
+        params = add_scaled(params, -form.prox_strength, add(gap, device_dual))
+    residuals, health = _residuals(found, state, form, layouts, norm(z, copies.axes))
     return params, state._replace(
-        device_dual=dual,
+        device_dual=device_dual,
+        host_dual=host_dual,
         residuals=copies.spread(residuals),
         health=copies.spread(health),
     )
+
+
+def _residuals(
+    found: Distances,
+    state: HsadmmState,
+    form: HsadmmParameters,
+    layouts: Layouts,
+    size: jax.Array,
+) -> tuple[Residuals, RoundHealth]:
+    """What the distances of a round say; `size` is ||z||."""
+    level_moved = found.moved if found.level_moved is None else found.level_moved
+    apart = found.gaps if found.apart is None else found.apart
+    # Without a penalty the dual residual would say nothing: it counts as 1 here.
+    weight = state.rho_device if form.rho_device else jnp.ones((), jnp.float32)
+    residuals = Residuals(
+        primal_device=norm_of(found.gaps),
+        dual_device=weight * norm_of(level_moved),
+        primal_host=norm_of(found.levels or {}),
+        dual_host=state.rho_host * norm_of(found.moved),
+    )
+    dual_by_group = norms_by_group(level_moved, layouts)
+    health = RoundHealth(
+        host_drift=norm_of(apart) / size,
+        primal_by_group=norms_by_group(found.gaps, layouts),
+        dual_by_group={name: weight * x for name, x in dual_by_group.items()},
+    )
+    return residuals, health
 
 
 def harden(state: HsadmmState, copies: Copies) -> tuple[PyTree, HsadmmState]:

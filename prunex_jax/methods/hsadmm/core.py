@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.ordering import after
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup, Layouts, mask_channels
 from prunex_jax.comm import Slicing
 from prunex_jax.mesh import ALONE, MeshAxes, vary
+from prunex_jax.mesh.ordering import after
 from prunex_jax.methods.hsadmm import consensus
 from prunex_jax.methods.hsadmm.arithmetic import add, add_scaled
 from prunex_jax.methods.hsadmm.channel_rounds import ChannelRounds
@@ -251,10 +251,10 @@ class Hsadmm:
         scores = consensus.agreed_scores(
             theta, before, layouts, kind, copies, form.criterion
         )
-        found = project_channels(
+        projection = project_channels(
             target, layouts, counts, scores=scores, alive=before.masks
         )
-        choice = consensus.choice_of(found, before, form, layouts, kind, copies)
+        choice = consensus.choice_of(projection, before, form, layouts, kind, copies)
         difference = consensus.difference_to_consensus(
             target, choice, before, form, layouts
         )
@@ -263,11 +263,14 @@ class Hsadmm:
                 difference, before.num_rounds, self.axes, self.slicing
             )
             choice = choice._replace(sent=sent)
-        after, moves = consensus.move_consensus(
+        after = consensus.move_consensus(
             target, difference, choice, before, form, layouts, kind, copies
         )
+        after, found = consensus.settle(
+            params, after, before, choice, layouts, self.axes
+        )
         params, after = consensus.pull_copies(
-            params, after, moves, choice, form, layouts, copies
+            params, after, found, choice, form, layouts, copies
         )
         if kind == "freeze":
             params, after = consensus.harden(after, copies)

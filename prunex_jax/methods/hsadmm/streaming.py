@@ -279,10 +279,12 @@ class Fragments:
         form = dataclasses.replace(self.form, prox_strength=1.0 - self.streaming.mixing)
         choice = Choice(state.masks, state.masks, SentChannels(layouts, {}), 0.0)
         after = before._replace(global_consensus=z, outer_trace=trace)
-        after, moves = consensus.settle(after, before, self.copies.axes)
+        after, distances = consensus.settle(
+            own, after, before, choice, layouts, self.copies.axes
+        )
         z, trace = after.global_consensus, after.outer_trace
         moved, after = consensus.pull_copies(
-            own, after, moves, choice, form, layouts, self.copies
+            own, after, distances, choice, form, layouts, self.copies
         )
         health = _health_of_part(after.health, before.health, z, self.copies.axes)
         own, z, trace, residuals, health = _where(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
+from prunex_jax.mesh.varying import agreed, axes_of
 
 
 def zero_after(values: Iterable[jax.Array]) -> jax.Array:
@@ -18,14 +19,15 @@ def zero_after(values: Iterable[jax.Array]) -> jax.Array:
     Args:
       values: Floating arrays; those without elements are skipped.
     Returns:
-      int32[], 0 whatever they are.
+      int32[], 0 whatever they are, and so known as equal along every mesh axis.
     Example:
       >>> int(zero_after([jnp.array([jnp.nan]), jnp.array(3.0)]))
       0
     """
     firsts = [jnp.ravel(x)[0].astype(jnp.float32) for x in values if x.size]
     # At most a half, thus zero; also for infinity, and for what is not a number.
-    return (0.5 / (1.0 + jnp.abs(sum(firsts)))).astype(jnp.int32)
+    zero = (0.5 / (1.0 + jnp.abs(sum(firsts)))).astype(jnp.int32)
+    return agreed(zero, *axes_of(jax.typeof(zero)))
 
 
 def after(values: Iterable[jax.Array], tree: PyTree) -> PyTree:
