@@ -74,9 +74,7 @@ def _averaging(recipe: Recipe, outer_step: float, outer_momentum: float) -> Meth
         recipe.inner,
         groups=(),
         keep_counts={},
-        parameters=preset(
-            "reset", config.sync_period, **outer, **rounds_of(recipe.config)
-        ),
+        parameters=preset("reset", config.sync_period, **outer, **rounds_of(recipe)),
         sync_period=config.sync_period,
         axes=recipe.axes,
         learning_rate=recipe.learning_rate,

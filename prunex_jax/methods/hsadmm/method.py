@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import Criterion, setting
+from prunex_jax.base.settings import setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import Layouts, kept_shape, layouts_of
 from prunex_jax.comm import Collective, TopK, Wire, dense_size
@@ -75,10 +75,12 @@ _ROUNDING_DECAY = 0.95
 _TOP_K_DECAY = 1.0
 
 
-def rounds_of(method: MethodConfig) -> dict[str, Any]:
+def rounds_of(recipe: Recipe) -> dict[str, Any]:
     """How rounds cross hosts and move z, as fields of `HsadmmParameters`."""
-    wire = Wire(method.wire_dtype, method.bucket_bytes, in_turn=True)
-    rounds = method.rounds
+    method, rounds = recipe.config, recipe.config.rounds
+    # Slices are small: there waiting costs more memory than it saves.
+    in_turn = recipe.slicing is None
+    wire = Wire(method.wire_dtype, method.bucket_bytes, in_turn)
     top = None
     if rounds.top_k:
         top = TopK(rounds.top_k, rounds.top_k_mean, rounds.top_k_route)
@@ -143,14 +145,12 @@ def streaming_of(
     return Streaming(sync_period, rounds.fragments, rounds.delay, mixing)
 
 
-def parameters_of(
-    method: MethodConfig, fade_steps: int = 0, criterion: Criterion = "norm"
-) -> HsadmmParameters:
+def parameters_of(recipe: Recipe) -> HsadmmParameters:
     """The preset with what the settings change of it."""
-    config: HsadmmConfig = method.hsadmm
-    rounds = rounds_of(method)
+    config: HsadmmConfig = recipe.settings
+    rounds = rounds_of(recipe)
     momentum, step = config.outer_momentum, config.outer_step
-    is_fixed = method.rounds.outer != "law"
+    is_fixed = recipe.config.rounds.outer != "law"
     if rounds["top"] and config.preset == "recommended" and is_fixed:
         # What was not sent is momentum already: more of it hurts (SparseLoCo).
         momentum, step = momentum or 0.0, 1.0 if step is None else step
@@ -164,8 +164,8 @@ def parameters_of(
         outer_step=step,
         outer_momentum=momentum,
         adapt=config.adapt,
-        fade=fade_of(fade_steps, config.sync_period),
-        criterion=criterion,
+        fade=fade_of(recipe.fade_steps, config.sync_period),
+        criterion=recipe.criterion,
         **rounds,
     )
 
@@ -177,7 +177,7 @@ FixedCounts = tuple[tuple[str, int], ...]
 def make_hsadmm(recipe: Recipe) -> Method:
     """Builds the H-SADMM method."""
     config: HsadmmConfig = recipe.settings
-    parameters = parameters_of(recipe.config, recipe.fade_steps, recipe.criterion)
+    parameters = parameters_of(recipe)
     core = Hsadmm(
         recipe.inner,
         recipe.groups,
