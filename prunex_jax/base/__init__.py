@@ -8,6 +8,5 @@ signals      handlers, and the request to stop
 trees        leaves of a tree by path
 jaxprs       programs inside programs
 timing       calls timed in turn
-ordering     one computation after another
 environment  versions, devices, source revision
 """

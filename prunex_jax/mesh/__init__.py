@@ -17,6 +17,7 @@ has the axes ('host', 'device'), and what programs need to run on it.
     folding      a mesh that one device simulates: `map_over` works on both
     axes         names of mesh axes: `MeshAxes`, `vary`
     varying      the types behind it, by the names that each jax has for them
+    ordering     one computation after another
     peaks        how fast devices are at best
     placement    where parts of a tree live: `Placement`, `enter`, `leave`
     agreement    all processes go on, or none

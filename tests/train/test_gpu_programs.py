@@ -50,13 +50,18 @@ def programs_of(path, shard="none", **changes) -> GpuPrograms:
 
 def compiled_of(programs: GpuPrograms) -> dict[str, Compiled]:
     """The first local step, and the first exchange if there is one."""
-    experiment = programs.experiment
     found = {"local_step": programs.local_step()}
-    position = RunPosition(keep_counts=experiment.channels.sizes)
-    first = next(exchanges_to_come(experiment, position), None)
+    first = first_exchange(programs)
     if first is not None:
         found["exchange"] = programs.exchange(first)
     return found
+
+
+def first_exchange(programs: GpuPrograms):
+    """Options of the first exchange; None if there is none."""
+    experiment = programs.experiment
+    position = RunPosition(keep_counts=experiment.channels.sizes)
+    return next(exchanges_to_come(experiment, position), None)
 
 
 def resnet50_on_gpus(**rounds) -> GpuPrograms:
@@ -137,12 +142,22 @@ def test_steps_copy_next_to_nothing(compiled, request):
 
 
 @needs_compiler
-def test_exchanges_of_two_levels_copy_no_consensus():
-    """What a round compares with is read before the new consensus takes its place."""
-    path = next(path for path in DIGITS if path.stem.endswith("hsadmm"))
-    paper = dataclasses.replace(config_of(path).method.hsadmm, preset="paper")
-    exchange = compiled_of(programs_of(path, hsadmm=paper))["exchange"]
-    assert exchange.copied <= 0.05 * exchange.state
+@pytest.mark.parametrize(
+    ("name", "preset", "trees"),
+    [
+        ("hsadmm", "paper", 0),
+        ("hsadmm", "recommended", 1),
+        ("diloco", "recommended", 1),
+    ],
+)
+def test_exchanges_copy_no_tree_but_the_consensus_to_the_copies(name, preset, trees):
+    """What a round compares with is read before the new one takes its place."""
+    path = next(path for path in DIGITS if path.stem.endswith(name))
+    form = dataclasses.replace(config_of(path).method.hsadmm, preset=preset)
+    programs = programs_of(path, hsadmm=form)
+    exchange = programs.exchange(first_exchange(programs))
+    copied = exchange.copied - trees * 4 * programs.experiment.num_params
+    assert copied <= 0.05 * exchange.state
 
 
 @needs_compiler
