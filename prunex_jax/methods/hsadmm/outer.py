@@ -25,6 +25,7 @@ import numpy as np
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import ALONE, MeshAxes
+from prunex_jax.mesh.ordering import after
 from prunex_jax.methods.hsadmm.arithmetic import add_scaled, dot, norm
 from prunex_jax.methods.hsadmm.channel_rounds import SentChannels
 from prunex_jax.methods.method import OuterRule
@@ -117,7 +118,9 @@ def follow(
     if average is not None:
         toward = (1 - _KEPT) * (jnp.clip(cosine, 0.0, 1.0) - average)
         average = jnp.where(is_known, average + toward, average)
-    return Movements(sent.over(moved, before.last), cosine, average)
+    # Written where the old one lies, once that was read: XLA would copy it otherwise.
+    last = after([cosine], sent.over(moved, before.last))
+    return Movements(last, cosine, average)
 
 
 def outer_step(
