@@ -89,6 +89,7 @@ def running(tmp_path, values=VALUES, rows=6):
     return processes, workdir
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_killed_process_is_named_and_the_restart_goes_on(lost, tmp_path):
@@ -192,6 +193,7 @@ def test_a_phase_that_hangs_shows_where(tmp_path):
     assert "in watch" in outputs[1], "the stack of the thread that hangs"
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("made_anew", [False, True])
 def test_a_run_folder_that_vanishes_ends_both(made_anew, tmp_path):

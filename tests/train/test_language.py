@@ -112,7 +112,8 @@ def test_scores_are_those_of_the_network(whole):
     assert result.summary["validation_loss"] == pytest.approx(mean, rel=1e-4)
 
 
-@pytest.mark.parametrize("stopped_at", [7, 17])
+@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.parametrize("stopped_at", [17, 7])
 @pytest.mark.slow
 def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
     with pytest.raises(StopAtOnce):

@@ -63,7 +63,8 @@ def test_a_network_learns_and_ends_smaller(name, tmp_path):
     assert {"loss", "accuracy"} <= set(rows[0])
 
 
-@pytest.mark.parametrize("stopped_at", [15, 35])
+@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.parametrize("stopped_at", [35, 15])
 @pytest.mark.slow
 def test_a_resumed_run_draws_the_same(stopped_at, tmp_path):
     """Dropout follows seed and step: before and after the cut."""
