@@ -5,7 +5,7 @@
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -406,15 +406,17 @@ def move_consensus(
 class Distances(NamedTuple):
     """How far a round has moved the consensus, and copies are from it.
 
-    Squares by path, float32[]; None where a field below says the same.
+    Squares by path, float32[].
     """
 
     moved: dict[str, jax.Array]  # z - previous z, replicated
-    level_moved: dict[str, jax.Array] | None  # z_i - previous z_i, per_host; `moved`
+    # z_i - previous z_i, per_host; None where it is `moved`
+    level_moved: dict[str, jax.Array] | None
     gaps: dict[str, jax.Array]  # theta_ij - z_i before the pull, as params
-    # theta_ij - z over channels that the round keeps, as params; `gaps`
+    # theta_ij - z over channels that the round keeps, as params; None where it is
+    # `gaps`
     apart: dict[str, jax.Array] | None
-    levels: dict[str, jax.Array] | None  # z_i - z, per_host; zero
+    levels: dict[str, jax.Array] | None  # z_i - z, per_host; None where it is zero
 
 
 def settle(
@@ -446,13 +448,13 @@ def settle(
       pruned, and of five with two levels.
     """
     found = _distances(params, moved, before, choice, layouts)
-    own = [squares for squares in found if squares is not None]
+    own = [each for each in found if each is not None]
     settled = moved._replace(
         global_consensus=_after_each(moved.global_consensus, own),
         outer_trace=_after_each(moved.outer_trace, own),
         host_consensus=_after_each(moved.host_consensus, own),
     )
-    return settled, Distances(*(sum_over_slices(squares, axes) for squares in found))
+    return settled, Distances(*(sum_over_slices(each, axes) for each in found))
 
 
 def _distances(
@@ -483,11 +485,10 @@ def _distances(
 
 
 def _after_each(
-    tree: PyTree | None, found: Iterable[Mapping[str, jax.Array]]
+    tree: PyTree | None, found: Sequence[Mapping[str, jax.Array]]
 ) -> PyTree | None:
     """A tree, if there is one: each leaf once what was found at its path is known."""
-    own = list(found)
-    return map_with_path(lambda path, x: after([one[path] for one in own], x), tree)
+    return map_with_path(lambda path, x: after([each[path] for each in found], x), tree)
 
 
 def _step_of(
