@@ -1,4 +1,4 @@
-"""Opens tokens that others have encoded: files that are mapped, never read whole."""
+"""Opens tokens that others have encoded: files that are never read whole."""
 
 import dataclasses
 import hashlib

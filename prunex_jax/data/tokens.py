@@ -1,7 +1,6 @@
 """Sequences of tokens that follow each other, in memory or in a file."""
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,14 +25,17 @@ class Tokens(Protocol):
         """Number of tokens."""
         ...
 
-    def __getitem__(self, places: Any) -> npt.NDArray[Any]:
-        """The tokens at these places."""
+    def __getitem__(self, places: slice) -> npt.NDArray[Any]:
+        """The tokens from one place up to another."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenFile:
     """Tokens in a file, of which only those are read that are asked for.
+
+    They are read and not mapped: reading a mapped file that is cut meanwhile kills the
+    process.
 
     Attributes:
       path: The file.
@@ -51,30 +53,33 @@ class TokenFile:
         """Number of tokens."""
         return self.size
 
-    def __getitem__(self, places: Any) -> npt.NDArray[Any]:
-        """Copies of the tokens at these places.
+    def __getitem__(self, places: slice) -> npt.NDArray[Any]:
+        """Copies of the tokens from one place up to another.
 
         Raises:
           UserError: The file is gone or was cut since it was opened.
         """
-        self._check_whole()
-        return np.array(self._mapped[places])
+        start, stop, _ = places.indices(self.size)
+        return self.rows(np.array([start]), max(stop - start, 0))[0]
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A worker process maps the file itself.
-        fields = dataclasses.fields(self)
-        return {field.name: getattr(self, field.name) for field in fields}
+    def rows(self, starts: Positions, length: int) -> npt.NDArray[Any]:
+        """Copies of the `length` tokens from each start on, [len(starts), length].
 
-    def _check_whole(self) -> None:
-        if self.size:  # Nothing is not mapped.
-            whole = self.offset + self.size * np.dtype(self.dtype).itemsize
-            check_whole(self.path, whole)
-
-    @functools.cached_property
-    def _mapped(self) -> npt.NDArray[Any]:
-        if not self.size:  # Nothing cannot be mapped.
-            return np.zeros(0, self.dtype)
-        return np.memmap(self.path, self.dtype, "r", self.offset, (self.size,))
+        Raises:
+          UserError: The file is gone or was cut since it was opened.
+        """
+        dtype = np.dtype(self.dtype)
+        check_whole(self.path, self.offset + self.size * dtype.itemsize)
+        found = np.empty((len(starts), length), dtype)
+        try:
+            with open(self.path, "rb") as file:
+                for row, start in zip(found, starts.tolist(), strict=True):
+                    file.seek(self.offset + start * dtype.itemsize)
+                    if file.readinto(row) < row.nbytes:
+                        raise UserError(f"{self.path} was cut; put the whole file back")
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be read: {error.strerror}") from error
+        return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,8 +114,7 @@ class Sequences:
           >>> Sequences(np.arange(8, dtype=np.uint8), 3).read(np.arange(2)).tolist()
           [[0, 1, 2, 3], [3, 4, 5, 6]]
         """
-        places = numbers[:, None] * self.length + np.arange(self.length + 1)[None]
-        found = self.tokens[places]
+        found = _rows(self.tokens, numbers * self.length, self.length + 1)
         try:
             check_tokens(found, self.num_tokens)
         except UserError as error:
@@ -119,6 +123,12 @@ class Sequences:
             where = f"sequence {numbers[wrong][0]} of {file}"
             raise UserError(f"{where}: {error}") from None
         return found.astype(np.int32)
+
+
+def _rows(tokens: Tokens, starts: Positions, length: int) -> npt.NDArray[Any]:
+    if isinstance(tokens, TokenFile):
+        return tokens.rows(starts, length)
+    return np.asarray(tokens)[starts[:, None] + np.arange(length)]
 
 
 def check_tokens(tokens: npt.NDArray[Any], num_tokens: int) -> None:
@@ -160,7 +170,7 @@ class TextSplit(OwnSplit):
 
     @property
     def in_memory(self) -> bool:
-        """Whether batches are made where they are used, also of mapped files."""
+        """Whether batches are made where they are used, also those of files."""
         return not self.is_read_ahead
 
     def evaluation_batch(self, examples: Positions) -> Batch:

@@ -1,4 +1,4 @@
-"""Tokens of others: mapped, cut into splits, and refused outside of the vocabulary."""
+"""Tokens of others, in files: cut into splits, refused outside of the vocabulary."""
 
 import dataclasses
 import pickle
@@ -10,7 +10,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
-from prunex_jax.data import EXAMPLE, make_loader, open_text, token_files
+from prunex_jax.data import EXAMPLE, make_loader, open_text, token_files, tokens
 
 STREAM = np.random.default_rng(0).integers(0, 500, 4001)
 
@@ -172,7 +172,7 @@ def test_unsuitable_files_are_one_line(tmp_path, written, where, changes, messag
 
 @pytest.mark.parametrize("how", ["cut", "gone", "cut before it is mapped"])
 def test_a_file_that_breaks_while_it_is_read_is_named(tmp_path, how):
-    """Who reads a mapped file beyond its end would be killed."""
+    """Who reads a mapped file beyond its end would be killed; these are not mapped."""
     path = write(tmp_path / "a.bin")
     config = config_of(path)
     train = open_text(config).train
@@ -190,6 +190,22 @@ def test_a_file_that_breaks_while_it_is_read_is_named(tmp_path, how):
                 next(batches)
     message = str(caught.value)
     assert str(path) in message and f"(read on {socket.gethostname()})" in message
+
+
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_a_file_that_breaks_after_it_was_checked_is_named(tmp_path, monkeypatch, how):
+    path = write(tmp_path / "a.bin")
+    file = tokens.TokenFile(path, "<u2", len(STREAM))
+    np.testing.assert_array_equal(file[90:120], STREAM[90:120])
+
+    def break_it(*_):
+        path.unlink()
+        if how == "cut":
+            write(path, STREAM[:100])
+
+    monkeypatch.setattr(tokens, "check_whole", break_it)
+    with pytest.raises(UserError, match=rf"{path} (was cut|cannot be read)"):
+        _ = file[90:120]
 
 
 def test_a_token_outside_of_the_vocabulary_is_named_with_its_sequence(tmp_path):
