@@ -237,10 +237,12 @@ def no_communication(num_hosts: int) -> Iterator[None]:
         "axis_size": size_of,
         "axis_index": lambda axis: jnp.int32(0),
         "psum": lambda x, axis: x * size_of(axis),
-        "psum_scatter": lambda x, axis, tiled: (
-            x[: len(x) // size_of(axis)] * size_of(axis)
+        "psum_scatter": lambda x, name, *, scatter_dimension, tiled: (
+            jnp.split(x, size_of(name), scatter_dimension)[0] * size_of(name)
         ),
-        "all_gather": lambda x, axis, tiled, to: jnp.concatenate([x] * size_of(axis)),
+        "all_gather": lambda x, name, *, axis, tiled, to=None: jnp.concatenate(
+            [x] * size_of(name), axis
+        ),
         "all_to_all": lambda x, axis, *_, tiled: x,
         "ppermute": lambda x, axis, ring: x,
     }
