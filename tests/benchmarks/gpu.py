@@ -1,8 +1,7 @@
 """What a GPU takes: steps, compaction, exchanges and memory, each beside its bound.
 
     steps        local steps of H-SADMM against what one would write with optax alone
-    compaction   taking channels into a message, and putting them back, against copies
-                 of as many bytes
+    compaction   taking channels, and putting them back, against copies of as many
     exchanges    what a host computes in an exchange, against its local step
     memory       bytes in use against what the compiler has planned
 
@@ -18,7 +17,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from tests.benchmarks.compression import (
     write,
 )
 from tests.benchmarks.memory_table import METHODS, NETWORKS
-from tests.benchmarks.pairs import describe_pairs, ratio_quartiles
+from tests.benchmarks.pairs import describe_pairs
 
 # Examples of a step that is timed. Memory is measured with those of the table of
 # docs/results/memory.md.
@@ -55,7 +54,7 @@ STEPS_PER_CALL = 10
 CALLS = 15
 NUM_HOSTS = 2
 # Of a loop on the device, so that starting kernels from Python does not count.
-ROUND_TRIPS = 100
+ROUNDS = 100
 EXCHANGES = ("hsadmm", "hsadmm-paper", "hsadmm-top-k", "diloco")
 IN_MEMORY = (
     *(("resnet50", method) for method in ("dense", "hsadmm", "diloco")),
@@ -214,7 +213,7 @@ def report_exchanges(network: str, workdir: Path) -> None:
             exchange, _ = method_call(recipe, config)
             exchange()
         timings = time_in_turn({"exchange": exchange, "steps": run.steps}, CALLS)
-        steps = Timing(tuple(x / STEPS_PER_CALL for x in timings["steps"].seconds))
+        steps = _divided(timings["steps"], STEPS_PER_CALL)
         write(
             f"{network}, {METHODS[method][0]}: what a host computes in an exchange / "
             f"its local step {describe_pairs(timings['exchange'], steps)}"
@@ -222,54 +221,57 @@ def report_exchanges(network: str, workdir: Path) -> None:
 
 
 def report_compaction() -> None:
-    """Taking channels of ResNet-50, and putting them back, over copies of the bytes."""
+    """Taking half of the channels of ResNet-50, and putting them back, over copies."""
     recipe = make_recipe("resnet50", "float32", IMAGE_SHAPE, NUM_CLASSES)
     layouts = layouts_of(recipe.groups, recipe.shapes)
-    kept = {
-        group.name: jnp.sort(
-            jax.random.permutation(jax.random.key(i), group.size)[
-                : recipe.keep_counts[group.name]
-            ]
-        )
-        for i, group in enumerate(recipe.groups)
-    }
+    kept = dict(chosen_channels(recipe))
     tree = draw(recipe.shapes, 0)
-    message = message_of(take_channels(tree, layouts, kept))
-    small = jax.eval_shape(lambda: take_channels(tree, layouts, kept))
-    whole = message_of(tree)
+    small = jax.jit(lambda tree: take_channels(tree, layouts, kept))(tree)
+    message = message_of(small)
 
     def moved(by: jax.Array) -> PyTree:
         # The compiler does not know that these are the same in every round.
         return {name: places + jnp.minimum(by, 0) for name, places in kept.items()}
 
-    def take(i: jax.Array, _: jax.Array, tree: PyTree) -> jax.Array:
-        return message_of(take_channels(tree, layouts, moved(i)))
+    def take(i: jax.Array, tree: PyTree) -> PyTree:
+        return take_channels(tree, layouts, moved(i))
 
-    def put(i: jax.Array, _: PyTree, message: jax.Array) -> PyTree:
-        return put_channels(split_like(small, message), layouts, moved(i))
+    def put(i: jax.Array, small: PyTree) -> PyTree:
+        return put_channels(small, layouts, moved(i))
 
-    def copy(i: jax.Array, _: jax.Array, array: jax.Array) -> jax.Array:
-        return array + jnp.minimum(i, 0).astype(array.dtype)
+    def copy(i: jax.Array, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x + jnp.minimum(i, 0).astype(x.dtype), tree)
+
+    def into_a_message(move: Callable[..., PyTree]) -> Callable[..., jax.Array]:
+        return lambda i, tree: message_of(move(i, tree))
 
     calls = {
-        "take": _in_loop(take, message, tree),
+        "take": _in_loop(take, small, tree),
+        "copy of what is taken": _in_loop(copy, small, small),
+        "take into a message": _in_loop(into_a_message(take), message, tree),
+        "copy into a message": _in_loop(into_a_message(copy), message, small),
+        "put": _in_loop(put, tree, small),
+        "copy of all": _in_loop(copy, tree, tree),
         "copy of the message": _in_loop(copy, message, message),
-        "put": _in_loop(put, tree, message),
-        "copy of all": _in_loop(copy, whole, whole),
     }
     timings = time_in_turn(calls, CALLS)
-    sizes = {"message": message.nbytes, "all": whole.nbytes}
-    write(f"ResNet-50, half of the channels: {json.dumps(sizes)} bytes")
-    for name, reference in (("take", "copy of the message"), ("put", "copy of all")):
-        each = [
-            Timing(tuple(x / ROUND_TRIPS for x in timings[key].seconds))
-            for key in (name, reference)
-        ]
-        low, median, high = ratio_quartiles(*each)
+    timings = {name: _divided(timing, ROUNDS) for name, timing in timings.items()}
+    write(
+        f"ResNet-50, {len(tree)} arrays, {message.nbytes:,} bytes taken: a copy of as "
+        f"many in one array takes {1e6 * timings['copy of the message'].median:.0f} us"
+    )
+    names = list(calls)
+    for name, reference in zip(names[0:6:2], names[1:6:2], strict=True):
         write(
-            f"{name} / {reference}: {median:.2f} ({low:.2f} to {high:.2f}), n={CALLS}; "
-            f"{1e6 * each[0].median:.0f} / {1e6 * each[1].median:.0f} microseconds"
+            f"{name} / {reference}: {describe_pairs(timings[name], timings[reference])}"
         )
+
+
+def chosen_channels(recipe: Recipe) -> Iterator[tuple[str, jax.Array]]:
+    """Half of the channels of every group, drawn at random."""
+    for i, group in enumerate(recipe.groups):
+        drawn = jax.random.permutation(jax.random.key(i), group.size)
+        yield group.name, jnp.sort(drawn[: recipe.keep_counts[group.name]])
 
 
 def message_of(tree: PyTree) -> jax.Array:
@@ -277,26 +279,18 @@ def message_of(tree: PyTree) -> jax.Array:
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def split_like(shapes: PyTree, message: jax.Array) -> PyTree:
-    """The leaves of a flat array."""
-    leaves, structure = jax.tree.flatten(shapes)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    parts = jnp.split(message, ends[:-1])
-    return structure.unflatten(
-        part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)
-    )
-
-
 def _in_loop(body: Callable[..., PyTree], result: PyTree, argument: PyTree) -> Call:
     """A call that computes a result again and again from the same argument."""
 
     @jax.jit
     def run(result: PyTree, argument: PyTree) -> PyTree:
-        return jax.lax.fori_loop(
-            0, ROUND_TRIPS, lambda i, last: body(i, last, argument), result
-        )
+        return jax.lax.fori_loop(0, ROUNDS, lambda i, _: body(i, argument), result)
 
     return lambda: run(result, argument)
+
+
+def _divided(timing: Timing, count: int) -> Timing:
+    return Timing(tuple(seconds / count for seconds in timing.seconds))
 
 
 def report_memory(workdir: Path) -> None:

@@ -12,6 +12,7 @@ from prunex_jax.channels import (
     mask_channels,
     mask_of,
     put_channels,
+    slicing,
     sum_squares_by_channel,
     take_channels,
 )
@@ -35,6 +36,7 @@ GROUPS = [
             ChannelSlice("w", 0, np.array([[0], [2], [3], [7]])),
             ChannelSlice("square", 0, np.arange(4)[:, None]),
             ChannelSlice("square", 1, np.arange(4)[:, None]),
+            ChannelSlice("middle", 1, np.arange(4)[:, None]),
             ChannelSlice("list/0", 0, np.array([[3], [1], [2], [0]])),
         ),
     ),
@@ -43,12 +45,20 @@ TREE = {
     "w": RNG.normal(size=(9, 2)),
     "rows": RNG.normal(size=(6, 5)),
     "square": RNG.normal(size=(4, 4)),
+    "middle": RNG.normal(size=(3, 4, 2)),
     "list": [RNG.integers(1, 9, size=4), RNG.normal(size=3)],
 }
 TREE = jax.tree.map(lambda x: np.asarray(x, x.dtype.str.replace("8", "4")), TREE)
 LAYOUTS = layouts_of(
     GROUPS,
-    {"w": (9, 2), "rows": (6, 5), "square": (4, 4), "list/0": (4,), "list/1": (3,)},
+    {
+        "w": (9, 2),
+        "rows": (6, 5),
+        "square": (4, 4),
+        "middle": (3, 4, 2),
+        "list/0": (4,),
+        "list/1": (3,),
+    },
 )
 KEEP = {"a": np.array([0, 2]), "b": np.array([1, 3])}
 MASKS = {"a": np.array([True, False, True]), "b": np.array([False, True, False, True])}
@@ -61,6 +71,7 @@ def kept(x):
         "w": x["w"][W],
         "rows": x["rows"][ROWS],
         "square": x["square"][np.ix_(SQUARE, SQUARE)],
+        "middle": x["middle"][:, SQUARE],
         "list": [x["list"][0][LIST], x["list"][1]],
     }
 
@@ -68,6 +79,7 @@ def kept(x):
 def zeroed(x):
     ones = jax.tree.map(np.zeros_like, x)
     ones["w"][W] = ones["rows"][ROWS] = ones["list"][0][LIST] = 1
+    ones["middle"][:, SQUARE] = 1
     ones["square"][np.ix_(SQUARE, SQUARE)] = ones["list"][1][:] = 1
     return jax.tree.map(lambda a, b: a * b, x, ones)
 
@@ -88,6 +100,22 @@ def test_take_put_and_mask_do_what_indexing_does(wrap):
     assert_trees_equal(put, zeroed(TREE))
     masked = wrap(lambda x, masks: mask_channels(x, LAYOUTS, masks))(TREE, MASKS)
     assert_trees_equal(masked, zeroed(TREE))
+
+
+def test_arrays_beyond_the_reach_of_int32_lose_one_axis_after_the_other(monkeypatch):
+    monkeypatch.setattr(slicing, "_LARGEST_INDEX", 7)
+    taken = take_channels(TREE, LAYOUTS, KEEP)
+    assert_trees_equal(taken, kept(TREE))
+    assert_trees_equal(put_channels(taken, LAYOUTS, KEEP), zeroed(TREE))
+    monkeypatch.undo()
+    large = jax.ShapeDtypeStruct((2**16, 2**16), np.float32)
+    group = ChannelGroup("a", 2**16, (ChannelSlice("x", 1, np.arange(2**16)[:, None]),))
+    layouts = layouts_of([group], {"x": large.shape})
+    found = jax.make_jaxpr(lambda x, keep: take_channels(x, layouts, {"a": keep}))(
+        {"x": large}, jnp.arange(8)
+    )
+    assert [x.shape for x in found.out_avals] == [(2**16, 8)]
+    assert "4294967296" not in str(found)  # It is never laid out in a row.
 
 
 def test_keeping_everything_changes_nothing():
@@ -150,7 +178,7 @@ def test_sums_of_squares_count_every_place_of_a_channel():
     x = jax.tree.map(lambda x: np.square(x.astype(np.float64)), TREE)
     a = x["w"][[1, 4, 6]].sum(1) + x["rows"].reshape(2, 3, 5).sum((0, 2))
     b = x["w"][[0, 2, 3, 7]].sum(1) + x["square"].sum(0) + x["square"].sum(1)
-    b += x["list"][0][[3, 1, 2, 0]]
+    b += x["list"][0][[3, 1, 2, 0]] + x["middle"].sum((0, 2))
     np.testing.assert_allclose(scores["a"], a, rtol=1e-6)
     np.testing.assert_allclose(scores["b"], b, rtol=1e-6)
 
