@@ -20,6 +20,7 @@
 #   make benchmark-compression   what each method computes per exchange
 #   make benchmark-freed-memory  what keeping freed memory saves per CPU step
 #   make benchmark-memory    bytes per H100 that large networks take, compiled for them
+#   make benchmark-gpu       steps, compaction and memory on a GPU of this machine
 #   make benchmark-many-hosts    a run on 64 simulated hosts (HOSTS=...), in 23 GB
 #   make benchmark-pulse     what watching over processes costs a step
 #   make benchmark-loops      what loops around convolutions cost on CPU
@@ -62,7 +63,7 @@ DOCS := $(VENV)/.installed-docs
     test-drills test-gpu-programs launchers check docs wheel format \
     benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
-    benchmark-memory benchmark-many-hosts benchmark-pulse benchmark-loops \
+    benchmark-gpu benchmark-memory benchmark-many-hosts benchmark-pulse benchmark-loops \
     benchmark-torch-step bench-digits bench-bytes clean
 
 help:
@@ -153,6 +154,10 @@ benchmark-compression: $(BASE)
 
 benchmark-freed-memory: $(BASE)
 	$(BIN)/python -m tests.benchmarks.freed_memory
+
+# On a GPU of this machine, for which the environment needs `jax[cuda13]`.
+benchmark-gpu: $(BASE)
+	$(BIN)/python -m tests.benchmarks.gpu --workdir=runs/gpu
 
 benchmark-memory: $(GPU)/.installed
 	PYTHONPATH=$(GPU) $(BIN)/python -m tests.benchmarks.memory_table \
