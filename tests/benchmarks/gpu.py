@@ -149,7 +149,10 @@ class Run:
 
 
 def plain_steps(experiment: Experiment, batch: PyTree) -> Call:
-    """What one would write with optax alone, with the same optimizer and metrics."""
+    """What one would write with optax alone, with the same optimizer and metrics.
+
+    The batch is a constant of this program, which can only make it faster.
+    """
     model, objective = experiment.task.model, experiment.task.objective
     optimizer = make_inner(experiment.config.optimizer, experiment.learning_rate)
 
@@ -294,21 +297,19 @@ def _divided(timing: Timing, count: int) -> Timing:
 
 
 def report_memory(workdir: Path) -> None:
-    """Bytes in use and planned bytes, each in a process of its own, all at once."""
-    environ = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    """Bytes in use and planned bytes, each in a process of its own, so from nothing."""
     command = [sys.executable, "-m", "tests.benchmarks.gpu", "--memory-of"]
-    started = [
-        subprocess.Popen(
-            [*command, *case, f"--workdir={workdir / '-'.join(case)}"],
-            env=environ,
+    for case in IN_MEMORY:
+        folder = workdir / "-".join(case)
+        found = subprocess.run(
+            [*command, *case, f"--workdir={folder}"],
+            env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
             stdout=subprocess.PIPE,
             text=True,
         )
-        for case in IN_MEMORY
-    ]
-    for process in started:
-        printed, _ = process.communicate()
-        write(printed.strip().splitlines()[-1] if printed else "failed")
+        if found.returncode:
+            raise SystemExit(f"{' '.join(case)} failed with {found.returncode}")
+        write(found.stdout.strip().splitlines()[-1])
 
 
 def memory_of(network: str, method: str, workdir: Path) -> dict[str, Any]:
