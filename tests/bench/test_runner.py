@@ -399,7 +399,7 @@ def test_bad_command_lines_are_one_line_and_exit_code_2(arguments, message, caps
     assert message in shown and shown.count("\n") == 1
 
 
-@pytest.mark.sampled(2, "exhaustive")
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
