@@ -100,7 +100,7 @@ def whole_network(row, shape):
     return networks(runner_of(row, shape), batch_of(_targets(shape[0] * shape[1])))
 
 
-@pytest.mark.sampled(36, "exhaustive")
+@pytest.mark.sampled(24, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["state", "params"])
 @pytest.mark.parametrize(

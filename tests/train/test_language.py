@@ -256,6 +256,7 @@ def test_masked_models_learn_the_same_on_any_mesh(tmp_path):
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dgc", "importance", "pactrain"])
 def test_methods_with_needs_of_their_own_train_a_language_model(method, tmp_path):
