@@ -48,7 +48,7 @@ def test_masked_equals_shrunk(part):
     assert sum(verdict.is_cut for verdict in verdicts) > len(verdicts) / 3
 
 
-@pytest.mark.sampled(24, "exhaustive")
+@pytest.mark.sampled(12, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_masked_equals_shrunk_many_times(name):

@@ -151,6 +151,7 @@ def test_where_all_entries_are_chosen_slices_make_no_difference(name, shard):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
+@pytest.mark.sampled(2, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("rank", [4, 1])

@@ -125,7 +125,7 @@ def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_run_is_the_same(tmp_path):
     """Killed before and after channels are cut out, it ends with the same numbers."""
     values = merged(SETTINGS, {"run": {"steps": 60}})
@@ -387,6 +387,7 @@ HSADMM_FORMS = {
 }
 
 
+@pytest.mark.sampled(12, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 2), (3, 2), (4, 1)], ids=str)
 @pytest.mark.parametrize("form", HSADMM_FORMS)

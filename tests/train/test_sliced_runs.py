@@ -111,7 +111,7 @@ def test_optimizers_and_methods_of_whole_parameters_are_refused(tmp_path):
         train(merged(VALUES, {"method": weights}), tmp_path)
 
 
-@pytest.mark.sampled(2, "exhaustive")
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["powersgd", "topk", "dgc", "importance", "pactrain"])
 def test_methods_that_send_in_every_step_go_on_in_other_slices(name, tmp_path):
