@@ -89,7 +89,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def check_whole(path: Path, size: int) -> None:
-    """Looks whether a mapped file still has its bytes before it is read.
+    """Looks whether a file still has its bytes before it is read.
 
     Who reads a mapped file beyond its end is killed by a signal.
 

@@ -12,7 +12,9 @@ Steps, copies and exchanges are timed in turn. Prints a row per measurement.
 """
 
 import argparse
+import dataclasses
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -25,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 from prunex_jax.base.timing import Timing, time_in_turn
 from prunex_jax.base.trees import PyTree
@@ -33,7 +36,7 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.methods import Recipe
 from prunex_jax.methods.inner import make_inner
 from prunex_jax.train.ahead import exchanges_to_come
-from prunex_jax.train.config import ExperimentConfig, default_config, resolve_config
+from prunex_jax.train.config import ExperimentConfig
 from prunex_jax.train.dry_run import bytes_per_device, find_needs
 from prunex_jax.train.experiment import Experiment, make_experiment
 from prunex_jax.train.position import RunPosition
@@ -44,7 +47,7 @@ from tests.benchmarks.compression import (
     no_communication,
     write,
 )
-from tests.benchmarks.memory_table import METHODS, NETWORKS
+from tests.benchmarks.memory_table import METHODS, NETWORKS, config_of
 from tests.benchmarks.pairs import describe_pairs
 
 # Examples of a step that is timed. Memory is measured with those of the table of
@@ -56,10 +59,10 @@ NUM_HOSTS = 2
 # Of a loop on the device, so that starting kernels from Python does not count.
 ROUNDS = 100
 EXCHANGES = ("hsadmm", "hsadmm-paper", "hsadmm-top-k", "diloco")
-IN_MEMORY = (
-    *(("resnet50", method) for method in ("dense", "hsadmm", "diloco")),
-    *(("gpt-125m", method) for method in ("dense", "hsadmm", "diloco")),
-    *(("gpt-1.3b", method) for method in ("dense", "hsadmm", "diloco")),
+IN_MEMORY = tuple(
+    itertools.product(
+        ("resnet50", "gpt-125m", "gpt-1.3b"), ("dense", "hsadmm", "diloco")
+    )
 )
 IMAGE_SHAPE = (224, 224, 3)
 NUM_CLASSES = 1000
@@ -101,24 +104,13 @@ def prepare(network: str, method: str, workdir: Path, examples: int) -> Experime
 def settings_of(
     network: str, method: str, workdir: Path, examples: int
 ) -> ExperimentConfig:
-    """The settings of such a run."""
-    changes = {
-        "data.batch_size": examples,
-        "model.compute_dtype": "bfloat16",
-        "run.steps": 1000,
-        **NETWORKS[network].settings,
-        **METHODS[method][1],
-    }
-    if changes["data.name"] == "tokens":
-        tokens = workdir / "tokens.npy"
-        numbers = np.random.default_rng(0).integers(0, 32_000, 200_000)
-        np.save(tokens, numbers.astype(np.uint16))
-        changes["data.dir"] = str(tokens)
-    else:
-        changes["data.synthetic_examples"] = 4 * examples
-    config = default_config()
-    config.update_from_flattened_dict(changes)
-    return resolve_config(config)
+    """The settings of such a run: those of the table of memory, for one host."""
+    tokens = workdir / "tokens.npy"
+    numbers = np.random.default_rng(0).integers(0, 32_000, 200_000)
+    np.save(tokens, numbers.astype(np.uint16))
+    config = config_of(NETWORKS[network], method, 1, "none", tokens)
+    data = dataclasses.replace(config.data, batch_size=examples)
+    return dataclasses.replace(config, data=data)
 
 
 class Run:
@@ -131,7 +123,7 @@ class Run:
         self.state = self._current.programs.init(jax.random.key(0))
         self._options = self._current.step_options(0, sizes)
         position = RunPosition(keep_counts=sizes)
-        self._exchanges = [*exchanges_to_come(experiment, position)]
+        self._exchange = next(exchanges_to_come(experiment, position), None)
 
     def steps(self, count: int = STEPS_PER_CALL) -> jax.Array:
         """Local steps, and what is ready when they are done."""
@@ -141,10 +133,10 @@ class Run:
             )
         return ticket
 
-    def exchange(self, number: int = -1) -> jax.Array:
-        """An exchange of those to come, by default one of the last kind."""
-        options = self._exchanges[number]
-        self.state = self._current.programs.exchange(self.state, **options)
+    def exchange(self) -> jax.Array:
+        """The first exchange of the run, which has one."""
+        assert self._exchange is not None
+        self.state = self._current.programs.exchange(self.state, **self._exchange)
         return self.state.step
 
 
@@ -230,7 +222,7 @@ def report_compaction() -> None:
     kept = dict(chosen_channels(recipe))
     tree = draw(recipe.shapes, 0)
     small = jax.jit(lambda tree: take_channels(tree, layouts, kept))(tree)
-    message = message_of(small)
+    message = ravel_pytree(small)[0]
 
     def moved(by: jax.Array) -> PyTree:
         # The compiler does not know that these are the same in every round.
@@ -246,7 +238,7 @@ def report_compaction() -> None:
         return jax.tree.map(lambda x: x + jnp.minimum(i, 0).astype(x.dtype), tree)
 
     def into_a_message(move: Callable[..., PyTree]) -> Callable[..., jax.Array]:
-        return lambda i, tree: message_of(move(i, tree))
+        return lambda i, tree: ravel_pytree(move(i, tree))[0]
 
     calls = {
         "take": _in_loop(take, small, tree),
@@ -275,11 +267,6 @@ def chosen_channels(recipe: Recipe) -> Iterator[tuple[str, jax.Array]]:
     for i, group in enumerate(recipe.groups):
         drawn = jax.random.permutation(jax.random.key(i), group.size)
         yield group.name, jnp.sort(drawn[: recipe.keep_counts[group.name]])
-
-
-def message_of(tree: PyTree) -> jax.Array:
-    """All leaves in one flat array."""
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def _in_loop(body: Callable[..., PyTree], result: PyTree, argument: PyTree) -> Call:
@@ -331,7 +318,7 @@ def memory_of(network: str, method: str, workdir: Path) -> dict[str, Any]:
     jax.block_until_ready(run.steps(2))
     note("local_step")
     if "exchange" in planned:
-        jax.block_until_ready(run.exchange(0))
+        jax.block_until_ready(run.exchange())
         note("exchange")
     return {"network": network, "method": method, **used}
 

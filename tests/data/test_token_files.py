@@ -170,7 +170,7 @@ def test_unsuitable_files_are_one_line(tmp_path, written, where, changes, messag
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["cut", "gone", "cut before it is mapped"])
+@pytest.mark.parametrize("how", ["cut", "gone", "cut before it is read"])
 def test_a_file_that_breaks_while_it_is_read_is_named(tmp_path, how):
     """Who reads a mapped file beyond its end would be killed; these are not mapped."""
     path = write(tmp_path / "a.bin")
@@ -178,7 +178,7 @@ def test_a_file_that_breaks_while_it_is_read_is_named(tmp_path, how):
     train = open_text(config).train
     loader = make_loader(train, config, rows=np.arange(8), seed=0, num_hosts=1)
     with loader.batches() as batches:
-        if how != "cut before it is mapped":
+        if how != "cut before it is read":
             next(batches)
         if how == "gone":
             path.unlink()
