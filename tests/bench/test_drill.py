@@ -61,7 +61,7 @@ def test_a_run_on_one_machine_survives(tmp_path):
     assert "error: hsadmm, kill of process" in said and str(log)[:-5] in said
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_drills_look_after_a_process_each(tmp_path):
     workdir = tmp_path / "shared"
     shared = [f"--workdir={workdir}", f"--coordinator=127.0.0.1:{free_port()}"]

@@ -118,8 +118,9 @@ def needs_of(devices, shard):
     return find_needs(make_experiment(resolve_config(values), topology))
 
 
+@pytest.mark.sampled(2, "exhaustive")
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("devices", [2, 8, 4])
 def test_slices_take_their_share_of_memory(devices):
     """By the compiler's word, and but for what fills them up to equal slices."""
     needs = {shard: needs_of(devices, shard) for shard in ("none", "state", "params")}

@@ -168,6 +168,7 @@ def _text(folder):
     return {"name": "text", "dir": str(folder / "a.txt"), **kept}
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.parametrize("make", [_tokens, _text])
 @pytest.mark.slow
 def test_other_text_trains_and_resumes_the_same(make, tmp_path):
@@ -269,6 +270,7 @@ def test_methods_with_needs_of_their_own_train_a_language_model(method, tmp_path
     assert (kept < 0.6) == (method == "pactrain")
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [SETTINGS, BERT], ids=["gpt", "bert"])
 def test_a_model_learns_from_itself(values, tmp_path):

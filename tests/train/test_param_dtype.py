@@ -130,7 +130,7 @@ def test_a_run_is_cut_and_goes_on_with_the_same_bits(shard, tmp_path):
     assert whole.summary["params_kept"] == wide.summary["params_kept"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_next_method_starts_in_float32(tmp_path):
     """Its moments too, as the parameters it is given are read before."""
     schedule = {"schedule": ("dense", "hsadmm @ 0.4")}

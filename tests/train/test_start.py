@@ -267,6 +267,7 @@ def test_two_processes_start_alike(source, started, tmp_path):
     assert all("is a run folder, which one process can read" in x for x in outputs)
 
 
+@pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
 @pytest.mark.parametrize("teacher", ["export", "self"])
 def test_a_taught_run_starts_from_its_teacher(teacher, source, tmp_path):
