@@ -72,7 +72,6 @@ _FIRST_FILES = (
     "mesh/test_folding.py",
 )
 _LAST_FILES = (
-    "train/test_own.py",
     "train/test_run_processes.py",
     "train/test_regroup.py",
     "train/test_drills.py",
@@ -82,6 +81,11 @@ _LAST_FILES = (
     "train/test_ahead.py",
     "bench/test_drill.py",
 )
+_PLACES = {
+    Path(__file__).parent / name: place
+    for files, start in ((_FIRST_FILES, -len(_FIRST_FILES)), (_LAST_FILES, 1))
+    for place, name in enumerate(files, start)
+}
 # Sets of tests beside the quick and the slow ones.
 _SETS = ("exhaustive", "zoo", "weights", "gpu_programs")
 
@@ -112,15 +116,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)  # Before what `-m` deselects is chosen.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts files in order; the sort is stable, so that others keep theirs."""
-    items.sort(key=_place)
+    items.sort(key=lambda item: _PLACES.get(item.path, 0))
     _sample(items)
-
-
-def _place(item: pytest.Item) -> int:
-    file = os.path.relpath(item.path, Path(__file__).parent)
-    if file in _FIRST_FILES:
-        return _FIRST_FILES.index(file) - len(_FIRST_FILES)
-    return 1 + _LAST_FILES.index(file) if file in _LAST_FILES else 0
 
 
 def pytest_runtest_setup() -> None:

@@ -46,6 +46,7 @@ STUDIES = sorted(
     for path in (ROOT / "configs" / "bench").glob("*.py")
     if "def get_study" in path.read_text()
 )
+DIGITS = ROOT / "configs/bench/digits.py"
 STAND_IN = ROOT / "tests/helpers/bench_host.py"
 STUDY = LinkStudy(
     name="made-up",
@@ -392,7 +393,7 @@ def test_rows_on_simulated_devices_are_refused():
     ],
 )
 def test_bad_command_lines_are_one_line_and_exit_code_2(arguments, message, capsys):
-    study = str(ROOT / "configs" / "bench" / "digits.py")
+    study = str(DIGITS)
     filled = [argument.replace("{study}", study) for argument in arguments]
     assert command_line.main(filled) == 2
     shown = capsys.readouterr().err
@@ -408,8 +409,8 @@ EVERY_COLLECTIVE = ("dense", "hsadmm-8-int8-small", "topk", "powersgd")
 @pytest.mark.parametrize(
     ("file", "rows"),
     [
-        (ROOT / "configs" / "bench" / "digits.py", EVERY_COLLECTIVE),
-        (ROOT / "configs" / "bench" / "digits.py", ()),
+        (DIGITS, EVERY_COLLECTIVE),
+        (DIGITS, ()),
         (ROOT / "configs" / "bench" / "few_bytes.py", ()),
         (ROOT / "tests" / "helpers" / "language_study.py", ()),
     ],
@@ -429,7 +430,7 @@ def test_interfaces_count_what_traces_say(file, rows, tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     study = narrow_study(load_study(file, LinkStudy), rows=rows)
@@ -452,7 +453,7 @@ def test_processes_of_a_launcher_measure_themselves(tmp_path):
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "prunex_jax.bench", "--hosts=cluster"),
-                f"--study={ROOT / 'configs' / 'bench' / 'digits.py'}",
+                f"--study={DIGITS}",
                 *(f"--workdir={tmp_path / 'bench'}", "--rows=dense,diloco"),
                 *(f"--coordinator=127.0.0.1:{port}", "--num_processes=2"),
                 f"--process_id={number}",
@@ -488,7 +489,7 @@ def test_processes_of_a_launcher_are_waited_for_as_long_as_the_study_says(
     monkeypatch, tmp_path
 ):
     monkeypatch.setattr(start, "is_used", lambda: False)
-    study = load_study(ROOT / "configs" / "bench" / "digits.py", LinkStudy)
+    study = load_study(DIGITS, LinkStudy)
     settings = {**study.settings, "run.join_seconds": 1}
     study = dataclasses.replace(study, settings=settings)
     launch = LaunchFlags(f"127.0.0.1:{free_port()}", num_processes=2, process_id=0)

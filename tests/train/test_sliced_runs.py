@@ -72,21 +72,20 @@ def test_a_run_goes_on_in_other_slices(sliced, shard, stopped_at, tmp_path):
 
 @pytest.mark.sampled(1, "exhaustive")
 @pytest.mark.slow
+@pytest.mark.parametrize("shard", ["params", "state"])
 @pytest.mark.parametrize("meshes", [("", "2x2"), ("2x2", "")], ids=["fewer", "more"])
-def test_a_run_goes_on_with_other_devices(meshes, tmp_path):
+def test_a_run_goes_on_with_other_devices(meshes, shard, tmp_path):
     """As without slices: batch statistics are those of a device, so runs differ."""
     before, after = ({"simulated": mesh} for mesh in meshes)
-    shards = [("none", "none"), ("state", "params")]
-    folders = [
+    whole, in_slices = (
         gone_on(
             tmp_path / "-".join(pair),
             {**before, "shard": pair[0]},
             {**after, "shard": pair[1]},
         )
-        for pair in shards
-    ]
-    for folder in folders[1:]:
-        assert_alike(folder, folders[0])
+        for pair in (("none", "none"), ("state", shard))
+    )
+    assert_alike(in_slices, whole)
 
 
 @pytest.mark.sampled(1, "exhaustive")
