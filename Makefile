@@ -1,9 +1,10 @@
 # Sets up and runs; every target works on a fresh clone.
 #
 #   make demo                 train the demo into runs/demo (WORKDIR=... to choose)
-#   make test                 all tests but the slow ones
-#   make test-slow            the slow ones
-#   make test-exhaustive      further forms of the slow ones
+#   make test                 the quick tests; TESTS='tests/comm ...' takes some of them
+#   make test-slow            the slow ones, of cases that take turns one in four, which
+#                             SAMPLE=... draws; SINCE=COMMIT: those above what changed
+#   make test-all             all tests there are, in hours; they become what CI starts from
 #   make test-zoo             networks of other packages, which it installs
 #   make test-torch           the PyTorch peers of studies, which it installs
 #   make test-weights         weights of other packages, which it installs
@@ -12,7 +13,8 @@
 #                             GPU_TESTS='-k ...' takes some of them
 #   make launchers            Slurm and Open MPI for the slow tests, by apt-get as root
 #   make check                lint, formatting, types, import directions
-#   make docs                 the documentation as a site in build/site
+#   make docs                 the documentation as a site in build/site;
+#                             NOTEBOOKS=quickstart runs one of them
 #   make wheel                the files of a release in dist/
 #   make benchmark            what H-SADMM costs per local step
 #   make benchmark-shrunk-step   what half of the channels saves per training step
@@ -47,7 +49,12 @@ WEIGHTS_VENV ?= .venvs/weights
 # Two test processes; files are not split, so that their runs are shared.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Sets of tests with targets of their own.
-OTHERS := exhaustive or zoo or weights or gpu_programs
+OTHERS := zoo or weights or gpu_programs
+TESTS ?=
+# What slow tests are drawn from, and the commit that what changed is found by.
+SAMPLE ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo none)
+SINCE ?=
+SLOW = --sample='$(SAMPLE)' --since='$(SINCE)'
 
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
@@ -59,8 +66,8 @@ GPU := $(VENV)/gpu
 DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-exhaustive test-zoo test-torch test-weights \
-    test-drills test-gpu-programs launchers check docs wheel format \
+.PHONY: help demo test test-slow test-all test-zoo test-torch test-weights test-drills \
+    test-gpu-programs launchers check docs wheel format \
     benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
     benchmark-gpu benchmark-memory benchmark-many-hosts benchmark-pulse benchmark-loops \
@@ -74,15 +81,20 @@ demo: $(BASE)
 	    --config=configs/digits_resnet20_hsadmm.py --workdir='$(WORKDIR)'
 
 test: $(TEST)
-	$(BIN)/python -m pytest -q -m "not ($(OTHERS) or slow)" \
-	    $(WORKERS)
+	$(BIN)/python -m pytest -q -m "not (slow or $(OTHERS))" $(WORKERS) $(TESTS)
 
 test-slow: $(TEST)
-	$(BIN)/python -m pytest -q -m "slow and not ($(OTHERS))" --durations=40 \
-	    --durations-min=10 $(WORKERS)
+	$(BIN)/python -m pytest -q -m "slow and not ($(OTHERS))" --durations=20 \
+	    --durations-min=10 $(SLOW) $(WORKERS) $(TESTS)
 
-test-exhaustive: $(TEST)
-	$(BIN)/python -m pytest -q -m exhaustive $(WORKERS)
+# Of a commit as it is; writes the file that CI reads, to be committed.
+test-all:
+	@test -z "$$(git status --porcelain)" || { echo 'error: commit first'; exit 2; }
+	git rev-parse HEAD > .tested
+	$(MAKE) check test docs wheel
+	$(MAKE) test-slow test-gpu-programs SAMPLE= SINCE=
+	$(MAKE) test-zoo test-torch test-weights
+	mv .tested .ci/tested
 
 test-zoo: $(ZOO)
 	$(BIN)/python -m pytest -q -m zoo -n 2 tests/channels/test_zoo.py
@@ -98,7 +110,7 @@ test-drills: $(BASE)
 
 # The compiler lies in a folder of its own, so that all else stays without GPUs.
 test-gpu-programs: $(GPU)/.installed
-	PYTHONPATH=$(GPU) $(BIN)/python -m pytest -q -m gpu_programs $(GPU_TESTS) \
+	PYTHONPATH=$(GPU) $(BIN)/python -m pytest -q -m gpu_programs $(SLOW) $(GPU_TESTS) \
 	    tests/train
 
 # Tests of launchers are skipped where this has no root, no apt-get or no packages.
@@ -125,9 +137,10 @@ check: $(TEST)
 	$(BIN)/lint-imports
 
 # Offline: the notebooks run in a quick form, and warnings are errors.
+NOTEBOOKS ?=
 docs: $(DOCS)
 	$(BIN)/python docs/draw/pictures.py --check
-	$(BIN)/python docs/notebooks.py
+	$(BIN)/python docs/notebooks.py $(NOTEBOOKS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo 'the site is in build/site/index.html'
 

@@ -4,22 +4,25 @@ import collections
 import gc
 import importlib.metadata
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 
 def _xla_flags() -> str:
-    """Little optimisation, and the generator of code that compiles in half the time.
+    """Little optimisation, one part, and the generator of code that is fastest.
 
     Later versions end the process over the flag of that generator.
     """
-    flags = "--xla_backend_optimization_level=0"
+    flags = [
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    ]
     major, minor = importlib.metadata.version("jaxlib").split(".")[:2]
     if (int(major), int(minor)) < (0, 11):
-        flags += " --xla_cpu_use_fusion_emitters=false"
-    return flags
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    return " ".join(flags)
 
 
 # Nearly all the time of the tests is compilation. Programs are compiled with little
@@ -34,6 +37,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.helpers.common import make_mesh  # noqa: E402
+from tests.helpers.selection import TURNS, has_its_turn, select  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -57,8 +61,6 @@ def _forget_programs() -> Iterator[None]:
 collect_ignore_glob = ["helpers/*", "benchmarks/*"]
 
 # The files that take longest are started before all others, or they would end alone.
-# Those that start processes come after all others: a run that has to end by
-# `TESTS_UNTIL` leaves out what comes last.
 _FIRST_FILES = (
     "bench/test_runner.py",
     "train/test_sliced_runs.py",
@@ -71,23 +73,18 @@ _FIRST_FILES = (
     "methods/test_contract.py",
     "mesh/test_folding.py",
 )
-_LAST_FILES = (
-    "train/test_run_processes.py",
-    "train/test_regroup.py",
-    "train/test_drills.py",
-    "train/test_drills_of_machines.py",
-    "train/test_launchers.py",
-    "train/test_stragglers.py",
-    "train/test_ahead.py",
-    "bench/test_drill.py",
-)
 _PLACES = {
-    Path(__file__).parent / name: place
-    for files, start in ((_FIRST_FILES, -len(_FIRST_FILES)), (_LAST_FILES, 1))
-    for place, name in enumerate(files, start)
+    Path(__file__).parent / name: place for place, name in enumerate(_FIRST_FILES, -99)
 }
-# Sets of tests beside the quick and the slow ones.
-_SETS = ("exhaustive", "zoo", "weights", "gpu_programs")
+# Sets of tests with packages of their own.
+_SETS = ("zoo", "weights", "gpu_programs")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Which of the slow tests run; `make test-slow` gives both."""
+    group = parser.getgroup("prunex_jax")
+    group.addoption("--since", default="", help="take slow tests by what changed since")
+    group.addoption("--sample", default="", help="draw cases that take turns from this")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -114,40 +111,84 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(tryfirst=True)  # Before what `-m` deselects is chosen.
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files in order; the sort is stable, so that others keep theirs."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Puts files in order; the sort is stable. Takes the slow tests of this run."""
     items.sort(key=lambda item: _PLACES.get(item.path, 0))
-    _sample(items)
+    _mark_turns(items)
+    since, sample = config.getoption("since"), config.getoption("sample")
+    selection = select(since)
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("slow")
+        and not (selection.takes(item.path) and _has_its_turn(item, sample))
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
-def pytest_runtest_setup() -> None:
-    """Skips what has not begun by `TESTS_UNTIL`, in seconds since 1970."""
-    if time.time() > float(os.environ.get("TESTS_UNTIL", "inf")):
-        pytest.skip("the time for tests is over (TESTS_UNTIL)")
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """It is no error if what changed asks for none of the tests."""
+    if (
+        session.config.getoption("since")
+        and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+    ):
+        session.exitstatus = pytest.ExitCode.OK
 
 
-def _sample(items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked `sampled(n, rest)`, n stay, evenly spread."""
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says which slow tests were taken, and how to take them again."""
+    since, sample = config.getoption("since"), config.getoption("sample")
+    if sample:
+        terminalreporter.write_line(f"slow tests: {select(since)}")
+        terminalreporter.write_line(
+            f"of cases that take turns, 1 in {TURNS}: SAMPLE={sample} SINCE={since}"
+        )
+
+
+def _mark_turns(items: list[pytest.Item]) -> None:
+    """Marks the cases that take turns, all of which are slow.
+
+    Of the quick cases of a test marked `sampled(n)`, and of its slow ones, n stay as
+    they are, evenly spread; the others take turns.
+    """
     tests = collections.defaultdict(list)
     for item in items:
-        mark = item.get_closest_marker("sampled")
-        if mark and not _is_left_out(item, mark):
-            tests[item.nodeid.split("[")[0]].append((item, mark))
+        is_slow = bool(item.get_closest_marker("slow"))
+        if item.get_closest_marker("rotates"):
+            item.add_marker("slow")
+        elif item.get_closest_marker("sampled") and not _is_of_a_set(item):
+            tests[item.nodeid.split("[")[0], is_slow].append(item)
     for found in tests.values():
-        count = found[0][1].args[0]
+        mark = found[0].get_closest_marker("sampled")
+        assert mark is not None
+        (count,) = mark.args
         kept = {at * len(found) // count for at in range(count)}
-        for at, (item, mark) in enumerate(found):
+        for at, item in enumerate(found):
             if at not in kept:
-                item.add_marker(_rest(mark))
+                item.add_marker("rotates")
+                item.add_marker("slow")
 
 
-def _rest(mark: pytest.Mark) -> str:
-    return mark.args[1] if len(mark.args) > 1 else "slow"
+def _is_of_a_set(item: pytest.Item) -> bool:
+    return any(map(item.get_closest_marker, _SETS))
 
 
-def _is_left_out(item: pytest.Item, mark: pytest.Mark) -> bool:
-    """Whether a further mark puts a case into the set of the rest, or into another."""
-    return any(map(item.get_closest_marker, (_rest(mark), *_SETS)))
+def _has_its_turn(item: pytest.Item, sample: str) -> bool:
+    """Cases of a file with the same parameters share programs, and come together."""
+    if not sample or not item.get_closest_marker("rotates"):
+        return True
+    file, _, test = item.nodeid.partition("::")
+    return has_its_turn(file + (test.partition("[")[2] or test), sample)
+
+
+@pytest.fixture(scope="session")
+def sample(request: pytest.FixtureRequest) -> str:
+    """What is drawn this time: the text of `--sample`."""
+    return str(request.config.getoption("sample"))
 
 
 @pytest.fixture(params=[(1, 4), (2, 2), (4, 1)], ids=lambda s: f"{s[0]}x{s[1]}")

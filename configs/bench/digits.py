@@ -1,7 +1,7 @@
 """Methods of all kinds on digits over 2 hosts: do interfaces count what traces say?
 
-The short study, of which CI runs four rows; it shows bytes, not speed. `steps` has
-every row.
+The short study, of which every run of CI draws a row; it shows bytes, not speed.
+`steps` has every row.
 
     python -m prunex_jax bench --study=configs/bench/digits.py --workdir=runs/bytes
 """

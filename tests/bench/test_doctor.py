@@ -64,6 +64,7 @@ def test_one_process_is_well_and_the_folder_stays_as_it_was(tmp_path, capsys):
     assert [path.name for path in workdir.iterdir()] == ["config.json"]
 
 
+@pytest.mark.slow
 def test_two_processes_are_well(tmp_path):
     processes = start_two(f"--workdir={tmp_path / 'run'}")
     outputs = [process.communicate(timeout=120)[0] for process in processes]

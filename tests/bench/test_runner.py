@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -400,27 +401,27 @@ def test_bad_command_lines_are_one_line_and_exit_code_2(arguments, message, caps
     assert message in shown and shown.count("\n") == 1
 
 
-# Sums, low-bit sums, gathers and factors; the other rows send by the same collectives.
-EVERY_COLLECTIVE = ("dense", "hsadmm-8-int8-small", "topk", "powersgd")
-
-
-@pytest.mark.sampled(1, "exhaustive")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file", "rows"),
-    [
-        (DIGITS, EVERY_COLLECTIVE),
-        (DIGITS, ()),
-        (ROOT / "configs" / "bench" / "few_bytes.py", ()),
-        (ROOT / "tests" / "helpers" / "language_study.py", ()),
-    ],
-    ids=["collectives", "digits", "few_bytes", "language_study"],
+SHORT_STUDIES = (
+    DIGITS,
+    ROOT / "configs/bench/few_bytes.py",
+    ROOT / "tests/helpers/language_study.py",
 )
-def test_interfaces_count_what_traces_say(file, rows, tmp_path):
-    """The short studies, of all their rows or some, on two real hosts, as a command."""
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("file", SHORT_STUDIES, ids=lambda file: file.stem)
+def test_interfaces_count_what_traces_say(file, sample, tmp_path):
+    """A row that the sample draws, or all, on two real hosts, as a command."""
     kind, reason = sandbox_kind()
     if kind is None:
         pytest.skip(f"no network namespaces: {reason}")
+    study = load_study(file, LinkStudy)
+    if sample:
+        study = narrow_study(
+            study, rows=[random.Random(sample).choice(study.rows).name]
+        )
+    rows = [row.name for row in study.rows]
     done = subprocess.run(
         [
             *(sys.executable, "-m", "prunex_jax.bench"),
@@ -433,9 +434,8 @@ def test_interfaces_count_what_traces_say(file, rows, tmp_path):
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    study = narrow_study(load_study(file, LinkStudy), rows=rows)
     records = read_records(tmp_path / "bench")
-    assert len(records) == 1 + len(study.rows)
+    assert len(records) == 1 + len(rows)
     for record in records:
         assert isinstance(record, Measurement)
         assert record.formula_bytes == pytest.approx(record.traced_bytes)

@@ -20,7 +20,7 @@ def test_what_methods_compute_is_timed_without_communication(monkeypatch, capsys
     assert all(float(milliseconds) > 0 for _, milliseconds in timed)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.rotates
 def test_what_a_gpu_takes_is_timed_on_cpu_too(monkeypatch, capsys, tmp_path):
     tiny = {
         "model.gpt.layers": 1,

@@ -40,6 +40,7 @@ def test_every_rule_is_attacked():
     assert set(BUILDERS) == set(RULES) - OF_A_MESH | CALLS
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_masked_equals_shrunk(part):
@@ -48,7 +49,7 @@ def test_masked_equals_shrunk(part):
     assert sum(verdict.is_cut for verdict in verdicts) > len(verdicts) / 3
 
 
-@pytest.mark.sampled(12, "exhaustive")
+@pytest.mark.sampled(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_masked_equals_shrunk_many_times(name):
@@ -57,7 +58,7 @@ def test_masked_equals_shrunk_many_times(name):
         jax.clear_caches()  # compiled operations take gigabytes
 
 
-@pytest.mark.exhaustive
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", NAMES)
 def test_masked_equals_shrunk_and_enough_can_be_removed(name):
     verdicts = [check(name, seed) for seed in range(NUM_EXHAUSTIVE)]

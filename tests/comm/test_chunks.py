@@ -216,6 +216,7 @@ def test_formulas_are_what_is_sent(shape, route, dtype, bucket_bytes):
         assert len(over_hosts) == in_one * (2 if bucket_bytes else 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_chunks", [1, 2, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_buckets_change_no_number_that_is_chosen(dtype, num_chunks):

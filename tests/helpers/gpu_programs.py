@@ -45,11 +45,11 @@ GPUS = f"h100:{NUM_HOSTS}x{DEVICES_PER_HOST}"
 
 
 def needs_compiler(test: Callable[..., None]) -> Any:
-    """Runs a test only where there is a compiler for GPUs."""
+    """Runs a test only where there is a compiler for GPUs, and in turn with others."""
     lacking = lacking_compiler()
     reason = f"{lacking}: `make test-gpu-programs` installs one"
     skipped = pytest.mark.skipif(bool(lacking), reason=reason)
-    return pytest.mark.gpu_programs(skipped(test))
+    return pytest.mark.gpu_programs(pytest.mark.rotates(skipped(test)))
 
 
 @dataclasses.dataclass(frozen=True)

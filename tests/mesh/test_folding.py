@@ -138,7 +138,7 @@ RUNS = {
         pytest.param("hsadmm", marks=pytest.mark.slow),
         pytest.param("powersgd", marks=pytest.mark.slow),
         *(
-            pytest.param(name, marks=pytest.mark.exhaustive)
+            pytest.param(name, marks=pytest.mark.rotates)
             for name in ("topk", "importance", "pactrain")
         ),
     ],

@@ -208,6 +208,7 @@ def machines(monkeypatch):
     monkeypatch.setattr(roll_call, "listen", listen)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("delays", [(0, 0, 0), (1.0, 0, 0), (0, 0.5, 1.0)])
 def test_the_others_meet_at_the_first_of_them(machines, delays):

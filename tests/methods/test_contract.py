@@ -406,7 +406,7 @@ def test_every_method_has_a_row():
         make_method(Recipe(method_config("hsadm"), None, None, (), {}, {}))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("row", ROWS)
 def test_finds_the_best_feasible_point(row):
     """Hosts want different things, but agree on which channels matter."""
@@ -457,7 +457,7 @@ def test_one_trace_serves_all_calls_and_types_never_change(row):
     assert runner.ledger.num_compilations == before, "a second call compiled again"
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("row", ROWS)
 def test_a_restored_state_continues_identically(row):
     runner = runner_of(row)
@@ -584,7 +584,7 @@ def test_payload_is_what_the_largest_message_carries(row):
         assert carried - method.payload_bytes(counts) < room
 
 
-@pytest.mark.sampled(19)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("row", ROWS)
 def test_health_is_scalar_and_finite(row):
     runner = runner_of(row)

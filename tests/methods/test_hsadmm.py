@@ -151,6 +151,7 @@ def test_the_reference_run_exercises_what_it_should():
     assert (int(final.num_steps), int(final.num_rounds)) == (8, 4)
 
 
+@pytest.mark.slow
 def test_another_criterion_keeps_other_channels():
     """Or the reference would say little of it."""
     forms = (("recommended", "gradient"), ("taylor", "gradient"))

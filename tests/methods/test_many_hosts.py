@@ -33,7 +33,7 @@ def method_of(recipe, title):
     return make_method(dataclasses.replace(recipe, config=ROWS[title]))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("title", [title for title in ROWS if title != FEW_HOSTS])
 def test_formula_bytes_are_traced_bytes(recipe, title):
     """The table itself compares both where it has the most hosts."""

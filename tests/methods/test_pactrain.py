@@ -145,6 +145,7 @@ def test_weights_of_highest_grasp_score_are_removed(shape):
     assert flat[kept].max() < flat[removed].min(), "not the highest were removed"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_channels_of_highest_grasp_score_are_removed(shape):

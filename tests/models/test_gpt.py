@@ -50,6 +50,7 @@ def tokens_of(seed, batch=3):
     return jax.random.randint(jax.random.key(seed), (batch, LENGTH), 0, VOCABULARY)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_positions_see_what_is_before_them_or_all(networks, name):

@@ -80,7 +80,7 @@ def bytes_kept(loss, params):
     "name",
     [
         *(name for name in NETWORKS if name != "convnext_t"),
-        pytest.param("convnext_t", marks=pytest.mark.exhaustive),
+        pytest.param("convnext_t", marks=pytest.mark.rotates),
     ],
 )
 def test_it_is_the_same_network(name):
@@ -97,6 +97,7 @@ def test_it_is_the_same_network(name):
     assert bytes_kept(losses[1], params) < 0.5 * bytes_kept(losses[0], params)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["gpt", "vit_ti"])
 def test_the_small_network_computes_blocks_again_too(name):
@@ -109,6 +110,7 @@ def test_the_small_network_computes_blocks_again_too(name):
     same_gradients((masked, cut), inputs_of(name), key=KEY)
 
 
+@pytest.mark.slow
 def test_parameters_in_slices_are_gathered_again_for_it():
     """Twice at most, and no block keeps whole parameters in between."""
     model = network_of("gpt", "blocks")

@@ -93,7 +93,7 @@ def test_nothing_else_changes(runs):
         assert "second" in key or ahead.summary[key] == value, key
 
 
-@pytest.mark.exhaustive
+@pytest.mark.rotates
 def test_processes_that_compile_ahead_do_not_wait_for_ever(tmp_path):
     for choice in ("off", "on"):
         values = merged(SETTINGS, {"run": {"compile_ahead": choice}})

@@ -411,6 +411,7 @@ def kill_while_saving(directory, delay):
     return int(rest[-1]) if rest else completed
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_a_complete_checkpoint(tmp_path):
     previous = 0
     for delay in (0.0, 0.004, 0.012, 0.03):
@@ -473,6 +474,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_two_processes_save_restore_and_fall_back_together(tmp_path):
     port = free_port()
     processes = [start(TWO_PROCESSES, tmp_path, port, index) for index in (0, 1)]

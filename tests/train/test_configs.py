@@ -78,7 +78,7 @@ SHORT = (
 )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.rotates
 @pytest.mark.parametrize("stem", ["cifar10_resnet18_hsadmm", "cifar10_resnet56_hsadmm"])
 def test_configs_for_published_figures_run_in_short(stem: str, tmp_path: Path) -> None:
     path = next(p for p in CONFIGS if p.stem == stem)

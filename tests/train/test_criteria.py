@@ -74,6 +74,7 @@ def test_a_global_budget_ranks_what_hosts_have_seen():
     assert counts != experiment.channels.keep_counts, "not the uniform ones"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("criterion", ["taylor", "mixture"])
 def test_what_gradients_said_is_left_behind_by_a_cut(criterion):

@@ -130,7 +130,7 @@ def test_any_mesh_is_taught_alike(tmp_path, teacher):
     np.testing.assert_allclose(*found, atol=1e-3)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.rotates
 def test_a_run_that_was_stopped_goes_on_with_its_teacher(tmp_path):
     teacher = teacher_at(tmp_path / "teacher")
     changes = {

@@ -1,12 +1,10 @@
-"""Faults of runs of two processes: all end soon, say why, and the restart goes on.
+"""Two processes that refuse to start together, or start again: all say why.
 
-What a user sees is tried here with real processes: a line with the process, the phase
-and the remedy, an exit code that is documented, and no process that is left over.
+What happens to a run when a process is lost is tried by `prunex-jax drill`, in
+`tests/bench/test_drill.py`.
 """
 
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,9 +13,7 @@ import pytest
 
 from prunex_jax.base.command import (
     EXIT_BAD_INPUT,
-    EXIT_FAILED,
     EXIT_LOST,
-    EXIT_STALLED,
 )
 from tests.helpers.common import ROOT, free_port
 from tests.helpers.tiny_runs import (
@@ -87,125 +83,6 @@ def running(tmp_path, values=VALUES, rows=6):
             process.kill()
         raise
     return processes, workdir
-
-
-@pytest.mark.sampled(1, "exhaustive")
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_killed_process_is_named_and_the_restart_goes_on(lost, tmp_path):
-    processes, workdir = running(tmp_path)
-    processes[lost].kill()
-    codes = [EXIT_LOST, EXIT_LOST]
-    codes[lost] = -signal.SIGKILL
-    said = ended(processes, codes)[1 - lost]
-    assert f"error: process {lost}" in said and "has not answered for" in said
-    assert "at step" in said and "the same command" in said
-    assert "free space" not in said
-
-    newest = max(saved(workdir))
-    # One save may be in flight, which lasts longer than ten such steps.
-    assert newest >= rows_of(workdir)[-1]["step"] - 25, "more than an interval lost"
-    again = merged(VALUES, {"run": {**VALUES["run"], "max_host_drift": 0.0}})
-    processes = start_both(tmp_path, (workdir, workdir), (again, again))
-    wait_for_rows(processes[0], workdir, len(rows_of(workdir)) + 2)
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert f"resumed at step {newest}" in outputs[0]
-
-
-@pytest.mark.sampled(1, "exhaustive")
-@pytest.mark.slow
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_process_is_named(stopped, tmp_path):
-    """As one whose machine hangs, or whose link is lost."""
-    processes, _ = running(tmp_path)
-    processes[stopped].send_signal(signal.SIGSTOP)
-    other = processes[1 - stopped]
-    try:
-        said, _ = other.communicate(timeout=SOON)
-    finally:
-        processes[stopped].kill()
-        processes[stopped].communicate()
-        other.kill()
-    assert other.returncode == EXIT_LOST, said
-    assert f"error: process {stopped}" in said and "has not answered for" in said
-
-
-BREAKING = """
-import os, sys
-from prunex_jax.mesh import LaunchFlags
-from prunex_jax.train.command import load_config
-from prunex_jax.train.run import train
-
-config, workdir, coordinator, process, what = sys.argv[1:]
-
-
-def watch(progress, state):
-    if progress.step == 12 and process == "1":
-        if what == "error":
-            raise RuntimeError("a fault of this process alone")
-        if what == "hang":
-            import time
-            time.sleep(1000)
-
-
-flags = LaunchFlags(coordinator, 2, int(process), owns_process=True)
-train(load_config(config), workdir, launch=flags, watch=watch)
-"""
-
-
-def start_breaking(tmp_path, what, values=VALUES):
-    config, port = write_config(tmp_path, values), free_port()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-c", BREAKING, str(config), str(tmp_path / "run")),
-                *(f"127.0.0.1:{port}", str(index), what),
-            ],
-            env=environment,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(2)
-    ]
-
-
-@pytest.mark.slow
-def test_an_error_of_one_process_ends_both(tmp_path):
-    processes = start_breaking(tmp_path, "error")
-    first, second = ended(processes, [EXIT_LOST, EXIT_FAILED], within=120)
-    assert "Traceback" in second and "a fault of this process alone" in second
-    assert "error: process 1 on" in first
-    assert "failed at step 12" in first and "a fault of this process alone" in first
-
-
-@pytest.mark.slow
-def test_a_phase_that_hangs_shows_where(tmp_path):
-    values = merged(VALUES, {"run": {**VALUES["run"], "stall_seconds": 40.0}})
-    processes = start_breaking(tmp_path, "hang", values)
-    codes = {EXIT_LOST, EXIT_STALLED}
-    outputs = ended(processes, among=codes, within=240)
-    assert EXIT_STALLED in {process.returncode for process in processes}, outputs
-    assert "in watch" in outputs[1], "the stack of the thread that hangs"
-
-
-@pytest.mark.sampled(1, "exhaustive")
-@pytest.mark.slow
-@pytest.mark.parametrize("made_anew", [False, True])
-def test_a_run_folder_that_vanishes_ends_both(made_anew, tmp_path):
-    processes, workdir = running(tmp_path)
-    shutil.move(workdir, tmp_path / "elsewhere")
-    if made_anew:  # As a save does that is in flight.
-        (workdir / "checkpoints").mkdir(parents=True, exist_ok=True)
-    # Both may see it, or one hears of it first.
-    outputs = ended(processes, among={EXIT_BAD_INPUT, EXIT_LOST})
-    assert EXIT_BAD_INPUT in {process.returncode for process in processes}, outputs
-    for said in outputs:
-        assert "error: process" in said and "cannot" in said and "at step" in said
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ As in `test_drills`, with what a machine rather than the program does wrong.
 
 import json
 import os
-import re
-import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from prunex_jax.base.command import EXIT_BAD_INPUT, EXIT_LOST
 from prunex_jax.bench.links.sandbox import sandbox_kind
 from tests.helpers.common import ROOT, outputs_of, processes_with
 from tests.helpers.image_folders import CLASSES, break_file, write_images
-from tests.helpers.tiny_runs import merged, rows_of, wait_for_rows, write_config
+from tests.helpers.tiny_runs import merged, rows_of, write_config
 from tests.train.test_drills import VALUES, ended, running, start_both
 from tests.train.test_language import SETTINGS as LANGUAGE
 
@@ -42,32 +40,6 @@ def stop_soon(processes):
     for process in processes:
         process.send_signal(signal.SIGTERM)
     return outputs_of(processes, 120)
-
-
-@pytest.mark.sampled(1, "exhaustive")
-@pytest.mark.slow
-@pytest.mark.parametrize("full", [0, 1])
-def test_a_full_disk_of_one_process_ends_both_and_the_restart_goes_on(full, tmp_path):
-    # The save of step 400 is the first thing to be written after the row of step 250.
-    run = {"log_every_steps": 250, "checkpoint_every_steps": 200}
-    values = merged(VALUES, {"run": run})
-    processes, workdir = running(tmp_path, values, rows=1)
-    # From now on no file of it can grow, as on a full disk.
-    resource.prlimit(processes[full].pid, resource.RLIMIT_FSIZE, (0, 0))
-    codes = [EXIT_LOST, EXIT_LOST]
-    codes[full] = EXIT_BAD_INPUT
-    outputs = ended(processes, codes)
-    for said in outputs:
-        found = re.search(rf"error: process {full} on .* failed at step (\d+)", said)
-        assert found and "cannot write the checkpoint of step 400" in said, said
-        assert int(found[1]) < 600, "noticed by the next save only"
-    assert "File too large" in outputs[full] and "free space" in outputs[full]
-    again = start_both(tmp_path, (workdir, workdir))
-    try:
-        wait_for_rows(again[0], workdir, 4)
-    finally:
-        outputs = stop_soon(again)
-    assert "resumed at step 200" in outputs[0]
 
 
 def own_folders(tmp_path, make):
@@ -133,36 +105,6 @@ def test_arrays_cut_on_one_machine_before_a_restart_are_named_by_both(tmp_path):
         assert "Traceback" not in said
 
 
-LINK_DOWN = """
-import json, os, pathlib, subprocess, sys, time
-from prunex_jax.bench.links.hosts import NamespaceHosts
-
-config, workdir = sys.argv[1:]
-metrics = pathlib.Path(workdir, "metrics.jsonl")
-with NamespaceHosts(2) as hosts:
-    command = [sys.executable, "-m", "prunex_jax.train", f"--config={config}"]
-    command += [f"--workdir={workdir}", "--num_processes=2"]
-    command += [f"--coordinator={hosts.address(0)}:5000"]
-    processes = [
-        subprocess.Popen(
-            hosts.command(host, [*command, f"--process_id={host}"]),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for host in range(2)
-    ]
-    deadline = time.monotonic() + 150
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 6):
-        if time.monotonic() > deadline or processes[0].poll() is not None:
-            for process in processes:
-                process.kill()
-            sys.exit("\\n".join(process.communicate()[0] for process in processes))
-        time.sleep(0.1)
-    hosts.set_link(1, False)
-    began = time.monotonic()
-    outputs = [process.communicate(timeout=90)[0] for process in processes]
-    codes = [process.returncode for process in processes]
-    print(json.dumps([time.monotonic() - began, codes, outputs]))
-"""
 IN_SANDBOX = """
 import sys
 from prunex_jax.bench.links.sandbox import run_in_sandbox
@@ -189,15 +131,6 @@ def found_in_sandbox(script, values, folder, timeout):
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_a_link_that_goes_down_ends_both_sides(tmp_path):
-    seconds, codes, outputs = found_in_sandbox(LINK_DOWN, VALUES, tmp_path, 300)
-    assert seconds < 60 and codes == [EXIT_LOST, EXIT_LOST], outputs
-    for own, said in enumerate(outputs):
-        other = f"error: process {1 - own}"
-        assert other in said and "has not answered for" in said and "at step" in said
 
 
 FIRST_HOST_LOST = """

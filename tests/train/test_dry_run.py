@@ -27,6 +27,7 @@ def saved_bytes(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_it_says_what_the_run_sends_and_saves(tmp_path, capsys):
     values = settings(
         method={"name": "hsadmm", "hsadmm": {"sync_period": 4}},
@@ -118,7 +119,7 @@ def needs_of(devices, shard):
     return find_needs(make_experiment(resolve_config(values), topology))
 
 
-@pytest.mark.sampled(2, "exhaustive")
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 8, 4])
 def test_slices_take_their_share_of_memory(devices):

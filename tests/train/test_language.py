@@ -112,7 +112,7 @@ def test_scores_are_those_of_the_network(whole):
     assert result.summary["validation_loss"] == pytest.approx(mean, rel=1e-4)
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stopped_at", [17, 7])
 @pytest.mark.slow
 def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
@@ -125,7 +125,7 @@ def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.rotates
 def test_a_killed_run_is_the_same(tmp_path):
     """Killed before and after channels are cut out, it ends with the same numbers."""
     values = merged(SETTINGS, {"run": {"steps": 60}})
@@ -168,7 +168,7 @@ def _text(folder):
     return {"name": "text", "dir": str(folder / "a.txt"), **kept}
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [_tokens, _text])
 @pytest.mark.slow
 def test_other_text_trains_and_resumes_the_same(make, tmp_path):
@@ -257,7 +257,7 @@ def test_masked_models_learn_the_same_on_any_mesh(tmp_path):
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dgc", "importance", "pactrain"])
 def test_methods_with_needs_of_their_own_train_a_language_model(method, tmp_path):
@@ -270,7 +270,7 @@ def test_methods_with_needs_of_their_own_train_a_language_model(method, tmp_path
     assert (kept < 0.6) == (method == "pactrain")
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [SETTINGS, BERT], ids=["gpt", "bert"])
 def test_a_model_learns_from_itself(values, tmp_path):
@@ -367,6 +367,7 @@ def test_what_does_not_fit_is_refused(changes, message, tmp_path):
 SHAPES = [(2, 2), *(pytest.param(shape, marks=SLOW) for shape in ((3, 2), (4, 1)))]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("method", METHODS)
@@ -389,7 +390,7 @@ HSADMM_FORMS = {
 }
 
 
-@pytest.mark.sampled(12, "exhaustive")
+@pytest.mark.sampled(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 2), (3, 2), (4, 1)], ids=str)
 @pytest.mark.parametrize("form", HSADMM_FORMS)

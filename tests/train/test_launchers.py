@@ -151,7 +151,7 @@ def test_mpirun_starts_a_process_on_each_machine(cluster, tmp_path):
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.rotates
 def test_a_drill_runs_in_tasks_of_slurm(cluster, tmp_path):
     """Every task does what is drilled to a process of its own."""
     workdir = tmp_path / "drill"

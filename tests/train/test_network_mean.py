@@ -156,7 +156,7 @@ def test_its_answers_are_work_of_the_run(whole):
     assert summary["training_macs_dense"] == 32 * 32 * dense
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("step", [8, 16, 24])
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_teacher_it_had(whole, tmp_path, step):

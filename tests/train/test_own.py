@@ -63,7 +63,7 @@ def test_a_network_learns_and_ends_smaller(name, tmp_path):
     assert {"loss", "accuracy"} <= set(rows[0])
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stopped_at", [35, 15])
 @pytest.mark.slow
 def test_a_resumed_run_draws_the_same(stopped_at, tmp_path):
@@ -127,7 +127,7 @@ def test_losses_and_metrics_have_names_of_their_own(tmp_path, capsys):
     assert "validation farthest" in printed and "ex/s" in printed
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("optimizer", ["muon", "mine"])
 @pytest.mark.slow
 def test_other_optimizers_train_and_go_on_after_a_cut(optimizer, tmp_path):

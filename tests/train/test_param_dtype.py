@@ -50,7 +50,8 @@ def test_rounding_keeps_the_mean_and_what_bfloat16_has():
     assert np.all(np.abs(drawn.mean(0) - exact) < np.abs(exact) * 2**-8 / 10)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shard", ["none", "state", "params"])
 @pytest.mark.parametrize("row", ["dense", "hsadmm", "local_sgd", "pactrain"])
 def test_only_parameters_are_narrow_and_they_settle_at_the_same_place(row, shard):
@@ -111,7 +112,7 @@ def test_updates_below_the_spacing_are_not_lost():
     assert mean == pytest.approx(1 + 100 * 2.0**-7 / 20, abs=2.0**-7 / 4)
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["params", "none"])
 def test_a_run_is_cut_and_goes_on_with_the_same_bits(shard, tmp_path):
@@ -130,7 +131,7 @@ def test_a_run_is_cut_and_goes_on_with_the_same_bits(shard, tmp_path):
     assert whole.summary["params_kept"] == wide.summary["params_kept"]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.rotates
 def test_the_next_method_starts_in_float32(tmp_path):
     """Its moments too, as the parameters it is given are read before."""
     schedule = {"schedule": ("dense", "hsadmm @ 0.4")}

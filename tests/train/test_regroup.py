@@ -228,6 +228,7 @@ def run_until(step, values, workdir):
         train(resolve_config(values), workdir, watch=stop_after(step))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_fewer_hosts_unless_refused(tmp_path, capsys):
     run_until(7, values_of(4, "topk"), tmp_path)
     config = resolve_config(values_of(2, "topk"))
@@ -338,7 +339,7 @@ UNDISTURBED = {
 }
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", UNDISTURBED)
 def test_four_hosts_then_two_then_three_end_well(method, tmp_path):

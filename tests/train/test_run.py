@@ -175,13 +175,13 @@ QUICKER = (
 )
 
 
-@pytest.mark.sampled(2, "exhaustive")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "variant",
     [
         pytest.param(
             name,
-            marks=pytest.mark.slow if name in QUICKER else pytest.mark.exhaustive,
+            marks=pytest.mark.slow if name in QUICKER else pytest.mark.rotates,
         )
         for name in VARIANTS
     ],

@@ -24,13 +24,13 @@ from tests.helpers.tiny_runs import (
 )
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("method", "shard"),
     [
         pytest.param("hsadmm", "none", marks=pytest.mark.slow),
         pytest.param("hsadmm", "state", marks=pytest.mark.slow),
-        pytest.param("dense", "none", marks=pytest.mark.exhaustive),
+        pytest.param("dense", "none", marks=pytest.mark.rotates),
     ],
 )
 def test_two_processes_equal_two_simulated_hosts(method, shard, tmp_path):
@@ -74,6 +74,7 @@ def test_two_processes_equal_two_simulated_hosts(method, shard, tmp_path):
         np.testing.assert_array_equal(one_leaf == 0, two_leaf == 0, "other channels")
 
 
+@pytest.mark.slow
 def test_processes_refuse_together(tmp_path):
     """What only process 0 can see ends all of them, with one line each."""
     (tmp_path / "run").mkdir()
@@ -86,17 +87,16 @@ def test_processes_refuse_together(tmp_path):
     assert not any("Traceback" in output for output in outputs)
 
 
-@pytest.mark.sampled(2, "exhaustive")
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_signal_to_one_process_stops_all(number, tmp_path):
+def test_a_schedulers_signal_to_one_process_stops_all(tmp_path):
+    """As those that drills send, of which this is none."""
     values = settings(
         topology={"cpu_devices": 2, "layout": "process"},
         run={"steps": 5000, "checkpoint_every_steps": 0},
     )
     processes = start_two(tmp_path, values, tmp_path / "run")
     wait_for_rows(processes[0], tmp_path / "run", 2)
-    processes[1].send_signal(number)
+    processes[1].send_signal(signal.SIGUSR1)
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     codes = [process.returncode for process in processes]
     assert codes == [EXIT_STOPPED, EXIT_STOPPED], outputs

@@ -126,15 +126,13 @@ EXHAUSTIVE_FORMS = (
 )
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "form",
     [
         pytest.param(
             form,
-            marks=pytest.mark.exhaustive
-            if form in EXHAUSTIVE_FORMS
-            else pytest.mark.slow,
+            marks=pytest.mark.rotates if form in EXHAUSTIVE_FORMS else pytest.mark.slow,
         )
         for form in FORMS
     ],

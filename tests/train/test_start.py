@@ -140,6 +140,7 @@ def test_a_resumed_run_needs_the_weights_no_more(source, started, tmp_path):
     assert [row["step"] for row in rows_of(tmp_path / "run")] == [0, 2, 3]
 
 
+@pytest.mark.slow
 def test_changed_weights_are_noticed_before_the_first_checkpoint(source, tmp_path):
     file = tmp_path / "run" / "environment.json"
     values = dense(source[2])
@@ -267,7 +268,7 @@ def test_two_processes_start_alike(source, started, tmp_path):
     assert all("is a run folder, which one process can read" in x for x in outputs)
 
 
-@pytest.mark.sampled(1, "exhaustive")
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("teacher", ["export", "self"])
 def test_a_taught_run_starts_from_its_teacher(teacher, source, tmp_path):
@@ -289,7 +290,7 @@ def test_a_taught_run_starts_from_its_teacher(teacher, source, tmp_path):
     assert start.model == result.network.model
 
 
-@pytest.mark.exhaustive
+@pytest.mark.rotates
 def test_a_shrunk_language_model_trains_on(tmp_path):
     widths = {"layers": 1, "width": 16, "heads": 2, "key_heads": 2, "head_width": 8}
     settings = {

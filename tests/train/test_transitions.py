@@ -104,6 +104,7 @@ def test_a_cut_keeps_the_consensus(cut):
     assert_equal(small_state.totals, state.totals)
 
 
+@pytest.mark.slow
 def test_a_cut_changes_what_is_trained_and_nothing_else(cut):
     experiment, _, small, _, _ = cut
     for part in ("config", "task", "channels", "phases", "ledger", "topology"):

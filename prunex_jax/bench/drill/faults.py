@@ -12,6 +12,9 @@ from prunex_jax.base.command import (
 )
 
 LINK, MOVED, HANG, FULL_DISK, STOP = "link", "moved", "hang", "full_disk", "stop"
+# Where it was and what to do, at the end of the line that says whom others miss.
+_PLACE = ("at step", "phase", "the same command")
+_NAMED, _SILENT = "error: process {process}", "has not answered for"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Fault:
     is_own: bool = False  # Whether the training process does it to itself.
     only_first: bool = False  # Whether only process 0 notices it.
     # What an output has to say, of those that can; {process} is the victim.
-    said: tuple[str, ...] = ("error: process {process}", "at step", "phase")
+    said: tuple[str, ...] = (_NAMED, *_PLACE)
 
 
 _LOST, _STOPPED = (EXIT_LOST,), (EXIT_STOPPED,)
@@ -36,6 +39,7 @@ FAULTS: dict[str, Fault] = {
         (-signal.SIGKILL,),
         _LOST,
         number=signal.SIGKILL,
+        said=(_NAMED, _SILENT, *_PLACE),
     ),
     "term": Fault(
         _STOPPED,
@@ -53,6 +57,7 @@ FAULTS: dict[str, Fault] = {
         _LOST,
         _LOST,
         number=signal.SIGSTOP,
+        said=(_NAMED, _SILENT, *_PLACE),
     ),
     "error": Fault((EXIT_FAILED,), _LOST, is_own=True),
     HANG: Fault(
@@ -66,13 +71,15 @@ FAULTS: dict[str, Fault] = {
         _LOST,
         is_own=True,
         only_first=True,
+        said=(_NAMED, "free space", *_PLACE),
     ),
     MOVED: Fault(
         (EXIT_BAD_INPUT, EXIT_LOST),
         (EXIT_BAD_INPUT, EXIT_LOST),
         said=("error: process", "at step", "phase"),
     ),
-    LINK: Fault(_LOST, _LOST, said=("at step", "phase")),
+    # Those on both sides of it miss each other.
+    LINK: Fault(_LOST, _LOST, said=(_SILENT, *_PLACE)),
 }
 # What random drills choose from.
 RANDOM = ("kill", "term", "int", STOP, LINK)
