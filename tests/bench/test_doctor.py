@@ -75,7 +75,7 @@ def test_two_processes_are_well(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow  # Waits for a file that never shows.
+@pytest.mark.rotates  # Waits for a file that never shows.
 def test_a_folder_that_is_not_shared_fails_on_both(tmp_path):
     (tmp_path / "one").mkdir()
     processes = start_two(

@@ -445,7 +445,7 @@ def test_interfaces_count_what_traces_say(file, sample, tmp_path):
     assert facts
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_processes_of_a_launcher_measure_themselves(tmp_path):
     """As on a cluster: nobody starts them, real links are used unchanged."""
     port = free_port()

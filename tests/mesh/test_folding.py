@@ -131,18 +131,8 @@ RUNS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dense",
-        pytest.param("hsadmm", marks=pytest.mark.slow),
-        pytest.param("powersgd", marks=pytest.mark.slow),
-        *(
-            pytest.param(name, marks=pytest.mark.rotates)
-            for name in ("topk", "importance", "pactrain")
-        ),
-    ],
-)
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_the_run_of_the_real_mesh(name, tmp_path):
     changes = {
         **RUNS[name],

@@ -100,7 +100,7 @@ def whole_network(row, shape):
     return networks(runner_of(row, shape), batch_of(_targets(shape[0] * shape[1])))
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["state", "params"])
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_network_is_the_same(row, shape, shard):
         np.testing.assert_allclose(found, wanted, atol=atol)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("row", sorted(set(SLICED) - set(EXACT)))
 def test_other_wires_round_and_choose_in_every_slice(row):
@@ -151,7 +151,7 @@ def test_where_all_entries_are_chosen_slices_make_no_difference(name, shard):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("rank", [4, 1])

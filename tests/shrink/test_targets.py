@@ -386,8 +386,7 @@ def test_experiments_prune_inside_of_blocks_only():
         make_experiment(resolve_config(run), topology)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.slow
+@pytest.mark.rotates
 @pytest.mark.parametrize("budget", ["uniform", "global"])
 def test_runs_end_within_their_target(tmp_path, budget):
     sparsity = {**RUN["sparsity"], "budget": budget}

@@ -78,7 +78,7 @@ def calls_of(experiment: Experiment) -> list[Call]:
     return [*calls, *calls_to_come(experiment, position, state, batch, seen[-1])]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path",

@@ -57,7 +57,7 @@ def test_a_folder_of_images_trains(tmp_path, capsys):
     assert summary["test_accuracy"] is None, "a folder without splits has no test split"
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_the_export_of_a_pruned_run_is_scored_on_its_folder(tmp_path, capsys):
     for split, count in (("train", 30), ("val", 5), ("test", 6)):
         write_images(tmp_path / "photos" / split, count)

@@ -60,7 +60,7 @@ def test_it_says_what_the_run_sends_and_saves(tmp_path, capsys):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_checkpoints_are_as_large_as_it_says(tmp_path):
     values = settings(
         method={"name": "dense"},
@@ -119,7 +119,7 @@ def needs_of(devices, shard):
     return find_needs(make_experiment(resolve_config(values), topology))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 8, 4])
 def test_slices_take_their_share_of_memory(devices):

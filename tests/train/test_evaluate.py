@@ -168,6 +168,7 @@ RUNS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", RUNS)
 def test_runs_of_all_kinds_are_exported(kind, tmp_path):
     result = train(settings(**RUNS[kind]), tmp_path / "run")

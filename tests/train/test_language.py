@@ -199,7 +199,7 @@ def test_other_text_trains_and_resumes_the_same(make, tmp_path):
             assert result.summary[f"{name}_bits_per_byte"] == pytest.approx(bits)
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_two_processes_encode_once_and_learn_as_one(tmp_path):
     """Both find the same tokens, whichever of them has made these."""
     shape = {"topology": {"cpu_devices": 1, "layout": "process"}}
@@ -223,7 +223,7 @@ def test_two_processes_encode_once_and_learn_as_one(tmp_path):
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_a_masked_model_learns_shrinks_and_resumes(tmp_path):
     """With dropout and bfloat16, in parts of a batch."""
     values = merged(BERT, {"optimizer": {"micro_batches": 2}})
@@ -244,7 +244,7 @@ def test_a_masked_model_learns_shrinks_and_resumes(tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_masked_models_learn_the_same_on_any_mesh(tmp_path):
     """Up to rounding: what is asked for depends on seed and step alone."""
     dense = {"method": {"name": "dense"}, "run": {**BERT["run"], "steps": 6}}
@@ -270,8 +270,7 @@ def test_methods_with_needs_of_their_own_train_a_language_model(method, tmp_path
     assert (kept < 0.6) == (method == "pactrain")
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.slow
+@pytest.mark.rotates
 @pytest.mark.parametrize("values", [SETTINGS, BERT], ids=["gpt", "bert"])
 def test_a_model_learns_from_itself(values, tmp_path):
     """Answers of a teacher have a row for every token."""

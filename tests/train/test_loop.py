@@ -236,6 +236,7 @@ BOUNDARIES = (6, 18)
 MORE_BOUNDARIES = (1, 4, 8, 12, 16, 17, 20)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
@@ -328,7 +329,7 @@ def test_the_last_round_sends_what_channel_rounds_have_held_back():
     assert same_bits(run_one(experiment, checkpoints)[1], state)
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_a_streamed_run_resumes_with_means_under_way():
     """Whole rounds until masks are frozen, then fragments; whole at cut and end."""
     experiment = experiment_of(

@@ -99,7 +99,7 @@ def assert_mean(mean, networks, experiment, model, step):
         np.testing.assert_allclose(found[path], leaf, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_the_teacher_is_the_mean_of_the_last_networks_before_channels_go(whole):
     folder, _, networks = whole
     for step, is_there in ((4, True), (8, True), (24, True), (28, False)):
@@ -172,7 +172,7 @@ def test_a_run_goes_on_with_the_teacher_it_had(whole, tmp_path, step):
     np.testing.assert_array_equal(logits_of(result), logits_of(resumed))
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_any_mesh_learns_alike(whole, tmp_path):
     values = of_itself(topology={"simulated": "2x4"})
     found = logits_of(train(values, tmp_path))

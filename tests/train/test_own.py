@@ -45,6 +45,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_network_learns_and_ends_smaller(name, tmp_path):

@@ -175,7 +175,7 @@ QUICKER = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "variant",
     [

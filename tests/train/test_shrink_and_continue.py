@@ -196,7 +196,7 @@ def stairs_run(tmp_path_factory):
     return values, train(values, workdir, watch=look), workdir, models
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_channels_are_cut_out_after_every_stair(stairs_run):
     values, result, workdir, _ = stairs_run
     sizes, kept = [], {}
@@ -235,7 +235,7 @@ def test_work_is_that_of_the_networks_that_were_trained(stairs_run):
         assert macs_until(run, step, position.handover) == sum(macs[:step])
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_cuts_after_stairs_change_nothing(stairs_run, tmp_path):
     """As if all were cut out at once, to rounding."""
     values, result, workdir, _ = stairs_run
@@ -291,7 +291,7 @@ def whole_run(tmp_path_factory):
     return train(shrinking(), workdir), workdir
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_killed_before_and_after_the_event_it_ends_with_the_same_bits(
     whole_run, tmp_path
 ):

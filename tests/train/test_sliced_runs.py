@@ -41,6 +41,7 @@ def sliced(tmp_path_factory):
     return workdir, train(VALUES, workdir)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["none", "params"])
 def test_a_run_through_moving_masks_and_a_cut_is_the_same(sliced, shard, tmp_path):
@@ -60,7 +61,7 @@ def gone_on(workdir, before, after, stopped_at=18):
     return workdir
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["state", "none", "params"])
 @pytest.mark.parametrize("stopped_at", [18, 27])
@@ -70,8 +71,7 @@ def test_a_run_goes_on_in_other_slices(sliced, shard, stopped_at, tmp_path):
     assert_alike(tmp_path, sliced[0])
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.slow
+@pytest.mark.rotates
 @pytest.mark.parametrize("shard", ["params", "state"])
 @pytest.mark.parametrize("meshes", [("", "2x2"), ("2x2", "")], ids=["fewer", "more"])
 def test_a_run_goes_on_with_other_devices(meshes, shard, tmp_path):
@@ -110,8 +110,7 @@ def test_optimizers_and_methods_of_whole_parameters_are_refused(tmp_path):
         train(merged(VALUES, {"method": weights}), tmp_path)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.slow
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", ["powersgd", "topk", "dgc", "importance", "pactrain"])
 def test_methods_that_send_in_every_step_go_on_in_other_slices(name, tmp_path):
     """Slices choose entries of their own, so that such runs differ somewhat."""
