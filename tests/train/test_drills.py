@@ -122,7 +122,7 @@ def supervised(folder, values, workdir, index, port):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_supervised_processes_start_again_and_end_as_if_nothing_was(tmp_path):
     """A killed process takes the other one along; both come back and finish."""
     values = merged(VALUES, {"run": {**VALUES["run"], "steps": 300}})

@@ -71,7 +71,7 @@ def test_images_cut_on_one_machine_are_named_and_workers_end(tmp_path):
     assert "error: process 1 on" in first and "is broken" in first
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_tokens_cut_on_one_machine_are_named(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 90, 90_000).astype("<u2")
     second = own_folders(tmp_path, lambda own: tokens.tofile(own / "tokens.bin"))
@@ -85,7 +85,7 @@ def test_tokens_cut_on_one_machine_are_named(tmp_path):
         assert "tokens.bin has 90000 bytes and had 180000" in said
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_arrays_cut_on_one_machine_before_a_restart_are_named_by_both(tmp_path):
     images = np.random.default_rng(0).integers(0, 255, (300, 8, 8, 1), np.uint8)
     labels = np.arange(300) % 3
@@ -169,7 +169,7 @@ with NamespaceHosts(3) as hosts:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_the_others_go_on_without_the_host_of_process_0(tmp_path):
     """Its machine is lost for good; when it comes back alone, it is refused."""
     run = {"steps": 400, "join_seconds": 10, "min_processes": 2}

@@ -60,6 +60,7 @@ def stops(log):
     return [int(s) for s in re.findall(r"stopped at step (\d+) of", log.read_text())]
 
 
+@pytest.mark.rotates
 def test_a_job_that_reaches_its_limit_saves_and_goes_on_from_the_queue(
     cluster, tmp_path
 ):

@@ -176,7 +176,7 @@ def test_schedules_wait_for_metrics_of_the_user(tmp_path, capsys):
         train(values, tmp_path / "other", model=NnxNet, data=DATA)
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_ours_and_theirs_go_together(tmp_path):
     """Our network on their images, and their network on our digits."""
     images = np.random.default_rng(0).integers(0, 255, (96, 8, 8, 1)).astype(np.float32)

@@ -114,21 +114,28 @@ def test_updates_below_the_spacing_are_not_lost():
 
 @pytest.mark.sampled(1)
 @pytest.mark.slow
+@pytest.mark.parametrize("stopped_at", [18, 33])
 @pytest.mark.parametrize("shard", ["params", "none"])
-def test_a_run_is_cut_and_goes_on_with_the_same_bits(shard, tmp_path):
+def test_a_run_is_cut_and_goes_on_with_the_same_bits(shard, stopped_at, tmp_path):
+    """Stopped before the cut or after it."""
     values = merged(VALUES, {"topology": {"shard": shard}})
     whole = train(values, tmp_path / "whole")
-    for stopped_at in (18, 33):
-        folder = tmp_path / str(stopped_at)
-        with pytest.raises(StopAtOnce):
-            train(values, folder, watch=stop_after(stopped_at))
-        again = train(values, folder)
-        for found, wanted in pairs_of(again.network.params, whole.network.params):
-            np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(StopAtOnce):
+        train(values, tmp_path / "again", watch=stop_after(stopped_at))
+    again = train(values, tmp_path / "again")
+    for found, wanted in pairs_of(again.network.params, whole.network.params):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("shard", ["params", "none"])
+def test_a_run_learns_as_in_float32(shard, tmp_path):
+    values = merged(VALUES, {"topology": {"shard": shard}})
+    narrow = train(values, tmp_path / "narrow")
     wide = train(merged(values, {"model": {"param_dtype": "float32"}}), tmp_path / "w")
-    found, wanted = (rows_of(tmp_path / name)[-1]["loss"] for name in ("whole", "w"))
+    found, wanted = (rows_of(tmp_path / name)[-1]["loss"] for name in ("narrow", "w"))
     assert found == pytest.approx(wanted, rel=0.1)
-    assert whole.summary["params_kept"] == wide.summary["params_kept"]
+    assert narrow.summary["params_kept"] == wide.summary["params_kept"]
 
 
 @pytest.mark.rotates

@@ -171,7 +171,7 @@ def test_what_is_pruned_at_birth_is_cut_out_when_its_method_ends(tmp_path):
     assert {row["sparsity"] for row in rows} == {0.5}
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_a_metric_starts_a_phase(tmp_path):
     """At the first logged step: every loss is below a hundred."""
     schedule = ("dense", "local_sgd @ loss < 100")

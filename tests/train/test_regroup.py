@@ -339,8 +339,7 @@ UNDISTURBED = {
 }
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.slow
+@pytest.mark.rotates
 @pytest.mark.parametrize("method", UNDISTURBED)
 def test_four_hosts_then_two_then_three_end_well(method, tmp_path):
     """Within the spread of undisturbed runs, and near the one of the same seed."""

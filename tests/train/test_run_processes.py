@@ -104,7 +104,7 @@ def test_a_schedulers_signal_to_one_process_stops_all(tmp_path):
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_compiled_programs_of_every_process_are_found_and_are_the_same(tmp_path):
     """A run of two processes: without kept programs, keeping them, and from them."""
     kept = tmp_path / "kept"

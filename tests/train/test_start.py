@@ -252,7 +252,7 @@ def test_one_device_that_stands_for_all_starts_alike(source, started, tmp_path):
     assert first["validation_loss"] == pytest.approx(same["validation_loss"])
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_two_processes_start_alike(source, started, tmp_path):
     values = dense(source[2], topology={"cpu_devices": 4})
     processes = start_two(tmp_path, values, tmp_path / "run")

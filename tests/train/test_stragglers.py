@@ -80,7 +80,7 @@ def wait_for_warning(said, count, act=lambda: time.sleep(0.2)):
     return warnings_of(said)[count - 1]
 
 
-@pytest.mark.slow
+@pytest.mark.rotates
 def test_a_slow_process_is_named_with_its_cause_and_equal_ones_are_not(tmp_path):
     with running(tmp_path, VALUES) as (_, said, mark):
         time.sleep(20)  # More than three comparisons.
