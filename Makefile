@@ -51,9 +51,7 @@ WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Sets of tests with targets of their own.
 OTHERS := zoo or weights or gpu_programs
 TESTS ?=
-# What slow tests are drawn from, and the commit that what changed is found by.
-SAMPLE ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo none)
-SINCE ?=
+# What cases are drawn by, and the commit that what changed is found by; all if empty.
 SLOW = --sample='$(SAMPLE)' --since='$(SINCE)'
 
 BIN := $(VENV)/bin
@@ -83,6 +81,7 @@ demo: $(BASE)
 test: $(TEST)
 	$(BIN)/python -m pytest -q -m "not (slow or $(OTHERS))" $(WORKERS) $(TESTS)
 
+test-slow: SAMPLE ?= $(shell git rev-parse --short=8 HEAD 2>/dev/null || echo none)
 test-slow: $(TEST)
 	$(BIN)/python -m pytest -q -m "slow and not ($(OTHERS))" --durations=20 \
 	    --durations-min=10 $(SLOW) $(WORKERS) $(TESTS)

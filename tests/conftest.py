@@ -119,15 +119,15 @@ def pytest_collection_modifyitems(
     _mark_turns(items)
     since, sample = config.getoption("since"), config.getoption("sample")
     selection = select(since)
-    left_out = [
-        item
-        for item in items
-        if item.get_closest_marker("slow")
-        and not (selection.takes(item.path) and _has_its_turn(item, sample))
-    ]
+    taken, left_out = [], []
+    for item in items:
+        is_taken = not item.get_closest_marker("slow") or (
+            selection.takes(item.path) and _has_its_turn(item, sample)
+        )
+        (taken if is_taken else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        items[:] = taken
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
