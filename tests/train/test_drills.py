@@ -5,16 +5,14 @@ What happens to a run when a process is lost is tried by `prunex-jax drill`, in
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
 
-from prunex_jax.base.command import (
-    EXIT_BAD_INPUT,
-    EXIT_LOST,
-)
+from prunex_jax.base.command import EXIT_BAD_INPUT, EXIT_LOST
 from tests.helpers.common import ROOT, free_port
 from tests.helpers.tiny_runs import (
     merged,
@@ -83,6 +81,19 @@ def running(tmp_path, values=VALUES, rows=6):
             process.kill()
         raise
     return processes, workdir
+
+
+@pytest.mark.rotates
+def test_a_run_folder_that_vanishes_and_is_made_anew_ends_both(tmp_path):
+    """As a save makes it anew that is in flight; drills move folders away."""
+    processes, workdir = running(tmp_path)
+    shutil.move(workdir, tmp_path / "elsewhere")
+    (workdir / "checkpoints").mkdir(parents=True, exist_ok=True)
+    # Both may see it, or one hears of it first.
+    outputs = ended(processes, among={EXIT_BAD_INPUT, EXIT_LOST})
+    assert EXIT_BAD_INPUT in {process.returncode for process in processes}, outputs
+    for said in outputs:
+        assert "error: process" in said and "cannot" in said and "at step" in said
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ As in `test_drills`, with what a machine rather than the program does wrong.
 
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from prunex_jax.base.command import EXIT_BAD_INPUT, EXIT_LOST
 from prunex_jax.bench.links.sandbox import sandbox_kind
 from tests.helpers.common import ROOT, outputs_of, processes_with
 from tests.helpers.image_folders import CLASSES, break_file, write_images
-from tests.helpers.tiny_runs import merged, rows_of, write_config
+from tests.helpers.tiny_runs import merged, rows_of, wait_for_rows, write_config
 from tests.train.test_drills import VALUES, ended, running, start_both
 from tests.train.test_language import SETTINGS as LANGUAGE
 
@@ -40,6 +42,29 @@ def stop_soon(processes):
     for process in processes:
         process.send_signal(signal.SIGTERM)
     return outputs_of(processes, 120)
+
+
+@pytest.mark.rotates
+def test_a_full_disk_of_process_1_ends_both_and_the_restart_goes_on(tmp_path):
+    """Of process 0, which writes the rows as well, drills make one."""
+    # The save of step 400 is the first thing to be written after the row of step 250.
+    run = {"log_every_steps": 250, "checkpoint_every_steps": 200}
+    values = merged(VALUES, {"run": run})
+    processes, workdir = running(tmp_path, values, rows=1)
+    # From now on no file of it can grow, as on a full disk.
+    resource.prlimit(processes[1].pid, resource.RLIMIT_FSIZE, (0, 0))
+    outputs = ended(processes, [EXIT_LOST, EXIT_BAD_INPUT])
+    for said in outputs:
+        found = re.search(r"error: process 1 on .* failed at step (\d+)", said)
+        assert found and "cannot write the checkpoint of step 400" in said, said
+        assert int(found[1]) < 600, "noticed by the next save only"
+    assert "File too large" in outputs[1] and "free space" in outputs[1]
+    again = start_both(tmp_path, (workdir, workdir))
+    try:
+        wait_for_rows(again[0], workdir, 4)
+    finally:
+        outputs = stop_soon(again)
+    assert "resumed at step 200" in outputs[0]
 
 
 def own_folders(tmp_path, make):
