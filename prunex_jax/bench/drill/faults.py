@@ -71,7 +71,7 @@ FAULTS: dict[str, Fault] = {
         _LOST,
         is_own=True,
         only_first=True,
-        said=(_NAMED, "free space", *_PLACE),
+        said=(_NAMED, "at step", "phase"),
     ),
     MOVED: Fault(
         (EXIT_BAD_INPUT, EXIT_LOST),
