@@ -74,7 +74,8 @@ _FIRST_FILES = (
     "mesh/test_folding.py",
 )
 _PLACES = {
-    Path(__file__).parent / name: place for place, name in enumerate(_FIRST_FILES, -99)
+    Path(__file__).parent / name: place
+    for place, name in enumerate(_FIRST_FILES, -len(_FIRST_FILES))
 }
 # Sets of tests with packages of their own.
 _SETS = ("zoo", "weights", "gpu_programs")

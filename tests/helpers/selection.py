@@ -16,29 +16,19 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.common import ROOT
+
 # One of so many cases that take turns runs each time.
 TURNS = 4
 
-# What all tests stand on. `prunex_jax/__init__.py` is run by every import.
-_SHARED = (
-    "prunex_jax/__init__.py",
-    "prunex_jax/py.typed",
-    "prunex_jax/base/",
-    "tests/conftest.py",
-    "pyproject.toml",
-    "setup.py",
-    "Makefile",
-    ".ci/",
-)
 # Tests of what measures this project, which uses all rooms.
 _BENCHMARKS = "benchmarks"
 # Files outside of the package, and the places in tests/ that read them.
 _READERS = {
-    "configs/": ("train", "bench"),
-    "examples/": ("train/test_launchers.py",),
-    "docs/": (),
-    "notebooks/": (),
+    "configs": ("train", "bench"),
+    "examples": ("train/test_launchers.py",),
+    "docs": (),
+    "notebooks": (),
     "mkdocs.yml": (),
     "README.md": (),
     "CHANGELOG.md": (),
@@ -105,20 +95,17 @@ def selection_of(changed: Iterable[str], since: str) -> Selection:
 
 
 def _places_of(file: str, rooms: list[str]) -> set[str] | None:
-    """What to run for a changed file; None is all."""
-    if file in _READERS:
-        return set(_READERS[file])
-    if file.startswith(_SHARED):
-        return None
+    """What to run for a changed file; None is all, as for a file that no rule knows."""
     folder, _, rest = file.partition("/")
-    if folder == "prunex_jax":
-        room = rest.partition("/")[0].removesuffix(".py")
-        if room not in rooms:
-            return None
-        return {*rooms[: rooms.index(room) + 1], _BENCHMARKS}
+    readers = _READERS.get(file, _READERS.get(folder))
+    if readers is not None:
+        return set(readers)
     if folder == "tests":
         return _users_of(file)
-    return set(_READERS[f"{folder}/"]) if f"{folder}/" in _READERS else None
+    room = rest.partition("/")[0].removesuffix(".py")
+    if folder != "prunex_jax" or room not in rooms[:-1]:  # All stand on the last one.
+        return None
+    return {*rooms[: rooms.index(room) + 1], _BENCHMARKS}
 
 
 def _users_of(changed: str) -> set[str] | None:
@@ -191,9 +178,5 @@ def has_its_turn(test: str, sample: str) -> bool:
       test: Its name.
       sample: Any text, as the hash of a commit; the same text takes the same cases.
     """
-    return number_of(f"{sample} {test}") % TURNS == 0
-
-
-def number_of(text: str) -> int:
-    """A number that only the text decides."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+    digest = hashlib.sha256(f"{sample} {test}".encode()).digest()
+    return int.from_bytes(digest[:8]) % TURNS == 0

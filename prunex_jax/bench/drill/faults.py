@@ -13,7 +13,8 @@ from prunex_jax.base.command import (
 
 LINK, MOVED, HANG, FULL_DISK, STOP = "link", "moved", "hang", "full_disk", "stop"
 # Where it was and what to do, at the end of the line that says whom others miss.
-_PLACE = ("at step", "phase", "the same command")
+_AT = ("at step", "phase")
+_PLACE = (*_AT, "the same command")
 _NAMED, _SILENT = "error: process {process}", "has not answered for"
 
 
@@ -64,19 +65,19 @@ FAULTS: dict[str, Fault] = {
         (EXIT_STALLED, EXIT_LOST),
         (EXIT_STALLED, EXIT_LOST),
         is_own=True,
-        said=("at step", "phase"),
+        said=_AT,
     ),
     FULL_DISK: Fault(
         (EXIT_BAD_INPUT,),
         _LOST,
         is_own=True,
         only_first=True,
-        said=(_NAMED, "at step", "phase"),
+        said=(_NAMED, *_AT),
     ),
     MOVED: Fault(
         (EXIT_BAD_INPUT, EXIT_LOST),
         (EXIT_BAD_INPUT, EXIT_LOST),
-        said=("error: process", "at step", "phase"),
+        said=("error: process", *_AT),
     ),
     # Those on both sides of it miss each other.
     LINK: Fault(_LOST, _LOST, said=(_SILENT, *_PLACE)),
