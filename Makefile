@@ -99,7 +99,7 @@ test-zoo: $(ZOO)
 	$(BIN)/python -m pytest -q -m zoo -n 2 tests/channels/test_zoo.py
 
 test-torch: $(TORCH)
-	$(BIN)/python -m pytest -q tests/bench/test_torch.py
+	$(BIN)/python -m pytest -q tests/benchmarks/test_torch.py
 
 test-weights: $(WEIGHTS)
 	$(WEIGHTS_VENV)/bin/python -m pytest -q -m weights tests/models/test_published.py
@@ -153,51 +153,51 @@ format: $(TEST)
 	$(BIN)/ruff format .
 
 benchmark: $(BASE)
-	$(BIN)/python -m tests.benchmarks.local_step
+	$(BIN)/python -m benchmarks local_step
 
 benchmark-shrunk-step: $(BASE)
-	$(BIN)/python -m tests.benchmarks.shrunk_step
+	$(BIN)/python -m benchmarks shrunk_step
 
 benchmark-start: $(BASE)
-	$(BIN)/python -m tests.benchmarks.start
+	$(BIN)/python -m benchmarks start
 
 benchmark-compression: $(BASE)
-	$(BIN)/python -m tests.benchmarks.compression
+	$(BIN)/python -m benchmarks compression
 
 benchmark-freed-memory: $(BASE)
-	$(BIN)/python -m tests.benchmarks.freed_memory
+	$(BIN)/python -m benchmarks freed_memory
 
 # On a GPU of this machine, for which the environment needs `jax[cuda13]`.
 benchmark-gpu: $(BASE)
-	$(BIN)/python -m tests.benchmarks.gpu --workdir=runs/gpu
+	$(BIN)/python -m benchmarks gpu --workdir=runs/gpu
 
 benchmark-memory: $(GPU)/.installed
-	PYTHONPATH=$(GPU) $(BIN)/python -m tests.benchmarks.memory_table \
+	PYTHONPATH=$(GPU) $(BIN)/python -m benchmarks memory_table \
 	    --workdir='$(MEMORY_WORKDIR)'
 
 benchmark-many-hosts: $(BASE)
-	$(BIN)/python -m tests.benchmarks.many_hosts \
+	$(BIN)/python -m benchmarks many_hosts \
 	    --hosts=$(HOSTS) --workdir='$(MANY_WORKDIR)'
 
 benchmark-pulse: $(BASE)
-	$(BIN)/python -m tests.benchmarks.pulse
+	$(BIN)/python -m benchmarks pulse
 
 benchmark-loops: $(BASE)
-	$(BIN)/python -m tests.benchmarks.loops
+	$(BIN)/python -m benchmarks loops
 
 bench-digits: $(BASE)
 	$(BIN)/python -m prunex_jax sweep --sweep=configs/sweeps/digits.py \
 	    --workdir='$(DIGITS_WORKDIR)'
 
 bench-bytes: $(BASE)
-	$(BIN)/python -m prunex_jax bench \
-	    --study=configs/bench/digits.py --workdir='$(BYTES_WORKDIR)'
+	$(BIN)/python -m benchmarks links \
+	    --study=benchmarks/studies/digits.py --workdir='$(BYTES_WORKDIR)'
 
 benchmark-trace: $(BASE) $(TORCH_PYTHON)
-	$(BIN)/python -m tests.benchmarks.trace --torch-python='$(TORCH_PYTHON)'
+	$(BIN)/python -m benchmarks trace --torch-python='$(TORCH_PYTHON)'
 
 benchmark-torch-step: $(BASE) $(TORCH_PYTHON)
-	$(BIN)/python -m tests.benchmarks.torch_step --torch-python='$(TORCH_PYTHON)'
+	$(BIN)/python -m benchmarks torch_step --torch-python='$(TORCH_PYTHON)'
 
 $(TORCH_VENV)/bin/python:
 	$(PYTHON) -m venv '$(TORCH_VENV)'

@@ -2,7 +2,7 @@
 
 from setuptools import find_packages, setup
 
-CONFIGS = ["configs", "configs.bench", "configs.sweeps"]
+CONFIGS = ["configs", "configs.sweeps"]
 
 setup(
     packages=[

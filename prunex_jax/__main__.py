@@ -27,28 +27,24 @@ COMMANDS = {
         "Read an exported network back and score it.",
     ),
     "doctor": (
-        "prunex_jax.bench.doctor",
+        "prunex_jax.compare.doctor",
         "Examine machines, links and the run folder before a long run.",
     ),
     "drill": (
-        "prunex_jax.bench.drill.__main__",
+        "prunex_jax.compare.drill.__main__",
         "Kill, stop and starve a small run, and see whether it comes back.",
     ),
     "advise": (
-        "prunex_jax.bench.advise",
+        "prunex_jax.compare.advise",
         "Measure the links and say which method suits them, if any.",
     ),
-    "bench": (
-        "prunex_jax.bench.__main__",
-        "Run a study of methods over links between real or emulated hosts.",
-    ),
     "sweep": (
-        "prunex_jax.bench.sweep.__main__",
+        "prunex_jax.compare.sweep.__main__",
         "Train rows of settings with several seeds and compare them.",
     ),
     "report": (
-        "prunex_jax.bench.report.__main__",
-        "Write a page of runs, or tables and plots of what studies have found.",
+        "prunex_jax.compare.report.__main__",
+        "Write a page of runs.",
     ),
 }
 

@@ -58,11 +58,11 @@ def _forget_programs() -> Iterator[None]:
 
 
 # Imported by tests and by scripts; some need packages that are not installed.
-collect_ignore_glob = ["helpers/*", "benchmarks/*"]
+collect_ignore_glob = ["helpers/*"]
 
 # The files that take longest are started before all others, or they would end alone.
 _FIRST_FILES = (
-    "bench/test_runner.py",
+    "benchmarks/test_runner.py",
     "train/test_sliced_runs.py",
     "channels/test_generated.py",
     "train/test_language.py",

@@ -19,7 +19,8 @@ TREES = {
 }
 
 # Outside dependency -> the only modules that may import it.
-OWNERS = {
+OWNERS: dict[str, set[str]] = {
+    "benchmarks": set(),
     "absl": {"data/loader.py", "train/checkpoint.py"},
     "ml_collections": {"train/config.py", "train/run.py", "train/command.py"},
     "orbax": {"train/checkpoint.py"},
@@ -117,7 +118,7 @@ def test_hosts_of_a_study_need_the_standard_library_only(tmp_path: Path) -> None
     """Tests start them as nobody, with a system's Python, and would skip without it."""
     script = tmp_path / "imports.py"
     script.write_text(
-        "import prunex_jax.bench.links.hosts, prunex_jax.bench.links.sandbox, sys\n"
+        "import benchmarks.links.links, prunex_jax.compare.drill.sandbox, sys\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     assert not {"jax", "numpy", "absl"} & set(run_script(script).split())

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import prunex_jax
+from benchmarks.__main__ import benchmarks
 from prunex_jax.__main__ import main
 from prunex_jax.train.config import default_config
 from tests.helpers.common import ROOT, run_script
@@ -119,8 +120,8 @@ def test_commands_of_pages_exist(page: Path) -> None:
                 check_flags(command, rest)
             case ["prunex-jax", command, *rest]:
                 check_flags(command, rest)
-            case ["python", "-m", module, *_] if module.startswith("tests."):
-                assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+            case ["python", "-m", module, *_] if module == "benchmarks":
+                assert words[3] in benchmarks(), words[3]
             case ["python", script, *_] if script.endswith(".py"):
                 assert (ROOT / script).exists(), script
 
@@ -128,7 +129,9 @@ def test_commands_of_pages_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.stem)
 def test_named_files_and_settings_exist(page: Path) -> None:
     text = page.read_text()
-    named = r"(?<![\w/.])(?:configs|notebooks|prunex_jax|tests|docs)/[\w./-]+\w"
+    named = (
+        r"(?<![\w/.])(?:benchmarks|configs|notebooks|prunex_jax|tests|docs)/[\w./-]+\w"
+    )
     for name in set(re.findall(named, text)):
         assert (ROOT / name).exists(), name
     for key in set(re.findall(r"--(?:no)?config\.([\w.]+\w)", text)):

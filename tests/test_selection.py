@@ -20,11 +20,11 @@ def taken(*changed):
 
 def test_a_change_takes_its_room_and_those_above():
     found = selection_of(["prunex_jax/comm/ring.py"], "since then")
-    for room in ("comm", "methods", "shrink", "export", "train", "bench"):
+    for room in ("comm", "methods", "shrink", "export", "train", "compare"):
         assert found.takes(TESTS / room / "test_it.py"), room
     for room in ("sparsity", "channels", "tasks", "models", "data", "mesh"):
         assert not found.takes(TESTS / room / "test_it.py"), room
-    assert taken("prunex_jax/bench/study.py") == {"__main__", "bench", "benchmarks"}
+    assert taken("prunex_jax/compare/probe.py") == {"__main__", "compare", "benchmarks"}
     assert taken("prunex_jax/__main__.py") == {"__main__", "benchmarks"}
     # A room that went away is in no contract.
     assert taken("prunex_jax/gone/it.py") is None
@@ -59,8 +59,10 @@ def test_tests_take_themselves_and_who_imports_them():
     assert "train/test_drills_of_machines.py" in taken("tests/train/test_language.py")
     # Through another helper, by a string, and by the folder it is imported from.
     assert "methods/test_hsadmm.py" in taken("tests/helpers/consensus_cases.py")
-    assert taken("tests/helpers/bench_host.py") == {"bench/test_runner.py"}
-    assert taken("tests/benchmarks/gpu.py") >= {"benchmarks/test_benchmarks.py"}
+    assert taken("tests/helpers/bench_host.py") == {"benchmarks/test_runner.py"}
+    assert taken("benchmarks/compression.py") >= {
+        *("benchmarks", "benchmarks/test_scripts.py", "methods/test_many_hosts.py")
+    }
 
 
 def test_files_outside_of_the_package_take_their_readers():
@@ -68,7 +70,11 @@ def test_files_outside_of_the_package_take_their_readers():
         is_tracked = path.name not in {".git", ".venv", ".venvs", "build", "dist"}
         if is_tracked and path.is_file():
             assert taken(path.name) in (None, set()), path
-    assert taken("configs/digits_resnet20_hsadmm.py") == {"train", "bench"}
+    assert taken("configs/digits_resnet20_hsadmm.py") == {
+        "train",
+        "compare",
+        "benchmarks",
+    }
     assert taken("docs/index.md", "README.md", ".ci/tested") == set()
     assert selection_of(["README.md"], "since then").takes(TESTS / "test_docs.py")
 

@@ -21,7 +21,7 @@ from rows import (
     references,
 )
 
-from prunex_jax.bench.study import Sweep
+from prunex_jax.compare.sweep.study import Sweep
 
 TRAINING = {
     "data.eval_batch_size": 500,

@@ -21,7 +21,7 @@ from rows import (
     small_for_as_much_work,
 )
 
-from prunex_jax.bench.study import Sweep
+from prunex_jax.compare.sweep.study import Sweep
 
 COARSE = {"model.stem": "imagenet", "run.eval_every_steps": 1400}
 

@@ -3,7 +3,7 @@
     python -m prunex_jax sweep --sweep=configs/sweeps/cifar10_short.py \\
         --workdir=runs/sweeps
 
-The narrow ResNet-18 of the studies of `prunex_jax.bench`, which two CPU cores train
+The narrow ResNet-18 of the studies of `prunex_jax.compare`, which two CPU cores train
 with 100,000 images in two minutes. All rows are far from converged: this compares how
 fast they learn per byte, not where they end. CIFAR-10 is read as TFDS has prepared it;
 --config.data.dir names its data directory.
@@ -11,7 +11,7 @@ fast they learn per byte, not where they end. CIFAR-10 is read as TFDS has prepa
 
 from rows import HOSTS, every_10_or_16, other_methods, references
 
-from prunex_jax.bench.study import Sweep
+from prunex_jax.compare.sweep.study import Sweep
 
 NETWORK = {"model.name": "resnet18", "model.width": 0.375, "model.stem": "imagenet"}
 TRAINING = {

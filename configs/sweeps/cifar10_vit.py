@@ -11,7 +11,7 @@ from typing import Any
 
 from rows import HOSTS
 
-from prunex_jax.bench.study import Row, Sweep, variant_row
+from prunex_jax.compare.sweep.study import Row, Sweep, variant_row
 
 # Features of heads and hidden units, but neither heads nor the stream.
 _CUT = {

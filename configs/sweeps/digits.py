@@ -8,7 +8,7 @@ nothing is downloaded.
 
 from pathlib import Path
 
-from prunex_jax.bench.study import Row, Sweep
+from prunex_jax.compare.sweep.study import Row, Sweep
 
 CONFIGS = Path(__file__).parent.parent
 PREFIX = "digits_resnet20_"

@@ -13,7 +13,7 @@ from cifar10 import TRAINING
 from cifar10_coarse import COARSE
 from rows import HOSTS
 
-from prunex_jax.bench.study import Row, Sweep, variant_row
+from prunex_jax.compare.sweep.study import Row, Sweep, variant_row
 
 
 def get_study() -> Sweep:

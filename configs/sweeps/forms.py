@@ -10,7 +10,7 @@ them.
 from cifar10_short import SETTINGS
 from rows import hsadmm
 
-from prunex_jax.bench.study import Row, Sweep
+from prunex_jax.compare.sweep.study import Row, Sweep
 
 PERIOD = 16
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from prunex_jax.bench.study import Row, variant_row, variant_rows
+from prunex_jax.compare.sweep.study import Row, variant_row, variant_rows
 
 HOSTS = {"topology.layout": "4", "topology.cpu_devices": 4}
 DENSE = variant_row("dense", label="dense, every step")

@@ -12,7 +12,7 @@ import dataclasses
 from cifar10_short import SETTINGS
 from rows import DENSE, hsadmm
 
-from prunex_jax.bench.study import Row, Sweep, variant_row
+from prunex_jax.compare.sweep.study import Row, Sweep, variant_row
 
 PERIOD = 8
 SHARDS = ("label_sorted", "dirichlet")

@@ -12,7 +12,7 @@ from typing import Any
 
 from rows import HOSTS
 
-from prunex_jax.bench.study import Row, Sweep, variant_row
+from prunex_jax.compare.sweep.study import Row, Sweep, variant_row
 
 # Heads, their features and hidden units, but not the stream.
 _CUT = {

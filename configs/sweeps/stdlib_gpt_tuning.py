@@ -8,7 +8,7 @@ All rows see the same 1.6 million bytes.
 
 from rows import HOSTS
 
-from prunex_jax.bench.study import Row, Sweep, variant_row
+from prunex_jax.compare.sweep.study import Row, Sweep, variant_row
 
 
 def get_study() -> Sweep:

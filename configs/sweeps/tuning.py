@@ -8,7 +8,7 @@ The network and data of `cifar10_short.py`, hosts that meet every 16 steps in in
 from cifar10_short import SETTINGS
 from rows import hsadmm
 
-from prunex_jax.bench.study import Row, Sweep
+from prunex_jax.compare.sweep.study import Row, Sweep
 
 PERIOD = 16
 

@@ -16,7 +16,7 @@ from cifar10 import TRAINING
 from cifar10_coarse import COARSE
 from rows import HOSTS
 
-from prunex_jax.bench.study import Row, Sweep, variant_row
+from prunex_jax.compare.sweep.study import Row, Sweep, variant_row
 
 # For a quarter of the run the wide network is 3.6 times the work: 1.7 runs in all. Its
 # own teacher is asked in half of the run, which is as much as 0.65 of one more.

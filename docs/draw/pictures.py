@@ -159,7 +159,7 @@ ROOMS = (
     ("shrink", "cuts, certifies, measures", "small network"),
     ("export", "a folder that runs anywhere", "exported folder"),
     ("train", "step, loop, checkpoint, run folder", "run folder"),
-    ("bench", "sweeps, links, model of cost", "reports"),
+    ("compare", "doctor, advise, drill, sweep", "reports"),
 )
 
 

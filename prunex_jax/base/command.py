@@ -30,7 +30,7 @@ EXIT_STALLED = 124  # A step, a save or another phase came to a halt.
 EXIT_STOPPED = 75
 _SETTING = re.compile(r"--(no)?config\.")
 # Below the shipped `configs`: what a flag may name without a path.
-_SHIPPED = {"config": "", "study": "bench", "sweep": "sweeps"}
+_SHIPPED = {"config": "", "sweep": "sweeps"}
 _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
@@ -104,6 +104,8 @@ def find_file(given: str | Path, flag: str) -> Path:
     with contextlib.suppress(OSError):  # Such as of a name that is too long.
         if Path(given).is_file():
             return Path(given)
+    if flag not in _SHIPPED:
+        raise UserError(f"--{flag}={given} is not a file")
     package = Path(__file__).parents[1]
     # Part of the package where it is installed, and beside it in the repository.
     roots = (package, package.parent)

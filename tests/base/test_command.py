@@ -157,11 +157,10 @@ def test_files_are_found_by_path_or_by_the_name_of_a_shipped_one(tmp_path, monke
     config = shipped / "digits_resnet20_hsadmm.py"
     assert find_file("digits_resnet20_hsadmm", "config") == config
     assert find_file("digits_resnet20_hsadmm.py", "config") == config
-    assert find_file("digits", "study") == shipped / "bench/digits.py"
     assert find_file("digits", "sweep") == shipped / "sweeps/digits.py"
     own = tmp_path / "digits"
     own.write_text("")
-    assert find_file("digits", "study").resolve() == own, "a path goes first"
+    assert find_file("digits", "sweep").resolve() == own, "a path goes first"
     with pytest.raises(UserError, match=r"is not a file.*did you mean .digits_resn"):
         find_file("digits_resnet20_hsadm", "config")
 

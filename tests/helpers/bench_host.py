@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from prunex_jax.bench.links.gates import Gate
+from benchmarks.links.gates import Gate
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from prunex_jax.bench.links.records import Curve, Measurement, Point, Setup
+from benchmarks.links.records import Curve, Measurement, Point, Setup
 
 COMPUTE_SECONDS = 0.5
 DENSE_BYTES = 10e6

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from prunex_jax.base.trees import flatten_by_path
-from prunex_jax.bench.processes import free_port as free_port
+from prunex_jax.compare.processes import free_port as free_port
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.mesh.desk import Roll
 

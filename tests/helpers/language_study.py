@@ -1,6 +1,6 @@
-"""Methods of all kinds with a tiny language model over 2 hosts, as `configs/bench`."""
+"""Methods of all kinds with a tiny language model over 2 hosts, as a study."""
 
-from prunex_jax.bench.study import LinkStudy, variant_row, variant_rows
+from benchmarks.study import LinkStudy, variant_row, variant_rows
 
 
 def get_study() -> LinkStudy:

@@ -25,7 +25,7 @@ TURNS = 4
 _BENCHMARKS = "benchmarks"
 # Files outside of the package, and the places in tests/ that read them.
 _READERS = {
-    "configs": ("train", "bench"),
+    "configs": ("train", "compare", _BENCHMARKS),
     "examples": ("train/test_launchers.py",),
     "docs": (),
     "notebooks": (),
@@ -102,6 +102,8 @@ def _places_of(file: str, rooms: list[str]) -> set[str] | None:
         return set(readers)
     if folder == "tests":
         return _users_of(file)
+    if folder == _BENCHMARKS:
+        return _users_of(file) and {*_users_of(file), _BENCHMARKS}
     room = rest.partition("/")[0].removesuffix(".py")
     if folder != "prunex_jax" or room not in rooms[:-1]:  # All stand on the last one.
         return None
@@ -109,7 +111,7 @@ def _places_of(file: str, rooms: list[str]) -> set[str] | None:
 
 
 def _users_of(changed: str) -> set[str] | None:
-    """A changed file of tests/, and the tests that use it, also through others."""
+    """The tests that use a changed file, also through others; itself if it is one."""
     mentions, found, new = _mentions(), set[str](), {changed}
     while new:
         found |= new
@@ -117,22 +119,22 @@ def _users_of(changed: str) -> set[str] | None:
         new = {file for file, said in mentions.items() if said & names} - found
     if "tests/conftest.py" in found:
         return None
-    inside = {Path(file).relative_to("tests") for file in found}
-    tests = {file for file in inside if file.name.startswith("test_")}
+    files = {Path(file) for file in found if file.startswith("tests/")}
+    tests = {f.relative_to("tests") for f in files if f.name.startswith("test_")}
     return {str(file) for file in tests if len(file.parts) > 1}
 
 
 @functools.cache
 def _mentions() -> dict[str, set[str]]:
-    """Every file of tests/, with what it mentions there."""
-    files = (ROOT / "tests").rglob("*.py")
+    """Every file of tests/ and benchmarks/, with what it mentions there."""
+    files = [f for name in ("tests", _BENCHMARKS) for f in (ROOT / name).rglob("*.py")]
     return {str(path.relative_to(ROOT)): _mentioned(path) for path in files}
 
 
 def _mentioned(path: Path) -> set[str]:
-    """Modules and files of tests/ that a file imports, or names in a string."""
+    """Modules and files that a file imports, or names in a string."""
     text = path.read_text()
-    found = set(re.findall(r"\btests(?:[./]\w+)+", text))
+    found = set(re.findall(r"\b(?:tests|benchmarks)(?:[./]\w+)+", text))
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             found |= {f"{node.module}.{name.name}" for name in node.names}

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from benchmarks.compression import make_recipe
+from benchmarks.traffic_table import HOSTS, ratio_of, rows
 from prunex_jax.methods import make_method
-from tests.benchmarks.compression import make_recipe
-from tests.benchmarks.traffic_table import HOSTS, ratio_of, rows
 
 ROWS = rows()
 MOST = HOSTS[-1]

@@ -159,7 +159,7 @@ def test_the_contract_suite_holds_it_to_its_word(variant):
 
 
 def test_the_traffic_table_shows_it():
-    from tests.benchmarks.traffic_table import rows
+    from benchmarks.traffic_table import rows
 
     assert rows()["signs, half fed back"].signs.feedback == 0.5
 

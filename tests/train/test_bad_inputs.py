@@ -192,12 +192,9 @@ COMMANDS = {
     "sweep --sweep=nowhere --workdir={tmp}": "is not a file",
     "sweep --sweep={tmp} --workdir={tmp}": "is not a file",
     "sweep --sweep=x": "--workdir is required",
-    "bench": "--study is required",
-    "bench --study=nowhere --workdir={tmp}": "is not a file",
-    "bench --study=x --workdir={tmp} --hosts=x": "hosts",
-    "bench --study=x --workdir={tmp} --process_id=x": "process_id",
     "advise --nowhere": "--nowhere",
     "report --nowhere": "--nowhere",
+    "report": "give run folders",
 }
 
 

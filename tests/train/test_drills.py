@@ -1,7 +1,7 @@
 """Two processes that refuse to start together, or start again: all say why.
 
 What happens to a run when a process is lost is tried by `prunex-jax drill`, in
-`tests/bench/test_drill.py`.
+`tests/compare/test_drill.py`.
 """
 
 import os

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.command import EXIT_BAD_INPUT, EXIT_LOST
-from prunex_jax.bench.links.sandbox import sandbox_kind
+from prunex_jax.compare.drill.sandbox import sandbox_kind
 from tests.helpers.common import ROOT, outputs_of, processes_with
 from tests.helpers.image_folders import CLASSES, break_file, write_images
 from tests.helpers.tiny_runs import merged, rows_of, wait_for_rows, write_config
@@ -132,7 +132,7 @@ def test_arrays_cut_on_one_machine_before_a_restart_are_named_by_both(tmp_path):
 
 IN_SANDBOX = """
 import sys
-from prunex_jax.bench.links.sandbox import run_in_sandbox
+from prunex_jax.compare.drill.sandbox import run_in_sandbox
 sys.exit(run_in_sandbox([sys.executable, "-c", *sys.argv[1:]]))
 """
 
@@ -160,7 +160,7 @@ def found_in_sandbox(script, values, folder, timeout):
 
 FIRST_HOST_LOST = """
 import json, os, pathlib, signal, subprocess, sys, time
-from prunex_jax.bench.links.hosts import NamespaceHosts
+from prunex_jax.compare.drill.hosts import NamespaceHosts
 
 config, workdir = sys.argv[1:]
 metrics = pathlib.Path(workdir, "metrics.jsonl")

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from prunex_jax.base.command import EXIT_BAD_INPUT
-from prunex_jax.bench.doctor import EXIT_UNWELL
+from prunex_jax.compare.doctor import EXIT_UNWELL
 from tests.helpers.common import ROOT
 from tests.helpers.small_cluster import PATIENCE, small_cluster, why_not
 from tests.helpers.tiny_runs import rows_of, settings, write_config

@@ -332,7 +332,7 @@ def run_through(method, workdir, seed=0):
     return train(resolve_config(three), workdir)
 
 
-# Test accuracy of undisturbed runs, seeds 0 to 4: `python -m tests.benchmarks.regroup`.
+# Test accuracy of undisturbed runs, seeds 0 to 4: `python -m benchmarks regroup`.
 UNDISTURBED = {
     "hsadmm": (0.866, 0.880, 0.833, 0.694, 0.749),
     "dgc": (0.454, 0.535, 0.451, 0.462, 0.479),

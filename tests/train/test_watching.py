@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.bench.report.runs import write_runs
+from prunex_jax.compare.report.run_report import write_runs
 from prunex_jax.mesh import make_topology
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment

@@ -1,0 +1,1 @@
+"""What measures this project; no part of the package. README.md says how to run it."""

@@ -1,0 +1,1 @@
+"""Studies over links: one file each, with `get_study()`."""

@@ -1,0 +1,176 @@
+"""What one exchange of every method sends between hosts, against dense float32.
+
+By formula for every number of hosts, and from the traced program for the largest, which
+must agree; nothing is compiled or run. Prints the table of docs/results/computation.md.
+
+    python -m benchmarks traffic_table             # ResNet-18, CIFAR shapes
+    python -m benchmarks traffic_table --model=resnet50 --image-size=224
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from benchmarks.compression import TOTAL_STEPS, make_recipe, write
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import dense_size, list_collectives, wire_bytes
+from prunex_jax.comm.formulas import mesh_sum
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, enter, leave, settle, specs_of, vary
+from prunex_jax.methods import (
+    Method,
+    MethodConfig,
+    Recipe,
+    Variant,
+    all_variants,
+    config_of,
+    make_method,
+)
+
+HOSTS = (2, 4, 8, 64, 1024)
+DEVICES_PER_HOST = 8
+
+
+# Beside the variants of the table of methods.
+_MORE = (
+    Variant(
+        "importance-bfloat16",
+        "importance, 1 %, bfloat16",
+        {"method.name": "importance", "method.wire_dtype": "bfloat16"},
+    ),
+    Variant(
+        "powersgd-4",
+        "PowerSGD, rank 4",
+        {"method.name": "powersgd", "method.powersgd.rank": 4},
+    ),
+    Variant(
+        "pactrain-int8",
+        "PacTrain, half of the channels, int8",
+        {"method.name": "pactrain", "method.wire_dtype": "int8"},
+    ),
+    Variant(
+        "pactrain-weights",
+        "PacTrain, 20 % of the weights",
+        {
+            "method.name": "pactrain",
+            "method.pactrain.structure": "weights",
+            "method.pactrain.density": 0.2,
+        },
+    ),
+)
+
+
+def rows() -> dict[str, MethodConfig]:
+    """Title -> settings of every variant in the table of methods, and of some more."""
+    return {each.title: config_of(each) for each in (*all_variants(), *_MORE)}
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--classes", type=int, default=10)
+    arguments = parser.parse_args()
+    image_shape = (arguments.image_size, arguments.image_size, 3)
+    recipe = make_recipe(
+        arguments.model, image_shape=image_shape, num_classes=arguments.classes
+    )
+    write(f"| method | {' | '.join(f'{n:,} hosts' for n in HOSTS)} |")
+    write(f"| --- |{' --- |' * len(HOSTS)}")
+    for label, config in rows().items():
+        method = make_method(dataclasses.replace(recipe, config=config))
+        cells = [_cell(method, recipe, hosts) for hosts in HOSTS]
+        write(f"| {label} | {' | '.join(cells)} |")
+
+
+def _cell(method: Method, recipe: Recipe, num_hosts: int) -> str:
+    try:
+        return f"{ratio_of(method, recipe, num_hosts):.4f}"
+    except UserError:  # A method that takes fewer hosts.
+        return "refused"
+
+
+def ratio_of(method: Method, recipe: Recipe, num_hosts: int) -> float:
+    """Bytes that a host sends in an exchange, of those of dense float32.
+
+    Steps of several kinds, such as those with and without a choice of positions, count
+    as their mean over the second half of a run, when warm-ups are over.
+    """
+    mesh_shape = {HOST_AXIS: num_hosts, DEVICE_AXIS: DEVICES_PER_HOST}
+    size = dense_size(recipe.shapes)
+    dense = wire_bytes(mesh_sum(size, mesh_shape), mesh_shape)[HOST_AXIS]
+    if method.exchange is not None:
+        counts = keep_counts(method, recipe)
+        formula = method.exchange_formula(mesh_shape, counts, "frozen")
+        sent = wire_bytes(formula, mesh_shape)[HOST_AXIS]
+        if num_hosts == HOSTS[-1]:
+            assert sent == traced_bytes(method, recipe, mesh_shape, {})
+        return sent / dense
+    steps = range(TOTAL_STEPS // 2, TOTAL_STEPS)
+    kinds = [tuple(sorted(method.step_options(step).items())) for step in steps]
+    total = 0.0
+    for kind in sorted(set(kinds)):
+        formula = method.step_formula(mesh_shape, **dict(kind))
+        sent = wire_bytes(formula, mesh_shape)[HOST_AXIS]
+        if num_hosts == HOSTS[-1]:
+            assert sent == traced_bytes(method, recipe, mesh_shape, dict(kind))
+        total += kinds.count(kind) * sent
+    return total / len(kinds) / dense
+
+
+def keep_counts(method: Method, recipe: Recipe) -> dict[str, int]:
+    """Kept channels at the end, or all of them if the method prunes none."""
+    if method.prunes:
+        return dict(recipe.keep_counts)
+    return {group.name: group.size for group in recipe.groups}
+
+
+def traced_bytes(
+    method: Method, recipe: Recipe, mesh_shape: Mapping[str, int], options: PyTree
+) -> float:
+    """What the program sends that would run, from its trace on a mesh of no devices."""
+    names, sizes = tuple(mesh_shape), tuple(mesh_shape.values())
+    mesh = jax.sharding.AbstractMesh(sizes, names)
+    placements = (method.params_placement, method.opt_placement)
+    specs = specs_of(placements)
+
+    def init(params: PyTree) -> PyTree:
+        state = leave(placements, (params, method.transform.init(params)))
+        return settle(placements, state)
+
+    def step(state: PyTree) -> PyTree:
+        params, opt_state = enter(placements, state)
+        grads = vary(jax.tree.map(jnp.ones_like, params), names)
+        updates, opt_state = method.transform.update(
+            grads, opt_state, params, **options
+        )
+        return leave(placements, (optax.apply_updates(params, updates), opt_state))
+
+    def exchange(state: PyTree) -> PyTree:
+        assert method.exchange is not None
+        counts = keep_counts(method, recipe)
+        after = method.exchange(*enter(placements, state), counts, "frozen")
+        return leave(placements, after)
+
+    shapes = {
+        path: jax.ShapeDtypeStruct(shape, jnp.float32)
+        for path, shape in recipe.shapes.items()
+    }
+    born = jax.shard_map(init, mesh=mesh, in_specs=(jax.P(),), out_specs=specs)
+    run = jax.shard_map(
+        step if method.exchange is None else exchange,
+        mesh=mesh,
+        in_specs=(specs,),
+        out_specs=specs,
+    )
+    traced = jax.make_jaxpr(run)(jax.eval_shape(born, shapes))
+    return wire_bytes(list_collectives(traced), mesh_shape)[HOST_AXIS]
+
+
+if __name__ == "__main__":
+    main()

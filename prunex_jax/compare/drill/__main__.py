@@ -1,0 +1,235 @@
+"""Command line of fault drills.
+
+    prunex-jax drill --workdir=FOLDER [--processes=4] [--method=NAME,...|all]
+        [--faults=NAME,...] [--random=N] [--seed=S] [--fresh]
+    srun prunex-jax drill --workdir=SHARED
+
+Trains a small network on CPU, does one fault after the other to a process of the run,
+starts the run again after each with the same command, and compares it with a run that
+was left alone: which exit codes, seconds until all other processes ended, steps lost,
+same bits. On one machine it starts --processes by itself; under a launcher, or with
+--coordinator, --num_processes and --process_id, every process of the drill has one of
+its own, and FOLDER is one that all of them share, and a new one.
+
+Every run suffers each fault once: kill, term, int, stop (signals), error (an
+exception), hang, full_disk (a limit of file sizes), moved (the run folder is moved
+away), link (a link is down; on one machine that can make network namespaces). With
+--random=N, N faults of kill, term, int, stop and link at drawn steps and processes are
+spread over all methods. table.md and drill.json in FOLDER say what came of it; a drill
+of one machine that was interrupted goes on with the same command.
+
+Exit code 0: every row is good; 1: one is not, and a line names its log; 2: bad input.
+"""
+
+import dataclasses
+import functools
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+
+from prunex_jax.base.command import (
+    Command,
+    Flag,
+    Values,
+    run_command,
+    split_list,
+    warn,
+)
+from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.files import expanded
+from prunex_jax.compare.drill.cluster import run_on_cluster
+from prunex_jax.compare.drill.crew import Crew, DrillFailedError
+from prunex_jax.compare.drill.faults import FAULTS, LINK, RANDOM
+from prunex_jax.compare.drill.hosts import Hosts, LoopbackHosts, NamespaceHosts
+from prunex_jax.compare.drill.machine import meeting_points, run_on_machine
+from prunex_jax.compare.drill.plan import Plan, Start, every_fault, random_faults
+from prunex_jax.compare.drill.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
+from prunex_jax.compare.drill.table import write_tables
+from prunex_jax.compare.drill.verdicts import Verdict, judge
+from prunex_jax.mesh.launcher import Launch, detect_launch
+from prunex_jax.methods import METHODS, check_method
+from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
+
+EXIT_FAULTY = 1
+_MOST_PROCESSES = 64
+
+COMMAND = Command(
+    text=str(__doc__),
+    flags=(
+        Flag("workdir", "", "Folder for runs, logs and the table.", is_required=True),
+        Flag("processes", 4, "Processes of a run on one machine."),
+        Flag("method", "", "Methods, or all; hsadmm without, all with --random."),
+        Flag("faults", "", "Faults to do; all that are possible without."),
+        Flag("random", 0, "Number of random faults instead."),
+        Flag("seed", 0, "What processes, steps and random faults are drawn from."),
+        Flag("silence_seconds", 12, "When a process counts as lost."),
+        Flag("limit_seconds", 400, "Until a run that does not end is killed."),
+        Flag("fresh", False, "Remove the drill that the folder holds."),
+        *LAUNCH_FLAGS,
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and drills."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    return run_command(COMMAND, functools.partial(_drill, arguments), arguments)
+
+
+def _drill(arguments: Sequence[str], values: Values, rest: list[str]) -> int:
+    del rest
+    launch = detect_launch(os.environ, given_launch(values))
+    _check(values, launch)
+    is_alone, reason = not launch.is_distributed, ""
+    if is_alone and LINK in _faults(values, "")[0] and not is_in_sandbox():
+        kind, reason = sandbox_kind()
+        if kind is not None:
+            again = [sys.executable, "-m", "prunex_jax", "drill", *arguments]
+            return run_in_sandbox(again)
+    try:
+        run = _on_machine(values, reason) if is_alone else _on_cluster(values, launch)
+    except DrillFailedError as error:
+        warn(f"error: {error}")
+        return EXIT_FAULTY
+    return _report(run, shlex.join(["prunex-jax", "drill", *arguments]))
+
+
+def _check(values: Values, launch: Launch) -> None:
+    """Refuses what cannot work before anything starts."""
+    for name, least in (
+        *(("random", 0), ("silence_seconds", 3), ("limit_seconds", 60)),
+        ("processes", 2),
+    ):
+        if getattr(values, name) < least:
+            raise UserError(
+                f"--{name}={getattr(values, name)} must be at least {least}"
+            )
+    if values.processes > _MOST_PROCESSES:
+        raise UserError(
+            f"--processes={values.processes} must be at most {_MOST_PROCESSES}"
+        )
+    if launch.is_distributed and None in (launch.coordinator, launch.num_processes):
+        raise UserError(
+            f"{launch.reason}: the launcher does not tell the drill where process 0 "
+            "is; give --coordinator, --num_processes and --process_id"
+        )
+    for name in split_list(values.faults):
+        known = RANDOM if values.random else tuple(FAULTS)
+        if name not in known:
+            raise UserError(
+                f"--faults={name} is not one of {', '.join(known)}"
+                f"{suggest(name, known)}"
+            )
+
+
+def _methods(values: Values) -> list[str]:
+    names = split_list(values.method) or ("all" if values.random else "hsadmm",)
+    if "all" in names:
+        return list(METHODS)
+    for name in names:
+        check_method(name, "--method")
+    return list(dict.fromkeys(names))
+
+
+def _faults(values: Values, no_links: str) -> tuple[list[str], dict[str, str]]:
+    """The faults to do, and those that are left out with the reason."""
+    asked = split_list(values.faults) or (RANDOM if values.random else tuple(FAULTS))
+    skipped = {LINK: no_links} if no_links and LINK in asked else {}
+    left = [fault for fault in asked if fault not in skipped]
+    if not left:
+        raise UserError(f"--faults={values.faults} leaves nothing to do: {no_links}")
+    return left, skipped
+
+
+def _plans(values: Values, faults: Sequence[str], num_processes: int) -> list[Plan]:
+    methods, seed = _methods(values), values.seed
+    if values.random:
+        return random_faults(methods, faults, num_processes, values.random, seed)
+    return every_fault(methods, faults, num_processes, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A drill that has run."""
+
+    plans: Sequence[Plan]
+    crew: Crew
+    skipped: dict[str, str]
+    is_first: bool = True  # Whether this process writes and says what came of it.
+
+
+def _on_machine(values: Values, no_links: str) -> _Run:
+    """Starts all processes of the runs here."""
+    is_linked = is_in_sandbox()
+    faults, skipped = _faults(values, no_links)
+    plans, num = _plans(values, faults, values.processes), values.processes
+    make: Callable[[int], Hosts] = NamespaceHosts if is_linked else LoopbackHosts
+    with make(num) as hosts:
+        set_link = hosts.set_link if isinstance(hosts, NamespaceHosts) else None
+        meet = meeting_points(hosts.address(0))
+        crew = _crew(values, num, hosts, meet, lambda process: process, set_link)
+        run_on_machine(plans, crew, _say, fresh=values.fresh)
+    return _Run(plans, crew, skipped)
+
+
+def _on_cluster(values: Values, launch: Launch) -> _Run:
+    """Looks after one process of every run; the others of the launcher do the same."""
+    num, process = launch.num_processes, launch.process_id
+    coordinator = launch.coordinator
+    assert coordinator is not None and num is not None and process is not None
+    if values.fresh:
+        raise UserError("--fresh is for one machine; name a new --workdir here")
+    faults, skipped = _faults(values, "links of a cluster are left alone")
+    plans = _plans(values, faults, num)
+    with LoopbackHosts(1) as hosts:
+        crew = _crew(values, num, hosts, lambda start: coordinator, lambda process: 0)
+        run_on_cluster(process, plans, crew, _say)
+    return _Run(plans, crew, skipped, is_first=process == 0)
+
+
+def _crew(
+    values: Values,
+    num_processes: int,
+    hosts: Hosts,
+    coordinator: Callable[[Start], str],
+    host_of: Callable[[int], int],
+    set_link: Callable[[int, bool], None] | None = None,
+) -> Crew:
+    return Crew(
+        num_processes=num_processes,
+        workdir=expanded(values.workdir).absolute(),
+        hosts=hosts,
+        host_of=host_of,
+        coordinator=coordinator,
+        silence_seconds=values.silence_seconds,
+        limit_seconds=values.limit_seconds,
+        set_link=set_link,
+    )
+
+
+def _report(run: _Run, command: str) -> int:
+    verdicts = [verdict for plan in run.plans for verdict in judge(plan, run.crew)]
+    if run.is_first:
+        text = write_tables(run.crew.workdir, command, verdicts, run.skipped)
+        _say(text.rstrip("\n"))
+        for verdict in verdicts:
+            if verdict.problems:
+                warn(f"error: {_said(verdict)}")
+    return EXIT_FAULTY if any(verdict.problems for verdict in verdicts) else 0
+
+
+def _said(verdict: Verdict) -> str:
+    return (
+        f"{verdict.method}, {verdict.fault} of process {verdict.process} at step "
+        f"{verdict.step}: {'; '.join(verdict.problems)}; see {verdict.log}"
+    )
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

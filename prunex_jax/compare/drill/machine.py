@@ -1,0 +1,83 @@
+"""A drill on one machine: a supervisor per process, in threads."""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import read_object, write_json
+from prunex_jax.compare.drill.crew import PLAN_FILE, Crew, described
+from prunex_jax.compare.drill.plan import Plan, Start
+from prunex_jax.compare.drill.supervisor import Supervisor
+from prunex_jax.compare.processes import free_port
+
+_LOOK_SECONDS = 0.2
+
+
+def meeting_points(address: str) -> Callable[[Start], str]:
+    """A port of its own for every start, the same for all that ask."""
+    lock, ports = threading.Lock(), dict[str, int]()
+
+    def meet(start: Start) -> str:
+        with lock:
+            name = f"{start.plan.method} {start.name}"
+            return f"{address}:{ports.setdefault(name, free_port())}"
+
+    return meet
+
+
+def run_on_machine(
+    plans: Sequence[Plan], crew: Crew, say: Callable[[str], None], *, fresh: bool
+) -> None:
+    """Runs all that is not recorded yet, and ends all processes if that cannot go on.
+
+    Raises:
+      UserError: The folder holds another drill.
+      DrillFailedError: See `Supervisor.run`.
+    """
+    _prepare(plans, crew, fresh)
+    supervisors = [Supervisor(n, crew, say) for n in range(crew.num_processes)]
+    problems: list[BaseException] = []
+
+    def run(supervisor: Supervisor) -> None:
+        try:
+            supervisor.run(plans)
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [
+        threading.Thread(target=run, args=(supervisor,), daemon=True)
+        for supervisor in supervisors
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        while any(thread.is_alive() for thread in threads) and not problems:
+            time.sleep(_LOOK_SECONDS)
+    finally:
+        for supervisor in supervisors:
+            supervisor.kill()
+    if problems:
+        raise problems[0]
+
+
+def _prepare(plans: Sequence[Plan], crew: Crew, fresh: bool) -> None:
+    """Removes what an interrupted drill has left of runs that it did not finish."""
+    file = crew.workdir / PLAN_FILE
+    wanted, before = described(plans, crew), read_object(file)
+    if fresh and before is not None:
+        for method in before.get("runs", {}):
+            shutil.rmtree(crew.workdir / method, ignore_errors=True)
+    elif file.exists() and before != wanted:
+        raise UserError(
+            f"--workdir={crew.workdir} holds another drill; --fresh removes it"
+        )
+    crew.workdir.mkdir(parents=True, exist_ok=True)
+    write_json(file, wanted)
+    for plan in plans:
+        for run in dict.fromkeys(start.run for start in plan.starts):
+            starts = [start for start in plan.starts if start.run == run]
+            if not all(map(crew.is_recorded, starts)):
+                for start in starts:
+                    crew.forget(start)

@@ -1,0 +1,117 @@
+"""Which fault comes at which step of which process; the same for all, from a seed."""
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+from prunex_jax.compare.drill.faults import FAULTS
+
+# Steps of a run per fault, and how far from their ends a fault comes: the run is to be
+# past the fault before when the next one comes.
+STEPS_PER_FAULT, _MARGIN = 20, 4
+CHECKPOINT_STEPS = 8
+UNDISTURBED, DISTURBED = "undisturbed", "disturbed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Blow:
+    """One fault of a run."""
+
+    fault: str  # A key of `FAULTS`.
+    process: int  # Whom it is done to.
+    step: int  # When that process has done so many steps.
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run of one method and what happens to it, in order."""
+
+    method: str
+    blows: tuple[Blow, ...]
+
+    @property
+    def num_steps(self) -> int:
+        """Length of the run: something is left to do after the last fault."""
+        return STEPS_PER_FAULT * (len(self.blows) + 1)
+
+    @property
+    def starts(self) -> "tuple[Start, ...]":
+        """All starts of its processes: once undisturbed, then up to every fault."""
+        blows = (*self.blows, None)
+        disturbed = [Start(self, DISTURBED, n, blow) for n, blow in enumerate(blows)]
+        return (Start(self, UNDISTURBED, 0, None), *disturbed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """One start of the processes of a run."""
+
+    plan: Plan
+    run: str  # UNDISTURBED or DISTURBED.
+    number: int  # Of the starts of this run.
+    blow: Blow | None  # None: to the end.
+
+    @property
+    def name(self) -> str:
+        """As files are called that belong to it."""
+        return f"{self.run}_{self.number}"
+
+
+def every_fault(
+    methods: Sequence[str], faults: Sequence[str], num_processes: int, seed: int
+) -> list[Plan]:
+    """A run per method, which suffers every fault once.
+
+    Example:
+      >>> plan, = every_fault(['dense'], ['kill', 'term'], 2, seed=0)
+      >>> [blow.fault for blow in plan.blows], plan.num_steps
+      (['kill', 'term'], 60)
+    """
+    chooser = random.Random(seed)
+    return [Plan(method, _blows(faults, num_processes, chooser)) for method in methods]
+
+
+def random_faults(
+    methods: Sequence[str],
+    faults: Sequence[str],
+    num_processes: int,
+    count: int,
+    seed: int,
+) -> list[Plan]:
+    """Runs that suffer `count` faults together; methods and faults take turns.
+
+    Every fault is done about equally often, in an order that the seed shuffles; process
+    and step are drawn.
+
+    Example:
+      >>> plans = random_faults(['dense', 'dgc'], ['kill', 'int'], 4, 5, seed=0)
+      >>> [len(plan.blows) for plan in plans]
+      [3, 2]
+    """
+    chooser = random.Random(seed)
+    drawn = [*itertools.islice(itertools.cycle(faults), count)]
+    chooser.shuffle(drawn)
+    shares = [drawn[first :: len(methods)] for first in range(len(methods))]
+    return [
+        Plan(method, _blows(share, num_processes, chooser))
+        for method, share in zip(methods, shares, strict=True)
+        if share
+    ]
+
+
+def _blows(
+    faults: Sequence[str], num_processes: int, chooser: random.Random
+) -> tuple[Blow, ...]:
+    return tuple(_blow(faults, num_processes, chooser))
+
+
+def _blow(
+    faults: Sequence[str], num_processes: int, chooser: random.Random
+) -> Iterator[Blow]:
+    for number, fault in enumerate(faults):
+        process = chooser.randrange(num_processes)
+        step = chooser.randrange(_MARGIN, STEPS_PER_FAULT - _MARGIN)
+        if FAULTS[fault].only_first:
+            process = 0
+        yield Blow(fault, process, number * STEPS_PER_FAULT + step)

@@ -1,0 +1,157 @@
+"""A sweep's metric against what its rows cost, and which rows no other beats.
+
+A cost is a number of a run's summary, as a share of one of `Findings.reference`.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from prunex_jax.compare.report.plots import Looks, Plot, Series
+from prunex_jax.compare.report.tables import Cell, Table
+from prunex_jax.compare.sweep.results import Findings
+
+
+class Cost(NamedTuple):
+    """What a metric is drawn against."""
+
+    name: str  # Of its plot,
+    title: str  # and what that shows, behind the name of the metric.
+    across: str  # What its horizontal axis says.
+    key: str  # Of a run's summary,
+    of: str  # and of the reference's.
+    log: str = ""  # Which axes are logarithmic.
+
+
+COSTS = (
+    Cost(
+        "bytes",
+        "against bytes",
+        "bytes over hosts in the whole run, of dense",
+        "host_wire_bytes",
+        "host_wire_bytes_dense",
+        log="x",
+    ),
+    Cost(
+        "macs",
+        "against multiply-accumulates",
+        "multiply-accumulates of the network that is left, of dense",
+        "macs_kept",
+        "macs_dense",
+    ),
+    Cost(
+        "work",
+        "against the work of training",
+        "multiply-accumulates of all of training, of dense",
+        "training_macs",
+        "training_macs_dense",
+    ),
+)
+
+
+def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
+    """The metric against each cost in which rows differ, with its upper-left hull.
+
+    Rows that cost nothing have no place on a logarithmic axis, and are left out.
+    """
+    sweep, plots = findings.sweep, []
+    for cost in COSTS:
+        marks = marks_of(findings, looks, cost.key, cost.of)
+        series = [mark for mark in marks.values() if mark.points[0][0] > 0]
+        if len({mark.points[0][0] for mark in series}) > 1:
+            heading = f"{sweep.figure.heading} {cost.title}"
+            title = plot_name(findings, cost.name, heading)
+            labels = cost, title, sweep.figure.title(sweep.split)
+            plots.append(make_plot(*labels, series, looks, sweep.less_is_better))
+    return plots
+
+
+def make_plot(
+    cost: Cost,
+    title: tuple[str, str],
+    up: str,
+    series: Sequence[Series],
+    looks: Looks,
+    less_is_better: bool = False,
+) -> Plot:
+    """A plot of marks against a cost.
+
+    Args:
+      cost: The cost.
+      title: Name and title of the plot.
+      up: What its vertical axis says.
+      series: One mark of each row.
+      looks: Row -> how it is drawn.
+      less_is_better: As of `Plot`.
+    """
+    labels = *title, cost.across, up
+    return Plot(
+        *labels,
+        series,
+        looks,
+        log=cost.log,
+        names_at_marks=True,
+        has_hull=True,
+        less_is_better=less_is_better,
+    )
+
+
+def hull_table(findings: Findings, plots: Sequence[Plot]) -> list[Table]:
+    """The rows on the hulls of `cost_plots`, by name; nothing without plots."""
+    lines = tuple(
+        (Cell(plot.across), Cell("\n".join(_on_hull(findings, plot)))) for plot in plots
+    )
+    note = (
+        "Rows that no other row beats, from the left. A row beats another that costs "
+        "no less and is no better, unless both are equal. Means are compared: "
+        "within their spread, rows may change places."
+    )
+    side = "Lower" if findings.sweep.less_is_better else "Upper"
+    title = f"{side}-left hull: {findings.sweep.name}"
+    header = f"{findings.sweep.figure.words} against", "rows"
+    return [Table(title, header, lines, (note,))] if lines else []
+
+
+def value_cell(findings: Findings, row: str) -> Cell:
+    """Mean and standard deviation, and how many runs they are of."""
+    values, figure = findings.values(row), findings.sweep.figure
+    num_runs = len(findings.results[row])
+    if not values:
+        return Cell("diverged", 0.0)
+    mean, form = figure.factor * statistics.fmean(values), f".{figure.digits}f"
+    around = ""
+    if len(values) > 1:
+        around = f" ± {figure.factor * statistics.stdev(values):{form}}"
+    text = f"{mean:{form}}{around} (n={len(values)})"
+    if num_runs > len(values):
+        text += f"\n{num_runs - len(values)} of {num_runs} diverged"
+    return Cell(text, statistics.fmean(values))
+
+
+def marks_of(findings: Findings, looks: Looks, key: str, of: str) -> dict[str, Series]:
+    """Row -> mean metric and its standard deviation, at a share of the reference."""
+    marks, factor = {}, findings.sweep.figure.factor
+    for row in looks:
+        shares, values = findings.shares(row, key, of), findings.values(row)
+        if shares:
+            middle = factor * statistics.fmean(values)
+            spread = factor * statistics.stdev(values) if len(values) > 1 else 0.0
+            points = [(statistics.fmean(shares), middle)]
+            marks[row] = Series(row, points, [(middle - spread, middle + spread)])
+    return marks
+
+
+def plot_name(findings: Findings, key: str, title: str) -> tuple[str, str]:
+    """Name and title of a plot."""
+    counts = [len(found) for found in findings.results.values()]
+    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    name = findings.sweep.name
+    return f"{key}_{name}", f"{title}: {name}, n={n}"
+
+
+def _on_hull(findings: Findings, plot: Plot) -> list[str]:
+    """Titles and metrics of the rows on a plot's hull, from the left."""
+    found = ((row, value_cell(findings, row).text) for row in plot.hull)
+    return [
+        f"{plot.looks[row].title}: {text}".replace("\n", ", ") for row, text in found
+    ]

@@ -1,0 +1,150 @@
+"""Runs of a sweep: where they lie, which are missing, and starting those.
+
+A run is a process of its own, `python -m prunex_jax.train`, in a folder of its own, so
+that one that fails takes no other with it, and all the sweep knows is what the folders
+say. A run that was stopped goes on; one that has ended is not run again; one that
+diverged is a result, and is kept as one.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prunex_jax.base.command import EXIT_DIVERGED, EXIT_STOPPED
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import write_json
+from prunex_jax.compare.processes import environment_of_process, last_lines, run_process
+from prunex_jax.compare.sweep.study import Row, Sweep, overrides_of, settings_of
+from prunex_jax.train.config import config_to_dict, dotted_keys, fixed_differences
+from prunex_jax.train.console import worth_of
+from prunex_jax.train.folder import CONFIG, SUMMARY
+
+# What a run that diverged leaves beside its folder's other files.
+DIVERGED = "diverged.json"
+_LAST_LINES = 12
+
+# Runs a command, appends its output to a file, and returns its exit code.
+Start = Callable[[Sequence[str], Path], int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One row with one seed."""
+
+    row: Row  # The row.
+    seed: int  # The seed.
+    workdir: Path  # Run folder.
+    command: tuple[str, ...]  # What trains it.
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it needs no more work: it has ended, or diverged."""
+        return any((self.workdir / name).exists() for name in (SUMMARY, DIVERGED))
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON file of its folder; {} if it is not there."""
+        path = self.workdir / name
+        return json.loads(path.read_text()) if path.exists() else {}
+
+
+def runs_of(sweep: Sweep, workdir: Path) -> list[Run]:
+    """Lists all runs: every row with the first seed, then with the next.
+
+    Raises:
+      UserError: Settings that do not exist or cannot run, of any row; or a folder that
+        holds a run with other settings.
+    """
+    runs = []
+    for seed in sweep.seeds:
+        own = {"seed": seed, "run.read_test": sweep.split == "test"}
+        for row in sweep.rows:
+            place = workdir / sweep.name / row.name / f"seed-{seed}"
+            command = (
+                *(sys.executable, "-m", "prunex_jax.train"),
+                f"--config={row.config or sweep.config}",
+                f"--workdir={place}",
+                *overrides_of(sweep, row, own),
+            )
+            run = Run(row, seed, place, command)
+            config = settings_of(sweep, row, own)
+            _check_settings(run, config_to_dict(config))
+            runs.append(run)
+    return runs
+
+
+def run_missing(
+    runs: Sequence[Run],
+    say: Callable[[str], None],
+    start: Start | None = None,
+) -> list[Run]:
+    """Starts all runs that are not done, one after the other.
+
+    Args:
+      runs: From `runs_of`.
+      say: Where lines for people go.
+      start: Runs a command; a process of its own without.
+    Returns:
+      Those that were stopped, or failed otherwise than by diverging; the end of their
+      logs was said.
+    """
+
+    def start_process(command: Sequence[str], log: Path) -> int:
+        return run_process(command, log, environment_of_process())
+
+    failed = []
+    for number, run in enumerate(runs, start=1):
+        name = f"{number}/{len(runs)} {run.row.name}, seed {run.seed}"
+        if run.is_done:
+            say(f"{name}: {_outcome(run)}, from before")
+            continue
+        say(f"{name}: {run.workdir}")
+        run.workdir.parent.mkdir(parents=True, exist_ok=True)
+        log = run.workdir.with_suffix(".log.txt")
+        code = (start or start_process)(run.command, log)
+        if code == EXIT_DIVERGED:
+            _keep_divergence(run, log)
+        if run.is_done:
+            say(f"{name}: {_outcome(run)}")
+        else:
+            failed.append(run)
+            said = "\n  ".join(last_lines(log, _LAST_LINES))
+            was_stopped = code in (0, EXIT_STOPPED)
+            what = "was stopped" if was_stopped else f"failed with exit code {code}"
+            say(f"{name}: {what}\n  {said}")
+    return failed
+
+
+def forget(runs: Sequence[Run]) -> None:
+    """Lets runs that diverged run again; what they have logged is kept until then."""
+    for run in runs:
+        (run.workdir / DIVERGED).unlink(missing_ok=True)
+
+
+def _keep_divergence(run: Run, log: Path) -> None:
+    """Writes down why a run ended: its last line says it."""
+    reason = "".join(last_lines(log, 1)).removeprefix("error: ")
+    run.workdir.mkdir(exist_ok=True)
+    write_json(run.workdir / DIVERGED, {"reason": reason})
+
+
+def _outcome(run: Run) -> str:
+    summary = run.read(SUMMARY)
+    if not summary:
+        return "diverged"
+    ratio = summary["host_wire_ratio"]
+    return f"{worth_of(summary)} with {ratio:.4f} of dense bytes"
+
+
+def _check_settings(run: Run, config: dict[str, Any]) -> None:
+    """Refuses to take the run of other settings for this one."""
+    held = run.read(CONFIG)
+    if not held:
+        return
+    for key, was, is_now in fixed_differences(dotted_keys(held), dotted_keys(config)):
+        raise UserError(
+            f"{run.workdir} holds a run with {key}={was!r}, and the sweep asks for "
+            f"{is_now!r}; choose another --workdir, or remove it"
+        )

@@ -1,0 +1,310 @@
+"""The report of a sweep: its metric with its spread, what it cost, and health.
+
+Everything that is "of dense" is a share of `Findings.reference`: bytes of exchanging
+its gradients in every step, its parameters, its multiply-accumulates, and those of its
+training at full width.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import statistics
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.compare.report.page import Section, facts_table, write_page
+from prunex_jax.compare.report.plots import Looks, Plot, Series, make_looks
+from prunex_jax.compare.report.tables import (
+    Cell,
+    Column,
+    Table,
+    digits,
+    figures,
+    make_table,
+    many,
+    method_table,
+)
+from prunex_jax.compare.sweep.frontier import (
+    cost_plots,
+    hull_table,
+    marks_of,
+    plot_name,
+    value_cell,
+)
+from prunex_jax.compare.sweep.learning_curves import curve_plots
+from prunex_jax.compare.sweep.results import Findings, Result
+
+# Column -> keys of a row's summary and of the reference's.
+_SHARES = (
+    ("bytes over\nhosts, of dense", "host_wire_bytes", "host_wire_bytes_dense"),
+    (
+        "last exchange,\nof dense",
+        "host_payload_bytes_steady",
+        "host_payload_bytes_dense",
+    ),
+    ("parameters", "params_kept", "params_dense"),
+    ("multiply-\naccumulates", "macs_kept", "macs_dense"),
+    ("work of\ntraining", "training_macs", "training_macs_dense"),
+)
+# What is drawn of health: key of a logged row, what it is called.
+_HEALTH = (
+    ("host_drift", "drift of the copies, ||theta - z|| / ||z||"),
+    ("primal_residual", "primal residual"),
+    ("dual_residual", "dual residual"),
+    ("device_dual_norm", "norm of the dual"),
+)
+
+
+def write_report(findings: Findings, folder: Path, png: Path | None = None) -> Path:
+    """Writes the report of a sweep.
+
+    Raises:
+      UserError: Nothing has ended yet, or PNG files are asked for and matplotlib is not
+        there.
+    """
+    name = findings.sweep.name
+    if not findings.results:
+        raise UserError(f"{folder} has no run of sweep {name!r} that ended")
+    return write_page(folder, name, (), make_sections(findings), png)
+
+
+def make_sections(findings: Findings) -> list[Section]:
+    """All parts of the report, in order."""
+    looks = _looks(findings)
+    priced = cost_plots(findings, looks)
+    return [
+        Section(
+            f"{findings.sweep.figure.heading} and its price",
+            [
+                price_table(findings),
+                *hull_table(findings, priced),
+                *divergence_table(findings),
+            ],
+            [*priced, *way_plots(findings, looks), *size_plots(findings, looks)],
+        ),
+        Section("Health", (), health_plots(findings, looks)),
+        Section(
+            "Where and how",
+            [settings_table(findings), facts_table("Machine", _machine(findings))],
+        ),
+    ]
+
+
+def price_table(findings: Findings) -> Table:
+    """The metric, differences to the baselines, and costs, a line for every row."""
+    sweep = findings.sweep
+    baselines = [name for name in sweep.baselines if name in findings.results]
+    titles = {row.name: row.title for row in sweep.rows}
+    partial = functools.partial
+    columns = [
+        Column(sweep.figure.title(sweep.split), partial(value_cell, findings)),
+        *(
+            Column(f"minus\n{titles[each]}", partial(_difference, findings, each))
+            for each in baselines
+        ),
+        *(Column(name, partial(_share, findings, *keys)) for name, *keys in _SHARES),
+    ]
+    notes = _notes(findings, bool(baselines))
+    shown = {row: titles[row] for row in findings.results}
+    return method_table(f"{sweep.figure.heading}: {sweep.name}", shown, columns, notes)
+
+
+def divergence_table(findings: Findings) -> list[Table]:
+    """Runs that diverged and why; nothing if none did."""
+    diverged = [each for each in _every(findings) if each.reason]
+    columns: tuple[Column[Result], ...] = (
+        Column("method", lambda each: each.row.title),
+        Column("seed", lambda each: str(each.seed)),
+        Column("reason", lambda each: each.reason),
+    )
+    title = f"Diverged: {findings.sweep.name}"
+    return [make_table(title, columns, diverged)] if diverged else []
+
+
+def settings_table(findings: Findings) -> Table:
+    """What each row sets, over the config and the settings of the sweep."""
+
+    def text(settings: Mapping[str, Any]) -> str:
+        return ", ".join(f"{key}={value}" for key, value in settings.items()) or "-"
+
+    sweep = findings.sweep
+    lines = [(Cell("all rows"), Cell(text(sweep.settings)))]
+    lines += [(Cell(row.title), Cell(text(row.settings))) for row in sweep.rows]
+    return Table(f"Settings: {sweep.name}", ("row", "value"), tuple(lines))
+
+
+def way_plots(findings: Findings, looks: Looks) -> list[Plot]:
+    """The metric on the way, against bytes and seconds until then."""
+    points = {row: [each.points for each in findings.results[row]] for row in looks}
+    figure = findings.sweep.figure
+    titles = {
+        "bytes": f"{figure.heading} against MB sent by a host",
+        "seconds": f"{figure.heading} against seconds",
+    }
+    names = {
+        key: plot_name(findings, f"curves-{key}", title)
+        for key, title in titles.items()
+    }
+    return curve_plots(names, points, looks, figure)
+
+
+def size_plots(findings: Findings, looks: Looks) -> list[Plot]:
+    """The metric against size, where rows form a curve."""
+    sizes = marks_of(findings, looks, "params_kept", "params_dense")
+    curves: dict[str, list[Series]] = {}
+    for row in findings.sweep.rows:
+        if row.curve and row.name in sizes:
+            curves.setdefault(row.curve, []).append(sizes[row.name])
+    joined = [_joined(parts) for parts in curves.values() if len(parts) > 1]
+    if not joined:
+        return []
+    sweep = findings.sweep
+    labels = (
+        *plot_name(findings, "sizes", f"{sweep.figure.heading} against size"),
+        "share of the parameters that is left",
+        sweep.figure.title(sweep.split),
+    )
+    called = {
+        parts[0].row: dataclasses.replace(looks[parts[0].row], title=curve)
+        for curve, parts in curves.items()
+    }
+    return [Plot(*labels, joined, called, log="")]
+
+
+def health_plots(findings: Findings, looks: Looks) -> list[Plot]:
+    """Logged numbers of the first seed by step, where they are positive."""
+    plots = []
+    for key, up in _HEALTH:
+        lines = {
+            name: [
+                (line["step"], line[key])
+                for line in findings.results[name][0].health
+                if (line.get(key) or 0.0) > 0
+            ]
+            for name in findings.sweep.health_rows
+            if name in looks
+        }
+        name = f"health-{key.replace('_', '-')}"
+        series = [Series(row, line) for row, line in lines.items() if len(line) > 1]
+        if series:
+            labels = *plot_name(findings, name, f"Health: {up}"), "step", up
+            plots.append(Plot(*labels, series, looks, log="y"))
+    return plots
+
+
+def difference(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Compares two rows by Welch's interval, which lets their spreads differ.
+
+    Returns:
+      Difference of the means, and half of the interval that contains the true one with
+      95 % probability: infinite where a row has one run only.
+    Raises:
+      ValueError: One of them is empty.
+    Example:
+      >>> found = difference([0.70, 0.71, 0.72], [0.60, 0.61, 0.62])
+      >>> [round(value, 3) for value in found]
+      [0.1, 0.023]
+
+    References:
+      Welch, The generalization of Student's problem when several different population
+      variances are involved, 1947, https://doi.org/10.2307/2332510.
+    """
+    mean = statistics.fmean(ones) - statistics.fmean(others)
+    if min(len(ones), len(others)) < 2:
+        return mean, math.inf
+    if not statistics.variance(ones) + statistics.variance(others):
+        return mean, 0.0
+    # Imported here: it takes a while, and only reports need it.
+    from scipy import stats
+
+    with warnings.catch_warnings():
+        # Seeds that agree to the last digit, of one row only, are no problem.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        interval = stats.ttest_ind(ones, others, equal_var=False).confidence_interval()
+    return mean, float(interval.high - interval.low) / 2
+
+
+def _every(findings: Findings) -> Iterable[Result]:
+    return (each for results in findings.results.values() for each in results)
+
+
+def _difference(findings: Findings, other: str, row: str) -> Cell | None:
+    ones, others = findings.values(row), findings.values(other)
+    figure = findings.sweep.figure
+    factor, form = figure.factor, f".{figure.digits}f"
+    if row == other or not ones or not others:
+        return None
+    mean, half_width = difference(ones, others)
+    text = f"{factor * mean:+{form}}"
+    if math.isfinite(half_width):
+        text += f" ± {factor * half_width:{form}}"
+        # Beyond spread where zero lies outside of the interval.
+        text += "\nwithin spread" * (abs(mean) <= half_width)
+    return Cell(text, mean)
+
+
+def _share(findings: Findings, key: str, of: str, row: str) -> Cell | None:
+    values = findings.shares(row, key, of)
+    if not values:
+        return None
+    mean = statistics.fmean(values)
+    text = figures(mean)
+    if max(values) - min(values) > 0.005 * abs(mean):
+        text += f"\n{digits(min(values))} to {digits(max(values))}"
+    return Cell(text, mean)
+
+
+def _notes(findings: Findings, has_baselines: bool) -> list[str]:
+    sweep = findings.sweep
+    notes = [
+        f"{many(len(list(_every(findings))), 'run')}. {sweep.figure.heading}: mean ± "
+        f"standard deviation over n seeds, on the {sweep.split} split. Bytes are those "
+        "of a host over the host axis in the whole run, with everything it sends, of "
+        "what dense averaging sends. Work of training: multiply-accumulates of all its "
+        "forward passes, those of a teacher included."
+    ]
+    if has_baselines:
+        notes.append(
+            f"Differences are in {sweep.figure.differences}, ± half of Welch's 95 % "
+            "interval; "
+            "'within spread' where it contains zero. Without ± there is one run only, "
+            "and a difference says nothing."
+        )
+    if findings.num_missing:
+        notes.append(f"{many(findings.num_missing, 'run')} have not ended yet.")
+    return notes
+
+
+def _machine(findings: Findings) -> Mapping[str, Any]:
+    """Environment of the runs; each that differs, but for the command."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for each in _every(findings):
+        facts = {k: v for k, v in each.environment.items() if k != "command"}
+        found.setdefault(json.dumps(facts, sort_keys=True), facts)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return {str(number): facts for number, facts in enumerate(found.values(), 1)}
+
+
+def _looks(findings: Findings) -> Looks:
+    sweep = findings.sweep
+    settings = {row.name: {**sweep.settings, **row.settings} for row in sweep.rows}
+    methods = {
+        name: str(of["method.name"])
+        for name, of in settings.items()
+        if "method.name" in of
+    }
+    titles = {row.name: row.title for row in sweep.rows}
+    looks = make_looks(titles, methods, sweep.baselines)
+    return {name: look for name, look in looks.items() if name in findings.results}
+
+
+def _joined(marks: Sequence[Series]) -> Series:
+    """One series of several marks, from left to right."""
+    ordered = sorted(marks, key=lambda mark: mark.points[0])
+    points = [mark.points[0] for mark in ordered]
+    return Series(marks[0].row, points, [mark.spread[0] for mark in ordered])

@@ -1,0 +1,41 @@
+"""Benchmarks that nothing else runs still run, on networks that take no time."""
+
+import dataclasses
+import re
+import sys
+
+import pytest
+
+from benchmarks import compression, gpu
+
+
+@pytest.mark.slow
+def test_what_methods_compute_is_timed_without_communication(monkeypatch, capsys):
+    names = ["hsadmm", "powersgd", "local-sgd-4-top64", "topk-chunks"]
+    changes = ["--model=resnet20", "--repeats=2", "--batch-size=0", "--only", *names]
+    monkeypatch.setattr(sys, "argv", ["compression", *changes])
+    compression.main()
+    timed = re.findall(r"^(\S+) +([\d.]+) ms", capsys.readouterr().out, re.M)
+    assert [name for name, _ in timed] == names
+    assert all(float(milliseconds) > 0 for _, milliseconds in timed)
+
+
+@pytest.mark.rotates
+def test_what_a_gpu_takes_is_timed_on_cpu_too(monkeypatch, capsys, tmp_path):
+    tiny = {
+        "model.gpt.layers": 1,
+        "model.gpt.width": 64,
+        "model.gpt.hidden": 64,
+        "data.sequence_length": 16,
+    }
+    network = gpu.NETWORKS["gpt-125m"]
+    tiny = dataclasses.replace(network, settings={**network.settings, **tiny})
+    monkeypatch.setitem(gpu.NETWORKS, "gpt-125m", tiny)
+    for name, value in {"CALLS": 2, "ROUNDS": 1, "EXCHANGES": ("hsadmm",)}.items():
+        monkeypatch.setattr(gpu, name, value)
+    parts = ["steps", "exchanges", "compaction"]
+    changes = [f"--workdir={tmp_path}", "--networks", "gpt-125m", "--parts", *parts]
+    monkeypatch.setattr(sys, "argv", ["gpu", *changes])
+    gpu.main()
+    ratios = re.findall(r"median ([\d.]+), quartiles", capsys.readouterr().out)
+    assert len(ratios) == 5 and all(float(ratio) > 0 for ratio in ratios)

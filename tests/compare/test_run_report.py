@@ -1,0 +1,275 @@
+"""One page of run folders: what is on it, whatever the folders lack."""
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from prunex_jax.compare.report import __main__ as report
+from prunex_jax.compare.report.charts import MAX_POINTS, Chart, Curve, draw_chart
+from prunex_jax.compare.report.run_report import (
+    Run,
+    make_sections,
+    read_runs,
+    write_runs,
+)
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def row(step, **more):
+    return {
+        "step": step,
+        "accuracy": step / 100,
+        "loss": 1 / step,
+        "learning_rate": 0.1,
+        "sparsity": 0.5,
+        "host_wire_bytes": 1e6 * step,
+        "device_wire_bytes": 2e6 * step,
+        "seconds_per_step_median": 0.1,
+        "host_drift": step / 1000,
+        "primal_by_group": {"stem/conv": step / 10},
+        **more,
+    }
+
+
+CONFIG = {
+    "seed": 0,
+    "method": {"name": "dense", "schedule": ["dense", "hsadmm @ step 20"]},
+}
+ENVIRONMENT = {
+    "command": "python -m prunex_jax.train --config=<b>&.py",
+    "versions": {"jax": "0.10.2"},
+    "topology": {"num_hosts": 2, "devices_per_host": 4},
+}
+ROWS = [
+    row(10, phase=0),
+    row(20, phase=0),
+    {"step": 20, "phase": 0, "host_wire_bytes": 2e7, "validation_accuracy": 0.25},
+    row(30, phase=1),
+    row(40, phase=1, host_drift=None),
+]
+SUMMARY = {
+    "method": "dense -> hsadmm",
+    "test_accuracy": 0.875,
+    "channels_kept": {"stem/conv": [6, 8]},
+}
+
+
+def make_run(path, config=CONFIG, rows=ROWS, summary=None, saved=None, end=""):
+    """A run folder; what is None is not there."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    if rows is not None:
+        lines = [json.dumps(each) + "\n" for each in rows]
+        (path / "metrics.jsonl").write_text("".join(lines) + end)
+    if summary is not None:
+        (path / "summary.json").write_text(json.dumps(summary))
+    for step, extra in (saved or {}).items():
+        (path / "checkpoints" / step).mkdir(parents=True)
+        manifest = path / "checkpoints" / step / "manifest.json"
+        manifest.write_text(json.dumps({"extra": extra}))
+    return path
+
+
+def tables_of(*paths):
+    """Title -> first cell of a row -> texts of the others."""
+    return {
+        table.title: {
+            row[0].text: [cell.text for cell in row[1:]] for row in table.rows
+        }
+        for section in make_sections(read_runs(paths))
+        for table in section.tables
+    }
+
+
+def charts_of(*paths):
+    return {
+        chart.title: chart
+        for section in make_sections(read_runs(paths))
+        for chart in section.charts
+    }
+
+
+def test_a_page_says_what_a_run_has_done(tmp_path, capsys):
+    run = make_run(tmp_path / "a", summary=SUMMARY)
+    assert report.main([str(run), f"--output={tmp_path / 'page.html'}"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}\n"
+    page = (tmp_path / "page.html").read_text()
+    assert "a: dense, then hsadmm on 2 x 4 devices; ended, 40 steps done." in page
+    for text in ("0.875", "method.schedule", "versions.jax", "host drift", "stem/conv"):
+        assert text in page, text
+    assert "--config=&lt;b&gt;&amp;.py" in page and "<b>" not in page
+    assert page.count("<svg") == len(charts_of(run)) >= 6
+
+
+def test_a_page_needs_nothing_else(tmp_path):
+    page = write_runs([make_run(tmp_path / "a")]).read_text()
+    addresses = set(re.findall(r"https?://[^\"' ]+", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}, "names, not addresses"
+    assert not re.search(r"<(link|img|iframe|object|use)\b|\bsrc=|@import|url\(", page)
+    assert "default-src 'none'" in page
+
+
+def test_bytes_are_told_by_phase_and_axis(tmp_path):
+    found = tables_of(make_run(tmp_path / "a"))["bytes by axis and phase"]
+    assert found == {
+        "a: dense": ["0 to 20", "20.0 MB", "1.00 MB", "40.0 MB", "2.00 MB"],
+        "a: hsadmm": ["20 to 40", "20.0 MB", "1.00 MB", "40.0 MB", "2.00 MB"],
+    }
+
+
+def test_bytes_of_logs_before_they_had_phases_and_devices(tmp_path):
+    old = [{"step": 4, "learning_rate": 1.0, "loss": 1.0, "host_wire_bytes": 80.0}]
+    found = tables_of(make_run(tmp_path / "a", rows=old))["bytes by axis and phase"]
+    assert found == {"a: dense": ["0 to 4", "80.0 B", "20.0 B", "-", "-"]}
+
+
+def test_channels_come_from_the_summary_or_the_newest_checkpoint(tmp_path):
+    saved = {
+        "9": {"step": 9, "keep_counts": {"stem/conv": 8}},
+        "10": {
+            "step": 10,
+            "keep_counts": {"stem/conv": 7},
+            "ledger": {"num_calls": {"exchange": 5}},
+        },
+    }
+    going = make_run(tmp_path / "going", saved=saved)
+    ended = make_run(tmp_path / "ended", saved=saved, summary=SUMMARY)
+    tables = tables_of(going, ended)
+    assert tables["channels of going"] == {"stem/conv": ["7", "4"]}
+    assert tables["channels of ended"] == {"stem/conv": ["6", "8", "25.0%", "4"]}
+    calls = tables["calls of programs until the newest checkpoint"]
+    assert calls == {"exchange": ["5", "5"]}
+
+
+def test_health_is_neither_metric_nor_cost(tmp_path):
+    tables = tables_of(make_run(tmp_path / "a"))
+    assert tables["health of a"] == {"host drift": ["0.03", "0.01", "0.03", "30"]}
+
+
+def test_curves_follow_the_rows(tmp_path):
+    charts = charts_of(make_run(tmp_path / "a"))
+    solid, dashed = charts["accuracy (dashed: validation)"].curves
+    assert solid.points == [(10, 0.1), (20, 0.2), (30, 0.3), (40, 0.4)]
+    assert dashed.points == [(20, 0.25)] and dashed.is_dashed
+    (by_bytes,) = charts["validation_accuracy by bytes over hosts"].curves
+    assert by_bytes.points == [(2e7, 0.25)]
+
+
+def test_runs_stand_side_by_side(tmp_path):
+    other = {**CONFIG, "seed": 7}
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", config=other)]
+    assert [curve.label for curve in charts_of(*runs)["learning rate"].curves] == [
+        "a",
+        "b",
+    ]
+    settings = tables_of(*runs)["settings"]
+    assert next(iter(settings.items())) == ("seed", ["0", "7"]), "what differs is first"
+    assert "1 settings differ." in write_runs(runs).read_text()
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    paths = [make_run(tmp_path / name / "run") for name in "ab"]
+    assert [run.name for run in read_runs(paths)] == [str(path) for path in paths]
+
+
+@pytest.mark.parametrize(
+    "lacks", ["rows", "all rows", "a cut row", "environment", "an odd environment"]
+)
+def test_what_a_folder_lacks_is_left_out(tmp_path, lacks):
+    rows = {"rows": None, "all rows": []}.get(lacks, ROWS)
+    run = make_run(tmp_path / "a", rows=rows, end='{"step": 50, "lo')
+    if "environment" in lacks:
+        (run / "environment.json").unlink()
+    if "odd" in lacks:
+        (run / "environment.json").write_text("[1")
+    page = write_runs([run]).read_text()
+    assert ("has logged nothing yet" in page) == ("rows" in lacks)
+    assert "has not ended" in page and "method.schedule" in page
+    assert run / "report.html" in run.iterdir()
+
+
+def test_a_run_of_another_task_has_its_own_metrics(tmp_path):
+    rows = [
+        {"step": 1, "loss": 2.0, "bits_per_byte": 3.0, "learning_rate": 0.1},
+        {"step": 1, "validation_bits_per_byte": 2.5, "host_wire_bytes": 5.0},
+    ]
+    charts = charts_of(make_run(tmp_path / "a", config={"seed": 1}, rows=rows))
+    assert "bits_per_byte (dashed: validation)" in charts
+    assert "validation_bits_per_byte by bytes over hosts" in charts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{}/none"], "/none holds no run: there is no config.json in it"),
+        (["{}/a", "--output={}/no/where.html"], "where.html cannot be written"),
+        ([], "give run folders, as in"),
+        (["{}/a", "--outptu=x"], "argument '--outptu=x' is not understood"),
+        (["{}/broken"], "metrics.jsonl, line 1: "),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, capsys, arguments, message):
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "broken", rows=[{"no": "step"}, row(1)])
+    assert report.main([text.format(tmp_path) for text in arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def points_in(svg):
+    lines = ET.fromstring(svg).iter(f"{SVG}polyline")
+    return [
+        [tuple(map(float, pair.split(","))) for pair in line.get("points").split()]
+        for line in lines
+    ]
+
+
+def test_a_chart_puts_larger_values_higher_and_further_right():
+    chart = Chart("t <&>", "step", [Curve("a", [(0, 0.0), (5, 10.0), (10, 2.5)])])
+    (((x0, y0), (x1, y1), (x2, y2)),) = points_in(draw_chart(chart))
+    assert x1 == pytest.approx((x0 + x2) / 2, abs=0.1)
+    assert y0 - y2 == pytest.approx((y0 - y1) / 4, abs=0.1)
+    assert y1 < y0 and x0 < x2
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(1, 5.0)],
+        [(1, 0.0), (2, 0.0)],
+        [(1, -1e-9), (2, 1e-9)],
+        [(1, 1e299), (2, -1e299)],
+        [(1, 1.7e308), (2, -1.7e308), (3, 1.0)],
+        [(1, 0.0), (2, 5e-324)],
+        [(1, 1.0), (2, 1.0 + 2**-52)],
+        [(1, math.nan), (2, 3.0), (3, math.inf)],
+        [(k, 1.0 + k) for k in range(3 * MAX_POINTS + 2)],
+        [],
+    ],
+)
+def test_charts_of_odd_numbers_are_whole(points):
+    svg = draw_chart(Chart("t", "step", [Curve("<run>", points)]))
+    for line in points_in(svg):
+        assert 0 < len(line) <= MAX_POINTS + 1
+        assert all(0 <= x <= 480 and 0 <= y <= 250 for x, y in line)
+    assert "nan" not in svg and "inf" not in svg
+    assert len(svg) < 2000 + 20 * sum(map(len, points_in(svg)))
+
+
+def test_thinned_curves_keep_their_ends():
+    points = [(k, float(k)) for k in range(2 * MAX_POINTS)]
+    (line,) = points_in(draw_chart(Chart("t", "step", [Curve("a", points)])))
+    (whole,) = points_in(
+        draw_chart(Chart("t", "step", [Curve("a", points[:: len(points) - 1])]))
+    )
+    assert (line[0], line[-1]) == (whole[0], whole[-1])
+
+
+def test_a_run_without_rows_has_no_charts():
+    run = Run("a", CONFIG, {}, [], {}, {})
+    assert not [chart for each in make_sections([run]) for chart in each.charts]
