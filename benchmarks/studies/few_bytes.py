@@ -1,37 +1,23 @@
 """Few bits and few numbers on digits: do interfaces count what traces say?
 
 Beside `digits.py`, which has the methods: formats with error feedback, the largest of
-every chunk on both routes, short entries, and norms that go beside, on 2 and 4 hosts.
+every chunk on both routes, and short entries, on 2 and 4 hosts.
 
     python -m benchmarks links --study=benchmarks/studies/few_bytes.py \\
         --workdir=runs/bytes
 """
 
-from benchmarks.study import LinkStudy, variant_row, variant_rows
+from benchmarks.study import LinkStudy, variant_rows
 
 
 def get_study() -> LinkStudy:
     return LinkStudy(
         name="few-bytes",
         config="../../configs/digits_resnet20_dense.py",
-        rows=(
-            *variant_rows(
-                *("dense", "dense-int2", "local-sgd-8-int2", "local-sgd-4-top64"),
-                *("local-sgd-8-top64-owners", "hsadmm-4-top64"),
-                *("topk-chunks", "dgc-chunks"),
-            ),
-            variant_row(
-                "local-sgd-4-top64",
-                "clipped",
-                "the same, clipped to the median of the hosts",
-                **{"method.rounds.clip": "median"},
-            ),
-            variant_row(
-                "local-sgd-8-int8",
-                "radial",
-                "local SGD, every 8 steps, int8, norms and directions apart",
-                **{"method.rounds.average": "radial"},
-            ),
+        rows=variant_rows(
+            *("dense", "dense-int2", "local-sgd-8-int2", "local-sgd-4-top64"),
+            *("local-sgd-8-top64-owners", "hsadmm-4-top64"),
+            *("topk-chunks", "dgc-chunks"),
         ),
         settings={"data.batch_size": 8, "model.width": 0.5},
         num_hosts=(2, 4),

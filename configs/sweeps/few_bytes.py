@@ -34,24 +34,13 @@ def make_rows() -> tuple[Row, ...]:
         _rounds("top64-4", "every 4 steps, 64 of 4,096", 4, top_k=64),
         _rounds("top64-16", "every 16 steps, 64 of 4,096", 16, top_k=64),
         _rounds(
-            "top64-16-senders",
-            "the same, averaged over senders",
-            16,
-            top_k=64,
-            top_k_mean="senders",
-        ),
-        _rounds(
             "top58-8-owners",
             "every 8 steps, 58 of 4,096, owners add up",
             8,
             top_k=58,
             top_k_route="owners",
         ),
-        # As many bytes as int8-8.
-        *_channels("half-4", "every 4 steps, half of the channels", 4, 0.5),
         variant_row("local-sgd-32-int8", "int8-32"),
-        # As many as int8-32.
-        *_channels("quarter-8", "every 8 steps, a quarter of the channels", 8, 0.25),
         # As many bytes as int8-8, and as int8-32.
         *_outer(8),
         *_outer(32),
@@ -69,24 +58,6 @@ def _outer(period: int) -> tuple[Row, ...]:
             **{"method.local_sgd.sync_period": period, "method.rounds.outer": rule},
         )
         for rule, words in rules.items()
-    )
-
-
-def _channels(name: str, title: str, period: int, share: float) -> tuple[Row, ...]:
-    """Local SGD in int8 that sends a share of the channels, by either choice."""
-    names = {"moved": "that moved most", "rotation": "in turn"}
-    return tuple(
-        variant_row(
-            "local-sgd-8-int8",
-            f"{name}-{choice}",
-            f"local SGD, {title} {words}, int8",
-            **{
-                "method.local_sgd.sync_period": period,
-                "method.local_sgd.channel_share": share,
-                "method.local_sgd.channel_choice": choice,
-            },
-        )
-        for choice, words in names.items()
     )
 
 

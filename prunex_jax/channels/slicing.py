@@ -111,35 +111,6 @@ def mask_channels(tree: PyTree, layouts: Layouts, masks: Masks) -> PyTree:
     return map_with_path(mask, tree)
 
 
-def merge_channels(
-    tree: PyTree, others: PyTree, layouts: Layouts, masks: Masks
-) -> PyTree:
-    """Takes the kept channels from one tree and the other channels from another.
-
-    Args:
-      tree: Arrays; entries that no group touches are from here.
-      others: The same structure, shapes and types.
-      layouts: From `groups.layouts_of`.
-      masks: bool[size] per group, True where kept; may be traced.
-    Returns:
-      A tree of the same structure, shapes and types.
-    Example:
-      >>> row = AxisLayout(2, (('a', np.array([[0], [1]])),), np.array([]))
-      >>> layouts, masks = {'x': {0: row}}, {'a': np.array([True, False])}
-      >>> one, two = ({'x': jnp.full(2, n), 'y': jnp.full(1, n)} for n in (1, 2))
-      >>> found = merge_channels(one, two, layouts, masks)
-      >>> found['x'].tolist(), found['y'].tolist()
-      ([1, 2], [1])
-    """
-    kept = _kept_entries(layouts, masks)
-
-    def merge(path: str, leaf: jax.Array, other: jax.Array) -> jax.Array:
-        alive = kept(path, leaf.ndim)
-        return leaf if alive is None else jnp.where(alive, leaf, other)
-
-    return map_with_path(merge, tree, others)
-
-
 def _kept_entries(
     layouts: Layouts, masks: Masks
 ) -> Callable[[str, int], jax.Array | None]:

@@ -14,7 +14,6 @@ from prunex_jax.comm.accounting import (
     wire_bytes,
 )
 from prunex_jax.comm.averaging import (
-    HostMean,
     flat_mean_over_mesh,
     gather_over_hosts,
     mean_of_entries,
@@ -23,16 +22,14 @@ from prunex_jax.comm.averaging import (
     mean_over_mesh,
     mean_with_error,
     min_over_mesh,
-    radial_mean_over_hosts,
     sum_over_hosts,
     sum_over_mesh,
     take_from_host,
 )
 from prunex_jax.comm.chunks import mean_of_largest
-from prunex_jax.comm.clipping import HostClip, clip_to_median
 from prunex_jax.comm.collectives import check_local
 from prunex_jax.comm.formulas import compact_size, dense_size
-from prunex_jax.comm.largest import EntryMean, Route, TopK
+from prunex_jax.comm.largest import Route, TopK
 from prunex_jax.comm.ring import ring_mean_over_hosts
 from prunex_jax.comm.slices import (
     Slicing,
@@ -56,15 +53,11 @@ __all__ = [
     "TERNARY",
     "WIRE_DTYPES",
     "Collective",
-    "EntryMean",
-    "HostClip",
-    "HostMean",
     "Route",
     "Slicing",
     "TopK",
     "Wire",
     "check_local",
-    "clip_to_median",
     "compact_size",
     "count_hops",
     "dense_size",
@@ -80,7 +73,6 @@ __all__ = [
     "mean_with_error",
     "min_over_mesh",
     "part_shape",
-    "radial_mean_over_hosts",
     "refuse_biased",
     "refuse_ternary",
     "ring_bytes",

@@ -3,9 +3,7 @@
 Sits on `comm.collectives`; knows nothing of channels: a compact tree is a tree.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,6 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path, in_order
 from prunex_jax.comm import collectives, wires
 from prunex_jax.comm.buffers import in_buffers, in_one_buffer
-from prunex_jax.comm.slices import sum_over_slices
 from prunex_jax.comm.wires import (
     FLOAT32,
     TERNARY,
@@ -24,8 +21,6 @@ from prunex_jax.comm.wires import (
 )
 from prunex_jax.mesh import Axis, MeshAxes, axis_size, position, vary
 
-# How differences of hosts are averaged: as vectors, or norms and directions apart.
-HostMean = Literal["mean", "radial"]
 # Sums of that many ternary values fit the type they travel in.
 _MAX_TERNARY_HOSTS = 127
 # Elements that devices of a host sum in one message, or more: enough for full speed.
@@ -159,71 +154,6 @@ def mean_with_error(
         return tree, tree
     found, error = in_buffers(tree, mean_and_error, wire.bucket_elements, wire.in_turn)
     return found, vary(error, (axes.host,))
-
-
-def radial_mean_over_hosts(
-    tree: PyTree,
-    axes: MeshAxes,
-    wire: Wire = FLOAT32,
-    key: jax.Array | None = None,
-) -> PyTree:
-    """Averages norms and directions of a tree over hosts apart, leaf by leaf.
-
-        merged = mean_i ||v_i|| * unit(mean_i unit(v_i)),    unit(v) = v / ||v||
-
-    A mean of movements in different directions is shorter than they are, and with many
-    hosts the more so; this has the length that they have in the mean, also where hosts
-    agree on nothing.
-
-    Args:
-      tree: Floating leaves, per_host.
-      axes: Mesh axes; without a host axis or other hosts, the tree stays as it is.
-      wire: How directions cross the host axis, as in `mean_over_hosts`; norms are
-        float32. Directions have a mean square of 1 there, so that leaves of different
-        sizes can share the scale of a block.
-      key: As in `mean_over_hosts`.
-    Returns:
-      The merged tree, replicated, in the types of the tree. Leaves that are zero on all
-      hosts, or whose directions cancel, are zero.
-    Raises:
-      UserError: As `mean_over_hosts`.
-    Collectives:
-      As `mean_over_hosts`, and as `sum_over_hosts` for one float32 per leaf; of slices,
-      twice as many as `sum_over_slices`.
-
-    References:
-      Douillard et al., Decoupled DiLoCo, 2026, arXiv:2604.21428.
-    Differs from:
-      The paper: hosts count alike, since they do the same steps, and all leaves are
-      averaged so, embeddings too.
-    """
-    num_hosts = axis_size(axes.host)
-    leaves, structure = jax.tree.flatten(tree)
-    if num_hosts == 1 or not leaves:
-        return mean_over_hosts(tree, axes, wire, key)
-    wide = [leaf.astype(jnp.float32) for leaf in leaves]
-    norms = _norms(wide, axes)
-    sizes = [math.sqrt(leaf.size) for leaf in wide]
-    sent = _with_norms(wide, norms, jnp.asarray(sizes, jnp.float32))
-    directions = mean_over_hosts(sent, axes, wire, key)
-    lengths = sum_over_hosts(norms, axes) / num_hosts
-    merged = _with_norms(directions, _norms(directions, axes), lengths)
-    merged = [x.astype(leaf.dtype) for x, leaf in zip(merged, leaves, strict=True)]
-    return jax.tree.unflatten(structure, merged)
-
-
-def _norms(leaves: Sequence[jax.Array], axes: MeshAxes) -> jax.Array:
-    """float32[leaves], of whole arrays."""
-    squares = jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in leaves])
-    return jnp.sqrt(sum_over_slices(squares, axes))
-
-
-def _with_norms(
-    leaves: Sequence[jax.Array], norms: jax.Array, wanted: jax.Array
-) -> list[jax.Array]:
-    """The leaves, scaled from their norms to others; zero where they are zero."""
-    factors = jnp.where(norms > 0, wanted / jnp.where(norms > 0, norms, 1.0), 0.0)
-    return [leaf * factor for leaf, factor in zip(leaves, factors, strict=True)]
 
 
 def mean_over_mesh(

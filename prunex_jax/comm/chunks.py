@@ -55,9 +55,9 @@ def mean_of_largest(
       Sarfi et al., SparseLoCo, 2025, arXiv:2508.15706, algorithm 1.
     Differs from:
       The paper: chunks are pieces of one buffer, not 64 by 64 tiles of matrices.
-      Its code averages over senders, its listing over hosts; both are here. The wire
-      decides the format of numbers. Messages of large norm are not clipped here, see
-      `clip_to_median`.
+      Numbers that a host does not send count as zero, as in its listing; its code
+      averages over those hosts that send them. The wire
+      decides the format of numbers. Messages of large norm are not clipped.
     """
     refuse_ternary(wire)
     if not jax.tree.leaves(tree):
@@ -107,8 +107,7 @@ def _by_owners(
     mean = _mean_of(rows, places, top, wire)
     # The largest of the mean go to all; the owner alone knows what they are short of.
     messages, packed, rest = _send(mean, 1, top, wire)
-    weight = num_hosts if top.mean == "hosts" else 1
-    error = wires.add_to_part(error, weight * rest, position(host_axis))
+    error = wires.add_to_part(error, num_hosts * rest, position(host_axis))
 
     def for_all(part: jax.Array) -> jax.Array:
         rows = collectives.collect(part, host_axis)
@@ -178,15 +177,12 @@ def _read(messages: jax.Array, num_chunks: int, top: TopK, wire: Wire) -> jax.Ar
 def _mean_of(rows: jax.Array, places: jax.Array, top: TopK, wire: Wire) -> jax.Array:
     """Averages what hosts have sent, [hosts, ...] of both messages; [c, CHUNK]."""
     num_hosts, num_chunks = places.shape[:2]
-    divisor = num_hosts if top.mean == "hosts" else 1
-    total = count = jnp.zeros((num_chunks, CHUNK), jnp.float32)
+    total = jnp.zeros((num_chunks, CHUNK), jnp.float32)
     # Host after host, so that the order of every sum is the same on all devices.
     for values, place in zip(_read(rows, num_chunks, top, wire), places, strict=True):
         at = unpack_positions(place)
-        total = _add(total, at, values / divisor)
-        if top.mean == "senders":
-            count = _add(count, at, jnp.ones_like(values))
-    return total / jnp.maximum(count, 1.0) if top.mean == "senders" else total
+        total = _add(total, at, values / num_hosts)
+    return total
 
 
 def _add(chunks: jax.Array, positions: jax.Array, values: jax.Array) -> jax.Array:

@@ -87,14 +87,6 @@ def host_sum(
     ]
 
 
-def radial_host_sum(
-    num_elements: int, num_leaves: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
-) -> list[Collective]:
-    """What `averaging.radial_mean_over_hosts` sends: directions, and their norms."""
-    directions = host_sum(num_elements, mesh_shape, wire)
-    return directions + host_sum(num_leaves, mesh_shape)
-
-
 def host_sum_with_error(
     num_elements: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
 ) -> list[Collective]:

@@ -11,9 +11,6 @@ from prunex_jax.comm.wires import Wire
 # Numbers of which a few are sent. Twelve bits are a position.
 CHUNK = 4096
 
-# hosts: numbers that a host does not send count as zero. senders: every number is
-# averaged over those hosts that sent it.
-EntryMean = Literal["hosts", "senders"]
 # gather: all hosts get the entries of all. owners: every chunk has a host that adds up
 # what all send of it, and sends the largest of the sum to all. auto: see
 # `formulas.route_of`.
@@ -27,13 +24,11 @@ class TopK:
     Attributes:
       per_chunk: Numbers of each chunk that a host sends; even, since two positions
         make three bytes.
-      mean: What a number is divided by; see `EntryMean`.
       route: gather sends M - 1 times the entries of a host of M; owners about twice,
         whatever M, but cuts the sum down to as many entries once more.
     """
 
     per_chunk: int
-    mean: EntryMean = "hosts"
     route: Route = "gather"
 
     @property
@@ -48,8 +43,6 @@ class TopK:
                 f"top_k={self.per_chunk} must be an even number from 2 to {CHUNK}, the "
                 "numbers of a chunk; 0 sends all of them"
             )
-        if self.mean not in ("hosts", "senders"):
-            raise UserError(f"top_k_mean={self.mean!r} must be hosts or senders")
         if self.route not in ("auto", "gather", "owners"):
             raise UserError(
                 f"top_k_route={self.route!r} must be auto, gather or owners"

@@ -2,19 +2,13 @@
 
 They are forms of the core of H-SADMM in which nothing is pruned: copies start every
 round from the consensus, which moves along the mean of how far they went. H-SADMM's
-presets `reset` and `recommended` are the same on compact channels. With a
-`channel_share`, a round sends some channels, and copies keep their movement of others.
+presets `reset` and `recommended` are the same on compact channels.
 """
 
 import dataclasses
 from typing import Any
 
 from prunex_jax.base.settings import setting
-from prunex_jax.methods.hsadmm.channel_rounds import (
-    ChannelChoice,
-    ChannelRounds,
-    make_channel_rounds,
-)
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.method import consensus_method, rounds_of, streaming_of
 from prunex_jax.methods.hsadmm.presets import preset
@@ -31,12 +25,6 @@ class LocalSgdConfig:
     # local_sgd, 0.7 and 0.9 for diloco, or what rounds.outer=law says.
     outer_step: float | None = None
     outer_momentum: float | None = None
-    # Share of the channels of every group that a round sends; 1 sends all. The last
-    # round of a run always does, and so do parameters in no group.
-    channel_share: float = setting(1.0, above=0, at_most=1)
-    # moved (the channels that moved most since they were last sent, summed over hosts)
-    # | rotation (one after the other; no scores are exchanged).
-    channel_choice: ChannelChoice = "moved"
 
 
 def make_local_sgd(recipe: Recipe) -> Method:
@@ -78,21 +66,10 @@ def _averaging(recipe: Recipe, outer_step: float, outer_momentum: float) -> Meth
         sync_period=config.sync_period,
         axes=recipe.axes,
         learning_rate=recipe.learning_rate,
-        channel_rounds=_channel_rounds(recipe),
         streaming=streaming_of(recipe.config, config.sync_period),
         slicing=recipe.slicing,
     )
     return consensus_method(core, recipe, prunes=False)
-
-
-def _channel_rounds(recipe: Recipe) -> ChannelRounds | None:
-    """Which channels a round sends; None for all, at whichever share that is."""
-    config: LocalSgdConfig = recipe.settings
-    if config.channel_share == 1.0:
-        return None
-    return make_channel_rounds(
-        recipe.all_groups, recipe.shapes, config.channel_share, config.channel_choice
-    )
 
 
 def _largest(period: int, **more: Any) -> Variant:

@@ -13,9 +13,6 @@ from prunex_jax.channels import ChannelGroup
 from prunex_jax.comm import (
     FLOAT32,
     Collective,
-    EntryMean,
-    HostClip,
-    HostMean,
     Route,
     Slicing,
     Wire,
@@ -23,9 +20,8 @@ from prunex_jax.comm import (
 from prunex_jax.mesh import IN_SLICES, MeshAxes, Placement
 
 # moving: masks follow the scores. freeze: they are chosen one last time, and the copies
-# are set to the consensus. frozen: masks stay, no scores are exchanged. whole: the
-# same, and what other rounds hold back is sent as well.
-RoundKind = Literal["moving", "freeze", "frozen", "whole"]
+# are set to the consensus. frozen: masks stay, no scores are exchanged.
+RoundKind = Literal["moving", "freeze", "frozen"]
 # How a round steps along the mean movement of the hosts: by settings; by settings, with
 # the cosine of successive movements in the log; or as the period and that cosine say.
 OuterRule = Literal["fixed", "measured", "law"]
@@ -56,8 +52,6 @@ class RoundsConfig:
     # Of every 4096 numbers, only so many largest are sent, with positions of 12 bits; 0
     # sends all. Even. Scales and biases are always sent whole.
     top_k: int = setting(0, at_least=0, at_most=4096)
-    # hosts | senders: whether a number that few hosts send is averaged over these.
-    top_k_mean: EntryMean = "hosts"
     # auto (gather up to four hosts, then what sends fewer bytes) | gather (all entries
     # to all hosts) | owners (a host per chunk adds up: fewer bytes from three hosts on,
     # but what it sends on is cut down once more).
@@ -76,12 +70,6 @@ class RoundsConfig:
     # of successive round movements is logged, for one more copy of the parameters) |
     # law (momentum from the period, and a step from that cosine in every round).
     outer: OuterRule = "fixed"
-    # mean | radial: of every array, the mean of the hosts' norms along the mean of
-    # their directions, which stays as long as they are however many hosts there are.
-    average: HostMean = "mean"
-    # none | median: what a host sends in a round is scaled down to the median of the
-    # hosts' norms, so that no host outweighs the others. What is cut off is lost.
-    clip: HostClip = "none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +124,6 @@ class Recipe:
       criterion: What hsadmm ranks channels by.
       optimizer: Settings of the inner optimizer, for methods that do part of its work.
       settings: The method's own settings; `make_method` takes them from `config`.
-      find_groups: () -> all channel groups of the network as it is now, for methods
-        that use them otherwise; None if these are `groups`.
       slicing: How parameters, gradients and state lie in slices over the devices of a
         host, which are what the method works on; None if they are whole.
     """
@@ -154,7 +140,6 @@ class Recipe:
     criterion: Criterion = "norm"
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     settings: Any = None
-    find_groups: Callable[[], Sequence[ChannelGroup]] | None = None
     slicing: Slicing | None = None
 
     @property
@@ -165,11 +150,6 @@ class Recipe:
     def placed(self, placement: Placement) -> Placement:
         """Where a part of the state lies that is like the parameters."""
         return placement if self.slicing is None else IN_SLICES[placement]
-
-    @property
-    def all_groups(self) -> Sequence[ChannelGroup]:
-        """All channel groups of the network as it is now."""
-        return self.groups if self.find_groups is None else self.find_groups()
 
     @property
     def wire(self) -> Wire:
@@ -223,7 +203,6 @@ class Method:
       prunes: Whether the densities of the sparsity schedule are for its exchanges.
       removes_at_once: Whether the round that removes channels leaves nothing of them in
         what training reads and changes, so that they can be cut out while masks move.
-      ends_whole: Whether its last exchange is one of kind "whole".
       step_options: Number of a step, from 0 -> keyword arguments of the transform's
         update in that step. Every new combination compiles the step anew, so there
         should be few. Without them, update is in its steady state.
@@ -262,7 +241,6 @@ class Method:
     ] = lambda mesh_shape, keep_counts, kind: []
     prunes: bool = False
     removes_at_once: bool = False
-    ends_whole: bool = False
     step_options: Callable[[int], Options] = _no_options
     early_options: Callable[[PyTree], Options | None] | None = None
     prepare: Prepare | None = None

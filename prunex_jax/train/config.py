@@ -103,6 +103,17 @@ def add_plugins(config: ml_collections.ConfigDict) -> None:
                 config.method[key] = value
 
 
+# Settings that earlier versions had, at the values at which they changed nothing: a run
+# folder of theirs goes on without them.
+_DEPARTED = {
+    "method.rounds.average": "mean",
+    "method.rounds.clip": "none",
+    "method.rounds.top_k_mean": "hosts",
+    "method.local_sgd.channel_share": 1.0,
+    "method.local_sgd.channel_choice": "moved",
+}
+
+
 def resolve_config(
     config: ml_collections.ConfigDict | Mapping[str, Any] | ExperimentConfig,
 ) -> ExperimentConfig:
@@ -124,6 +135,7 @@ def resolve_config(
         resolved = config
     else:
         plain = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+        plain = _without_departed(plain)
         method = plain.get("method", {})
         load_plugins(method.get("plugins", ()) if isinstance(method, Mapping) else ())
         resolved = read_settings(ExperimentConfig(), plain, "config")
@@ -184,10 +196,26 @@ def fixed_differences(
       >>> fixed_differences({'seed': 1, 'data.dir': 'a'}, {'seed': 2, 'data.dir': 'b'})
       [('seed', 1, 2)]
     """
+    before = {k: v for k, v in before.items() if not _has_departed(k, v)}
     keys = sorted((before.keys() | now.keys()) - set(FREE_ON_RESUME))
     before = {**dotted_keys(config_to_dict(ExperimentConfig())), **before}
     pairs = [(key, before.get(key, "absent"), now.get(key, "absent")) for key in keys]
     return [(key, was, is_now) for key, was, is_now in pairs if was != is_now]
+
+
+def _without_departed(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings without those that are no more and changed nothing."""
+    return {
+        key: _without_departed(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping)
+        else value
+        for key, value in settings.items()
+        if not _has_departed(prefix + str(key), value)
+    }
+
+
+def _has_departed(key: str, value: Any) -> bool:
+    return key in _DEPARTED and value == _DEPARTED[key]
 
 
 def _config_dict_of(value: Any) -> ml_collections.ConfigDict:

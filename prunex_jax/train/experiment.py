@@ -369,7 +369,6 @@ def _make_setup(
             fade_steps=fade_steps(config.sparsity, num_steps),
             criterion=config.sparsity.criterion,
             optimizer=config.optimizer,
-            find_groups=lambda: groups or trace_model(model).groups,
         ),
         Slicing(shapes, basis.mesh.shape[axes.slices]) if axes.slices else None,
         config.topology.shard,
@@ -392,7 +391,6 @@ def _make_setup(
         num_steps,
         method.sync_period,
         method.prunes,
-        method.ends_whole,
         method.is_streaming,
     )
     return Setup(model, groups, method, plan, programs)

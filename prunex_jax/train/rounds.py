@@ -159,7 +159,7 @@ class Round:
     """One exchange."""
 
     stage: Stage  # The stage of the sparsity schedule that it closes a part of.
-    # Whether masks move, move for the last time, or stay, and all is sent.
+    # Whether masks move, move for the last time, or stay.
     kind: RoundKind
 
 
@@ -177,7 +177,6 @@ class RoundPlan:
     shrink_step: int | None = None
     # Steps after which what a stair has removed is cut out, and pruning goes on.
     stair_cuts: tuple[int, ...] = ()
-    ends_whole: bool = False  # Whether the last round sends what others hold back.
     # Whether frozen rounds are part of the steps: then only those are rounds of their
     # own that settle everything, before a cut and at the end.
     streams: bool = False
@@ -200,7 +199,7 @@ class RoundPlan:
         if not self.sync_period or num_steps < 1:
             return None
         if num_steps == self.total_steps:
-            return self._last_round(num_steps)
+            return self._round_at(num_steps)
         if num_steps % self.sync_period:
             return None
         due = self._round_at(num_steps)
@@ -242,18 +241,10 @@ class RoundPlan:
           >>> plan = RoundPlan((Stage(0, 1.0, True),), sync_period=4, total_steps=18)
           >>> plan.round_to_leave(8), plan.round_to_leave(9).kind
           (None, 'frozen')
-          >>> dataclasses.replace(plan, ends_whole=True).round_to_leave(8).kind
-          'whole'
         """
-        is_done = self.round_after(num_steps) is not None and not self.ends_whole
-        if not self.sync_period or is_done:
+        if not self.sync_period or self.round_after(num_steps) is not None:
             return None
-        return self._last_round(num_steps)
-
-    def _last_round(self, num_steps: int) -> Round:
-        """The last round with this method, after so many steps."""
-        last = self._round_at(num_steps)
-        return dataclasses.replace(last, kind="whole") if self.ends_whole else last
+        return self._round_at(num_steps)
 
     def _round_at(self, num_steps: int) -> Round:
         """The round after so many steps, whether or not one is due."""
@@ -272,7 +263,6 @@ def make_round_plan(
     total_steps: int,
     sync_period: int,
     prunes: bool = True,
-    ends_whole: bool = False,
     streams: bool = False,
 ) -> RoundPlan:
     """Lays out the exchanges of a run.
@@ -282,7 +272,6 @@ def make_round_plan(
       total_steps: Length of the run.
       sync_period: Steps per round; 0 if the method has no exchange.
       prunes: Whether the method prunes; its exchanges are dense if not.
-      ends_whole: Whether its last exchange sends what the others hold back.
       streams: As `RoundPlan.streams`.
     Raises:
       UserError: A schedule in which nothing would be pruned, or none is left to train
@@ -290,13 +279,9 @@ def make_round_plan(
     """
     if not (sync_period and prunes):
         dense = (Stage(0, 1.0, True),)
-        return RoundPlan(
-            dense, sync_period, total_steps, ends_whole=ends_whole, streams=streams
-        )
+        return RoundPlan(dense, sync_period, total_steps, streams=streams)
     stages = density_stairs(config, total_steps, sync_period)
-    plan = RoundPlan(
-        stages, sync_period, total_steps, ends_whole=ends_whole, streams=streams
-    )
+    plan = RoundPlan(stages, sync_period, total_steps, streams=streams)
     frozen, share = stages[-1], config.shrink_share
     if share == 1.0 or frozen.density == 1.0:
         return plan

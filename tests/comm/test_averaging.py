@@ -28,7 +28,6 @@ from prunex_jax.comm import (
     mean_over_hosts,
     mean_over_mesh,
     min_over_mesh,
-    radial_mean_over_hosts,
     sum_over_hosts,
     sum_over_mesh,
     wire_bytes,
@@ -103,51 +102,6 @@ def test_large_trees_are_summed_in_parts(monkeypatch):
     # Three layers each, though "10" sorts before "2".
     assert sizes == [11, 13, 11, 13]
     jax.tree.map(np.testing.assert_array_equal, parts, whole)
-
-
-@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 2)])
-def test_radial_means_are_as_long_as_what_hosts_have(shape):
-    tree = {**make_tree((shape[0], 1)), "nothing": np.zeros((shape[0], 1, 3), "f4")}
-    tree = jax.tree.map(lambda x: np.repeat(x, shape[1], 1), tree)
-    same = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape).copy(), tree)
-
-    def run(tree, wire="float32"):
-        fn = functools.partial(radial_mean_over_hosts, axes=MESH, wire=Wire(wire))
-        return on_mesh(fn, shape)(tree)
-
-    def merged(own):
-        """Of one leaf [hosts, devices, ...], by the equation."""
-        hosts = own[:, 0].astype(np.float64)
-        norms = np.sqrt([np.sum(x**2) for x in hosts])
-        units = [x / (norm or 1.0) for x, norm in zip(hosts, norms, strict=True)]
-        total = np.sum(units, 0)
-        return norms.mean() * total / (np.linalg.norm(total.ravel()) or 1.0)
-
-    found = run(tree)
-    assert_close(found, jax.tree.map(merged, tree))
-    if shape[0] == 1:  # The mean, exactly.
-        jax.tree.map(
-            lambda a, b: np.testing.assert_array_equal(a, b[0, 0]), found, tree
-        )
-    assert_close(run(same), jax.tree.map(lambda x: x[0, 0], same))
-    # Directions may be rounded, but norms are not.
-    narrow = run(tree, "int8")
-    for got, own in zip(jax.tree.leaves(narrow), jax.tree.leaves(tree), strict=True):
-        wanted = np.mean([np.linalg.norm(x) for x in own[:, 0]])
-        np.testing.assert_allclose(np.linalg.norm(got), wanted, rtol=1e-6)
-    assert_close(narrow, found, 0.05)
-
-
-def test_leaves_of_all_sizes_keep_their_directions_in_a_narrow_format():
-    """A few numbers of norm 1 do not drown many beside them in the same block."""
-    rng = np.random.default_rng(0)
-    few = np.ones((2, 1, 2), np.float32)
-    tree = {"a": few, "b": rng.normal(size=(2, 1, 100)).astype(np.float32)}
-    tree["b"] = np.broadcast_to(tree["b"][:1], tree["b"].shape).copy()
-    fn = functools.partial(radial_mean_over_hosts, axes=MESH, wire=Wire("int8"))
-    found = on_mesh(fn, (2, 1))(tree)["b"]
-    apart = np.linalg.norm(found - tree["b"][0, 0]) / np.linalg.norm(found)
-    assert apart < 0.01
 
 
 def test_without_axes_everything_is_its_own_mean():

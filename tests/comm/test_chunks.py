@@ -87,22 +87,20 @@ def test_positions_of_twelve_bits_come_back():
     np.testing.assert_array_equal(unpack_positions(packed), positions)
 
 
-@pytest.mark.parametrize("mean", ["hosts", "senders"])
-def test_the_largest_of_every_host_are_averaged(mean):
+def test_the_largest_of_every_host_are_averaged():
     """Against numpy, unrounded; largest is largest in magnitude."""
     rows = make_rows(4)
-    found, error = run_on((4, 2), TopK(64, mean), Wire(), rows)
+    found, error = run_on((4, 2), TopK(64), Wire(), rows)
     is_sent = chosen(rows, 64)
     sent = np.where(is_sent, rows, 0.0)
-    count = np.maximum(is_sent.sum(0), 1) if mean == "senders" else 4
-    np.testing.assert_allclose(found, sent.sum(0) / count, atol=1e-6)
+    np.testing.assert_allclose(found, sent.mean(0), atol=1e-6)
     np.testing.assert_allclose(error, rows - sent, atol=1e-6)
     assert sent.min() < 0 < sent.max()
 
 
 def test_owners_add_up_and_send_on_the_largest():
     rows = make_rows(4)
-    found, error = run_on((4, 1), TopK(64, "hosts", "owners"), Wire(), rows)
+    found, error = run_on((4, 1), TopK(64, "owners"), Wire(), rows)
     sent = np.where(chosen(rows, 64), rows, 0.0)
     total = sent.mean(0)
     goes_on = chosen(total[None], 64)[0]
@@ -124,7 +122,7 @@ def test_owners_add_up_and_send_on_the_largest():
 def test_nothing_is_lost(dtype, route, shape):
     """The mean of what was given is the mean that was sent plus that of the errors."""
     rows = make_rows(shape[0])
-    found, error = run_on(shape, TopK(64, "hosts", route), Wire(dtype), rows)
+    found, error = run_on(shape, TopK(64, route), Wire(dtype), rows)
     np.testing.assert_allclose(found + error.mean(0), rows.mean(0), atol=1e-5)
     count = (found != 0).sum()
     assert 0 < count <= 3 * 64 * (shape[0] if route == "gather" else 1)
@@ -134,7 +132,7 @@ def test_nothing_is_lost(dtype, route, shape):
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_untyped_programs_agree(dtype, route):
-    rows, top = make_rows(4), TopK(32, "senders", route)
+    rows, top = make_rows(4), TopK(32, route)
     typed = run_on((4, 2), top, Wire(dtype), rows)
     untyped = run_on((4, 2), top, Wire(dtype), rows, check_vma=False)
     assert_same(untyped, typed)
@@ -142,7 +140,7 @@ def test_untyped_programs_agree(dtype, route):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_device_has_the_same_bits(route):
-    top = TopK(64, "senders", route)
+    top = TopK(64, route)
 
     def run(own):
         own = jax.tree.map(lambda x: jax.lax.pmean(x, "device"), own)
@@ -165,14 +163,14 @@ def test_devices_change_no_bit_of_a_gather():
 def test_what_is_not_finite_is_sent(route):
     rows = make_rows(2)
     rows[1, 4100] = np.nan
-    found, _ = run_on((2, 2), TopK(64, "hosts", route), Wire(), rows)
+    found, _ = run_on((2, 2), TopK(64, route), Wire(), rows)
     assert np.isnan(found[4100])
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_one_host_sends_nothing_and_keeps_nothing(route):
     rows = make_rows(1)
-    found, error = run_on((1, 4), TopK(2, "hosts", route), Wire("int2"), rows)
+    found, error = run_on((1, 4), TopK(2, route), Wire("int2"), rows)
     np.testing.assert_allclose(found, rows[0], atol=1e-6)
     assert not error.any()
     assert mean_of_largest({}, TopK(2), ALONE) == ({}, {})
@@ -182,7 +180,7 @@ def test_one_host_sends_nothing_and_keeps_nothing(route):
 def test_simulated_hosts_agree_with_a_mesh():
     rows, axes = make_rows(4), type(MESH)("host", None)
     for route in ROUTES:
-        top = TopK(64, "hosts", route)
+        top = TopK(64, route)
         simulated = jax.jit(
             jax.vmap(
                 lambda own, top=top: mean_of_largest(own, top, axes, Wire("int2")),
@@ -201,7 +199,7 @@ def test_simulated_hosts_agree_with_a_mesh():
 @pytest.mark.parametrize("shape", [*MESHES, (2, 3)], **BY_SIZE)
 def test_formulas_are_what_is_sent(shape, route, dtype, bucket_bytes):
     mesh_shape = dict(zip(AXES, shape, strict=True))
-    top, wire = TopK(64, "senders", route), Wire(dtype, bucket_bytes)
+    top, wire = TopK(64, route), Wire(dtype, bucket_bytes)
     program = jax.shard_map(
         lambda own: mean_of_largest(own, top, MESH, wire),
         mesh=make_mesh(*shape), in_specs=jax.P(), out_specs=(jax.P(), jax.P("host")),
@@ -221,7 +219,7 @@ def test_formulas_are_what_is_sent(shape, route, dtype, bucket_bytes):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_buckets_change_no_number_that_is_chosen(dtype, num_chunks):
     """Blocks of a narrow format end with a buffer, so rounding may differ."""
-    rows, top = make_rows(2), TopK(64, "senders")
+    rows, top = make_rows(2), TopK(64)
     whole, cut = (
         run_on((2, 2), top, Wire(dtype, bucket_bytes), rows)
         for bucket_bytes in (0, num_chunks * FLOAT32_CHUNK)
@@ -236,7 +234,7 @@ def test_buckets_change_no_number_that_is_chosen(dtype, num_chunks):
 def test_nothing_is_lost_in_buckets(route):
     rows = make_rows(4)
     wire = Wire("int2", 2 * FLOAT32_CHUNK)
-    found, error = run_on((4, 2), TopK(64, "hosts", route), wire, rows)
+    found, error = run_on((4, 2), TopK(64, route), wire, rows)
     np.testing.assert_allclose(found + error.mean(0), rows.mean(0), atol=1e-5)
 
 
@@ -247,7 +245,7 @@ def sent_bytes(size, route, num_hosts, num_devices=1, dtype="int2", per_chunk=64
     if route is None:
         found = host_sum_with_error(size, mesh_shape, wire)
     else:
-        top = TopK(per_chunk, "hosts", route)
+        top = TopK(per_chunk, route)
         found = largest_sum(size, top, mesh_shape, wire)
     return wire_bytes(found, mesh_shape)["host"]
 
@@ -270,7 +268,7 @@ def test_auto_sends_fewer_bytes_from_five_hosts_on(dtype, num_devices):
 
 
 def test_two_hosts_gather_where_both_routes_send_as_much():
-    top, mesh_shape = TopK(64, "hosts", "auto"), {"host": 2, "device": 1}
+    top, mesh_shape = TopK(64, "auto"), {"host": 2, "device": 1}
     assert route_of(2 * CHUNK, top, mesh_shape) == "gather"
     assert (
         len({sent_bytes(2 * CHUNK, each, 2, dtype="float32") for each in ROUTES}) == 1
@@ -281,11 +279,10 @@ def test_two_hosts_gather_where_both_routes_send_as_much():
 def test_auto_is_the_route_that_it_takes_bit_for_bit(shape):
     rows = make_rows(shape[0])
     mesh_shape = dict(zip(AXES, shape, strict=True))
-    route = route_of(SIZE, TopK(64, "senders", "auto"), mesh_shape, Wire("int8"))
+    route = route_of(SIZE, TopK(64, "auto"), mesh_shape, Wire("int8"))
     assert route == {4: "gather", 8: "owners"}[shape[0]]
     found, wanted = (
-        run_on(shape, TopK(64, "senders", each), Wire("int8"), rows)
-        for each in ("auto", route)
+        run_on(shape, TopK(64, each), Wire("int8"), rows) for each in ("auto", route)
     )
     assert_same(found, wanted)
 
@@ -300,7 +297,7 @@ def test_the_table_of_routes_is_that_of_the_formulas():
         ]
         assert cells == [f"{each / 1e6:.2f}" for each in sent], num_hosts
         mesh_shape = {"host": int(num_hosts), "device": 1}
-        top = TopK(64, "hosts", "auto")
+        top = TopK(64, "auto")
         assert taken == f"`{route_of(10_000_000, top, mesh_shape, Wire('int2'))}`"
     assert len(table) >= 7
 
@@ -319,11 +316,9 @@ def test_what_cannot_be_sent_is_refused():
     for count in (1, 3, 4098):
         with pytest.raises(UserError, match=f"top_k={count} must be an even number"):
             TopK(count)
-    with pytest.raises(UserError, match="top_k_mean='all' must be hosts or senders"):
-        TopK(2, "all")
     with pytest.raises(
         UserError, match="top_k_route='star' must be auto, gather or owners"
     ):
-        TopK(2, "hosts", "star")
+        TopK(2, "star")
     with pytest.raises(UserError, match="wire_dtype='ternary'"):
         mean_of_largest({}, TopK(2), ALONE, Wire("ternary"))

@@ -70,17 +70,15 @@ FORMS = {
     "fading paper": preset("paper", SYNC_PERIOD, fade=0.6),
     # The step follows the cosines of movements, while channels fade and are removed.
     "law": HsadmmParameters(outer="law", outer_momentum=0.6, fade=0.6),
-    # Norms and directions are averaged apart.
-    "radial": HsadmmParameters(outer_momentum=0.3, average="radial"),
     # Channels are ranked by what their gradients say.
     "taylor": HsadmmParameters(outer_momentum=0.3, criterion="taylor"),
     "taylor leaky": preset("leaky", SYNC_PERIOD, criterion="taylor"),
     "mixture": HsadmmParameters(outer_momentum=0.3, criterion="mixture"),
     # Ten of 72 numbers are sent; the other levels and duals are there as well.
     "largest": HsadmmParameters(outer_momentum=0.3, error_decay=0.9, top=TopK(10)),
-    # Of what is clipped, the largest are sent, while channels fade and are removed.
-    "clipped": HsadmmParameters(
-        outer_momentum=0.3, error_decay=0.9, top=TopK(10), clip="median", fade=0.6
+    # The largest are sent while channels fade and are removed.
+    "largest fading": HsadmmParameters(
+        outer_momentum=0.3, error_decay=0.9, top=TopK(10), fade=0.6
     ),
     "largest paper": HsadmmParameters(
         prox_strength=0.3,

@@ -40,28 +40,6 @@ def norm_of(x):
     return np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(x)))
 
 
-def radial_average(trees):
-    """Of every leaf, the mean of the norms along the mean of the directions."""
-
-    def merged(*leaves):
-        norms = [np.linalg.norm(leaf) for leaf in leaves]
-        direction = sum(x / norm for x, norm in zip(leaves, norms, strict=True))
-        return np.mean(norms) * direction / np.linalg.norm(direction)
-
-    return tree(merged, *trees)
-
-
-def clipped(trees):
-    """All as long as the one in the middle at most; of two, the shorter."""
-    norms = [norm_of(x) for x in trees]
-    median = sorted(norms)[(len(norms) - 1) // 2]
-    factors = [min(1.0, median / norm) for norm in norms]
-    return [
-        tree(lambda leaf, f=factor: f * leaf, x)
-        for x, factor in zip(trees, factors, strict=True)
-    ]
-
-
 def cosine_of(x, y):
     products = jax.tree.leaves(tree(lambda x, y: np.sum(x * y), x, y))
     return sum(products) / (norm_of(x) * norm_of(y))
@@ -222,11 +200,10 @@ def reference(form, level, targets, rounds=ROUNDS):
         a, v = ([tree(np.multiply, x, w) for x in xs] for xs in (a, v))
         to_send = functools.partial(difference, form.error_decay)
         s = [tree(to_send, a[i], v[i], z, e[i], w) for i in range(num_hosts)]
-        s = clipped(s) if form.clip == "median" else s
         is_whole = form.top is None or kind == "freeze"
         sent = s if is_whole else [largest(x, form.top.per_chunk) for x in s]
         e = [tree(np.subtract, s[i], sent[i]) for i in range(num_hosts)]
-        mean = radial_average(sent) if form.average == "radial" else average(sent)
+        mean = average(sent)
         d = tree(np.negative, mean)
         if last is not None:
             cosine = cosine_of(d, tree(np.multiply, last, w))

@@ -1,4 +1,4 @@
-"""What rounds send: differences that are clipped, and routes that are chosen."""
+"""What rounds send: what is not in the mean is kept, and routes are chosen."""
 
 import dataclasses
 import functools
@@ -7,9 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from prunex_jax.base.errors import UserError
 from prunex_jax.comm import TopK, Wire, list_collectives, wire_bytes
-from prunex_jax.mesh import ALONE, vary
+from prunex_jax.mesh import vary
 from prunex_jax.methods import make_method, method_config
 from prunex_jax.methods.hsadmm import HsadmmParameters
 from prunex_jax.methods.hsadmm.method import HsadmmConfig
@@ -22,16 +21,15 @@ from tests.methods import test_contract as contract
 
 SIZES = {2: 9000, 1: 70}
 SHAPES = {"kernel": (90, 100), "bias": (70,)}
-CLIPPED = HsadmmParameters(clip="median")
+PLAIN = HsadmmParameters()
 FORMS = {
-    "float32": CLIPPED,
-    "int8": dataclasses.replace(CLIPPED, wire=Wire("int8")),
-    "radial": dataclasses.replace(CLIPPED, average="radial"),
-    "int4 kept": dataclasses.replace(CLIPPED, wire=Wire("int4"), error_decay=1.0),
-    "int2 kept": dataclasses.replace(CLIPPED, wire=Wire("int2"), error_decay=1.0),
-    "gather": dataclasses.replace(CLIPPED, error_decay=0.9, top=TopK(64)),
+    "float32": PLAIN,
+    "int8": dataclasses.replace(PLAIN, wire=Wire("int8")),
+    "int4 kept": dataclasses.replace(PLAIN, wire=Wire("int4"), error_decay=1.0),
+    "int2 kept": dataclasses.replace(PLAIN, wire=Wire("int2"), error_decay=1.0),
+    "gather": dataclasses.replace(PLAIN, error_decay=0.9, top=TopK(64)),
     "owners int2": dataclasses.replace(
-        CLIPPED,
+        PLAIN,
         wire=Wire("int2"),
         error_decay=0.9,
         top=TopK(64, route="owners"),
@@ -51,10 +49,9 @@ def differences(factors):
 
 
 @functools.cache
-def sending(name, is_clipped=True):
+def sending(name):
     """Mean and errors, as every host has them."""
     form = FORMS[name]
-    form = form if is_clipped else dataclasses.replace(form, clip="none")
 
     def run(own):
         mean, error = mean_of_differences(own, form, MESH, jax.random.key(0), "frozen")
@@ -63,29 +60,20 @@ def sending(name, is_clipped=True):
     return on_mesh(run, (4, 1), jax.P(*AXES), check_vma=False)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", FORMS)
-def test_the_mean_is_that_of_what_is_left_of_hosts(name):
-    """Of four, one is ten times longer: it counts as long as the others."""
-    found, error = jax.tree.map(np.asarray, sending(name)(differences((1, 1, 10, 1))))
-    for leaf in found.values():
-        assert_same(leaf, np.broadcast_to(leaf[:1], leaf.shape))
-    equal = differences((1, 1, 1, 1))
-    wanted = jax.tree.map(lambda x: x.mean(0, keepdims=True), equal)
-    if name == "radial":
-        wanted = sending(name, is_clipped=False)(equal)[0]
-    if error:  # What is not in the mean is kept.
-        found = jax.tree.map(lambda x, e: x + e.mean(0), found, error)
-    tolerance = 0.05 if name == "int8" else 1e-5
-    for path, leaf in found.items():
-        np.testing.assert_allclose(leaf[0], wanted[path][0], atol=tolerance)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMS)
-def test_equal_norms_change_no_bit(name):
-    tree = differences((1, 1, 1, 1))
-    assert_same(sending(name)(tree), sending(name, is_clipped=False)(tree))
+def test_what_is_not_in_the_mean_is_kept(name):
+    """Also where one host sends ten times as much as the others."""
+    sent = differences((1, 1, 10, 1))
+    found, error = jax.tree.map(np.asarray, sending(name)(sent))
+    for leaf in found.values():
+        assert_same(leaf, np.broadcast_to(leaf[:1], leaf.shape))
+    wanted = jax.tree.map(lambda x: x.mean(0, keepdims=True), sent)
+    if error:
+        found = jax.tree.map(lambda x, e: x + e.mean(0), found, error)
+    tolerance = 0.2 if name == "int8" else 1e-5
+    for path, leaf in found.items():
+        np.testing.assert_allclose(leaf[0], wanted[path][0], atol=tolerance)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -99,14 +87,8 @@ def test_formula_bytes_are_traced_bytes(name):
             (4, 1),
         )
         traced = list_collectives(program.trace(differences((1, 1, 1, 1))).jaxpr)
-        formula = sent_differences(SIZES, 2, form, mesh_shape, kind)
+        formula = sent_differences(SIZES, form, mesh_shape, kind)
         assert wire_bytes(traced, mesh_shape) == wire_bytes(formula, mesh_shape)
-        plain = dataclasses.replace(form, clip="none")
-        without = wire_bytes(
-            sent_differences(SIZES, 2, plain, mesh_shape, kind), mesh_shape
-        )
-        # The norm of a host goes to three others.
-        assert wire_bytes(formula, mesh_shape)["host"] - without["host"] == 12
 
 
 def config_of(name, wire_dtype="float32", own=None, **rounds):
@@ -119,20 +101,6 @@ def config_of(name, wire_dtype="float32", own=None, **rounds):
         rounds=RoundsConfig(**rounds),
         wire_dtype=wire_dtype,
     )
-
-
-@pytest.mark.parametrize("preset", ["leaky", "paper"])
-def test_clips_refuse_duals(preset):
-    config = config_of("hsadmm", own={"preset": preset}, clip="median")
-    with pytest.raises(
-        UserError, match=r"clip='median' and duals .*rounds.clip='none'"
-    ):
-        make_method(contract.recipe_of(config, axes=ALONE))
-
-
-def test_words_that_mean_nothing_are_refused():
-    with pytest.raises(UserError, match="clip='mean' must be none or median"):
-        HsadmmParameters(clip="mean")
 
 
 @pytest.mark.parametrize("name", ["hsadmm", "local_sgd", "diloco"])

@@ -262,8 +262,8 @@ def test_what_narrow_formats_round_away_is_sent_later():
     [
         ("consensus", "int8", {}),
         ("gradient", "int2", {"top_k": 40, "delay": 2}),
-        ("gradient", "float32", {"average": "radial", "delay": 1}),
-        ("gradient", "int8", {"clip": "median", "top_k": 40, "delay": 1}),
+        ("gradient", "float32", {"delay": 1}),
+        ("gradient", "int8", {"top_k": 40, "delay": 1}),
     ],
 )
 def test_formula_bytes_of_fragments_are_traced_bytes(level, wire, rounds):
@@ -357,16 +357,6 @@ def test_what_has_no_room_in_a_period_is_refused(rounds, match):
         rounds=RoundsConfig(**rounds),
     )
     with pytest.raises(UserError, match=match):
-        make_method(contract.recipe_of(config))
-
-
-def test_channel_rounds_in_fragments_are_refused():
-    config = method_config(
-        "local_sgd",
-        local_sgd=LocalSgdConfig(sync_period=PERIOD, channel_share=0.5),
-        rounds=RoundsConfig(fragments=2),
-    )
-    with pytest.raises(UserError, match="channel_share=1, or rounds"):
         make_method(contract.recipe_of(config))
 
 

@@ -127,6 +127,20 @@ def test_a_setting_that_an_earlier_version_did_not_know_has_its_default(tmp_path
         open_folder(tmp_path / "other", changed(now, "distill.weight", 0.1))
 
 
+def test_a_setting_that_is_no_more_is_forgotten_where_it_changed_nothing(tmp_path):
+    now = config_to_dict(resolve_config({"run": {"steps": 9}}))
+    earlier = changed(now, "method.rounds.clip", "none")
+    assert config_to_dict(resolve_config(earlier)) == now
+    open_folder(tmp_path, earlier)
+    open_folder(tmp_path, now)
+    clipped = changed(now, "method.rounds.clip", "median")
+    open_folder(tmp_path / "other", clipped)
+    with pytest.raises(UserError, match=r"clip='median', this one has 'absent'"):
+        open_folder(tmp_path / "other", now)
+    with pytest.raises(UserError, match=r"method\.rounds\.clip"):
+        resolve_config(clipped)
+
+
 @pytest.mark.parametrize("key", ["topology.num_hosts", "topology.devices_per_host"])
 def test_another_mesh_is_refused_if_asked_to(tmp_path, key):
     open_folder(tmp_path)

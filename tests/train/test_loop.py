@@ -200,7 +200,7 @@ LONG = {
     },
     "method": {
         "schedule": ("dense", "hsadmm @ step 4", "local_sgd @ step 18"),
-        "local_sgd": {"sync_period": 2, "channel_share": 0.5},
+        "local_sgd": {"sync_period": 2},
         "rounds": {"outer": "law"},
     },
     "run": {"steps": 21, "log_every_steps": 4, "checkpoint_every_steps": 1},
@@ -275,16 +275,6 @@ def apart(state):
 
 
 @pytest.mark.slow
-def test_channel_rounds_know_the_channels_that_a_cut_has_left(long_run):
-    """Half of them at step 20, all of them at the end."""
-    experiment, saved, _, state, _ = long_run
-    num_left = sum(x[0].size for x in jax.tree.leaves(state.params))
-    assert num_left < 0.4 * experiment.num_params
-    assert apart(saved[19][0]) > 0.9 and 0.4 < apart(saved[20][0]) < 0.6
-    assert apart(state) == 0
-
-
-@pytest.mark.slow
 def test_the_law_goes_on_with_the_movement_that_a_cut_has_left(long_run):
     _, saved, _, _, rows = long_run
     before, after = (saved[step][0].opt_state.movements for step in (15, 16))
@@ -299,34 +289,9 @@ def test_the_law_goes_on_with_the_movement_that_a_cut_has_left(long_run):
     assert logged[16]["round_cosine"] == pytest.approx(float(after.cosine))
 
 
-def channels_of(**method):
-    """Local SGD whose rounds every two steps send half of the channels in turn."""
-    half = {"sync_period": 2, "channel_share": 0.5, "channel_choice": "rotation"}
-    return experiment_of(
-        method={"name": "local_sgd", "local_sgd": half, **method},
-        run={"steps": 5, "log_every_steps": 1, "checkpoint_every_steps": 1},
-    )
-
-
 def sent_by_step(rows):
     """Bytes of every step, by its number."""
     return dict(enumerate(np.diff([0, *(row["host_wire_bytes"] for row in rows)]), 1))
-
-
-@pytest.mark.slow
-def test_the_last_round_sends_what_channel_rounds_have_held_back():
-    experiment, checkpoints = channels_of(), Checkpoints([])
-    loop, state, _, _, rows = run_one(experiment, checkpoints)
-    states = {step: saved for step, (saved, _) in checkpoints.saved.items()}
-    assert apart(states[3]) > 0.9 and 0.4 < apart(states[4]) < 0.6 and apart(state) == 0
-    consensus = state.opt_state.global_consensus
-    assert same_bits(consensus, jax.tree.map(lambda x: x[0], state.params))
-    sent, dense = sent_by_step(rows), 4 * experiment.num_params
-    assert {step for step in sent if sent[step] > 0.1 * dense} == {2, 4, 5}
-    assert sent[2] == sent[4] < 0.55 * dense and dense <= sent[5] < 1.01 * dense
-    assert loop.position.num_rounds == 3
-    checkpoints.saved = {3: checkpoints.saved[3]}
-    assert same_bits(run_one(experiment, checkpoints)[1], state)
 
 
 @pytest.mark.rotates
@@ -368,17 +333,6 @@ def test_a_streamed_run_resumes_with_means_under_way():
     assert loop.position.num_rounds == len(exchanged)
     checkpoints.saved = {17: checkpoints.saved[17]}
     assert same_bits(run_one(experiment, checkpoints)[1], state)
-
-
-@pytest.mark.slow
-def test_channel_rounds_hand_over_what_they_have_held_back():
-    """Right after a round: the whole network, the momentum, and the next gradient."""
-    experiment = channels_of(schedule=("local_sgd", "dense @ step 4"))
-    loop, _, _, _, rows = run_one(experiment)
-    sent, dense = sent_by_step(rows), 4 * experiment.num_params
-    assert sent[2] == sent[4] < 0.55 * dense
-    assert 3 * dense <= sent[5] < 3.03 * dense
-    assert loop.position.num_rounds == 3 + 1
 
 
 @pytest.mark.parametrize("bad_step", [-2, 0, 41])

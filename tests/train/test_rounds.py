@@ -40,11 +40,7 @@ def test_rounds_of_a_run(config, num_steps, period):
         assert set(kinds) == {"frozen"}
 
 
-def test_rounds_that_hold_back_end_with_one_that_does_not():
-    plan = make_round_plan(SparsityConfig(), 10, 4, prunes=False, ends_whole=True)
-    kinds = [r.kind for s in range(1, 11) if (r := plan.round_after(s)) is not None]
-    assert kinds == ["frozen", "frozen", "whole"]
-    assert {plan.round_to_leave(step).kind for step in range(1, 10)} == {"whole"}
+def test_what_is_left_to_exchange_where_another_method_takes_over():
     plain = make_round_plan(SparsityConfig(), 10, 4, prunes=False)
     assert [plain.round_to_leave(step) is None for step in (7, 8, 9)] == [0, 1, 0]
 

@@ -31,7 +31,6 @@ from prunex_jax.methods.hsadmm.arithmetic import (
     scaled,
     squares,
 )
-from prunex_jax.methods.hsadmm.channel_rounds import SentChannels
 from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
 from prunex_jax.methods.hsadmm.outer import (
     Movements,
@@ -40,7 +39,7 @@ from prunex_jax.methods.hsadmm.outer import (
     outer_step,
 )
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
-from prunex_jax.methods.hsadmm.sending import mean_of_differences
+from prunex_jax.methods.hsadmm.sending import SentChannels, mean_of_differences
 from prunex_jax.methods.method import RoundKind
 from prunex_jax.sparsity import (
     Projection,
@@ -260,17 +259,16 @@ def agreed_scores(
     """Scores of the channels in this round, the same on every host.
 
     theta is scored, not theta + u: the dual grows on dead channels and would lift them
-    back. A frozen round, or a whole one, scores z by its norm, which every host has:
-    with the counts of the masks the masks stay, and with smaller ones the weakest
-    channels of z go.
+    back. A frozen round scores z by its norm, which every host has: with the counts of
+    the masks the masks stay, and with smaller ones the weakest channels of z go.
 
     Collectives:
-      Unless frozen or whole, one float32 per channel as `comm.sum_over_hosts`; where
+      Unless frozen, one float32 per channel as `comm.sum_over_hosts`; where
       the criterion looks at gradients, before that the same as `Copies.mean_in_host`.
       Of slices, what `channel_scores` adds up as `comm.sum_over_slices`.
     """
     total = functools.partial(sum_over_slices, axes=copies.axes)
-    if kind in ("frozen", "whole"):
+    if kind == "frozen":
         z = state.global_consensus
         return channel_scores("norm", z, layouts, total=total)
     of_gradients = copies.mean_in_host(state.gradient_scores)
@@ -369,7 +367,7 @@ def move_consensus(
     """Averages differences to z over hosts, moves z and z_i.
 
     What the choice does to a_i, the target, it does to z, v_i, e_i, the momentum of z
-    and the last movement as well. Where a channel is not sent, these stay.
+    and the last movement as well.
 
     Collectives:
       As `mean_movement`, and `outer.follow` where movements are measured.
@@ -384,10 +382,9 @@ def move_consensus(
     trace, movements = masked(state.outer_trace), state.movements
     if movements is not None:
         before = movements._replace(last=masked(movements.last))
-        movements = follow(before, moved, sent, copies.axes)
+        movements = follow(before, moved, copies.axes)
     step = _step_of(form, movements)
-    stepped = outer_step(z, moved, trace, step, form.outer_momentum)
-    z, trace = (sent.over(*pair) for pair in zip(stepped, (z, trace), strict=True))
+    z, trace = outer_step(z, moved, trace, step, form.outer_momentum)
     masks = choice.masks
     changed = [jnp.sum(masks[name] != state.masks[name]) for name in masks]
     return state._replace(
@@ -514,7 +511,7 @@ def mean_movement(
     do numbers that are not sent.
 
     Returns:
-      The mean, replicated, zero where nothing is sent; and e_i, per_host, or None.
+      The mean, replicated; and e_i, per_host, or None.
     Collectives:
       The channels that are sent, as `sending.mean_of_differences`. Of slices, also as
       `SentChannels.take` and `put`, the latter twice where there is an error.
@@ -523,9 +520,7 @@ def mean_movement(
     key = key_of_slice(key, copies.axes)
     compact = sent.take(difference)
     mean, error = mean_of_differences(compact, form, copies.axes, key, kind)
-    if error is not None:
-        error = sent.over(sent.put(error), state.error)
-    return sent.put(mean), error
+    return sent.put(mean), None if error is None else sent.put(error)
 
 
 def pull_copies(
@@ -562,7 +557,7 @@ def pull_copies(
     if host_dual is not None:
         host_dual = add(host_dual, optax.tree.sub(level, z))
     if form.resets_copies:  # exactly, where x - (x - z) would round
-        params = choice.sent.over(copies.spread(level), params)
+        params = copies.spread(level)
     elif form.prox_strength:
         params = add_scaled(params, -form.prox_strength, add(gap, device_dual))
     residuals, health = _residuals(found, state, form, layouts, norm(z, copies.axes))

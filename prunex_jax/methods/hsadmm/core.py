@@ -25,7 +25,6 @@ from prunex_jax.mesh import ALONE, MeshAxes, vary
 from prunex_jax.mesh.ordering import after
 from prunex_jax.methods.hsadmm import consensus
 from prunex_jax.methods.hsadmm.arithmetic import add, add_scaled
-from prunex_jax.methods.hsadmm.channel_rounds import ChannelRounds
 from prunex_jax.methods.hsadmm.consensus import (
     HsadmmState,
     zero_health,
@@ -61,8 +60,6 @@ class Hsadmm:
     axes: MeshAxes = ALONE
     learning_rate: optax.ScalarOrSchedule | None = None
     freeze_round: int | None = None
-    # Rounds that send some channels, where none is pruned; None sends all.
-    channel_rounds: ChannelRounds | None = None
     streaming: Streaming | None = None  # Rounds in fragments, where `update` says so.
     # How parameters and state lie in slices over devices; None if they are whole.
     slicing: Slicing | None = None
@@ -70,7 +67,6 @@ class Hsadmm:
     def __post_init__(self) -> None:
         """Refuses arguments that cannot work, before anything is traced."""
         _check_counts(self.groups, self.keep_counts)
-        _check_channel_rounds(self)
         _check_slices(self)
         if self.sync_period < 1:
             raise UserError(f"sync_period={self.sync_period} must be at least 1")
@@ -200,10 +196,7 @@ class Hsadmm:
         per host, so 1 for device_level "gradient". The state holds -o. Without
         `error_decay`, delta, there is no e_i. Otherwise sent_i is s_i on the wire,
         or the largest numbers of it. With outer="law", alpha follows from the cosines
-        of successive d, see `outer`. With average="radial", mean_i is that of
-        `comm.radial_mean_over_hosts`, which also sums one float32 per leaf. With
-        clip="median", s_i is first scaled down to the median of the hosts' norms, see
-        `comm.clip_to_median`; e_i is what is left of that.
+        of successive d, see `outer`.
 
         With `fade`, s, a "moving" round leaves the masks as they are, sends all
         channels that live, and multiplies a_i, z, v_i, e_i and o by s on those that
@@ -218,27 +211,21 @@ class Hsadmm:
         of theta to zero. A "freeze" round ends with theta = z_i = z, duals zero and no
         dead entries among the moments.
 
-        With `channel_rounds`, a round sends some channels; theta, z, e_i and o of the
-        others stay as they are. A "whole" round sends all of them.
-
         Args:
           params: theta.
           state: The state.
           keep_counts: Static K_g per group; None takes the final ones. They should not
             grow from round to round: no channel is revived to fill them. A "frozen"
             round takes those of the round before.
-          kind: Whether masks move, move for the last time, or stay; and whether all of
-            what is kept is sent.
+          kind: Whether masks move, move for the last time, or stay.
         Returns:
           theta and the state after the round.
         Collectives:
           device_level "consensus": a sum over `device_axis` of theta, and of theta + u
           if there is u; where the criterion looks at gradients, of one float32 per
-          channel, unless frozen or whole. Over hosts, each as `comm.mean_over_hosts`:
-          one float32 per channel, unless frozen or whole; and the kept channels as
-          `sending` says. With adapt="residual", four float32 more over each axis. With
-          `channel_rounds`, what `ChannelRounds.choose` sends, and of the kept channels
-          the chosen ones.
+          channel, unless frozen. Over hosts, each as `comm.mean_over_hosts`: one
+          float32 per channel, unless frozen; and the kept channels as `sending` says.
+          With adapt="residual", four float32 more over each axis.
         """
         form, copies, layouts = self.parameters, self.copies, self._layouts(params)
         if self.streaming is not None:
@@ -258,11 +245,6 @@ class Hsadmm:
         difference = consensus.difference_to_consensus(
             target, choice, before, form, layouts
         )
-        if self.channel_rounds is not None and kind != "whole":
-            sent = self.channel_rounds.choose(
-                difference, before.num_rounds, self.axes, self.slicing
-            )
-            choice = choice._replace(sent=sent)
         after = consensus.move_consensus(
             target, difference, choice, before, form, layouts, kind, copies
         )
@@ -426,25 +408,6 @@ class Hsadmm:
 
     def _layouts(self, params: PyTree) -> Layouts:
         return self.copies.layouts(self.groups, params)
-
-
-def _check_channel_rounds(core: Hsadmm) -> None:
-    """Channel rounds leave copies where they are, which no pruning or dual expects."""
-    form = core.parameters
-    if core.channel_rounds is None:
-        return
-    if core.groups or not form.resets_copies or form.rho_host:
-        raise UserError(
-            "channel_rounds need a form that prunes nothing and sets copies to the "
-            f"consensus, and this one has {len(core.groups)} channel groups to prune, "
-            f"prox_strength={form.prox_strength}, dual_decay={form.dual_decay} and "
-            f"rho_host={form.rho_host}; give groups=(), and preset reset or recommended"
-        )
-    if core.streaming is not None:
-        raise UserError(
-            "channel_rounds and streaming both send parts of the parameters: set "
-            "channel_share=1, or rounds.fragments=1 and rounds.delay=0"
-        )
 
 
 def _check_slices(core: Hsadmm) -> None:

@@ -83,7 +83,7 @@ def rounds_of(recipe: Recipe) -> dict[str, Any]:
     wire = Wire(method.wire_dtype, method.bucket_bytes, in_turn)
     top = None
     if rounds.top_k:
-        top = TopK(rounds.top_k, rounds.top_k_mean, rounds.top_k_route)
+        top = TopK(rounds.top_k, rounds.top_k_route)
     decay = rounds.error_decay
     if decay is None:
         decay = _ROUNDING_DECAY if wire.is_biased else 0.0
@@ -93,8 +93,6 @@ def rounds_of(recipe: Recipe) -> dict[str, Any]:
         "error_decay": decay,
         "top": top,
         "outer": rounds.outer,
-        "average": rounds.average,
-        "clip": rounds.clip,
     }
 
 
@@ -257,7 +255,6 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         removes_at_once=prunes
         and core.parameters.resets_copies
         and not core.parameters.fade,
-        ends_whole=core.channel_rounds is not None,
     )
 
 
@@ -307,9 +304,6 @@ class _Traffic:
         self, keep_counts: Mapping[str, int], kind: RoundKind
     ) -> tuple[Layouts, Mapping[str, int]]:
         """Channels that one round sends: all of them while some only fade."""
-        part = self.core.channel_rounds
-        if part is not None and kind != "whole":
-            return part.layouts(self.shapes), part.counts
         if kind == "moving" and self.core.parameters.fade:
             keep_counts = {group.name: group.size for group in self.core.groups}
         return self.layouts, keep_counts
@@ -340,7 +334,6 @@ class _Traffic:
         keep_counts: Mapping[str, int],
         kind: RoundKind,
         paths: Collection[str],
-        mesh_shape: Mapping[str, int],
     ) -> list[Collective]:
         """What slices of parameters tell each other to send what is kept of them."""
         slicing, form = self.slicing, self.core.parameters
@@ -349,12 +342,7 @@ class _Traffic:
         layouts, counts = self.sent_channels(keep_counts, kind)
         own = {path: layouts[path] for path in paths if path in layouts}
         puts = 2 if form.error_decay else 1
-        numbers = []
-        if next(iter(mesh_shape.values())) > 1:  # with one host, nothing is compared
-            numbers += [1] if form.clip == "median" else []
-            numbers += [len(paths)] * 2 if form.average == "radial" else []
-        moved = slicing.taking(own, counts) + puts * slicing.putting(own, counts)
-        return moved + self.numbers_of_slices(numbers)
+        return slicing.taking(own, counts) + puts * slicing.putting(own, counts)
 
     def norms_of_slices(
         self, paths: Collection[str], more: int = 0
@@ -403,8 +391,8 @@ class _Traffic:
         counts = self.core.keep_counts if keep_counts is None else dict(keep_counts)
         sizes = self.sizes(counts, paths=paths)
         form = self.core.parameters
-        sent += self.slices_sent(counts, "frozen", paths, mesh_shape)
-        return sent + sent_differences(sizes, len(paths), form, mesh_shape, "frozen")
+        sent += self.slices_sent(counts, "frozen", paths)
+        return sent + sent_differences(sizes, form, mesh_shape, "frozen")
 
     def exchange(
         self,
@@ -413,7 +401,7 @@ class _Traffic:
         kind: RoundKind,
     ) -> list[Collective]:
         form = self.core.parameters
-        is_scored = kind not in ("frozen", "whole")
+        is_scored = kind != "frozen"
         sent = []
         if self.core.device_level == "consensus":
             num_copies = 2 if form.dual_decay else 1
@@ -427,13 +415,8 @@ class _Traffic:
             sent += host_sum(4, mesh_shape)
         if is_scored:
             sent += host_sum(self.num_channels, mesh_shape)
-        part = self.core.channel_rounds
-        if part is not None and kind != "whole":
-            sent += host_sum(part.num_scores, mesh_shape)
-            sent += self.numbers_of_slices([part.num_scores])
         sizes = self.sizes(keep_counts, kind)
-        count = len(self.shapes)
-        sent += self.slices_sent(keep_counts, kind, self.shapes, mesh_shape)
+        sent += self.slices_sent(keep_counts, kind, self.shapes)
         if not (is_scored and form.criterion == "taylor"):
             sent += self.numbers_of_slices([self.num_channels])
         sent += self.norms_of_slices(self.shapes)
@@ -442,7 +425,7 @@ class _Traffic:
         if self.core.streaming is not None and self.core.streaming.keeps_means:
             for paths in self.fragments:
                 sent += self.norms_of_slices(paths, 1)
-        return sent + sent_differences(sizes, count, form, mesh_shape, kind)
+        return sent + sent_differences(sizes, form, mesh_shape, kind)
 
 
 _HALF = {"sparsity.sparsity": 0.5}

@@ -27,7 +27,6 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import ALONE, MeshAxes
 from prunex_jax.mesh.ordering import after
 from prunex_jax.methods.hsadmm.arithmetic import add_scaled, dot, norm
-from prunex_jax.methods.hsadmm.channel_rounds import SentChannels
 from prunex_jax.methods.method import OuterRule
 
 # The middle of 1.2 to 1.8. With cosines guessed as 0.5 for rounds of 16 steps and 0.9
@@ -74,7 +73,7 @@ def law_step(momentum: float, cosine: jax.Array) -> jax.Array:
 class Movements(NamedTuple):
     """What is known of the movements of rounds, mean differences to z; replicated."""
 
-    last: PyTree  # As params. Of a channel, when it was last sent.
+    last: PyTree  # As params.
     cosine: jax.Array  # float32[]: of the last two movements; 0 where one is zero
     # float32[]: exponential average of the cosines, negative ones as zero; None where
     # nothing is chosen by it.
@@ -94,24 +93,19 @@ def start_movements(rule: OuterRule, zeros: PyTree) -> Movements | None:
     return Movements(last, jnp.zeros((), jnp.float32), average)
 
 
-def follow(
-    before: Movements, moved: PyTree, sent: SentChannels, axes: MeshAxes = ALONE
-) -> Movements:
+def follow(before: Movements, moved: PyTree, axes: MeshAxes = ALONE) -> Movements:
     """Compares the movement of a round with the one before.
 
     Args:
       before: Movements until now, zero where channels were removed since.
-      moved: Mean difference to z as hosts have received it, replicated; zero where
-        nothing was sent.
-      sent: The channels that were.
+      moved: Mean difference to z as hosts have received it, replicated.
       axes: Mesh axes.
     Returns:
       The movements. A round that cannot be compared leaves the average as it is.
     Collectives:
       As `comm.sum_over_slices` for the squares of two trees and one number.
     """
-    zeros = jax.tree.map(jnp.zeros_like, moved)
-    scale = norm(moved, axes) * norm(sent.over(before.last, zeros), axes)
+    scale = norm(moved, axes) * norm(before.last, axes)
     is_known = scale > 0
     cosine = jnp.where(is_known, dot(moved, before.last, axes) / scale, 0.0)
     average = before.average
@@ -119,7 +113,7 @@ def follow(
         toward = (1 - _KEPT) * (jnp.clip(cosine, 0.0, 1.0) - average)
         average = jnp.where(is_known, average + toward, average)
     # Written where the old one lies, once that was read: XLA would copy it otherwise.
-    last = after([cosine], sent.over(moved, before.last))
+    last = after([cosine], moved)
     return Movements(last, cosine, average)
 
 

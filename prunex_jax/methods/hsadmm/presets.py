@@ -12,8 +12,6 @@ from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import Criterion, setting
 from prunex_jax.comm import (
     FLOAT32,
-    HostClip,
-    HostMean,
     TopK,
     Wire,
     refuse_biased,
@@ -47,11 +45,7 @@ class HsadmmParameters:
         [0, 1); they keep living until the freeze. 0 sets them to zero at once.
       outer: "measured" keeps the last movement, and its cosine with the one before;
         "law" chooses the outer step of every round from that, see `outer`.
-      average: How differences are averaged; "radial" averages norms and directions
-        apart, see `comm.radial_mean_over_hosts`.
       criterion: What channels are ranked by; see `sparsity.criteria`.
-      clip: "median" scales the difference of a host down to the median of the hosts'
-        norms, see `comm.clip_to_median`. What is cut off is not kept.
     """
 
     prox_strength: float = setting(1.0, at_least=0, at_most=1)
@@ -66,9 +60,7 @@ class HsadmmParameters:
     top: TopK | None = None
     fade: float = setting(0.0, at_least=0, below=1)
     outer: OuterRule = "fixed"
-    average: HostMean = "mean"
     criterion: Criterion = "norm"
-    clip: HostClip = "none"
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and what means nothing together."""
@@ -101,8 +93,6 @@ class HsadmmParameters:
                 "the paper preset or set rho_device"
             )
         _check_outer(self)
-        _check_average(self)
-        _check_clip(self)
 
     @property
     def resets_copies(self) -> bool:
@@ -132,39 +122,6 @@ def _chosen_by_law(name: str, value: float) -> UserError:
         f"{name}={value} has no effect with rounds.outer='law', which chooses it: "
         "leave it out, or set rounds.outer='fixed'"
     )
-
-
-def _check_average(form: HsadmmParameters) -> None:
-    """Errors and duals count on the arithmetic mean."""
-    if form.average not in typing.get_args(HostMean):
-        raise UserError(f"average={form.average!r} must be mean or radial")
-    if form.average == "mean":
-        return
-    if form.error_decay:
-        raise UserError(
-            f"average='radial' and error_decay={form.error_decay} do not go together: "
-            "what was sent and what hosts keep would not add up to what they wanted to "
-            "send; set rounds.average='mean', or no error_decay, no top_k and a wire "
-            "other than int2"
-        )
-    _refuse_duals(form, "average='radial'", "average='mean'")
-
-
-def _check_clip(form: HsadmmParameters) -> None:
-    """Duals count on the mean of what hosts have moved, whole."""
-    if form.clip not in typing.get_args(HostClip):
-        raise UserError(f"clip={form.clip!r} must be none or median")
-    if form.clip != "none":
-        _refuse_duals(form, "clip='median'", "clip='none'")
-
-
-def _refuse_duals(form: HsadmmParameters, setting: str, instead: str) -> None:
-    if form.dual_decay or form.rho_host:
-        raise UserError(
-            f"{setting} and duals (dual_decay={form.dual_decay}, rho_host="
-            f"{form.rho_host}) do not go together: duals of all hosts would not add up "
-            f"to zero; set rounds.{instead}, or take preset recommended or reset"
-        )
 
 
 def _recommended(sync_period: int) -> HsadmmParameters:

@@ -5,25 +5,24 @@ Whatever the form, hosts end with the same mean; what a host has not sent, it ke
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 
 from prunex_jax.base.trees import PyTree
+from prunex_jax.channels import KeepIndices, Layouts, put_channels, take_channels
 from prunex_jax.comm import (
     Collective,
-    clip_to_median,
+    Slicing,
     mean_of_largest,
     mean_over_hosts,
     mean_with_error,
-    radial_mean_over_hosts,
 )
 from prunex_jax.comm.formulas import (
     MeshShape,
-    host_gather,
     host_sum,
     host_sum_with_error,
     largest_sum,
-    radial_host_sum,
 )
 from prunex_jax.comm.largest import CHUNK
 from prunex_jax.mesh import MeshAxes
@@ -32,6 +31,34 @@ from prunex_jax.methods.method import RoundKind
 
 # Leaves of fewer axes are sent whole: scales and biases are few and matter much.
 _MIN_NDIM = 2
+
+
+class SentChannels(NamedTuple):
+    """The channels that a round sends."""
+
+    layouts: Layouts  # Where they are.
+    keep_indices: KeepIndices  # int32[count] per group, sorted, replicated.
+    slicing: Slicing | None = None  # How trees lie in slices; None if they are whole.
+
+    def take(self, tree: PyTree) -> PyTree:
+        """What is sent of a tree, in smaller leaves.
+
+        Collectives:
+          Of slices, as `Slicing.take_kept`.
+        """
+        if self.slicing is not None:
+            return self.slicing.take_kept(tree, self.layouts, self.keep_indices)
+        return take_channels(tree, self.layouts, self.keep_indices)
+
+    def put(self, tree: PyTree) -> PyTree:
+        """Puts it back where it came from, zeros elsewhere.
+
+        Collectives:
+          Of slices, as `Slicing.put_kept`.
+        """
+        if self.slicing is not None:
+            return self.slicing.put_kept(tree, self.layouts, self.keep_indices)
+        return put_channels(tree, self.layouts, self.keep_indices)
 
 
 def mean_of_differences(
@@ -49,22 +76,14 @@ def mean_of_differences(
       axes: Mesh axes.
       key: Random key, the same everywhere, for formats that round stochastically.
       kind: A freeze round sends everything, in eight bits at least: it follows a change
-        of the network that a few entries would not repair. So does a whole round, after
-        which nothing is sent later.
+        of the network that a few entries would not repair.
     Returns:
       The mean, replicated, and the error, per_host; None where the form keeps none.
-      What is clipped off is in neither.
     Collectives:
-      With clip="median", as `comm.clip_to_median` before. Without error: as
-      `comm.mean_over_hosts`, or with average="radial" as `comm.radial_mean_over_hosts`.
-      With top_k, but for freeze and whole rounds: as `comm.mean_of_largest` for all
-      leaves of two or more axes, and as `comm.mean_with_error` for the others.
-      Otherwise as `comm.mean_with_error`.
+      Without error: as `comm.mean_over_hosts`. With top_k, but for freeze rounds: as
+      `comm.mean_of_largest` for all leaves of two or more axes, and as
+      `comm.mean_with_error` for the others. Otherwise as `comm.mean_with_error`.
     """
-    if form.clip == "median":
-        sent = clip_to_median(sent, axes)
-    if form.average == "radial":
-        return radial_mean_over_hosts(sent, axes, form.wire, key), None
     if not form.error_decay:
         return mean_over_hosts(sent, axes, form.wire, key), None
     form = _form_of(form, kind)
@@ -101,7 +120,6 @@ def payload_of(sizes: Mapping[int, int], form: HsadmmParameters) -> tuple[int, i
 
 def sent_differences(
     sizes: Mapping[int, int],
-    num_leaves: int,
     form: HsadmmParameters,
     mesh_shape: MeshShape,
     kind: RoundKind,
@@ -110,25 +128,11 @@ def sent_differences(
 
     Args:
       sizes: Elements of all compact leaves of so many axes.
-      num_leaves: How many leaves these are.
       form: As there.
       mesh_shape: Axes of the mesh and their sizes.
       kind: As there.
     """
-    norms = host_gather(1, mesh_shape) if form.clip == "median" else []
-    return norms + _sent_means(sizes, num_leaves, form, mesh_shape, kind)
-
-
-def _sent_means(
-    sizes: Mapping[int, int],
-    num_leaves: int,
-    form: HsadmmParameters,
-    mesh_shape: MeshShape,
-    kind: RoundKind,
-) -> list[Collective]:
     total = sum(sizes.values())
-    if form.average == "radial":
-        return radial_host_sum(total, num_leaves, mesh_shape, form.wire)
     if not form.error_decay:
         return host_sum(total, mesh_shape, form.wire)
     form = _form_of(form, kind)
@@ -147,6 +151,6 @@ def _large(sizes: Mapping[int, int]) -> int:
 
 def _form_of(form: HsadmmParameters, kind: RoundKind) -> HsadmmParameters:
     """The form in which a round sends, where errors are kept."""
-    if kind not in ("freeze", "whole"):
+    if kind != "freeze":
         return form
     return dataclasses.replace(form, top=None, wire=form.wire.at_least_8_bits())

@@ -36,11 +36,11 @@ from prunex_jax.channels import ChannelGroup
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm import consensus
 from prunex_jax.methods.hsadmm.arithmetic import norm
-from prunex_jax.methods.hsadmm.channel_rounds import SentChannels
 from prunex_jax.methods.hsadmm.consensus import Choice, Flight, HsadmmState, RoundHealth
 from prunex_jax.methods.hsadmm.copies import Copies
 from prunex_jax.methods.hsadmm.outer import outer_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
+from prunex_jax.methods.hsadmm.sending import SentChannels
 from prunex_jax.sparsity import choose_keep_indices
 
 # From so many steps on, what a step has sent is applied in another one.
