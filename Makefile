@@ -152,51 +152,51 @@ format: $(TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmark: $(BASE)
+benchmark: $(TEST)
 	$(BIN)/python -m benchmarks local_step
 
-benchmark-shrunk-step: $(BASE)
+benchmark-shrunk-step: $(TEST)
 	$(BIN)/python -m benchmarks shrunk_step
 
-benchmark-start: $(BASE)
+benchmark-start: $(TEST)
 	$(BIN)/python -m benchmarks start
 
-benchmark-compression: $(BASE)
+benchmark-compression: $(TEST)
 	$(BIN)/python -m benchmarks compression
 
-benchmark-freed-memory: $(BASE)
+benchmark-freed-memory: $(TEST)
 	$(BIN)/python -m benchmarks freed_memory
 
 # On a GPU of this machine, for which the environment needs `jax[cuda13]`.
-benchmark-gpu: $(BASE)
+benchmark-gpu: $(TEST)
 	$(BIN)/python -m benchmarks gpu --workdir=runs/gpu
 
 benchmark-memory: $(GPU)/.installed
 	PYTHONPATH=$(GPU) $(BIN)/python -m benchmarks memory_table \
 	    --workdir='$(MEMORY_WORKDIR)'
 
-benchmark-many-hosts: $(BASE)
+benchmark-many-hosts: $(TEST)
 	$(BIN)/python -m benchmarks many_hosts \
 	    --hosts=$(HOSTS) --workdir='$(MANY_WORKDIR)'
 
-benchmark-pulse: $(BASE)
+benchmark-pulse: $(TEST)
 	$(BIN)/python -m benchmarks pulse
 
-benchmark-loops: $(BASE)
+benchmark-loops: $(TEST)
 	$(BIN)/python -m benchmarks loops
 
-bench-digits: $(BASE)
+bench-digits: $(TEST)
 	$(BIN)/python -m prunex_jax sweep --sweep=configs/sweeps/digits.py \
 	    --workdir='$(DIGITS_WORKDIR)'
 
-bench-bytes: $(BASE)
+bench-bytes: $(TEST)
 	$(BIN)/python -m benchmarks links \
 	    --study=benchmarks/studies/digits.py --workdir='$(BYTES_WORKDIR)'
 
-benchmark-trace: $(BASE) $(TORCH_PYTHON)
+benchmark-trace: $(TEST) $(TORCH_PYTHON)
 	$(BIN)/python -m benchmarks trace --torch-python='$(TORCH_PYTHON)'
 
-benchmark-torch-step: $(BASE) $(TORCH_PYTHON)
+benchmark-torch-step: $(TEST) $(TORCH_PYTHON)
 	$(BIN)/python -m benchmarks torch_step --torch-python='$(TORCH_PYTHON)'
 
 $(TORCH_VENV)/bin/python:

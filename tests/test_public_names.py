@@ -11,7 +11,7 @@ import prunex_jax
 from tests.helpers.common import ROOT, run_script
 
 # What takes long to import and few need at once: the data's readers and checkpoints.
-LATE = {"orbax", "grain", "tensorflow_datasets", "tensorflow", "sklearn"}
+LATE = {"orbax", "grain", "tensorflow_datasets", "tensorflow"}
 # What only the trainer needs; absl comes with optax.
 HEAVY = LATE | {"ml_collections", "flax", "rich"}
 
@@ -96,3 +96,17 @@ def test_the_trainer_is_one_import(tmp_path):
     assert "jax" not in loaded
     statement = "from prunex_jax.train import train; assert callable(train)"
     subprocess.run([sys.executable, "-c", statement], check=True, cwd=ROOT)
+
+
+@pytest.mark.slow
+def test_a_run_needs_no_extra(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys\n"
+        "extras = 'sklearn jinja2 matplotlib safetensors flatbuffers'.split()\n"
+        "sys.modules |= dict.fromkeys(extras)\n"
+        "from prunex_jax.train import train\n"
+        "train({'model': {'width': 0.5}, 'run': {'steps': 8}}, 'run')\n"
+    )
+    run_script(script)
+    assert (tmp_path / "run/summary.json").exists()

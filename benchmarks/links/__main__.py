@@ -52,6 +52,7 @@ from prunex_jax.base.environment import source_revision, versions
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import write_json
 from prunex_jax.compare.drill.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
+from prunex_jax.compare.report.page import check_packages
 from prunex_jax.compare.sweep.study import load_study, narrow_study, whole_numbers
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 
@@ -84,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(values: Values, overrides: Sequence[str], arguments: Sequence[str]) -> int:
+    check_packages()  # Before hours of runs.
     study = narrow_study(
         load_study(values.study, LinkStudy, overrides),
         split_list(values.rows),

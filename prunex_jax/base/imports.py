@@ -1,7 +1,8 @@
-"""Imports what settings name as `package.module:object`."""
+"""Imports what settings name, and packages that only some runs need."""
 
 import functools
 import importlib
+import importlib.util
 from typing import Any
 
 from prunex_jax.base.errors import UserError, one_line
@@ -39,3 +40,22 @@ def import_named(name: str, setting: str) -> Any:
             f"{setting}={name!r} cannot be imported as package.module:object: "
             f"{one_line(error)}"
         ) from error
+
+
+def need_package(package: str, extra: str, what: str) -> None:
+    """Refuses what needs a package that is not installed.
+
+    Args:
+      package: As it is imported.
+      extra: The extra of this package that brings it.
+      what: What needs it, as the beginning of a sentence.
+    Raises:
+      UserError: With the command that installs it.
+    Example:
+      >>> need_package('numpy', 'none', 'This example')
+    """
+    if importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"{what} needs the package {package}, which is not installed: "
+            f"pip install 'prunex-jax[{extra}]'"
+        )

@@ -14,6 +14,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.files import check_whole, expanded
+from prunex_jax.base.imports import need_package
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.image_files import (
     ImageFiles,
@@ -211,13 +212,9 @@ def _tables(config: DataConfig) -> dict[str, tuple[str, Any]]:
 
 def _load(folder: str) -> Any:
     """A data set, or a dict of them."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(
-            "config.data.name='huggingface' needs the package datasets: "
-            "pip install 'prunex-jax[huggingface]'"
-        ) from error
+    need_package("datasets", "huggingface", "config.data.name='huggingface'")
+    import datasets
+
     try:
         return datasets.load_from_disk(str(expanded(folder)))
     except Exception as error:  # Damaged files raise all kinds of errors.

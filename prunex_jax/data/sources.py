@@ -1,7 +1,6 @@
 """Opens a data set by name, embedded or prepared, and cuts its validation split."""
 
 import functools
-import importlib.util
 import math
 from pathlib import Path
 
@@ -35,8 +34,8 @@ _NORMALIZATIONS = {
     "imagenet2012": Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 _IMAGENET = "imagenet2012"
-# The digits, below scikit-learn's folder.
-_DIGITS_FILE = "datasets/data/digits.csv.gz"
+# Grey levels from 0 to 16, uint8[1797, 64], and which digits they are, uint8[1797].
+_DIGITS_FILE = "digits.npz"
 _TEST_SHARE = 0.2
 _SYNTHETIC_SIDE = 32
 # Cells per side of a class prototype: coarse enough to survive a shift by pixels.
@@ -213,17 +212,17 @@ def _normalization(
 
 
 def open_digits() -> StoredSet:
-    """Opens the 1,797 handwritten digits (8 x 8, grey) that scikit-learn contains.
+    """Opens 1,797 handwritten digits, 8 x 8, grey, which are part of the package.
 
     A fifth of every class is the test split; which fifth is fixed for all runs.
 
     References:
       Alpaydin and Kaynak, Optical recognition of handwritten digits, 1998,
-      https://doi.org/10.24432/C50P49 (scikit-learn holds its test part).
+      https://doi.org/10.24432/C50P49, CC BY 4.0: its test part, as in scikit-learn.
     """
-    values, targets = _read_digits()
-    images = np.rint(values.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-    labels = targets.astype(np.int32)
+    with np.load(Path(__file__).parent / _DIGITS_FILE) as stored:
+        grey, labels = stored["grey"], stored["digit"].astype(np.int32)
+    images = np.rint(grey.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     is_test = np.zeros(len(labels), bool)
     for label in range(10):
         members = np.flatnonzero(labels == label)
@@ -237,23 +236,6 @@ def open_digits() -> StoredSet:
         image_shape=(8, 8, 1),
         class_names=tuple(map(str, range(10))),
     )
-
-
-def _read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Grey levels from 0 to 16, float64[1797, 64], and the digits, in stored order.
-
-    Importing scikit-learn takes a second, so its file is read without, as long as a
-    version has it at its usual place.
-    """
-    package = importlib.util.find_spec("sklearn")
-    if package is not None and package.origin is not None:
-        file = Path(package.origin).parent / _DIGITS_FILE
-        if file.is_file():
-            rows = np.loadtxt(file, delimiter=",")
-            return rows[:, :-1], rows[:, -1]
-    from sklearn.datasets import load_digits
-
-    return load_digits(return_X_y=True)
 
 
 def open_synthetic(config: DataConfig, seed: int) -> StoredSet:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.files import expanded
+from prunex_jax.base.imports import need_package
 from prunex_jax.base.settings import DataConfig
 
 # Tokens are bytes; 0, which no text has, ends a document.
@@ -204,13 +205,9 @@ def open_tokenizer(config: DataConfig) -> Tokenizer:
 
 
 def _read_encoder(content: bytes, said: str) -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError(
-            f"{said} needs the package tokenizers; install it with "
-            "`pip install prunex-jax[text]`"
-        ) from None
+    need_package("tokenizers", "text", said)
+    import tokenizers
+
     try:
         return tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # The package raises nothing narrower.

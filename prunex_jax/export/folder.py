@@ -38,12 +38,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from prunex_jax.base.environment import versions
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import digests_of, expanded, find_damage, whole_folder
+from prunex_jax.base.imports import need_package
+from prunex_jax.base.tensor_files import TensorFileError, load_tensors, save_tensors
 from prunex_jax.base.trees import PyTree
 from prunex_jax.export.program import (
     PLATFORMS,
@@ -152,6 +152,7 @@ def export_model(
     about = about or {}
     _check_proven(certificate, cut)
     _check_about(about)
+    need_package("safetensors", "export", "An export")
     arrays = flat_arrays(params)
     _check_storable(arrays)
     program = make_program(
@@ -160,7 +161,7 @@ def export_model(
     try:
         with whole_folder(path) as unfinished:
             (unfinished / PROGRAM).write_bytes(program.content)
-            save_file(arrays, unfinished / ARRAYS)
+            save_tensors(arrays, unfinished / ARRAYS)
             # It lets nobody but the owner read, whatever the user's umask.
             shutil.copymode(unfinished / PROGRAM, unfinished / ARRAYS)
             manifest = {
@@ -176,7 +177,7 @@ def export_model(
             content = json.dumps(manifest, indent=1, allow_nan=False) + "\n"
             (unfinished / MANIFEST).write_text(content, encoding="utf-8")
             _check_readback(unfinished, apply, params, inputs, fixed_batch)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise UserError(
             f"cannot write {path} ({error}); choose a folder that can be written"
         ) from error
@@ -221,8 +222,8 @@ def read_arrays(
         damage = find_damage(wanted, digests_of(path))
         if damage:
             raise UserError(f"{path} is damaged: {damage}; copy or export it again")
-        return manifest, load_file(path / ARRAYS)
-    except (OSError, SafetensorError) as error:
+        return manifest, load_tensors(path / ARRAYS)
+    except (OSError, TensorFileError) as error:
         raise _cannot_read(path, error) from error
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from jax import export
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.imports import need_package
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.shrink import certify
 
@@ -101,6 +102,7 @@ def make_program(
         _check_paths(tree, f"input {index}")
     fixed = [jax.tree.map(_shape_of, tree) for tree in inputs]
     shapes = fixed if fixed_batch else _with_symbolic_batch(fixed)
+    need_package("flatbuffers", "export", "An export")
     flat = {path: _shape_of(leaf) for path, leaf in flatten_by_path(params).items()}
 
     def lower(apply: Callable[..., PyTree], inputs: Sequence[PyTree]) -> Any:
@@ -136,6 +138,7 @@ def load_program(content: bytes, written_by: str | None) -> export.Exported:
     Raises:
       UserError: This jax cannot read it.
     """
+    need_package("flatbuffers", "export", "Reading an exported program")
     try:
         exported = export.deserialize(bytearray(content))
         if written_by != jax.__version__:

@@ -6,15 +6,15 @@ RUN/wandb.json keeps the name under which a resumed run goes on.
 """
 
 import functools
-import importlib.util
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from prunex_jax.base.errors import UserError, one_line
+from prunex_jax.base.errors import one_line
 from prunex_jax.base.files import read_object, write_json
+from prunex_jax.base.imports import need_package
 from prunex_jax.base.settings import RunConfig
 from prunex_jax.train.config import dotted_keys
 
@@ -110,11 +110,8 @@ def check_trackers(config: RunConfig) -> None:
     """
     for setting, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
         value = getattr(config, setting)
-        if value and importlib.util.find_spec(package) is None:
-            raise UserError(
-                f"config.run.{setting}={value} needs the package {package}, which is "
-                f"not installed: pip install 'prunex-jax[{setting}]'"
-            )
+        if value:
+            need_package(package, setting, f"config.run.{setting}={value}")
 
 
 def make_trackers(

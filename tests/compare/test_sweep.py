@@ -287,10 +287,14 @@ def test_a_registered_method_is_a_row_like_any_other(tmp_path, monkeypatch):
         "))\n"
     )
     write_config(tmp_path, merged(SETTINGS, {"run": RUN}))
-    for kind in ("Sweep", "LinkStudy"):
+    modules = {
+        "Sweep": "prunex_jax.compare.sweep.study",
+        "LinkStudy": "benchmarks.study",
+    }
+    for kind, module in modules.items():
         (tmp_path / f"{kind}.py").write_text(
             "import my_method\n"
-            f"from prunex_jax.compare.sweep.study import {kind}, variant_rows\n\n\n"
+            f"from {module} import {kind}, variant_rows\n\n\n"
             "def get_study():\n"
             f"    return {kind}(\n"
             "        name='own', config='settings.py', seeds=(0,),\n"

@@ -367,7 +367,7 @@ def test_replaces_an_export_only_if_asked_and_nothing_else_ever(tmp_path):
     assert names_in(tmp_path) == {"m"}
 
 
-@pytest.mark.parametrize("when", ["export.folder.save_file", "base.files._flush"])
+@pytest.mark.parametrize("when", ["export.folder.save_tensors", "base.files._flush"])
 def test_a_failed_export_leaves_the_earlier_one_whole(tmp_path, monkeypatch, when):
     def full(*args):
         raise OSError("No space left on device")

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import markupsafe
-
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.imports import need_package
 from prunex_jax.compare.report import plots
 from prunex_jax.compare.report.charts import Chart, draw_chart
 from prunex_jax.compare.report.plots import Plot
@@ -32,12 +30,13 @@ class Section:
     charts: Sequence[Chart] = ()  # Like plots, but drawn without matplotlib.
 
 
-def check_png(png: Path | None) -> None:
-    """Refuses plots that cannot be drawn, before anything is written.
+def check_packages(png: Path | None = None) -> None:
+    """Refuses a report that cannot be made, before anything is run or written.
 
     Raises:
-      UserError: PNG files are asked for, and matplotlib is not there.
+      UserError: jinja2 is not there, or PNG files are asked for and matplotlib is not.
     """
+    need_package("jinja2", "report", "A report")
     if png is not None and not plots.is_available():
         raise UserError(f"--png={png}: {NO_PLOTS}")
 
@@ -56,7 +55,7 @@ def write_page(
     Raises:
       UserError: PNG files are asked for, and matplotlib is not there.
     """
-    check_png(png)
+    check_packages(png)
     path = folder / REPORT_FILE
     path.write_text(make_page(title, notes, sections), encoding="utf-8")
     tables = [table for section in sections for table in section.tables]
@@ -71,6 +70,9 @@ def write_page(
 
 def make_page(title: str, notes: Iterable[str], sections: Iterable[Section]) -> str:
     """The page as HTML; whatever records say is text in it."""
+    import jinja2
+    import markupsafe
+
     has_plots = plots.is_available()
     shown = [each for each in sections if _has_content(each)]
     is_missing = not has_plots and any(each.plots for each in shown)

@@ -13,7 +13,13 @@ from typing import Any
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import read_object, write_whole
 from prunex_jax.compare.report.charts import MAX_POINTS, Chart, Curve
-from prunex_jax.compare.report.page import REPORT_FILE, Section, facts_table, make_page
+from prunex_jax.compare.report.page import (
+    REPORT_FILE,
+    Section,
+    check_packages,
+    facts_table,
+    make_page,
+)
 from prunex_jax.compare.report.tables import (
     Cell,
     Column,
@@ -99,6 +105,7 @@ def write_runs(folders: Sequence[Path], output: Path | None = None) -> Path:
     Raises:
       UserError: A folder holds no run, or the file cannot be written.
     """
+    check_packages()
     runs = read_runs(folders)
     output = output or folders[0] / REPORT_FILE
     notes = [_state_of(run) for run in runs]

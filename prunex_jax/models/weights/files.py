@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import digest_of, expanded
+from prunex_jax.base.tensor_files import TensorFileError, load_tensors
 
 SETTING = "config.model.weights"
 _SUFFIX = ".safetensors"
@@ -124,9 +123,9 @@ def _check_suffix(file: Path, source: str) -> None:
 
 def _load(file: Path, source: str) -> dict[str, np.ndarray]:
     try:
-        return load_file(file)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        what = " ".join(str(error).split()) or type(error).__name__
+        return load_tensors(file)
+    except (OSError, TensorFileError) as error:
+        what = " ".join(str(error).split())
         raise UserError(
             f"{SETTING}={source!r}: {file.name} cannot be read as safetensors "
             f"({what[:200]}); check the path, or copy the file again"
