@@ -24,7 +24,7 @@
 #   make benchmark-memory    bytes per H100 that large networks take, compiled for them
 #   make benchmark-gpu       steps, compaction and memory on a GPU of this machine
 #   make benchmark-many-hosts    a run on 64 simulated hosts (HOSTS=...), in 23 GB
-#   make benchmark-pulse     what watching over processes costs a step
+#   make benchmark-heartbeat  what watching over processes costs a step
 #   make benchmark-loops      what loops around convolutions cost on CPU
 #   make bench-digits         every method on digits with three seeds: accuracy, bytes
 #   make bench-bytes          every method over 2 real hosts: interfaces against traces
@@ -68,8 +68,8 @@ DOCS := $(VENV)/.installed-docs
     test-gpu-programs launchers check docs wheel format \
     benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
-    benchmark-gpu benchmark-memory benchmark-many-hosts benchmark-pulse benchmark-loops \
-    benchmark-torch-step bench-digits bench-bytes clean
+    benchmark-gpu benchmark-memory benchmark-many-hosts benchmark-heartbeat \
+    benchmark-loops benchmark-torch-step bench-digits bench-bytes clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -179,8 +179,8 @@ benchmark-many-hosts: $(TEST)
 	$(BIN)/python -m benchmarks many_hosts \
 	    --hosts=$(HOSTS) --workdir='$(MANY_WORKDIR)'
 
-benchmark-pulse: $(TEST)
-	$(BIN)/python -m benchmarks pulse
+benchmark-heartbeat: $(TEST)
+	$(BIN)/python -m benchmarks heartbeat
 
 benchmark-loops: $(TEST)
 	$(BIN)/python -m benchmarks loops

@@ -14,8 +14,9 @@ import optax
 
 from benchmarks.pairs import describe_pairs
 from prunex_jax.base.timing import time_in_turn
-from prunex_jax.mesh import LaunchFlags, make_topology, start_processes
+from prunex_jax.mesh import make_topology
 from prunex_jax.methods.inner import make_inner
+from prunex_jax.processes import LaunchFlags, start_processes
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import Experiment, make_experiment
 

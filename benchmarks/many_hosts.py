@@ -25,8 +25,9 @@ from benchmarks.compression import write
 from benchmarks.links.kernel import interface_bytes, peak_memory
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.compare.drill.trainee import digest_of_state, network
-from prunex_jax.compare.processes import free_port
-from prunex_jax.mesh import HOST_AXIS, LaunchFlags
+from prunex_jax.compare.subprocesses import free_port
+from prunex_jax.mesh import HOST_AXIS
+from prunex_jax.processes import LaunchFlags
 from prunex_jax.train.loop import Progress
 from prunex_jax.train.run import train
 from prunex_jax.train.state import TrainState

@@ -71,7 +71,7 @@ _FIRST_FILES = (
     "train/test_run.py",
     "methods/test_sliced.py",
     "methods/test_contract.py",
-    "mesh/test_folding.py",
+    "mesh/test_simulated.py",
 )
 _PLACES = {
     Path(__file__).parent / name: place

@@ -59,6 +59,18 @@ def test_transforms_and_tracer_come_without_the_trainers_packages(tmp_path):
     assert not HEAVY & loaded_by(f"from prunex_jax import {names}", tmp_path)
 
 
+def test_transforms_and_tracer_come_without_what_joins_processes(tmp_path):
+    script = tmp_path / "loads.py"
+    script.write_text(
+        "import sys, prunex_jax\n"
+        "prunex_jax.hsadmm, prunex_jax.trace_channels, prunex_jax.make_cut\n"
+        "print(*[name for name in sys.modules if name.startswith('prunex_jax.')])"
+    )
+    rooms = {name.split(".")[1] for name in run_script(script).split()}
+    assert {"methods", "mesh", "shrink"} <= rooms
+    assert not {"processes", "data", "train", "compare"} & rooms
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "code"),
     [

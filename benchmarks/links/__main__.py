@@ -28,9 +28,9 @@ from pathlib import Path
 
 from benchmarks.links.cluster import run_on_cluster
 from benchmarks.links.links import LinkedHosts, PlainHosts, ShapedHosts
+from benchmarks.links.processes import ProcessFailedError
 from benchmarks.links.records import Record, forget_study
 from benchmarks.links.runner import run_study
-from benchmarks.processes import ProcessFailedError
 from benchmarks.report.steps import byte_disagreements
 from benchmarks.report.study_report import (
     ENVIRONMENT_FILE,

@@ -23,10 +23,8 @@ from benchmarks.links.runner import Bench
 from benchmarks.links.tasks import Planner, row_settings
 from benchmarks.study import UNLIMITED, LinkStudy
 from prunex_jax.base.errors import UserError
-from prunex_jax.mesh import (
-    LaunchFlags,
-    gather_texts,
-)
+from prunex_jax.mesh import gather_texts
+from prunex_jax.processes import LaunchFlags
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.joining import join_processes
 

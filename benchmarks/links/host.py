@@ -28,15 +28,8 @@ from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import AgreedStopError, TrainingDivergedError, UserError
 from prunex_jax.comm import Wire, count_hops, mean_over_mesh
 from prunex_jax.compare.step_time import steady_traffic
-from prunex_jax.mesh import (
-    HOST_AXIS,
-    LaunchFlags,
-    MeshAxes,
-    map_over,
-    return_freed_memory,
-    sharding_on,
-    vary,
-)
+from prunex_jax.mesh import HOST_AXIS, MeshAxes, map_over, sharding_on, vary
+from prunex_jax.processes import LaunchFlags, return_freed_memory
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.evaluation import evaluate_split

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from benchmarks.links.links import LinkedHosts, Links
+from benchmarks.links.processes import Processes
 from benchmarks.links.records import (
     Curve,
     Measurement,
@@ -31,9 +32,8 @@ from benchmarks.links.tasks import (
     row_settings,
     session_commands,
 )
-from benchmarks.processes import Processes
 from benchmarks.study import UNLIMITED, LinkRow, LinkStudy, link_megabits
-from prunex_jax.compare.processes import environment_of_process
+from prunex_jax.compare.subprocesses import environment_of_process
 
 Say = Callable[[str], None]
 

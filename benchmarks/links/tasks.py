@@ -15,7 +15,7 @@ from benchmarks.report import places
 from benchmarks.study import LinkRow, LinkStudy, check_goal
 from prunex_jax.base.errors import UserError
 from prunex_jax.compare.drill.hosts import Hosts
-from prunex_jax.compare.processes import free_port
+from prunex_jax.compare.subprocesses import free_port
 from prunex_jax.compare.sweep.study import settings_of
 from prunex_jax.mesh import check_has_links
 from prunex_jax.tasks import make_task

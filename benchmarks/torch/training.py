@@ -33,8 +33,8 @@ from prunex_jax.base.imports import is_named
 from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.data import evaluation_batches, make_loader
-from prunex_jax.mesh import LaunchFlags, keep_freed_memory
 from prunex_jax.methods.inner import make_learning_rate
+from prunex_jax.processes import LaunchFlags, keep_freed_memory
 from prunex_jax.tasks import Task, make_task
 from prunex_jax.train.config import ExperimentConfig, resolve_config, total_steps
 

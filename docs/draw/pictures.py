@@ -148,7 +148,8 @@ def kernel() -> Picture:
 
 ROOMS = (
     ("base", "settings, files, errors", ""),
-    ("mesh", "launchers; hosts x devices", "the mesh"),
+    ("mesh", "hosts x devices", "the mesh"),
+    ("processes", "launchers, joining, heartbeat", "processes"),
     ("data", "sets, order, loaders", "batches"),
     ("models", "networks, widths explicit", "apply function"),
     ("tasks", "losses, metrics, your own", "loss, sums"),

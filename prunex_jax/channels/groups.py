@@ -230,13 +230,13 @@ def layouts_of(
             )
         free = np.setdiff1d(np.arange(size, dtype=np.int32), taken)
         layout = AxisLayout(size, tuple(slices), free)
-        _check_claims(layout, path, axis)
+        _check_reservations(layout, path, axis)
         layouts.setdefault(path, {})[axis] = layout
     # In the order of the axes, so that leaves that are cut alike compile alike.
     return {path: dict(sorted(axes.items())) for path, axes in layouts.items()}
 
 
-def _check_claims(layout: AxisLayout, path: str, axis: int) -> None:
+def _check_reservations(layout: AxisLayout, path: str, axis: int) -> None:
     """Refuses positions that are claimed twice, but by the groups of one block."""
     try:
         num_claimed = sum(block.positions.size for block in layout.blocks)

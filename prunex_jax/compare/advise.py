@@ -28,11 +28,7 @@ from prunex_jax.comm.largest import CHUNK
 from prunex_jax.compare.probe import ProbedLink, probe_links, slowest
 from prunex_jax.compare.report.tables import Column, make_table
 from prunex_jax.compare.step_time import late_options, steady_traffic
-from prunex_jax.mesh import (
-    HOST_AXIS,
-    check_has_links,
-    run_together,
-)
+from prunex_jax.mesh import HOST_AXIS, check_has_links, run_together
 from prunex_jax.methods import METHODS, MethodConfig
 from prunex_jax.tasks import Batch
 from prunex_jax.train.command import (

@@ -41,17 +41,15 @@ from prunex_jax.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
     AnyMesh,
-    Limits,
     MeshAxes,
-    Pulse,
     Topology,
     gather_texts,
     make_topology,
     map_over,
     placed,
-    start_processes,
 )
-from prunex_jax.mesh.gpus import count_visible_gpus
+from prunex_jax.processes import Heartbeat, Limits, start_processes
+from prunex_jax.processes.gpus import count_visible_gpus
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.same import shows
 
@@ -542,7 +540,7 @@ def _doctor(values: Values, _: list[str]) -> int:
     if topology.is_primary:
         sys.stdout.write(f"start     {started.described}\n{topology.table()}\n\n")
         sys.stdout.flush()
-    with Pulse(_LIMITS, ends_process=True) as pulse, pulse.telling():
+    with Heartbeat(_LIMITS, ends_process=True) as heartbeat, heartbeat.telling():
         verdicts = examine(
             topology, values.workdir, float(values.seconds), values.checkpoint_bytes
         )

@@ -12,7 +12,6 @@ from jax.sharding import AxisType, Mesh
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import MAX_SIMULATED
 from prunex_jax.mesh.axes import DEVICE_AXIS, HOST_AXIS
-from prunex_jax.mesh.folding import AnyMesh, FoldedMesh
 from prunex_jax.mesh.hosts import (
     DeviceRecord,
     Host,
@@ -24,6 +23,7 @@ from prunex_jax.mesh.hosts import (
     resolve_layout,
     split_grid,
 )
+from prunex_jax.mesh.simulated import AnyMesh, SimulatedMesh
 
 # A longer table is cut in the middle, a longer list of processes is summed up.
 _MAX_ROWS = 16
@@ -97,7 +97,7 @@ class Topology:
         for host, machine, devices in rows:
             line = f"  {host:>{widths[0]}}  {machine:<{widths[1]}}  {devices}"
             lines.append(line.rstrip())
-        if isinstance(self.mesh, FoldedMesh):
+        if isinstance(self.mesh, SimulatedMesh):
             lines.append("  simulated: one device does the work of all, without links")
         elif self.is_simulated:
             lines.append(
@@ -244,7 +244,7 @@ def _simulated_topology(text: str, device: jax.Device) -> Topology:
             f"{jax.process_count()}: leave it out, or start one process"
         )
     num_hosts, num_devices = grid
-    mesh = FoldedMesh(((HOST_AXIS, num_hosts), (DEVICE_AXIS, num_devices)), device)
+    mesh = SimulatedMesh(((HOST_AXIS, num_hosts), (DEVICE_AXIS, num_devices)), device)
     machine = gather_machines()[0]
     record = DeviceRecord(0, device.id, machine.key, machine.name)
     hosts = (Host((record,) * num_devices),) * num_hosts

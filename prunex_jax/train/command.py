@@ -34,7 +34,7 @@ from prunex_jax.base.errors import UserError, suggest
 if TYPE_CHECKING:
     import ml_collections
 
-    from prunex_jax.mesh import LaunchFlags
+    from prunex_jax.processes import LaunchFlags
 
 CONFIG_FLAG = Flag(
     "config",
@@ -187,7 +187,7 @@ def _parse_tuple(name: str, text: str) -> tuple[Any, ...]:
 
 def given_launch(values: Values) -> "LaunchFlags":
     """What a command line says about its launch, in `LAUNCH_FLAGS`."""
-    from prunex_jax.mesh import LaunchFlags
+    from prunex_jax.processes import LaunchFlags
 
     return LaunchFlags(
         coordinator=values.coordinator,

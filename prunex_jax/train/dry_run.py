@@ -22,14 +22,9 @@ from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, wire_bytes
 from prunex_jax.comm.formulas import mesh_sum
-from prunex_jax.mesh import (
-    DEVICE_AXIS,
-    HOST_AXIS,
-    LaunchFlags,
-    described_topology,
-    run_together,
-)
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, described_topology, run_together
 from prunex_jax.models import as_on_gpus
+from prunex_jax.processes import LaunchFlags
 from prunex_jax.tasks import Batch
 from prunex_jax.train.ahead import exchanges_to_come
 from prunex_jax.train.config import ExperimentConfig, resolve_config
@@ -39,7 +34,7 @@ from prunex_jax.train.folder import holds_run
 from prunex_jax.train.joining import (
     check_same_reading,
     join_processes,
-    make_pulse,
+    make_heartbeat,
 )
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program
@@ -134,8 +129,8 @@ def dry_run(
 
     described = environment(topology.describe())
     with (
-        make_pulse(config, launch) as pulse,
-        pulse.telling(),
+        make_heartbeat(config, launch) as heartbeat,
+        heartbeat.telling(),
         Console(topology.is_primary) as console,
     ):
         check_same_settings(config)

@@ -35,7 +35,7 @@ from prunex_jax.data import (
     evaluation_batches,
 )
 from prunex_jax.export import ExportedModel, read_model
-from prunex_jax.mesh import keep_compiled
+from prunex_jax.processes import keep_compiled
 from prunex_jax.tasks import LOSS, Objective, Own, Task, make_task
 from prunex_jax.train.config import ExperimentConfig, resolve_config
 

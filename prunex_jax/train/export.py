@@ -30,7 +30,8 @@ from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import DistillConfig, TopologyConfig
 from prunex_jax.base.trees import PyTree
 from prunex_jax.export.folder import check_target, export_model
-from prunex_jax.mesh import LaunchFlags, make_topology, start_processes
+from prunex_jax.mesh import make_topology
+from prunex_jax.processes import LaunchFlags, start_processes
 from prunex_jax.shrink import (
     Certificate,
     Cut,

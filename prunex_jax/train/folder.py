@@ -35,7 +35,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import expanded, read_object, write_json, write_whole
-from prunex_jax.mesh import LastStart
+from prunex_jax.processes import LastStart
 from prunex_jax.train.config import dotted_keys, fixed_differences
 from prunex_jax.train.profiling import PROFILE
 from prunex_jax.train.start import Weights

@@ -3,14 +3,13 @@
 What a run and its dry run do alike, before and after their networks are built.
 """
 
-from prunex_jax.mesh import (
+from prunex_jax.mesh import Topology, make_topology
+from prunex_jax.processes import (
+    Heartbeat,
     LastStart,
     Launch,
     LaunchFlags,
     Limits,
-    Pulse,
-    Topology,
-    make_topology,
     start_processes,
 )
 from prunex_jax.train.config import ExperimentConfig
@@ -46,10 +45,10 @@ def join_processes(
     return started, make_topology(layout, simulated=simulated)
 
 
-def make_pulse(config: ExperimentConfig, launch: LaunchFlags) -> Pulse:
+def make_heartbeat(config: ExperimentConfig, launch: LaunchFlags) -> Heartbeat:
     """What watches over the processes of a run while it is entered."""
     limits = Limits(config.run.silence_seconds, config.run.stall_seconds)
-    return Pulse(limits, ends_process=launch.owns_process)
+    return Heartbeat(limits, ends_process=launch.owns_process)
 
 
 def check_same_reading(experiment: Experiment) -> None:

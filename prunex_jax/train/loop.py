@@ -13,9 +13,10 @@ from typing import Any
 import jax
 
 from prunex_jax.base.signals import StopRequest
-from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, Pace, placed, run_together
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, placed, run_together
 from prunex_jax.methods import Method
 from prunex_jax.models import AnyModel
+from prunex_jax.processes import StepTimes
 from prunex_jax.tasks import Batch
 from prunex_jax.train.ahead import CompilerAhead
 from prunex_jax.train.checkpoint import Checkpointer
@@ -33,7 +34,6 @@ from prunex_jax.train.network_mean import (
     with_network,
     with_statistics,
 )
-from prunex_jax.train.pace import Pacer
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.profiling import PROFILE, Profiler, profile_window
 from prunex_jax.train.program import Program
@@ -41,6 +41,7 @@ from prunex_jax.train.restoring import restore_run
 from prunex_jax.train.rounds import Round
 from prunex_jax.train.state import TrainState
 from prunex_jax.train.step import Report
+from prunex_jax.train.steps_in_flight import StepsInFlight
 from prunex_jax.train.transitions import (
     change_method,
     describe,
@@ -80,7 +81,7 @@ class Surroundings:
     # Told what the run does, for those who wait for it: a phase, and perhaps a step.
     at: Callable[[str, int | None], None] = lambda phase, step: None
     # Given what says how long steps take, for those who wait for them.
-    paced_by: Callable[[Callable[[], Pace]], None] = lambda measure: None
+    timed_by: Callable[[Callable[[], StepTimes]], None] = lambda measure: None
     exact_topology: bool = False  # refuses checkpoints of another mesh
 
 
@@ -105,8 +106,8 @@ class Loop:
         self._settled_method: Method | None = None
         # Metrics that became known after the last step.
         self._news: dict[str, float] = {}
-        self._pacer = Pacer()
-        around.paced_by(self._pacer.pace)
+        self._in_flight = StepsInFlight()
+        around.timed_by(self._in_flight.times)
         self._ahead = CompilerAhead(_compiles_ahead(experiment))
         window = profile_window(experiment.config.run.profile_steps, self.num_steps)
         self._profiler = Profiler(
@@ -188,7 +189,7 @@ class Loop:
             self._show(state)
             while self.position.step < self.num_steps:
                 state = self._prepare_if_new(state)
-                state = self._do_step(state, self._pacer.next_of(batches))
+                state = self._do_step(state, self._in_flight.next_of(batches))
                 self._around.checkpointer.check()
                 with self.clock.paused():
                     state = self._do_what_is_due(state, batches)
@@ -218,11 +219,11 @@ class Loop:
         self._move(num_rounds=num_rounds)
         self._count_step()
         is_local = not local_step.sends_over(HOST_AXIS, **options)
-        self._pacer.started(ticket, is_local=is_local)
+        self._in_flight.started(ticket, is_local=is_local)
         state = self._exchange_if_due(state)
-        self._pacer.wait()
+        self._in_flight.wait()
         self.clock.step_done()
-        self._pacer.step_done(self.clock.seconds_in_steps - seconds_before)
+        self._in_flight.step_done(self.clock.seconds_in_steps - seconds_before)
         self._profiler.after_step(self.position.step, ticket)
         return state
 
@@ -309,7 +310,7 @@ class Loop:
         self, text: str, phase: str = ""
     ) -> contextlib.AbstractContextManager[None]:
         """Says that something goes on, here and to those who wait for this process."""
-        self._pacer.drained()
+        self._in_flight.drained()
         if phase:
             self._around.at(phase, None)
         return self._around.console.busy(text)
@@ -374,7 +375,7 @@ class Loop:
         options = current.exchange_options(counts, due.kind)
         self._compile(exchange, state, **options)
         self._around.at("exchange", None)
-        self._pacer.exchanged()
+        self._in_flight.exchanged()
         return exchange(state, **options)
 
     def _choose_counts(self, state: TrainState, density: float) -> None:

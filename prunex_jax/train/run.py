@@ -12,12 +12,9 @@ import ml_collections
 from prunex_jax.base.environment import environment
 from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
-from prunex_jax.mesh import (
-    LaunchFlags,
-    Pulse,
-    run_together,
-)
+from prunex_jax.mesh import run_together
 from prunex_jax.methods.inner import MakeOptimizer
+from prunex_jax.processes import Heartbeat, LaunchFlags
 from prunex_jax.tasks import Own
 from prunex_jax.train.checkpoint import Checkpointer
 from prunex_jax.train.config import ExperimentConfig, config_to_dict, resolve_config
@@ -33,7 +30,7 @@ from prunex_jax.train.folder import (
 from prunex_jax.train.joining import (
     check_same_reading,
     join_processes,
-    make_pulse,
+    make_heartbeat,
 )
 from prunex_jax.train.loop import Loop, Surroundings, Watch
 from prunex_jax.train.same import (
@@ -142,9 +139,9 @@ def train(
         )
 
     with (
-        make_pulse(config, launch) as pulse,
+        make_heartbeat(config, launch) as heartbeat,
         contextlib.ExitStack() as in_use,
-        pulse.telling(),
+        heartbeat.telling(),
     ):
         check_same_settings(config)
         experiment, folder = run_together(prepare)
@@ -159,11 +156,11 @@ def train(
         around = functools.partial(
             Surroundings,
             watch=watch,
-            at=pulse.at,
-            paced_by=pulse.paced_by,
+            at=heartbeat.at,
+            timed_by=heartbeat.timed_by,
             exact_topology=exact_topology,
         )
-        result = _run(experiment, folder, console, around, pulse)
+        result = _run(experiment, folder, console, around, heartbeat)
         if result is not None:
             console.line(last_screen(result.summary, str(workdir)))
         return result
@@ -189,14 +186,14 @@ def _run(
     folder: RunFolder,
     console: Console,
     around: Callable[..., Surroundings],
-    pulse: Pulse,
+    heartbeat: Heartbeat,
 ) -> TrainResult | None:
     """Trains to the end, or until asked to stop."""
     kept = experiment.config.run.checkpoints_kept
     with (
         Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
         StopRequest() as stop,
-        pulse.telling(),
+        heartbeat.telling(),
     ):
         loop = Loop(experiment, around(folder, checkpointer, console, stop))
         state, is_complete = loop.run()

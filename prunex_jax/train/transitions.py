@@ -29,14 +29,7 @@ from prunex_jax.base.trees import (
 from prunex_jax.channels import ChannelTrace
 from prunex_jax.comm import sum_over_mesh
 from prunex_jax.data import evaluation_batches
-from prunex_jax.mesh import (
-    MeshAxes,
-    axis_size,
-    map_over,
-    settle,
-    specs_of,
-    vary,
-)
+from prunex_jax.mesh import MeshAxes, axis_size, map_over, settle, specs_of, vary
 from prunex_jax.models import AnyModel
 from prunex_jax.shrink import Cut, Network, make_cut, shrink_error, trace_model
 from prunex_jax.shrink.cost import count_params

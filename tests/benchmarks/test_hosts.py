@@ -170,10 +170,11 @@ def test_bytes_are_carried_and_counted_exactly(user: User) -> None:
     )
     for num_hosts, (said, address, sent, again) in found.items():
         assert said == [f"host{int(num_hosts) - 1}", address]
-        # On top come headers and acknowledgements, 1 %, and on a busy machine packets
-        # that are sent twice since their acknowledgement is late.
-        for size, host in ((30e6, 0), (20e6, -1)):
-            assert size < sent[host] < size * 1.01 + 5000 + again[host] * FRAME_BYTES
+        # On top come headers of what is sent, acknowledgements of what is received, and
+        # on a busy machine packets that are sent twice, as these come late.
+        for size, received, host in ((30e6, 20e6, 0), (20e6, 30e6, -1)):
+            least, most = size, 1.008 * size + 0.004 * received
+            assert least < sent[host] < most + 5000 + again[host] * FRAME_BYTES
         assert max(sent[1:-1], default=0) < 1000, "bystanders have sent something"
 
 

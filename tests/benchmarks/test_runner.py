@@ -20,6 +20,7 @@ from benchmarks.links.cluster import run_on_cluster
 from benchmarks.links.kernel import share_cores
 from benchmarks.links.links import PlainHosts
 from benchmarks.links.part import part_of
+from benchmarks.links.processes import Processes, ProcessFailedError
 from benchmarks.links.records import (
     RECORDS_FILE,
     Curve,
@@ -30,7 +31,6 @@ from benchmarks.links.records import (
 )
 from benchmarks.links.runner import run_study
 from benchmarks.links.tasks import Planner, row_settings
-from benchmarks.processes import Processes, ProcessFailedError
 from benchmarks.study import LinkRow, LinkStudy
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import DataConfig
@@ -38,7 +38,7 @@ from prunex_jax.compare.drill.sandbox import sandbox_kind
 from prunex_jax.compare.sweep.figure import Figure
 from prunex_jax.compare.sweep.study import check_study, load_study, narrow_study
 from prunex_jax.data import open_dataset
-from prunex_jax.mesh import LaunchFlags, start
+from prunex_jax.processes import LaunchFlags, start
 from tests.helpers.bench_records import make_curve, make_measurement
 from tests.helpers.common import free_port
 
@@ -288,7 +288,7 @@ def test_plain_processes_end_with_a_runner_that_is_killed(tmp_path):
         "import os, sys, time\n"
         "from pathlib import Path\n"
         "from benchmarks.links.links import PlainHosts\n"
-        "from benchmarks.processes import Processes\n"
+        "from benchmarks.links.processes import Processes\n"
         "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
         "command = PlainHosts(1).command(0, sleep)\n"
         "with Processes([command], Path(sys.argv[1]), os.environ, 60.0) as processes:\n"

@@ -32,7 +32,7 @@ from prunex_jax.base.settings import (  # noqa: E402
 from prunex_jax.base.trees import flatten_by_path  # noqa: E402
 from prunex_jax.data import EXAMPLE  # noqa: E402
 from prunex_jax.data.shards import make_shards  # noqa: E402
-from prunex_jax.mesh import LaunchFlags, make_topology  # noqa: E402
+from prunex_jax.mesh import make_topology  # noqa: E402
 from prunex_jax.methods.inner import make_inner  # noqa: E402
 from prunex_jax.models import (  # noqa: E402
     MODELS,
@@ -43,6 +43,7 @@ from prunex_jax.models import (  # noqa: E402
     make_model,
     make_resnet_spec,
 )
+from prunex_jax.processes import LaunchFlags  # noqa: E402
 from prunex_jax.tasks import Language  # noqa: E402
 from prunex_jax.train.config import config_to_dict, resolve_config  # noqa: E402
 from prunex_jax.train.evaluation import evaluate_split  # noqa: E402

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from prunex_jax.base.trees import flatten_by_path
-from prunex_jax.compare.processes import free_port as free_port
+from prunex_jax.compare.subprocesses import free_port as free_port
 from prunex_jax.mesh import MeshAxes
-from prunex_jax.mesh.desk import Roll
+from prunex_jax.processes.registry import Roster
 
 MESH = MeshAxes()
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,6 @@ def processes_with(token: str) -> list[str]:
     return found
 
 
-def everybody_is_there(coordinator: str, num_processes: int, process_id: int) -> Roll:
-    """Stands for `call_roll` where nobody is waited for."""
-    return Roll(num_processes, process_id, coordinator)
+def everybody_is_there(coordinator: str, num_processes: int, process_id: int) -> Roster:
+    """Stands for `register` where nobody is waited for."""
+    return Roster(num_processes, process_id, coordinator)

@@ -14,12 +14,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.mesh import (
-    DEVICE_AXIS,
-    HOST_AXIS,
-    Topology,
-    make_topology,
-)
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, Topology, make_topology
 from prunex_jax.mesh.hosts import (
     DeviceRecord,
     arrange_hosts,
@@ -311,7 +306,8 @@ import json
 import jax
 from prunex_jax.base.settings import TopologyConfig
 from prunex_jax.base.errors import UserError
-from prunex_jax.mesh import LaunchFlags, make_topology, start_processes
+from prunex_jax.mesh import make_topology
+from prunex_jax.processes import LaunchFlags, start_processes
 
 def refusal(count, **flags):
     try:
@@ -357,9 +353,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from prunex_jax.base.settings import TopologyConfig
-from prunex_jax.mesh import (
-    DEVICE_AXIS, HOST_AXIS, LaunchFlags, make_topology, start_processes,
-)
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, make_topology
+from prunex_jax.processes import LaunchFlags, start_processes
 
 flags = LaunchFlags("127.0.0.1:{port}", num_processes=2, process_id={process})
 config = TopologyConfig(cpu_devices=2)

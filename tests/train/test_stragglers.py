@@ -19,7 +19,7 @@ VALUES = settings(
 SLOW_DATA = """
 import os, sys, time
 from prunex_jax.data import loader
-from prunex_jax.mesh import LaunchFlags
+from prunex_jax.processes import LaunchFlags
 from prunex_jax.train.command import load_config
 from prunex_jax.train.run import train
 

@@ -47,8 +47,8 @@ from prunex_jax.compare.drill.plan import Plan, Start, every_fault, random_fault
 from prunex_jax.compare.drill.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
 from prunex_jax.compare.drill.table import write_tables
 from prunex_jax.compare.drill.verdicts import Verdict, judge
-from prunex_jax.mesh.launcher import Launch, detect_launch
 from prunex_jax.methods import METHODS, check_method
+from prunex_jax.processes.launcher import Launch, detect_launch
 from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
 
 EXIT_FAULTY = 1

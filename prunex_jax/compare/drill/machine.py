@@ -10,7 +10,7 @@ from prunex_jax.base.files import read_object, write_json
 from prunex_jax.compare.drill.crew import PLAN_FILE, Crew, described
 from prunex_jax.compare.drill.plan import Plan, Start
 from prunex_jax.compare.drill.supervisor import Supervisor
-from prunex_jax.compare.processes import free_port
+from prunex_jax.compare.subprocesses import free_port
 
 _LOOK_SECONDS = 0.2
 

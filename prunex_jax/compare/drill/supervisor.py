@@ -24,7 +24,7 @@ from prunex_jax.base.files import write_json
 from prunex_jax.compare.drill.crew import Crew, DrillFailedError, Record
 from prunex_jax.compare.drill.faults import FAULTS, HANG, LINK, MOVED, STOP
 from prunex_jax.compare.drill.plan import Plan, Start
-from prunex_jax.compare.processes import environment_of_process
+from prunex_jax.compare.subprocesses import environment_of_process
 
 _LOOK_SECONDS = 0.02
 # A process that hangs is ended by its own limit, which compiling must not reach.

@@ -16,7 +16,11 @@ from typing import Any
 from prunex_jax.base.command import EXIT_DIVERGED, EXIT_STOPPED
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import write_json
-from prunex_jax.compare.processes import environment_of_process, last_lines, run_process
+from prunex_jax.compare.subprocesses import (
+    environment_of_process,
+    last_lines,
+    run_process,
+)
 from prunex_jax.compare.sweep.study import Row, Sweep, overrides_of, settings_of
 from prunex_jax.train.config import config_to_dict, dotted_keys, fixed_differences
 from prunex_jax.train.console import worth_of

@@ -113,7 +113,7 @@ def _check(name: str, case: Attack) -> ChannelTrace:
         returns_statistics=case.returns_statistics,
         **case.trace,
     )
-    _check_claims(case, trace)
+    _check_reservations(case, trace)
     place = list(ATTACKS).index(name)
     densities = DENSITIES if TRIES_ALL else DENSITIES[place % 3 : place % 3 + 1]
     rng = np.random.default_rng(place)
@@ -123,7 +123,7 @@ def _check(name: str, case: Attack) -> ChannelTrace:
     return trace
 
 
-def _check_claims(case: Attack, trace: ChannelTrace) -> None:
+def _check_reservations(case: Attack, trace: ChannelTrace) -> None:
     removable = [group.name for group in trace.groups if group.size > 1]
     if case.frozen:
         named = {staying.reason.primitive for staying in trace.frozen} - {""}

@@ -1,10 +1,11 @@
 """Where one process of a run takes down who else is there.
 
-Each line that is sent is one JSON object. To the desk: {"process": 1, "of": 4, "name":
-"node17", "run": ""}. From the desk: {"noted": true} at once, {"say": text} while others
-are missing, and {"go": true} or {"refuse": text} at the end. With {"go": true} come the
-number of those who are there and the place among them, which are others than at first
-where a run may go on without the missing. The process at the desk has place 0.
+Each line that is sent is one JSON object. To the registry: {"process": 1, "of": 4,
+"name": "node17", "run": ""}. From it: {"noted": true} at once, {"say": text} while
+others are missing, and {"go": true} or {"refuse": text} at the end. With {"go": true}
+come the number of those who are there and the place among them, which are others than
+at first where a run may go on without the missing. The process at the registry has
+place 0.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from prunex_jax.base.errors import UserError
 
 # Between two lines that say for whom processes wait.
 SAY_EVERY = 10.0
-# How long a desk waits for the next one to come before it looks at the time.
+# How long a registry waits for the next one to come before it looks at the time.
 ACCEPT_SECONDS = 0.3
 Say = Callable[[str], None]
 
@@ -62,7 +63,7 @@ class Call:
 
     Attributes:
       me: This process.
-      port: Of the desk, wherever it is.
+      port: Of the registry, wherever it is.
       at_least: How many are enough, once nobody else is waited for.
       last: The last start of the run, by as many processes.
       say: Called with a line every ten seconds of waiting.
@@ -76,7 +77,7 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True)
-class Roll:
+class Roster:
     """Who is there.
 
     Attributes:
@@ -93,7 +94,7 @@ class Roll:
     addresses: tuple[str, ...] = ()
 
 
-class Desk:
+class Registry:
     """Takes down who is there, and tells all whether they go on; leaving it hangs up.
 
     Args:
@@ -123,7 +124,7 @@ class Desk:
         for connection in self._connections.values():
             connection.close()
 
-    def wait(self) -> Roll | None:
+    def wait(self) -> Roster | None:
         """Waits a moment for somebody to come.
 
         Returns:
@@ -143,13 +144,13 @@ class Desk:
         self._say_sometimes(waited)
         return None
 
-    def _settle(self) -> Roll:
+    def _settle(self) -> Roster:
         for process, connection in self._connections.items():
             send(connection, self._answer(process))
         if self._problem:
             raise UserError(self._problem)
         at = joined(self._addresses[self._me.number], self._call.port)
-        return Roll(len(self._names), 0, at, self._all_addresses())
+        return Roster(len(self._names), 0, at, self._all_addresses())
 
     def _is_complete(self) -> bool:
         return len(self._names) == self._me.of
@@ -257,7 +258,7 @@ class Desk:
 
 
 def listen(port: int, host: str = "") -> socket.socket:
-    """Opens a port for a desk, on IPv6 as well where there is any.
+    """Opens a port for a registry, on IPv6 as well where there is any.
 
     Args:
       port: The port.

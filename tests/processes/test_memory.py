@@ -7,7 +7,7 @@ import platform
 import pytest
 
 from prunex_jax.base.command import Values
-from prunex_jax.mesh import LaunchFlags
+from prunex_jax.processes import LaunchFlags
 from prunex_jax.train.command import given_launch
 from tests.helpers.common import run_script
 
@@ -21,7 +21,7 @@ import ctypes, json, os, resource
 from pathlib import Path
 import jax
 from prunex_jax.base.settings import TopologyConfig
-from prunex_jax.mesh import LaunchFlags, return_freed_memory, start_processes
+from prunex_jax.processes import LaunchFlags, return_freed_memory, start_processes
 
 BYTES = 128 * 2**20
 libc = ctypes.CDLL(None)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from prunex_jax.mesh.pulse import Beat, Judge, Limits, Pulse
+from prunex_jax.processes.heartbeat import Beat, Heartbeat, Judge, Limits
 
 LIMITS = Limits(silence=12.0, stall=0.0)  # One beat in a second.
 
@@ -88,8 +88,8 @@ class Memory:
 
 def test_beats_say_where_the_process_is_and_end_with_it():
     table, limits = Memory(), Limits(silence=0.6, stall=0.0)
-    with Pulse(limits, ends_process=False, table=table) as pulse:
-        pulse.at("save", 40)
+    with Heartbeat(limits, ends_process=False, table=table) as heartbeat:
+        heartbeat.at("save", 40)
         time.sleep(0.3)
         written = Beat.from_text(table.entries["beats/0"])
         assert (written.phase, written.step) == ("save", 40)
@@ -98,17 +98,17 @@ def test_beats_say_where_the_process_is_and_end_with_it():
     last = table.entries["beats/0"]
     time.sleep(0.2)
     assert table.entries["beats/0"] == last
-    assert not any(t.name.startswith("pulse") for t in threading.enumerate())
+    assert not any(t.name.startswith("heartbeat") for t in threading.enumerate())
 
 
 def test_an_error_is_told_to_the_others_before_it_leaves():
     table = Memory()
     with (
         pytest.raises(OSError, match="no such disk"),
-        Pulse(Limits(0.6, 0.0), ends_process=False, table=table) as pulse,
+        Heartbeat(Limits(0.6, 0.0), ends_process=False, table=table) as heartbeat,
     ):
-        with pulse.telling():
-            pulse.at("save", 40)
+        with heartbeat.telling():
+            heartbeat.at("save", 40)
             raise OSError("no such disk")
     verdict = json.loads(table.entries["verdict/0"])["text"]
     assert "failed at step 40, phase save: OSError: no such disk" in verdict
@@ -116,12 +116,12 @@ def test_an_error_is_told_to_the_others_before_it_leaves():
 
 SCRIPT = """
 import time
-from prunex_jax.mesh.pulse import Limits, Pulse
-with Pulse(Limits(1.0, {stall}), ends_process=True) as pulse:
+from prunex_jax.processes.heartbeat import Limits, Heartbeat
+with Heartbeat(Limits(1.0, {stall}), ends_process=True) as heartbeat:
     for _ in range(5):
-        pulse.at("step", 1)
+        heartbeat.at("step", 1)
         time.sleep({usual})
-    pulse.at("exchange", 7)
+    heartbeat.at("exchange", 7)
     time.sleep({last})
 print("came through")
 """

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.links.kernel import peak_memory
-from prunex_jax.compare.processes import last_lines
+from prunex_jax.compare.subprocesses import last_lines
 
 # Seconds that a process has to end after it was asked to, before it is killed.
 _GRACE_SECONDS = 3.0

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.mesh.gpus import count_present_gpus, count_visible_gpus
+from prunex_jax.processes.gpus import count_present_gpus, count_visible_gpus
 
 Environ = Mapping[str, str]
 

@@ -26,7 +26,7 @@ from prunex_jax.base.trees import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class FoldedMesh:
+class SimulatedMesh:
     """A mesh of simulated devices, which one real device stands for."""
 
     axis_sizes: tuple[tuple[str, int], ...]  # Name and size, slow axis first.
@@ -58,13 +58,13 @@ class FoldedMesh:
         return [self.device]
 
 
-AnyMesh = Mesh | FoldedMesh
+AnyMesh = Mesh | SimulatedMesh
 REPLICATED = jax.P()
 
 
 def sharding_on(mesh: AnyMesh, spec: jax.P) -> Sharding:
     """Where arrays live that are split over a mesh as the spec says."""
-    if isinstance(mesh, FoldedMesh):
+    if isinstance(mesh, SimulatedMesh):
         return SingleDeviceSharding(mesh.device)
     return NamedSharding(mesh, spec)
 
@@ -77,7 +77,7 @@ def placed(tree: PyTree, mesh: AnyMesh, spec: jax.P = REPLICATED) -> PyTree:
       mesh: Real, or folded.
       spec: How they are split; by default all devices have all of them.
     Example:
-      >>> mesh = FoldedMesh((('host', 2), ('device', 1)), jax.devices()[0])
+      >>> mesh = SimulatedMesh((('host', 2), ('device', 1)), jax.devices()[0])
       >>> placed({'a': np.ones(2)}, mesh)['a'].shape
       (2,)
     """
@@ -102,7 +102,7 @@ def map_over(
       for a folded one. In that case `program_to_count` gives the program whose
       collectives are those of the mesh.
     Example:
-      >>> mesh = FoldedMesh((('host', 2), ('device', 1)), jax.devices()[0])
+      >>> mesh = SimulatedMesh((('host', 2), ('device', 1)), jax.devices()[0])
       >>> total = map_over(
       ...     mesh, lambda x: jax.lax.psum(x, 'host'), (jax.P('host'),), jax.P())
       >>> total(jnp.arange(4.0)).tolist()
@@ -135,7 +135,7 @@ def program_to_count(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def _over_all(
-    mesh: FoldedMesh, fn: Callable[..., PyTree], specs: tuple[PyTree, ...]
+    mesh: SimulatedMesh, fn: Callable[..., PyTree], specs: tuple[PyTree, ...]
 ) -> Callable[..., PyTree]:
     """Runs a function for all simulated devices, whose blocks lead with their axes.
 
@@ -164,7 +164,7 @@ def _per_leaf(
     )
 
 
-def _stack(mesh: FoldedMesh, spec: jax.P, array: jax.Array) -> jax.Array:
+def _stack(mesh: SimulatedMesh, spec: jax.P, array: jax.Array) -> jax.Array:
     """Whole array -> blocks, [*sizes of the axes that the spec names, *block]."""
     split: list[int] = []
     sources: dict[str, int] = {}
@@ -181,7 +181,7 @@ def _stack(mesh: FoldedMesh, spec: jax.P, array: jax.Array) -> jax.Array:
     return jnp.transpose(jnp.reshape(array, split), (*order, *dims))
 
 
-def _unstack(mesh: FoldedMesh, spec: jax.P, blocks: jax.Array) -> jax.Array:
+def _unstack(mesh: SimulatedMesh, spec: jax.P, blocks: jax.Array) -> jax.Array:
     """Blocks of all devices -> whole array; blocks along other axes are equal."""
     named = _all_names(spec)
     index = tuple(slice(None) if n in named else 0 for n in mesh.axis_names)

@@ -6,13 +6,13 @@ import statistics
 
 import pytest
 
-from prunex_jax.mesh.stragglers import Pace, Stragglers, slow_among
+from prunex_jax.processes.stragglers import StepTimes, Stragglers, slow_among
 
 
 def steps(count, seconds, data=0.0, own=True):
     """So many equal steps."""
     known = (count, seconds, data) if own else ()
-    return Pace(count, count * seconds, count * data, *known)
+    return StepTimes(count, count * seconds, count * data, *known)
 
 
 def total(before, new):
@@ -30,9 +30,9 @@ def named(windows):
     stragglers, totals, said = Stragglers(now=0.0), {}, []
     for number, window in enumerate(windows, 1):
         for process, new in enumerate(window):
-            totals[process] = total(totals.get(process, Pace()), new)
-        paces = {p: (f"node{p}", pace) for p, pace in totals.items()}
-        said.append(stragglers.news(paces, now=10.0 * number))
+            totals[process] = total(totals.get(process, StepTimes()), new)
+        times = {p: (f"node{p}", own) for p, own in totals.items()}
+        said.append(stragglers.news(times, now=10.0 * number))
     return said
 
 
@@ -84,15 +84,15 @@ def test_nobody_is_named_among_equals_on_a_noisy_machine(seconds):
     def window():
         speed = seconds * rng.uniform(1, 1.4)
         times = [speed * (30 if rng.random() < 0.02 else 1) for _ in range(32)]
-        return Pace(32, sum(times), 0.0, 32, statistics.mean(sorted(times)[:-2]))
+        return StepTimes(32, sum(times), 0.0, 32, statistics.mean(sorted(times)[:-2]))
 
     assert not any(named([window() for _ in range(4)] for _ in range(300)))
 
 
 def test_a_loader_that_stands_still_now_and_then_is_named():
     """Steps as they usually are do not show it."""
-    pausing = Pace(40, 40 * 0.3, 40 * 0.18, 40, 0.13, 0.001)
-    quick = Pace(40, 40 * 0.3, 40 * 0.01, 40, 0.13, 0.001)
+    pausing = StepTimes(40, 40 * 0.3, 40 * 0.18, 40, 0.13, 0.001)
+    quick = StepTimes(40, 40 * 0.3, 40 * 0.01, 40, 0.13, 0.001)
     assert slow_among({0: quick, 1: pausing})[1].cause == "data"
 
 

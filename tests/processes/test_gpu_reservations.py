@@ -5,15 +5,15 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import TopologyConfig
-from prunex_jax.mesh import LaunchFlags, start, start_processes
-from prunex_jax.mesh.claims import (
-    Claim,
-    check_claims,
-    claim_gpus,
+from prunex_jax.processes import LaunchFlags, start, start_processes
+from prunex_jax.processes.gpu_reservations import (
+    Reservation,
+    check_reservations,
     has_gpu_support,
-    read_claim,
+    read_reservation,
+    reserve_gpus,
 )
-from prunex_jax.mesh.gpus import GpuFiles, visible_gpus
+from prunex_jax.processes.gpus import GpuFiles, visible_gpus
 from tests.helpers.common import everybody_is_there
 
 
@@ -68,11 +68,11 @@ def test_a_gpu_has_one_name_for_all_processes(tmp_path, environ, machine, names)
 def test_parts_of_gpus_have_names_of_their_own(tmp_path):
     files = gpu_files(tmp_path, partitioned=(1,))
     by_part = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
-    assert claim_gpus(by_part, None, files).gpus == ("MIG-a", "MIG-b")
+    assert reserve_gpus(by_part, None, files).gpus == ("MIG-a", "MIG-b")
     container = {"NVIDIA_VISIBLE_DEVICES": "MIG-c"}
-    assert claim_gpus(container, None, files).gpus == ("MIG-c",)
+    assert reserve_gpus(container, None, files).gpus == ("MIG-c",)
     # Which part of GPU 1 another process takes, nobody knows.
-    assert claim_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, None, files).gpus == ("0",)
+    assert reserve_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, None, files).gpus == ("0",)
 
 
 def test_gpus_of_amd_have_names(tmp_path):
@@ -89,16 +89,17 @@ def test_gpus_of_amd_have_names(tmp_path):
 
 def test_a_process_claims_its_share(tmp_path):
     files = gpu_files(tmp_path)
-    claim = claim_gpus({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, (2, 3), files)
-    assert claim.gpus == ("6", "7") and not claim.is_shared
-    assert read_claim(claim.text) == claim
+    reservation = reserve_gpus({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, (2, 3), files)
+    assert reservation.gpus == ("6", "7") and not reservation.is_shared
+    assert read_reservation(reservation.text) == reservation
     # A machine that stands for two hosts has each GPU once.
-    assert claim_gpus({"PRUNEX_HOST_ID": "b"}, None, files).machine == claim.machine
+    other = reserve_gpus({"PRUNEX_HOST_ID": "b"}, None, files)
+    assert other.machine == reservation.machine
 
 
-def claims_of(*gpus, machines="aaaa", **changes):
+def reservations_of(*gpus, machines="aaaa", **changes):
     return [
-        Claim(machine, f"node-{machine}", tuple(names), **changes)
+        Reservation(machine, f"node-{machine}", tuple(names), **changes)
         for machine, names in zip(machines, gpus, strict=False)
     ]
 
@@ -113,20 +114,20 @@ def claims_of(*gpus, machines="aaaa", **changes):
 )
 def test_a_gpu_that_is_taken_twice_is_refused_with_both(gpus, text):
     with pytest.raises(UserError, match=rf"{text}: .*--gpu-bind.*PRUNEX_SHARE_GPUS=1"):
-        check_claims(claims_of(*gpus))
+        check_reservations(reservations_of(*gpus))
 
 
 def test_other_machines_and_other_gpus_are_no_conflict():
-    assert check_claims(claims_of("01", "01", machines="ab")) == ""
-    assert check_claims(claims_of("01", "23", "", "")) == ""
+    assert check_reservations(reservations_of("01", "01", machines="ab")) == ""
+    assert check_reservations(reservations_of("01", "23", "", "")) == ""
 
 
 def test_sharing_on_purpose_is_said():
-    said = check_claims(claims_of("0", "0", is_shared=True))
+    said = check_reservations(reservations_of("0", "0", is_shared=True))
     assert said.startswith("GPU 0 of node-a is taken by process 0 and by process 1, as")
-    one = claims_of("0", is_shared=True) + claims_of("0")
+    one = reservations_of("0", is_shared=True) + reservations_of("0")
     with pytest.raises(UserError, match="taken by process 0 and by process 1"):
-        check_claims(one)
+        check_reservations(one)
 
 
 def test_the_cpu_claims_nothing(monkeypatch):
@@ -154,9 +155,7 @@ def test_processes_that_start_compare_their_gpus(monkeypatch, devices, is_refuse
     monkeypatch.setattr(start, "Store", TwoAlike)
     monkeypatch.setattr(start, "is_used", lambda: False)
     monkeypatch.setattr(start, "has_gpu_support", lambda platforms: True)
-    monkeypatch.setattr(
-        start, "call_roll", lambda *args, **_: everybody_is_there(*args)
-    )
+    monkeypatch.setattr(start, "register", lambda *args, **_: everybody_is_there(*args))
     for name in ("_request_cpu_devices", "_check_cpu_devices"):
         monkeypatch.setattr(start, name, lambda count: None)
     monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **_: None)

@@ -1,11 +1,11 @@
 """What watching over the processes of a run costs its steps: two processes, one run.
 
-Blocks of steps with and without a pulse take turns, in changing order, so that a
-machine whose speed drifts slows both. Every pulse begins with a beat, so that there are
+Blocks of steps with and without a heartbeat take turns, in changing order, so that a
+machine whose speed drifts slows both. Every block begins with a beat, so that there are
 more of them than in a run. Prints the ratio of their times, and what the thread that
 starts the steps does for it.
 
-    make benchmark-pulse
+    make benchmark-heartbeat
 """
 
 import os
@@ -18,11 +18,11 @@ from unittest import mock
 
 from benchmarks.pairs import describe_pairs
 from prunex_jax.base.timing import Timing
-from prunex_jax.mesh import LaunchFlags, Limits, Pulse
+from prunex_jax.processes import Heartbeat, LaunchFlags, Limits
 from prunex_jax.train.loop import Progress
-from prunex_jax.train.pace import Pacer
 from prunex_jax.train.run import train
 from prunex_jax.train.state import TrainState
+from prunex_jax.train.steps_in_flight import StepsInFlight
 from tests.helpers.common import ROOT, free_port
 
 NUM_PAIRS = 60
@@ -43,39 +43,39 @@ SETTINGS = {
 
 
 class Blocks:
-    """Has a pulse in every other block of steps, and keeps what the blocks took."""
+    """Has a heartbeat in every other block of steps, and keeps what the blocks took."""
 
     def __init__(self) -> None:
         self.seconds: dict[bool, list[float]] = {False: [], True: []}
         self.calls: list[float] = []  # Seconds of the calls of one step.
-        self._pulse: Pulse | None = None
-        self._pacer = Pacer()
+        self._heartbeat: Heartbeat | None = None
+        self._in_flight = StepsInFlight()
         self._began = 0.0
 
     def watch(self, progress: Progress, state: TrainState) -> None:
         """Called after every step, outside of its time."""
         del state
         began = time.perf_counter()
-        if self._pulse is not None:
-            self._pulse.at("step", progress.step)
-            self._pulse.at("exchange")
-        self._pacer.step_done(0.01)
+        if self._heartbeat is not None:
+            self._heartbeat.at("step", progress.step)
+            self._heartbeat.at("exchange")
+        self._in_flight.step_done(0.01)
         self.calls.append(time.perf_counter() - began)
         block, rest = divmod(progress.step - WARM_UP, STEPS_PER_BLOCK)
         if rest or block < 0:
             return
         now = progress.position.clock.seconds_in_steps
         if block:
-            self.seconds[self._pulse is not None].append(now - self._began)
+            self.seconds[self._heartbeat is not None].append(now - self._began)
         self._began = now
-        if self._pulse is not None:
-            self._pulse.__exit__(None, None, None)
-            self._pulse = None
+        if self._heartbeat is not None:
+            self._heartbeat.__exit__(None, None, None)
+            self._heartbeat = None
         # Off, on; on, off; and so on.
         if block < 2 * NUM_PAIRS and (block // 2 + block) % 2:
-            self._pulse = Pulse(LIMITS, ends_process=False)
-            self._pulse.paced_by(self._pacer.pace)
-            self._pulse.__enter__()
+            self._heartbeat = Heartbeat(LIMITS, ends_process=False)
+            self._heartbeat.timed_by(self._in_flight.times)
+            self._heartbeat.__enter__()
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
         processes = [
             subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "benchmarks.pulse"),
+                    *(sys.executable, "-m", "benchmarks.heartbeat"),
                     *(coordinator, str(index), f"{workdir}/run"),
                 ],
                 cwd=ROOT,
@@ -107,25 +107,25 @@ def take_steps(coordinator: str, process: int, workdir: str) -> None:
     blocks = Blocks()
     flags = LaunchFlags(coordinator, 2, process, owns_process=True)
 
-    def still(config: object, launch: LaunchFlags) -> Pulse:
+    def still(config: object, launch: LaunchFlags) -> Heartbeat:
         del config, launch
-        return Pulse(Limits(silence=1e6, stall=0.0), ends_process=False)
+        return Heartbeat(Limits(silence=1e6, stall=0.0), ends_process=False)
 
-    with mock.patch("prunex_jax.train.run.make_pulse", still):
+    with mock.patch("prunex_jax.train.run.make_heartbeat", still):
         train(SETTINGS, workdir, launch=flags, watch=blocks.watch)
     if process == 0:
         sys.stdout.write(f"{describe(blocks)}\n")
 
 
 def describe(blocks: Blocks) -> str:
-    """The ratio of blocks with and without a pulse, pair by pair."""
+    """The ratio of blocks with and without a heartbeat, pair by pair."""
     on, off = blocks.seconds[True], blocks.seconds[False]
     ratios = sorted(a / b for a, b in zip(on, off, strict=True))
     # Ranks between which the median of all pairs lies in 95 of 100 cases.
     around, far = len(ratios) / 2, 1.96 * len(ratios) ** 0.5 / 2
     low, high = ratios[int(around - far)], ratios[int(around + far)]
     return (
-        f"{STEPS_PER_BLOCK} steps with a pulse / as many without: "
+        f"{STEPS_PER_BLOCK} steps with a heartbeat / as many without: "
         f"{describe_pairs(Timing(tuple(on)), Timing(tuple(off)))}; the median is "
         f"{low:.3f} to {high:.3f} (95 %); calls of a step: "
         f"{1e6 * statistics.median(blocks.calls):.1f} us"

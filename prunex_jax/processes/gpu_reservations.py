@@ -11,15 +11,15 @@ import json
 from collections.abc import Mapping, Sequence
 
 from prunex_jax.base.errors import AgreedError
-from prunex_jax.mesh.gpus import GpuFiles, visible_gpus
 from prunex_jax.mesh.hosts import local_machine
+from prunex_jax.processes.gpus import GpuFiles, visible_gpus
 
 # Set to 1 by those who let processes share a GPU on purpose, as with NVIDIA's MPS.
 SHARE_GPUS = "PRUNEX_SHARE_GPUS"
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
+class Reservation:
     """What one process is about to take.
 
     Attributes:
@@ -36,14 +36,14 @@ class Claim:
 
     @property
     def text(self) -> str:
-        """The claim as one line."""
+        """The reservation as one line."""
         return json.dumps(dataclasses.asdict(self))
 
 
-def read_claim(text: str) -> Claim:
-    """The claim that a text was made from."""
+def read_reservation(text: str) -> Reservation:
+    """The reservation that a text was made from."""
     fields = json.loads(text)
-    return Claim(**{**fields, "gpus": tuple(fields["gpus"])})
+    return Reservation(**{**fields, "gpus": tuple(fields["gpus"])})
 
 
 def has_gpu_support(platforms: str | None) -> bool:
@@ -59,11 +59,11 @@ def has_gpu_support(platforms: str | None) -> bool:
     return any(name in plugin.name for plugin in plugins for name in gpu)
 
 
-def claim_gpus(
+def reserve_gpus(
     environ: Mapping[str, str],
     positions: Sequence[int] | None,
     files: GpuFiles | None = None,
-) -> Claim:
+) -> Reservation:
     """What this process is about to take.
 
     Args:
@@ -71,8 +71,8 @@ def claim_gpus(
       positions: Of its GPUs among those that it sees; None for all of them.
       files: What the kernel tells of GPUs; None asks the one of this machine.
     Returns:
-      The claim; without GPUs that are cut into parts and are not named by part, because
-      it cannot be known who takes which.
+      The reservation; without GPUs that are cut into parts and are not named by part,
+      because it cannot be known who takes which.
     """
     files = files or GpuFiles()
     visible = visible_gpus(environ, files)
@@ -81,7 +81,7 @@ def claim_gpus(
     taken = (visible[i] for i in positions if 0 <= i < len(visible))
     # One machine that stands for several hosts still has each of its GPUs once.
     machine = local_machine({})
-    return Claim(
+    return Reservation(
         machine.key,
         machine.name,
         tuple(name for name in taken if not files.is_partitioned(name)),
@@ -89,34 +89,35 @@ def claim_gpus(
     )
 
 
-def check_claims(claims: Sequence[Claim]) -> str:
+def check_reservations(reservations: Sequence[Reservation]) -> str:
     """Refuses processes that take the same GPU of a machine.
 
     Args:
-      claims: Of all processes, in their order.
+      reservations: Of all processes, in their order.
     Returns:
       A warning where both share it on purpose; empty for nothing.
     Raises:
       AgreedError: Two processes take a GPU.
     Example:
-      >>> check_claims([Claim("a", "node1", ("0", "1")), Claim("a", "node1", ("2",))])
+      >>> one, other = (Reservation("a", "node1", (gpu,)) for gpu in "01")
+      >>> check_reservations([one, other])
       ''
       >>> try:
-      ...     check_claims([Claim("a", "node1", ("0",)), Claim("a", "node1", ("0",))])
+      ...     check_reservations([one, one])
       ... except AgreedError as error:
       ...     print(str(error).partition(":")[0])
       GPU 0 of node1 is taken by process 0 and by process 1
     """
     owners: dict[tuple[str, str], int] = {}
     warning = ""
-    for process, claim in enumerate(claims):
-        for gpu in claim.gpus:
-            first = owners.setdefault((claim.machine, gpu), process)
+    for process, reservation in enumerate(reservations):
+        for gpu in reservation.gpus:
+            first = owners.setdefault((reservation.machine, gpu), process)
             if first == process:
                 continue
             both = f"process {first} and by process {process}"
-            text = f"GPU {gpu} of {claim.name} is taken by {both}"
-            if not (claim.is_shared and claims[first].is_shared):
+            text = f"GPU {gpu} of {reservation.name} is taken by {both}"
+            if not (reservation.is_shared and reservations[first].is_shared):
                 raise AgreedError(
                     f"{text}: bind GPUs to one process each (srun --gpu-bind, "
                     "--gpus-per-task, CUDA_VISIBLE_DEVICES, JAX_LOCAL_DEVICE_IDS), or "

@@ -38,8 +38,8 @@ from prunex_jax.base.command import (
     warn,
 )
 from prunex_jax.base.errors import AGREED, UserError, one_line
-from prunex_jax.mesh.store import Store, StoreError
-from prunex_jax.mesh.stragglers import NO_PACE, Pace, Stragglers
+from prunex_jax.processes.store import Store, StoreError
+from prunex_jax.processes.stragglers import NO_STEP_TIMES, StepTimes, Stragglers
 
 # Beats within the time after which a silent process counts as lost.
 _BEATS = 12
@@ -91,13 +91,13 @@ class Beat:
     # What it has failed of; of that it only waited for others, if `is_victim`.
     error: str = ""
     is_victim: bool = False
-    pace: Pace = NO_PACE  # What its steps took.
+    times: StepTimes = NO_STEP_TIMES  # What its steps took.
 
     @classmethod
     def from_text(cls, text: str) -> "Beat":
         """Reads what `to_text` wrote."""
         content = json.loads(text)
-        return cls(**{**content, "pace": Pace(**content["pace"])})
+        return cls(**{**content, "times": StepTimes(**content["times"])})
 
     def to_text(self) -> str:
         """As the table holds it."""
@@ -150,9 +150,9 @@ class Judge:
             return f"the processes have lost each other: {victims[0].error}"
         return ""
 
-    def paces(self) -> dict[int, tuple[str, Pace]]:
+    def times(self) -> dict[int, tuple[str, StepTimes]]:
         """The machine and the steps of every process that has been heard of."""
-        return {p: (beat.machine, beat.pace) for p, beat in self._beats.items()}
+        return {p: (beat.machine, beat.times) for p, beat in self._beats.items()}
 
     def places(self) -> str:
         """How far every process is, those first that are behind."""
@@ -173,7 +173,7 @@ def silent(name: str, seconds: float, place: str) -> str:
     return f"{name} has not answered for {seconds:.0f} s; it was {place}"
 
 
-class Pulse:
+class Heartbeat:
     """The beats of this process, while it is entered.
 
     Args:
@@ -199,16 +199,16 @@ class Pulse:
         self._last_number = 0
         self._place_of_first, self._places = "before its first step", ""
         self._judge = Judge(limits, self._num_processes, self._answered)
-        self._measure: Callable[[], Pace] = Pace
+        self._measure: Callable[[], StepTimes] = StepTimes
         self._stragglers = Stragglers(self._answered)
         self._over = threading.Event()
         self._verdict = ""
         self._threads = [
-            threading.Thread(target=self._watch, name="pulse-watch", daemon=True)
+            threading.Thread(target=self._watch, name="heartbeat-watch", daemon=True)
         ]
         if self._table is not None:
             self._threads.append(
-                threading.Thread(target=self._talk, name="pulse-talk", daemon=True)
+                threading.Thread(target=self._talk, name="heartbeat-talk", daemon=True)
             )
         self._abort: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._num_processes > 1 and ends_process:
@@ -243,7 +243,7 @@ class Pulse:
             before, phase=phase, step=before.step if step is None else step
         )
 
-    def paced_by(self, measure: Callable[[], Pace]) -> None:
+    def timed_by(self, measure: Callable[[], StepTimes]) -> None:
         """Takes what every beat asks how long steps take."""
         self._measure = measure
 
@@ -294,7 +294,7 @@ class Pulse:
         """Writes beats and reads verdicts; a call may wait for long."""
         assert self._table is not None
         for number in itertools.count(1):
-            beat = dataclasses.replace(self._beat, number=number, pace=self._measure())
+            beat = dataclasses.replace(self._beat, number=number, times=self._measure())
             with contextlib.suppress(StoreError):
                 self._table.write(f"beats/{self._process}", beat.to_text())
                 if self._process == 0:
@@ -315,7 +315,7 @@ class Pulse:
             "places": self._judge.places(),
         }
         self._table.write("verdict/0", json.dumps(content))
-        for text in self._stragglers.news(self._judge.paces(), now):
+        for text in self._stragglers.news(self._judge.times(), now):
             warn(f"warning: {text}")
 
     def _read_verdict(self) -> None:

@@ -19,8 +19,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.mesh.gpus import idle_gpus, split_gpus
-from prunex_jax.mesh.launched import FINDERS, LaunchedTask, Probes, find_task
+from prunex_jax.processes.environments import FINDERS, LaunchedTask, Probes, find_task
+from prunex_jax.processes.gpus import idle_gpus, split_gpus
 
 LAUNCHERS = ("auto", "none", *FINDERS)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from prunex_jax.mesh import Pace
+from prunex_jax.processes import StepTimes
 
 # Steps started ahead of the one that is waited for. On CPU the devices share threads,
 # and collectives of several steps at once could wait for each other for ever.
@@ -24,7 +24,7 @@ _NUM_LONGEST = 2
 _T = TypeVar("_T")
 
 
-class Pacer:
+class StepsInFlight:
     """The steps in flight of this process.
 
     Args:
@@ -100,13 +100,13 @@ class Pacer:
             self._own_steps += 1
             self._newest.append((seconds, data_seconds))
 
-    def pace(self) -> Pace:
+    def times(self) -> StepTimes:
         """What steps take; any thread may ask."""
         kept = sorted(self._newest.copy())[:-_NUM_LONGEST]
         own, own_data = 0.0, 0.0
         if kept:
             own, own_data = (math.fsum(x) / len(kept) for x in zip(*kept, strict=True))
-        return Pace(
+        return StepTimes(
             self._steps,
             self._seconds,
             self._total_data_seconds,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prunex_jax.mesh import compiled
+from prunex_jax.processes import compilation_cache
 from tests.helpers.common import ROOT, free_port
 
 # A process that compiles for all devices of the run and for one; prints what it found.
@@ -16,7 +16,7 @@ PROGRAM = """
 import collections, json, resource, sys
 import jax, jax.numpy as jnp, numpy as np
 from prunex_jax.base.settings import TopologyConfig
-from prunex_jax.mesh import LaunchFlags, start_processes
+from prunex_jax.processes import LaunchFlags, start_processes
 
 asked = json.loads(sys.argv[1])
 if asked["largest_file"]:  # As on a full disk: what is longer cannot be written.
@@ -153,7 +153,7 @@ def test_programs_of_other_people_and_their_folders_stay_as_they_are(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, 3, 7, 100])
 def test_what_was_not_used_for_longest_goes_first(limit, tmp_path):
-    least = compiled._LEAST_BYTES
+    least = compilation_cache._LEAST_BYTES
     sizes = [3 * least, 10, 2 * least, 10, 10]
     for age, size in enumerate(sizes):
         folder = tmp_path / f"cpu{age % 2}"
@@ -162,7 +162,7 @@ def test_what_was_not_used_for_longest_goes_first(limit, tmp_path):
         path.write_bytes(bytes(size))
         os.utime(path, (1000 - age, 1000 - age))
     (tmp_path / "cpu0" / "thesis.txt").write_text("of somebody else")
-    compiled._trim(tmp_path, limit * least)
+    compilation_cache._trim(tmp_path, limit * least)
     # The newest ones that fit together: 3, 1, 2, 1 and 1 times the least.
     kept = {0: 0, 3: 1, 7: 4, 100: 5}[limit]
     names = {path.name for path in entries(tmp_path)}
@@ -178,8 +178,8 @@ def test_a_writer_of_another_form_is_left_alone(monkeypatch, tmp_path):
         del cache_key, entry
 
     monkeypatch.setattr(compiler, "_cache_write", write)
-    compiled._write_on_every_process(tmp_path)
+    compilation_cache._write_on_every_process(tmp_path)
     assert compiler._cache_write is write
     monkeypatch.delattr(compiler, "_cache_write")
-    compiled._write_on_every_process(tmp_path)
+    compilation_cache._write_on_every_process(tmp_path)
     assert not hasattr(compiler, "_cache_write")

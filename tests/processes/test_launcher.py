@@ -5,10 +5,10 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import TopologyConfig
-from prunex_jax.mesh import LaunchFlags, start, start_processes
-from prunex_jax.mesh.gpus import count_visible_gpus, split_gpus
-from prunex_jax.mesh.launched import Probes
-from prunex_jax.mesh.launcher import detect_launch
+from prunex_jax.processes import LaunchFlags, start, start_processes
+from prunex_jax.processes.environments import Probes
+from prunex_jax.processes.gpus import count_visible_gpus, split_gpus
+from prunex_jax.processes.launcher import detect_launch
 from tests.helpers.common import everybody_is_there
 
 SLURM = {
@@ -247,7 +247,7 @@ def test_malformed_slurm_variables_are_named(changes, text):
     ],
 )
 def test_openmpi_4_meets_where_mpirun_runs(uri, coordinator):
-    """Where jax would look, but with a roll call before."""
+    """Where jax would look, but with a roster call before."""
     launch = detect({**OPENMPI_5, "OMPI_MCA_orte_hnp_uri": uri}, num_gpus=4)
     assert (launch.launcher, launch.detection) == ("openmpi", "deactivate")
     assert (launch.num_processes, launch.process_id) == (4, 3)
@@ -563,7 +563,7 @@ class TableOfOne:
     ],
 )
 def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments):
-    calls, rolls = [], []
+    calls, rosters = [], []
     monkeypatch.setattr(start, "Store", TableOfOne)
     monkeypatch.setattr(
         jax.distributed,
@@ -573,13 +573,13 @@ def test_jax_is_told_what_was_detected(monkeypatch, environ, launcher, arguments
     monkeypatch.setattr(start, "is_used", lambda: False)
     monkeypatch.setattr(
         start,
-        "call_roll",
-        lambda *args, **_: rolls.append(args) or everybody_is_there(*args),
+        "register",
+        lambda *args, **_: rosters.append(args) or everybody_is_there(*args),
     )
     start_processes(TopologyConfig(), LaunchFlags(launcher=launcher), environ)
     assert calls == [arguments]
     # Who is to come is known where the coordinator is, and only there.
-    assert rolls == ([arguments[:3]] if arguments[0] else [])
+    assert rosters == ([arguments[:3]] if arguments[0] else [])
 
 
 def join_by(monkeypatch, initialize):
@@ -587,9 +587,7 @@ def join_by(monkeypatch, initialize):
     monkeypatch.setattr(start, "Store", TableOfOne)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     monkeypatch.setattr(start, "is_used", lambda: False)
-    monkeypatch.setattr(
-        start, "call_roll", lambda *args, **_: everybody_is_there(*args)
-    )
+    monkeypatch.setattr(start, "register", lambda *args, **_: everybody_is_there(*args))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.mesh import desk, roll_call
-from prunex_jax.mesh.desk import LastStart
-from prunex_jax.mesh.roll_call import call_roll
+from prunex_jax.processes import registration, registry
+from prunex_jax.processes.registration import register
+from prunex_jax.processes.registry import LastStart
 from tests.helpers.common import free_port
 
 
@@ -22,7 +22,7 @@ def call_all(
 
     def call(key, process, num_processes):
         try:
-            roll = call_roll(
+            roster = register(
                 f"127.0.0.1:{port}",
                 num_processes,
                 process,
@@ -32,7 +32,7 @@ def call_all(
                 say=say or (lambda text: None),
                 last=LastStart(run[key % len(run)], known),
             )
-            results[key] = roll.num_there, roll.place
+            results[key] = roster.num_there, roster.place
         except UserError as error:
             results[key] = str(error)
 
@@ -78,7 +78,7 @@ def test_too_few_are_refused():
 
 @pytest.mark.slow
 def test_waiting_is_said(monkeypatch):
-    monkeypatch.setattr(desk, "SAY_EVERY", 0.3)
+    monkeypatch.setattr(registry, "SAY_EVERY", 0.3)
     said = []
     call_all(0, 1, of=3, seconds=1.5, say=said.append)
     assert len(said) >= 4 and all("waiting for process 2 of 3, " in s for s in said)
@@ -111,15 +111,15 @@ def test_a_port_in_use_is_refused():
 
 def test_who_comes_again_after_it_has_left_is_one():
     port, done = free_port(), []
-    desk = threading.Thread(target=lambda: done.append(call_all(0, of=3, port=port)))
-    desk.start()
+    first = threading.Thread(target=lambda: done.append(call_all(0, of=3, port=port)))
+    first.start()
     time.sleep(0.3)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         early = {"process": 2, "of": 3, "name": "early", "run": ""}
         connection.sendall(json.dumps(early).encode() + b"\n")
         time.sleep(0.5)
     assert call_again(port, 2, 1) == {2: (3, 2), 1: (3, 1)}
-    desk.join(30)
+    first.join(30)
     assert done == [{0: (3, 0)}]
 
 
@@ -127,8 +127,8 @@ def call_again(port, *ids):
     results = {}
 
     def call(process):
-        roll = call_roll(f"127.0.0.1:{port}", 3, process, seconds=10)
-        results[process] = roll.num_there, roll.place
+        roster = register(f"127.0.0.1:{port}", 3, process, seconds=10)
+        results[process] = roster.num_there, roster.place
 
     threads = [threading.Thread(target=call, args=(process,)) for process in ids]
     for thread in threads:
@@ -143,10 +143,10 @@ def test_an_older_service_at_the_address_is_waited_out():
     port, results = free_port(), {}
 
     def call(process):
-        roll = call_roll(
+        roster = register(
             f"127.0.0.1:{port}", 2, process, seconds=10, say=lambda text: None
         )
-        results[process] = roll.num_there, roll.place
+        results[process] = roster.num_there, roster.place
 
     with socket.create_server(("", port)) as old:
         early = threading.Thread(target=call, args=(1,))
@@ -183,14 +183,14 @@ def test_strangers_do_no_harm():
 
 def test_process_0_says_where_everybody_was_met():
     """Also those of its own machine, by the address that the others know."""
-    port, rolls = free_port(), {}
+    port, rosters = free_port(), {}
 
     def call(process):
-        rolls[process] = call_roll(f"localhost:{port}", 3, process, seconds=10)
+        rosters[process] = register(f"localhost:{port}", 3, process, seconds=10)
 
     run_together(call, 0, 1, 2)
-    assert rolls[0].addresses == ("localhost",) * 3
-    assert rolls[1].addresses == () and rolls[1].coordinator == f"localhost:{port}"
+    assert rosters[0].addresses == ("localhost",) * 3
+    assert rosters[1].addresses == () and rosters[1].coordinator == f"localhost:{port}"
 
 
 MACHINES = tuple(f"127.0.0.{number}" for number in range(1, 6))
@@ -202,22 +202,22 @@ def machines(monkeypatch):
 
     def listen(port, host=""):
         server = socket.create_server((host, port))
-        server.settimeout(desk.ACCEPT_SECONDS)
+        server.settimeout(registry.ACCEPT_SECONDS)
         return server
 
-    monkeypatch.setattr(roll_call, "listen", listen)
+    monkeypatch.setattr(registration, "listen", listen)
 
 
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("delays", [(0, 0, 0), (1.0, 0, 0), (0, 0.5, 1.0)])
 def test_the_others_meet_at_the_first_of_them(machines, delays):
-    """Whoever comes first, and though each keeps a desk meanwhile."""
-    port, rolls, said = free_port(), {}, []
+    """Whoever comes first, and though each keeps a registry meanwhile."""
+    port, rosters, said = free_port(), {}, []
 
     def call(process):
         time.sleep(delays[process - 2])
-        rolls[process] = call_roll(
+        rosters[process] = register(
             f"{MACHINES[0]}:{port}",
             5,
             process,
@@ -229,14 +229,14 @@ def test_the_others_meet_at_the_first_of_them(machines, delays):
 
     run_together(call, 2, 3, 4)
     at = f"{MACHINES[2]}:{port}"
-    assert {key: (roll.num_there, roll.place) for key, roll in rolls.items()} == {
+    assert {key: (each.num_there, each.place) for key, each in rosters.items()} == {
         2: (3, 0),
         3: (3, 1),
         4: (3, 2),
     }
-    assert {roll.coordinator for roll in rolls.values()} == {at}
+    assert {roster.coordinator for roster in rosters.values()} == {at}
     # Where those were met who are missing is kept for the next start.
-    assert rolls[2].addresses[:3] == MACHINES[:3]
+    assert rosters[2].addresses[:3] == MACHINES[:3]
     assert "going on without process 0, 1 of 5" in said
 
 
@@ -252,11 +252,11 @@ def test_those_of_one_machine_meet_there_at_any_of_them(machines):
 
 @pytest.mark.slow
 def test_process_0_is_met_if_it_comes_late(machines):
-    port, rolls = free_port(), {}
+    port, rosters = free_port(), {}
 
     def call(process):
         time.sleep(2.0 if process == 0 else 0)
-        rolls[process] = call_roll(
+        rosters[process] = register(
             f"{MACHINES[0]}:{port}",
             3,
             process,
@@ -267,8 +267,8 @@ def test_process_0_is_met_if_it_comes_late(machines):
         )
 
     run_together(call, 0, 1, 2)
-    assert {roll.coordinator for roll in rolls.values()} == {f"{MACHINES[0]}:{port}"}
-    assert {rolls[process].place for process in range(3)} == {0, 1, 2}
+    assert {each.coordinator for each in rosters.values()} == {f"{MACHINES[0]}:{port}"}
+    assert {rosters[process].place for process in range(3)} == {0, 1, 2}
 
 
 @pytest.mark.sampled(1)

@@ -1,13 +1,13 @@
 """Waits until all processes of a run are there, and says for whom.
 
 jax waits for them in silence, and aborts the process where one does not come, or comes
-twice. So before jax is started process 0 keeps a desk at the coordinator's address, all
-others say who they are there, and process 0 answers when everybody has. Then it frees
-the port, on which jax's service starts.
+twice. So before jax is started process 0 keeps a registry at the coordinator's address,
+all others say who they are there, and process 0 answers when everybody has. Then it
+frees the port, on which jax's service starts.
 
 Where process 0 does not come, and a run may go on without some, the others meet at the
-first of them: each keeps a desk, and leaves it for one at an address before its own.
-Two parts of a run must never both go on, so more than half of it has to be there.
+first of them: each keeps a registry, and leaves it for one at an address before its
+own. Two parts of a run must never both go on, so more than half of it has to be there.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from collections.abc import Iterator
 
 from prunex_jax.base.command import warn
 from prunex_jax.base.errors import UserError
-from prunex_jax.mesh.desk import (
+from prunex_jax.processes.registry import (
     ACCEPT_SECONDS,
     SAY_EVERY,
     Call,
-    Desk,
     LastStart,
     Member,
-    Roll,
+    Registry,
+    Roster,
     Say,
     joined,
     listen,
@@ -34,7 +34,7 @@ from prunex_jax.mesh.desk import (
     send,
 )
 
-# How long somebody who keeps a desk of its own tries another address.
+# How long somebody who keeps a registry of its own tries another address.
 _LOOK_SECONDS = 1.0
 
 
@@ -43,14 +43,14 @@ class _UnreachableError(UserError):
 
 
 class _RefusedError(UserError):
-    """A desk has refused this process."""
+    """A registry has refused this process."""
 
 
-class _NoDeskError(Exception):
-    """Whoever answers at an address, if anybody does, keeps no desk there any more."""
+class _NoRegistryError(Exception):
+    """Whoever answers at an address, if anybody does, keeps no registry there."""
 
 
-def call_roll(
+def register(
     coordinator: str,
     num_processes: int,
     process_id: int,
@@ -60,7 +60,7 @@ def call_roll(
     last: LastStart | None = None,
     name: str = "",
     say: Say | None = None,
-) -> Roll:
+) -> Roster:
     """Returns when all processes of the run are there, or enough of them.
 
     Args:
@@ -94,10 +94,10 @@ def call_roll(
                 f"process 0 cannot listen at the coordinator's port {port} ({error}); "
                 f"give another one than --coordinator={coordinator}"
             ) from error
-        with server, Desk(server, call, host, seconds) as desk:
-            while (roll := desk.wait()) is None:
+        with server, Registry(server, call, host, seconds) as registry:
+            while (roster := registry.wait()) is None:
                 pass
-            return roll
+            return roster
     try:
         return _report(host, call, seconds)
     except _UnreachableError:
@@ -115,10 +115,10 @@ def _may_meet_elsewhere(call: Call) -> bool:
     return is_known and call.me.of // 2 < call.at_least < call.me.of
 
 
-def _report(host: str, call: Call, seconds: float) -> Roll:
+def _report(host: str, call: Call, seconds: float) -> Roster:
     """Tells process 0 that this process is there, and waits for its answer.
 
-    Who answers otherwise, or hangs up, is not process 0 at its desk: as after a
+    Who answers otherwise, or hangs up, is not process 0 at its registry: as after a
     restart, when the service of the run before may still be there. Then it is tried
     again.
     """
@@ -127,7 +127,7 @@ def _report(host: str, call: Call, seconds: float) -> Roll:
     while (spent := time.monotonic() - began) <= seconds:
         try:
             return _answer_of(_come_to(host, call, timeout=5), at, call.say)
-        except _NoDeskError as error:
+        except _NoRegistryError as error:
             reason = str(error)
         if time.monotonic() - said > SAY_EVERY:
             said = time.monotonic()
@@ -139,8 +139,8 @@ def _report(host: str, call: Call, seconds: float) -> Roll:
     )
 
 
-def _meet_elsewhere(call: Call, seconds: float) -> Roll:
-    """Meets those who are left at the first address where somebody keeps a desk."""
+def _meet_elsewhere(call: Call, seconds: float) -> Roster:
+    """Meets those who are left at the first address where somebody keeps a registry."""
     own = call.last.addresses[call.me.number]
     addresses = list(dict.fromkeys(filter(None, call.last.addresses)))
     before = addresses[: addresses.index(own)]
@@ -148,7 +148,7 @@ def _meet_elsewhere(call: Call, seconds: float) -> Roll:
     while (left := deadline - time.monotonic()) > 0:
         try:
             return _roll_of_first(call, before, own, left)
-        except _NoDeskError:  # The desk is given up, perhaps for one before it.
+        except _NoRegistryError:  # The registry is given up, perhaps for one before it.
             time.sleep(ACCEPT_SECONDS)
     raise UserError(
         f"neither process 0 nor enough others were met within {2 * seconds:.0f} s at "
@@ -157,36 +157,36 @@ def _meet_elsewhere(call: Call, seconds: float) -> Roll:
     )
 
 
-def _roll_of_first(call: Call, before: list[str], own: str, seconds: float) -> Roll:
-    """Who is there, by the first desk; at this process's own address it may keep it."""
+def _roll_of_first(call: Call, before: list[str], own: str, seconds: float) -> Roster:
+    """Who is there, by the first registry, which may be that of this process."""
     try:
         server = listen(call.port, own)
     except OSError:  # Another process of this machine keeps it.
-        found = _find_desk([*before, own], call)
+        found = _find_registry([*before, own], call)
     else:
-        with server, Desk(server, call, own, seconds) as desk:
-            while not (found := _find_desk(before, call)):
-                if roll := desk.wait():
-                    return roll
+        with server, Registry(server, call, own, seconds) as registry:
+            while not (found := _find_registry(before, call)):
+                if roster := registry.wait():
+                    return roster
     if not found:
-        raise _NoDeskError("nobody keeps a desk")
+        raise _NoRegistryError("nobody keeps a registry")
     return _answer_of(*found, call.say)
 
 
-def _find_desk(hosts: list[str], call: Call) -> tuple[socket.socket, str] | None:
-    """The first desk of those that there is, which has noted this process."""
+def _find_registry(hosts: list[str], call: Call) -> tuple[socket.socket, str] | None:
+    """The first registry of those that there is, which has noted this process."""
     for host in hosts:
-        with contextlib.suppress(_NoDeskError):
+        with contextlib.suppress(_NoRegistryError):
             connection = _come_to(host, call, timeout=_LOOK_SECONDS)
             return connection, joined(host, call.port)
     return None
 
 
 def _come_to(host: str, call: Call, *, timeout: float) -> socket.socket:
-    """Says at a desk that this process is there; the connection, once it is noted.
+    """Says at a registry that this process is there; the connection, once it is noted.
 
     Raises:
-      _NoDeskError: There is none.
+      _NoRegistryError: There is none.
       UserError: This process is refused.
     """
     with _nobody_else(), contextlib.ExitStack() as on_error:
@@ -199,24 +199,24 @@ def _come_to(host: str, call: Call, *, timeout: float) -> socket.socket:
         if "refuse" in answer:
             raise _RefusedError(answer["refuse"])
         answer["noted"]
-        # Longer than a desk is ever silent.
+        # Longer than a registry is ever silent.
         connection.settimeout(3 * SAY_EVERY)
         on_error.pop_all()
         return connection
 
 
-def _answer_of(connection: socket.socket, at: str, say: Say) -> Roll:
-    """What a desk answers at the end.
+def _answer_of(connection: socket.socket, at: str, say: Say) -> Roster:
+    """What a registry answers at the end.
 
     Raises:
-      _NoDeskError: It hangs up, or falls silent.
+      _NoRegistryError: It hangs up, or falls silent.
       UserError: This process is refused.
     """
     with connection, _nobody_else():
         while text := read_line(connection):
             answer = json.loads(text)
             if "go" in answer:
-                return Roll(answer["of"], answer["process"], at)
+                return Roster(answer["of"], answer["process"], at)
             if "refuse" in answer:
                 raise _RefusedError(answer["refuse"])
             say(answer["say"])
@@ -225,10 +225,10 @@ def _answer_of(connection: socket.socket, at: str, say: Say) -> Roll:
 
 @contextlib.contextmanager
 def _nobody_else() -> Iterator[None]:
-    """Tells what others send, who are no desk, from what a desk says."""
+    """Tells what others send, who are no registry, from what a registry says."""
     try:
         yield
     except _RefusedError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _NoDeskError(str(error)) from error
+        raise _NoRegistryError(str(error)) from error

@@ -23,7 +23,7 @@ _FLOOR = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
-class Pace:
+class StepTimes:
     """What the steps of a process have taken; seconds."""
 
     steps: int = 0  # Since its start.
@@ -34,11 +34,11 @@ class Pace:
     own_seconds: float = 0.0
     own_data_seconds: float = 0.0  # Of that: as above.
 
-    def since(self, before: "Pace") -> "Pace":
-        """The steps after an earlier pace.
+    def since(self, before: "StepTimes") -> "StepTimes":
+        """The steps after earlier ones.
 
         Example:
-          >>> Pace(9, 4.5).since(Pace(5, 2.5)).seconds
+          >>> StepTimes(9, 4.5).since(StepTimes(5, 2.5)).seconds
           2.0
         """
         return dataclasses.replace(
@@ -50,7 +50,7 @@ class Pace:
         )
 
 
-NO_PACE = Pace()  # Before the first step.
+NO_STEP_TIMES = StepTimes()  # Before the first step.
 
 
 class Slow(NamedTuple):
@@ -69,30 +69,30 @@ class Stragglers:
 
     def __init__(self, now: float) -> None:
         self._compared = now
-        self._before: dict[int, Pace] = {}
+        self._before: dict[int, StepTimes] = {}
         # Cause, empty where there is none: as found last, how often in a row, as said.
         self._found: dict[int, tuple[str, int]] = {}
         self._said: dict[int, str] = {}
 
-    def news(self, paces: Mapping[int, tuple[str, Pace]], now: float) -> list[str]:
+    def news(self, times: Mapping[int, tuple[str, StepTimes]], now: float) -> list[str]:
         """Compares the newest steps of all processes.
 
         Args:
-          paces: Process -> its machine, and its steps so far.
+          times: Process -> its machine, and its steps so far.
           now: Seconds by the clock of the start.
         Returns:
           What has changed, one line per process.
         """
         newest = {
-            process: pace.since(self._before.get(process, NO_PACE))
-            for process, (_, pace) in paces.items()
+            process: each.since(self._before.get(process, NO_STEP_TIMES))
+            for process, (_, each) in times.items()
         }
         if now - self._compared < _SECONDS or not _can_compare(newest):
             return []
         self._compared = now
-        self._before = {process: pace for process, (_, pace) in paces.items()}
+        self._before = {process: each for process, (_, each) in times.items()}
         slow, lines = slow_among(newest), []
-        for process, (machine, _) in sorted(paces.items()):
+        for process, (machine, _) in sorted(times.items()):
             found = slow.get(process)
             if self._is_change(process, found.cause if found else ""):
                 said = found.figures if found else "is as fast as the others again"
@@ -110,36 +110,36 @@ class Stragglers:
         return True
 
 
-def _can_compare(paces: Mapping[int, Pace]) -> bool:
+def _can_compare(times: Mapping[int, StepTimes]) -> bool:
     """Whether there are enough steps; few own ones may become more, up to a time."""
-    steps = min(pace.steps for pace in paces.values())
-    own = [pace.own_steps for pace in paces.values()]
+    steps = min(each.steps for each in times.values())
+    own = [each.own_steps for each in times.values()]
     is_clear = min(own) >= _OWN_STEPS or not max(own)
     return steps >= _STEPS and (is_clear or steps >= 20 * _OWN_STEPS)
 
 
-def slow_among(paces: Mapping[int, Pace]) -> dict[int, Slow]:
+def slow_among(times: Mapping[int, StepTimes]) -> dict[int, Slow]:
     """Which of some processes hold up the others, and how.
 
     Example:
-      >>> quick, slow = Pace(9, 2.7, 0.0), Pace(9, 2.7, 1.8)
+      >>> quick, slow = StepTimes(9, 2.7, 0.0), StepTimes(9, 2.7, 1.8)
       >>> slow_among({0: quick, 1: quick, 2: slow})[2].cause
       'data'
     """
     found = {}
-    for process in paces if len(paces) > 1 else ():
-        slow = _in_own_steps(process, paces) or _in_data(process, paces)
+    for process in times if len(times) > 1 else ():
+        slow = _in_own_steps(process, times) or _in_data(process, times)
         if slow is not None:
             found[process] = slow
     return found
 
 
-def _in_own_steps(process: int, paces: Mapping[int, Pace]) -> Slow | None:
+def _in_own_steps(process: int, times: Mapping[int, StepTimes]) -> Slow | None:
     """By steps in which it waits for nobody."""
-    if any(pace.own_steps < _OWN_STEPS for pace in paces.values()):
+    if any(each.own_steps < _OWN_STEPS for each in times.values()):
         return None
-    own = {p: pace.own_seconds for p, pace in paces.items()}
-    data = {p: pace.own_data_seconds for p, pace in paces.items()}
+    own = {p: each.own_seconds for p, each in times.items()}
+    data = {p: each.own_data_seconds for p, each in times.items()}
     usual = _median_of_others(process, own)
     excess = own[process] - usual
     if excess < _FLOOR or own[process] < _FACTOR * usual:
@@ -153,12 +153,12 @@ def _in_own_steps(process: int, paces: Mapping[int, Pace]) -> Slow | None:
     return Slow("data", f"{figures}; for {_ms(data[process])} of it waits for its data")
 
 
-def _in_data(process: int, paces: Mapping[int, Pace]) -> Slow | None:
+def _in_data(process: int, times: Mapping[int, StepTimes]) -> Slow | None:
     """By all steps, as loaders may stand still for one step out of many."""
-    if any(pace.steps < _STEPS for pace in paces.values()):
+    if any(each.steps < _STEPS for each in times.values()):
         return None
-    data = {p: pace.data_seconds / pace.steps for p, pace in paces.items()}
-    step = paces[process].seconds / paces[process].steps
+    data = {p: each.data_seconds / each.steps for p, each in times.items()}
+    step = times[process].seconds / times[process].steps
     usual = _median_of_others(process, data)
     excess = data[process] - usual
     if excess < _FLOOR or step < _FACTOR * (step - excess):

@@ -1,6 +1,6 @@
 """What a process measures of its own steps, on a clock of the test's own."""
 
-from prunex_jax.train.pace import Pacer
+from prunex_jax.train.steps_in_flight import StepsInFlight
 
 
 class Ticket:
@@ -31,28 +31,28 @@ class Clock:
 def run(num_ahead, num_steps, data, step, period=0, exchange=0.0, is_local=True):
     """Steps of `step` s on the devices, and an exchange after every few of them."""
     clock = Clock()
-    pacer, batches = Pacer(num_ahead, clock), clock.batches(data)
+    in_flight, batches = StepsInFlight(num_ahead, clock), clock.batches(data)
     free = ended = 0.0
     for number in range(1, num_steps + 1):
-        pacer.next_of(batches)
+        in_flight.next_of(batches)
         free = max(free, clock.now) + step
-        pacer.started(Ticket(clock, free), is_local=is_local)
+        in_flight.started(Ticket(clock, free), is_local=is_local)
         if period and number % period == 0:
             free += exchange
-            pacer.exchanged()
-        pacer.wait()
-        pacer.step_done(clock.now - ended)
+            in_flight.exchanged()
+        in_flight.wait()
+        in_flight.step_done(clock.now - ended)
         ended = clock.now
-    return pacer.pace()
+    return in_flight.times()
 
 
 def test_steps_without_exchange_are_own_whatever_the_exchanges_take():
     for num_ahead in (0, 2):
         for exchange in (0.0, 7.0):
-            pace = run(num_ahead, 40, 0.0, 0.25, period=4, exchange=exchange)
-            assert pace.own_seconds == 0.25 and pace.steps == 40, num_ahead
-            assert 20 <= pace.own_steps <= 30
-            assert pace.data_seconds == 0.0
+            found = run(num_ahead, 40, 0.0, 0.25, period=4, exchange=exchange)
+            assert found.own_seconds == 0.25 and found.steps == 40, num_ahead
+            assert 20 <= found.own_steps <= 30
+            assert found.data_seconds == 0.0
 
 
 def test_steps_that_send_and_steps_between_exchanges_of_all_are_not_own():
@@ -61,8 +61,8 @@ def test_steps_that_send_and_steps_between_exchanges_of_all_are_not_own():
 
 
 def test_data_count_where_devices_wait_for_them():
-    pace = run(0, 40, 0.5, 0.25, period=4, exchange=1.0)
-    assert (pace.own_seconds, pace.own_data_seconds) == (0.75, 0.5)
+    found = run(0, 40, 0.5, 0.25, period=4, exchange=1.0)
+    assert (found.own_seconds, found.own_data_seconds) == (0.75, 0.5)
     # Two steps ahead, the devices have enough to do while a batch is read ...
     busy = run(2, 40, 0.125, 0.25)
     assert busy.own_seconds == 0.25 and busy.data_seconds <= 2 * 0.125
@@ -73,29 +73,29 @@ def test_data_count_where_devices_wait_for_them():
 
 def test_what_waits_for_all_steps_leaves_none_that_seems_short():
     clock = Clock()
-    pacer, batches = Pacer(2, clock), clock.batches(0.0)
+    in_flight, batches = StepsInFlight(2, clock), clock.batches(0.0)
     for number in range(10):
-        pacer.next_of(batches)
-        pacer.started(Ticket(clock, 0.25 * (number + 1)), is_local=True)
+        in_flight.next_of(batches)
+        in_flight.started(Ticket(clock, 0.25 * (number + 1)), is_local=True)
         before = clock.now
-        pacer.wait()
-        pacer.step_done(clock.now - before)
+        in_flight.wait()
+        in_flight.step_done(clock.now - before)
         if number == 5:
             clock.now = 1.5
-            pacer.drained()
+            in_flight.drained()
     # The first is not: who knows what went before it.
-    assert (pacer.pace().own_steps, pacer.pace().own_seconds) == (5, 0.25)
+    assert (in_flight.times().own_steps, in_flight.times().own_seconds) == (5, 0.25)
 
 
 def test_what_happens_now_and_then_counts_and_one_pause_does_not():
     def own_seconds(long_steps):
-        clock, pacer = Clock(), Pacer(0)
+        clock, in_flight = Clock(), StepsInFlight(0)
         for number in range(33):
             seconds = 0.5 if number in long_steps else 0.125
-            pacer.started(Ticket(clock, 0.0), is_local=True)
-            pacer.wait()
-            pacer.step_done(seconds)
-        return pacer.pace().own_seconds
+            in_flight.started(Ticket(clock, 0.0), is_local=True)
+            in_flight.wait()
+            in_flight.step_done(seconds)
+        return in_flight.times().own_seconds
 
     assert own_seconds({20}) == own_seconds({9, 22}) == 0.125
     assert own_seconds(range(0, 33, 6)) > 1.2 * 0.125

@@ -10,7 +10,7 @@ from prunex_jax.comm import Wire, gather_over_hosts, list_collectives, mean_over
 from prunex_jax.mesh import (
     DEVICE_AXIS,
     HOST_AXIS,
-    FoldedMesh,
+    SimulatedMesh,
     make_topology,
     map_over,
     program_to_count,
@@ -25,7 +25,7 @@ SHAPES = ((2, 4), (2, 2), (4, 1), (1, 4))
 
 
 def folded(shape):
-    return FoldedMesh(tuple(zip(AXES, shape, strict=True)), jax.devices()[0])
+    return SimulatedMesh(tuple(zip(AXES, shape, strict=True)), jax.devices()[0])
 
 
 def here(x):

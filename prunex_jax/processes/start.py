@@ -13,21 +13,21 @@ import jax
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import TopologyConfig, check_settings
-from prunex_jax.mesh.claims import (
-    Claim,
-    check_claims,
-    claim_gpus,
-    has_gpu_support,
-    read_claim,
-)
-from prunex_jax.mesh.compiled import AUTO, keep_compiled
-from prunex_jax.mesh.desk import LastStart
 from prunex_jax.mesh.hosts import parse_layout, stand_ins
-from prunex_jax.mesh.launched import Probes
-from prunex_jax.mesh.launcher import Launch, LaunchFlags, detect_launch
-from prunex_jax.mesh.memory import keep_freed_memory
-from prunex_jax.mesh.roll_call import call_roll
-from prunex_jax.mesh.store import Store, StoreError, is_used
+from prunex_jax.processes.compilation_cache import AUTO, keep_compiled
+from prunex_jax.processes.environments import Probes
+from prunex_jax.processes.gpu_reservations import (
+    Reservation,
+    check_reservations,
+    has_gpu_support,
+    read_reservation,
+    reserve_gpus,
+)
+from prunex_jax.processes.launcher import Launch, LaunchFlags, detect_launch
+from prunex_jax.processes.memory import keep_freed_memory
+from prunex_jax.processes.registration import register
+from prunex_jax.processes.registry import LastStart
+from prunex_jax.processes.store import Store, StoreError, is_used
 
 # How long jax itself waits for the other processes.
 JOIN_SECONDS = 300
@@ -178,7 +178,7 @@ def _check_unused(launch: Launch) -> None:
 def _join(launch: Launch, seconds: int, silence_seconds: float) -> None:
     """Joins the others by jax's own service."""
     ids = launch.local_device_ids
-    # Later than the pulse, which says who is lost.
+    # Later than the heartbeat, which says who is lost.
     gives_up = max(_HEARTBEAT_SECONDS, math.ceil(silence_seconds) + _LATER_SECONDS)
     try:
         jax.distributed.initialize(
@@ -205,18 +205,18 @@ def _with_gpus_apart(
     launch: Launch, config: TopologyConfig, environ: Mapping[str, str], seconds: int
 ) -> Launch:
     """Refuses GPUs that are taken twice; the launch, with what is to be said of it."""
-    claim = Claim(machine="", name="")
+    reservation = Reservation(machine="", name="")
     settings: Any = jax.config  # Whose type does not list what it has.
     if not config.cpu_devices and has_gpu_support(settings.jax_platforms):
-        claim = claim_gpus(environ, launch.local_device_ids)
+        reservation = reserve_gpus(environ, launch.local_device_ids)
     try:
-        texts = Store("start").exchange("gpus", claim.text, seconds)
+        texts = Store("start").exchange("gpus", reservation.text, seconds)
     except StoreError as error:
         raise UserError(
             f"a process of the run has left before it was started ({launch.reason}): "
             "look at what it said"
         ) from error
-    warning = check_claims([read_claim(text) for text in texts])
+    warning = check_reservations([read_reservation(text) for text in texts])
     return dataclasses.replace(launch, warning=launch.warning or warning)
 
 
@@ -227,18 +227,18 @@ def _with_those_there(
     address, count, number = launch.coordinator, launch.num_processes, launch.process_id
     if address is None or count is None or number is None:
         return launch
-    roll = call_roll(
+    roster = register(
         address, count, number, seconds=seconds, at_least=at_least, last=last
     )
     reason = launch.reason
-    if roll.num_there < count:
-        reason += f"; {roll.num_there} of {count} came"
-        reason += f", this is process {roll.place} of them"
+    if roster.num_there < count:
+        reason += f"; {roster.num_there} of {count} came"
+        reason += f", this is process {roster.place} of them"
     return dataclasses.replace(
         launch,
-        coordinator=roll.coordinator,
-        num_processes=roll.num_there,
-        process_id=roll.place,
+        coordinator=roster.coordinator,
+        num_processes=roster.num_there,
+        process_id=roster.place,
         reason=reason,
-        addresses=roll.addresses,
+        addresses=roster.addresses,
     )
