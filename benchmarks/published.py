@@ -235,6 +235,6 @@ def _traffic_of(config: MethodConfig, recipe: Recipe) -> TrafficOf:
 
     def traffic(num_hosts: int) -> Traffic:
         shape = {HOST_AXIS: num_hosts, DEVICE_AXIS: DEVICES_PER_HOST}
-        return steady_traffic(method, shape, recipe.keep_counts)
+        return steady_traffic(method, recipe.shapes, shape, recipe.keep_counts)
 
     return traffic

@@ -9,18 +9,11 @@ must agree; nothing is compiled or run. Prints the table of docs/results/computa
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
-
-import jax
-import jax.numpy as jnp
-import optax
 
 from benchmarks.compression import TOTAL_STEPS, make_recipe, write
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import dense_size, list_collectives, wire_bytes
-from prunex_jax.comm.formulas import mesh_sum
-from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, enter, leave, settle, specs_of, vary
+from prunex_jax.comm import dense_size, wire_bytes
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.methods import (
     Method,
     MethodConfig,
@@ -29,6 +22,11 @@ from prunex_jax.methods import (
     all_variants,
     config_of,
     make_method,
+)
+from prunex_jax.methods.traffic import (
+    dense_bytes,
+    exchange_collectives,
+    step_collectives,
 )
 
 HOSTS = (2, 4, 8, 64, 1024)
@@ -102,24 +100,17 @@ def ratio_of(method: Method, recipe: Recipe, num_hosts: int) -> float:
     as their mean over the second half of a run, when warm-ups are over.
     """
     mesh_shape = {HOST_AXIS: num_hosts, DEVICE_AXIS: DEVICES_PER_HOST}
-    size = dense_size(recipe.shapes)
-    dense = wire_bytes(mesh_sum(size, mesh_shape), mesh_shape)[HOST_AXIS]
+    dense = dense_bytes(dense_size(recipe.shapes), mesh_shape)[HOST_AXIS]
     if method.exchange is not None:
         counts = keep_counts(method, recipe)
-        formula = method.exchange_formula(mesh_shape, counts, "frozen")
-        sent = wire_bytes(formula, mesh_shape)[HOST_AXIS]
-        if num_hosts == HOSTS[-1]:
-            assert sent == traced_bytes(method, recipe, mesh_shape, {})
-        return sent / dense
+        listed = exchange_collectives(method, recipe.shapes, mesh_shape, counts)
+        return wire_bytes(listed, mesh_shape)[HOST_AXIS] / dense
     steps = range(TOTAL_STEPS // 2, TOTAL_STEPS)
     kinds = [tuple(sorted(method.step_options(step).items())) for step in steps]
     total = 0.0
     for kind in sorted(set(kinds)):
-        formula = method.step_formula(mesh_shape, **dict(kind))
-        sent = wire_bytes(formula, mesh_shape)[HOST_AXIS]
-        if num_hosts == HOSTS[-1]:
-            assert sent == traced_bytes(method, recipe, mesh_shape, dict(kind))
-        total += kinds.count(kind) * sent
+        listed = step_collectives(method, recipe.shapes, mesh_shape, **dict(kind))
+        total += kinds.count(kind) * wire_bytes(listed, mesh_shape)[HOST_AXIS]
     return total / len(kinds) / dense
 
 
@@ -128,48 +119,6 @@ def keep_counts(method: Method, recipe: Recipe) -> dict[str, int]:
     if method.prunes:
         return dict(recipe.keep_counts)
     return {group.name: group.size for group in recipe.groups}
-
-
-def traced_bytes(
-    method: Method, recipe: Recipe, mesh_shape: Mapping[str, int], options: PyTree
-) -> float:
-    """What the program sends that would run, from its trace on a mesh of no devices."""
-    names, sizes = tuple(mesh_shape), tuple(mesh_shape.values())
-    mesh = jax.sharding.AbstractMesh(sizes, names)
-    placements = (method.params_placement, method.opt_placement)
-    specs = specs_of(placements)
-
-    def init(params: PyTree) -> PyTree:
-        state = leave(placements, (params, method.transform.init(params)))
-        return settle(placements, state)
-
-    def step(state: PyTree) -> PyTree:
-        params, opt_state = enter(placements, state)
-        grads = vary(jax.tree.map(jnp.ones_like, params), names)
-        updates, opt_state = method.transform.update(
-            grads, opt_state, params, **options
-        )
-        return leave(placements, (optax.apply_updates(params, updates), opt_state))
-
-    def exchange(state: PyTree) -> PyTree:
-        assert method.exchange is not None
-        counts = keep_counts(method, recipe)
-        after = method.exchange(*enter(placements, state), counts, "frozen")
-        return leave(placements, after)
-
-    shapes = {
-        path: jax.ShapeDtypeStruct(shape, jnp.float32)
-        for path, shape in recipe.shapes.items()
-    }
-    born = jax.shard_map(init, mesh=mesh, in_specs=(jax.P(),), out_specs=specs)
-    run = jax.shard_map(
-        step if method.exchange is None else exchange,
-        mesh=mesh,
-        in_specs=(specs,),
-        out_specs=specs,
-    )
-    traced = jax.make_jaxpr(run)(jax.eval_shape(born, shapes))
-    return wire_bytes(list_collectives(traced), mesh_shape)[HOST_AXIS]
 
 
 if __name__ == "__main__":

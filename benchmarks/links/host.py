@@ -110,7 +110,8 @@ class _Watch:
         kept = progress.position.keep_counts
         counts = {g.name: kept[g.name] for g in experiment.current.groups}
         method, mesh_shape = experiment.current.method, dict(experiment.mesh.shape)
-        traffic = steady_traffic(method, mesh_shape, counts)
+        shapes = experiment.current.shapes
+        traffic = steady_traffic(method, shapes, mesh_shape, counts)
         self.gate.arrive(
             event="pause",
             step=progress.step,

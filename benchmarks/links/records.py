@@ -58,7 +58,8 @@ class Measurement:
     interface_bytes: float | None
     # Sent per step, by the traces of the programs that ran; None for peers.
     traced_bytes: float | None
-    formula_bytes: float | None  # The same by closed formula.
+    # What the model of cost foresees: the same by a trace on an abstract mesh.
+    formula_bytes: float | None
     # Times per step that a message has to reach a neighbour before the next can leave;
     # see `comm.count_hops`.
     hops: float

@@ -32,7 +32,7 @@ from prunex_jax.compare.report.tables import (
     span,
 )
 
-# Share and constant by which counted bytes may differ from those of trace and formula.
+# Share and constant by which counted bytes may differ from those of trace and model.
 # A message from one host to another costs more than its payload: headers of Ethernet,
 # IP and TCP, the acknowledgements of what comes the other way, and the small control
 # messages with which gloo opens a transfer. A collective has one message per hop.
@@ -49,7 +49,7 @@ Lines = Mapping[tuple[str, str, int], Sequence[XY]]
 
 
 def byte_disagreements(records: Iterable[Record]) -> list[str]:
-    """Says where counted bytes are not those of trace and formula.
+    """Says where counted bytes are not those of trace and model.
 
     They may differ by `SHARE` of the foreseen bytes, and by `BYTES_PER_MESSAGE` for
     each message of each device; a step with less than one message is allowed one, for
@@ -95,7 +95,7 @@ def bytes_per_step(records: Sequence[Record]) -> list[Table]:
     """Bytes counted, traced and calculated; see `byte_disagreements` for the rest."""
     note = (
         "Bytes that a host sends in a step, over the link where they agree least. The "
-        "difference is that of interface and trace (formula, where nothing is traced). "
+        "difference is that of interface and trace (model, where nothing is traced). "
         "Messages are those that one device sends, one per hop of a collective, and so "
         "is the difference per message. "
         f"(!): more than {100 * SHARE:g} % and {digits(BYTES_PER_MESSAGE)} bytes per "
@@ -113,7 +113,7 @@ def bytes_per_step(records: Sequence[Record]) -> list[Table]:
             Column("method", lambda each: called[each.setup.row]),
             Column("interface", lambda each: each.interface_bytes, shown_bytes),
             Column("trace", lambda each: each.traced_bytes, shown_bytes),
-            Column("formula", lambda each: each.formula_bytes, shown_bytes),
+            Column("model", lambda each: each.formula_bytes, shown_bytes),
             Column("difference", _difference_cell),
             Column("messages", lambda each: each.hops),
             Column("difference\nper message", _per_message, "{:+,.0f} B".format),
@@ -336,7 +336,7 @@ def _foreseen(found: Measurement) -> list[tuple[str, float, float]]:
         (source, foreseen, SHARE * foreseen + BYTES_PER_MESSAGE * messages)
         for source, foreseen in (
             ("trace", found.traced_bytes),
-            ("formula", found.formula_bytes),
+            ("model", found.formula_bytes),
         )
         if foreseen is not None and found.interface_bytes is not None
     ]

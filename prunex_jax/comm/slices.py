@@ -8,8 +8,7 @@ from what every device keeps of them. Nothing here crosses hosts.
 
 import dataclasses
 import itertools
-import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +33,6 @@ from prunex_jax.channels import (
     windowed,
 )
 from prunex_jax.comm import collectives
-from prunex_jax.comm.accounting import Collective
 from prunex_jax.mesh import DEVICE_AXIS, MeshAxes, position, vary
 from prunex_jax.mesh.ordering import after
 
@@ -265,39 +263,6 @@ class Slicing:
         }
         return put_channels(self._joined(kept, shapes), layouts, keep_indices)
 
-    def joining(self, dtype: str = "float32") -> list[Collective]:
-        """What `join` sends of arrays of some type."""
-        sent = self._messages("gather", self.own_shapes.values())
-        return [dataclasses.replace(each, dtype=dtype) for each in sent]
-
-    def averaging(self) -> list[Collective]:
-        """What `mean_of` sends."""
-        return self._messages("scatter", self.own_shapes.values())
-
-    def taking(
-        self, layouts: Layouts, keep_counts: Mapping[str, int]
-    ) -> list[Collective]:
-        """What `take_kept` sends; layouts of whole arrays will do."""
-        return self._moving("scatter", layouts, keep_counts)
-
-    def putting(
-        self, layouts: Layouts, keep_counts: Mapping[str, int]
-    ) -> list[Collective]:
-        """What `put_kept` sends; layouts of whole arrays will do."""
-        return self._moving("gather", layouts, keep_counts)
-
-    def summing(self, count: int) -> Collective:
-        """What `sum_over_slices` sends for so many numbers."""
-        return Collective("sum", (self.axis,), (self.parts,), count, "float32")
-
-    def _moving(
-        self, kind: str, layouts: Layouts, keep_counts: Mapping[str, int]
-    ) -> list[Collective]:
-        """Messages of the kept slices that do not stay where they are."""
-        own = self.own_kept_shapes(layouts, keep_counts)
-        mixed = self._mixed(self._that_lose(layouts, keep_counts))
-        return self._messages(kind, [own[path] for path in mixed])
-
     def _that_lose(self, layouts: Layouts, counts: Mapping[str, int]) -> Layouts:
         """Layouts without the cut axes that keep all their channels.
 
@@ -354,17 +319,6 @@ class Slicing:
             return joined[path][tuple(sizes)].reshape(shapes[path])
 
         return map_with_path(whole, slices)
-
-    def _messages(self, kind: str, own_shapes: Iterable[Shape]) -> list[Collective]:
-        """What slices of these shapes are sent in, all of them float32."""
-        sizes = [math.prod(shape) for shape in own_shapes]
-        large = [size for size in sizes if _is_large(size * self.parts)]
-        small = sum(size for size in sizes if not _is_large(size * self.parts))
-        times = self.parts if kind == "scatter" else 1
-        return [
-            Collective(kind, (self.axis,), (self.parts,), size * times, "float32")
-            for size in [*large, *([small] if small else [])]
-        ]
 
 
 def part_shape(shape: Shape, parts: int, dim: int | None = None) -> Shape:

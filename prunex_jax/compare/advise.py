@@ -169,7 +169,10 @@ def advise(
             refused[label] = str(error)
             continue
         sent = steady_traffic(
-            changed.current.method, dict(experiment.mesh.shape), _keep_counts(changed)
+            changed.current.method,
+            changed.current.shapes,
+            dict(experiment.mesh.shape),
+            _keep_counts(changed),
         )
         exchange = links[HOST_AXIS].link.seconds(*sent) if HOST_AXIS in links else 0.0
         measured = _step_seconds(changed, batch) if is_measured else None

@@ -4,7 +4,7 @@
               + the slower of: bytes / (efficiency * link speed), hidden
 
 The computation belongs to a method on a number of hosts, and has the time that it takes
-to compress; hops and bytes are those of the traffic, by formula or from the trace. What
+to compress; hops and bytes are those of the traffic, from the trace. What
 is hidden is work of the exchange itself, such as copying, or computation that goes on
 beside it: it costs nothing where the link is slower. Nothing runs here: `links.probe`
 measures links, and studies measure steps.
@@ -22,6 +22,7 @@ from scipy import optimize
 from prunex_jax.base.errors import UserError
 from prunex_jax.comm import count_hops, wire_bytes
 from prunex_jax.methods import Method
+from prunex_jax.methods.traffic import exchange_collectives, step_collectives
 
 # Steps among which a repeating pattern is looked for, and the first of them, which is
 # after all warm-ups.
@@ -48,10 +49,18 @@ class Traffic(NamedTuple):
 
 
 def steady_traffic(
-    method: Method, mesh_shape: Mapping[str, int], keep_counts: Mapping[str, int]
+    method: Method,
+    shapes: Mapping[str, tuple[int, ...]],
+    mesh_shape: Mapping[str, int],
+    keep_counts: Mapping[str, int],
 ) -> Traffic:
     """Adds up what a step of a method sends once its warm-ups are over.
 
+    Args:
+      method: From `make_method`.
+      shapes: Shape of every parameter by path.
+      mesh_shape: Axes of a mesh, which need not be here, and their sizes.
+      keep_counts: Kept channels of every group.
     Returns:
       The mean over the steps of a period. An exchange counts with its share of a step.
     """
@@ -60,10 +69,11 @@ def steady_traffic(
         fixed = tuple(sorted(keep_counts.items()))
         kinds = [{**kind, "keep_counts": fixed} for kind in kinds]
     parts = [
-        (1 / len(kinds), method.step_formula(mesh_shape, **kind)) for kind in kinds
+        (1 / len(kinds), step_collectives(method, shapes, mesh_shape, **kind))
+        for kind in kinds
     ]
     if method.exchange is not None and not method.is_streaming:
-        sent = method.exchange_formula(mesh_shape, keep_counts, "frozen")
+        sent = exchange_collectives(method, shapes, mesh_shape, keep_counts)
         parts.append((1 / method.sync_period, sent))
     slow = next(iter(mesh_shape))
     return Traffic(

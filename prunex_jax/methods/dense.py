@@ -5,7 +5,6 @@ is what programs do that know no hosts.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import jax
@@ -17,7 +16,6 @@ from prunex_jax.base.settings import Range, setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import (
     FLOAT32,
-    Collective,
     Wire,
     check_local,
     dense_size,
@@ -27,12 +25,6 @@ from prunex_jax.comm import (
     mean_over_mesh,
     mean_with_error,
     refuse_biased,
-)
-from prunex_jax.comm.formulas import (
-    device_sum,
-    flat_sum,
-    host_sum_with_error,
-    mesh_sum,
 )
 from prunex_jax.mesh import MeshAxes, vary
 from prunex_jax.methods.gradients import gradient_method
@@ -151,20 +143,12 @@ def make_dense(recipe: Recipe) -> Method:
     if decay is None:
         decay = 1.0 if wire.is_biased else 0.0
 
-    def formula(mesh_shape: Mapping[str, int]) -> list[Collective]:
-        if decay:
-            in_host = device_sum(num_elements, mesh_shape)
-            return in_host + host_sum_with_error(num_elements, mesh_shape, wire)
-        sum_of = flat_sum if config.levels == "flat" else mesh_sum
-        return sum_of(num_elements, mesh_shape, wire)
-
     return gradient_method(
         recipe,
         average_gradients(
             recipe.axes, levels=config.levels, wire=wire, error_decay=decay
         ),
         placement=AVERAGE_PLACEMENTS._replace(error=recipe.placed("per_host")),
-        formula=formula,
         payload_elements=num_elements,
     )
 

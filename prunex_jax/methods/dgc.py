@@ -1,7 +1,7 @@
 """Deep gradient compression: momentum before the largest entries are chosen."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +10,10 @@ import optax
 
 from prunex_jax.base.settings import Range, setting
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import FLOAT32, Collective, Wire
+from prunex_jax.comm import FLOAT32, Wire
 from prunex_jax.mesh import ALONE, MeshAxes
 from prunex_jax.methods.entries import (
-    EntryTraffic,
+    EntrySizes,
     Sparsifier,
     mean_in_host,
     zeros_like,
@@ -25,7 +25,6 @@ from prunex_jax.methods.momentum import (
     after_momentum,
     clip_of_host,
     momentum_of,
-    sums_of_clipping,
 )
 
 
@@ -184,15 +183,9 @@ def make_dgc(recipe: Recipe) -> Method:
       UserError: The inner optimizer is not SGD.
     """
     config: DgcConfig = recipe.settings
-    traffic = EntryTraffic(recipe, config.in_chunks)
-    count = traffic.count(config.density)
+    sizes = EntrySizes(recipe, config.in_chunks)
+    count = sizes.count(config.density)
     warmup_steps = round(config.warmup_share * recipe.total_steps)
-
-    def formula(
-        mesh_shape: Mapping[str, int], density: float = config.density
-    ) -> list[Collective]:
-        clipping = sums_of_clipping(recipe)
-        return traffic.step(mesh_shape, density) + clipping
 
     def step_options(step: int) -> dict[str, Any]:
         density = warmup_density(
@@ -212,9 +205,8 @@ def make_dgc(recipe: Recipe) -> Method:
             axes=recipe.axes,
         ),
         placement=DgcState(recipe.placed("per_host"), recipe.placed("per_host")),
-        formula=formula,
-        payload_elements=max(count, traffic.num_whole),
-        position_bytes=traffic.position_bytes(config.density),
+        payload_elements=max(count, sizes.num_whole),
+        position_bytes=sizes.position_bytes(config.density),
         inner=after_momentum(recipe.inner, recipe.learning_rate),
         step_options=step_options,
     )

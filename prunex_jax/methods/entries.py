@@ -1,14 +1,14 @@
 """What methods share that send the largest entries of gradients.
 
 Entries of all leaves compete in one flat float32 buffer: `Layout` says how a tree lies
-in it, `Sparsifier` sends its largest entries and keeps the rest, `EntryTraffic` counts
+in it, `Sparsifier` sends its largest entries and keeps the rest, `EntrySizes` counts
 what that sends. `topk` and `dgc` say what the tree is. What is kept are trees like the
 parameters, so that they can lie in slices, too; then entries compete in every slice.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,7 +18,6 @@ from prunex_jax.base.settings import Range
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import (
     FLOAT32,
-    Collective,
     TopK,
     Wire,
     check_local,
@@ -29,7 +28,6 @@ from prunex_jax.comm import (
     mean_over_hosts,
     refuse_ternary,
 )
-from prunex_jax.comm.formulas import device_sum, entry_gather, host_sum, largest_sum
 from prunex_jax.comm.largest import CHUNK
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods.method import Recipe
@@ -213,7 +211,7 @@ def top_of(density: float) -> TopK:
     return TopK(min(CHUNK, max(2, 2 * round(density * CHUNK / 2))))
 
 
-class EntryTraffic:
+class EntrySizes:
     """Sizes of what competes and of what is sent whole."""
 
     def __init__(self, recipe: Recipe, in_chunks: bool) -> None:
@@ -223,9 +221,8 @@ class EntryTraffic:
         pairs = zip(shapes.items(), named, strict=True)
         whole = {path: shape for (path, shape), is_whole in pairs if is_whole}
         self.wire = recipe.wire
-        self.num_elements = dense_size(shapes)
         self.num_whole = dense_size(whole)
-        self.num_open = self.num_elements - self.num_whole
+        self.num_open = dense_size(shapes) - self.num_whole
 
     def count(self, density: float) -> int:
         """Entries that a host sends with their positions."""
@@ -239,14 +236,3 @@ class EntryTraffic:
         """Bytes of the positions that a host sends."""
         count = self.count(density)
         return count * 3 // 2 if self.in_chunks else count * 4
-
-    def step(self, mesh_shape: Mapping[str, int], density: float) -> list[Collective]:
-        """What one step sends."""
-        sent = device_sum(self.num_elements, mesh_shape)
-        if self.num_open and self.in_chunks:
-            sent += largest_sum(self.num_open, top_of(density), mesh_shape, self.wire)
-        elif self.num_open:
-            sent += entry_gather(self.count(density), mesh_shape, self.wire)
-        if self.num_whole:
-            sent += host_sum(self.num_whole, mesh_shape)
-        return sent

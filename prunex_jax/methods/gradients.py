@@ -12,7 +12,7 @@ import jax
 import optax
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import Collective, Wire
+from prunex_jax.comm import Wire
 from prunex_jax.methods.method import Method, Recipe
 
 
@@ -21,7 +21,6 @@ def gradient_method(
     exchange: optax.GradientTransformation,
     *,
     placement: Any,
-    formula: Callable[..., list[Collective]],
     payload_elements: int,
     wire: Wire | None = None,
     position_bytes: int = 0,
@@ -35,7 +34,6 @@ def gradient_method(
       recipe: What the trainer has built.
       exchange: Local gradients -> one direction, replicated.
       placement: Where the parts of the exchange's state live, a prefix of it.
-      formula: (mesh shape, and options of the step) -> what one step must send.
       payload_elements: Elements of the largest array that crosses the host axis.
       wire: How they cross it; None takes that of the recipe.
       position_bytes: Bytes that say where they belong.
@@ -51,7 +49,6 @@ def gradient_method(
         hooks["masks"] = lambda opt_state: masks(opt_state[0])
     return Method(
         transform=optax.with_extra_args_support(transform),
-        step_formula=formula,
         opt_placement=(placement, recipe.placed("replicated")),
         payload_elements=lambda keep_counts: payload_elements,
         wire=recipe.wire if wire is None else wire,

@@ -21,7 +21,6 @@ from prunex_jax.base.settings import Range, setting
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import (
     FLOAT32,
-    Collective,
     Wire,
     dense_size,
     gather_over_hosts,
@@ -32,7 +31,6 @@ from prunex_jax.comm import (
     sum_over_hosts,
     sum_over_slices,
 )
-from prunex_jax.comm.formulas import device_sum, host_gather, host_sum, ring_sum
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size, position
 from prunex_jax.methods.entries import Layout, is_named, mean_in_host, zeros_like
 from prunex_jax.methods.gradients import gradient_method
@@ -42,7 +40,6 @@ from prunex_jax.methods.momentum import (
     after_momentum,
     clip_of_host,
     momentum_of,
-    sums_of_clipping,
 )
 from prunex_jax.sparsity import entry_count, largest_entries
 
@@ -411,7 +408,7 @@ def make_importance(recipe: Recipe) -> Method:
         send_whole=recipe.config.send_whole,
         axes=recipe.axes,
     )
-    traffic = _Traffic(recipe)
+    num_values, position_bytes = _sizes_of(recipe)
 
     def step_options(step: int) -> dict[str, Any]:
         if config.refresh_period == 1:
@@ -422,10 +419,9 @@ def make_importance(recipe: Recipe) -> Method:
         recipe,
         exchange,
         placement=_placed(recipe),
-        formula=traffic.step,
         forgotten=("chosen",),
-        payload_elements=traffic.num_values,
-        position_bytes=traffic.position_bytes,
+        payload_elements=num_values,
+        position_bytes=position_bytes,
         inner=after_momentum(recipe.inner, recipe.learning_rate),
         step_options=step_options,
     )
@@ -443,52 +439,18 @@ def _placed(recipe: Recipe) -> ImportanceState:
     return ImportanceState(*places)
 
 
-class _Traffic:
-    """What one step must send, from sizes alone."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.config: ImportanceConfig = recipe.settings
-        config = self.config
-        self.wire = recipe.wire
-        shapes = recipe.own_shapes
-        counts = chosen_counts(
-            shapes, config.density, config.num_choosers, recipe.config.send_whole
-        )
-        pairs = zip(shapes.items(), counts, strict=True)
-        whole = {path: shape for (path, shape), count in pairs if not count}
-        self.num_layers = sum(count > 0 for count in counts)
-        self.slicing = recipe.slicing
-        self.clipping = sums_of_clipping(recipe)
-        self.num_elements = dense_size(shapes)
-        self.num_positions = sum(counts)
-        refreshed = self.config.num_choosers * sum(counts) / self.config.refresh_period
-        self.position_bytes = round(4 * refreshed)  # of one step, on average
-        self.num_values = self.config.num_choosers * sum(counts) + dense_size(whole)
-
-    def step(
-        self, mesh_shape: Mapping[str, int], refresh: bool = True
-    ) -> list[Collective]:
-        (_, num_hosts), _ = mesh_shape.items()
-        sent = device_sum(self.num_elements, mesh_shape) + self.clipping
-        if num_hosts == 1:
-            return sent
-        if refresh and self.num_positions:
-            sent += self._positions(mesh_shape, num_hosts)
-            if self.slicing is not None:
-                sent.append(self.slicing.summing(self.num_layers))
-        if self.config.all_reduce == "ring":
-            return sent + ring_sum(self.num_values, mesh_shape, self.wire)
-        return sent + host_sum(self.num_values, mesh_shape, self.wire)
-
-    def _positions(
-        self, mesh_shape: Mapping[str, int], num_hosts: int
-    ) -> list[Collective]:
-        num_choosers = self.config.num_choosers
-        if sums_positions(num_choosers, num_hosts):
-            total = num_choosers * self.num_positions
-            sums = host_sum(total, mesh_shape)
-            return [dataclasses.replace(sent, dtype="int32") for sent in sums]
-        return host_gather(self.num_positions, mesh_shape, "int32")
+def _sizes_of(recipe: Recipe) -> tuple[int, int]:
+    """Values that a step averages over hosts, and bytes of positions on average."""
+    config: ImportanceConfig = recipe.settings
+    shapes = recipe.own_shapes
+    counts = chosen_counts(
+        shapes, config.density, config.num_choosers, recipe.config.send_whole
+    )
+    pairs = zip(shapes.items(), counts, strict=True)
+    whole = {path: shape for (path, shape), count in pairs if not count}
+    num_chosen = config.num_choosers * sum(counts)
+    position_bytes = round(4 * num_chosen / config.refresh_period)
+    return num_chosen + dense_size(whole), position_bytes
 
 
 ROW = MethodRow(

@@ -35,7 +35,7 @@ def make_local_sgd(recipe: Recipe) -> Method:
     References:
       Stich, Local SGD Converges Fast and Communicates Little, 2018, arXiv:1805.09767.
     """
-    return _averaging(recipe, outer_step=1.0, outer_momentum=0.0)
+    return consensus_method(core_of(recipe, 1.0, 0.0), recipe, prunes=False)
 
 
 def make_diloco(recipe: Recipe) -> Method:
@@ -48,17 +48,18 @@ def make_diloco(recipe: Recipe) -> Method:
       Douillard et al., DiLoCo, 2023, arXiv:2311.08105, algorithm 1; outer step 0.7 and
       momentum 0.9 are those of its section 3.
     """
-    return _averaging(recipe, outer_step=0.7, outer_momentum=0.9)
+    return consensus_method(core_of(recipe, 0.7, 0.9), recipe, prunes=False)
 
 
-def _averaging(recipe: Recipe, outer_step: float, outer_momentum: float) -> Method:
+def core_of(recipe: Recipe, outer_step: float, outer_momentum: float) -> Hsadmm:
+    """The core as the settings say, and where they leave it to the method."""
     config: LocalSgdConfig = recipe.settings
     outer = {"outer_step": outer_step, "outer_momentum": outer_momentum}
     if recipe.config.rounds.outer == "law":
         outer = {}
     given = {"outer_step": config.outer_step, "outer_momentum": config.outer_momentum}
     outer |= {name: value for name, value in given.items() if value is not None}
-    core = Hsadmm(
+    return Hsadmm(
         recipe.inner,
         groups=(),
         keep_counts={},
@@ -69,7 +70,6 @@ def _averaging(recipe: Recipe, outer_step: float, outer_momentum: float) -> Meth
         streaming=streaming_of(recipe.config, config.sync_period),
         slicing=recipe.slicing,
     )
-    return consensus_method(core, recipe, prunes=False)
 
 
 def _largest(period: int, **more: Any) -> Variant:

@@ -12,7 +12,6 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup
 from prunex_jax.comm import (
     FLOAT32,
-    Collective,
     Route,
     Slicing,
     Wire,
@@ -166,16 +165,14 @@ def _no_options(step: int) -> Options:
 class Method:
     """A recipe for training over a mesh: what is sent, when, and what it stands for.
 
-    `transform` and `step_formula` are all that a method must have; by default it keeps
-    replicated parameters and stands for them, and its transform exchanges in every
-    step. Functions of parameters and states run inside `shard_map`, on the values of
-    one device.
+    `transform` is all that a method must have; by default it keeps replicated
+    parameters and stands for them, and its transform exchanges in every step. What is
+    sent is read from the traced program, see `traffic`. Functions of parameters and
+    states run inside `shard_map`, on the values of one device.
 
     Attributes:
       transform: init and the update of every step; may communicate. It is given local
         gradients, parameters, and what `step_options` says.
-      step_formula: (mesh shape, and the options of the step) -> what one step must
-        send, from sizes alone.
       name: Key in `methods.METHODS`, which `make_method` fills in.
       params_placement: Where the trained parameters live.
       opt_placement: The same for the optimizer state, part by part.
@@ -195,11 +192,10 @@ class Method:
         are few of many.
       sync_period: Steps between exchanges; 0 if there are none beside the steps.
       is_streaming: Whether steps exchange what rounds would while masks stay, one part
-        after the other, as `step_options` says. Then update and `step_formula` also
-        take keep_counts as an option, and `exchange` is for whole rounds: where masks
+        after the other, as `step_options` says. Then update also takes
+        keep_counts as an option, and `exchange` is for whole rounds: where masks
         change, before a cut, and at the end.
       exchange: What happens then, or None. A program of its own.
-      exchange_formula: (mesh shape, keep_counts, kind) -> what one exchange must send.
       prunes: Whether the densities of the sparsity schedule are for its exchanges.
       removes_at_once: Whether the round that removes channels leaves nothing of them in
         what training reads and changes, so that they can be cut out while masks move.
@@ -221,7 +217,6 @@ class Method:
     """
 
     transform: optax.GradientTransformationExtraArgs
-    step_formula: Callable[..., list[Collective]]
     name: str = ""
     params_placement: Placement = "replicated"
     opt_placement: Any = "replicated"
@@ -236,9 +231,6 @@ class Method:
     sync_period: int = 0
     is_streaming: bool = False
     exchange: Exchange | None = None
-    exchange_formula: Callable[
-        [Mapping[str, int], KeepCounts, RoundKind], list[Collective]
-    ] = lambda mesh_shape, keep_counts, kind: []
     prunes: bool = False
     removes_at_once: bool = False
     step_options: Callable[[int], Options] = _no_options

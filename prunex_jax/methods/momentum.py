@@ -13,7 +13,7 @@ import optax
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import Collective, sum_over_slices
+from prunex_jax.comm import sum_over_slices
 from prunex_jax.mesh import MeshAxes, axis_size
 from prunex_jax.methods.method import Recipe
 
@@ -44,14 +44,6 @@ def clip_of_host(local: PyTree, clip_norm: float, axes: MeshAxes) -> PyTree:
     norm = jnp.sqrt(sum_over_slices(optax.tree.norm(local, squared=True), axes))
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, _TINY))
     return jax.tree.map(lambda x: x * factor, local)
-
-
-def sums_of_clipping(recipe: Recipe) -> list[Collective]:
-    """What `clip_of_host` sends in a step."""
-    slicing = recipe.slicing
-    if slicing is None or not recipe.optimizer.clip_norm:
-        return []
-    return [slicing.summing(1)]
 
 
 def add_momentum(

@@ -4,13 +4,10 @@ Every host trains a network of its own. What is evaluated is the network of the 
 host, which has seen its own share of the data only.
 """
 
-from collections.abc import Mapping
-
 import optax
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import Collective, dense_size, take_from_host
-from prunex_jax.comm.formulas import mesh_sum
+from prunex_jax.comm import take_from_host
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.dense import average_gradients
 from prunex_jax.methods.gradients import chain_hooks
@@ -20,19 +17,13 @@ from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 def make_none(recipe: Recipe) -> Method:
     """Builds the method that sends nothing over the host axis while training."""
     average = average_gradients(MeshAxes(None, recipe.axes.device))
-    num_elements = dense_size(recipe.own_shapes)
 
     def network(params: PyTree, opt_state: PyTree) -> PyTree:
         del opt_state
         return take_from_host(0, params, recipe.axes)
 
-    def formula(mesh_shape: Mapping[str, int]) -> list[Collective]:
-        host_axis, _ = mesh_shape
-        return mesh_sum(num_elements, {**mesh_shape, host_axis: 1})
-
     return Method(
         transform=optax.with_extra_args_support(optax.chain(average, recipe.inner)),
-        step_formula=formula,
         params_placement="per_host",
         opt_placement=recipe.placed("per_host"),
         copies="own",

@@ -17,16 +17,13 @@ from prunex_jax.base.settings import setting
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import (
     FLOAT32,
-    Collective,
     Slicing,
     Wire,
-    dense_size,
     key_of_slice,
     mean_over_hosts,
     refuse_biased,
     sum_over_slices,
 )
-from prunex_jax.comm.formulas import device_sum, host_sum
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods import low_rank
 from prunex_jax.methods.entries import is_named, mean_in_host, zeros_like
@@ -344,33 +341,21 @@ class _Powersgd:
         return mean_over_hosts(message, axes, self.wire, key)
 
 
+def plan_of(recipe: Recipe) -> tuple[low_rank.Plan, int]:
+    """How parameters are sent, and elements of those that a device sends whole."""
+    config, shapes = recipe.settings, list(recipe.shapes.values())
+    is_whole = is_named(recipe.shapes, recipe.config.send_whole)
+    plan = low_rank.make_plan(shapes, config.rank, config.min_gain, is_whole)
+    own_shapes = list(recipe.own_shapes.values())
+    return plan, sum(math.prod(own_shapes[i]) for i in plan.whole)
+
+
 def make_powersgd(recipe: Recipe) -> Method:
     """Builds the PowerSGD method."""
     refuse_biased(recipe.wire, "powersgd")
     config: PowersgdConfig = recipe.settings
-    shapes, send_whole = list(recipe.shapes.values()), recipe.config.send_whole
-    is_whole = is_named(recipe.shapes, send_whole)
-    plan = low_rank.make_plan(shapes, config.rank, config.min_gain, is_whole)
-    own_shapes = list(recipe.own_shapes.values())
-    num_whole = sum(math.prod(own_shapes[i]) for i in plan.whole)
-    slicing = recipe.slicing
-
-    def formula(mesh_shape: Mapping[str, int]) -> list[Collective]:
-        sent = device_sum(dense_size(recipe.own_shapes), mesh_shape)
-        if slicing is None:
-            return (
-                sent
-                + host_sum(plan.num_short + num_whole, mesh_shape, recipe.wire)
-                + host_sum(plan.num_long, mesh_shape, recipe.wire)
-            )
-        (host_axis, num_hosts), _ = mesh_shape.items()
-        sent += host_sum(num_whole, mesh_shape, recipe.wire)
-        if num_hosts > 1:
-            devices = {host_axis: num_hosts, slicing.axis: slicing.parts}
-            for num_elements in (plan.num_short, plan.num_long):
-                sent.append(slicing.summing(num_elements))
-                sent += host_sum(num_elements, devices, recipe.wire)
-        return sent
+    send_whole, slicing = recipe.config.send_whole, recipe.slicing
+    plan, num_whole = plan_of(recipe)
 
     if slicing is None:
         payload = max(plan.num_short + num_whole, plan.num_long)
@@ -390,7 +375,6 @@ def make_powersgd(recipe: Recipe) -> Method:
             slicing=slicing,
         ),
         placement=POWERSGD_PLACEMENTS._replace(residual=recipe.placed("per_host")),
-        formula=formula,
         payload_elements=payload,
     )
 

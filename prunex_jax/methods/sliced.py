@@ -9,13 +9,12 @@ lie in slices, too, the trainer gathers them for both passes of a step.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import optax
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import Collective, Slicing, check_local
+from prunex_jax.comm import Slicing, check_local
 from prunex_jax.mesh import IN_SLICES, MeshAxes
 from prunex_jax.methods.method import Exchange, KeepCounts, Method, Recipe, RoundKind
 
@@ -26,28 +25,18 @@ def recipe_in_slices(recipe: Recipe, slicing: Slicing) -> Recipe:
     return dataclasses.replace(recipe, axes=axes, slicing=slicing)
 
 
-def with_sliced_params(
-    method: Method, slicing: Slicing, num_parts: int, param_dtype: str = "float32"
-) -> Method:
+def with_sliced_params(method: Method, slicing: Slicing) -> Method:
     """Lets a method that works on slices train parameters that lie in slices, too.
 
     Args:
       method: From `recipe_in_slices`.
       slicing: How parameters are cut.
-      num_parts: Micro batches of a step, for each of which parameters are gathered.
-      param_dtype: Type in which they are.
     Returns:
       The method. Its parameters and gradients are slices, as
       `Slicing.value_and_grad` takes and makes them; the network that it stands for is
-      whole. The formula of a step has all parameters gathered twice, which is the most:
-      the second time it is those that the backward pass reads.
+      whole.
     """
-    base = _on_real_mesh(method, slicing)
-
-    def step_formula(mesh_shape: Mapping[str, int], **options: Any) -> list[Collective]:
-        # Forward, backward, and the gradients.
-        passes = 2 * slicing.joining(param_dtype) + slicing.averaging()
-        return num_parts * passes + base.step_formula(mesh_shape, **options)
+    base = _on_whole(method, slicing)
 
     def network(params: PyTree, opt_state: PyTree) -> PyTree:
         return slicing.join(method.network(params, opt_state))
@@ -56,7 +45,6 @@ def with_sliced_params(
         base,
         params_placement=IN_SLICES[method.params_placement],
         network=network,
-        step_formula=step_formula,
     )
 
 
@@ -72,7 +60,7 @@ def around_slices(method: Method, slicing: Slicing, axes: MeshAxes) -> Method:
       in slices. A step sends, beside what the method sends, what `Slicing.mean_of` and
       `Slicing.join` do; a round what `Slicing.join` does.
     """
-    base = _on_real_mesh(method, slicing)
+    base = _on_whole(method, slicing)
 
     def update(
         grads: PyTree, state: PyTree, params: PyTree, **options: Any
@@ -86,58 +74,29 @@ def around_slices(method: Method, slicing: Slicing, axes: MeshAxes) -> Method:
     def network(params: PyTree, opt_state: PyTree) -> PyTree:
         return slicing.join(method.network(slicing.take(params), opt_state))
 
-    def step_formula(mesh_shape: Mapping[str, int], **options: Any) -> list[Collective]:
-        own = base.step_formula(mesh_shape, **options)
-        return slicing.averaging() + own + slicing.joining()
-
-    def exchange_formula(
-        mesh_shape: Mapping[str, int], keep_counts: KeepCounts, kind: RoundKind
-    ) -> list[Collective]:
-        own = base.exchange_formula(mesh_shape, keep_counts, kind)
-        return own + slicing.joining()
-
     return dataclasses.replace(
         base,
         transform=optax.GradientTransformationExtraArgs(base.transform.init, update),
         network=network,
         scores=_scores_of(method, slicing),
         exchange=_exchange_of(method, slicing),
-        step_formula=step_formula,
-        exchange_formula=exchange_formula,
     )
 
 
-def _on_real_mesh(method: Method, slicing: Slicing) -> Method:
-    """The method as it starts from whole parameters, and sends on the real mesh."""
+def _on_whole(method: Method, slicing: Slicing) -> Method:
+    """The method as it starts from whole parameters."""
 
     def init(params: PyTree) -> PyTree:
         return method.transform.init(slicing.take(params))
-
-    def step_formula(mesh_shape: Mapping[str, int], **options: Any) -> list[Collective]:
-        return _that_move(method.step_formula(_on_slices(mesh_shape), **options))
-
-    def exchange_formula(
-        mesh_shape: Mapping[str, int], keep_counts: KeepCounts, kind: RoundKind
-    ) -> list[Collective]:
-        own = method.exchange_formula(_on_slices(mesh_shape), keep_counts, kind)
-        return _that_move(own)
 
     parts, update = slicing.parts, method.transform.update
     return dataclasses.replace(
         method,
         transform=optax.GradientTransformationExtraArgs(init, update),
-        step_formula=step_formula,
-        exchange_formula=exchange_formula,
         payload_elements=lambda counts: parts * method.payload_elements(counts),
         position_bytes=lambda counts: parts * method.position_bytes(counts),
         slicing=slicing,
     )
-
-
-def _on_slices(mesh_shape: Mapping[str, int]) -> dict[str, int]:
-    """The mesh as a method on slices knows it: a device per host."""
-    host_axis, device_axis = mesh_shape
-    return {host_axis: mesh_shape[host_axis], device_axis: 1}
 
 
 def _exchange_of(method: Method, slicing: Slicing) -> Exchange | None:
@@ -159,8 +118,3 @@ def _scores_of(method: Method, slicing: Slicing) -> Any:
     if scores is None:
         return None
     return lambda params, opt_state: scores(slicing.take(params), opt_state)
-
-
-def _that_move(listed: list[Collective]) -> list[Collective]:
-    """Leaves out what goes over the one device that a method on slices knows."""
-    return [each for each in listed if each.axis_sizes != (1,)]

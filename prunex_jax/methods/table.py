@@ -93,7 +93,6 @@ def make_method(
     recipe: Recipe,
     slicing: Slicing | None = None,
     shard: Shard = "state",
-    param_dtype: str = "float32",
 ) -> Method:
     """Builds the method that the settings name.
 
@@ -102,7 +101,6 @@ def make_method(
       slicing: How what is trained lies in slices over the devices of a host; None
         keeps all of it on every device.
       shard: What lies in slices then: the state, or the parameters as well.
-      param_dtype: Type that these parameters are stored in.
     Raises:
       UserError: No such method, or it needs whole parameters.
     """
@@ -122,8 +120,7 @@ def make_method(
     method = row.make(recipe_in_slices(recipe, slicing))
     method = dataclasses.replace(method, name=row.name)
     if shard == "params":
-        num_parts = recipe.optimizer.micro_batches
-        return with_sliced_params(method, slicing, num_parts, param_dtype)
+        return with_sliced_params(method, slicing)
     return around_slices(method, slicing, recipe.axes)
 
 

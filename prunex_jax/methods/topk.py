@@ -13,7 +13,7 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import FLOAT32, Wire
 from prunex_jax.mesh import ALONE, MeshAxes
 from prunex_jax.methods.entries import (
-    EntryTraffic,
+    EntrySizes,
     Sparsifier,
     mean_in_host,
     zeros_like,
@@ -138,8 +138,8 @@ def topk(
 def make_topk(recipe: Recipe) -> Method:
     """Builds the Top-K method."""
     config: TopkConfig = recipe.settings
-    traffic = EntryTraffic(recipe, config.in_chunks)
-    count = traffic.count(config.density)
+    sizes = EntrySizes(recipe, config.in_chunks)
+    count = sizes.count(config.density)
     return gradient_method(
         recipe,
         topk(
@@ -151,9 +151,8 @@ def make_topk(recipe: Recipe) -> Method:
             axes=recipe.axes,
         ),
         placement=TopkState(recipe.placed("per_host")),
-        formula=lambda mesh_shape: traffic.step(mesh_shape, config.density),
-        payload_elements=max(count, traffic.num_whole),
-        position_bytes=traffic.position_bytes(config.density),
+        payload_elements=max(count, sizes.num_whole),
+        position_bytes=sizes.position_bytes(config.density),
     )
 
 

@@ -21,8 +21,8 @@ from prunex_jax.base.environment import environment
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, wire_bytes
-from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, described_topology, run_together
+from prunex_jax.methods.traffic import dense_bytes
 from prunex_jax.models import as_on_gpus
 from prunex_jax.processes import LaunchFlags
 from prunex_jax.tasks import Batch
@@ -264,7 +264,8 @@ def _memory_of(name: str, compiled: Any) -> list[Memory]:
 def _what_is_sent(experiment: Experiment) -> Iterator[Sent]:
     """Bytes of a step of dense averaging, and of the calls of every phase."""
     shape = dict(experiment.mesh.shape)
-    yield _sent("a step of dense", mesh_sum(experiment.num_params, shape), shape)
+    dense = dense_bytes(experiment.num_params, shape)
+    yield Sent("a step of dense", dense[HOST_AXIS], dense[DEVICE_AXIS])
     is_one = len(experiment.phases) == 1
     for number, phase in enumerate(experiment.phases):
         there = experiment if number == 0 else with_method(experiment, phase.method)
@@ -274,26 +275,30 @@ def _what_is_sent(experiment: Experiment) -> Iterator[Sent]:
 
 
 def _calls_of(experiment: Experiment) -> Iterator[tuple[str, list[Collective]]]:
-    """What a step and the exchanges to come send, by the formulas of the method."""
+    """What a step and the exchanges to come send, by the traces of their programs."""
     current, channels = experiment.current, experiment.channels
-    shape, method = dict(experiment.mesh.shape), current.method
+    method, programs = current.method, current.programs
+    state, batch = programs.abstract_state(), experiment.batch_shapes()
+
+    def step(options: dict[str, Any]) -> list[Collective]:
+        return programs.local_step.collectives(state, batch, **options)
+
     last = experiment.num_steps - 1
     counts = channels.keep_counts if method.prunes else channels.sizes
     first_options = current.step_options(0, channels.sizes)
     last_options = current.step_options(last, counts)
     if first_options == last_options:
-        yield "a step", method.step_formula(shape, **first_options)
+        yield "a step", step(first_options)
     else:
-        yield "the first step", method.step_formula(shape, **first_options)
-        yield "the last step", method.step_formula(shape, **last_options)
+        yield "the first step", step(first_options)
+        yield "the last step", step(last_options)
     total = sum(channels.sizes.values())
     for options in _exchanges(experiment):
-        assert method.exchange_formula is not None
         kept = dict(options["keep_counts"])
         share = sum(kept.values()) / total if total and kept else 1.0
-        kind = options["kind"]
-        what = f"an exchange of {share:.3g} of the channels, {kind}"
-        yield what, method.exchange_formula(shape, kept, kind)
+        part = "all channels" if share == 1 else f"{share:.3g} of the channels"
+        what = f"an exchange with {part}, {options['kind']}"
+        yield what, programs.exchange.collectives(state, **options)
 
 
 def _sent(what: str, listed: list[Collective], shape: Mapping[str, int]) -> Sent:

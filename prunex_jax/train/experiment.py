@@ -22,8 +22,7 @@ from prunex_jax.channels import (
     ChannelTrace,
     layouts_of,
 )
-from prunex_jax.comm import Slicing, dense_size, wire_bytes
-from prunex_jax.comm.formulas import mesh_sum
+from prunex_jax.comm import Slicing, dense_size
 from prunex_jax.data import (
     Loader,
     batch_rows,
@@ -42,6 +41,7 @@ from prunex_jax.methods.inner import (
     make_inner,
     make_learning_rate,
 )
+from prunex_jax.methods.traffic import dense_bytes
 from prunex_jax.models import AnyModel, FunctionModel
 from prunex_jax.shrink import trace_model
 from prunex_jax.shrink.cost import count_macs
@@ -83,6 +83,11 @@ class Setup:
     method: Method  # What is exchanged.
     plan: RoundPlan  # When.
     programs: Programs  # What is compiled.
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every parameter by path."""
+        return shapes_by_path(jax.eval_shape(self.model.init, jax.random.key(0))[0])
 
     @functools.cached_property
     def macs(self) -> int:
@@ -175,8 +180,7 @@ class Experiment:
 
     def dense_host_bytes_on(self, mesh_shape: Mapping[str, int]) -> float:
         """The same on another mesh."""
-        sent = mesh_sum(self.num_params, mesh_shape)
-        return wire_bytes(sent, mesh_shape)[HOST_AXIS]
+        return dense_bytes(self.num_params, mesh_shape)[HOST_AXIS]
 
     @functools.cached_property
     def rows(self) -> np.ndarray:
@@ -372,7 +376,6 @@ def _make_setup(
         ),
         Slicing(shapes, basis.mesh.shape[axes.slices]) if axes.slices else None,
         config.topology.shard,
-        config.model.param_dtype,
     )
     programs = Programs(
         model,

@@ -200,6 +200,9 @@ class Program:
 
     def collectives(self, *args: Any, **static: Hashable) -> list[Collective]:
         """Lists what one call sends, from its trace; arguments as for `compile`."""
+        compiled = self._compiled.get(tuple(sorted(static.items())))
+        if compiled is not None:
+            return compiled.collectives
         return self._trace(args, static)[1]
 
     def export_for(

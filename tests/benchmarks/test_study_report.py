@@ -189,16 +189,16 @@ def test_bytes_may_differ_by_a_share_and_a_constant_per_message(row, counted, is
     record = make_measurement(row, interface_bytes=counted)
     gaps = byte_disagreements([record])
     assert len(gaps) == (2 if is_wrong else 0)
-    assert all(" by trace, " in gap or " by formula, " in gap for gap in gaps)
+    assert all(" by trace, " in gap or " by model, " in gap for gap in gaps)
     (table,) = bytes_per_step([record])
     assert any(cell.is_flagged for cell in table.rows[0]) == is_wrong
     assert ("(!)" in table.markdown().split("\n")[2]) == is_wrong
 
 
-def test_a_formula_that_is_not_the_trace_is_found():
+def test_a_model_that_is_not_the_trace_is_found():
     record = make_measurement(formula_bytes=2 * DENSE_BYTES)
     (gap,) = byte_disagreements([record])
-    assert "20,000,000 by formula" in gap
+    assert "20,000,000 by model" in gap
     assert "steps, 2 hosts x 2 devices, r=4, dense" in gap
 
 

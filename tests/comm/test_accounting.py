@@ -17,9 +17,9 @@ from prunex_jax.comm import (
     sum_over_hosts,
     wire_bytes,
 )
-from prunex_jax.comm.formulas import device_sum, host_sum, mesh_sum
 from prunex_jax.mesh import vary
 from tests.helpers.common import MESH, make_mesh
+from tests.helpers.formulas.means import device_sum, host_sum, mesh_sum
 
 AXES = ("host", "device")
 MESHES = [(1, 8), (2, 4), (4, 2), (8, 1), (2, 3)]

@@ -14,9 +14,9 @@ from prunex_jax.comm import (
     mean_with_error,
     wire_bytes,
 )
-from prunex_jax.comm.formulas import host_sum, host_sum_with_error
 from prunex_jax.mesh import ALONE, vary
 from tests.helpers.common import MESH, make_mesh
+from tests.helpers.formulas.means import host_sum, host_sum_with_error
 from tests.helpers.mean_cases import (
     AXES,
     BY_SIZE,

@@ -9,10 +9,10 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.comm import Wire, list_collectives, wire_bytes
-from prunex_jax.comm.formulas import ring_sum
 from prunex_jax.comm.ring import ring_mean_over_hosts
 from prunex_jax.mesh import ALONE, MeshAxes, vary
 from tests.helpers.common import MESH, make_mesh
+from tests.helpers.formulas.means import ring_sum
 
 AXES = ("host", "device")
 HOSTS = MeshAxes("host", None)

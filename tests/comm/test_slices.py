@@ -27,6 +27,7 @@ from prunex_jax.comm import (
 )
 from prunex_jax.mesh import MeshAxes, vary
 from tests.helpers.common import make_mesh
+from tests.helpers.formulas import slices as formulas
 
 AXES = MeshAxes("host", None, "device")
 EVERYWHERE = jax.P()
@@ -137,7 +138,7 @@ def test_slices_come_together_again(mesh):
     assert not list_collectives(cut.trace(tree).jaxpr)
     program, found = on_devices(mesh, lambda x: slicing.join(slicing.take(x)), tree)
     assert_everywhere(found, tree, tolerance=0)
-    assert_sent(program, tree, slicing.joining())
+    assert_sent(program, tree, formulas.joining(slicing))
 
 
 def check_means(mesh):
@@ -156,7 +157,7 @@ def check_means(mesh):
 
 def test_slices_of_a_mean_are_the_mean_of_the_host(mesh):
     program, tree, slicing = check_means(mesh)
-    assert_sent(program, tree, slicing.averaging() + slicing.joining())
+    assert_sent(program, tree, formulas.averaging(slicing) + formulas.joining(slicing))
 
 
 def test_parts_that_are_exchanged_have_the_same_mean(exchanged):
@@ -200,7 +201,11 @@ def test_gradients_by_slices_are_the_mean_of_those_of_devices():
         for rows, mean in zip(found, of_hosts, strict=True):
             np.testing.assert_allclose(rows, slices_of(mean, 4), atol=1e-7)
     again = Slicing({"b": shapes["b"]}, 4)
-    sent = slicing.joining() + again.joining() + slicing.averaging()
+    sent = (
+        formulas.joining(slicing)
+        + formulas.joining(again)
+        + formulas.averaging(slicing)
+    )
     found = list_collectives(program.trace(params, examples).jaxpr)
     assert sorted(map(repr, found)) == sorted(map(repr, sent))
     # The compiler does not make one gather of two, which would keep all of it.
@@ -227,10 +232,10 @@ def test_kept_channels_are_slices_of_what_is_left(mesh, kept):
     program, found = on_devices(mesh, take, tree)
     own_shapes = slicing.own_kept_shapes(LAYOUTS, counts)
     assert {path: x.shape[2:] for path, x in found.items()} == own_shapes
-    sent = slicing.taking(LAYOUTS, counts)
+    sent = formulas.taking(slicing, LAYOUTS, counts)
     assert_sent(program, tree, sent)
     if kept is CHOICES["all"]:
-        assert sent == slicing.putting(LAYOUTS, counts) == []
+        assert sent == formulas.putting(slicing, LAYOUTS, counts) == []
     # Put together, it is what is left of the whole; whole cut axes stay as they are.
     left = jax.device_get(take_channels(tree, LAYOUTS, kept))
     for path, dim in slicing.dims.items():
@@ -267,7 +272,9 @@ def test_kept_channels_go_back_where_they_were(mesh, kept):
         mesh, lambda x: mask_channels(slicing.take(x), layouts, masks), tree
     )
     jax.tree.map(np.testing.assert_array_equal, masked, cut)
-    sent = slicing.taking(LAYOUTS, counts) + slicing.putting(LAYOUTS, counts)
+    sent = formulas.taking(slicing, LAYOUTS, counts) + formulas.putting(
+        slicing, LAYOUTS, counts
+    )
     assert_sent(program, tree, sent)
 
 

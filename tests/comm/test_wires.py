@@ -21,11 +21,11 @@ from prunex_jax.comm import (
     mean_over_mesh,
     wire_bytes,
 )
-from prunex_jax.comm.formulas import flat_sum, host_sum, mesh_sum
 from prunex_jax.comm.wires import decode, encode
 from prunex_jax.mesh import ALONE, vary
 from prunex_jax.methods import average_gradients
 from tests.helpers.common import MESH, ROOT, free_port, make_mesh
+from tests.helpers.formulas.means import flat_sum, host_sum, mesh_sum
 from tests.helpers.mean_cases import (
     AXES,
     BY_SIZE,

@@ -50,6 +50,7 @@ from tests.helpers.consensus_cases import (
     draw,
 )
 from tests.helpers.consensus_reference import entry_masks
+from tests.helpers.formulas.methods import formulas_of
 
 
 def _hsadmm(wire_dtype="float32", bucket_bytes=0, rounds=None, **settings):
@@ -254,9 +255,9 @@ class Runner:
         self.shape = shape
         config = ROWS[row] if isinstance(row, str) else row
         slicing = None if shard == "none" else Slicing(SHAPES, shape[1])
-        self.method = make_method(
-            recipe_of(config, **recipe), slicing, shard, param_dtype
-        )
+        made_from = recipe_of(config, **recipe)
+        self.method = make_method(made_from, slicing, shard)
+        self.formulas = formulas_of(made_from, slicing, shard, param_dtype)
         self.ledger = Ledger()
         self.programs = Programs(
             Problem(), self.method, make_mesh(*shape), self.ledger,
@@ -452,7 +453,7 @@ def test_formula_bytes_while_channels_fade(row):
     runner = Runner(row, (2, 4), fade_steps=8)
     check_formula_bytes(runner)
     mesh_shape = {"host": 2, "device": 4}
-    formula = runner.method.exchange_formula
+    formula = runner.formulas.exchange
     sent = [wire_bytes(formula(mesh_shape, c, "moving"), mesh_shape)
             for c in (FINAL, FULL)]  # fmt: skip
     assert sent[0] == sent[1]
@@ -482,11 +483,11 @@ def check_formula_bytes(runner):
         lambda x: np.zeros(x.shape, x.dtype), runner.programs.abstract_state().opt_state
     )
     for options in options_of(method, nothing):
-        formula = method.step_formula(mesh_shape, **options)
+        formula = runner.formulas.step(mesh_shape, **options)
         pairs.append((runner.sent_by_step(**options), formula))
     if method.exchange is not None:
         for kind in KINDS:
-            formula = method.exchange_formula(mesh_shape, FINAL, kind)
+            formula = runner.formulas.exchange(mesh_shape, FINAL, kind)
             pairs.append((runner.sent_by_exchange(kind, FINAL), formula))
     for listed, formula in pairs:
         found = wire_bytes(listed, mesh_shape)

@@ -25,6 +25,7 @@ from tests.helpers.entry_cases import (
     largest,
     run,
 )
+from tests.helpers.formulas.methods import formulas_of
 
 # Rounding of float32, for sums of a few numbers of the order of one.
 TIGHT = {"rtol": 1e-5, "atol": 3e-6}
@@ -261,7 +262,8 @@ def test_stages_of_a_short_warmup_only_fall():
 
 @pytest.mark.parametrize("shape", [(1, 8), (2, 4), (4, 2), (8, 1)])
 def test_every_stage_sends_what_the_formula_says(shape):
-    method = make_method(recipe(shape, density=0.01, warmup_share=0.3))
+    own = recipe(shape, density=0.01, warmup_share=0.3)
+    method, formulas = make_method(own), formulas_of(own)
     mesh = make_mesh(*shape)
 
     def traced(options):
@@ -292,7 +294,7 @@ def test_every_stage_sends_what_the_formula_says(shape):
     for chosen, (density, count) in zip(stages, counts.items(), strict=True):
         assert chosen.get("density", 0.01) == density
         listed, sizes = traced(chosen), dict(mesh.shape)
-        formula = method.step_formula(sizes, **chosen)
+        formula = formulas.step(sizes, **chosen)
         assert wire_bytes(listed, sizes) == wire_bytes(formula, sizes)
         share = -(-count // shape[1])
         wanted = (shape[0] - 1) * share * 8 * shape[1]

@@ -12,7 +12,6 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.comm import Wire, dense_size, list_collectives, wire_bytes
-from prunex_jax.comm.formulas import mesh_sum, ring_sum
 from prunex_jax.mesh import leave, specs_of, vary
 from prunex_jax.methods import (
     Recipe,
@@ -28,6 +27,8 @@ from prunex_jax.methods.importance import (
 )
 from prunex_jax.models import make_model
 from tests.helpers.common import MESH, make_mesh
+from tests.helpers.formulas.means import mesh_sum, ring_sum
+from tests.helpers.formulas.methods import formulas_of
 
 AXES = ("host", "device")
 QUICK = {"xla_backend_optimization_level": 0}
@@ -397,16 +398,15 @@ def large_network(name):
 def ratio_of(shapes, devices_per_host, wire_dtype, **settings):
     """Bytes of hierarchical dense float32 over ours at 8 hosts, positions included."""
     config = ImportanceConfig(**settings)
-    method = make_method(
-        Recipe(
-            method_config("importance", importance=config, wire_dtype=wire_dtype),
-            optax.sgd(0.1), optax.constant_schedule(0.1), (), {}, shapes,
-        )
+    recipe = Recipe(
+        method_config("importance", importance=config, wire_dtype=wire_dtype),
+        optax.sgd(0.1), optax.constant_schedule(0.1), (), {}, shapes,
     )  # fmt: skip
+    method, formulas = make_method(recipe), formulas_of(recipe)
     mesh_shape = {"host": 8, "device": devices_per_host}
     sent = 0.0
     for step in range(config.refresh_period):
-        formula = method.step_formula(mesh_shape, **method.step_options(step))
+        formula = formulas.step(mesh_shape, **method.step_options(step))
         sent += wire_bytes(formula, mesh_shape)["host"] / config.refresh_period
     dense = mesh_sum(dense_size(shapes), mesh_shape)
     return wire_bytes(dense, mesh_shape)["host"] / sent

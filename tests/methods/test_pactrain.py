@@ -15,7 +15,6 @@ from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.channels import trace_channels
 from prunex_jax.comm import Wire, dense_size, list_collectives, wire_bytes
-from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.mesh import ALONE, MeshAxes, vary
 from prunex_jax.methods import (
     Recipe,
@@ -36,6 +35,8 @@ from prunex_jax.shrink import trace_model
 from prunex_jax.sparsity import uniform_keep_counts
 from prunex_jax.train.config import resolve_config
 from tests.helpers.common import MESH, make_mesh
+from tests.helpers.formulas.means import mesh_sum
+from tests.helpers.formulas.methods import formulas_of
 
 AXES = ("host", "device")
 REPLICATED = jax.P()
@@ -405,7 +406,7 @@ def test_half_of_the_channels_is_a_quarter_of_the_bytes(name, settings, most):
     recipe, mesh_shape = resnet_recipe(name, **settings), {"host": 4, "device": 2}
     method = make_method(recipe)
     dense = wire_bytes(mesh_sum(dense_size(recipe.shapes), mesh_shape), mesh_shape)
-    ours = wire_bytes(method.step_formula(mesh_shape), mesh_shape)
+    ours = wire_bytes(formulas_of(recipe).step(mesh_shape), mesh_shape)
     assert 0 < ours["host"] / dense["host"] <= most
     if name != "resnet20":
         return

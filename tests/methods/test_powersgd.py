@@ -12,12 +12,10 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import flatten_by_path, shapes_by_path
 from prunex_jax.comm import Wire, dense_size, wire_bytes
-from prunex_jax.comm.formulas import mesh_sum
 from prunex_jax.mesh import MeshAxes, enter, leave, specs_of, vary
 from prunex_jax.methods import (
     Recipe,
     low_rank,
-    make_method,
     method_config,
     powersgd,
 )
@@ -25,6 +23,8 @@ from prunex_jax.methods.powersgd import POWERSGD_PLACEMENTS, PowersgdConfig
 from prunex_jax.models import make_model
 from prunex_jax.train.config import resolve_config
 from tests.helpers.common import MESH, make_mesh
+from tests.helpers.formulas.means import mesh_sum
+from tests.helpers.formulas.methods import formulas_of
 
 AXES = ("host", "device")
 QUICK = {"xla_backend_optimization_level": 0}
@@ -494,7 +494,7 @@ def test_bytes_of_resnet18(rank, shape):
         shapes=shapes,
     )
     mesh_shape = dict(zip(AXES, shape, strict=True))
-    sent = wire_bytes(make_method(recipe).step_formula(mesh_shape), mesh_shape)
+    sent = wire_bytes(formulas_of(recipe).step(mesh_shape), mesh_shape)
     dense = wire_bytes(mesh_sum(dense_size(shapes), mesh_shape), mesh_shape)
     ratio = dense["host"] / sent["host"]
     assert ratio == pytest.approx(PAPER_RATIOS[rank], abs=0.5)

@@ -9,13 +9,15 @@ import pytest
 
 from prunex_jax.comm import TopK, Wire, list_collectives, wire_bytes
 from prunex_jax.mesh import vary
-from prunex_jax.methods import make_method, method_config
+from prunex_jax.methods import method_config
 from prunex_jax.methods.hsadmm import HsadmmParameters
 from prunex_jax.methods.hsadmm.method import HsadmmConfig
-from prunex_jax.methods.hsadmm.sending import mean_of_differences, sent_differences
+from prunex_jax.methods.hsadmm.sending import mean_of_differences
 from prunex_jax.methods.local_sgd import LocalSgdConfig
 from prunex_jax.methods.method import RoundsConfig
 from tests.helpers.common import MESH
+from tests.helpers.formulas.hsadmm import sent_differences
+from tests.helpers.formulas.methods import formulas_of
 from tests.helpers.mean_cases import AXES, assert_same, on_mesh
 from tests.methods import test_contract as contract
 
@@ -114,7 +116,7 @@ def test_settings_choose_the_route_by_bytes(name):
     def sent(num_hosts, **rounds):
         own = dataclasses.replace(recipe, config=config_of(name, "int2", **rounds))
         mesh_shape = {"host": num_hosts, "device": 1}
-        formula = make_method(own).exchange_formula(mesh_shape, {}, "frozen")
+        formula = formulas_of(own).exchange(mesh_shape, {}, "frozen")
         return wire_bytes(formula, mesh_shape)["host"]
 
     for num_hosts in (2, 4, 8, 32):

@@ -13,7 +13,7 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.comm import Slicing, wire_bytes
-from prunex_jax.comm.formulas import dense_size, device_sum
+from prunex_jax.comm.formulas import dense_size
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods import METHODS, low_rank, method_config
 from prunex_jax.methods.hsadmm.method import HsadmmConfig
@@ -21,6 +21,8 @@ from prunex_jax.methods.inner import check_sliceable, make_inner
 from prunex_jax.methods.method import RoundsConfig
 from prunex_jax.methods.powersgd import powersgd
 from tests.helpers.consensus_cases import START
+from tests.helpers.formulas.means import device_sum
+from tests.helpers.formulas.slices import joining
 from tests.methods.test_contract import (
     FINAL,
     LIMITS,
@@ -245,14 +247,14 @@ def test_sliced_parameters_are_gathered_at_most_twice(row):
     """The second time those that the backward pass reads; here it reads none."""
     mesh_shape = {"host": 2, "device": 4}
     runner = sliced_runner(row, (2, 4), "params")
-    formula = wire_bytes(runner.method.step_formula(mesh_shape), mesh_shape)
+    formula = wire_bytes(runner.formulas.step(mesh_shape), mesh_shape)
     found = wire_bytes(runner.sent_by_step(), mesh_shape)
-    once = wire_bytes(Slicing(SHAPES, 4).joining(), mesh_shape)
+    once = wire_bytes(joining(Slicing(SHAPES, 4)), mesh_shape)
     assert found["host"] == formula["host"]
     assert found["device"] == formula["device"] - once["device"]
     if runner.method.exchange is not None:
         for kind in ("moving", "freeze", "frozen"):
-            formula = runner.method.exchange_formula(mesh_shape, FINAL, kind)
+            formula = runner.formulas.exchange(mesh_shape, FINAL, kind)
             sent = runner.sent_by_exchange(kind, FINAL)
             assert wire_bytes(sent, mesh_shape) == wire_bytes(formula, mesh_shape)
 

@@ -32,6 +32,7 @@ from tests.helpers.consensus_cases import (
     targets_of,
 )
 from tests.helpers.consensus_reference import entry_masks
+from tests.helpers.formulas.methods import formulas_of
 from tests.methods import test_contract as contract
 
 PERIOD, NUM_STEPS, SHAPE = 4, 10, (2, 2)
@@ -285,17 +286,14 @@ def test_a_step_sends_a_fragment_of_the_bytes_of_a_round():
             local_sgd=LocalSgdConfig(sync_period=PERIOD),
             rounds=RoundsConfig(**rounds),
         )
-        return make_method(contract.recipe_of(config))
+        recipe = contract.recipe_of(config)
+        return make_method(recipe), formulas_of(recipe)
 
     mesh_shape = {"host": 2, "device": 1}
-    whole, parts = method_of(), method_of(fragments=2, delay=1)
-    exchange = wire_bytes(
-        whole.exchange_formula(mesh_shape, FULL, "frozen"), mesh_shape
-    )
+    (whole, in_rounds), (parts, in_steps) = method_of(), method_of(fragments=2, delay=1)
+    exchange = wire_bytes(in_rounds.exchange(mesh_shape, FULL, "frozen"), mesh_shape)
     steps = [
-        wire_bytes(
-            parts.step_formula(mesh_shape, **parts.step_options(step)), mesh_shape
-        )
+        wire_bytes(in_steps.step(mesh_shape, **parts.step_options(step)), mesh_shape)
         for step in range(PERIOD)
     ]
     sent = [step["host"] for step in steps]

@@ -24,6 +24,7 @@ from prunex_jax.train import train
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
 from prunex_jax.train.export import export_run
+from tests.helpers.formulas.methods import formulas_of_run
 from tests.helpers.texts import make_text, write_tokenizer
 from tests.helpers.tiny_runs import (
     ROUNDING,
@@ -427,12 +428,13 @@ def check_bytes(settings, method, shape):
     experiment = make_experiment(resolve_config(values), topology)
     current, mesh_shape = experiment.current, dict(experiment.mesh.shape)
     programs, state = current.programs, current.programs.abstract_state()
+    formulas = formulas_of_run(experiment)
     split = experiment.task.dataset.train
     batch = jax.eval_shape(
         lambda: jax.tree.map(jnp.asarray, split.evaluation_batch(np.arange(24)))
     )
     for options in late_options(current.method):
-        formula = current.method.step_formula(mesh_shape, **options)
+        formula = formulas.step(mesh_shape, **options)
         found = programs.local_step.collectives(state, batch, **options)
         assert wire_bytes(found, mesh_shape) == wire_bytes(formula, mesh_shape)
     if current.method.exchange is None:
@@ -442,6 +444,6 @@ def check_bytes(settings, method, shape):
         counts = experiment.channels.sizes
     for kind in ("moving", "freeze", "frozen"):
         options = current.exchange_options(counts, kind)
-        formula = current.method.exchange_formula(mesh_shape, counts, kind)
+        formula = formulas.exchange(mesh_shape, counts, kind)
         found = programs.exchange.collectives(state, **options)
         assert wire_bytes(found, mesh_shape) == wire_bytes(formula, mesh_shape)

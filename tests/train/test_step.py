@@ -18,6 +18,7 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.methods import Recipe, make_method, method_config
 from prunex_jax.methods.inner import make_inner
 from prunex_jax.methods.powersgd import PowersgdConfig
+from prunex_jax.methods.traffic import step_collectives
 from prunex_jax.tasks import Classification
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.experiment import make_experiment
@@ -153,13 +154,16 @@ def test_statistics_are_those_of_the_images_of_all_devices():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_do_not_depend_on_micro_batches(method):
+    """They are those of the method alone."""
     mesh_shape = dict(zip(("host", "device"), SHAPE, strict=True))
+    shapes = shapes_by_path(jax.eval_shape(Plain().init, jax.random.key(0))[0])
     for count in (1, 4):
         made, programs = programs_of(method, count)
         state = jax.eval_shape(programs.abstract_state)
         compiled = programs.local_step.compile(state, batch_of(0))
         found = wire_bytes(compiled.collectives, mesh_shape)
-        assert found == wire_bytes(made.step_formula(mesh_shape), mesh_shape)
+        alone = step_collectives(made, shapes, mesh_shape)
+        assert found == wire_bytes(alone, mesh_shape)
 
 
 def test_micro_batches_are_no_loop_on_cpu():

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -12,9 +12,8 @@ import optax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import setting
 from prunex_jax.base.trees import PyTree
-from prunex_jax.channels import Layouts, kept_shape, layouts_of
-from prunex_jax.comm import Collective, TopK, Wire, dense_size
-from prunex_jax.comm.formulas import device_sum, host_sum
+from prunex_jax.channels import kept_shape, layouts_of
+from prunex_jax.comm import TopK, Wire
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm.arithmetic import norm
 from prunex_jax.methods.hsadmm.consensus import (
@@ -26,7 +25,7 @@ from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.outer import law_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
-from prunex_jax.methods.hsadmm.sending import payload_of, sent_differences
+from prunex_jax.methods.hsadmm.sending import payload_of
 from prunex_jax.methods.hsadmm.streaming import Streaming, fragments_of
 from prunex_jax.methods.method import (
     KeepCounts,
@@ -38,7 +37,6 @@ from prunex_jax.methods.method import (
     RoundKind,
     Variant,
 )
-from prunex_jax.sparsity import uses_gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +172,14 @@ FixedCounts = tuple[tuple[str, int], ...]
 
 def make_hsadmm(recipe: Recipe) -> Method:
     """Builds the H-SADMM method."""
+    return consensus_method(core_of(recipe), recipe, prunes=True)
+
+
+def core_of(recipe: Recipe) -> Hsadmm:
+    """The core as the settings say."""
     config: HsadmmConfig = recipe.settings
     parameters = parameters_of(recipe)
-    core = Hsadmm(
+    return Hsadmm(
         recipe.inner,
         recipe.groups,
         recipe.keep_counts,
@@ -190,7 +193,6 @@ def make_hsadmm(recipe: Recipe) -> Method:
         ),
         slicing=recipe.slicing,
     )
-    return consensus_method(core, recipe, prunes=True)
 
 
 def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
@@ -231,7 +233,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         del params
         return state.global_consensus
 
-    traffic = _Traffic(core, recipe)
+    payload = _Payload(core, recipe)
     return Method(
         params_placement=state_placements(core.device_level).inner_state,
         opt_placement=placements,
@@ -244,10 +246,8 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         masks=lambda state: state.masks,
         scores=core.scores if prunes else None,
         health=functools.partial(_health, core.parameters, core.axes),
-        step_formula=traffic.step,
-        exchange_formula=traffic.exchange,
-        payload_elements=lambda counts: traffic.payload(counts)[0],
-        position_bytes=lambda counts: traffic.payload(counts)[1],
+        payload_elements=lambda counts: payload.of_largest(counts)[0],
+        position_bytes=lambda counts: payload.of_largest(counts)[1],
         inner_state=lambda state: state.inner_state,
         with_inner=lambda state, inner: state._replace(inner_state=inner),
         wire=core.parameters.wire,
@@ -288,39 +288,25 @@ def _health(
     return found
 
 
-class _Traffic:
-    """What H-SADMM must send, from sizes alone."""
+class _Payload:
+    """Elements that rounds send, from sizes alone."""
 
     def __init__(self, core: Hsadmm, recipe: Recipe) -> None:
         self.core = core
-        self.shapes = recipe.shapes
+        self.shapes, self.slicing = recipe.shapes, recipe.slicing
         self.layouts = layouts_of(core.groups, recipe.shapes)
-        self.slicing = recipe.slicing
-        self.num_channels = sum(group.size for group in core.groups)
         count = 1 if core.streaming is None else core.streaming.num_fragments
         self.fragments = fragments_of(recipe.own_shapes, count)
 
-    def sent_channels(
-        self, keep_counts: Mapping[str, int], kind: RoundKind
-    ) -> tuple[Layouts, Mapping[str, int]]:
-        """Channels that one round sends: all of them while some only fade."""
-        if kind == "moving" and self.core.parameters.fade:
-            keep_counts = {group.name: group.size for group in self.core.groups}
-        return self.layouts, keep_counts
-
     def sizes(
-        self,
-        keep_counts: Mapping[str, int],
-        kind: RoundKind = "frozen",
-        paths: Iterable[str] | None = None,
+        self, keep_counts: Mapping[str, int], paths: Iterable[str] | None = None
     ) -> dict[int, int]:
         """Elements of all compact leaves, or of some, of so many axes."""
-        layouts, counts = self.sent_channels(keep_counts, kind)
         if self.slicing is not None:
-            left = self.slicing.own_kept_shapes(layouts, counts)
+            left = self.slicing.own_kept_shapes(self.layouts, keep_counts)
         else:
             left = {
-                path: kept_shape(shape, layouts.get(path), counts)
+                path: kept_shape(shape, self.layouts.get(path), keep_counts)
                 for path, shape in self.shapes.items()
             }
         sizes: dict[int, int] = {}
@@ -329,103 +315,12 @@ class _Traffic:
             sizes[num_axes] = sizes.get(num_axes, 0) + math.prod(left[path])
         return sizes
 
-    def slices_sent(
-        self,
-        keep_counts: Mapping[str, int],
-        kind: RoundKind,
-        paths: Collection[str],
-    ) -> list[Collective]:
-        """What slices of parameters tell each other to send what is kept of them."""
-        slicing, form = self.slicing, self.core.parameters
-        if slicing is None:
-            return []
-        layouts, counts = self.sent_channels(keep_counts, kind)
-        own = {path: layouts[path] for path in paths if path in layouts}
-        puts = 2 if form.error_decay else 1
-        return slicing.taking(own, counts) + puts * slicing.putting(own, counts)
-
-    def norms_of_slices(
-        self, paths: Collection[str], more: int = 0
-    ) -> list[Collective]:
-        """What they tell each other for the residuals of a round, and more norms."""
-        num_trees = 4 if any(path in self.layouts for path in paths) else 3
-        if self.core.parameters.rho_host:
-            num_trees = 6
-        return self.numbers_of_slices([len(paths)] * (num_trees + more))
-
-    def numbers_of_slices(self, counts: Iterable[int]) -> list[Collective]:
-        """Sums over slices of so many numbers each."""
-        slicing = self.slicing
-        return [] if slicing is None else [slicing.summing(n) for n in counts if n]
-
-    def payload(self, keep_counts: Mapping[str, int]) -> tuple[int, int]:
-        """Of the largest part that is exchanged at once."""
+    def of_largest(self, keep_counts: Mapping[str, int]) -> tuple[int, int]:
+        """Of the largest part that is exchanged at once: see `payload_of`."""
         return max(
-            payload_of(self.sizes(keep_counts, paths=paths), self.core.parameters)
+            payload_of(self.sizes(keep_counts, paths), self.core.parameters)
             for paths in self.fragments
         )
-
-    def step(
-        self,
-        mesh_shape: Mapping[str, int],
-        sends: int | None = None,
-        lands: int | None = None,
-        keep_counts: FixedCounts | None = None,
-    ) -> list[Collective]:
-        is_consensus = self.core.device_level == "consensus"
-        sent = []
-        if not is_consensus:
-            sent += device_sum(dense_size(self.shapes), mesh_shape)
-        criterion = self.core.parameters.criterion
-        if uses_gradients(criterion):
-            count = 1 if criterion == "taylor" else 3
-            sent += self.numbers_of_slices([count * self.num_channels])
-        if lands is not None:
-            sent += self.norms_of_slices(self.fragments[lands], 1)
-        if sends is None:
-            return sent
-        paths = self.fragments[sends]
-        if is_consensus:
-            size = dense_size({path: self.shapes[path] for path in paths})
-            sent += device_sum(size, mesh_shape)
-        counts = self.core.keep_counts if keep_counts is None else dict(keep_counts)
-        sizes = self.sizes(counts, paths=paths)
-        form = self.core.parameters
-        sent += self.slices_sent(counts, "frozen", paths)
-        return sent + sent_differences(sizes, form, mesh_shape, "frozen")
-
-    def exchange(
-        self,
-        mesh_shape: Mapping[str, int],
-        keep_counts: Mapping[str, int],
-        kind: RoundKind,
-    ) -> list[Collective]:
-        form = self.core.parameters
-        is_scored = kind != "frozen"
-        sent = []
-        if self.core.device_level == "consensus":
-            num_copies = 2 if form.dual_decay else 1
-            num_elements = num_copies * dense_size(self.shapes)
-            if form.adapt == "residual":
-                sent += device_sum(4, mesh_shape)
-            sent += device_sum(num_elements, mesh_shape)
-            if is_scored and uses_gradients(form.criterion):
-                sent += device_sum(self.num_channels, mesh_shape)
-        if form.adapt == "residual":
-            sent += host_sum(4, mesh_shape)
-        if is_scored:
-            sent += host_sum(self.num_channels, mesh_shape)
-        sizes = self.sizes(keep_counts, kind)
-        sent += self.slices_sent(keep_counts, kind, self.shapes)
-        if not (is_scored and form.criterion == "taylor"):
-            sent += self.numbers_of_slices([self.num_channels])
-        sent += self.norms_of_slices(self.shapes)
-        if form.outer != "fixed":
-            sent += self.numbers_of_slices([len(self.shapes)] * 2 + [1])
-        if self.core.streaming is not None and self.core.streaming.keeps_means:
-            for paths in self.fragments:
-                sent += self.norms_of_slices(paths, 1)
-        return sent + sent_differences(sizes, form, mesh_shape, kind)
 
 
 _HALF = {"sparsity.sparsity": 0.5}

@@ -12,17 +12,10 @@ import jax
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import KeepIndices, Layouts, put_channels, take_channels
 from prunex_jax.comm import (
-    Collective,
     Slicing,
     mean_of_largest,
     mean_over_hosts,
     mean_with_error,
-)
-from prunex_jax.comm.formulas import (
-    MeshShape,
-    host_sum,
-    host_sum_with_error,
-    largest_sum,
 )
 from prunex_jax.comm.largest import CHUNK
 from prunex_jax.mesh import MeshAxes
@@ -116,32 +109,6 @@ def payload_of(sizes: Mapping[int, int], form: HsadmmParameters) -> tuple[int, i
         return sum(sizes.values()), 0
     num_chunks = -(-_large(sizes) // CHUNK)
     return num_chunks * form.top.per_chunk, num_chunks * form.top.position_bytes
-
-
-def sent_differences(
-    sizes: Mapping[int, int],
-    form: HsadmmParameters,
-    mesh_shape: MeshShape,
-    kind: RoundKind,
-) -> list[Collective]:
-    """What `mean_of_differences` sends for a tree.
-
-    Args:
-      sizes: Elements of all compact leaves of so many axes.
-      form: As there.
-      mesh_shape: Axes of the mesh and their sizes.
-      kind: As there.
-    """
-    total = sum(sizes.values())
-    if not form.error_decay:
-        return host_sum(total, mesh_shape, form.wire)
-    form = _form_of(form, kind)
-    if form.top is None:
-        return host_sum_with_error(total, mesh_shape, form.wire)
-    large = _large(sizes)
-    of_large = largest_sum(large, form.top, mesh_shape, form.wire)
-    wire = form.wire.at_least_8_bits()
-    return of_large + host_sum_with_error(total - large, mesh_shape, wire)
 
 
 def _large(sizes: Mapping[int, int]) -> int:

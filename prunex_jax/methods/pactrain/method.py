@@ -8,7 +8,7 @@ others, without positions. What is kept is chosen by `grasp`, by size, or by the
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -19,11 +19,9 @@ import optax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import setting
 from prunex_jax.base.trees import PyTree
-from prunex_jax.channels import layouts_of
 from prunex_jax.comm import (
     FLOAT32,
     TERNARY,
-    Collective,
     Slicing,
     Wire,
     check_local,
@@ -33,7 +31,6 @@ from prunex_jax.comm import (
     mean_over_mesh,
     refuse_biased,
 )
-from prunex_jax.comm.formulas import host_gather, mesh_sum
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.methods.method import (
@@ -232,7 +229,6 @@ def make_pactrain(recipe: Recipe) -> Method:
         recipe,
         pactrain(packing, wire=wire, axes=recipe.axes),
         placement=PACTRAIN_PLACEMENTS,
-        formula=_formula_of(recipe, packing),
         payload_elements=packing.num_kept,
         wire=wire,
         masks=lambda state: packing.masks(state.pattern),
@@ -267,23 +263,6 @@ def _packing_of(recipe: Recipe, slicing: Slicing | None) -> Packing:
             "method.pactrain.structure=channels"
         )
     return WeightPacking(config.density, recipe.shapes)
-
-
-def _formula_of(recipe: Recipe, packing: Packing) -> Callable[..., list[Collective]]:
-    """What one step must send, from sizes alone."""
-    moved = []
-    if recipe.slicing is not None:
-        layouts, counts = layouts_of(recipe.groups, recipe.shapes), recipe.keep_counts
-        moved += recipe.slicing.taking(layouts, counts)
-        moved += recipe.slicing.putting(layouts, counts)
-
-    def formula(mesh_shape: Mapping[str, int], packed: bool = True) -> list[Collective]:
-        if not packed:
-            dense = mesh_sum(dense_size(recipe.own_shapes), mesh_shape, recipe.wire)
-            return dense + host_gather(2, mesh_shape, "uint32")
-        return mesh_sum(packing.num_kept, mesh_shape, _wire_of(recipe)) + moved
-
-    return formula
 
 
 def _preparation(recipe: Recipe, own_packing: Packing) -> Prepare:

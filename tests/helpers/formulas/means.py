@@ -1,0 +1,136 @@
+"""Closed formulas of means over the mesh, from sizes alone."""
+
+from prunex_jax.comm.accounting import Collective
+from prunex_jax.comm.formulas import MeshShape, host_gather
+from prunex_jax.comm.wires import FLOAT32, TERNARY, Wire
+
+
+def device_sum(num_elements: int, mesh_shape: MeshShape) -> list[Collective]:
+    """What `averaging.mean_over_devices` sends for a tree of `num_elements`."""
+    _, (device_axis, num_devices) = mesh_shape.items()
+    return [Collective("sum", (device_axis,), (num_devices,), num_elements, "float32")]
+
+
+def host_sum(
+    num_elements: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
+) -> list[Collective]:
+    """What `averaging.mean_over_hosts` sends: each device carries one share."""
+    (_, num_hosts), (_, num_devices) = mesh_shape.items()
+    if num_hosts == 1:
+        return []
+    if wire.dtype == TERNARY:
+        scale = mesh_sum(num_hosts * num_devices, mesh_shape)
+        return [*scale, *_shared_sum(num_elements, mesh_shape, wire)]
+    return [
+        sent
+        for size in _sizes(num_elements, wire.bucket_elements)
+        for sent in _shared_sum(size, mesh_shape, wire)
+    ]
+
+
+def host_sum_with_error(
+    num_elements: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
+) -> list[Collective]:
+    """What `averaging.mean_with_error` sends: errors come together inside a host."""
+    (_, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    sent = host_sum(num_elements, mesh_shape, wire)
+    if num_hosts == 1 or not wire.is_narrow:
+        return sent
+    unit = wire.block * num_devices * num_hosts
+    for size in _sizes(num_elements, wire.bucket_elements):
+        share = -(-size // unit) * wire.block * num_hosts
+        errors = ("gather", (device_axis,), (num_devices,), share, "float32")
+        sent.append(Collective(*errors))
+    return sent
+
+
+def mesh_sum(
+    num_elements: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
+) -> list[Collective]:
+    """What `averaging.mean_over_mesh` sends: scatter, sum over hosts, gather."""
+    (_, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    if wire.dtype == TERNARY and num_hosts > 1:
+        in_host = device_sum(num_elements, mesh_shape)
+        return in_host + host_sum(num_elements, mesh_shape, wire)
+    on_hosts = FLOAT32 if num_hosts == 1 else wire
+    unit = num_devices * (on_hosts.block * num_hosts if on_hosts.is_narrow else 1)
+    sent = []
+    for size in _sizes(num_elements, wire.bucket_elements):
+        padded = -(-size // unit) * unit
+        sent.append(
+            Collective("scatter", (device_axis,), (num_devices,), padded, "float32")
+        )
+        sent += _shared_sum(size, mesh_shape, on_hosts)
+    return sent
+
+
+def flat_sum(
+    num_elements: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
+) -> list[Collective]:
+    """What `averaging.flat_mean_over_mesh` sends: everything over both axes."""
+    axes, sizes = tuple(mesh_shape), tuple(mesh_shape.values())
+    sent = []
+    for size in _sizes(num_elements, wire.bucket_elements):
+        if sizes[0] == 1 or not wire.is_narrow:
+            sent.append(Collective("sum", axes, sizes, size, "float32"))
+        else:
+            count = sizes[0] * sizes[1]
+            own = -(-size // (wire.block * count)) * wire.block_width
+            sent.append(Collective("exchange", axes, sizes, count * own, wire.carrier))
+            sent.append(Collective("gather", axes, sizes, own, wire.carrier))
+    return sent
+
+
+def ring_sum(
+    num_elements: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
+) -> list[Collective]:
+    """What `ring.ring_mean_over_hosts` sends: each device passes pieces to the next."""
+    (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    if num_hosts == 1:
+        return []
+    unit = wire.block
+    num_units = -(-num_elements // (unit * num_devices * num_hosts))
+    piece = num_units * wire.block_width
+    share, hops = num_units * unit * num_hosts, 2 * (num_hosts - 1)
+    return [
+        Collective("shift", (host_axis,), (num_hosts,), piece, wire.carrier, hops),
+        Collective("gather", (device_axis,), (num_devices,), share, "float32"),
+    ]
+
+
+def entry_gather(
+    num_entries: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
+) -> list[Collective]:
+    """What `averaging.mean_of_entries` sends: values, and a position for each."""
+    num_carriers = wire.num_carriers(num_entries)
+    values = host_gather(num_carriers, mesh_shape, wire.carrier)
+    return values + host_gather(num_entries, mesh_shape, "int32")
+
+
+def _shared_sum(
+    num_elements: int, mesh_shape: MeshShape, wire: Wire
+) -> list[Collective]:
+    """A sum over hosts of one share per device, and the gather of the shares."""
+    (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    carrier = wire.carrier
+    if wire.is_narrow:
+        num_parts = wire.block * num_devices * num_hosts
+        own = -(-num_elements // num_parts) * wire.block_width
+        share = num_hosts * own
+        over_hosts = [
+            Collective("exchange", (host_axis,), (num_hosts,), share, carrier),
+            Collective("gather", (host_axis,), (num_hosts,), own, carrier),
+        ]
+    else:
+        share = -(-num_elements // num_devices)
+        over_hosts = [Collective("sum", (host_axis,), (num_hosts,), share, carrier)]
+    gather = Collective("gather", (device_axis,), (num_devices,), share, carrier)
+    return [*over_hosts, gather]
+
+
+def _sizes(num_elements: int, room: int) -> list[int]:
+    """Elements of the buffers in which a tree is sent, which have so much room."""
+    if not room or not num_elements:
+        return [num_elements]
+    full, rest = divmod(num_elements, room)
+    return [room] * full + [rest] * (rest > 0)
