@@ -112,7 +112,7 @@ def take_steps(coordinator: str, process: int, workdir: str) -> None:
         return Heartbeat(Limits(silence=1e6, stall=0.0), ends_process=False)
 
     with mock.patch("prunex_jax.train.run.make_heartbeat", still):
-        train(SETTINGS, workdir, launch=flags, watch=blocks.watch)
+        train(SETTINGS, workdir, launch=flags, after_step=[blocks.watch])
     if process == 0:
         sys.stdout.write(f"{describe(blocks)}\n")
 

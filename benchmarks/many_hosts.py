@@ -124,7 +124,7 @@ def train_as(asked: Mapping[str, Any]) -> None:
         launch=LaunchFlags(
             asked["coordinator"], asked["hosts"], number, owns_process=True
         ),
-        watch=watch,
+        after_step=[watch],
     )
     watch.seen |= {
         "until the end": time.time() - asked["started"],

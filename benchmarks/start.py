@@ -100,7 +100,7 @@ def run_one(config_file: str, steps: int, folder: Path) -> None:
         reached("start screen")
 
     console.Console.line = line
-    result = train(config, folder / "run", watch=watch)
+    result = train(config, folder / "run", after_step=[watch])
     reached("end of the run")
     progress = progresses[0]
     builds = progress.experiment.ledger.builds

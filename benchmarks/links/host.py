@@ -69,7 +69,9 @@ def run_spec(spec: Spec, gate: Gatekeeper, launch: LaunchFlags) -> None:
         watch = _Watch(spec, gate)
         # The last boundary ends a run of which only steps are wanted.
         with contextlib.suppress(_AllMeasuredError):
-            train(spec.config, spec.workdir, fresh=True, launch=launch, watch=watch)
+            train(
+                spec.config, spec.workdir, fresh=True, launch=launch, after_step=[watch]
+            )
     gate.arrive(event="done")
 
 

@@ -12,7 +12,9 @@ In the order in which a run uses them:
     step          the programs: birth, local step, exchange, report, evaluation
     program       compiles them, counts calls and bytes
     ahead         compiles, while steps run, what will be called later
-    loop          calls them in order, and saves, logs and stops
+    loop          calls them in order; what may follow a step, as a list
+    rows          what is logged
+    means         of networks that a run learns from, and ends with
     position      what a run resumes from beside its state
     regroup       a state on another number of hosts or devices
     restoring     reads a run back, on any mesh
@@ -34,16 +36,17 @@ In the order in which a run uses them:
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prunex_jax.train.run import train
+    from prunex_jax.train.loop import every
+    from prunex_jax.train.run import train, train_steps
     from prunex_jax.train.summary import TrainResult
 
-__all__ = ["TrainResult", "train"]
+__all__ = ["TrainResult", "every", "train", "train_steps"]
 
 
 def __getattr__(name: str) -> Any:
     """Imports the trainer when it is first asked for: it takes seconds."""
     if name in __all__:
-        from prunex_jax.train import run
+        from prunex_jax.train import loop, run
 
-        return getattr(run, name)
+        return getattr(loop if name == "every" else run, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

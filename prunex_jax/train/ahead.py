@@ -19,7 +19,7 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.data import VALID
 from prunex_jax.mesh import sharding_on
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT
-from prunex_jax.train.experiment import Experiment
+from prunex_jax.train.experiment import Experiment, Setup
 from prunex_jax.train.position import RunPosition
 from prunex_jax.train.program import Program, shapes_of
 from prunex_jax.train.transitions import foresee_small
@@ -47,6 +47,7 @@ class CompilerAhead:
         # The run after its cut, and what is being compiled; None before either.
         self._small: Experiment | None = None
         self._calls: Iterable[Call] | None = None
+        self._foreseen: Setup | None = None  # What it was told last.
 
     def __enter__(self) -> Self:
         """Has nothing to do yet."""
@@ -60,6 +61,10 @@ class CompilerAhead:
         """
         self._calls = None
         self._thread.shutdown(wait=kind is None, cancel_futures=True)
+
+    def is_new(self, experiment: Experiment) -> bool:
+        """Whether it compiles, and was not yet told what this run trains now."""
+        return self.is_on and self._foreseen is not experiment.current
 
     def foresee(
         self,
@@ -78,6 +83,7 @@ class CompilerAhead:
           batch: What its local steps take.
           options: Static arguments of its local steps.
         """
+        self._foreseen = experiment.current
         shapes = shapes_of(state), shapes_of(batch)
         self._start(calls_to_come(experiment, position, *shapes, options))
 

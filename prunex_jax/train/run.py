@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ from prunex_jax.train.joining import (
     join_processes,
     make_heartbeat,
 )
-from prunex_jax.train.loop import Loop, Surroundings, Watch
+from prunex_jax.train.loop import AfterStep, Loop, Progress, Surroundings
 from prunex_jax.train.same import (
     check_same_settings,
     check_shared_folder,
 )
+from prunex_jax.train.state import TrainState
 from prunex_jax.train.summary import TrainResult, finish
 from prunex_jax.train.trackers import check_trackers, make_trackers
 from prunex_jax.train.weights import find_weights
@@ -55,7 +56,7 @@ def train(
     fresh: bool = False,
     exact_topology: bool = False,
     launch: LaunchFlags | None = None,
-    watch: Watch | None = None,
+    after_step: Sequence[AfterStep] = (),
 ) -> TrainResult | None:
     """Trains, resuming if the folder holds an unfinished run of the same settings.
 
@@ -81,8 +82,9 @@ def train(
       exact_topology: Refuse to go on with a run that was on another number of hosts, or
         of devices per host; otherwise what they hold is merged or spread.
       launch: How processes find each other; None detects it.
-      watch: Called with a `loop.Progress` and the training state before the first step
-        and after every one, on every process; what it raises ends the run.
+      after_step: Functions of a `loop.Progress` and the training state, called before
+        the first step and after every one, on every process; or pairs of what says
+        when, such as `every(100)`, and such a function. What one raises ends the run.
     Returns:
       The network and its summary, or None if Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2
       stopped the run, which is saved then and goes on with the next call.
@@ -107,23 +109,119 @@ def train(
       >>> result.summary['params_kept'] / result.summary['params_dense']
       0.5
     """
-    own = None
-    if any(part is not None for part in (model, data, loss, inputs, metrics)):
-        own = Own(model, data, loss, inputs, metrics or {})
-    config = resolve_config(config)
-    launch = launch or LaunchFlags()
+    running = _running(
+        _Asked(
+            config,
+            workdir,
+            model=model,
+            data=data,
+            loss=loss,
+            inputs=inputs,
+            metrics=metrics,
+            optimizer=optimizer,
+            fresh=fresh,
+            exact_topology=exact_topology,
+            launch=launch,
+            after_step=after_step,
+        )
+    )
+    while True:
+        try:
+            next(running)
+        except StopIteration as end:
+            result: TrainResult | None = end.value
+            return result
+
+
+def train_steps(
+    config: ml_collections.ConfigDict | Mapping[str, Any] | ExperimentConfig,
+    workdir: str | Path,
+    **options: Any,
+) -> Iterator[tuple[Progress, TrainState]]:
+    """Trains step by step, for whoever wants to look or act between steps.
+
+    A run that is left before its end is saved where it stands. `train` with the same
+    arguments goes on from there, and gives the result.
+
+    Args:
+      config: As of `train`.
+      workdir: As there.
+      **options: Other arguments of `train`, by name.
+    Yields:
+      How far the run is, and what it trains, before the first step and after every
+      one. The next step takes the arrays over: copy what is to stay.
+    Raises:
+      UserError: As from `train`.
+      TrainingDivergedError: As there.
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> x = np.random.default_rng(0).normal(size=(64, 3)).astype('f4')
+      >>> labels = (x[:, 0] > 0).astype('i4')
+      >>> model = lambda key: jnp.zeros((3, 2)), lambda w, x: x @ w
+      >>> settings = {'run': {'steps': 4}, 'data': {'batch_size': 16}}
+      >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
+      ...     run = train_steps(settings, folder, model=model, data=(x, labels))
+      ...     for progress, state in run:
+      ...         if progress.step == 2:
+      ...             break
+      ...     run.close()
+      prunex_jax ...
+      >>> progress.step
+      2
+    """
+    with contextlib.closing(_running(_Asked(config, workdir, **options))) as running:
+        for loop in running:
+            yield loop.progress, loop.state
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What a caller of `train` asks for."""
+
+    config: ml_collections.ConfigDict | Mapping[str, Any] | ExperimentConfig
+    workdir: str | Path
+    _: dataclasses.KW_ONLY
+    model: Any = None
+    data: Any = None
+    loss: Callable[[Any, Any], Any] | str | None = None
+    inputs: Any = None
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
+    optimizer: MakeOptimizer | None = None
+    fresh: bool = False
+    exact_topology: bool = False
+    launch: LaunchFlags | None = None
+    after_step: Sequence[AfterStep] = ()
+
+    @property
+    def own(self) -> Own | None:
+        """Network, data and loss of the caller's own, if there are any."""
+        given = (self.model, self.data, self.loss, self.inputs, self.metrics)
+        if all(part is None for part in given):
+            return None
+        return Own(*given[:4], self.metrics or {})
+
+
+_Running = Generator[Loop, None, TrainResult | None]
+
+
+def _running(asked: _Asked) -> _Running:
+    """The loop of a run, before the first step and after every one; then its result."""
+    config, workdir = resolve_config(asked.config), asked.workdir
+    launch = asked.launch or LaunchFlags()
     check_trackers(config.run)
     # Before process 0 may write there.
-    goes_on, last = holds_run(workdir) and not fresh, last_start(workdir)
+    goes_on, last = holds_run(workdir) and not asked.fresh, last_start(workdir)
     started, topology = join_processes(config, launch, last)
     described = environment(topology.describe())
     if started.addresses:
         described[ADDRESSES] = list(started.addresses)
 
     def prepare() -> tuple[Experiment, RunFolder]:
-        weights = find_weights(config.model.weights, workdir, fresh=fresh)
+        weights = find_weights(config.model.weights, workdir, fresh=asked.fresh)
         experiment = make_experiment(
-            config, topology, own, optimizer, weights, goes_on=goes_on
+            config, topology, asked.own, asked.optimizer, weights, goes_on=goes_on
         )
         if weights is not None:
             described[WEIGHTS] = weights.record()
@@ -134,8 +232,8 @@ def train(
             plain,
             described,
             is_primary=is_primary,
-            fresh=fresh,
-            exact_topology=exact_topology,
+            fresh=asked.fresh,
+            exact_topology=asked.exact_topology,
         )
 
     with (
@@ -155,12 +253,12 @@ def train(
         )
         around = functools.partial(
             Surroundings,
-            watch=watch,
+            after_step=tuple(asked.after_step),
             at=heartbeat.at,
             timed_by=heartbeat.timed_by,
-            exact_topology=exact_topology,
+            exact_topology=asked.exact_topology,
         )
-        result = _run(experiment, folder, console, around, heartbeat)
+        result = yield from _trained(experiment, folder, console, around, heartbeat)
         if result is not None:
             console.line(last_screen(result.summary, str(workdir)))
         return result
@@ -181,13 +279,13 @@ def _shown_elsewhere(
         yield dataclasses.replace(folder, trackers=trackers)
 
 
-def _run(
+def _trained(
     experiment: Experiment,
     folder: RunFolder,
     console: Console,
     around: Callable[..., Surroundings],
     heartbeat: Heartbeat,
-) -> TrainResult | None:
+) -> _Running:
     """Trains to the end, or until asked to stop."""
     kept = experiment.config.run.checkpoints_kept
     with (
@@ -196,8 +294,9 @@ def _run(
         heartbeat.telling(),
     ):
         loop = Loop(experiment, around(folder, checkpointer, console, stop))
-        state, is_complete = loop.run()
-        if not is_complete:
+        for _ in loop.steps():
+            yield loop
+        if not loop.is_complete:
             console.line(
                 f"stopped at step {loop.position.step} of {loop.num_steps} and saved; "
                 "the same command goes on from here"
@@ -205,7 +304,7 @@ def _run(
             return None
         with console.busy("shrinking and testing the network"):
             result = finish(
-                loop.experiment, loop.position, loop.clock, state, loop.final_mean
+                loop.experiment, loop.position, loop.clock, loop.state, loop.means.final
             )
     folder.write_summary(result.summary)
     return result

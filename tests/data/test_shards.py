@@ -299,7 +299,7 @@ def states_up_to_step_5(values, workdir) -> dict[int, dict]:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        train(values, workdir, watch=watch)
+        train(values, workdir, after_step=[watch])
     return states
 
 

@@ -147,7 +147,7 @@ def test_a_run_that_was_stopped_goes_on_with_its_teacher(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(settings(**changes), tmp_path / "parts", watch=die)
+        train(settings(**changes), tmp_path / "parts", after_step=[die])
     resumed = train(settings(**changes), tmp_path / "parts")
     np.testing.assert_array_equal(logits_of(whole), logits_of(resumed))
     assert whole.summary["params_kept"] < whole.summary["params_dense"]

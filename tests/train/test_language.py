@@ -118,7 +118,7 @@ def test_scores_are_those_of_the_network(whole):
 @pytest.mark.slow
 def test_a_resumed_run_is_the_same(whole, stopped_at, tmp_path):
     with pytest.raises(StopAtOnce):
-        train(SETTINGS, tmp_path / "run", watch=stop_after(stopped_at))
+        train(SETTINGS, tmp_path / "run", after_step=[stop_after(stopped_at)])
     resumed = train(SETTINGS, tmp_path / "run")
     for found, wanted in zip(
         *(jax.tree.leaves(r.network.params) for r in (resumed, whole[0])), strict=True
@@ -184,7 +184,7 @@ def test_other_text_trains_and_resumes_the_same(make, tmp_path):
     values["sparsity"].pop("shrink_share")
     result = train(values, tmp_path / "whole")
     with pytest.raises(StopAtOnce):
-        train(values, tmp_path / "run", watch=stop_after(5))
+        train(values, tmp_path / "run", after_step=[stop_after(5)])
     resumed = train(values, tmp_path / "run")
     for found, wanted in zip(
         *(jax.tree.leaves(r.network.params) for r in (resumed, result)), strict=True
@@ -238,7 +238,7 @@ def test_a_masked_model_learns_shrinks_and_resumes(tmp_path):
     assert rows[-1]["tokens_seen"] == summary["tokens_seen"] == 20 * 16 * 16
     assert summary["validation_accuracy"] > 1 / 257
     with pytest.raises(StopAtOnce):
-        train(values, tmp_path / "stopped", watch=stop_after(7))
+        train(values, tmp_path / "stopped", after_step=[stop_after(7)])
     resumed = train(values, tmp_path / "stopped")
     pair = (jax.tree.leaves(r.network.params) for r in (resumed, result))
     for found, wanted in zip(*pair, strict=True):

@@ -1,5 +1,6 @@
 """The loop: what happens in which order, and that a run may stop anywhere in it."""
 
+import contextlib
 import dataclasses
 import io
 from pathlib import Path
@@ -8,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from prunex_jax.base.errors import TrainingDivergedError
+from prunex_jax.base.errors import TrainingDivergedError, UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.mesh import make_topology
 from prunex_jax.train.config import resolve_config
 from prunex_jax.train.console import Console
 from prunex_jax.train.evaluation import check_health
 from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.loop import Loop, Surroundings
+from prunex_jax.train.loop import Loop, Surroundings, every
 from prunex_jax.train.step import Report
 from tests.helpers.tiny_runs import merged, settings
 
@@ -86,17 +87,23 @@ def experiment_of(**changes):
     return make_experiment(config, topology)
 
 
+def around_of(checkpoints, folder=None, stop=None, watchers=(), shown=None):
+    """What a loop needs, without files."""
+    console = Console(True, shown or io.StringIO())
+    folder, stop = folder or Folder([]), stop or Stop()
+    return Surroundings(folder, checkpoints, console, stop, watchers)
+
+
 def run_one(experiment, checkpoints=None, stop=None, watch=None, shown=None):
     """Runs from what the checkpoints hold; gives loop, state, and how it went."""
     events = []
     folder = Folder(events)
     checkpoints = checkpoints or Checkpoints(events)
     checkpoints.events = events
-    console = Console(True, shown or io.StringIO())
-    stop = stop or Stop()
-    loop = Loop(experiment, Surroundings(folder, checkpoints, console, stop, watch))
-    state, is_complete = loop.run()
-    return loop, state, is_complete, events, folder.rows
+    watchers = [] if watch is None else [watch]
+    loop = Loop(experiment, around_of(checkpoints, folder, stop, watchers, shown))
+    loop.run()
+    return loop, loop.state, loop.is_complete, events, folder.rows
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +144,28 @@ def test_watchers_come_after_the_checkpoint_of_their_step(dense):
 
     run_one(dense, checkpoints, watch=watch)
     assert seen == {0: None, 1: None, 2: None, 3: 3, 4: 3, 5: 3, 6: 6}
+
+
+def test_what_callers_ask_for_comes_when_they_say(dense):
+    seen = []
+    pair = every(3), lambda progress, state: seen.append(progress.step)
+    run_one(dense, watch=pair)
+    assert seen == [0, 3, 6]
+    with pytest.raises(UserError, match=r"every\(0\) must be at least 1 step"):
+        every(0)
+
+
+def test_a_loop_that_is_left_saves_where_it_stands(dense):
+    checkpoints = Checkpoints([])
+    loop = Loop(dense, around_of(checkpoints))
+    with contextlib.closing(loop.steps()) as steps:
+        for _ in steps:
+            if loop.position.step == 4:
+                break
+        assert checkpoints.latest_step() == 3
+    assert checkpoints.latest_step() == 4
+    _, state, is_complete, _, _ = run_one(dense, checkpoints)
+    assert is_complete and same_bits(state, run_one(dense)[1])
 
 
 def test_a_watcher_sees_what_a_checkpoint_would_hold(dense):

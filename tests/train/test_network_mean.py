@@ -75,7 +75,7 @@ def whole(tmp_path_factory):
         if progress.step <= 12:
             assert all(mask.all() for mask in state.opt_state.masks.values())
 
-    result = train(of_itself(), folder, watch=look)
+    result = train(of_itself(), folder, after_step=[look])
     return folder, result, networks
 
 

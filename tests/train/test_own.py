@@ -76,7 +76,7 @@ def test_a_resumed_run_draws_the_same(stopped_at, tmp_path):
             tmp_path / "run",
             model=NnxNet,
             data=DATA,
-            watch=stop_after(stopped_at),
+            after_step=[stop_after(stopped_at)],
         )
     resumed = train(SETTINGS, tmp_path / "run", model=NnxNet, data=DATA)
     for found, wanted in zip(
@@ -145,7 +145,7 @@ def test_other_optimizers_train_and_go_on_after_a_cut(optimizer, tmp_path):
     with pytest.raises(StopAtOnce):
         watch = stop_after(35)
         run = tmp_path / "run"
-        train(values, run, model=NnxNet, data=DATA, watch=watch, **given)
+        train(values, run, model=NnxNet, data=DATA, after_step=[watch], **given)
     resumed = train(values, tmp_path / "run", model=NnxNet, data=DATA, **given)
     for found, wanted in zip(
         *(jax.tree.leaves(r.network.params) for r in (resumed, whole)), strict=True

@@ -121,7 +121,7 @@ def test_a_run_is_cut_and_goes_on_with_the_same_bits(shard, stopped_at, tmp_path
     values = merged(VALUES, {"topology": {"shard": shard}})
     whole = train(values, tmp_path / "whole")
     with pytest.raises(StopAtOnce):
-        train(values, tmp_path / "again", watch=stop_after(stopped_at))
+        train(values, tmp_path / "again", after_step=[stop_after(stopped_at)])
     again = train(values, tmp_path / "again")
     for found, wanted in pairs_of(again.network.params, whole.network.params):
         np.testing.assert_array_equal(found, wanted)

@@ -225,7 +225,7 @@ def values_of(hosts, method="hsadmm", steps=12):
 def run_until(step, values, workdir):
     """Trains until a step, and ends there as a crash would."""
     with pytest.raises(StopAtOnce):
-        train(resolve_config(values), workdir, watch=stop_after(step))
+        train(resolve_config(values), workdir, after_step=[stop_after(step)])
 
 
 @pytest.mark.slow

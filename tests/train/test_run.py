@@ -273,8 +273,8 @@ def test_a_folder_that_is_trained_into_is_left_alone(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(values, tmp_path / "run", watch=intrude)
-    result = train(values, tmp_path / "run", watch=intrude)
+        train(values, tmp_path / "run", after_step=[intrude])
+    result = train(values, tmp_path / "run", after_step=[intrude])
     assert result.summary["host_wire_bytes"] > 0
     steps = [row["step"] for row in RunFolder(tmp_path / "run", True).read_rows()]
     assert steps == [2, 4] and len(refused) == 3

@@ -193,7 +193,7 @@ def stairs_run(tmp_path_factory):
     def look(progress, state):
         models.append(progress.experiment.current.model)
 
-    return values, train(values, workdir, watch=look), workdir, models
+    return values, train(values, workdir, after_step=[look]), workdir, models
 
 
 @pytest.mark.rotates

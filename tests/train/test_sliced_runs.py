@@ -56,7 +56,7 @@ def gone_on(workdir, before, after, stopped_at=18):
     """A run that is stopped on one mesh, in some slices, and goes on in others."""
     with pytest.raises(StopAtOnce):
         chosen = merged(VALUES, {"topology": before})
-        train(chosen, workdir, watch=stop_after(stopped_at))
+        train(chosen, workdir, after_step=[stop_after(stopped_at)])
     train(merged(VALUES, {"topology": after}), workdir)
     return workdir
 
@@ -131,7 +131,7 @@ def test_methods_that_send_in_every_step_go_on_in_other_slices(name, tmp_path):
         folder = tmp_path / f"{before}-{after}"
         with pytest.raises(StopAtOnce):
             chosen = merged(values, {"topology": {"shard": before}})
-            train(chosen, folder, watch=stop_after(12))
+            train(chosen, folder, after_step=[stop_after(12)])
         train(merged(values, {"topology": {"shard": after}}), folder)
         rounding = 0.3 if name in ("topk", "dgc", "importance") else ROUNDING
         found, wanted = losses(folder), losses(tmp_path / "none")
@@ -139,6 +139,6 @@ def test_methods_that_send_in_every_step_go_on_in_other_slices(name, tmp_path):
             assert loss == pytest.approx(wanted[step], rel=rounding), step
     fewer = tmp_path / "fewer"
     with pytest.raises(StopAtOnce):
-        train(values, fewer, watch=stop_after(12))
+        train(values, fewer, after_step=[stop_after(12)])
     train(merged(values, {"topology": {"simulated": "2x2"}}), fewer)
     assert max(losses(fewer)) == 24

@@ -128,7 +128,7 @@ def test_a_resumed_run_needs_the_weights_no_more(source, started, tmp_path):
     export = shutil.copytree(source[2], tmp_path / "export")
     values = dense(export, run={"checkpoint_every_steps": 2})
     with pytest.raises(StopAtOnce):
-        train(values, tmp_path / "run", watch=stop_after(2))
+        train(values, tmp_path / "run", after_step=[stop_after(2)])
     shutil.rmtree(export)
     result = train(values, tmp_path / "run")
     for resumed, whole in zip(
@@ -145,7 +145,7 @@ def test_changed_weights_are_noticed_before_the_first_checkpoint(source, tmp_pat
     file = tmp_path / "run" / "environment.json"
     values = dense(source[2])
     with pytest.raises(StopAtOnce):
-        train(values, tmp_path / "run", watch=stop_after(0))
+        train(values, tmp_path / "run", after_step=[stop_after(0)])
     said = json.loads(file.read_text())
     said["weights"]["digests"][ARRAYS] = "0"
     file.write_text(json.dumps(said))
@@ -315,7 +315,7 @@ def test_a_shrunk_language_model_trains_on(tmp_path):
     }
     values = merged(settings, changes)
     with pytest.raises(StopAtOnce):
-        train(values, tmp_path / "on", watch=stop_after(2))
+        train(values, tmp_path / "on", after_step=[stop_after(2)])
     after = train(values, tmp_path / "on")
     assert after.summary["params_dense"] == result.summary["params_kept"]
     first = rows_of(tmp_path / "on")[0]

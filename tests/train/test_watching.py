@@ -36,7 +36,7 @@ def test_a_window_beyond_the_run_is_refused_before_anything_is_compiled():
 def test_a_watched_run_shows_each_row_once_although_it_was_killed(tmp_path, capsys):
     run = tmp_path / "run"
     with pytest.raises(StopAtOnce):
-        train(watched(), run, watch=stop_after(5))
+        train(watched(), run, after_step=[stop_after(5)])
     assert [row["step"] for row in rows_of(run) if "loss" in row] == [2, 4]
     train(watched(profile_steps="4:6"), run)
     shown = shown_in_tensorboard(run)

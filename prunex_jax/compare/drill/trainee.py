@@ -151,7 +151,7 @@ def _train(values: Values, rest: list[str]) -> int:
         values.workdir,
         model=network(),
         launch=given_launch(values),
-        watch=Trainee(values),
+        after_step=[Trainee(values)],
     )
     return EXIT_STOPPED if result is None else 0
 
