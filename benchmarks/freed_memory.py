@@ -18,8 +18,8 @@ from benchmarks.pairs import describe_pairs
 from prunex_jax.base.timing import time_in_turn
 from prunex_jax.mesh import make_topology
 from prunex_jax.processes import LaunchFlags, start_processes
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
 
 NUM_HOSTS = 4
 BATCH_SIZE = 128

@@ -44,11 +44,11 @@ from prunex_jax.channels import layouts_of, put_channels, take_channels
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import Recipe
 from prunex_jax.methods.inner import make_inner
-from prunex_jax.train.ahead import exchanges_to_come
-from prunex_jax.train.config import ExperimentConfig
-from prunex_jax.train.dry_run import bytes_per_device, find_needs
-from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.position import RunPosition
+from prunex_jax.train.build.config import ExperimentConfig
+from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.changes.ahead import exchanges_to_come
+from prunex_jax.train.commands.dry_run import bytes_per_device, find_needs
+from prunex_jax.train.records.position import RunPosition
 
 # Examples of a step that is timed. Memory is measured with those of the table of
 # docs/results/memory.md.

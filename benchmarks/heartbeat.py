@@ -21,8 +21,8 @@ from prunex_jax.base.timing import Timing
 from prunex_jax.processes import Heartbeat, LaunchFlags, Limits
 from prunex_jax.train.loop import Progress
 from prunex_jax.train.run import train
-from prunex_jax.train.state import TrainState
-from prunex_jax.train.steps_in_flight import StepsInFlight
+from prunex_jax.train.steps.in_flight import StepsInFlight
+from prunex_jax.train.steps.state import TrainState
 from tests.helpers.common import ROOT, free_port
 
 NUM_PAIRS = 60

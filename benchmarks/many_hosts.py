@@ -30,7 +30,7 @@ from prunex_jax.mesh import HOST_AXIS
 from prunex_jax.processes import LaunchFlags
 from prunex_jax.train.loop import Progress
 from prunex_jax.train.run import train
-from prunex_jax.train.state import TrainState
+from prunex_jax.train.steps.state import TrainState
 
 STEPS_PER_START = 24
 NUM_STEPS = 1000

@@ -25,9 +25,13 @@ from benchmarks.compression import write
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import described_topology
 from prunex_jax.models import as_on_gpus
-from prunex_jax.train.config import ExperimentConfig, default_config, resolve_config
-from prunex_jax.train.dry_run import bytes_per_device, find_needs
-from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.build.config import (
+    ExperimentConfig,
+    default_config,
+    resolve_config,
+)
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.commands.dry_run import bytes_per_device, find_needs
 
 NUM_HOSTS = 2
 # Of an H100, as `--dry_run` describes it.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from prunex_jax.train.config import resolve_config
+from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.run import train
 from tests.train.test_regroup import run_through, values_of
 

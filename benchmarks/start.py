@@ -80,7 +80,8 @@ def run_one(config_file: str, steps: int, folder: Path) -> None:
     def reached(phase: str) -> None:
         phases.setdefault(phase, time.time() - started)
 
-    from prunex_jax.train import console, train
+    from prunex_jax.train import train
+    from prunex_jax.train.commands import console
 
     reached("imports done")
     config = runpy.run_path(config_file)["get_config"]()

@@ -14,7 +14,7 @@ measured yet.
 
 import ml_collections
 
-from prunex_jax.train.config import default_config
+from prunex_jax.train.build.config import default_config
 
 
 def get_config(simulated: str = "") -> ml_collections.ConfigDict:

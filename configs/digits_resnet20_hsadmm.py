@@ -15,7 +15,7 @@ Hardware: two CPU cores. Result: test accuracy 0.992
 
 import ml_collections
 
-from prunex_jax.train.config import default_config
+from prunex_jax.train.build.config import default_config
 
 
 def get_config(simulated: str = "2x2") -> ml_collections.ConfigDict:

@@ -11,7 +11,7 @@ Hardware: meant for 4 or more hosts of 4 or 8 GPUs. Result: not measured yet.
 
 import ml_collections
 
-from prunex_jax.train.config import default_config
+from prunex_jax.train.build.config import default_config
 
 
 def get_config() -> ml_collections.ConfigDict:

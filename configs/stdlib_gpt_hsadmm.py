@@ -18,7 +18,7 @@ averaging ends at 2.221, 2.228 and 2.225 (docs/results/accuracy.md), by
 
 import ml_collections
 
-from prunex_jax.train.config import default_config
+from prunex_jax.train.build.config import default_config
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -11,7 +11,7 @@ from typing import Any
 
 def settings() -> str:
     """Lists every setting: default, range, and the comment above it, by section."""
-    from prunex_jax.train.config import resolve_config
+    from prunex_jax.train.build.config import resolve_config
 
     return "\n\n".join(_sections("", resolve_config({"run": {"steps": 1}})))
 

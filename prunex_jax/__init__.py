@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from prunex_jax.shrink import certify, make_cut
     from prunex_jax.sparsity import project_channels
-    from prunex_jax.train.config import default_config
+    from prunex_jax.train.build.config import default_config
 
 __version__ = "0.2.0"
 
@@ -65,7 +65,7 @@ _HOMES = {
     ),
     "shrink": ("certify", "make_cut"),
     "sparsity": ("project_channels",),
-    "train.config": ("default_config",),
+    "train.build.config": ("default_config",),
 }
 
 

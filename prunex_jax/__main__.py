@@ -11,19 +11,19 @@ from prunex_jax.base.errors import suggest
 # Command -> its module, and what it does.
 COMMANDS = {
     "train": (
-        "prunex_jax.train.command",
+        "prunex_jax.train.commands.command",
         "Train a network into a run folder.",
     ),
     "supervise": (
-        "prunex_jax.train.supervise",
+        "prunex_jax.train.commands.supervise",
         "Start a command again when its process is lost.",
     ),
     "export": (
-        "prunex_jax.train.export",
+        "prunex_jax.train.commands.export",
         "Write the small network of a run as a folder of its own.",
     ),
     "evaluate": (
-        "prunex_jax.train.evaluate",
+        "prunex_jax.train.commands.evaluate",
         "Read an exported network back and score it.",
     ),
     "doctor": (

@@ -15,7 +15,7 @@ import pytest
 import prunex_jax
 from benchmarks.__main__ import benchmarks
 from prunex_jax.__main__ import main
-from prunex_jax.train.config import default_config
+from prunex_jax.train.build.config import default_config
 from tests.helpers.common import ROOT, run_script
 
 README = ROOT / "README.md"

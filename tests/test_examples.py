@@ -19,7 +19,7 @@ from prunex_jax.base.command import (
 from prunex_jax.processes import LaunchFlags
 from prunex_jax.processes.environments import Probes
 from prunex_jax.processes.launcher import detect_launch
-from prunex_jax.train.command import COMMAND, load_config
+from prunex_jax.train.commands.command import COMMAND, load_config
 from tests.helpers.common import ROOT
 from tests.helpers.tiny_runs import settings, write_config
 

@@ -54,7 +54,7 @@ from prunex_jax.base.files import write_json
 from prunex_jax.compare.drill.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
 from prunex_jax.compare.report.page import check_packages
 from prunex_jax.compare.sweep.study import load_study, narrow_study, whole_numbers
-from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
+from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 
 COMMAND = Command(
     text=str(__doc__),

@@ -25,8 +25,8 @@ from benchmarks.study import UNLIMITED, LinkStudy
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import gather_texts
 from prunex_jax.processes import LaunchFlags
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.joining import join_processes
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.joining import join_processes
 
 
 def run_on_cluster(

@@ -30,15 +30,15 @@ from prunex_jax.comm import Wire, count_hops, mean_over_mesh
 from prunex_jax.compare.step_time import steady_traffic
 from prunex_jax.mesh import HOST_AXIS, MeshAxes, map_over, sharding_on, vary
 from prunex_jax.processes import LaunchFlags, return_freed_memory
-from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.evaluation import evaluate_split
-from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.joining import join_processes
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.joining import join_processes
+from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.loop import Progress
-from prunex_jax.train.program import Program
+from prunex_jax.train.records.scores import evaluate_split
 from prunex_jax.train.run import train
-from prunex_jax.train.state import TrainState
+from prunex_jax.train.steps.compiled import Program
+from prunex_jax.train.steps.state import TrainState
 
 COMMAND = Command(
     text=str(__doc__),

@@ -19,7 +19,7 @@ from prunex_jax.compare.subprocesses import free_port
 from prunex_jax.compare.sweep.study import settings_of
 from prunex_jax.mesh import check_has_links
 from prunex_jax.tasks import make_task
-from prunex_jax.train.config import config_to_dict, resolve_config
+from prunex_jax.train.build.config import config_to_dict, resolve_config
 
 # The row that every study runs first: steps without any exchange are what r counts in.
 COMPUTATION = LinkRow(places.COMPUTATION, "computation alone", {"method.name": "none"})

@@ -36,7 +36,7 @@ from prunex_jax.data import evaluation_batches, make_loader
 from prunex_jax.methods.inner import make_learning_rate
 from prunex_jax.processes import LaunchFlags, keep_freed_memory
 from prunex_jax.tasks import Task, make_task
-from prunex_jax.train.config import ExperimentConfig, resolve_config, total_steps
+from prunex_jax.train.build.config import ExperimentConfig, resolve_config, total_steps
 
 # Steps before PowerSGD compresses; with feedback of errors it takes no fewer than two.
 _POWERSGD_START = 2

@@ -31,19 +31,19 @@ from prunex_jax.compare.step_time import late_options, steady_traffic
 from prunex_jax.mesh import HOST_AXIS, check_has_links, run_together
 from prunex_jax.methods import METHODS, MethodConfig
 from prunex_jax.tasks import Batch
-from prunex_jax.train.command import (
+from prunex_jax.train.build.config import config_to_dict, resolve_config
+from prunex_jax.train.build.experiment import Experiment, make_experiment, with_method
+from prunex_jax.train.build.joining import join_processes
+from prunex_jax.train.build.network_mean import empty_mean, with_network
+from prunex_jax.train.build.weights import find_weights
+from prunex_jax.train.commands.command import (
     CONFIG_FLAG,
     LAUNCH_FLAGS,
     given_launch,
     load_config,
     override_config,
 )
-from prunex_jax.train.config import config_to_dict, resolve_config
-from prunex_jax.train.experiment import Experiment, make_experiment, with_method
-from prunex_jax.train.joining import join_processes
-from prunex_jax.train.network_mean import empty_mean, with_network
-from prunex_jax.train.state import TrainState
-from prunex_jax.train.weights import find_weights
+from prunex_jax.train.steps.state import TrainState
 
 # What gains are over.
 BASE = "dense"

@@ -50,8 +50,8 @@ from prunex_jax.mesh import (
 )
 from prunex_jax.processes import Heartbeat, Limits, start_processes
 from prunex_jax.processes.gpus import count_visible_gpus
-from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
-from prunex_jax.train.same import shows
+from prunex_jax.train.build.same import shows
+from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 
 OK, WARNING, FAILED = "ok", "warning", "FAILED"
 EXIT_UNWELL = 1

@@ -1,8 +1,8 @@
-"""python -m prunex_jax.train: see `prunex_jax.train.command`."""
+"""python -m prunex_jax.train: see `prunex_jax.train.commands.command`."""
 
 import sys
 
-from prunex_jax.train.command import main
+from prunex_jax.train.commands.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

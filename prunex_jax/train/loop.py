@@ -26,26 +26,26 @@ from prunex_jax.mesh import HOST_AXIS, placed, run_together
 from prunex_jax.methods import Method
 from prunex_jax.processes import StepTimes
 from prunex_jax.tasks import Batch
-from prunex_jax.train.ahead import CompilerAhead
-from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.clock import Clock
-from prunex_jax.train.console import Console, in_words
-from prunex_jax.train.evaluation import check_health, validate
-from prunex_jax.train.experiment import Experiment
-from prunex_jax.train.folder import RunFolder
-from prunex_jax.train.means import Means, gather_means
-from prunex_jax.train.network_mean import SavedRun
-from prunex_jax.train.position import RunPosition
-from prunex_jax.train.profiling import PROFILE, Profiler, profile_window
-from prunex_jax.train.program import Program
-from prunex_jax.train.restoring import restore_run
-from prunex_jax.train.rounds import Round
-from prunex_jax.train.rows import channel_sparsity, spent, training_row
-from prunex_jax.train.state import TrainState
-from prunex_jax.train.step import Report
-from prunex_jax.train.steps_in_flight import StepsInFlight
-from prunex_jax.train.transitions import change_method, describe, hand_over
-from prunex_jax.train.work import macs_left_out
+from prunex_jax.train.build.experiment import Experiment
+from prunex_jax.train.build.network_mean import SavedRun
+from prunex_jax.train.build.rounds import Round
+from prunex_jax.train.changes.ahead import CompilerAhead
+from prunex_jax.train.changes.means import Means, gather_means
+from prunex_jax.train.changes.restoring import restore_run
+from prunex_jax.train.changes.transitions import change_method, describe, hand_over
+from prunex_jax.train.commands.console import Console, in_words
+from prunex_jax.train.records.checkpoint import Checkpointer
+from prunex_jax.train.records.folder import RunFolder
+from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.records.profiling import PROFILE, Profiler, profile_window
+from prunex_jax.train.records.rows import channel_sparsity, spent, training_row
+from prunex_jax.train.records.scores import check_health, validate
+from prunex_jax.train.steps.clock import Clock
+from prunex_jax.train.steps.compiled import Program
+from prunex_jax.train.steps.in_flight import StepsInFlight
+from prunex_jax.train.steps.programs import Report
+from prunex_jax.train.steps.state import TrainState
+from prunex_jax.train.steps.work import macs_left_out
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

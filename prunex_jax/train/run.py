@@ -16,31 +16,35 @@ from prunex_jax.mesh import run_together
 from prunex_jax.methods.inner import MakeOptimizer
 from prunex_jax.processes import Heartbeat, LaunchFlags
 from prunex_jax.tasks import Own
-from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.config import ExperimentConfig, config_to_dict, resolve_config
-from prunex_jax.train.console import Console, last_screen, start_screen
-from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.folder import (
+from prunex_jax.train.build.config import (
+    ExperimentConfig,
+    config_to_dict,
+    resolve_config,
+)
+from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.joining import (
+    check_same_reading,
+    join_processes,
+    make_heartbeat,
+)
+from prunex_jax.train.build.same import (
+    check_same_settings,
+    check_shared_folder,
+)
+from prunex_jax.train.build.weights import find_weights
+from prunex_jax.train.commands.console import Console, last_screen, start_screen
+from prunex_jax.train.loop import AfterStep, Loop, Progress, Surroundings
+from prunex_jax.train.records.checkpoint import Checkpointer
+from prunex_jax.train.records.folder import (
     ADDRESSES,
     WEIGHTS,
     RunFolder,
     holds_run,
     last_start,
 )
-from prunex_jax.train.joining import (
-    check_same_reading,
-    join_processes,
-    make_heartbeat,
-)
-from prunex_jax.train.loop import AfterStep, Loop, Progress, Surroundings
-from prunex_jax.train.same import (
-    check_same_settings,
-    check_shared_folder,
-)
-from prunex_jax.train.state import TrainState
-from prunex_jax.train.summary import TrainResult, finish
-from prunex_jax.train.trackers import check_trackers, make_trackers
-from prunex_jax.train.weights import find_weights
+from prunex_jax.train.records.summary import TrainResult, finish
+from prunex_jax.train.records.trackers import check_trackers, make_trackers
+from prunex_jax.train.steps.state import TrainState
 
 
 def train(

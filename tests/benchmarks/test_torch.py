@@ -45,9 +45,9 @@ from prunex_jax.models import (  # noqa: E402
 )
 from prunex_jax.processes import LaunchFlags  # noqa: E402
 from prunex_jax.tasks import Language  # noqa: E402
-from prunex_jax.train.config import config_to_dict, resolve_config  # noqa: E402
-from prunex_jax.train.evaluation import evaluate_split  # noqa: E402
-from prunex_jax.train.experiment import make_experiment  # noqa: E402
+from prunex_jax.train.build.config import config_to_dict, resolve_config  # noqa: E402
+from prunex_jax.train.build.experiment import make_experiment  # noqa: E402
+from prunex_jax.train.records.scores import evaluate_split  # noqa: E402
 
 SMALL = {
     "basic": (

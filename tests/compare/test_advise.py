@@ -23,9 +23,9 @@ from prunex_jax.compare.probe import ProbedLink
 from prunex_jax.compare.step_time import Link
 from prunex_jax.mesh import make_topology
 from prunex_jax.processes.launcher import Launch
-from prunex_jax.train import joining
-from prunex_jax.train.config import config_to_dict, dotted_keys, resolve_config
-from prunex_jax.train.experiment import Experiment, make_experiment
+from prunex_jax.train.build import joining
+from prunex_jax.train.build.config import config_to_dict, dotted_keys, resolve_config
+from prunex_jax.train.build.experiment import Experiment, make_experiment
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEMO = [

@@ -13,8 +13,8 @@ from prunex_jax.data import make_loader, open_dataset
 from prunex_jax.data.order import ShardedOrder, permutation
 from prunex_jax.data.shards import make_order, make_shards
 from prunex_jax.mesh import make_topology
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
 from prunex_jax.train.run import train
 from tests.helpers.tiny_runs import settings
 

@@ -16,9 +16,9 @@ import pytest
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, described_topology, lacking_compiler
-from prunex_jax.train.config import ExperimentConfig
-from prunex_jax.train.dry_run import bytes_per_device
-from prunex_jax.train.experiment import Experiment, make_experiment
+from prunex_jax.train.build.config import ExperimentConfig
+from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.commands.dry_run import bytes_per_device
 
 NUM_HOSTS, DEVICES_PER_HOST = 2, 8
 # Operations of compiled programs that communicate, and the kind of `Collective`.

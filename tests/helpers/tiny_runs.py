@@ -12,7 +12,7 @@ from typing import Any
 
 import tests.helpers.tiny_network  # noqa: F401
 from prunex_jax.train.loop import Progress, Watch
-from prunex_jax.train.state import TrainState
+from prunex_jax.train.steps.state import TrainState
 from tests.helpers.common import ROOT, free_port
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -65,7 +65,7 @@ def write_config(folder: Path, values: dict) -> Path:
     unfinished = folder / f"settings-{uuid.uuid4()}"
     unfinished.write_text(
         "import tests.helpers.tiny_network\n"
-        "from prunex_jax.train.config import default_config\n\n\n"
+        "from prunex_jax.train.build.config import default_config\n\n\n"
         "def get_config():\n"
         "    config = default_config()\n"
         f"    config.update({values!r})\n"

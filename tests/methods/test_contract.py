@@ -38,8 +38,8 @@ from prunex_jax.methods.pactrain import PactrainConfig
 from prunex_jax.methods.powersgd import PowersgdConfig
 from prunex_jax.methods.topk import TopkConfig
 from prunex_jax.tasks import Classification
-from prunex_jax.train.program import Ledger
-from prunex_jax.train.step import Programs
+from prunex_jax.train.steps.compiled import Ledger
+from prunex_jax.train.steps.programs import Programs
 from tests.helpers.common import make_mesh
 from tests.helpers.consensus_cases import (
     AXES,

@@ -20,7 +20,7 @@ from prunex_jax.methods.hsadmm.outer import (
 )
 from prunex_jax.methods.local_sgd import LocalSgdConfig
 from prunex_jax.methods.method import RoundsConfig
-from prunex_jax.train.checkpoint import Checkpointer
+from prunex_jax.train.records.checkpoint import Checkpointer
 from tests.helpers.consensus_cases import START, make_core
 from tests.methods import test_contract as contract
 

@@ -21,7 +21,7 @@ from prunex_jax.methods import (
 )
 from prunex_jax.methods.powersgd import POWERSGD_PLACEMENTS, PowersgdConfig
 from prunex_jax.models import make_model
-from prunex_jax.train.config import resolve_config
+from prunex_jax.train.build.config import resolve_config
 from tests.helpers.common import MESH, make_mesh
 from tests.helpers.formulas.means import mesh_sum
 from tests.helpers.formulas.methods import formulas_of

@@ -33,7 +33,11 @@ from prunex_jax.methods import (
 )
 from prunex_jax.methods.gradients import gradient_method
 from prunex_jax.train import train
-from prunex_jax.train.config import config_difference, config_to_dict, resolve_config
+from prunex_jax.train.build.config import (
+    config_difference,
+    config_to_dict,
+    resolve_config,
+)
 from tests.helpers import tiny_runs
 from tests.helpers.common import ROOT
 from tests.helpers.formulas.base import Formulas
@@ -232,7 +236,7 @@ def test_other_processes_know_it_by_the_setting(tmp_path):
     path = tmp_path / "own_method.py"
     path.write_text(PLUGIN)
     script = (
-        "from prunex_jax.train.config import resolve_config\n"
+        "from prunex_jax.train.build.config import resolve_config\n"
         f"values = {{'method': {{'name': 'signs', 'plugins': [{str(path)!r}]}},"
         " 'run': {'steps': 1}}\n"
         "print(resolve_config(values).method.signs.feedback)\n"

@@ -15,7 +15,7 @@ from prunex_jax.base.settings import BertConfig, GptConfig, ModelConfig, VitConf
 from prunex_jax.base.trees import map_with_path
 from prunex_jax.models import make_language_model, make_model
 from prunex_jax.models.weights import read_tensors
-from prunex_jax.train.start import Weights, make_start, whole_tree
+from prunex_jax.train.build.start import Weights, make_start, whole_tree
 
 pytestmark = pytest.mark.weights
 

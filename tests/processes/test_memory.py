@@ -8,7 +8,7 @@ import pytest
 
 from prunex_jax.base.command import Values
 from prunex_jax.processes import LaunchFlags
-from prunex_jax.train.command import given_launch
+from prunex_jax.train.commands.command import given_launch
 from tests.helpers.common import run_script
 
 pytestmark = pytest.mark.skipif(

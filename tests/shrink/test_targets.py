@@ -31,9 +31,9 @@ from prunex_jax.shrink.targets import (
 )
 from prunex_jax.sparsity import normalise_scores, ranked_family, uniform_family
 from prunex_jax.sparsity.quanta import quantum_of
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.console import start_screen
-from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.commands.console import start_screen
 from prunex_jax.train.run import train
 
 MODEL = Model(

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 from prunex_jax.train import run
-from prunex_jax.train.ahead import Call, CompilerAhead
-from prunex_jax.train.program import Ledger, Program
+from prunex_jax.train.changes.ahead import Call, CompilerAhead
+from prunex_jax.train.steps.compiled import Ledger, Program
 from tests.helpers.common import ROOT
 from tests.helpers.tiny_runs import merged, rows_of, settings, start_two
 
@@ -199,7 +199,7 @@ def test_an_error_does_not_wait_for_what_is_being_compiled():
 
 SLOW_COMPILATION = """
 import threading, time
-from prunex_jax.train.ahead import Call, CompilerAhead
+from prunex_jax.train.changes.ahead import Call, CompilerAhead
 started = threading.Event()
 class Slow:
     def compile_ahead(self):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from prunex_jax.__main__ import main
-from prunex_jax.train.config import default_config, dotted_keys
+from prunex_jax.train.build.config import default_config, dotted_keys
 
 CONFIG = "--config=digits_resnet20_hsadmm"
 # This process has its devices already.
@@ -245,7 +245,7 @@ def test_config_files(content, message, tmp_path, capsys):
 @pytest.mark.parametrize(("change", "message"), CHANGES.items())
 def test_config_files_that_change_settings(change, message, tmp_path, capsys):
     content = (
-        "from prunex_jax.train.config import default_config\n"
+        "from prunex_jax.train.build.config import default_config\n"
         "def get_config():\n    config = default_config()\n"
         f"    config.run.epochs = 1.0\n    {change}\n    return config\n"
     )
@@ -267,7 +267,7 @@ def test_command_lines(line, message, tmp_path, capsys):
 
 @pytest.mark.parametrize("simulated", ["2x2", "1x1", "4x2"])
 def test_argument_of_the_demo_simulates_hosts(simulated):
-    from prunex_jax.train.command import load_config
+    from prunex_jax.train.commands.command import load_config
 
     topology = load_config(f"digits_resnet20_topk:{simulated}").topology
     assert (topology.layout, topology.cpu_devices) == (simulated, 0)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
-from prunex_jax.train.checkpoint import Checkpointer
+from prunex_jax.train.records.checkpoint import Checkpointer
 from tests.helpers.common import free_port
 
 REPOSITORY = Path(__file__).parents[2]
@@ -330,7 +330,7 @@ def test_a_failed_write_is_reported_once_and_leaves_the_previous(
 
     checkpointer = Checkpointer(tmp_path, keep=1)
     checkpointer.save(1, small_state(1.0), {}, wait=True)
-    monkeypatch.setattr("prunex_jax.train.checkpoint.digests_of", full)
+    monkeypatch.setattr("prunex_jax.train.records.checkpoint.digests_of", full)
     checkpointer.save(2, small_state(2.0), {})
     with pytest.raises(UserError, match=r"No space left on device.*free space"):
         checkpointer.close()
@@ -347,7 +347,7 @@ def test_a_failed_write_is_known_without_waiting_for_it(tmp_path, monkeypatch):
 
     with Checkpointer(tmp_path, keep=1) as checkpointer:
         checkpointer.save(1, small_state(1.0), {}, wait=True)
-        monkeypatch.setattr("prunex_jax.train.checkpoint.digests_of", full)
+        monkeypatch.setattr("prunex_jax.train.records.checkpoint.digests_of", full)
         checkpointer.check()
         checkpointer.save(2, small_state(2.0), {})
         with pytest.raises(UserError, match=r"of step 2 to .*No space left .*free sp"):
@@ -376,7 +376,7 @@ from pathlib import Path
 import jax
 jax.config.update("jax_platforms", "cpu")
 import jax.numpy as jnp
-from prunex_jax.train.checkpoint import Checkpointer
+from prunex_jax.train.records.checkpoint import Checkpointer
 with Checkpointer(Path(sys.argv[1]), keep=1) as checkpointer:
     step = checkpointer.latest_step() or 0
     while True:
@@ -441,7 +441,7 @@ directory, port, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=index)
 import jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from prunex_jax.train.checkpoint import Checkpointer
+from prunex_jax.train.records.checkpoint import Checkpointer
 mesh = jax.make_mesh((2, 2), ("host", "device"))
 def put(value, spec):
     sharding = NamedSharding(mesh, spec)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prunex_jax.train.command import main
+from prunex_jax.train.commands.command import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Without the simulated devices: this process has eight already.

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from prunex_jax.train.clock import Clock
+from prunex_jax.train.steps.clock import Clock
 
 
 class Time:

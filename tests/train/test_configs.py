@@ -12,9 +12,9 @@ from prunex_jax.methods import METHODS, table
 from prunex_jax.models import make_language_model, make_model
 from prunex_jax.shrink import trace_model
 from prunex_jax.sparsity import keep_counts_at
-from prunex_jax.train.command import load_config, override_config
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.rounds import make_round_plan
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.rounds import make_round_plan
+from prunex_jax.train.commands.command import load_config, override_config
 from prunex_jax.train.run import train
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))

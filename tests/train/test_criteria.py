@@ -8,9 +8,9 @@ import tests.helpers.tiny_network  # noqa: F401
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.mesh import make_topology
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.transitions import hand_over, network_of
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.changes.transitions import hand_over, network_of
 from tests.helpers.tiny_runs import settings
 
 

@@ -10,12 +10,12 @@ import pytest
 from prunex_jax.data import VALID
 from prunex_jax.mesh import make_topology
 from prunex_jax.models import MODELS
-from prunex_jax.train.ahead import Call, calls_to_come
-from prunex_jax.train.command import load_config
-from prunex_jax.train.config import ExperimentConfig, resolve_config
-from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.position import RunPosition
-from prunex_jax.train.program import Ledger, Program
+from prunex_jax.train.build.config import ExperimentConfig, resolve_config
+from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.changes.ahead import Call, calls_to_come
+from prunex_jax.train.commands.command import load_config
+from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.steps.compiled import Ledger, Program
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
 # Side and classes of the sets that are not here; synthetic images take their place.

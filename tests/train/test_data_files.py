@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prunex_jax.train import evaluate as evaluation
-from prunex_jax.train.command import main
-from prunex_jax.train.export import main as export_main
+from prunex_jax.train.commands import evaluate as evaluation
+from prunex_jax.train.commands.command import main
+from prunex_jax.train.commands.export import main as export_main
 from tests.helpers.image_folders import CLASSES, break_file, write_images
 from tests.helpers.own_networks import problem
 from tests.helpers.tiny_runs import settings, write_config

@@ -12,12 +12,12 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.export import export_model
 from prunex_jax.mesh import make_topology
 from prunex_jax.tasks import Classification
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.export import export_run
-from prunex_jax.train.position import RunPosition
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.commands.export import export_run
+from prunex_jax.train.records.position import RunPosition
 from prunex_jax.train.run import train
-from prunex_jax.train.work import work_of_training
+from prunex_jax.train.steps.work import work_of_training
 from tests.helpers.tiny_runs import settings
 
 FAVOURITE = 3

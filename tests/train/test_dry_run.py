@@ -13,11 +13,11 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import make_topology
 from prunex_jax.train import train
-from prunex_jax.train.command import main
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.dry_run import dry_run, find_needs
-from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.program import shapes_of
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.commands.command import main
+from prunex_jax.train.commands.dry_run import dry_run, find_needs
+from prunex_jax.train.steps.compiled import shapes_of
 from tests.helpers.common import free_port
 from tests.helpers.gpu_programs import needs_compiler
 from tests.helpers.tiny_runs import rows_of, settings, start, write_config

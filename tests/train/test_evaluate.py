@@ -17,12 +17,12 @@ from prunex_jax.base.trees import map_with_path
 from prunex_jax.data import Normalization
 from prunex_jax.export import export_model, read_model
 from prunex_jax.shrink import Network
-from prunex_jax.train import evaluate as evaluation
-from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.export import export_run, load_trained
-from prunex_jax.train.export import main as export_main
+from prunex_jax.train.changes.transitions import comparison_inputs
+from prunex_jax.train.commands import evaluate as evaluation
+from prunex_jax.train.commands.export import export_run, load_trained
+from prunex_jax.train.commands.export import main as export_main
+from prunex_jax.train.records.checkpoint import Checkpointer
 from prunex_jax.train.run import train
-from prunex_jax.train.transitions import comparison_inputs
 from tests.helpers.tiny_runs import merged
 
 # They train networks of several kinds first.

@@ -13,9 +13,9 @@ import pytest
 
 from prunex_jax.base.environment import environment, source_revision
 from prunex_jax.base.errors import UserError
-from prunex_jax.train import folder as metrics
-from prunex_jax.train.config import FREE_ON_RESUME, config_to_dict, resolve_config
-from prunex_jax.train.folder import RunFolder
+from prunex_jax.train.build.config import FREE_ON_RESUME, config_to_dict, resolve_config
+from prunex_jax.train.records import folder as metrics
+from prunex_jax.train.records.folder import RunFolder
 
 CONFIG = {"seed": 1, "data": {"name": "digits", "dir": ""}, "run": {"steps": 9}}
 ENVIRONMENT = {

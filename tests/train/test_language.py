@@ -19,11 +19,11 @@ from prunex_jax.export import read_model
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import METHODS
 from prunex_jax.models import generate
-from prunex_jax.train import evaluate as evaluation
 from prunex_jax.train import train
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.export import export_run
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.commands import evaluate as evaluation
+from prunex_jax.train.commands.export import export_run
 from tests.helpers.formulas.methods import formulas_of_run
 from tests.helpers.texts import make_text, write_tokenizer
 from tests.helpers.tiny_runs import (

@@ -12,13 +12,13 @@ from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.comm import wire_bytes
 from prunex_jax.mesh import make_topology
 from prunex_jax.models import from_moments, to_moments
-from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.export import load_trained
-from prunex_jax.train.position import RunPosition
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.changes.transitions import experiment_at, saved_shapes
+from prunex_jax.train.commands.export import load_trained
+from prunex_jax.train.records.checkpoint import Checkpointer
+from prunex_jax.train.records.position import RunPosition
 from prunex_jax.train.run import train
-from prunex_jax.train.transitions import experiment_at, saved_shapes
 from tests.helpers.tiny_runs import settings
 
 # Channels go from step 12 on, and are cut out after step 20, of 32.

@@ -10,8 +10,8 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.train import train
-from prunex_jax.train.evaluate import evaluate
-from prunex_jax.train.export import export_run
+from prunex_jax.train.commands.evaluate import evaluate
+from prunex_jax.train.commands.export import export_run
 from tests.helpers import own_networks
 from tests.helpers.own_networks import LinenNet, NnxNet, problem
 from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after

@@ -11,8 +11,8 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import make_topology
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
 from prunex_jax.train.run import train
 from tests.helpers.tiny_runs import merged, rows_of, settings
 

@@ -9,7 +9,7 @@ import pytest
 
 from prunex_jax.comm import Slicing, wire_bytes
 from prunex_jax.train import train
-from prunex_jax.train.state import rounded_to_bfloat16
+from prunex_jax.train.steps.state import rounded_to_bfloat16
 from tests.helpers.tiny_runs import (
     THROUGH_A_CUT,
     StopAtOnce,

@@ -11,11 +11,11 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import method_config
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.rounds import Trigger, parse_phases
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.build.rounds import Trigger, parse_phases
+from prunex_jax.train.changes.transitions import change_method
 from prunex_jax.train.run import train
-from prunex_jax.train.transitions import change_method
 from tests.helpers.tiny_runs import merged, rows_of, settings
 
 METRICS = ("loss", "accuracy")

@@ -7,7 +7,7 @@ import pytest
 
 from prunex_jax.comm import accounting
 from prunex_jax.mesh import vary
-from prunex_jax.train.program import Ledger, Program
+from prunex_jax.train.steps.compiled import Ledger, Program
 from tests.helpers.common import make_mesh
 
 MESH_SHAPE = {"host": 2, "device": 2}

@@ -14,19 +14,19 @@ from prunex_jax.base.trees import flatten_by_path, shapes_by_path
 from prunex_jax.mesh import make_topology, specs_of
 from prunex_jax.methods import METHODS
 from prunex_jax.models.base import to_moments
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.export import load_trained
-from prunex_jax.train.regroup import (
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.changes.regroup import (
     Regrouping,
     mesh_of,
     placed_like,
     regroup_copies,
     shares_of,
 )
+from prunex_jax.train.commands.export import load_trained
 from prunex_jax.train.run import train
-from prunex_jax.train.state import FIRST_BAD_STEP
-from prunex_jax.train.step import placements_of
+from prunex_jax.train.steps.programs import placements_of
+from prunex_jax.train.steps.state import FIRST_BAD_STEP
 from tests.helpers.tiny_runs import (
     SETTINGS,
     StopAtOnce,

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-import prunex_jax.train.evaluation
+import prunex_jax.train.records.scores
 from prunex_jax.base.command import EXIT_STOPPED
 from prunex_jax.base.errors import TrainingDivergedError, UserError
 from prunex_jax.mesh import make_topology
-from prunex_jax.train.checkpoint import Checkpointer, saved_steps
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.folder import SUMMARY_KEYS, RunFolder
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.records.checkpoint import Checkpointer, saved_steps
+from prunex_jax.train.records.folder import SUMMARY_KEYS, RunFolder
 from prunex_jax.train.run import train
 from tests.helpers.tiny_runs import (
     SETTINGS,
@@ -233,8 +233,8 @@ def test_a_run_that_chooses_settings_leaves_the_test_split_alone(tmp_path, monke
         assert split.name != "test"
         return evaluation_batches(split, *args, **kwargs)
 
-    evaluation_batches = prunex_jax.train.evaluation.evaluation_batches
-    monkeypatch.setattr("prunex_jax.train.evaluation.evaluation_batches", refuse)
+    evaluation_batches = prunex_jax.train.records.scores.evaluation_batches
+    monkeypatch.setattr("prunex_jax.train.records.scores.evaluation_batches", refuse)
     values = settings(run={"steps": 4, "read_test": False}, method={"name": "dense"})
     summary = train(values, tmp_path / "run").summary
     assert (summary["test_accuracy"], summary["test_loss"]) == (None, None)

@@ -10,9 +10,9 @@ import pytest
 
 from prunex_jax.base.command import EXIT_STOPPED
 from prunex_jax.mesh import make_topology
-from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.records.checkpoint import Checkpointer
 from tests.helpers.tiny_runs import (
     ROUNDING,
     merged,

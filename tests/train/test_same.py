@@ -10,8 +10,8 @@ from prunex_jax.base.errors import AgreedError
 from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import open_own
 from prunex_jax.mesh import agreement
-from prunex_jax.train import same
-from prunex_jax.train.config import resolve_config
+from prunex_jax.train.build import same
+from prunex_jax.train.build.config import resolve_config
 from tests.helpers.tiny_runs import merged
 
 STEPS = {"run": {"steps": 4}}

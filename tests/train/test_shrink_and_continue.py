@@ -15,13 +15,13 @@ from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.comm import list_collectives
 from prunex_jax.mesh import make_topology
 from prunex_jax.shrink.cost import count_macs
-from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import macs_of_one_example, make_experiment
-from prunex_jax.train.position import RunPosition
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import macs_of_one_example, make_experiment
+from prunex_jax.train.changes.transitions import experiment_at, hand_over
+from prunex_jax.train.records.checkpoint import Checkpointer
+from prunex_jax.train.records.position import RunPosition
 from prunex_jax.train.run import train
-from prunex_jax.train.transitions import experiment_at, hand_over
-from prunex_jax.train.work import macs_until
+from prunex_jax.train.steps.work import macs_until
 from tests.helpers.tiny_runs import (
     ROUNDING,
     complete_steps,
@@ -426,7 +426,7 @@ def test_a_part_that_cannot_be_cut_is_named(monkeypatch):
         odd = optax.GradientTransformation(init, update)
         return optax.chain(optax.sgd(learning_rate), odd)
 
-    monkeypatch.setattr("prunex_jax.train.experiment.make_inner", make_odd)
+    monkeypatch.setattr("prunex_jax.train.build.experiment.make_inner", make_odd)
     experiment = experiment_of(shrinking())
     state = experiment.current.programs.init(jax.random.key(0))
     counts = tuple(experiment.channels.keep_counts.items())

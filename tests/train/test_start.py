@@ -17,10 +17,10 @@ from prunex_jax.mesh import agreement
 from prunex_jax.models import make_model
 from prunex_jax.models.own import own_model
 from prunex_jax.shrink import make_cut, trace_model
-from prunex_jax.train.export import export_run, load_trained
+from prunex_jax.train.build.start import OURS, Weights, make_start, whole_tree
+from prunex_jax.train.build.weights import check_same_everywhere, find_weights
+from prunex_jax.train.commands.export import export_run, load_trained
 from prunex_jax.train.run import train
-from prunex_jax.train.start import OURS, Weights, make_start, whole_tree
-from prunex_jax.train.weights import check_same_everywhere, find_weights
 from tests.helpers.tiny_runs import (
     StopAtOnce,
     merged,

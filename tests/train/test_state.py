@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prunex_jax.mesh import enter, leave, specs_of
-from prunex_jax.train.state import NEVER, zero_totals
+from prunex_jax.train.steps.state import NEVER, zero_totals
 from tests.helpers.common import make_mesh
 
 PLACEMENTS = {"a": "replicated", "b": "per_host", "c": "per_device"}

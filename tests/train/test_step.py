@@ -20,11 +20,11 @@ from prunex_jax.methods.inner import make_inner
 from prunex_jax.methods.powersgd import PowersgdConfig
 from prunex_jax.methods.traffic import step_collectives
 from prunex_jax.tasks import Classification
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.program import Ledger
-from prunex_jax.train.state import NEVER
-from prunex_jax.train.step import Programs
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.steps.compiled import Ledger
+from prunex_jax.train.steps.programs import Programs
+from prunex_jax.train.steps.state import NEVER
 from tests.helpers.common import make_mesh
 
 SHAPE = (2, 2)

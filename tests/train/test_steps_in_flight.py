@@ -1,6 +1,6 @@
 """What a process measures of its own steps, on a clock of the test's own."""
 
-from prunex_jax.train.steps_in_flight import StepsInFlight
+from prunex_jax.train.steps.in_flight import StepsInFlight
 
 
 class Ticket:

@@ -20,7 +20,7 @@ SLOW_DATA = """
 import os, sys, time
 from prunex_jax.data import loader
 from prunex_jax.processes import LaunchFlags
-from prunex_jax.train.command import load_config
+from prunex_jax.train.commands.command import load_config
 from prunex_jax.train.run import train
 
 config, workdir, coordinator, process, mark = sys.argv[1:]

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from prunex_jax.base.command import EXIT_FAILED, EXIT_LOST, EXIT_STALLED
-from prunex_jax.train.supervise import main
+from prunex_jax.train.commands.supervise import main
 from tests.helpers.common import ROOT
 
 # Ends with the codes in turn, one at each start; a negative one is a signal.

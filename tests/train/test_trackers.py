@@ -8,8 +8,8 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import RunConfig
-from prunex_jax.train.folder import RunFolder
-from prunex_jax.train.trackers import check_trackers, make_trackers
+from prunex_jax.train.records.folder import RunFolder
+from prunex_jax.train.records.trackers import check_trackers, make_trackers
 from tests.helpers.event_files import needs_tensorboard, shown_in_tensorboard
 
 CONFIG = {"seed": 1}

@@ -6,17 +6,17 @@ import pytest
 
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.mesh import make_topology
-from prunex_jax.train.clock import ClockTotals
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
-from prunex_jax.train.position import RunPosition
-from prunex_jax.train.transitions import (
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.changes.transitions import (
     change_method,
     comparison_inputs,
     experiment_at,
     hand_over,
     network_of,
 )
+from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.steps.clock import ClockTotals
 from tests.helpers.tiny_runs import merged, settings
 
 SETTINGS = settings(

@@ -6,8 +6,8 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.compare.report.run_report import write_runs
 from prunex_jax.mesh import make_topology
-from prunex_jax.train.config import resolve_config
-from prunex_jax.train.experiment import make_experiment
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.experiment import make_experiment
 from prunex_jax.train.run import train
 from tests.helpers.event_files import needs_tensorboard, shown_in_tensorboard
 from tests.helpers.tiny_runs import StopAtOnce, rows_of, settings, stop_after

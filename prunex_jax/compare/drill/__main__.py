@@ -49,7 +49,7 @@ from prunex_jax.compare.drill.table import write_tables
 from prunex_jax.compare.drill.verdicts import Verdict, judge
 from prunex_jax.methods import METHODS, check_method
 from prunex_jax.processes.launcher import Launch, detect_launch
-from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
+from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 
 EXIT_FAULTY = 1
 _MOST_PROCESSES = 64

@@ -25,10 +25,10 @@ from prunex_jax.base.command import EXIT_STOPPED, Command, Flag, Values, run_com
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.compare.drill.faults import FULL_DISK, HANG
 from prunex_jax.compare.drill.plan import CHECKPOINT_STEPS
-from prunex_jax.train.command import LAUNCH_FLAGS, given_launch
+from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.loop import Progress
 from prunex_jax.train.run import train
-from prunex_jax.train.state import TrainState
+from prunex_jax.train.steps.state import TrainState
 
 # Slows the steps down, so that saves do not last longer than several of them; more so
 # after a fault, so that the run has not ended when all have heard of a signal.

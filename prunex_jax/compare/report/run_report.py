@@ -28,9 +28,9 @@ from prunex_jax.compare.report.tables import (
     make_table,
     shown_bytes,
 )
-from prunex_jax.train.checkpoint import newest_extra
-from prunex_jax.train.config import dotted_keys
-from prunex_jax.train.folder import (
+from prunex_jax.train.build.config import dotted_keys
+from prunex_jax.train.records.checkpoint import newest_extra
+from prunex_jax.train.records.folder import (
     CHECKPOINTS,
     CONFIG,
     ENVIRONMENT,

@@ -10,7 +10,7 @@ from typing import Any
 from prunex_jax.compare.sweep.learning_curves import Point
 from prunex_jax.compare.sweep.runs import DIVERGED, Run
 from prunex_jax.compare.sweep.study import Row, Sweep
-from prunex_jax.train.folder import ENVIRONMENT, SUMMARY, RunFolder
+from prunex_jax.train.records.folder import ENVIRONMENT, SUMMARY, RunFolder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,9 +22,9 @@ from prunex_jax.compare.subprocesses import (
     run_process,
 )
 from prunex_jax.compare.sweep.study import Row, Sweep, overrides_of, settings_of
-from prunex_jax.train.config import config_to_dict, dotted_keys, fixed_differences
-from prunex_jax.train.console import worth_of
-from prunex_jax.train.folder import CONFIG, SUMMARY
+from prunex_jax.train.build.config import config_to_dict, dotted_keys, fixed_differences
+from prunex_jax.train.commands.console import worth_of
+from prunex_jax.train.records.folder import CONFIG, SUMMARY
 
 # What a run that diverged leaves beside its folder's other files.
 DIVERGED = "diverged.json"

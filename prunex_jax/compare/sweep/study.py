@@ -16,8 +16,8 @@ from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.compare.sweep.figure import Figure
 from prunex_jax.methods import find_variants
 from prunex_jax.sparsity import validate_sparsity
-from prunex_jax.train.command import load_config, override_config
-from prunex_jax.train.config import ExperimentConfig, resolve_config
+from prunex_jax.train.build.config import ExperimentConfig, resolve_config
+from prunex_jax.train.commands.command import load_config, override_config
 
 
 @dataclasses.dataclass(frozen=True)

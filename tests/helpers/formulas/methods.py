@@ -19,7 +19,7 @@ from prunex_jax.methods.pactrain import method as pactrain_method
 from prunex_jax.methods.powersgd import plan_of
 from prunex_jax.methods.sliced import recipe_in_slices
 from prunex_jax.sparsity import fade_steps
-from prunex_jax.train.experiment import Experiment
+from prunex_jax.train.build.experiment import Experiment
 from tests.helpers.formulas import slices
 from tests.helpers.formulas.base import Formulas
 from tests.helpers.formulas.hsadmm import HsadmmFormulas

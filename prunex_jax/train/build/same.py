@@ -16,7 +16,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.data import Dataset, Split
 from prunex_jax.mesh import check_same, gather_texts, run_together
-from prunex_jax.train.config import ExperimentConfig, config_to_dict, dotted_keys
+from prunex_jax.train.build.config import ExperimentConfig, config_to_dict, dotted_keys
 
 # Every host may have its own.
 _LOCAL = ("data.dir", "data.num_workers", "run.compile_cache")

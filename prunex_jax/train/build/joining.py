@@ -12,10 +12,10 @@ from prunex_jax.processes import (
     Limits,
     start_processes,
 )
-from prunex_jax.train.config import ExperimentConfig
-from prunex_jax.train.experiment import Experiment
-from prunex_jax.train.same import check_same_data
-from prunex_jax.train.weights import check_same_everywhere
+from prunex_jax.train.build.config import ExperimentConfig
+from prunex_jax.train.build.experiment import Experiment
+from prunex_jax.train.build.same import check_same_data
+from prunex_jax.train.build.weights import check_same_everywhere
 
 
 def join_processes(

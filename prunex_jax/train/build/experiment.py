@@ -48,14 +48,19 @@ from prunex_jax.shrink.cost import count_macs
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
 from prunex_jax.tasks import Batch, Objective, Own, Task, make_task
-from prunex_jax.train.config import ExperimentConfig, total_steps
-from prunex_jax.train.network_mean import MeanPlan, final_mean_plan
-from prunex_jax.train.profiling import profile_window
-from prunex_jax.train.program import Ledger, shapes_of
-from prunex_jax.train.rounds import Phase, RoundPlan, make_round_plan, parse_phases
-from prunex_jax.train.start import Start, Weights, make_start
-from prunex_jax.train.step import Programs
-from prunex_jax.train.teaching import Teaching, read_teaching
+from prunex_jax.train.build.config import ExperimentConfig, total_steps
+from prunex_jax.train.build.network_mean import MeanPlan, final_mean_plan
+from prunex_jax.train.build.rounds import (
+    Phase,
+    RoundPlan,
+    make_round_plan,
+    parse_phases,
+)
+from prunex_jax.train.build.start import Start, Weights, make_start
+from prunex_jax.train.build.teaching import Teaching, read_teaching
+from prunex_jax.train.records.profiling import profile_window
+from prunex_jax.train.steps.compiled import Ledger, shapes_of
+from prunex_jax.train.steps.programs import Programs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

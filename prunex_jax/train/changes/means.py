@@ -4,8 +4,8 @@ import itertools
 from typing import NamedTuple
 
 from prunex_jax.models import AnyModel
-from prunex_jax.train.experiment import Experiment
-from prunex_jax.train.network_mean import (
+from prunex_jax.train.build.experiment import Experiment
+from prunex_jax.train.build.network_mean import (
     STATISTICS_BATCHES,
     MeanPlan,
     NetworkMean,
@@ -13,7 +13,7 @@ from prunex_jax.train.network_mean import (
     with_network,
     with_statistics,
 )
-from prunex_jax.train.state import TrainState
+from prunex_jax.train.steps.state import TrainState
 
 
 class Means(NamedTuple):

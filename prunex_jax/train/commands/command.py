@@ -110,9 +110,11 @@ def _check_is_config(config: Any, flag: str) -> None:
     """Refuses what is not made of `default_config()`."""
     import ml_collections
 
-    from prunex_jax.train.config import default_config
+    from prunex_jax.train.build.config import default_config
 
-    remedy = "; return what default_config() of prunex_jax.train.config makes, changed"
+    remedy = (
+        "; return what prunex_jax.default_config() makes, changed"
+    )
     kind = ml_collections.ConfigDict
     is_frozen = isinstance(config, ml_collections.FrozenConfigDict)
     if not isinstance(config, kind) or is_frozen:
@@ -135,7 +137,7 @@ def override_config(
     Raises:
       UserError: Unknown key, with the nearest known one, or a value of another type.
     """
-    from prunex_jax.train.config import add_plugins, dotted_keys
+    from prunex_jax.train.build.config import add_plugins, dotted_keys
 
     add_plugins(config)
     known = dotted_keys(config.to_dict())
@@ -204,8 +206,8 @@ def _train(values: Values, overrides: list[str]) -> int:
         raise UserError(f"--stopped_exit_code={code} must be from 0 to 255")
     config = override_config(load_config(values.config), overrides)
     if values.dry_run:
-        from prunex_jax.train.config import resolve_config
-        from prunex_jax.train.dry_run import dry_run
+        from prunex_jax.train.build.config import resolve_config
+        from prunex_jax.train.commands.dry_run import dry_run
 
         settings, launch = resolve_config(config), given_launch(values)
         dry_run(settings, values.workdir, how=values.dry_run, launch=launch)

@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.train.clock import ClockTotals
-from prunex_jax.train.program import Ledger
+from prunex_jax.train.steps.clock import ClockTotals
+from prunex_jax.train.steps.compiled import Ledger
 
 # Version 0 had no version, and 1 did not say which cut was the last (all were) nor what
 # the steps before it have cost; 2 knew no other mesh than that of the run, and 3 left

@@ -34,17 +34,17 @@ from prunex_jax.models import AnyModel
 from prunex_jax.shrink import Cut, Network, make_cut, shrink_error, trace_model
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.tasks import Task
-from prunex_jax.train.experiment import (
+from prunex_jax.train.build.experiment import (
     Experiment,
     Setup,
     with_method,
     with_small_network,
 )
-from prunex_jax.train.network_mean import NetworkMean, SavedRun, shapes_of_mean
-from prunex_jax.train.position import Handover, RunPosition
-from prunex_jax.train.program import Program
-from prunex_jax.train.state import TrainState
-from prunex_jax.train.work import macs_until
+from prunex_jax.train.build.network_mean import NetworkMean, SavedRun, shapes_of_mean
+from prunex_jax.train.records.position import Handover, RunPosition
+from prunex_jax.train.steps.compiled import Program
+from prunex_jax.train.steps.state import TrainState
+from prunex_jax.train.steps.work import macs_until
 
 # Examples on which masked and shrunk networks are compared.
 _NUM_COMPARED = 64

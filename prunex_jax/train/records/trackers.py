@@ -16,7 +16,7 @@ from prunex_jax.base.errors import one_line
 from prunex_jax.base.files import read_object, write_json
 from prunex_jax.base.imports import need_package
 from prunex_jax.base.settings import RunConfig
-from prunex_jax.train.config import dotted_keys
+from prunex_jax.train.build.config import dotted_keys
 
 TENSORBOARD = "tensorboard"
 WANDB = "wandb"

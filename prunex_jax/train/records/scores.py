@@ -9,10 +9,10 @@ import jax
 from prunex_jax.base.errors import TrainingDivergedError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import Split, batch_rows, evaluation_batches, place_batch
-from prunex_jax.train.experiment import Experiment
-from prunex_jax.train.program import Program
-from prunex_jax.train.state import NEVER, TrainState
-from prunex_jax.train.step import Report
+from prunex_jax.train.build.experiment import Experiment
+from prunex_jax.train.steps.compiled import Program
+from prunex_jax.train.steps.programs import Report
+from prunex_jax.train.steps.state import NEVER, TrainState
 
 
 class Result(NamedTuple):

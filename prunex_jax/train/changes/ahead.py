@@ -19,10 +19,10 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.data import VALID
 from prunex_jax.mesh import sharding_on
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT
-from prunex_jax.train.experiment import Experiment, Setup
-from prunex_jax.train.position import RunPosition
-from prunex_jax.train.program import Program, shapes_of
-from prunex_jax.train.transitions import foresee_small
+from prunex_jax.train.build.experiment import Experiment, Setup
+from prunex_jax.train.changes.transitions import foresee_small
+from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.steps.compiled import Program, shapes_of
 
 
 class Call(NamedTuple):

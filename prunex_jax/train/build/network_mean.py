@@ -17,9 +17,9 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import AnyMesh, sharding_on
 from prunex_jax.models import AnyModel
 from prunex_jax.tasks import Batch
-from prunex_jax.train.rounds import Phase, RoundPlan
-from prunex_jax.train.state import Totals, TrainState
-from prunex_jax.train.step import Programs
+from prunex_jax.train.build.rounds import Phase, RoundPlan
+from prunex_jax.train.steps.programs import Programs
+from prunex_jax.train.steps.state import Totals, TrainState
 
 # Training batches from which the batch statistics of a mean are taken.
 STATISTICS_BATCHES = 32

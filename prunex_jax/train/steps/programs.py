@@ -33,10 +33,10 @@ from prunex_jax.mesh import (
 from prunex_jax.methods import Method, RoundKind
 from prunex_jax.models import AnyModel, from_moments, to_moments
 from prunex_jax.tasks import Batch, Objective, Sums
-from prunex_jax.train.accumulation import Gradient, accumulated_grads
-from prunex_jax.train.program import Ledger, Program
-from prunex_jax.train.start import whole_tree
-from prunex_jax.train.state import (
+from prunex_jax.train.build.start import whole_tree
+from prunex_jax.train.steps.accumulation import Gradient, accumulated_grads
+from prunex_jax.train.steps.compiled import Ledger, Program
+from prunex_jax.train.steps.state import (
     FIRST_BAD_STEP,
     NEVER,
     Stored,

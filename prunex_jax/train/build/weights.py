@@ -22,10 +22,15 @@ from prunex_jax.export.folder import ARRAYS, MANIFEST, read_arrays
 from prunex_jax.mesh import check_same
 from prunex_jax.models.weights import Tensors, read_tensors
 from prunex_jax.models.weights.files import SETTING
-from prunex_jax.train.checkpoint import saved_steps
-from prunex_jax.train.export import load_trained
-from prunex_jax.train.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, held_weights
-from prunex_jax.train.start import OURS, Start, Weights, whole_tree
+from prunex_jax.train.build.start import OURS, Start, Weights, whole_tree
+from prunex_jax.train.commands.export import load_trained
+from prunex_jax.train.records.checkpoint import saved_steps
+from prunex_jax.train.records.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    held_weights,
+)
 
 # What names of arrays of exported runs start with.
 _PARTS = ("params/", "statistics/")

@@ -6,11 +6,9 @@ from typing import Any
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
-from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.experiment import Experiment
-from prunex_jax.train.network_mean import SavedRun
-from prunex_jax.train.position import RunPosition
-from prunex_jax.train.regroup import (
+from prunex_jax.train.build.experiment import Experiment
+from prunex_jax.train.build.network_mean import SavedRun
+from prunex_jax.train.changes.regroup import (
     MeshSizes,
     Regrouping,
     describe_regrouping,
@@ -19,8 +17,10 @@ from prunex_jax.train.regroup import (
     saved_mesh,
     saved_shapes_of,
 )
-from prunex_jax.train.state import TrainState
-from prunex_jax.train.transitions import experiment_at, saved_shapes
+from prunex_jax.train.changes.transitions import experiment_at, saved_shapes
+from prunex_jax.train.records.checkpoint import Checkpointer
+from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.steps.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,8 +20,8 @@ import rich.text
 import prunex_jax
 from prunex_jax.mesh import HOST_AXIS
 from prunex_jax.tasks import Metric, Objective
-from prunex_jax.train.config import config_difference
-from prunex_jax.train.experiment import Experiment, with_method
+from prunex_jax.train.build.config import config_difference
+from prunex_jax.train.build.experiment import Experiment, with_method
 
 # The word in front of a line of the start screen and of the last screen.
 _LABELS = r"(?m)^[a-z]+( link)?(?= {2})"

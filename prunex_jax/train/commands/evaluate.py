@@ -37,7 +37,7 @@ from prunex_jax.data import (
 from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.processes import keep_compiled
 from prunex_jax.tasks import LOSS, Objective, Own, Task, make_task
-from prunex_jax.train.config import ExperimentConfig, resolve_config
+from prunex_jax.train.build.config import ExperimentConfig, resolve_config
 
 SPLITS = ("test", "validation")
 # Settings that say what is read and how. Others are of no use here, and plugins would

@@ -40,22 +40,22 @@ from prunex_jax.shrink import (
     make_cut,
 )
 from prunex_jax.shrink.compare import Comparison, Subject, compare
-from prunex_jax.train.checkpoint import Checkpointer
-from prunex_jax.train.config import config_to_dict, resolve_config
-from prunex_jax.train.experiment import Experiment, make_experiment
-from prunex_jax.train.folder import (
+from prunex_jax.train.build.config import config_to_dict, resolve_config
+from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.teaching import SELF
+from prunex_jax.train.changes.restoring import restore_run
+from prunex_jax.train.changes.transitions import (
+    comparison_inputs,
+    network_of,
+)
+from prunex_jax.train.records.checkpoint import Checkpointer
+from prunex_jax.train.records.folder import (
     CHECKPOINTS,
     CONFIG,
     ENVIRONMENT,
     SUMMARY,
     RunFolder,
     held_weights,
-)
-from prunex_jax.train.restoring import restore_run
-from prunex_jax.train.teaching import SELF
-from prunex_jax.train.transitions import (
-    comparison_inputs,
-    network_of,
 )
 
 COMMAND = Command(
