@@ -8,7 +8,7 @@ stream lose 30 % of their channels.
         --config=configs/stdlib_bert_hsadmm.py
 
 Hardware: two CPU cores. Result: not measured. docs/results/accuracy.md has what gpt
-ends at, which foretells the next byte.
+ends at, which predicts the next byte.
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-"""Strong scaling over 1, 2, 4 and 8 hosts, with a pause in the stead of computation.
+"""Strong scaling over 1, 2, 4 and 8 hosts, with a pause instead of computation.
 
 The hosts of one machine share its cores, so computation would be the limit: images are
 tiny, and every step pauses for 0.8 s divided by the number of hosts instead.

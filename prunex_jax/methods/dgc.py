@@ -38,7 +38,7 @@ class DgcConfig:
     warmup_share: float = setting(0.05, at_least=0, at_most=1)
     # False misses one in twenty of the largest, for a faster choice.
     is_exact: bool = True
-    # Of every 4096 entries the largest, with positions of 12 bits in the stead of 32.
+    # Of every 4096 entries the largest, with positions of 12 bits instead of 32.
     in_chunks: bool = False
     # Density at which the warm-up starts; each of its stages has a quarter of it.
     warmup_density: float = setting(0.25, above=0, at_most=1)
@@ -98,7 +98,7 @@ def dgc(
       axes: Mesh axes of the caller; none is a single device.
     Returns:
       A transformation from local gradients to one direction, replicated. `update` takes
-      a further static argument: `density=` in the stead of the usual one, for a
+      a further static argument: `density=` instead of the usual one, for a
       warm-up; see `warmup_density`.
     Raises:
       UserError: A density outside (0, 1], a momentum outside [0, 1), a negative norm,

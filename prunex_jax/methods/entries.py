@@ -148,7 +148,7 @@ class Sparsifier:
 
         Args:
           tree: float32, per_host.
-          density: In the stead of the usual one.
+          density: Instead of the usual one.
         Collectives:
           As `comm.mean_of_entries`, or in chunks as `comm.mean_of_largest`, and as
           `comm.mean_over_hosts` for what is sent whole. With one host nothing is sent,

@@ -37,7 +37,7 @@ def gradient_method(
       payload_elements: Elements of the largest array that crosses the host axis.
       wire: How they cross it; None takes that of the recipe.
       position_bytes: Bytes that say where they belong.
-      inner: In the stead of the recipe's inner optimizer.
+      inner: Instead of the recipe's inner optimizer.
       masks: State of the exchange -> channel masks, replicated.
       **hooks: Further fields of `Method`.
     Returns:

@@ -93,7 +93,7 @@ class MethodConfig:
     # Parameters whose path contains one of these are averaged whole by topk, dgc,
     # powersgd and importance, such as ("bias", "norm").
     send_whole: tuple[str, ...] = ()
-    # Methods one after the other, in the stead of `name`: ("dense", "hsadmm @ 0.1",
+    # Methods one after the other, instead of `name`: ("dense", "hsadmm @ 0.1",
     # "diloco @ accuracy > 0.9"). See `phases`.
     schedule: tuple[str, ...] = ()
     # Modules, or paths of .py files, that register methods; imported before names are

@@ -30,7 +30,7 @@ class TopkConfig:
     density: float = setting(0.01, above=0, at_most=1)
     # False misses one in twenty of the largest, for a faster choice.
     is_exact: bool = True
-    # Of every 4096 entries the largest, with positions of 12 bits in the stead of 32.
+    # Of every 4096 entries the largest, with positions of 12 bits instead of 32.
     in_chunks: bool = False
 
 
@@ -83,7 +83,7 @@ def topk(
       axes: Mesh axes of the caller; none is a single device.
     Returns:
       A transformation from local gradients to one direction, replicated. `update` takes
-      a further static argument: `density=` in the stead of the usual one.
+      a further static argument: `density=` instead of the usual one.
     Raises:
       UserError: A density outside (0, 1], an ternary wire, or gradients that are sums
         over the mesh already; see `comm.check_local`.

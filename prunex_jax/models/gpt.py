@@ -1,4 +1,4 @@
-"""Language models that foretell the next token: the form of Llama, and that of GPT-2.
+"""Language models that predict the next token: the form of Llama, and that of GPT-2.
 
 Which of them it is, the specification says: RMS norms, rotary positions and SwiGLU
 without biases; or layer norms, learned positions, GELU and biases, with logits from the

@@ -18,7 +18,7 @@ from prunex_jax.models.functions import FunctionModel
 from prunex_jax.models.own import nnx_model
 from prunex_jax.models.transformer import TransformerSpec
 
-# Networks that foretell the next token, and those that fill in what is masked.
+# Networks that predict the next token, and those that fill in what is masked.
 NEXT_TOKEN = ("gpt", "gpt2")
 MASKED_TOKEN = ("bert",)
 

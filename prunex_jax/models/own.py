@@ -90,7 +90,7 @@ def _functions_of(given: Any, example: PyTree) -> Functions:
     if equinox is not None and _has_equinox_state(given, equinox):
         raise UserError(
             "layers of Equinox with a state, such as BatchNorm, are not trained: use "
-            "LayerNorm or GroupNorm in their stead, or give a pair (init, apply) of "
+            "LayerNorm or GroupNorm instead, or give a pair (init, apply) of "
             "functions"
         )
     kinds = {"flax.nnx": _of_nnx, "flax.linen": _of_linen, "equinox": _of_equinox}

@@ -1,12 +1,12 @@
 """Trains: from settings to a run folder with metrics, checkpoints and a small network.
 
-    run        `train`: everything that is around the loop
-    loop       the loop, from top to bottom; what may follow a step, as a list
-    build/     a run from its settings, before anything is compiled
-    steps/     what a step is: its state, its programs, its time
-    changes/   in mid-run: the network, the method, the mesh
-    records/   what a run leaves behind: the run folder
-    commands/  what people give and see: command lines and the screen
+run        `train`: everything that is around the loop
+loop       the loop, from top to bottom; what may follow a step, as a list
+build/     a run from its settings, before anything is compiled
+steps/     what a step is: its state, its programs, its time
+changes/   in mid-run: the network, the method, the mesh
+records/   what a run leaves behind: the run folder
+commands/  what people give and see: command lines and the screen
 """
 
 from typing import TYPE_CHECKING, Any

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from prunex_jax.compare.report.plots import upper_left_hull
+from prunex_jax.compare.report.plots import pareto_front
 from prunex_jax.compare.sweep.frontier import COSTS
 from tests.helpers.common import ROOT
 
@@ -18,16 +18,16 @@ def numbers(text: str) -> set[float]:
     return {float(each) for each in re.findall(r"\d[\d.]*", text.replace(",", ""))}
 
 
-def test_the_text_names_the_rows_that_no_other_beats():
+def test_the_text_names_the_pareto_optimal_rows():
     found = json.loads((RESULTS / "cifar10_coarse.json").read_text())
     text = (RESULTS / found["page"]).read_text()
-    (told,) = (part for part in text.split("\n\n") if part.startswith("**Which rows"))
+    (told,) = (part for part in text.split("\n\n") if "**Pareto-optimal" in part)
     for cost in COSTS:
         points = {
             number: (row[cost.name], row["accuracy"])
             for number, row in enumerate(found["rows"])
         }
-        for number in upper_left_hull(points):
+        for number in pareto_front(points):
             row = found["rows"][number]
             around = f" ± {row['deviation']:.2f}" if row["deviation"] else ""
             assert f"{row['accuracy']}{around}, n={row['n']}" in told, row["title"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prunex_jax.compare.report import plots
-from prunex_jax.compare.sweep.frontier import hull_table
+from prunex_jax.compare.sweep.frontier import front_table
 from prunex_jax.compare.sweep.results import Findings, Point, Result
 from prunex_jax.compare.sweep.study import Row, Sweep
 from prunex_jax.compare.sweep.sweep_report import difference, make_sections, price_table
@@ -111,7 +111,9 @@ def test_marks_of_almost_equal_cost_stand_above_each_other():
 def test_rows_that_no_other_beats_are_drawn_and_named():
     rows = {
         "cheap": made_up("cheap", [0.80, 0.82], 0.1),
-        "beaten": made_up("beaten", [0.805], 0.2),  # Dearer than cheap, and worse.
+        "dominated": made_up(
+            "dominated", [0.805], 0.2
+        ),  # Dearer than cheap, and worse.
         "level": made_up("level", [0.85], 0.4),
         "low": made_up("low", [0.84], 0.4),  # As dear as level.
         "flat": made_up("flat", [0.85], 0.6),  # As accurate as level.
@@ -124,18 +126,18 @@ def test_rows_that_no_other_beats_are_drawn_and_named():
     drawn = plots_of(findings)
     for name in ("bytes", "macs", "work"):
         plot = drawn[f"{name}_tiny"]
-        assert plot.hull == ["cheap", "level", "best"]
-        assert plot.emphasised[:3] == plot.hull
+        assert plot.front == ["cheap", "level", "best"]
+        assert plot.emphasised[:3] == plot.front
         assert len(plot.emphasised) == plots.MOST_EMPHASISED
         assert plots.render(plot).startswith(b"\x89PNG")
-    (table,) = hull_table(findings, [drawn["bytes_tiny"]])
+    (table,) = front_table(findings, [drawn["bytes_tiny"]])
     ((_, named),) = table.rows
     assert named.text.splitlines() == [
         "cheap: 81.00 ± 1.41 (n=2)",
         "level: 85.00 (n=1)",
         "best: 92.00 ± 2.00 (n=3)",
     ]
-    assert drawn["curves-bytes_tiny"].hull == []
+    assert drawn["curves-bytes_tiny"].front == []
 
 
 def test_another_metric_has_its_name_digits_and_direction():
@@ -146,9 +148,9 @@ def test_another_metric_has_its_name_digits_and_direction():
             )
             for each in made_up(name, [0.5], ratio)
         ]
-        for name, ratio in (("low", 0.125), ("beaten", 0.5))
+        for name, ratio in (("low", 0.125), ("dominated", 0.5))
     }
-    rows["beaten"] += rows["beaten"]
+    rows["dominated"] += rows["dominated"]
     metric = {"metric": "bits_per_byte", "less_is_better": True}
     findings = findings_of(rows, baselines=("low",), **metric)
     sections = make_sections(findings)
@@ -163,10 +165,10 @@ def test_another_metric_has_its_name_digits_and_direction():
     assert "Differences are in bits per byte," in told and "ccuracy" not in told
     drawn = plots_of(findings)
     plot = drawn["bytes_tiny"]
-    assert (plot.hull, plot.up) == (["low"], "test bits per byte")
+    assert (plot.front, plot.up) == (["low"], "test bits per byte")
     assert plot.title.startswith("Bits per byte against bytes")
-    (hull,) = hull_table(findings, [plot])
-    assert hull.title == "Lower-left hull: tiny"
+    (front,) = front_table(findings, [plot])
+    assert front.title == "Pareto front: tiny"
     assert drawn["curves-bytes_tiny"].up == "validation bits per byte"
 
 
@@ -175,14 +177,14 @@ def test_a_hull_is_all_that_is_not_beaten():
     for _ in range(50):
         # Of few values, so that some are equal.
         points = {str(n): tuple(rng.integers(0, 6, 2).tolist()) for n in range(12)}
-        hull = plots.upper_left_hull(points)
-        beaten = [
+        front = plots.pareto_front(points)
+        dominated = [
             name
             for name, (x, y) in points.items()
             if any((u < x and v >= y) or (u <= x and v > y) for u, v in points.values())
         ]
-        assert sorted([*hull, *beaten]) == sorted(points)
-        costs, heights = zip(*(points[name] for name in hull), strict=True)
+        assert sorted([*front, *dominated]) == sorted(points)
+        costs, heights = zip(*(points[name] for name in front), strict=True)
         assert list(costs) == sorted(costs) and list(heights) == sorted(heights)
 
 

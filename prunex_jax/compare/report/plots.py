@@ -120,24 +120,24 @@ class Plot:
     band: float = 0.0  # Share around the diagonal that is shaded.
     # Whether a line shows the most that is reached for each cost across. Its rows are
     # emphasised before all others.
-    has_hull: bool = False
+    has_front: bool = False
     less_is_better: bool = False  # Whether that line shows the least.
 
     @property
-    def hull(self) -> list[str]:
+    def front(self) -> list[str]:
         """Rows on that line, from the left; [] without one."""
         up = -1 if self.less_is_better else 1
         first = {each.row: each.points[0] for each in self.series}
         marks = {row: (x, up * y) for row, (x, y) in first.items()}
-        return upper_left_hull(marks) if self.has_hull else []
+        return pareto_front(marks) if self.has_front else []
 
     @property
     def emphasised(self) -> list[str]:
         """Rows that are drawn in colour, with their names."""
-        hull = self.hull
-        others = {each.row for each in self.series}.difference(hull)
+        front = self.front
+        others = {each.row for each in self.series}.difference(front)
         ranked = sorted(others, key=lambda row: self.looks[row].rank)
-        return [*hull, *ranked][:MOST_EMPHASISED]
+        return [*front, *ranked][:MOST_EMPHASISED]
 
 
 def is_available() -> bool:
@@ -191,25 +191,25 @@ def method_of(row: str) -> str:
     return next((name for name in STYLES if key.startswith(name)), key)
 
 
-def upper_left_hull(points: Mapping[str, XY]) -> list[str]:
-    """Names of the points that no other beats, from the left.
+def pareto_front(points: Mapping[str, XY]) -> list[str]:
+    """Names of the Pareto-optimal points, from the left.
 
-    A point is beaten by another that is no further right and no lower, unless both are
-    at the same place.
+    Another point that is no further right and no lower dominates a point, unless both
+    are at the same place.
 
     Example:
       >>> points = {'a': (1.0, 5.0), 'b': (2.0, 5.0), 'c': (3.0, 9.0), 'd': (3.0, 8.0)}
-      >>> upper_left_hull(points)
+      >>> pareto_front(points)
       ['a', 'c']
     """
 
-    def is_beaten(point: XY) -> bool:
+    def is_dominated(point: XY) -> bool:
         return any(
             x <= point[0] and y >= point[1] and (x, y) != point
             for x, y in points.values()
         )
 
-    left = [name for name, point in points.items() if not is_beaten(point)]
+    left = [name for name, point in points.items() if not is_dominated(point)]
     return sorted(left, key=points.__getitem__)
 
 
@@ -272,7 +272,7 @@ def draw(plot: Plot, axes: Any, theme: Theme = "light") -> None:
         axes.annotate(plot.diagonal, (high, high), ha="right", va="bottom")
         sides = ([(1 + k * plot.band) * x for x in (low, high)] for k in (-1, 1))
         axes.fill_between((low, high), *sides, color=ink, alpha=0.1, linewidth=0)
-    if plot.has_hull:
+    if plot.has_front:
         line = zip(*_stairs(plot), strict=True)
         axes.plot(*line, color=ink, linewidth=0.8, alpha=0.5, zorder=1)
     for level, text in plot.levels.items():
@@ -330,10 +330,10 @@ def _draw_series(axes: Any, plot: Plot, series: Series, theme: Theme) -> None:
 
 
 def _stairs(plot: Plot) -> list[XY]:
-    """The line over the rows on the hull, and on to the right end of all marks."""
+    """The line over the rows on the front, and on to the right end of all marks."""
     marks = {each.row: each.points[0] for each in plot.series}
     corners: list[XY] = []
-    for x, y in (marks[row] for row in plot.hull):
+    for x, y in (marks[row] for row in plot.front):
         corners += [(x, corners[-1][1]), (x, y)] if corners else [(x, y)]
     return [*corners, (max(x for x, _ in marks.values()), corners[-1][1])]
 
@@ -418,7 +418,7 @@ def _names_at_marks(
     points = {each.row: each.points[0] for each in plot.series}
     marks = axes.transData.transform(list(points.values()))
     taken: list[Any] = []
-    if plot.has_hull:
+    if plot.has_front:
         turns = axes.transData.transform(_stairs(plot))
         taken += [Bbox(pair).padded(1) for pair in itertools.pairwise(turns)]
     others = points.keys() - ends.keys()

@@ -1,4 +1,4 @@
-"""A sweep's metric against what its rows cost, and which rows no other beats.
+"""A sweep's metric against what its rows cost, and which rows are Pareto-optimal.
 
 A cost is a number of a run's summary, as a share of one of `Findings.reference`.
 """
@@ -50,7 +50,7 @@ COSTS = (
 
 
 def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
-    """The metric against each cost in which rows differ, with its upper-left hull.
+    """The metric against each cost in which rows differ, with its Pareto front.
 
     Rows that cost nothing have no place on a logarithmic axis, and are left out.
     """
@@ -91,23 +91,23 @@ def make_plot(
         looks,
         log=cost.log,
         names_at_marks=True,
-        has_hull=True,
+        has_front=True,
         less_is_better=less_is_better,
     )
 
 
-def hull_table(findings: Findings, plots: Sequence[Plot]) -> list[Table]:
-    """The rows on the hulls of `cost_plots`, by name; nothing without plots."""
+def front_table(findings: Findings, plots: Sequence[Plot]) -> list[Table]:
+    """The rows on the fronts of `cost_plots`, by name; nothing without plots."""
     lines = tuple(
-        (Cell(plot.across), Cell("\n".join(_on_hull(findings, plot)))) for plot in plots
+        (Cell(plot.across), Cell("\n".join(_on_front(findings, plot))))
+        for plot in plots
     )
     note = (
-        "Rows that no other row beats, from the left. A row beats another that costs "
-        "no less and is no better, unless both are equal. Means are compared: "
-        "within their spread, rows may change places."
+        "The Pareto-optimal rows, from the left: no other row costs as little and is "
+        "as good, unless both are equal. Means are compared: within their spread, "
+        "rows may change places."
     )
-    side = "Lower" if findings.sweep.less_is_better else "Upper"
-    title = f"{side}-left hull: {findings.sweep.name}"
+    title = f"Pareto front: {findings.sweep.name}"
     header = f"{findings.sweep.figure.words} against", "rows"
     return [Table(title, header, lines, (note,))] if lines else []
 
@@ -149,9 +149,9 @@ def plot_name(findings: Findings, key: str, title: str) -> tuple[str, str]:
     return f"{key}_{name}", f"{title}: {name}, n={n}"
 
 
-def _on_hull(findings: Findings, plot: Plot) -> list[str]:
-    """Titles and metrics of the rows on a plot's hull, from the left."""
-    found = ((row, value_cell(findings, row).text) for row in plot.hull)
+def _on_front(findings: Findings, plot: Plot) -> list[str]:
+    """Titles and metrics of the rows on a plot's front, from the left."""
+    found = ((row, value_cell(findings, row).text) for row in plot.front)
     return [
         f"{plot.looks[row].title}: {text}".replace("\n", ", ") for row, text in found
     ]

@@ -30,7 +30,7 @@ from prunex_jax.compare.report.tables import (
 )
 from prunex_jax.compare.sweep.frontier import (
     cost_plots,
-    hull_table,
+    front_table,
     marks_of,
     plot_name,
     value_cell,
@@ -81,7 +81,7 @@ def make_sections(findings: Findings) -> list[Section]:
             f"{findings.sweep.figure.heading} and its price",
             [
                 price_table(findings),
-                *hull_table(findings, priced),
+                *front_table(findings, priced),
                 *divergence_table(findings),
             ],
             [*priced, *way_plots(findings, looks), *size_plots(findings, looks)],

@@ -112,9 +112,7 @@ def _check_is_config(config: Any, flag: str) -> None:
 
     from prunex_jax.train.build.config import default_config
 
-    remedy = (
-        "; return what prunex_jax.default_config() makes, changed"
-    )
+    remedy = "; return what prunex_jax.default_config() makes, changed"
     kind = ml_collections.ConfigDict
     is_frozen = isinstance(config, ml_collections.FrozenConfigDict)
     if not isinstance(config, kind) or is_frozen:

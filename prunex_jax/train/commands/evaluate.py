@@ -232,7 +232,7 @@ def _task_of(model: ExportedModel, config: ExperimentConfig) -> Task:
 
 
 def _network_of(model: ExportedModel) -> Any:
-    """The program in the stead of the user's own network, whose code may be gone."""
+    """The program instead of the user's own network, whose code may be gone."""
     arrays = dict(model.arrays)
     return lambda key: {}, lambda params, inputs: model.program(arrays, inputs)
 
