@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.shrunk_step import make_step
-from prunex_jax.base.settings import ModelConfig, SparsityConfig
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.comm import WIRE_DTYPES, dense_size
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
@@ -40,8 +39,10 @@ from prunex_jax.methods import (
     method_config,
 )
 from prunex_jax.models import make_model
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import trace_model
 from prunex_jax.sparsity import entry_count, keep_counts_at, selection
+from prunex_jax.sparsity.settings import SparsityConfig
 
 IMAGE_SHAPE = (32, 32, 3)
 NUM_CLASSES = 10

@@ -43,9 +43,9 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import layouts_of, put_channels, take_channels
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import Recipe
-from prunex_jax.methods.inner import make_inner
 from prunex_jax.train.build.config import ExperimentConfig
 from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.optimizer import make_inner
 from prunex_jax.train.changes.ahead import exchanges_to_come
 from prunex_jax.train.commands.dry_run import bytes_per_device, find_needs
 from prunex_jax.train.records.position import RunPosition

@@ -15,10 +15,10 @@ import optax
 from benchmarks.pairs import describe_pairs
 from prunex_jax.base.timing import time_in_turn
 from prunex_jax.mesh import make_topology
-from prunex_jax.methods.inner import make_inner
 from prunex_jax.processes import LaunchFlags, start_processes
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.optimizer import make_inner
 
 BATCH_SIZE = 64
 WARM_UP = 5

@@ -18,15 +18,16 @@ from scipy import optimize
 from benchmarks.report.cost import Extrapolation
 from benchmarks.report.places import DENSE
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ModelConfig, SparsityConfig
 from prunex_jax.compare.step_time import Link, Traffic, steady_traffic
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.methods import MethodConfig, Recipe, make_method, method_config
 from prunex_jax.methods.hsadmm.method import HsadmmConfig
 from prunex_jax.methods.topk import TopkConfig
 from prunex_jax.models import make_model
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import trace_model
 from prunex_jax.sparsity import keep_counts_at
+from prunex_jax.sparsity.settings import SparsityConfig
 
 TrafficOf = Callable[[int], Traffic]
 

@@ -18,9 +18,9 @@ import jax
 
 from benchmarks.pairs import describe_pairs
 from benchmarks.shrunk_step import IMAGE_SHAPE, NUM_CLASSES, make_step
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.timing import Timing, time_in_turn
 from prunex_jax.models import make_model
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.processes import keep_freed_memory
 from prunex_jax.shrink.cost import count_params
 

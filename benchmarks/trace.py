@@ -23,9 +23,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.channels import trace_channels
 from prunex_jax.models import make_model
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink.cost import count_params
 
 THEIR_SIDE = Path(__file__).with_name("trace_torch.py")

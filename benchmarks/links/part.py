@@ -45,7 +45,7 @@ def part_of(split: Split, count: int) -> Split:
       split: The whole.
       count: Number of examples.
     Example:
-      >>> from prunex_jax.base.settings import DataConfig
+      >>> from prunex_jax.data.settings import DataConfig
       >>> from prunex_jax.data import open_dataset
       >>> split = open_dataset(DataConfig(), seed=0).test
       >>> part = part_of(split, 3)

@@ -30,13 +30,13 @@ from benchmarks.torch.models import load_params, make_torch_model
 from benchmarks.torch.objectives import make_torch_objective
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.imports import is_named
-from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.data import evaluation_batches, make_loader
-from prunex_jax.methods.inner import make_learning_rate
 from prunex_jax.processes import LaunchFlags, keep_freed_memory
 from prunex_jax.tasks import Task, make_task
+from prunex_jax.tasks.settings import OptimizerConfig
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config, total_steps
+from prunex_jax.train.build.optimizer import make_learning_rate
 
 # Steps before PowerSGD compresses; with feedback of errors it takes no fewer than two.
 _POWERSGD_START = 2
@@ -335,7 +335,7 @@ def _register_hook(replica: DistributedDataParallel, hook: str, rank: int) -> No
 def _make_optimizer(
     network: nn.Module, config: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """As `methods.inner.make_inner`: kernels decay, biases and scales do not."""
+    """As `make_inner` of the trainer: kernels decay, biases and scales do not."""
     params = list(network.parameters())
     groups: list[dict[str, Any]] = [
         {"params": [p for p in params if p.ndim > 1]},

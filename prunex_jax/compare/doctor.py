@@ -34,7 +34,6 @@ from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.environment import source_revision, versions
 from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.files import expanded
-from prunex_jax.base.settings import TopologyConfig
 from prunex_jax.comm import mean_over_devices, mean_over_hosts
 from prunex_jax.compare.probe import probe_links
 from prunex_jax.mesh import (
@@ -48,6 +47,7 @@ from prunex_jax.mesh import (
     map_over,
     placed,
 )
+from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import Heartbeat, Limits, start_processes
 from prunex_jax.processes.gpus import count_visible_gpus
 from prunex_jax.train.build.same import shows

@@ -15,7 +15,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import cache_folder, expanded, one_at_a_time
-from prunex_jax.base.settings import DataConfig
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.tokenizer import Tokenizer
 from prunex_jax.data.tokens import TokenFile, Tokens
 

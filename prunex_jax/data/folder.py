@@ -15,7 +15,6 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import expanded
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.image_files import (
     ImageFiles,
     broken_image,
@@ -24,6 +23,7 @@ from prunex_jax.data.image_files import (
 )
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit
 
 SUFFIXES = frozenset(

@@ -10,9 +10,9 @@ from typing import IO
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.images import BrokenImageError, image_shape
 from prunex_jax.data.order import Positions
+from prunex_jax.data.settings import DataConfig
 
 # Sets of up to so many bytes of files are decoded whole, which takes some seconds; of
 # larger ones, only headers are read, unless broken files are to be skipped.

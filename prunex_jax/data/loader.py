@@ -20,9 +20,9 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError, one_line
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.mixing import Mixing
 from prunex_jax.data.order import Order, Positions
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.shards import make_order
 from prunex_jax.data.splits import Batch, Split
 
@@ -204,7 +204,7 @@ def evaluation_batches(
       Batches of the split, host-local numpy arrays, with `valid`, float32[local].
 
     Example:
-      >>> from prunex_jax.base.settings import DataConfig
+      >>> from prunex_jax.data.settings import DataConfig
       >>> from prunex_jax.data import open_dataset
       >>> digits = open_dataset(DataConfig(), seed=0)
       >>> with evaluation_batches(digits.test, 64, np.arange(64)) as batches:

@@ -10,8 +10,8 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.order import MIXING_STREAM, Positions, uniforms
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.splits import Batch
 
 # Entries of a batch: the labels of the other examples, int32[batch], and the share of

@@ -17,10 +17,10 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import expanded
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data.images import Pixels
 from prunex_jax.data.order import Positions
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
 
 NPZ = "npz"

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
 from prunex_jax.data.npz import NPZ, npz_arrays, npz_has_images
 from prunex_jax.data.order import Positions
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.sources import cut_validation, open_dataset
 from prunex_jax.data.splits import Batch, Dataset, Labels
 

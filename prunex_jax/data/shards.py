@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data.order import (
     SHARD_STREAM,
     Order,
@@ -17,6 +16,7 @@ from prunex_jax.data.order import (
     ShuffledOrder,
     permutation,
 )
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.splits import Labels, Split
 
 # Beyond these doubles overflow, and shards have long been of one class or all alike.

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig, check_defaults, check_settings
+from prunex_jax.base.settings import check_defaults, check_settings
 from prunex_jax.data.folder import open_folder
 from prunex_jax.data.huggingface import HUGGINGFACE, open_huggingface
 from prunex_jax.data.images import Normalization, Pixels, Recipe, resize_box
 from prunex_jax.data.mixing import MIXING
 from prunex_jax.data.npz import NPZ, open_npz
 from prunex_jax.data.order import Positions, permutation, split_positions
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.splits import (
     ArraySource,
     ImageDataset,

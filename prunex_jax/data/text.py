@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig, check_settings
+from prunex_jax.base.settings import check_settings
 from prunex_jax.data.encoded import Encoded, encode_once
 from prunex_jax.data.huggingface import HUGGINGFACE
 from prunex_jax.data.npz import NPZ
 from prunex_jax.data.own import OWN
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.sources import OF_IMAGES, cut_validation
 from prunex_jax.data.splits import Dataset
 from prunex_jax.data.text_files import (

@@ -11,8 +11,9 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import expanded
-from prunex_jax.base.settings import DataConfig, check_defaults
+from prunex_jax.base.settings import check_defaults
 from prunex_jax.data.order import Positions
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.splits import SPLIT_NAMES
 from prunex_jax.data.text_files import SPLITS, TEST_SHARE
 from prunex_jax.data.tokens import TokenFile, check_tokens

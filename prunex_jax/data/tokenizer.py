@@ -12,7 +12,7 @@ import numpy.typing as npt
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.files import expanded
 from prunex_jax.base.imports import need_package
-from prunex_jax.base.settings import DataConfig
+from prunex_jax.data.settings import DataConfig
 
 # Tokens are bytes; 0, which no text has, ends a document.
 NUM_BYTES = 256

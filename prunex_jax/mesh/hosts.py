@@ -13,8 +13,8 @@ from pathlib import Path
 import jax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import MAX_SIMULATED
 from prunex_jax.mesh.agreement import gather_texts
+from prunex_jax.mesh.settings import MAX_SIMULATED
 
 LAYOUTS = ("auto", "host", "process", "slice")
 

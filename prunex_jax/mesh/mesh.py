@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import MAX_SIMULATED
 from prunex_jax.mesh.axes import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.mesh.hosts import (
     DeviceRecord,
@@ -23,6 +22,7 @@ from prunex_jax.mesh.hosts import (
     resolve_layout,
     split_grid,
 )
+from prunex_jax.mesh.settings import MAX_SIMULATED
 from prunex_jax.mesh.simulated import AnyMesh, SimulatedMesh
 
 # A longer table is cut in the middle, a longer list of processes is summed up.

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import Shard, read_settings
+from prunex_jax.base.settings import read_settings
 from prunex_jax.comm import Slicing
+from prunex_jax.mesh.settings import Shard
 from prunex_jax.methods.dense import ROW as DENSE
 from prunex_jax.methods.dgc import ROW as DGC
 from prunex_jax.methods.hsadmm.method import ROW as HSADMM

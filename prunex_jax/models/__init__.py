@@ -17,7 +17,7 @@ from typing import cast
 import jax
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import ModelConfig, check_defaults, check_settings
+from prunex_jax.base.settings import check_defaults, check_settings
 from prunex_jax.models.base import (
     AnyModel,
     Model,
@@ -36,6 +36,7 @@ from prunex_jax.models.language import (
 from prunex_jax.models.layers import Convolution
 from prunex_jax.models.own import own_model
 from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.models.vgg import VggSpec, make_vgg_spec
 from prunex_jax.models.vit import VITS, make_vit
 

@@ -118,7 +118,7 @@ class Model:
       convolution: How convolutions are formulated in training, see `layers.Conv`.
 
     Example:
-      >>> from prunex_jax.base.settings import ModelConfig
+      >>> from prunex_jax.models.settings import ModelConfig
       >>> from prunex_jax.models import make_model
       >>> model = make_model(ModelConfig(name='resnet20'), (32, 32, 3), 10)
       >>> params, statistics = jax.eval_shape(model.init, jax.random.key(0))

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.models.functions import FunctionModel
 from prunex_jax.models.layers import Convolution, mean_over_space
 from prunex_jax.models.own import nnx_model
 from prunex_jax.models.resnet import Stem as StemKind
 from prunex_jax.models.resnet import scaled
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.models.stream import (
     LayerNorm,
     Mlp,

@@ -8,14 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import (
-    BertConfig,
-    GptConfig,
-    ModelConfig,
-    check_settings,
-)
+from prunex_jax.base.settings import check_settings
 from prunex_jax.models.functions import FunctionModel
 from prunex_jax.models.own import nnx_model
+from prunex_jax.models.settings import BertConfig, GptConfig, ModelConfig
 from prunex_jax.models.transformer import TransformerSpec
 
 # Networks that predict the next token, and those that fill in what is masked.

@@ -18,10 +18,10 @@ import numpy as np
 from flax import nnx
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.models.functions import FunctionModel
 from prunex_jax.models.own import nnx_model
 from prunex_jax.models.resnet import scaled
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.models.stream import (
     Mlp,
     Norm,

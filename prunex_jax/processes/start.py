@@ -12,8 +12,9 @@ from typing import Any
 import jax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import TopologyConfig, check_settings
+from prunex_jax.base.settings import check_settings
 from prunex_jax.mesh.hosts import parse_layout, stand_ins
+from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes.compilation_cache import AUTO, keep_compiled
 from prunex_jax.processes.environments import Probes
 from prunex_jax.processes.gpu_reservations import (

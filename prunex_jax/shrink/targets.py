@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.channels import ChannelTrace
 from prunex_jax.shrink.cost import Cost, Memoised, macs_cost, size_costs
 from prunex_jax.sparsity import (
@@ -26,6 +25,7 @@ from prunex_jax.sparsity import (
     read_multiples,
     uniform_family,
 )
+from prunex_jax.sparsity.settings import SparsityConfig
 
 if TYPE_CHECKING:
     from prunex_jax.models import AnyModel

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.sparsity.quanta import quanta_of, read_multiples
+from prunex_jax.sparsity.settings import SparsityConfig
 
 # Absorbs what binary floats do to densities such as 1 - 0.7.
 _ROUNDING_SLACK = 1e-9

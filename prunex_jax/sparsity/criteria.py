@@ -28,7 +28,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from prunex_jax.base.settings import Criterion
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.channels.groups import Layouts
 from prunex_jax.channels.slicing import (
@@ -36,6 +35,7 @@ from prunex_jax.channels.slicing import (
     sum_squares_by_channel,
 )
 from prunex_jax.sparsity.choice import normalise_scores
+from prunex_jax.sparsity.settings import Criterion
 
 Scores = dict[str, jax.Array]
 # Sums over all entries of a channel, from sums over those that a device has.

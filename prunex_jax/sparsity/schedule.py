@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import SparsityConfig, check_settings
+from prunex_jax.base.settings import check_settings
 from prunex_jax.sparsity.quanta import read_multiples
+from prunex_jax.sparsity.settings import SparsityConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError, one_line
-from prunex_jax.base.settings import DataConfig, ModelConfig, check_defaults
+from prunex_jax.base.settings import check_defaults
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import (
     EXAMPLE,
@@ -22,7 +22,9 @@ from prunex_jax.data import (
     open_own,
 )
 from prunex_jax.data.own import labels_of
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.models import AnyModel, make_model, own_model
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.tasks.base import (
     LOSS,
     Batch,

@@ -7,12 +7,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.imports import import_named, is_named
-from prunex_jax.base.settings import (
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    check_defaults,
-)
+from prunex_jax.base.settings import check_defaults
 from prunex_jax.data import (
     OF_TEXT,
     OWN,
@@ -25,6 +20,7 @@ from prunex_jax.data import (
     open_text,
     without_effect,
 )
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.models import (
     MASKED_TOKEN,
     NEXT_TOKEN,
@@ -35,11 +31,13 @@ from prunex_jax.models import (
     make_model,
     own_model,
 )
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.tasks.base import Task
 from prunex_jax.tasks.classification import Classification
 from prunex_jax.tasks.language import Language
 from prunex_jax.tasks.masked import MaskedLanguage
 from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, own_task
+from prunex_jax.tasks.settings import OptimizerConfig
 
 _LANGUAGE_MODELS = (*NEXT_TOKEN, *MASKED_TOKEN)
 

@@ -13,7 +13,6 @@ from prunex_jax.base.environment import environment
 from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import run_together
-from prunex_jax.methods.inner import MakeOptimizer
 from prunex_jax.processes import Heartbeat, LaunchFlags
 from prunex_jax.tasks import Own
 from prunex_jax.train.build.config import (
@@ -27,6 +26,7 @@ from prunex_jax.train.build.joining import (
     join_processes,
     make_heartbeat,
 )
+from prunex_jax.train.build.optimizer import MakeOptimizer
 from prunex_jax.train.build.same import (
     check_same_settings,
     check_shared_folder,

@@ -33,11 +33,11 @@ from benchmarks.links.runner import run_study
 from benchmarks.links.tasks import Planner, row_settings
 from benchmarks.study import LinkRow, LinkStudy
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.compare.drill.sandbox import sandbox_kind
 from prunex_jax.compare.sweep.figure import Figure
 from prunex_jax.compare.sweep.study import check_study, load_study, narrow_study
 from prunex_jax.data import open_dataset
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.processes import LaunchFlags, start
 from tests.helpers.bench_records import make_curve, make_measurement
 from tests.helpers.common import free_port

@@ -24,16 +24,10 @@ from benchmarks.torch import models as torch_models  # noqa: E402
 from benchmarks.torch import objectives as torch_objectives  # noqa: E402
 from benchmarks.torch import training as torch_training  # noqa: E402
 from prunex_jax.base.errors import TrainingDivergedError, UserError  # noqa: E402
-from prunex_jax.base.settings import (  # noqa: E402
-    GptConfig,
-    ModelConfig,
-    OptimizerConfig,
-)
 from prunex_jax.base.trees import flatten_by_path  # noqa: E402
 from prunex_jax.data import EXAMPLE  # noqa: E402
 from prunex_jax.data.shards import make_shards  # noqa: E402
 from prunex_jax.mesh import make_topology  # noqa: E402
-from prunex_jax.methods.inner import make_inner  # noqa: E402
 from prunex_jax.models import (  # noqa: E402
     MODELS,
     FunctionModel,
@@ -43,10 +37,13 @@ from prunex_jax.models import (  # noqa: E402
     make_model,
     make_resnet_spec,
 )
+from prunex_jax.models.settings import GptConfig, ModelConfig  # noqa: E402
 from prunex_jax.processes import LaunchFlags  # noqa: E402
 from prunex_jax.tasks import Language  # noqa: E402
+from prunex_jax.tasks.settings import OptimizerConfig  # noqa: E402
 from prunex_jax.train.build.config import config_to_dict, resolve_config  # noqa: E402
 from prunex_jax.train.build.experiment import make_experiment  # noqa: E402
+from prunex_jax.train.build.optimizer import make_inner  # noqa: E402
 from prunex_jax.train.records.scores import evaluate_split  # noqa: E402
 
 SMALL = {

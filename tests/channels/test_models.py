@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.channels import trace_channels
 from prunex_jax.models import make_model
+from prunex_jax.models.settings import ModelConfig
 from tests.helpers.channel_checks import members_of
 
 

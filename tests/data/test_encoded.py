@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import encoded
 from prunex_jax.data.encoded import encode_once
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.tokenizer import ByteTokenizer
 
 DOCUMENTS = [b"some", b"", b"text"]

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import (
     ImageDataset,
     evaluation_batches,
@@ -19,6 +18,7 @@ from prunex_jax.data import (
     make_loader,
     open_dataset,
 )
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.splits import Split
 from tests.helpers.image_folders import CLASSES, break_file, write_images
 

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import ImageDataset, make_loader, open_dataset
+from prunex_jax.data.settings import DataConfig
 
 datasets = pytest.importorskip("datasets")
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import (
     BatchIterator,
     evaluation_batches,
@@ -21,6 +20,7 @@ from prunex_jax.data import (
     num_evaluation_batches,
     open_dataset,
 )
+from prunex_jax.data.settings import DataConfig
 
 ROOT = Path(__file__).parents[2]
 CONFIG = DataConfig(
@@ -212,7 +212,7 @@ def test_an_empty_split_has_no_evaluation_batches() -> None:
 _READER = """
 import multiprocessing, sys, time
 import numpy as np
-from prunex_jax.base.settings import DataConfig
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data import make_loader, open_dataset
 
 if __name__ == "__main__":

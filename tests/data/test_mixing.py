@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import LABEL_SHARE, OTHER_LABEL, make_loader, open_dataset
 from prunex_jax.data.mixing import Mixing
+from prunex_jax.data.settings import DataConfig
 
 SIZE = 12
 PLAIN = DataConfig(

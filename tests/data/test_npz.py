@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import (
     EXAMPLE,
     ImageDataset,
@@ -18,6 +17,7 @@ from prunex_jax.data import (
     open_named,
 )
 from prunex_jax.data.npz import Entry
+from prunex_jax.data.settings import DataConfig
 
 SIZE = 40
 IMAGES = np.random.default_rng(0).integers(0, 256, (SIZE, 6, 5, 3), np.uint8)

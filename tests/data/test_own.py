@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.data import EXAMPLE, evaluation_batches, make_loader, open_own
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.shards import check_shards, make_order
 
 SIZE = 30

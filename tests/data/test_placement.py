@@ -81,7 +81,7 @@ _WORKER = """
     import jax
     import numpy as np
     from jax.sharding import Mesh
-    from prunex_jax.base.settings import DataConfig
+    from prunex_jax.data.settings import DataConfig
     from prunex_jax.data import batch_rows, make_loader, open_dataset, place_batch
 
     port, index = sys.argv[1], int(sys.argv[2])

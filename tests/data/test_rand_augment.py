@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import open_dataset
 from prunex_jax.data.images import Recipe
 from prunex_jax.data.rand_augment import _OPERATIONS, rand_augment
+from prunex_jax.data.settings import DataConfig
 
 NAMES = (
     "same shear_x shear_y translate_x translate_y rotate brightness color contrast "

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import make_loader, open_dataset
 from prunex_jax.data.order import ShardedOrder, permutation
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.shards import make_order, make_shards
 from prunex_jax.mesh import make_topology
 from prunex_jax.train.build.config import resolve_config

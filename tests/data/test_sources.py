@@ -7,8 +7,8 @@ import pytest
 from sklearn import datasets
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import Normalization, open_dataset, sources
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.splits import Split
 
 SYNTHETIC = DataConfig(name="synthetic", synthetic_examples=200, image_size=8)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import (
     BYTES,
     EXAMPLE,
@@ -17,6 +16,7 @@ from prunex_jax.data import (
     text,
     text_files,
 )
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.tokenizer import open_tokenizer
 from prunex_jax.data.tokens import Sequences
 from tests.helpers.texts import (

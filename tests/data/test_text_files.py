@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.text_files import MANY_FILES, SPLITS, text_parts
 from tests.helpers.texts import make_text, write_files
 

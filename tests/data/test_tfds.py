@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import evaluation_batches, make_loader, open_dataset
+from prunex_jax.data.settings import DataConfig
 
 CIFAR = Path(__file__).parents[2] / "../shared/data/tfds"
 NUM_TRAIN, NUM_TEST = 23, 6

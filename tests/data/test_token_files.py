@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import EXAMPLE, make_loader, open_text, token_files, tokens
+from prunex_jax.data.settings import DataConfig
 
 STREAM = np.random.default_rng(0).integers(0, 500, 4001)
 

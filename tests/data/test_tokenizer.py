@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import tokenizer as module
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.tokenizer import open_tokenizer
 from tests.helpers.texts import make_text, write_tokenizer
 

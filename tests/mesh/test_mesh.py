@@ -304,7 +304,7 @@ def run_python(*scripts):
 ONE_PROCESS = """
 import json
 import jax
-from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import make_topology
 from prunex_jax.processes import LaunchFlags, start_processes
@@ -352,7 +352,7 @@ import json
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, make_topology
 from prunex_jax.processes import LaunchFlags, start_processes
 

@@ -9,7 +9,6 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.comm import Wire, dense_size, list_collectives, wire_bytes
 from prunex_jax.mesh import leave, specs_of, vary
@@ -26,6 +25,7 @@ from prunex_jax.methods.importance import (
     chosen_counts,
 )
 from prunex_jax.models import make_model
+from prunex_jax.models.settings import ModelConfig
 from tests.helpers.common import MESH, make_mesh
 from tests.helpers.formulas.means import mesh_sum, ring_sum
 from tests.helpers.formulas.methods import formulas_of

@@ -11,7 +11,6 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.channels import trace_channels
 from prunex_jax.comm import Wire, dense_size, list_collectives, wire_bytes
@@ -31,6 +30,7 @@ from prunex_jax.methods.pactrain import (
 )
 from prunex_jax.methods.pactrain.method import hosts_agree
 from prunex_jax.models import make_model
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import trace_model
 from prunex_jax.sparsity import uniform_keep_counts
 from prunex_jax.train.build.config import resolve_config

@@ -9,7 +9,6 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import flatten_by_path, shapes_by_path
 from prunex_jax.comm import Wire, dense_size, wire_bytes
 from prunex_jax.mesh import MeshAxes, enter, leave, specs_of, vary
@@ -21,6 +20,7 @@ from prunex_jax.methods import (
 )
 from prunex_jax.methods.powersgd import POWERSGD_PLACEMENTS, PowersgdConfig
 from prunex_jax.models import make_model
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.train.build.config import resolve_config
 from tests.helpers.common import MESH, make_mesh
 from tests.helpers.formulas.means import mesh_sum

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ModelConfig, VitConfig
 from prunex_jax.channels import trace_channels
 from prunex_jax.models import make_model
 from prunex_jax.models.convnext import ConvNextSpec, StageSpec, make_convnext
+from prunex_jax.models.settings import ModelConfig, VitConfig
 from tests.helpers.common import assert_close
 from tests.helpers.transformers import count, half_cut, same_gradients, strong
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import GptConfig, ModelConfig
 from prunex_jax.models import generate, make_language_model
+from prunex_jax.models.settings import GptConfig, ModelConfig
 
 GPT = GptConfig(layers=1, width=16, heads=2, key_heads=1, head_width=8, hidden=24)
 WINDOW = 6

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import BertConfig, GptConfig, ModelConfig
 from prunex_jax.channels import trace_channels
 from prunex_jax.models import make_language_model
+from prunex_jax.models.settings import BertConfig, GptConfig, ModelConfig
 from prunex_jax.models.transformer import rotated, shares_of
 from prunex_jax.shrink import Network, make_cut
 from prunex_jax.shrink.network import certify_networks

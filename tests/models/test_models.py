@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import flatten_by_path, map_with_path
 from prunex_jax.mesh import vary
 from prunex_jax.models import (
@@ -21,6 +20,7 @@ from prunex_jax.models import (
     layers,
     make_model,
 )
+from prunex_jax.models.settings import ModelConfig
 
 BASIC = ResNetSpec(
     "cifar",

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import BertConfig, GptConfig, ModelConfig, VitConfig
 from prunex_jax.base.trees import map_with_path
 from prunex_jax.models import make_language_model, make_model
+from prunex_jax.models.settings import BertConfig, GptConfig, ModelConfig, VitConfig
 from prunex_jax.models.weights import read_tensors
 from prunex_jax.train.build.start import Weights, make_start, whole_tree
 

@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import (
-    ConvNextConfig,
-    DataConfig,
-    ModelConfig,
-    VitConfig,
-)
 from prunex_jax.base.trees import flatten_by_path, shapes_by_path
 from prunex_jax.comm import Slicing
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.mesh import vary
 from prunex_jax.models import make_language_model, make_model
+from prunex_jax.models.settings import ConvNextConfig, ModelConfig, VitConfig
 from prunex_jax.tasks import make_task
 from tests.helpers.common import assert_close, make_mesh
 from tests.helpers.transformers import half_cut, same_gradients, strong

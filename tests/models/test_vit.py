@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ConvNextConfig, GptConfig, ModelConfig, VitConfig
 from prunex_jax.channels import trace_channels
 from prunex_jax.mesh import vary
 from prunex_jax.models import make_model
+from prunex_jax.models.settings import ConvNextConfig, GptConfig, ModelConfig, VitConfig
 from prunex_jax.models.stream import drop_path, gelu
 from prunex_jax.models.vit import sines_and_cosines
 from tests.helpers.common import assert_close

@@ -12,12 +12,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import (
-    BertConfig,
-    GptConfig,
-    ModelConfig,
-    VitConfig,
-)
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.models import (
     MASKED_TOKEN,
@@ -25,6 +19,7 @@ from prunex_jax.models import (
     make_language_model,
     make_model,
 )
+from prunex_jax.models.settings import BertConfig, GptConfig, ModelConfig, VitConfig
 from prunex_jax.models.weights import LAYOUTS, Tensors, read_tensors, to_ours
 from prunex_jax.models.weights.vits import resized_positions
 

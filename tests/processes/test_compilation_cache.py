@@ -15,7 +15,7 @@ from tests.helpers.common import ROOT, free_port
 PROGRAM = """
 import collections, json, resource, sys
 import jax, jax.numpy as jnp, numpy as np
-from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import LaunchFlags, start_processes
 
 asked = json.loads(sys.argv[1])

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import LaunchFlags, start, start_processes
 from prunex_jax.processes.environments import Probes
 from prunex_jax.processes.gpus import count_visible_gpus, split_gpus

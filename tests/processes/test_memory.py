@@ -20,7 +20,7 @@ STEPS = """
 import ctypes, json, os, resource
 from pathlib import Path
 import jax
-from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import LaunchFlags, return_freed_memory, start_processes
 
 BYTES = 128 * 2**20

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.models import make_model
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink.cost import count_macs, count_params
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import map_with_path
 from prunex_jax.channels import trace_channels
 from prunex_jax.models import (
@@ -16,6 +15,7 @@ from prunex_jax.models import (
     VggSpec,
     make_model,
 )
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import Network, make_cut, shrink_error
 from tests.helpers.channel_checks import random_masks, relative_error
 

@@ -10,7 +10,6 @@ import pytest
 import tests.helpers.tiny_network  # noqa: F401
 from prunex_jax.base.environment import environment
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.channels import trace_channels
 from prunex_jax.mesh import make_topology
 from prunex_jax.models import BlockSpec, Model, ResNetSpec
@@ -31,6 +30,7 @@ from prunex_jax.shrink.targets import (
 )
 from prunex_jax.sparsity import normalise_scores, ranked_family, uniform_family
 from prunex_jax.sparsity.quanta import quantum_of
+from prunex_jax.sparsity.settings import SparsityConfig
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
 from prunex_jax.train.commands.console import start_screen

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.sparsity import (
     global_keep_counts,
     keep_counts_at,
@@ -17,6 +16,7 @@ from prunex_jax.sparsity import (
     validate_sparsity,
 )
 from prunex_jax.sparsity.quanta import quantum_of
+from prunex_jax.sparsity.settings import SparsityConfig
 
 SIZES = {"stem": 16, "a": 3, "b": 40, "c": 64, "d": 100, "one": 1}
 INNER = {"a", "b", "c"}

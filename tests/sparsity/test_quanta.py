@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.sparsity import (
     global_keep_counts,
     keep_counts_at,
@@ -16,6 +15,7 @@ from prunex_jax.sparsity import (
     validate_sparsity,
 )
 from prunex_jax.sparsity.quanta import quantum_of
+from prunex_jax.sparsity.settings import SparsityConfig
 
 SIZES = {"stem": 64, "body/0": 200, "body/1": 256, "body/2": 512, "body/3": 1000}
 TABLE = {"body/1": 32, "body/*>=500": 128, "body/*": 96}

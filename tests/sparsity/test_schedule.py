@@ -6,7 +6,6 @@ import itertools
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.sparsity import (
     Stage,
     check_excludes,
@@ -15,6 +14,7 @@ from prunex_jax.sparsity import (
     stage_at,
     validate_sparsity,
 )
+from prunex_jax.sparsity.settings import SparsityConfig
 
 
 def settings(**changes):

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prunex_jax.base.settings import DataConfig, ModelConfig
 from prunex_jax.data import ASKED, EXAMPLE, TARGET, VALID, Masking, make_loader
+from prunex_jax.data.settings import DataConfig
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.tasks import MaskedLanguage, make_task
 from tests.helpers.common import assert_close
 

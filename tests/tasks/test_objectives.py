@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DataConfig, ModelConfig
 from prunex_jax.data import EXAMPLE, LABEL_SHARE, OTHER_LABEL, VALID
+from prunex_jax.data.settings import DataConfig
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.tasks import Classification, Own, own_task
 from tests.helpers import own_networks
 from tests.helpers.common import assert_close

@@ -197,7 +197,7 @@ def test_hosts_sum_fragments_beside_the_passes():
 
 SLOW_LINKS = """
 import json
-from prunex_jax.base.settings import TopologyConfig
+from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import LaunchFlags, start_processes
 config = TopologyConfig(layout="1", cpu_devices=1, link_gbits=8.0)
 start_processes(config, LaunchFlags(launcher="none"))

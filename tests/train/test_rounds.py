@@ -3,8 +3,8 @@
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.sparsity import keep_counts_at
+from prunex_jax.sparsity.settings import SparsityConfig
 from prunex_jax.train.build.rounds import make_round_plan
 
 CASES = [

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import AgreedError
-from prunex_jax.base.settings import DataConfig
 from prunex_jax.data import open_own
+from prunex_jax.data.settings import DataConfig
 from prunex_jax.mesh import agreement
 from prunex_jax.train.build import same
 from prunex_jax.train.build.config import resolve_config

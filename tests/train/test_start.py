@@ -10,12 +10,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prunex_jax.base.errors import AgreedError, UserError
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.export.folder import ARRAYS, export_model
 from prunex_jax.mesh import agreement
 from prunex_jax.models import make_model
 from prunex_jax.models.own import own_model
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import make_cut, trace_model
 from prunex_jax.train.build.start import OURS, Weights, make_start, whole_tree
 from prunex_jax.train.build.weights import check_same_everywhere, find_weights

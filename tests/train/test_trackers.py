@@ -7,7 +7,7 @@ import types
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import RunConfig
+from prunex_jax.train.build.settings import RunConfig
 from prunex_jax.train.records.folder import RunFolder
 from prunex_jax.train.records.trackers import check_trackers, make_trackers
 from tests.helpers.event_files import needs_tensorboard, shown_in_tensorboard

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from prunex_jax.base.settings import Criterion
 from prunex_jax.base.trees import PyTree, map_with_path
 from prunex_jax.channels import Layouts, mask_channels
 from prunex_jax.comm import (
@@ -47,6 +46,7 @@ from prunex_jax.sparsity import (
     gradient_scores,
     running_mean,
 )
+from prunex_jax.sparsity.settings import Criterion
 
 # Residual balancing (Boyd et al., 2011, section 3.4.1): a penalty doubles or halves
 # when the residuals differ tenfold. It stays within a factor 1024 of its start: where z

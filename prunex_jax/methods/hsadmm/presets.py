@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import Criterion, setting
+from prunex_jax.base.settings import setting
 from prunex_jax.comm import (
     FLOAT32,
     TopK,
@@ -18,6 +18,7 @@ from prunex_jax.comm import (
 )
 from prunex_jax.methods.hsadmm.outer import law_momentum
 from prunex_jax.methods.method import OuterRule
+from prunex_jax.sparsity.settings import Criterion
 
 
 @dataclasses.dataclass(frozen=True)

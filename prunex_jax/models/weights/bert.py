@@ -4,7 +4,7 @@ References:
   transformers, modeling_bert.py (BertForMaskedLM).
 """
 
-from prunex_jax.base.settings import ModelConfig
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.models.weights.table import DENSE, Axes, Fact, Layout, Row, norm_rows
 
 _TO_HEADS: Axes = ((1, 2), (0,))

@@ -6,7 +6,7 @@ References:
   transformers, modeling_gpt2.py (its layer Conv1D).
 """
 
-from prunex_jax.base.settings import ModelConfig
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.models.weights.table import DENSE, Axes, Fact, Layout, Row, norm_rows
 
 # (width, heads, features) of kernels in front of heads, and (heads, features, width)

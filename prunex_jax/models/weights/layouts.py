@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import ModelConfig
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.models.weights.bert import BERT
 from prunex_jax.models.weights.convnexts import TIMM_CONVNEXT, TORCHVISION_CONVNEXT
 from prunex_jax.models.weights.files import SETTING, Tensors

@@ -7,7 +7,7 @@ References:
   transformers, modeling_llama.py.
 """
 
-from prunex_jax.base.settings import ModelConfig
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.models.weights.table import DENSE, Axes, Fact, Layout, Row
 
 # (width, heads, features) of a head's kernel, and (heads, features, width) behind it.

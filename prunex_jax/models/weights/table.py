@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from prunex_jax.base.settings import ModelConfig
+from prunex_jax.models.settings import ModelConfig
 
 Shape = tuple[int, ...]
 Axes = tuple[tuple[int, ...], ...]

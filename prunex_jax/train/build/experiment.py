@@ -33,14 +33,6 @@ from prunex_jax.data import (
 from prunex_jax.data.shards import check_shards
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, MeshAxes, Topology
 from prunex_jax.methods import Method, Recipe, RoundKind, make_method
-from prunex_jax.methods.inner import (
-    OWN_OPTIMIZER,
-    MakeOptimizer,
-    check_inner,
-    check_sliceable,
-    make_inner,
-    make_learning_rate,
-)
 from prunex_jax.methods.traffic import dense_bytes
 from prunex_jax.models import AnyModel, FunctionModel
 from prunex_jax.shrink import trace_model
@@ -50,6 +42,14 @@ from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
 from prunex_jax.tasks import Batch, Objective, Own, Task, make_task
 from prunex_jax.train.build.config import ExperimentConfig, total_steps
 from prunex_jax.train.build.network_mean import MeanPlan, final_mean_plan
+from prunex_jax.train.build.optimizer import (
+    OWN_OPTIMIZER,
+    MakeOptimizer,
+    check_inner,
+    check_sliceable,
+    make_inner,
+    make_learning_rate,
+)
 from prunex_jax.train.build.rounds import (
     Phase,
     RoundPlan,

@@ -15,9 +15,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import SparsityConfig
 from prunex_jax.methods import MethodConfig, RoundKind, check_method
 from prunex_jax.sparsity import Stage, density_stairs, stage_at, step_of_share
+from prunex_jax.sparsity.settings import SparsityConfig
 
 _ENTRY = re.compile(r"\s*(\w+)\s*(?:@\s*(.*?)\s*)?")
 _STEP = re.compile(r"step\s+(\d+)")

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import ModelConfig
 from prunex_jax.base.trees import PyTree, nested_by_path, shapes_by_path
 from prunex_jax.models import AnyModel, Model
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.models.weights import Tensors, to_ours
 from prunex_jax.models.weights.files import SETTING
 from prunex_jax.shrink import make_cut, trace_model

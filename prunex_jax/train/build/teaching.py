@@ -20,7 +20,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import DistillConfig
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import ImageDataset
 from prunex_jax.export import ExportedModel, read_model
@@ -30,6 +29,7 @@ from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT, Batch, Objective, Task
 from prunex_jax.train.build.config import ExperimentConfig
 from prunex_jax.train.build.network_mean import MeanPlan, NetworkMean
 from prunex_jax.train.build.rounds import RoundPlan
+from prunex_jax.train.build.settings import DistillConfig
 from prunex_jax.train.steps.compiled import Ledger, Program
 
 # The teacher that is the run's own network.

@@ -27,10 +27,10 @@ import jax
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import expanded
-from prunex_jax.base.settings import DistillConfig, TopologyConfig
 from prunex_jax.base.trees import PyTree
 from prunex_jax.export.folder import check_target, export_model
 from prunex_jax.mesh import make_topology
+from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import LaunchFlags, start_processes
 from prunex_jax.shrink import (
     Certificate,
@@ -42,6 +42,7 @@ from prunex_jax.shrink import (
 from prunex_jax.shrink.compare import Comparison, Subject, compare
 from prunex_jax.train.build.config import config_to_dict, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.settings import DistillConfig
 from prunex_jax.train.build.teaching import SELF
 from prunex_jax.train.changes.restoring import restore_run
 from prunex_jax.train.changes.transitions import (

@@ -15,8 +15,8 @@ from typing import Any, Protocol, Self
 from prunex_jax.base.errors import one_line
 from prunex_jax.base.files import read_object, write_json
 from prunex_jax.base.imports import need_package
-from prunex_jax.base.settings import RunConfig
 from prunex_jax.train.build.config import dotted_keys
+from prunex_jax.train.build.settings import RunConfig
 
 TENSORBOARD = "tensorboard"
 WANDB = "wandb"

@@ -14,8 +14,8 @@ from .frameworks import from_nnx
 def _of_this_project(
     name: str, size: str, is_training: bool = False, norm: str = "layer"
 ) -> Case:
-    from prunex_jax.base.settings import ModelConfig, VitConfig
     from prunex_jax.models import make_model
+    from prunex_jax.models.settings import ModelConfig, VitConfig
 
     is_tiny = size == TINY
     side, classes = (32, 4) if is_tiny else (224, 1000)
@@ -30,8 +30,8 @@ def _of_this_project(
 
 
 def _of_text(name: str, size: str) -> Case:
-    from prunex_jax.base.settings import ModelConfig
     from prunex_jax.models import make_language_model
+    from prunex_jax.models.settings import ModelConfig
 
     vocabulary, length = 256, 8 if size == TINY else 128
     config = ModelConfig(name=name, width=0.25 if size == TINY else 1.0)

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import OptimizerConfig
-from prunex_jax.methods.inner import (
+from prunex_jax.tasks.settings import OptimizerConfig
+from prunex_jax.train.build.optimizer import (
     as_matrix,
     check_inner,
     is_kernel,
