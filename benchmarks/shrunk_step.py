@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import PyTree
 from prunex_jax.models import Model, make_model
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import Network, make_cut, trace_model
 from prunex_jax.shrink.cost import count_params
-from prunex_jax.tasks.settings import OptimizerConfig
 from prunex_jax.train.build.optimizer import make_inner
 
 IMAGE_SHAPE = (32, 32, 3)

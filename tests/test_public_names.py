@@ -94,7 +94,7 @@ def test_a_run_imports_what_it_needs(tmp_path):
     loaded = loaded_by(
         "import prunex_jax.train.run\n"
         "from prunex_jax.data import make_loader, open_dataset\n"
-        "from prunex_jax.base.settings import DataConfig\n"
+        "from prunex_jax.data.settings import DataConfig\n"
         "split = open_dataset(DataConfig(), seed=0).train\n"
         "assert len(split.read(split.indices[:1])[0]) == 1",
         tmp_path,

@@ -30,11 +30,11 @@ from benchmarks.torch.models import load_params, make_torch_model
 from benchmarks.torch.objectives import make_torch_objective
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.imports import is_named
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.data import evaluation_batches, make_loader
 from prunex_jax.processes import LaunchFlags, keep_freed_memory
 from prunex_jax.tasks import Task, make_task
-from prunex_jax.tasks.settings import OptimizerConfig
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config, total_steps
 from prunex_jax.train.build.optimizer import make_learning_rate
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import optax
 
-from prunex_jax.base.settings import setting
+from prunex_jax.base.settings import OptimizerConfig, setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup
 from prunex_jax.comm import (
@@ -18,7 +18,6 @@ from prunex_jax.comm import (
 )
 from prunex_jax.mesh import IN_SLICES, MeshAxes, Placement
 from prunex_jax.sparsity.settings import Criterion
-from prunex_jax.tasks.settings import OptimizerConfig
 
 # moving: masks follow the scores. freeze: they are chosen one last time, and the copies
 # are set to the consensus. frozen: masks stay, no scores are exchanged.

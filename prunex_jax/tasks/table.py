@@ -7,7 +7,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.imports import import_named, is_named
-from prunex_jax.base.settings import check_defaults
+from prunex_jax.base.settings import OptimizerConfig, check_defaults
 from prunex_jax.data import (
     OF_TEXT,
     OWN,
@@ -37,7 +37,6 @@ from prunex_jax.tasks.classification import Classification
 from prunex_jax.tasks.language import Language
 from prunex_jax.tasks.masked import MaskedLanguage
 from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, own_task
-from prunex_jax.tasks.settings import OptimizerConfig
 
 _LANGUAGE_MODELS = (*NEXT_TOKEN, *MASKED_TOKEN)
 

@@ -24,6 +24,7 @@ from benchmarks.torch import models as torch_models  # noqa: E402
 from benchmarks.torch import objectives as torch_objectives  # noqa: E402
 from benchmarks.torch import training as torch_training  # noqa: E402
 from prunex_jax.base.errors import TrainingDivergedError, UserError  # noqa: E402
+from prunex_jax.base.settings import OptimizerConfig  # noqa: E402
 from prunex_jax.base.trees import flatten_by_path  # noqa: E402
 from prunex_jax.data import EXAMPLE  # noqa: E402
 from prunex_jax.data.shards import make_shards  # noqa: E402
@@ -40,7 +41,6 @@ from prunex_jax.models import (  # noqa: E402
 from prunex_jax.models.settings import GptConfig, ModelConfig  # noqa: E402
 from prunex_jax.processes import LaunchFlags  # noqa: E402
 from prunex_jax.tasks import Language  # noqa: E402
-from prunex_jax.tasks.settings import OptimizerConfig  # noqa: E402
 from prunex_jax.train.build.config import config_to_dict, resolve_config  # noqa: E402
 from prunex_jax.train.build.experiment import make_experiment  # noqa: E402
 from prunex_jax.train.build.optimizer import make_inner  # noqa: E402

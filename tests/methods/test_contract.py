@@ -15,6 +15,7 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of
 from prunex_jax.comm import Slicing, compact_size, wire_bytes
@@ -37,7 +38,6 @@ from prunex_jax.methods.pactrain import PactrainConfig
 from prunex_jax.methods.powersgd import PowersgdConfig
 from prunex_jax.methods.topk import TopkConfig
 from prunex_jax.tasks import Classification
-from prunex_jax.tasks.settings import OptimizerConfig
 from prunex_jax.train.steps.compiled import Ledger
 from prunex_jax.train.steps.programs import Programs
 from tests.helpers.common import make_mesh

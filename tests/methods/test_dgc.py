@@ -7,12 +7,12 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.comm import Wire, list_collectives, wire_bytes
 from prunex_jax.mesh import leave, vary
 from prunex_jax.methods import Recipe, dgc, make_method, method_config
 from prunex_jax.methods.dgc import DGC_PLACEMENTS, DgcConfig, warmup_density
 from prunex_jax.methods.momentum import after_momentum
-from prunex_jax.tasks.settings import OptimizerConfig
 from prunex_jax.train.build.optimizer import make_inner, make_learning_rate
 from tests.helpers.common import make_mesh
 from tests.helpers.entry_cases import (

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of
 from prunex_jax.methods.moments import mask_moments
-from prunex_jax.tasks.settings import OptimizerConfig
 from prunex_jax.train.build.optimizer import make_inner
 from tests.helpers.consensus_cases import GROUPS, QUICK, START, make_core
 from tests.helpers.consensus_reference import entry_masks

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.comm import Slicing, wire_bytes
 from prunex_jax.comm.formulas import dense_size
 from prunex_jax.mesh import MeshAxes
@@ -18,7 +19,6 @@ from prunex_jax.methods import METHODS, low_rank, method_config
 from prunex_jax.methods.hsadmm.method import HsadmmConfig
 from prunex_jax.methods.method import RoundsConfig
 from prunex_jax.methods.powersgd import powersgd
-from prunex_jax.tasks.settings import OptimizerConfig
 from prunex_jax.train.build.optimizer import check_sliceable, make_inner
 from tests.helpers.consensus_cases import START
 from tests.helpers.formulas.means import device_sum

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.tasks.settings import OptimizerConfig
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.train.build.optimizer import (
     as_matrix,
     check_inner,

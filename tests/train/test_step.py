@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.comm import wire_bytes
 from prunex_jax.mesh import make_topology
@@ -18,7 +19,6 @@ from prunex_jax.methods import Recipe, make_method, method_config
 from prunex_jax.methods.powersgd import PowersgdConfig
 from prunex_jax.methods.traffic import step_collectives
 from prunex_jax.tasks import Classification
-from prunex_jax.tasks.settings import OptimizerConfig
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
 from prunex_jax.train.build.optimizer import make_inner

@@ -14,6 +14,7 @@ import ml_collections
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import (
+    OptimizerConfig,
     check_settings,
     read_settings,
     setting,
@@ -24,7 +25,6 @@ from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.methods import MethodConfig, load_plugins, method_config
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.sparsity.settings import SparsityConfig
-from prunex_jax.tasks.settings import OptimizerConfig
 from prunex_jax.train.build.settings import DistillConfig, RunConfig
 
 # Settings that may change when a run continues, because its parameters do not depend on

@@ -14,6 +14,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from prunex_jax.base.errors import UserError, one_line, suggest
 from prunex_jax.base.imports import import_named, is_named
+from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import (
     PyTree,
     flatten_by_path,
@@ -23,7 +24,6 @@ from prunex_jax.base.trees import (
 )
 from prunex_jax.comm import sum_over_slices
 from prunex_jax.mesh import ALONE, MeshAxes
-from prunex_jax.tasks.settings import OptimizerConfig
 
 # Makes an optimizer of a learning rate, as functions of optax do.
 MakeOptimizer = Callable[[optax.Schedule], optax.GradientTransformation]
