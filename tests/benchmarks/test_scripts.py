@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from benchmarks import __main__ as front_door
 from benchmarks import compression, gpu
+from tests.helpers.common import ROOT
 
 
 @pytest.mark.slow
@@ -39,3 +41,19 @@ def test_what_a_gpu_takes_is_timed_on_cpu_too(monkeypatch, capsys, tmp_path):
     gpu.main()
     ratios = re.findall(r"median ([\d.]+), quartiles", capsys.readouterr().out)
     assert len(ratios) == 5 and all(float(ratio) > 0 for ratio in ratios)
+
+
+def test_the_front_door_lists_what_there_is_and_refuses_the_rest(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmarks"])
+    front_door.main()
+    listed = capsys.readouterr().out
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    for name in front_door.benchmarks():
+        assert re.search(rf"^  {name} ", listed, re.M), name
+        if not name.endswith("_torch"):  # The other side of another one.
+            assert f"`python -m benchmarks {name}`" in page, name
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "stepz"])
+    with pytest.raises(SystemExit) as ended:
+        front_door.main()
+    assert ended.value.code == 2
+    assert "'stepz' is no benchmark" in capsys.readouterr().err
