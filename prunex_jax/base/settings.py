@@ -131,11 +131,12 @@ def check_defaults(part: str, config: Any, names: Collection[str], what: str) ->
     Raises:
       UserError: One is not.
     Example:
-      >>> check_defaults('data', DataConfig(image_size=8), ('image_size',), 'text')
+      >>> given = OptimizerConfig(label_smoothing=0.1)
+      >>> check_defaults('optimizer', given, ('label_smoothing',), 'text')
       Traceback (most recent call last):
         ...
-      prunex_jax.base.errors.UserError: config.data.image_size=8 has no effect on text;\
- leave it at 0
+      prunex_jax.base.errors.UserError: config.optimizer.label_smoothing=0.1 has no\
+ effect on text; leave it at 0.0
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -165,8 +166,8 @@ def read_settings(
     Raises:
       UserError: Unknown key (with the nearest known one), or a value of a wrong type.
     Example:
-      >>> read_settings(TopologyConfig(), {'layout': '2'}, 'config.topology').layout
-      '2'
+      >>> read_settings(OptimizerConfig(), {'name': 'adamw'}, 'config.optimizer').name
+      'adamw'
     """
     hints = typing.get_type_hints(type(default))
     changes: dict[str, Any] = {}

@@ -10,6 +10,7 @@ import pytest
 from prunex_jax.comm import Slicing, wire_bytes
 from prunex_jax.train import train
 from prunex_jax.train.steps.state import rounded_to_bfloat16
+from tests.helpers.formulas.slices import joining
 from tests.helpers.tiny_runs import (
     THROUGH_A_CUT,
     StopAtOnce,
@@ -96,7 +97,7 @@ def test_slices_are_gathered_in_bfloat16():
     found, wanted = (
         wire_bytes(runner.sent_by_step(), mesh_shape) for runner in (narrow, wide)
     )
-    once = wire_bytes(Slicing(SHAPES, 2).joining("bfloat16"), mesh_shape)
+    once = wire_bytes(joining(Slicing(SHAPES, 2), "bfloat16"), mesh_shape)
     assert found["host"] == wanted["host"]
     assert found["device"] == wanted["device"] - once["device"]
 
