@@ -178,7 +178,7 @@ class Experiment:
         """Trainable parameters at full width."""
         return dense_size(self.channels.trace.shapes)
 
-    @property
+    @functools.cached_property
     def dense_host_bytes_per_step(self) -> float:
         """Bytes per host that hierarchical dense averaging sends over the host axis."""
         return self.dense_host_bytes_on(dict(self.mesh.shape))
