@@ -268,9 +268,10 @@ class Loop:
 
     def _do_what_callers_want(self) -> None:
         asked = self._around.after_step
-        progress = self.progress if asked else None
+        if not asked:
+            return
+        progress = self.progress
         for each in asked:
-            assert progress is not None
             when, watch = each if isinstance(each, tuple) else (None, each)
             if when is None or when(progress):
                 watch(progress, self.state)
