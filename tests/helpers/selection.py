@@ -103,7 +103,8 @@ def _places_of(file: str, rooms: list[str]) -> set[str] | None:
     if folder == "tests":
         return _users_of(file)
     if folder == _BENCHMARKS:
-        return _users_of(file) and {*_users_of(file), _BENCHMARKS}
+        users = _users_of(file)
+        return None if users is None else users | {_BENCHMARKS}
     room = rest.partition("/")[0].removesuffix(".py")
     if folder != "prunex_jax" or room not in rooms[:-1]:  # All stand on the last one.
         return None
