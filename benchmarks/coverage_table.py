@@ -18,8 +18,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from prunex_jax.channels import ChannelTrace, trace_channels
-from tests.helpers.zoo import NETWORKS, PUBLISHED, Case, Network
+from prunex_jax.channels import ChannelTrace
+from tests.helpers.zoo import NETWORKS, PUBLISHED, Network
 
 HEAD = """\
 # How much of a network can be pruned
@@ -58,7 +58,7 @@ _COMMON = (
     "looks positions up",
 )
 _MAX_REASONS = 2
-_TABLE = pathlib.Path(__file__).parents[2] / "docs" / "coverage.md"
+TABLE = pathlib.Path(__file__).parents[1] / "docs" / "coverage.md"
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
     print(HEAD)  # noqa: T201
     print(row_of(COLUMNS))  # noqa: T201
     print(row_of(["---"] * len(COLUMNS)))  # noqa: T201
-    earlier = earlier_shares(_TABLE.read_text())
+    earlier = earlier_shares(TABLE.read_text())
     for network in NETWORKS:
         missing = [name for name in network.needs if not importlib.util.find_spec(name)]
         if missing:
@@ -91,7 +91,7 @@ def measure(network: Network, earlier: str) -> list[str]:
     """Traces one network; `earlier` is its prunable share in 0.1."""
     case = network.build(PUBLISHED)
     start = time.perf_counter()
-    trace = trace_of(case)
+    trace = case.trace()
     seconds = time.perf_counter() - start
     count = sum(map(math.prod, trace.shapes.values()))
     return [
@@ -107,17 +107,6 @@ def measure(network: Network, earlier: str) -> list[str]:
         what_stays(trace),
         f"{seconds:.1f}",
     ]
-
-
-def trace_of(case: Case) -> ChannelTrace:
-    """The channels of a network."""
-    return trace_channels(
-        case.apply,
-        case.params,
-        *case.inputs,
-        statistics=case.statistics,
-        returns_statistics=case.returns_statistics,
-    )
 
 
 def inner_share(trace: ChannelTrace) -> float:

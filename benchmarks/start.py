@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-DEMO = Path(__file__).parents[2] / "configs" / "digits_resnet20_hsadmm.py"
+DEMO = Path(__file__).parents[1] / "configs" / "digits_resnet20_hsadmm.py"
 # Of the demo at version 0.1 and 60 steps, two quiet cores, no cache, n=1.
 EARLIER = {
     "end of the first step": 27.0,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks import __main__ as front_door
-from benchmarks import compression, gpu
+from benchmarks import compression, coverage_table, gpu, start
 from tests.helpers.common import ROOT
 
 
@@ -57,3 +57,9 @@ def test_the_front_door_lists_what_there_is_and_refuses_the_rest(monkeypatch, ca
         front_door.main()
     assert ended.value.code == 2
     assert "'stepz' is no benchmark" in capsys.readouterr().err
+
+
+def test_benchmarks_find_the_files_that_they_read():
+    assert start.DEMO.is_file()
+    shares = coverage_table.earlier_shares(coverage_table.TABLE.read_text())
+    assert "nnx_resnet18" in shares

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prunex_jax.channels import ChannelTrace, trace_channels
+from prunex_jax.channels import ChannelTrace
 from prunex_jax.shrink import make_cut
 from tests.helpers.zoo import NETWORKS, PUBLISHED, Case, Network
 
@@ -48,23 +48,13 @@ def traced(network: Network) -> tuple[Case, ChannelTrace]:
     """The tiny network and its channels; kept for the next test of it."""
     skip_without(network)
     case = network.build()
-    return case, trace_of(case)
+    return case, case.trace()
 
 
 def skip_without(network: Network) -> None:
     for package in network.needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed; it is in the extra `zoo`")
-
-
-def trace_of(case: Case) -> ChannelTrace:
-    return trace_channels(
-        case.apply,
-        case.params,
-        *case.inputs,
-        statistics=case.statistics,
-        returns_statistics=case.returns_statistics,
-    )
 
 
 @pytest.mark.sampled(1)
@@ -83,7 +73,7 @@ def test_channels_are_found(network: Network) -> None:
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_share_of_the_published_network(network: Network) -> None:
     skip_without(network)
-    share = trace_of(network.build(PUBLISHED)).prunable_share()
+    share = network.build(PUBLISHED).trace().prunable_share()
     assert share >= network.floor, f"{share:.4f} of the parameters are prunable"
 
 

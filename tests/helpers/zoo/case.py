@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.trees import map_with_path
+from prunex_jax.channels import ChannelTrace, trace_channels
 
 TINY, PUBLISHED = "tiny", "published"
 
@@ -53,6 +54,16 @@ class Case:
     @property
     def trees(self) -> tuple[Any, Any]:
         return self.params, self.statistics
+
+    def trace(self) -> ChannelTrace:
+        """The channels of the network."""
+        return trace_channels(
+            self.apply,
+            self.params,
+            *self.inputs,
+            statistics=self.statistics,
+            returns_statistics=self.returns_statistics,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
