@@ -46,6 +46,8 @@ TORCH_VENV ?= .venvs/torch
 TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
 # torch, torchvision, timm and transformers beside jax.
 WEIGHTS_VENV ?= .venvs/weights
+# Its packages want older ones than the tests use.
+ZOO_VENV ?= .venvs/zoo
 # Two test processes; files are not split, so that their runs are shared.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Sets of tests with targets of their own.
@@ -57,7 +59,7 @@ SLOW = --sample='$(SAMPLE)' --since='$(SINCE)'
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 TEST := $(VENV)/.installed-test
-ZOO := $(VENV)/.installed-zoo
+ZOO := $(ZOO_VENV)/.installed
 TORCH := $(VENV)/.installed-torch
 WEIGHTS := $(WEIGHTS_VENV)/.installed
 GPU := $(VENV)/gpu
@@ -96,7 +98,7 @@ test-all:
 	mv .tested .ci/tested
 
 test-zoo: $(ZOO)
-	$(BIN)/python -m pytest -q -m zoo -n 2 tests/channels/test_zoo.py
+	$(ZOO_VENV)/bin/python -m pytest -q -m zoo -n 2 tests/channels/test_zoo.py
 
 test-torch: $(TORCH)
 	$(BIN)/python -m pytest -q tests/benchmarks/test_torch.py
@@ -219,7 +221,7 @@ $(WEIGHTS): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf '$(VENV)' '$(TORCH_VENV)' '$(WEIGHTS_VENV)' build dist *.egg-info
+	rm -rf '$(VENV)' '$(TORCH_VENV)' '$(WEIGHTS_VENV)' '$(ZOO_VENV)' build dist *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -242,6 +244,8 @@ $(GPU)/.installed: $(TEST)
 	    jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	@touch $@
 
-$(ZOO): $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,zoo]'
+$(ZOO): pyproject.toml
+	test -x '$(ZOO_VENV)/bin/python' || $(PYTHON) -m venv '$(ZOO_VENV)'
+	$(ZOO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -e '.[test,zoo]'
 	@touch $@

@@ -158,11 +158,11 @@ def method_call(recipe: Recipe, config: MethodConfig) -> tuple[Call, int]:
     params = draw(recipe.shapes, 0)
     state = jax.jit(method.transform.init)(params)
     full = {group.name: group.size for group in recipe.groups}
-    counts = recipe.keep_counts if method.prunes else full
-    exchange = method.exchange
-    if exchange is None:
+    counts = recipe.keep_counts if method.pruning.in_rounds else full
+    rounds = method.rounds
+    if rounds is None:
         grads = draw(recipe.shapes, 1)
-        options = method.step_options(TOTAL_STEPS - 1)
+        options = method.step_options.at(TOTAL_STEPS - 1)
 
         def one(params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
             return method.transform.update(grads, state, params, **options)
@@ -170,7 +170,7 @@ def method_call(recipe: Recipe, config: MethodConfig) -> tuple[Call, int]:
     else:
 
         def one(params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-            return exchange(params, state, counts, "frozen")
+            return rounds.exchange(params, state, counts, "frozen")
 
     # The state is handed over, as the trainer does.
     run = jax.jit(one, donate_argnums=1)

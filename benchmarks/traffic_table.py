@@ -101,12 +101,12 @@ def ratio_of(method: Method, recipe: Recipe, num_hosts: int) -> float:
     """
     mesh_shape = {HOST_AXIS: num_hosts, DEVICE_AXIS: DEVICES_PER_HOST}
     dense = dense_bytes(dense_size(recipe.shapes), mesh_shape)[HOST_AXIS]
-    if method.exchange is not None:
+    if method.rounds is not None:
         counts = keep_counts(method, recipe)
         listed = exchange_collectives(method, recipe.shapes, mesh_shape, counts)
         return wire_bytes(listed, mesh_shape)[HOST_AXIS] / dense
     steps = range(TOTAL_STEPS // 2, TOTAL_STEPS)
-    kinds = [tuple(sorted(method.step_options(step).items())) for step in steps]
+    kinds = [tuple(sorted(method.step_options.at(step).items())) for step in steps]
     total = 0.0
     for kind in sorted(set(kinds)):
         listed = step_collectives(method, recipe.shapes, mesh_shape, **dict(kind))
@@ -116,7 +116,7 @@ def ratio_of(method: Method, recipe: Recipe, num_hosts: int) -> float:
 
 def keep_counts(method: Method, recipe: Recipe) -> dict[str, int]:
     """Kept channels at the end, or all of them if the method prunes none."""
-    if method.prunes:
+    if method.pruning.in_rounds:
         return dict(recipe.keep_counts)
     return {group.name: group.size for group in recipe.groups}
 

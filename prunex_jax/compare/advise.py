@@ -267,7 +267,7 @@ def _with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Exper
 
 def _keep_counts(experiment: Experiment) -> dict[str, int]:
     """Channels that travel once nothing more is pruned."""
-    channels, prunes = experiment.channels, experiment.current.method.prunes
+    channels, prunes = experiment.channels, experiment.current.method.pruning.in_rounds
     return dict(channels.keep_counts if prunes else channels.sizes)
 
 
@@ -275,8 +275,8 @@ def _step_seconds(experiment: Experiment, batch: Batch) -> float:
     """Measures a step in the steady state, its share of an exchange included."""
     method, programs = experiment.current.method, experiment.current.programs
     state = programs.init(jax.random.key(0))
-    if method.prepare is not None:
-        state = programs.prepare(state, (batch,) * method.prepare_batches)
+    if method.preparation is not None:
+        state = programs.prepare(state, (batch,) * method.preparation.num_batches)
     taught = _taught(experiment, state)
     total, kinds = 0.0, late_options(method)
     for options in kinds:
@@ -287,7 +287,7 @@ def _step_seconds(experiment: Experiment, batch: Batch) -> float:
 
         seconds, state = _timed(step, state)
         total += seconds / len(kinds)
-    if method.exchange is None or method.is_streaming:
+    if method.rounds is None or method.is_streaming:
         return total
     counts = tuple(sorted(_keep_counts(experiment).items()))
     state = programs.exchange(state, keep_counts=counts, kind="freeze")

@@ -72,7 +72,7 @@ def steady_traffic(
         (1 / len(kinds), step_collectives(method, shapes, mesh_shape, **kind))
         for kind in kinds
     ]
-    if method.exchange is not None and not method.is_streaming:
+    if method.rounds is not None and not method.is_streaming:
         sent = exchange_collectives(method, shapes, mesh_shape, keep_counts)
         parts.append((1 / method.sync_period, sent))
     slow = next(iter(mesh_shape))
@@ -84,7 +84,7 @@ def steady_traffic(
 
 def late_options(method: Method) -> list[dict[str, Any]]:
     """Lists the static options of late steps, over one period of their pattern."""
-    kinds = [method.step_options(_LATE + step) for step in range(_WINDOW)]
+    kinds = [method.step_options.at(_LATE + step) for step in range(_WINDOW)]
     for period in range(1, _WINDOW // 2 + 1):
         if kinds[period:] == kinds[:-period]:
             return kinds[:period]

@@ -11,11 +11,18 @@ from prunex_jax.methods.dgc import dgc
 from prunex_jax.methods.hsadmm import hsadmm
 from prunex_jax.methods.importance import importance
 from prunex_jax.methods.method import (
+    InnerState,
     Method,
     MethodConfig,
     MethodRow,
+    Payload,
+    Placements,
+    Preparation,
+    Pruning,
     Recipe,
     RoundKind,
+    Rounds,
+    StepOptions,
     Variant,
 )
 from prunex_jax.methods.pactrain import pactrain
@@ -35,11 +42,18 @@ from prunex_jax.methods.topk import topk
 
 __all__ = [
     "METHODS",
+    "InnerState",
     "Method",
     "MethodConfig",
     "MethodRow",
+    "Payload",
+    "Placements",
+    "Preparation",
+    "Pruning",
     "Recipe",
     "RoundKind",
+    "Rounds",
+    "StepOptions",
     "Variant",
     "all_variants",
     "average_gradients",

@@ -19,7 +19,13 @@ from prunex_jax.methods.entries import (
     zeros_like,
 )
 from prunex_jax.methods.gradients import gradient_method
-from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
+from prunex_jax.methods.method import (
+    Method,
+    MethodRow,
+    Recipe,
+    StepOptions,
+    Variant,
+)
 from prunex_jax.methods.momentum import (
     add_momentum,
     after_momentum,
@@ -208,7 +214,7 @@ def make_dgc(recipe: Recipe) -> Method:
         payload_elements=max(count, sizes.num_whole),
         position_bytes=sizes.position_bytes(config.density),
         inner=after_momentum(recipe.inner, recipe.learning_rate),
-        step_options=step_options,
+        step_options=StepOptions(step_options),
     )
 
 

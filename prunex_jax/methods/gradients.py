@@ -5,15 +5,18 @@ direction for all, in front of the inner optimizer. Parameters and the inner opt
 state are replicated; what an exchange holds back belongs to a host or a device.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import optax
 
-from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Wire
-from prunex_jax.methods.method import Method, Recipe
+from prunex_jax.methods.method import (
+    InnerState,
+    Method,
+    Payload,
+    Placements,
+    Recipe,
+)
 
 
 def gradient_method(
@@ -25,8 +28,8 @@ def gradient_method(
     wire: Wire | None = None,
     position_bytes: int = 0,
     inner: optax.GradientTransformation | None = None,
-    masks: Callable[[PyTree], dict[str, jax.Array]] | None = None,
-    **hooks: Any,
+    forgotten: tuple[str, ...] = (),
+    **parts: Any,
 ) -> Method:
     """Puts an exchange of gradients in front of the inner optimizer.
 
@@ -38,29 +41,30 @@ def gradient_method(
       wire: How they cross it; None takes that of the recipe.
       position_bytes: Bytes that say where they belong.
       inner: Instead of the recipe's inner optimizer.
-      masks: State of the exchange -> channel masks, replicated.
-      **hooks: Further fields of `Method`.
+      forgotten: As of `Placements`.
+      **parts: Further fields of `Method`.
     Returns:
       The method.
     """
 
     transform = optax.chain(exchange, recipe.inner if inner is None else inner)
-    if masks is not None:
-        hooks["masks"] = lambda opt_state: masks(opt_state[0])
     return Method(
         transform=optax.with_extra_args_support(transform),
-        opt_placement=(placement, recipe.placed("replicated")),
-        payload_elements=lambda keep_counts: payload_elements,
-        wire=recipe.wire if wire is None else wire,
-        position_bytes=lambda keep_counts: position_bytes,
-        **chain_hooks(),
-        **hooks,
+        placements=Placements(
+            opt_state=(placement, recipe.placed("replicated")), forgotten=forgotten
+        ),
+        payload=Payload(
+            lambda keep_counts: payload_elements,
+            recipe.wire if wire is None else wire,
+            lambda keep_counts: position_bytes,
+        ),
+        inner=INNER_OF_CHAIN,
+        **parts,
     )
 
 
-def chain_hooks() -> dict[str, Any]:
-    """Where a chain of an exchange and the inner optimizer keeps the latter's state."""
-    return {
-        "inner_state": lambda opt_state: opt_state[1],
-        "with_inner": lambda opt_state, inner_state: (opt_state[0], inner_state),
-    }
+# Where a chain of an exchange and the inner optimizer keeps the latter's state.
+INNER_OF_CHAIN = InnerState(
+    get=lambda opt_state: opt_state[1],
+    put=lambda opt_state, inner_state: (opt_state[0], inner_state),
+)

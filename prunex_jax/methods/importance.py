@@ -34,7 +34,13 @@ from prunex_jax.comm import (
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size, position
 from prunex_jax.methods.entries import Layout, is_named, mean_in_host, zeros_like
 from prunex_jax.methods.gradients import gradient_method
-from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
+from prunex_jax.methods.method import (
+    Method,
+    MethodRow,
+    Recipe,
+    StepOptions,
+    Variant,
+)
 from prunex_jax.methods.momentum import (
     add_momentum,
     after_momentum,
@@ -423,7 +429,7 @@ def make_importance(recipe: Recipe) -> Method:
         payload_elements=num_values,
         position_bytes=position_bytes,
         inner=after_momentum(recipe.inner, recipe.learning_rate),
-        step_options=step_options,
+        step_options=StepOptions(step_options),
     )
 
 

@@ -157,97 +157,33 @@ class Recipe:
         return Wire(self.config.wire_dtype, self.config.bucket_bytes)
 
 
-def _no_options(step: int) -> Options:
-    del step
-    return {}
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Method:
-    """A recipe for training over a mesh: what is sent, when, and what it stands for.
-
-    `transform` is all that a method must have; by default it keeps replicated
-    parameters and stands for them, and its transform exchanges in every step. What is
-    sent is read from the traced program, see `traffic`. Functions of parameters and
-    states run inside `shard_map`, on the values of one device.
+class Placements:
+    """Where the parameters and the optimizer state of a method live.
 
     Attributes:
-      transform: init and the update of every step; may communicate. It is given local
-        gradients, parameters, and what `step_options` says.
-      name: Key in `methods.METHODS`, which `make_method` fills in.
-      params_placement: Where the trained parameters live.
-      opt_placement: The same for the optimizer state, part by part.
-      copies: What becomes of those of hosts and devices where their number changes:
-        "mean", all are merged or spread so that their mean stays (consensus, duals,
-        what is held back); or "own", each new host takes over one of them as it is.
-      network: (params, opt_state) -> parameters that the method stands for, replicated.
-      masks: opt_state -> channel masks, replicated; {} where no channel is pruned.
-      scores: (params, opt_state) -> scores of the channels, replicated, by which a
-        global budget compares groups; None takes the squared norms of the network. A
-        program of its own.
-      health: opt_state -> named scalars for the log, or dicts of them.
-      payload_elements: keep_counts -> elements of the largest array that an exchange,
-        or a step, averages over hosts; 0 for a method that sends nothing.
-      wire: How those elements cross the host axis.
-      position_bytes: keep_counts -> bytes that say where those elements belong, if they
-        are few of many.
-      sync_period: Steps between exchanges; 0 if there are none beside the steps.
-      is_streaming: Whether steps exchange what rounds would while masks stay, one part
-        after the other, as `step_options` says. Then update also takes
-        keep_counts as an option, and `exchange` is for whole rounds: where masks
-        change, before a cut, and at the end.
-      exchange: What happens then, or None. A program of its own.
-      prunes: Whether the densities of the sparsity schedule are for its exchanges.
-      removes_at_once: Whether the round that removes channels leaves nothing of them in
-        what training reads and changes, so that they can be cut out while masks move.
-      step_options: Number of a step, from 0 -> keyword arguments of the transform's
-        update in that step. Every new combination compiles the step anew, so there
-        should be few. Without them, update is in its steady state.
-      early_options: opt_state of the whole mesh -> options that take the place of
-        `step_options`, or None once the method has settled; it is not asked again.
-      prepare: Run once before the first step of the method, or None. It is given whole
-        parameters, and returns them whole.
-      prepare_batches: Batches of the mesh that it looks at.
-      inner_state: opt_state -> state of the inner optimizer, placed as params, that the
-        next method of a schedule may take over.
-      with_inner: (opt_state, such a state) -> opt_state with it.
-      slicing: How the parts of the optimizer state lie in slices whose placement says
-        so; None where none does.
+      params: Where the trained parameters live.
+      opt_state: The same for the optimizer state, part by part.
+      slicing: How the parts lie in slices whose placement says so; None where none
+        does.
+      copies: What becomes of the copies of hosts and devices where their number
+        changes: "mean", all are merged or spread so that their mean stays (consensus,
+        duals, what is held back); or "own", each new host takes over one of them as it
+        is.
       forgotten: Names of parts of the optimizer state that mean something only in the
         slices that they were made in. In others they start as zeros.
     """
 
-    transform: optax.GradientTransformationExtraArgs
-    name: str = ""
-    params_placement: Placement = "replicated"
-    opt_placement: Any = "replicated"
-    copies: Literal["mean", "own"] = "mean"
-    network: Callable[[PyTree, PyTree], PyTree] = lambda params, opt_state: params
-    masks: Callable[[PyTree], dict[str, jax.Array]] = lambda opt_state: {}
-    scores: Callable[[PyTree, PyTree], dict[str, jax.Array]] | None = None
-    health: Callable[[PyTree], dict[str, Any]] = lambda opt_state: {}
-    payload_elements: Callable[[KeepCounts], int] = lambda keep_counts: 0
-    wire: Wire = FLOAT32
-    position_bytes: Callable[[KeepCounts], int] = lambda keep_counts: 0
-    sync_period: int = 0
-    is_streaming: bool = False
-    exchange: Exchange | None = None
-    prunes: bool = False
-    removes_at_once: bool = False
-    step_options: Callable[[int], Options] = _no_options
-    early_options: Callable[[PyTree], Options | None] | None = None
-    prepare: Prepare | None = None
-    prepare_batches: int = 1
-    inner_state: Callable[[PyTree], PyTree] = lambda opt_state: ()
-    with_inner: Callable[[PyTree, PyTree], PyTree] = lambda opt_state, inner: opt_state
+    params: Placement = "replicated"
+    opt_state: Any = "replicated"
     slicing: Slicing | None = None
+    copies: Literal["mean", "own"] = "mean"
     forgotten: tuple[str, ...] = ()
 
     @property
     def params_slicing(self) -> Slicing | None:
         """How parameters lie in slices, not only the optimizer state; None if whole."""
-        is_sliced = self.params_placement in IN_SLICES.values()
-        return self.slicing if is_sliced else None
+        return self.slicing if self.params in IN_SLICES.values() else None
 
     def whole_params(self, params: PyTree) -> PyTree:
         """The whole parameters of a host.
@@ -284,14 +220,167 @@ class Method:
         in_slices = set(IN_SLICES.values())
         return jax.tree.map(
             lambda placement, part: fn(part) if placement in in_slices else part,
-            self.opt_placement,
+            self.opt_state,
             opt_state,
         )
 
-    def payload_bytes(self, keep_counts: KeepCounts) -> int:
-        """Bytes of what an exchange (or step) averages over hosts, with positions."""
-        values = self.wire.payload_bytes(self.payload_elements(keep_counts))
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Payload:
+    """What an exchange, or a step, averages over hosts.
+
+    Attributes:
+      elements: keep_counts -> elements of the largest array; 0 for a method that sends
+        nothing.
+      wire: How those elements cross the host axis.
+      position_bytes: keep_counts -> bytes that say where those elements belong, if they
+        are few of many.
+    """
+
+    elements: Callable[[KeepCounts], int] = lambda keep_counts: 0
+    wire: Wire = FLOAT32
+    position_bytes: Callable[[KeepCounts], int] = lambda keep_counts: 0
+
+    def num_bytes(self, keep_counts: KeepCounts) -> int:
+        """Bytes that stand for the array, with positions."""
+        values = self.wire.payload_bytes(self.elements(keep_counts))
         return values + self.position_bytes(keep_counts)
+
+    def times(self, parts: int) -> "Payload":
+        """The same of so many devices together."""
+        return Payload(
+            lambda counts: parts * self.elements(counts),
+            self.wire,
+            lambda counts: parts * self.position_bytes(counts),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pruning:
+    """How a method removes channels.
+
+    Attributes:
+      masks: opt_state -> channel masks, replicated; {} where no channel is pruned.
+      scores: (params, opt_state) -> scores of the channels, replicated, by which a
+        global budget compares groups; None takes the squared norms of the network. A
+        program of its own.
+      in_rounds: Whether the densities of the sparsity schedule are for its rounds.
+      removes_at_once: Whether the round that removes channels leaves nothing of them in
+        what training reads and changes, so that they can be cut out while masks move.
+    """
+
+    masks: Callable[[PyTree], dict[str, jax.Array]] = lambda opt_state: {}
+    scores: Callable[[PyTree, PyTree], dict[str, jax.Array]] | None = None
+    in_rounds: bool = False
+    removes_at_once: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rounds:
+    """What a method exchanges beside its steps.
+
+    Attributes:
+      period: Steps between exchanges.
+      exchange: What happens then. A program of its own.
+      is_streaming: Whether steps exchange what rounds would while masks stay, one part
+        after the other, as `StepOptions` say. Then update also takes keep_counts as an
+        option, and `exchange` is for whole rounds: where masks change, before a cut,
+        and at the end.
+    """
+
+    period: int
+    exchange: Exchange
+    is_streaming: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepOptions:
+    """Keyword arguments of a transform's update that differ from step to step.
+
+    Every new combination compiles the step anew, so there should be few.
+
+    Attributes:
+      at: Number of a step, from 0 -> its options; without any, update is in its steady
+        state.
+      early: opt_state of the whole mesh -> options that take the place of `at`, or None
+        once the method has settled; it is not asked again.
+    """
+
+    at: Callable[[int], Options] = lambda step: {}
+    early: Callable[[PyTree], Options | None] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Preparation:
+    """What a method does once, before its first step.
+
+    Attributes:
+      run: Is given whole parameters, and returns them whole.
+      num_batches: Batches of the mesh that it looks at.
+    """
+
+    run: Prepare
+    num_batches: int = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InnerState:
+    """The state of the inner optimizer, which the next method of a schedule takes over.
+
+    Attributes:
+      get: opt_state -> that state, placed as params.
+      put: (opt_state, such a state) -> opt_state with it.
+    """
+
+    get: Callable[[PyTree], PyTree] = lambda opt_state: ()
+    put: Callable[[PyTree, PyTree], PyTree] = lambda opt_state, inner: opt_state
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Method:
+    """A recipe for training over a mesh: what is sent, when, and what it stands for.
+
+    `transform` is all that a method must have; by default it keeps replicated
+    parameters and stands for them, and its transform exchanges in every step. What is
+    sent is read from the traced program, see `traffic`. Functions of parameters and
+    states run inside `shard_map`, on the values of one device.
+
+    Attributes:
+      transform: init and the update of every step; may communicate. It is given local
+        gradients, parameters, and what `step_options` say.
+      name: Key in `methods.METHODS`, which `make_method` fills in.
+      placements: Where parameters and state live.
+      network: (params, opt_state) -> parameters that the method stands for, replicated.
+      health: opt_state -> named scalars for the log, or dicts of them.
+      payload: What an exchange averages over hosts.
+      pruning: How channels are removed.
+      rounds: Exchanges beside the steps, or None.
+      step_options: What the transform's update is told in a step.
+      preparation: What is done before the first step, or None.
+      inner: Where the state of the inner optimizer is.
+    """
+
+    transform: optax.GradientTransformationExtraArgs
+    name: str = ""
+    placements: Placements = Placements()
+    network: Callable[[PyTree, PyTree], PyTree] = lambda params, opt_state: params
+    health: Callable[[PyTree], dict[str, Any]] = lambda opt_state: {}
+    payload: Payload = Payload()
+    pruning: Pruning = Pruning()
+    rounds: Rounds | None = None
+    step_options: StepOptions = StepOptions()
+    preparation: Preparation | None = None
+    inner: InnerState = InnerState()
+
+    @property
+    def sync_period(self) -> int:
+        """Steps between rounds; 0 if there are none beside the steps."""
+        return 0 if self.rounds is None else self.rounds.period
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether steps exchange what rounds would; see `Rounds`."""
+        return self.rounds is not None and self.rounds.is_streaming
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import take_from_host
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.dense import average_gradients
-from prunex_jax.methods.gradients import chain_hooks
-from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
+from prunex_jax.methods.gradients import INNER_OF_CHAIN
+from prunex_jax.methods.method import Method, MethodRow, Placements, Recipe, Variant
 
 
 def make_none(recipe: Recipe) -> Method:
@@ -24,11 +24,9 @@ def make_none(recipe: Recipe) -> Method:
 
     return Method(
         transform=optax.with_extra_args_support(optax.chain(average, recipe.inner)),
-        params_placement="per_host",
-        opt_placement=recipe.placed("per_host"),
-        copies="own",
+        placements=Placements("per_host", recipe.placed("per_host"), copies="own"),
         network=network,
-        **chain_hooks(),
+        inner=INNER_OF_CHAIN,
     )
 
 

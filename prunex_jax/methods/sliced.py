@@ -11,12 +11,20 @@ lie in slices, too, the trainer gathers them for both passes of a step.
 import dataclasses
 from typing import Any
 
+import jax
 import optax
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Slicing, check_local
 from prunex_jax.mesh import IN_SLICES, MeshAxes
-from prunex_jax.methods.method import Exchange, KeepCounts, Method, Recipe, RoundKind
+from prunex_jax.methods.method import (
+    KeepCounts,
+    Method,
+    Pruning,
+    Recipe,
+    RoundKind,
+    Rounds,
+)
 
 
 def recipe_in_slices(recipe: Recipe, slicing: Slicing) -> Recipe:
@@ -37,13 +45,14 @@ def with_sliced_params(method: Method, slicing: Slicing) -> Method:
       whole.
     """
     base = _on_whole(method, slicing)
+    placements = base.placements
 
     def network(params: PyTree, opt_state: PyTree) -> PyTree:
         return slicing.join(method.network(params, opt_state))
 
     return dataclasses.replace(
         base,
-        params_placement=IN_SLICES[method.params_placement],
+        placements=dataclasses.replace(placements, params=IN_SLICES[placements.params]),
         network=network,
     )
 
@@ -78,8 +87,8 @@ def around_slices(method: Method, slicing: Slicing, axes: MeshAxes) -> Method:
         base,
         transform=optax.GradientTransformationExtraArgs(base.transform.init, update),
         network=network,
-        scores=_scores_of(method, slicing),
-        exchange=_exchange_of(method, slicing),
+        pruning=_pruning_of(method, slicing),
+        rounds=_rounds_of(method, slicing),
     )
 
 
@@ -89,20 +98,20 @@ def _on_whole(method: Method, slicing: Slicing) -> Method:
     def init(params: PyTree) -> PyTree:
         return method.transform.init(slicing.take(params))
 
-    parts, update = slicing.parts, method.transform.update
+    update = method.transform.update
     return dataclasses.replace(
         method,
         transform=optax.GradientTransformationExtraArgs(init, update),
-        payload_elements=lambda counts: parts * method.payload_elements(counts),
-        position_bytes=lambda counts: parts * method.position_bytes(counts),
-        slicing=slicing,
+        payload=method.payload.times(slicing.parts),
+        placements=dataclasses.replace(method.placements, slicing=slicing),
     )
 
 
-def _exchange_of(method: Method, slicing: Slicing) -> Exchange | None:
-    run = method.exchange
-    if run is None:
+def _rounds_of(method: Method, slicing: Slicing) -> Rounds | None:
+    rounds = method.rounds
+    if rounds is None:
         return None
+    run = rounds.exchange
 
     def exchange(
         params: PyTree, opt_state: PyTree, keep_counts: KeepCounts, kind: RoundKind
@@ -110,11 +119,15 @@ def _exchange_of(method: Method, slicing: Slicing) -> Exchange | None:
         own, opt_state = run(slicing.take(params), opt_state, keep_counts, kind)
         return slicing.join(own), opt_state
 
-    return exchange
+    return dataclasses.replace(rounds, exchange=exchange)
 
 
-def _scores_of(method: Method, slicing: Slicing) -> Any:
-    scores = method.scores
+def _pruning_of(method: Method, slicing: Slicing) -> Pruning:
+    scores = method.pruning.scores
     if scores is None:
-        return None
-    return lambda params, opt_state: scores(slicing.take(params), opt_state)
+        return method.pruning
+
+    def scores_of_whole(params: PyTree, opt_state: PyTree) -> dict[str, jax.Array]:
+        return scores(slicing.take(params), opt_state)
+
+    return dataclasses.replace(method.pruning, scores=scores_of_whole)

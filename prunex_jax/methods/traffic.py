@@ -41,7 +41,7 @@ def step_collectives(
       method: From `make_method`, with the axes of the mesh.
       shapes: Shape of every parameter by path.
       mesh_shape: Axes of the mesh, slow axis first, and their sizes.
-      **options: As of `Method.step_options`.
+      **options: As of `StepOptions`.
     Example:
       >>> from prunex_jax.methods.dense import average_gradients
       >>> axes = MeshAxes('host', 'device')
@@ -78,11 +78,11 @@ def exchange_collectives(
       keep_counts: Kept channels of every group.
       kind: Of the exchange.
     """
-    run = method.exchange
-    assert run is not None, f"{method.name} exchanges in its steps"
+    rounds = method.rounds
+    assert rounds is not None, f"{method.name} exchanges in its steps"
 
     def exchange(state: _State) -> _State:
-        return _State(*run(*state, keep_counts, kind))
+        return _State(*rounds.exchange(*state, keep_counts, kind))
 
     return _traced(exchange, method, shapes, mesh_shape)
 
@@ -118,11 +118,13 @@ def _traced(
 ) -> list[Collective]:
     """What a function of the state of one device sends."""
     mesh = _abstract(mesh_shape)
-    placements = _State(method.params_placement, method.opt_placement)
+    placements = _State(method.placements.params, method.placements.opt_state)
     specs = specs_of(placements)
 
     def init(params: PyTree) -> _State:
-        state = _State(method.own_params(params), method.transform.init(params))
+        state = _State(
+            method.placements.own_params(params), method.transform.init(params)
+        )
         return settle(placements, leave(placements, state))
 
     def call(state: _State) -> _State:

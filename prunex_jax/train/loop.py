@@ -284,16 +284,16 @@ class Loop:
         method = experiment.current.method
         is_new = position.prepared_phase != position.phase
         self._move(prepared_phase=position.phase)
-        if not is_new or method.prepare is None:
+        if not is_new or method.preparation is None:
             return
         with (
             self.clock.paused(),
             self._busy(f"preparing {method.name}"),
             experiment.batches(position.step) as batches,
         ):
-            coming = tuple(itertools.islice(batches, method.prepare_batches))
+            coming = tuple(itertools.islice(batches, method.preparation.num_batches))
             self.state = experiment.current.programs.prepare(self.state, coming)
-        if method.masks(self.state.opt_state):
+        if method.pruning.masks(self.state.opt_state):
             self._move(keep_counts=dict(experiment.channels.keep_counts))
 
     def _do_step(self, batch: dict[str, jax.Array]) -> None:
@@ -323,8 +323,9 @@ class Loop:
     def _step_options(self) -> dict[str, Any]:
         """Static arguments of the next step."""
         method = self.experiment.current.method
-        if self._settled_method is not method and method.early_options is not None:
-            options = method.early_options(self.state.opt_state)
+        early = method.step_options.early
+        if self._settled_method is not method and early is not None:
+            options = early(self.state.opt_state)
             if options is not None:
                 return options
         self._settled_method = method
@@ -356,7 +357,7 @@ class Loop:
             self._exchange(due)
             return
         method = current.method
-        if not method.sync_period and method.payload_elements(position.keep_counts):
+        if not method.sync_period and method.payload.elements(position.keep_counts):
             self._move(num_rounds=position.num_rounds + 1)  # Every step is one.
 
     def _exchange(self, due: Round) -> None:
@@ -374,7 +375,7 @@ class Loop:
         """Sets how many channels each group keeps, where the density has changed."""
         experiment, position = self.experiment, self.position
         current, budget = experiment.current, experiment.channels.budget
-        if density == position.counts_density or not current.method.prunes:
+        if density == position.counts_density or not current.method.pruning.in_rounds:
             return
         with self.clock.paused():
             scores = None

@@ -269,9 +269,9 @@ class Runner:
 
     def prepare(self, batch):
         """A state for the first step of the method."""
-        if self.method.prepare is None:
+        if self.method.preparation is None:
             return self.init()
-        batches = (batch,) * self.method.prepare_batches
+        batches = (batch,) * self.method.preparation.num_batches
         return self.programs.prepare(self.init(), batches)
 
     def step(self, state, batch):
@@ -295,7 +295,7 @@ class Runner:
         state = jax.tree.map(jnp.copy, state)  # the trainer's programs take theirs over
         for _ in range(self.method.sync_period or 2):
             state = self.step(state, batch)
-        if self.method.exchange is None:
+        if self.method.rounds is None:
             return state
         return self.exchange(state, kind, counts)
 
@@ -347,10 +347,10 @@ def trained(row):
 def options_of(method, opt_state):
     """Every combination of options in a run, and none at all."""
     found = [{}]
-    if method.early_options is not None:
-        found.append(method.early_options(opt_state))
+    if method.step_options.early is not None:
+        found.append(method.step_options.early(opt_state))
     for step in range(TOTAL_STEPS):
-        options = method.step_options(step)
+        options = method.step_options.at(step)
         if options not in found:
             found.append(options)
     return found
@@ -381,8 +381,8 @@ def test_finds_the_best_feasible_point(row):
     # Without exchanges every host goes its own way; that of the first is shown.
     seen = 2 if ROWS[row].name == "none" else 4
     mean = jax.tree.map(lambda t: t[:seen].mean(0), _targets(4))
-    masks = runner.method.masks(state.opt_state)
-    if runner.method.prepare is not None:
+    masks = runner.method.pruning.masks(state.opt_state)
+    if runner.method.preparation is not None:
         alive = runner.prepare(batch_of(_targets(4))).params
         pairs = pairs_of(alive, state.params)
         assert all(np.all((x != 0) == (y != 0)) for x, y in pairs)
@@ -394,7 +394,7 @@ def test_finds_the_best_feasible_point(row):
     found, _ = runner.programs.network(state)
     # Where hosts disagree, what is drawn, or sent later, goes on being noise.
     noise = {"ternary": 0.15, "int4": 0.06, "int2": 0.5}
-    tolerance = noise.get(runner.method.wire.dtype, 0.02)
+    tolerance = noise.get(runner.method.payload.wire.dtype, 0.02)
     for leaf, want in zip(jax.tree.leaves(found), jax.tree.leaves(mean), strict=True):
         np.testing.assert_allclose(leaf, want, atol=tolerance)
 
@@ -485,7 +485,7 @@ def check_formula_bytes(runner):
     for options in options_of(method, nothing):
         formula = runner.formulas.step(mesh_shape, **options)
         pairs.append((runner.sent_by_step(**options), formula))
-    if method.exchange is not None:
+    if method.rounds is not None:
         for kind in KINDS:
             formula = runner.formulas.exchange(mesh_shape, FINAL, kind)
             pairs.append((runner.sent_by_exchange(kind, FINAL), formula))
@@ -505,14 +505,14 @@ def test_payload_is_what_the_largest_message_carries(row):
     """
     runner = runner_of(row, (2, 4))
     method = runner.method
-    counts = FINAL if method.prunes else FULL
-    elements = method.payload_elements(counts)
+    counts = FINAL if method.pruning.in_rounds else FULL
+    elements = method.payload.elements(counts)
     if top_k := ROWS[row].rounds.top_k:
         assert elements == top_k, "one chunk"
-    elif method.prunes:
+    elif method.pruning.in_rounds:
         layouts = layouts_of(GROUPS, SHAPES)
         assert elements == compact_size(SHAPES, layouts, counts)
-    if method.exchange is None:
+    if method.rounds is None:
         listed = runner.sent_by_step()
     else:
         listed = runner.sent_by_exchange("frozen", counts)
@@ -528,22 +528,22 @@ def test_payload_is_what_the_largest_message_carries(row):
     parts = 8 if largest.kind == "shift" else 4 if largest.axes == ("host",) else 1
     of_integers = dict.fromkeys(("int8", "int4", "int2", "ternary"), "int8")
     carriers = {"float32": "float32", **of_integers}
-    carrier = carriers.get(method.wire.dtype, "uint16")
+    carrier = carriers.get(method.payload.wire.dtype, "uint16")
     assert largest.dtype == carrier
-    if method.wire.dtype in ("float32", "ternary"):
+    if method.payload.wire.dtype in ("float32", "ternary"):
         assert largest.num_elements == -(-elements // parts)
     elif largest.kind == "gather":  # few entries: cut anywhere, blocks are whole here
-        payload = method.payload_bytes(counts) - method.position_bytes(counts)
+        payload = method.payload.wire.payload_bytes(elements)
         itemsize = np.dtype(carrier).itemsize
         assert largest.num_elements == -(-payload // itemsize // parts)
     else:
         several = ROWS[row].bucket_bytes > 0
         num_messages = sum(c.kind == largest.kind for c in values) if several else 1
         carried = parts * largest.payload_bytes
-        room = 8 * method.wire.block_bytes
-        assert carried % method.wire.block_bytes == 0
-        assert 0 <= num_messages * carried - method.payload_bytes(counts)
-        assert carried - method.payload_bytes(counts) < room
+        room = 8 * method.payload.wire.block_bytes
+        assert carried % method.payload.wire.block_bytes == 0
+        assert 0 <= num_messages * carried - method.payload.num_bytes(counts)
+        assert carried - method.payload.num_bytes(counts) < room
 
 
 @pytest.mark.sampled(6)
@@ -597,7 +597,7 @@ def test_in_the_limit_a_method_is_dense(name, shape):
         for _ in range(5):
             for _ in range(runner.method.sync_period or 1):
                 state = runner.step(state, targets)
-            if runner.method.exchange is not None:
+            if runner.method.rounds is not None:
                 state = runner.exchange(state, "frozen", FULL)
         ends.append(runner.programs.network(state)[0])
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):

@@ -273,7 +273,9 @@ def test_every_stage_sends_what_the_formula_says(shape):
             updates, state = method.transform.update(
                 grads, state, {"x": params}, **options
             )
-            return updates, leave(method.opt_placement[0], vary(state[0], AXES[:1]))
+            return updates, leave(
+                method.placements.opt_state[0], vary(state[0], AXES[:1])
+            )
 
         run = jax.shard_map(
             fn,
@@ -286,7 +288,7 @@ def test_every_stage_sends_what_the_formula_says(shape):
         )
         return list_collectives(jax.make_jaxpr(run)(jnp.zeros(SIZE)))
 
-    options = [method.step_options(step) for step in range(100)]
+    options = [method.step_options.at(step) for step in range(100)]
     counts = {0.25: 75, 0.0625: 19, 0.015625: 5, 0.01: 3}
     stages = [options[0], options[10], options[20], options[30]]
     assert options == [stages[min(step // 10, 3)] for step in range(100)]

@@ -406,7 +406,7 @@ def ratio_of(shapes, devices_per_host, wire_dtype, **settings):
     mesh_shape = {"host": 8, "device": devices_per_host}
     sent = 0.0
     for step in range(config.refresh_period):
-        formula = formulas.step(mesh_shape, **method.step_options(step))
+        formula = formulas.step(mesh_shape, **method.step_options.at(step))
         sent += wire_bytes(formula, mesh_shape)["host"] / config.refresh_period
     dense = mesh_sum(dense_size(shapes), mesh_shape)
     return wire_bytes(dense, mesh_shape)["host"] / sent

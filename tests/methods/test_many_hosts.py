@@ -46,7 +46,7 @@ def test_formula_bytes_are_traced_bytes(recipe, title):
     method, formulas = make_method(own), formulas_of(own)
     mesh_shape, counts = {"host": MOST, "device": 8}, keep_counts(method, own)
     began = time.perf_counter()
-    if method.exchange is None:
+    if method.rounds is None:
         pairs = [
             (
                 step_collectives(method, own.shapes, mesh_shape, **options),

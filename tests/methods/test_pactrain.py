@@ -274,7 +274,8 @@ def test_preparation_clears_the_momentum_of_what_dies(structure):
     state = jax.tree.map(
         lambda x: x + 1 if x.dtype == jnp.float32 else x, method.transform.init(PARAMS)
     )
-    params, state = method.prepare(forward, objective, PARAMS, state, [BATCH])
+    prepare = method.preparation.run
+    params, state = prepare(forward, objective, PARAMS, state, [BATCH])
     dead = jax.tree.map(lambda x: np.asarray(x) == 0, params)
     assert sum(int(x.sum()) for x in jax.tree.leaves(dead)) > 20
     updates, _ = method.transform.update(draw(()), state, params)

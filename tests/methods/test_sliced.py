@@ -225,7 +225,10 @@ def test_criteria_rank_whole_channels(criterion):
     )
     for found, wanted in pairs_of(sliced, whole):
         np.testing.assert_allclose(found, wanted, atol=2e-6)
-    masks = [r.method.masks(s.opt_state) for r, s in zip(runners, states, strict=True)]
+    masks = [
+        r.method.pruning.masks(s.opt_state)
+        for r, s in zip(runners, states, strict=True)
+    ]
     assert_same(*masks, "other channels are kept")
 
 
@@ -252,7 +255,7 @@ def test_sliced_parameters_are_gathered_at_most_twice(row):
     once = wire_bytes(joining(Slicing(SHAPES, 4)), mesh_shape)
     assert found["host"] == formula["host"]
     assert found["device"] == formula["device"] - once["device"]
-    if runner.method.exchange is not None:
+    if runner.method.rounds is not None:
         for kind in ("moving", "freeze", "frozen"):
             formula = runner.formulas.exchange(mesh_shape, FINAL, kind)
             sent = runner.sent_by_exchange(kind, FINAL)

@@ -293,14 +293,14 @@ def test_a_step_sends_a_fragment_of_the_bytes_of_a_round():
     (whole, in_rounds), (parts, in_steps) = method_of(), method_of(fragments=2, delay=1)
     exchange = wire_bytes(in_rounds.exchange(mesh_shape, FULL, "frozen"), mesh_shape)
     steps = [
-        wire_bytes(in_steps.step(mesh_shape, **parts.step_options(step)), mesh_shape)
+        wire_bytes(in_steps.step(mesh_shape, **parts.step_options.at(step)), mesh_shape)
         for step in range(PERIOD)
     ]
     sent = [step["host"] for step in steps]
     assert sum(sent) == exchange["host"]
     # 48 of 74 numbers are one array.
     assert max(sent) == exchange["host"] * 48 / 74
-    assert parts.payload_elements(FULL) == 48 and whole.payload_elements(FULL) == 74
+    assert parts.payload.elements(FULL) == 48 and whole.payload.elements(FULL) == 74
 
 
 def test_what_is_beside_a_step_does_not_wait_for_its_gradients():

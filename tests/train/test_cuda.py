@@ -66,8 +66,8 @@ def calls_of(experiment: Experiment) -> list[Call]:
         Call(programs.reestimate, (state, batch, number), {}),
         Call(programs.scores, (state,), {}),
     ]
-    if method.prepare is not None:
-        batches = (batch,) * method.prepare_batches
+    if method.preparation is not None:
+        batches = (batch,) * method.preparation.num_batches
         calls.append(Call(programs.prepare, (state, batches), {}))
     seen = []
     for step in range(min(experiment.num_steps, 200)):
@@ -96,7 +96,7 @@ def test_programs_lower_for_cuda(path):
         assert exported.platforms == ("cuda",)
         names.add(call.program.name)
     assert {"init", "local_step", "evaluate", "report"} <= names
-    assert ("exchange" in names) == (experiment.current.method.exchange is not None)
+    assert ("exchange" in names) == (experiment.current.method.rounds is not None)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_programs_of_slices_lower_for_cuda():
     experiment = make_experiment(
         dataclasses.replace(config, topology=in_slices), topology
     )
-    assert experiment.current.method.slicing is not None
+    assert experiment.current.method.placements.slicing is not None
     for call in calls_of(experiment):
         exported = call.program.export_for("cuda", *call.args, **call.static)
         assert exported.platforms == ("cuda",)

@@ -437,10 +437,10 @@ def check_bytes(settings, method, shape):
         formula = formulas.step(mesh_shape, **options)
         found = programs.local_step.collectives(state, batch, **options)
         assert wire_bytes(found, mesh_shape) == wire_bytes(formula, mesh_shape)
-    if current.method.exchange is None:
+    if current.method.rounds is None:
         return
     counts = experiment.channels.keep_counts
-    if not current.method.prunes:
+    if not current.method.pruning.in_rounds:
         counts = experiment.channels.sizes
     for kind in ("moving", "freeze", "frozen"):
         options = current.exchange_options(counts, kind)

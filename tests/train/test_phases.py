@@ -193,8 +193,8 @@ def test_momentum_and_schedules_go_on():
     )
     state = state._replace(opt_state=stepped)
     after, changed = change_method(experiment, state, "local_sgd")
-    before = flatten_by_path(experiment.current.method.inner_state(stepped))
-    found = flatten_by_path(after.current.method.inner_state(changed.opt_state))
+    before = flatten_by_path(experiment.current.method.inner.get(stepped))
+    found = flatten_by_path(after.current.method.inner.get(changed.opt_state))
     assert before.keys() == found.keys() and before
     for path, leaf in before.items():
         for copy in np.asarray(found[path]):

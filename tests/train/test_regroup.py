@@ -124,7 +124,7 @@ def test_means_over_owners_stay_and_zeros_stay_zero(row, old, new):
             np.testing.assert_allclose(found[path].sum(), total, atol=1e-5)
         elif path.startswith("statistics/"):
             continue  # Below.
-        elif method.copies == "own":
+        elif method.placements.copies == "own":
             np.testing.assert_array_equal(found[path][0], leaf[0])
         elif leaf.dtype == np.float32:
             mean = leaf.mean(axes, dtype=np.float64)
@@ -187,8 +187,9 @@ def test_the_network_that_a_method_stands_for_stays(name):
     new_network, _ = after.programs.network(placed_like(new, wanted))
     for was, now in zip(*map(jax.tree.leaves, (old_network, new_network)), strict=True):
         np.testing.assert_allclose(was, now, rtol=1e-6)
-    masks = before.method.masks(state.opt_state), after.method.masks(new.opt_state)
-    jax.tree.map(np.testing.assert_array_equal, *masks)
+    old_masks = before.method.pruning.masks(state.opt_state)
+    new_masks = after.method.pruning.masks(new.opt_state)
+    jax.tree.map(np.testing.assert_array_equal, old_masks, new_masks)
 
 
 def test_running_statistics_keep_the_moments_of_all_devices():

@@ -28,13 +28,19 @@ from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
 from prunex_jax.methods.hsadmm.sending import payload_of
 from prunex_jax.methods.hsadmm.streaming import Streaming, fragments_of
 from prunex_jax.methods.method import (
+    InnerState,
     KeepCounts,
     Method,
     MethodConfig,
     MethodRow,
     Options,
+    Payload,
+    Placements,
+    Pruning,
     Recipe,
     RoundKind,
+    Rounds,
+    StepOptions,
     Variant,
 )
 
@@ -234,27 +240,32 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         return state.global_consensus
 
     payload = _Payload(core, recipe)
-    return Method(
-        params_placement=state_placements(core.device_level).inner_state,
-        opt_placement=placements,
-        transform=optax.GradientTransformationExtraArgs(core.init, update),
-        sync_period=core.sync_period,
-        is_streaming=streaming is not None,
-        step_options=options,
-        exchange=exchange,
-        network=network,
+    form = core.parameters
+    pruning = Pruning(
         masks=lambda state: state.masks,
         scores=core.scores if prunes else None,
-        health=functools.partial(_health, core.parameters, core.axes),
-        payload_elements=lambda counts: payload.of_largest(counts)[0],
-        position_bytes=lambda counts: payload.of_largest(counts)[1],
-        inner_state=lambda state: state.inner_state,
-        with_inner=lambda state, inner: state._replace(inner_state=inner),
-        wire=core.parameters.wire,
-        prunes=prunes,
-        removes_at_once=prunes
-        and core.parameters.resets_copies
-        and not core.parameters.fade,
+        in_rounds=prunes,
+        removes_at_once=prunes and form.resets_copies and not form.fade,
+    )
+    return Method(
+        transform=optax.GradientTransformationExtraArgs(core.init, update),
+        placements=Placements(
+            state_placements(core.device_level).inner_state, placements
+        ),
+        network=network,
+        health=functools.partial(_health, form, core.axes),
+        payload=Payload(
+            lambda counts: payload.of_largest(counts)[0],
+            form.wire,
+            lambda counts: payload.of_largest(counts)[1],
+        ),
+        pruning=pruning,
+        rounds=Rounds(core.sync_period, exchange, streaming is not None),
+        step_options=StepOptions(options),
+        inner=InnerState(
+            get=lambda state: state.inner_state,
+            put=lambda state, inner: state._replace(inner_state=inner),
+        ),
     )
 
 

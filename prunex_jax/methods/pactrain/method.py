@@ -38,8 +38,11 @@ from prunex_jax.methods.method import (
     Method,
     MethodRow,
     Objective,
+    Preparation,
     Prepare,
+    Pruning,
     Recipe,
+    StepOptions,
     Variant,
 )
 from prunex_jax.methods.moments import map_moments
@@ -216,23 +219,21 @@ def make_pactrain(recipe: Recipe) -> Method:
     """
     config: PactrainConfig = recipe.settings
     packing, wire = _packing_of(recipe, recipe.slicing), _wire_of(recipe)
-    hooks: dict[str, Any] = {}
+    early, preparation = None, None
     if config.stable_steps:
-        hooks["early_options"] = functools.partial(
-            _until_stable, stable_steps=config.stable_steps
-        )
+        early = functools.partial(_until_stable, stable_steps=config.stable_steps)
     if packing.num_kept != dense_size(recipe.own_shapes):
-        hooks["prepare"] = _preparation(recipe, packing)
-        is_grasp = config.score == "grasp"
-        hooks["prepare_batches"] = config.score_batches if is_grasp else 1
+        num_batches = config.score_batches if config.score == "grasp" else 1
+        preparation = Preparation(_prepare_of(recipe, packing), num_batches)
     return gradient_method(
         recipe,
         pactrain(packing, wire=wire, axes=recipe.axes),
         placement=PACTRAIN_PLACEMENTS,
         payload_elements=packing.num_kept,
         wire=wire,
-        masks=lambda state: packing.masks(state.pattern),
-        **hooks,
+        pruning=Pruning(lambda opt_state: packing.masks(opt_state[0].pattern)),
+        step_options=StepOptions(early=early),
+        preparation=preparation,
     )
 
 
@@ -265,7 +266,7 @@ def _packing_of(recipe: Recipe, slicing: Slicing | None) -> Packing:
     return WeightPacking(config.density, recipe.shapes)
 
 
-def _preparation(recipe: Recipe, own_packing: Packing) -> Prepare:
+def _prepare_of(recipe: Recipe, own_packing: Packing) -> Prepare:
     """Chooses what is kept, and puts the rest to zero, moments included."""
     is_grasp, slicing = recipe.settings.score == "grasp", recipe.slicing
     packing, axes = _packing_of(recipe, None), recipe.axes.whole

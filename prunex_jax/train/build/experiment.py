@@ -107,7 +107,7 @@ class Setup:
 
     def step_options(self, step: int, keep_counts: Mapping[str, int]) -> dict[str, Any]:
         """Static arguments of step number `step`, from 0, in the steady state."""
-        options = self.method.step_options(step)
+        options = self.method.step_options.at(step)
         if not (self.method.is_streaming and options):
             return options
         if not self.plan.streams_in(step):
@@ -398,7 +398,7 @@ def _make_setup(
         config.sparsity,
         num_steps,
         method.sync_period,
-        method.prunes,
+        method.pruning.in_rounds,
         method.is_streaming,
     )
     return Setup(model, groups, method, plan, programs)
@@ -478,7 +478,7 @@ def _check_phases(phases: Sequence[Phase], setups: Sequence[Setup]) -> None:
     pruning = [
         (phase, setup.plan)
         for phase, setup in zip(phases, setups, strict=True)
-        if setup.method.prunes or setup.method.prepare is not None
+        if setup.method.pruning.in_rounds or setup.method.preparation is not None
     ]
     if len(pruning) > 1:
         raise UserError(
@@ -498,7 +498,7 @@ def _check_phases(phases: Sequence[Phase], setups: Sequence[Setup]) -> None:
 
 def _check_early(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
     """Pruning before the first step needs counts, and scores, before there are any."""
-    early = [s.method.name for s in setups if s.method.prepare is not None]
+    early = [s.method.name for s in setups if s.method.preparation is not None]
     only = {"budget": "uniform", "criterion": "norm"}
     for name, known in only.items():
         value = getattr(config.sparsity, name)
@@ -511,7 +511,9 @@ def _check_early(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
 
 def _check_can_shrink(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
     share, methods = config.sparsity.shrink_share, [s.method for s in setups]
-    late = [m.name for m in methods if m.prunes and not m.removes_at_once]
+    late = [
+        m.name for m in methods if m.pruning.in_rounds and not m.pruning.removes_at_once
+    ]
     if config.sparsity.shrink_stairs and late:
         raise UserError(
             "sparsity.shrink_stairs=True cuts out channels while masks move, and this "
@@ -522,9 +524,9 @@ def _check_can_shrink(config: ExperimentConfig, setups: Sequence[Setup]) -> None
         return
     names = ", ".join(dict.fromkeys(method.name for method in methods))
     reason = f"method {names} prunes none"
-    if any(method.prepare is not None for method in methods):
+    if any(method.preparation is not None for method in methods):
         reason = f"method {names} prunes before its first step, and cuts at the end"
-    if any(method.prunes for method in methods):
+    if any(method.pruning.in_rounds for method in methods):
         reason = f"sparsity.sparsity = {config.sparsity.sparsity:g} prunes none"
     raise UserError(
         f"sparsity.shrink_share = {share:g} asks for dead channels to be cut out "

@@ -186,7 +186,7 @@ def exchanges_to_come(
         if due is None or (due.stage.density, due.kind) in seen:
             continue
         seen.add((due.stage.density, due.kind))
-        if current.method.prunes and due.stage.density != density:
+        if current.method.pruning.in_rounds and due.stage.density != density:
             if experiment.config.sparsity.budget == "global":
                 return
             density = due.stage.density

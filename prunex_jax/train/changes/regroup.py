@@ -18,12 +18,12 @@ This is so for every leaf, whatever it holds, and needs no table of them. Runnin
 variances are averaged as mean squares, as for evaluation. Sums since the last report
 keep their sum. Integers are counters, equal everywhere, and are handed on by the owner
 at the start of the interval. So are all copies of a method whose hosts do not average
-(`Method.copies`).
+(`Placements.copies`).
 
 Parts in slices are put together first, and cut again for the devices that there are.
 How a leaf was saved follows from its shape, so a run may also change `topology.shard`.
-What means something only in the slices that it was made in (`Method.forgotten`) starts
-as zeros in others.
+What means something only in the slices that it was made in (`Placements.forgotten`)
+starts as zeros in others.
 """
 
 import dataclasses
@@ -169,14 +169,15 @@ class Regrouping:
 
     def _place(self, path: str, word: Placement, shape: tuple[int, ...]) -> "_Place":
         whole, is_slice = shape[_num_axes(word) :], False
-        slicing = self.method.slicing
+        placements = self.method.placements
+        slicing = placements.slicing
         if word in IN_SLICES.values() and slicing is not None:
             owner = named_by(path, slicing.shapes)
             if owner is not None:
                 whole, is_slice = slicing.shapes[owner], True
         saved = self.saved.get(path, ())
         name = path.rpartition("/")[2]
-        anew = shape if name in self.method.forgotten and saved != shape else None
+        anew = shape if name in placements.forgotten and saved != shape else None
         return _Place(word, self.old, self.new, whole, is_slice, saved, anew)
 
 
@@ -338,9 +339,9 @@ def _rules_of(method: Method, totals: Totals) -> TrainState:
     sums = {name: "least" if name == FIRST_BAD_STEP else "sum" for name in totals}
     rules: Any = TrainState(
         step="mean",  # type: ignore[arg-type]
-        params=method.copies,
+        params=method.placements.copies,
         statistics="mean",
-        opt_state=method.copies,
+        opt_state=method.placements.copies,
         totals=sums,  # type: ignore[arg-type]
     )
     return rules

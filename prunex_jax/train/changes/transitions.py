@@ -185,7 +185,7 @@ def cut_out(
     Collectives:
       Those of `step.Programs.network`.
     """
-    found = experiment.current.method.masks(state.opt_state)
+    found = experiment.current.method.pruning.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
     whole = network_of(experiment, state, mean)
     trace = _trace_of_now(experiment)
@@ -258,10 +258,11 @@ def _cutter(
     """The program that makes the state of the small network.
 
     Collectives:
-      None; where state lies in slices, those of `Method.whole`.
+      None; where state lies in slices, those of `Placements.whole`.
     """
     cut = _cut_of(before.current.model, _trace_of_now(before), masks)
-    method, small_method = before.current.method, after.current.method
+    places = before.current.method.placements
+    small_places = after.current.method.placements
     stored, small_stored = before.current.programs.stored, after.current.programs.stored
     kept = {name: np.flatnonzero(mask) for name, mask in masks.items()}
 
@@ -284,10 +285,12 @@ def _cutter(
 
     def cut_copy(state: TrainState) -> TrainState:
         state = stored.read(state)
+        params = cut.take(places.whole_params(state.params))
+        opt_state = cut_opt_state(places.whole(state.opt_state))
         small = state._replace(
-            params=small_method.own_params(cut.take(method.whole_params(state.params))),
+            params=small_places.own_params(params),
             statistics=cut.take_statistics(state.statistics),
-            opt_state=small_method.sliced(cut_opt_state(method.whole(state.opt_state))),
+            opt_state=small_places.sliced(opt_state),
         )
         return small_stored.write(small)
 
@@ -302,21 +305,20 @@ def _changer(
 ) -> Callable[[TrainState], TrainState]:
     """The program that makes the state of the next method."""
     method, next_method = before.current.method, after.current.method
+    places = next_method.placements
     stored, next_stored = before.current.programs.stored, after.current.programs.stored
 
     def change(state: TrainState) -> TrainState:
         state = stored.read(state)
         params = method.network(state.params, state.opt_state)
-        fresh = next_method.whole(next_method.transform.init(params))
+        fresh = places.whole(next_method.transform.init(params))
         inner = _inner_state(
-            method.inner_state(method.whole(state.opt_state)),
-            next_method.inner_state(fresh),
+            method.inner.get(method.placements.whole(state.opt_state)),
+            next_method.inner.get(fresh),
             state.step,
         )
-        opt_state = next_method.sliced(next_method.with_inner(fresh, inner))
-        changed = state._replace(
-            params=next_method.own_params(params), opt_state=opt_state
-        )
+        opt_state = places.sliced(next_method.inner.put(fresh, inner))
+        changed = state._replace(params=places.own_params(params), opt_state=opt_state)
         return settle(next_stored.placements, next_stored.write(changed))
 
     specs, next_specs = specs_of(stored.placements), specs_of(next_stored.placements)

@@ -367,7 +367,7 @@ def _what_its_method_sends(experiment: Experiment) -> list[str]:
     method, plan = experiment.current.method, experiment.current.plan
     keep_counts = experiment.channels.keep_counts
     dense_bytes = experiment.num_params * 4
-    if not method.payload_elements(keep_counts):
+    if not method.payload.elements(keep_counts):
         return [
             f"method    {method.name}: hosts exchange nothing and train networks of "
             "their own; this shows the speed without exchanges, not a way to train"
@@ -375,7 +375,7 @@ def _what_its_method_sends(experiment: Experiment) -> list[str]:
     when = f"every {plan.sync_period} steps" if plan.sync_period else "every step"
     if method.is_streaming:
         when += ", in parts while masks stay"
-    if plan.sync_period and method.prunes:
+    if plan.sync_period and method.pruning.in_rounds:
         stages = ", ".join(
             f"{stage.density:.3g}{' frozen' if stage.is_frozen else ''} from step "
             f"{stage.start_step}"
@@ -389,7 +389,7 @@ def _what_its_method_sends(experiment: Experiment) -> list[str]:
             when += f"; what a stair removed is cut out after step {steps}"
         if plan.shrink_step:
             when += f"; the small network trains on from step {plan.shrink_step}"
-    payload = method.payload_bytes(keep_counts)
+    payload = method.payload.num_bytes(keep_counts)
     return [
         f"method    {method.name}: exchanges {when}",
         f"payload   {payload:,} bytes per exchange at the end, "

@@ -284,7 +284,7 @@ def _calls_of(experiment: Experiment) -> Iterator[tuple[str, list[Collective]]]:
         return programs.local_step.collectives(state, batch, **options)
 
     last = experiment.num_steps - 1
-    counts = channels.keep_counts if method.prunes else channels.sizes
+    counts = channels.keep_counts if method.pruning.in_rounds else channels.sizes
     first_options = current.step_options(0, channels.sizes)
     last_options = current.step_options(last, counts)
     if first_options == last_options:
@@ -314,8 +314,9 @@ def _with_times(needs: Needs, experiment: Experiment) -> Needs:
         batch = experiment.teaching.taught(batch, 0, None)
     current, programs = experiment.current, experiment.current.programs
     state = programs.init(jax.random.key(experiment.config.seed))
-    if current.method.prepare is not None:
-        state = programs.prepare(state, (batch,) * current.method.prepare_batches)
+    preparation = current.method.preparation
+    if preparation is not None:
+        state = programs.prepare(state, (batch,) * preparation.num_batches)
     (_, options), *exchange = _first_calls(experiment)
     seconds, state = _median_seconds(
         lambda state: programs.local_step(state, batch, **options)[0], state
@@ -376,9 +377,8 @@ def _counts_at_the_end(experiment: Experiment) -> Mapping[str, int]:
         with_method(experiment, phase.method).current.method
         for phase in experiment.phases[1:]
     ]
-    if any(method.prunes or method.prepare is not None for method in methods):
-        return experiment.channels.keep_counts
-    return experiment.channels.sizes
+    prunes = [m.pruning.in_rounds or m.preparation is not None for m in methods]
+    return experiment.channels.keep_counts if any(prunes) else experiment.channels.sizes
 
 
 def _in_words(needs: Needs) -> list[str]:

@@ -190,7 +190,7 @@ def load_trained(
     state, mean = saved_run.state, saved_run.final_mean if is_last else None
     network = network_of(experiment, state, mean)
     if handover is None:
-        masks = jax.device_get(experiment.current.method.masks(state.opt_state))
+        masks = jax.device_get(experiment.current.method.pruning.masks(state.opt_state))
     else:
         masks = handover.masks(full.channels.sizes)
     shapes = jax.eval_shape(full.task.model.init, jax.random.key(0))

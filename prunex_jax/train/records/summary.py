@@ -129,7 +129,7 @@ def _what_was_sent(experiment: Experiment, position: RunPosition) -> dict[str, A
     ledger, method = experiment.ledger, experiment.current.method
     host_bytes = ledger.wire_bytes.get(HOST_AXIS, 0.0)
     dense_bytes = position.dense_bytes(experiment.dense_host_bytes_per_step)
-    payload = method.payload_bytes(position.keep_counts)
+    payload = method.payload.num_bytes(position.keep_counts)
     dense_payload = experiment.num_params * 4
     return {
         "host_wire_bytes": host_bytes,

@@ -66,9 +66,9 @@ def placements_of(method: Method) -> TrainState:
     """Where every part of the training state of a method lives."""
     placements: Any = TrainState(
         step="replicated",  # type: ignore[arg-type]
-        params=method.params_placement,
+        params=method.placements.params,
         statistics="per_device",
-        opt_state=method.opt_placement,
+        opt_state=method.placements.opt_state,
         totals="per_device",  # type: ignore[arg-type]
     )
     return placements
@@ -79,7 +79,7 @@ class Programs:
 
     init: (key, arrays that take the place of what is drawn, by path as of exports,
       replicated; none are needed) -> TrainState, born where it will live.
-    prepare: (state, batches) -> state, as `Method.prepare` says; donates the state.
+    prepare: (state, batches) -> state, as `Preparation` says; donates the state.
     local_step: (state, batch; options of the step, see `Method`) -> (state, ticket);
       donates the state. The ticket is the step number, ready when the step is done, and
       outlives the state.
@@ -96,7 +96,7 @@ class Programs:
     evaluate: (params, statistics, batch) -> sums, as `Objective.score` says,
       replicated.
     scores: state -> scores of the channels for a global budget, replicated, as
-      `Method.scores` says.
+      `Pruning` says.
 
     Args:
       model: The network.
@@ -169,7 +169,7 @@ class Programs:
             )
             state = TrainState(
                 step=jnp.zeros((), jnp.int32),
-                params=self._method.own_params(network["params"]),
+                params=self._method.placements.own_params(network["params"]),
                 statistics=network["statistics"],
                 opt_state=self._method.transform.init(network["params"]),
                 totals=zero_totals(self._objective.counted),
@@ -192,8 +192,8 @@ class Programs:
         return jax.tree.map(shard, self._specs, shapes)
 
     def _prepare(self) -> Callable[..., TrainState]:
-        run = self._method.prepare
-        assert run is not None, f"{self._method.name} needs no preparation"
+        preparation, placements = self._method.preparation, self._method.placements
+        assert preparation is not None, f"{self._method.name} needs no preparation"
 
         def fn(state: TrainState, batches: Sequence[Batch]) -> TrainState:
             state = self.stored.read(state)
@@ -202,12 +202,12 @@ class Programs:
                 drawing = self._with_keys(batch, state.step)
                 return self._train_outputs(params, state.statistics, drawing)[0]
 
-            whole = self._method.whole_params(state.params)
-            params, opt_state = run(
+            whole = placements.whole_params(state.params)
+            params, opt_state = preparation.run(
                 forward, self._objective.loss, whole, state.opt_state, batches
             )
             after = state._replace(
-                params=self._method.own_params(params), opt_state=opt_state
+                params=placements.own_params(params), opt_state=opt_state
             )
             return self.stored.write(after)
 
@@ -273,7 +273,7 @@ class Programs:
 
     def _gradient(self) -> Gradient:
         """The loss and its gradient, by the parameters that a device has."""
-        slicing = self._method.params_slicing
+        slicing = self._method.placements.params_slicing
         if slicing is not None:
             stored = self.stored
             dtype = stored.param_dtype if stored.is_narrow else None
@@ -293,12 +293,12 @@ class Programs:
     def _exchange(
         self, *, keep_counts: Counts, kind: RoundKind
     ) -> Callable[..., TrainState]:
-        run = self._method.exchange
-        assert run is not None, f"{self._method.name} has no exchange"
+        rounds = self._method.rounds
+        assert rounds is not None, f"{self._method.name} has no exchange"
 
         def fn(state: TrainState) -> TrainState:
             state = self.stored.read(state)
-            params, opt_state = run(
+            params, opt_state = rounds.exchange(
                 state.params, state.opt_state, dict(keep_counts), kind
             )
             after = state._replace(params=params, opt_state=opt_state)
@@ -399,8 +399,8 @@ class Programs:
     def _scores(self) -> Callable[..., dict[str, jax.Array]]:
         def fn(state: TrainState) -> dict[str, jax.Array]:
             state = self.stored.read(state)
-            if self._method.scores is not None:
-                return self._method.scores(state.params, state.opt_state)
+            if self._method.pruning.scores is not None:
+                return self._method.pruning.scores(state.params, state.opt_state)
             params = self._method.network(state.params, state.opt_state)
             return sum_squares_by_channel(params, self._layouts)
 

@@ -69,7 +69,7 @@ def formulas_of_run(experiment: Experiment) -> Formulas:
         criterion=config.sparsity.criterion,
         optimizer=config.optimizer,
     )
-    slicing, dtype = current.method.slicing, config.model.param_dtype
+    slicing, dtype = current.method.placements.slicing, config.model.param_dtype
     return formulas_of(recipe, slicing, config.topology.shard, dtype)
 
 
