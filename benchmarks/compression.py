@@ -27,7 +27,7 @@ import optax
 
 from benchmarks.shrunk_step import make_step
 from prunex_jax.base.trees import PyTree, shapes_by_path
-from prunex_jax.comm import WIRE_DTYPES, dense_size
+from prunex_jax.comm import FORMATS, dense_size
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.methods import (
     METHODS,
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
+    parser.add_argument("--wire-dtype", default="float32", choices=FORMATS)
     parser.add_argument("--batch-size", type=int, default=128, help="0: time no step")
     parser.add_argument("--only", nargs="*", help="methods, variants, selection")
     arguments = parser.parse_args()

@@ -28,6 +28,7 @@ from prunex_jax.comm.averaging import (
 )
 from prunex_jax.comm.chunks import mean_of_largest
 from prunex_jax.comm.collectives import check_local
+from prunex_jax.comm.formats import FORMATS
 from prunex_jax.comm.formulas import compact_size, dense_size
 from prunex_jax.comm.largest import Route, TopK
 from prunex_jax.comm.ring import ring_mean_over_hosts
@@ -41,17 +42,13 @@ from prunex_jax.comm.slices import (
 )
 from prunex_jax.comm.wires import (
     FLOAT32,
-    TERNARY,
-    WIRE_DTYPES,
     Wire,
     refuse_biased,
-    refuse_ternary,
 )
 
 __all__ = [
     "FLOAT32",
-    "TERNARY",
-    "WIRE_DTYPES",
+    "FORMATS",
     "Collective",
     "Route",
     "Slicing",
@@ -74,7 +71,6 @@ __all__ = [
     "min_over_mesh",
     "part_shape",
     "refuse_biased",
-    "refuse_ternary",
     "ring_bytes",
     "ring_mean_over_hosts",
     "slices_of",

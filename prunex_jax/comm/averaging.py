@@ -8,21 +8,12 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path, in_order
 from prunex_jax.comm import collectives, wires
 from prunex_jax.comm.buffers import in_buffers, in_one_buffer
-from prunex_jax.comm.wires import (
-    FLOAT32,
-    TERNARY,
-    Wire,
-    refuse_biased,
-    refuse_ternary,
-)
+from prunex_jax.comm.wires import FLOAT32, Wire, refuse_biased
 from prunex_jax.mesh import Axis, MeshAxes, axis_size, position, vary
 
-# Sums of that many ternary values fit the type they travel in.
-_MAX_TERNARY_HOSTS = 127
 # Elements that devices of a host sum in one message, or more: enough for full speed.
 _SUMMED_AT_ONCE = 2**22
 
@@ -91,26 +82,21 @@ def mean_over_hosts(
       key: Random key, the same everywhere and another one in every call: narrow formats
         round stochastically and the mean is unbiased, so nothing has to be remembered
         between calls. None rounds to nearest, which is biased; `mean_with_error` says
-        what that loses. Ternary values are drawn, and need a key.
+        what that loses.
     Returns:
       The mean, replicated, in the types of the tree. The same bits on every host,
       whatever the number of devices and of buckets.
     Raises:
-      UserError: Ternary values without a key, or of more hosts than a byte can count;
-        or int2, which always rounds to nearest.
+      UserError: int2, which always rounds to nearest.
     Collectives:
       float32: as `collectives.sum_over_hosts` for the number of elements of every
-      buffer. ternary: as `min_over_mesh` for the scale, then an int8 sum as
-      `collectives.sum_over_hosts`. Otherwise, with M hosts, P devices per host and
+      buffer. Otherwise, with M hosts, P devices per host and
       b = ceil(n / (128 P M)) blocks: an exchange over the host axis of M * b messages
       of a block, a gather over it of b messages from each host, a gather over the
       device axis of M * b messages from each device. 2 (M - 1) / M of the bytes of the
       narrow tree per host.
     """
     refuse_biased(wire, "this mean")
-    num_hosts = axis_size(axes.host)
-    if wire.dtype == TERNARY and num_hosts > 1:
-        return in_one_buffer(tree, lambda x: _ternary_mean(x, axes, key))
 
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
         return _host_mean(buffer, offset, axes, wire, key)[0]
@@ -135,13 +121,10 @@ def mean_with_error(
     Returns:
       The mean, replicated, and the error, per_host, in the types of the tree. Where
       nothing is rounded, the error is zero.
-    Raises:
-      UserError: Ternary values.
     Collectives:
       As `mean_over_hosts`; with a narrow wire, for every buffer also a gather over the
       device axis of 128 (int2: 512) M b float32 from each device: the errors.
     """
-    refuse_ternary(wire)
 
     def mean_and_error(buffer: jax.Array, offset: int) -> tuple[jax.Array, jax.Array]:
         mean, lost = _host_mean(buffer, offset, axes, wire, None)
@@ -176,17 +159,14 @@ def mean_over_mesh(
       UserError: As `mean_over_hosts`.
     Collectives:
       float32: as `collectives.sum_over_mesh` for the number of elements of every
-      buffer. ternary: as `mean_over_devices`, then as `mean_over_hosts`. Otherwise a
-      scattered sum over the device axis of 128 P M b elements, then as
-      `mean_over_hosts`.
+      buffer. Otherwise a scattered sum over the device axis of 128 P M b elements, then
+      as `mean_over_hosts`.
     """
     refuse_biased(wire, "this mean")
     num_hosts, num_devices = axis_size(axes.host), axis_size(axes.device)
     count = num_hosts * num_devices
     if count == 1:  # fusing would only copy
         return jax.tree.map(lambda x: collectives.sum_over_mesh(x, axes), tree)
-    if wire.dtype == TERNARY and num_hosts > 1:
-        return mean_over_hosts(mean_over_devices(tree, axes), axes, wire, key)
 
     def mean(buffer: jax.Array, offset: int) -> jax.Array:
         if axes.host is None or num_hosts == 1 or not wire.is_narrow:
@@ -221,12 +201,11 @@ def flat_mean_over_mesh(
     Returns:
       The mean, replicated.
     Raises:
-      UserError: Ternary values.
+      UserError: int2.
     Collectives:
       float32, or one host: one sum over both axes of every buffer. Otherwise an
       exchange and a gather over both, as `mean_over_hosts` with P M hosts.
     """
-    refuse_ternary(wire)
     refuse_biased(wire, "this mean")
     if not axes.names:
         return tree
@@ -265,7 +244,7 @@ def _host_mean(
 
 def _in_blocks(buffer: jax.Array, num_parts: int, wire: Wire) -> jax.Array:
     """The buffer in float32, in whole blocks for every part of it."""
-    multiple = num_parts * wire.block
+    multiple = num_parts * wire.format.block
     return jnp.pad(buffer.astype(jnp.float32), (0, -buffer.size % multiple))
 
 
@@ -282,34 +261,10 @@ def _narrow_mean(
     It is like `buffer`; what this device has lost of its share comes with it.
     """
     axis, device_axis = over
-    first_block = (offset + position(device_axis) * share.size) // wire.block
+    first_block = (offset + position(device_axis) * share.size) // wire.format.block
     own, lost = wires.mean_of_shares(share, axis, first_block, wire, key)
-    whole = wires.decode(collectives.join_shares(own, device_axis), wire.dtype)
+    whole = wire.format.decode(collectives.join_shares(own, device_axis))
     return whole.ravel()[: buffer.size].astype(buffer.dtype), lost
-
-
-def _ternary_mean(
-    buffer: jax.Array, axes: MeshAxes, key: jax.Array | None
-) -> jax.Array:
-    """Unbiased mean of which every host sends -1, 0 or 1 per entry."""
-    num_hosts = axis_size(axes.host)
-    if num_hosts > _MAX_TERNARY_HOSTS:
-        raise UserError(
-            f"ternary values of {num_hosts} hosts do not add up in a byte; the most is "
-            f"{_MAX_TERNARY_HOSTS}"
-        )
-    if key is None:
-        raise UserError("ternary values are drawn: give a random key")
-    own = buffer.astype(jnp.float32)
-    scale = -min_over_mesh(-jnp.max(jnp.abs(own)), axes)
-    # Another draw on every host, and the same on its devices.
-    own_key = jax.random.fold_in(key, position(axes.host))
-    chance = jnp.abs(own) / jnp.where(scale > 0.0, scale, 1.0)
-    is_drawn = jax.random.uniform(own_key, own.shape) < chance
-    ternary = jnp.where(is_drawn, jnp.sign(own), 0.0).astype(jnp.int8)
-    total = collectives.sum_over_hosts(ternary, axes)
-    mean = total.astype(jnp.float32) * (scale / num_hosts)
-    return mean.astype(buffer.dtype)
 
 
 def mean_of_entries(
@@ -336,13 +291,10 @@ def mean_of_entries(
     Returns:
       The mean, float32[n], replicated; and what this host has put into it, float32[k],
       per_host: the values after rounding, so that values less that is still to be sent.
-    Raises:
-      UserError: Ternary values.
     Collectives:
       As `gather_over_hosts` for k values, or the blocks they become, and for k
       positions.
     """
-    refuse_ternary(wire)
     count = values.size
     message = wires.write(values, wire)
     sent = wires.read(message, count, wire)

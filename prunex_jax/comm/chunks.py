@@ -16,7 +16,7 @@ from prunex_jax.comm import collectives, wires
 from prunex_jax.comm.buffers import in_buffers
 from prunex_jax.comm.formulas import route_of
 from prunex_jax.comm.largest import CHUNK, TopK, largest_buffer
-from prunex_jax.comm.wires import FLOAT32, Wire, refuse_ternary
+from prunex_jax.comm.wires import FLOAT32, Wire
 from prunex_jax.mesh import MeshAxes, axis_size, position, vary
 
 
@@ -35,8 +35,6 @@ def mean_of_largest(
       The mean, replicated; and the error, per_host: what this host has not sent. With
       mean "hosts", the mean of the trees is the first plus the mean of the errors. With
       one host, the tree, and zero.
-    Raises:
-      UserError: Ternary values.
     Collectives:
       For every buffer, with c = ceil(n / 4096) chunks of k entries, M hosts and P
       devices per host:
@@ -59,7 +57,6 @@ def mean_of_largest(
       averages over those hosts that send them. The wire
       decides the format of numbers. Messages of large norm are not clipped.
     """
-    refuse_ternary(wire)
     if not jax.tree.leaves(tree):
         return tree, tree
     if axes.host is None or axis_size(axes.host) == 1:

@@ -123,7 +123,7 @@ def _entries(num_chunks: int, top: TopK, wire: Wire) -> tuple[tuple[int, str], .
     """Sizes and types of the messages for values of chunks, and for their positions."""
     values = wire.num_carriers(num_chunks * top.per_chunk)
     places = num_chunks * top.position_bytes
-    return (values, wire.carrier), (places, "uint8")
+    return (values, wire.format.carrier), (places, "uint8")
 
 
 def route_of(

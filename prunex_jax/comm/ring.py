@@ -11,8 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from prunex_jax.comm import collectives, wires
-from prunex_jax.comm.wires import FLOAT32, Wire, refuse_biased, refuse_ternary
+from prunex_jax.comm import collectives
+from prunex_jax.comm.wires import FLOAT32, Wire, refuse_biased
 from prunex_jax.mesh import MeshAxes, axis_size, position, vary
 from prunex_jax.mesh.varying import agreed
 
@@ -39,19 +39,18 @@ def ring_mean_over_hosts(
     Returns:
       [n], replicated.
     Raises:
-      UserError: Ternary values, or int2.
+      UserError: int2.
     Collectives:
       With P devices per host and M hosts: 2 (M - 1) shifts over the host axis of
       ceil(n / (P M)) elements, in whole blocks of narrow formats; then a gather over
       the device axis of as many from each device for every host. With one host,
       nothing that moves.
     """
-    refuse_ternary(wire)
     refuse_biased(wire, "the ring")
     num_hosts = axis_size(axes.host)
     if axes.host is None or num_hosts == 1:
         return collectives.sum_over_hosts(buffer, axes)
-    unit = wire.block
+    unit = wire.format.block
     parts = num_hosts * axis_size(axes.device) * unit
     padded = jnp.pad(buffer / num_hosts, (0, -buffer.size % parts))
     own = collectives.share_of(padded, axes.device)
@@ -72,15 +71,15 @@ class _Message:
     def write(self, values: jax.Array, hop: int) -> jax.Array:
         if not self.wire.is_narrow:
             return values
-        blocks, noise = values.reshape(-1, self.wire.block), None
+        blocks, noise = values.reshape(-1, self.wire.format.block), None
         if self.key is not None:
             noise = jax.random.uniform(jax.random.fold_in(self.key, hop), blocks.shape)
-        return wires.encode(blocks, self.wire.dtype, noise)
+        return self.wire.format.encode(blocks, noise)
 
     def read(self, message: jax.Array) -> jax.Array:
         if not self.wire.is_narrow:
             return message
-        return wires.decode(message, self.wire.dtype).ravel()
+        return self.wire.format.decode(message).ravel()
 
 
 def _ring_sum(own: jax.Array, axis: str, message: _Message) -> jax.Array:

@@ -141,7 +141,7 @@ def make_dense(recipe: Recipe) -> Method:
     num_elements, wire = dense_size(recipe.own_shapes), recipe.wire
     decay = config.error_decay
     if decay is None:
-        decay = 1.0 if wire.is_biased else 0.0
+        decay = 1.0 if wire.format.is_biased else 0.0
 
     return gradient_method(
         recipe,

@@ -108,7 +108,7 @@ def dgc(
       warm-up; see `warmup_density`.
     Raises:
       UserError: A density outside (0, 1], a momentum outside [0, 1), a negative norm,
-        an ternary wire, or gradients that are sums over the mesh already.
+        or gradients that are sums over the mesh already.
     Collectives:
       As `topk`, and of slices as `comm.sum_over_slices` for one number if gradients are
       clipped.

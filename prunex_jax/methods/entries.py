@@ -26,7 +26,6 @@ from prunex_jax.comm import (
     mean_of_largest,
     mean_over_devices,
     mean_over_hosts,
-    refuse_ternary,
 )
 from prunex_jax.comm.largest import CHUNK
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
@@ -141,7 +140,6 @@ class Sparsifier:
     def __post_init__(self) -> None:
         """Rejects what cannot be sent."""
         _DENSITY.check("density", self.density)
-        refuse_ternary(self.wire)
 
     def send(self, tree: PyTree, density: float | None = None) -> Sent:
         """Averages the largest entries over hosts.

@@ -5,11 +5,11 @@ direction for all, in front of the inner optimizer. Parameters and the inner opt
 state are replicated; what an exchange holds back belongs to a host or a device.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import optax
 
-from prunex_jax.comm import Wire
 from prunex_jax.methods.method import (
     InnerState,
     Method,
@@ -25,7 +25,7 @@ def gradient_method(
     *,
     placement: Any,
     payload_elements: int,
-    wire: Wire | None = None,
+    bytes_of: Callable[[int], int] | None = None,
     position_bytes: int = 0,
     inner: optax.GradientTransformation | None = None,
     forgotten: tuple[str, ...] = (),
@@ -38,7 +38,7 @@ def gradient_method(
       exchange: Local gradients -> one direction, replicated.
       placement: Where the parts of the exchange's state live, a prefix of it.
       payload_elements: Elements of the largest array that crosses the host axis.
-      wire: How they cross it; None takes that of the recipe.
+      bytes_of: Bytes that stand for so many; None takes those of the recipe's wire.
       position_bytes: Bytes that say where they belong.
       inner: Instead of the recipe's inner optimizer.
       forgotten: As of `Placements`.
@@ -55,7 +55,7 @@ def gradient_method(
         ),
         payload=Payload(
             lambda keep_counts: payload_elements,
-            recipe.wire if wire is None else wire,
+            recipe.wire.payload_bytes if bytes_of is None else bytes_of,
             lambda keep_counts: position_bytes,
         ),
         inner=INNER_OF_CHAIN,

@@ -26,7 +26,6 @@ from prunex_jax.comm import (
     gather_over_hosts,
     mean_over_hosts,
     refuse_biased,
-    refuse_ternary,
     ring_mean_over_hosts,
     sum_over_hosts,
     sum_over_slices,
@@ -181,7 +180,6 @@ def importance(
     Range(at_least=0, below=1).check("momentum", momentum)
     Range(at_least=0).check("clip_norm", clip_norm)
     Range(at_least=0).check("damping", damping)
-    refuse_ternary(wire)
     core = _Importance(
         density, num_choosers, momentum, nesterov, clip_norm, damping, all_reduce,
         wire, tuple(send_whole), axes, seed,

@@ -232,25 +232,25 @@ class Payload:
     Attributes:
       elements: keep_counts -> elements of the largest array; 0 for a method that sends
         nothing.
-      wire: How those elements cross the host axis.
+      bytes_of: Elements -> bytes that stand for them on the host axis.
       position_bytes: keep_counts -> bytes that say where those elements belong, if they
         are few of many.
     """
 
     elements: Callable[[KeepCounts], int] = lambda keep_counts: 0
-    wire: Wire = FLOAT32
+    bytes_of: Callable[[int], int] = FLOAT32.payload_bytes
     position_bytes: Callable[[KeepCounts], int] = lambda keep_counts: 0
 
     def num_bytes(self, keep_counts: KeepCounts) -> int:
         """Bytes that stand for the array, with positions."""
-        values = self.wire.payload_bytes(self.elements(keep_counts))
+        values = self.bytes_of(self.elements(keep_counts))
         return values + self.position_bytes(keep_counts)
 
     def times(self, parts: int) -> "Payload":
         """The same of so many devices together."""
         return Payload(
             lambda counts: parts * self.elements(counts),
-            self.wire,
+            self.bytes_of,
             lambda counts: parts * self.position_bytes(counts),
         )
 

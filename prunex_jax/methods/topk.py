@@ -85,7 +85,7 @@ def topk(
       A transformation from local gradients to one direction, replicated. `update` takes
       a further static argument: `density=` instead of the usual one.
     Raises:
-      UserError: A density outside (0, 1], an ternary wire, or gradients that are sums
+      UserError: A density outside (0, 1], or gradients that are sums
         over the mesh already; see `comm.check_local`.
     Collectives:
       One sum over `device_axis` of all gradients. Over `host_axis` as

@@ -316,5 +316,3 @@ def test_what_cannot_be_sent_is_refused():
         UserError, match="top_k_route='star' must be auto, gather or owners"
     ):
         TopK(2, "star")
-    with pytest.raises(UserError, match="wire_dtype='ternary'"):
-        mean_of_largest({}, TopK(2), ALONE, Wire("ternary"))

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prunex_jax.base.errors import UserError
 from prunex_jax.comm import (
-    WIRE_DTYPES,
+    FORMATS,
     Wire,
     list_collectives,
     mean_over_devices,
@@ -27,9 +26,9 @@ from tests.helpers.mean_cases import (
     on_mesh,
 )
 
-NARROW = [dtype for dtype in WIRE_DTYPES if dtype != "float32"]
+NARROW = [dtype for dtype in FORMATS if dtype != "float32"]
 # Whole, in every format; in buckets, in those of short and of long blocks.
-SENT = [(dtype, 0) for dtype in WIRE_DTYPES] + [("int8", 400), ("int2", 400)]
+SENT = [(dtype, 0) for dtype in FORMATS] + [("int8", 400), ("int2", 400)]
 PER_HOST = jax.P("host")
 
 
@@ -95,7 +94,7 @@ def test_what_is_fed_back_arrives(dtype):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("dtype", WIRE_DTYPES)
+@pytest.mark.parametrize("dtype", FORMATS)
 def test_every_device_of_a_host_has_the_same_bits(dtype):
     def run(own):
         own = mean_over_devices(own, MESH)
@@ -108,7 +107,7 @@ def test_every_device_of_a_host_has_the_same_bits(dtype):
     jax.tree.map(lambda x: assert_same(x[:, 0], x[:, 1]), error)
 
 
-@pytest.mark.parametrize("dtype", WIRE_DTYPES)
+@pytest.mark.parametrize("dtype", FORMATS)
 def test_one_host_sends_nothing_and_loses_nothing(dtype):
     tree = make_tree((1, 4))
     mean, error = run_on((1, 4), Wire(dtype), tree)
@@ -179,8 +178,3 @@ def test_two_bits_are_a_fifteenth_of_float32():
         return wire_bytes(found, mesh_shape)["host"]
 
     assert 0.0664 < sent("int2") / sent("float32") < 0.067
-
-
-def test_ternary_values_are_refused():
-    with pytest.raises(UserError, match="wire_dtype='ternary'"):
-        mean_with_error({}, ALONE, Wire("ternary"))

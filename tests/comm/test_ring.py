@@ -90,7 +90,7 @@ def test_hops_are_what_the_program_sends(shape, dtype):
     wire = Wire(dtype)
     unit = 128 if wire.is_narrow else 1
     num_units = -(-SIZE // (unit * shape[0] * shape[1]))
-    num_bytes = num_units * (wire.block_bytes if wire.is_narrow else 4)
+    num_bytes = num_units * (wire.format.block_bytes if wire.is_narrow else 4)
     assert found == [num_bytes] * 2 * (shape[0] - 1)
     sent = wire_bytes(listed, mesh_shape)
     assert sent["host"] == shape[1] * sum(found)

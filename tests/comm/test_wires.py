@@ -12,7 +12,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.comm import (
-    WIRE_DTYPES,
+    FORMATS,
     Wire,
     flat_mean_over_mesh,
     list_collectives,
@@ -21,7 +21,6 @@ from prunex_jax.comm import (
     mean_over_mesh,
     wire_bytes,
 )
-from prunex_jax.comm.wires import decode, encode
 from prunex_jax.mesh import ALONE, vary
 from prunex_jax.methods import average_gradients
 from tests.helpers.common import MESH, ROOT, free_port, make_mesh
@@ -48,7 +47,7 @@ OF_BLOCK = {
     "int4": (1 + 2.0**-7) / 7,
 }
 # int2 is always rounded to nearest: see test_errors.py.
-UNBIASED = [dtype for dtype in WIRE_DTYPES if not Wire(dtype).is_biased]
+UNBIASED = [dtype for dtype, row in FORMATS.items() if not row.is_biased]
 BLOCK = 128
 
 
@@ -77,12 +76,17 @@ def bound(wire, values, roundings=1):
 # ---- formats alone
 
 
+def round_trip(values, wire, noise=None):
+    """What arrives of blocks."""
+    return FORMATS[wire].decode(FORMATS[wire].encode(values, noise))
+
+
 @pytest.mark.parametrize("wire", NARROW)
 @pytest.mark.parametrize("is_stochastic", [False, True])
 def test_errors_are_bounded(wire, is_stochastic):
     values = blocks()
     noise = noise_of(1, values.shape) if is_stochastic else None
-    found = decode(encode(values, wire, noise), wire)
+    found = round_trip(values, wire, noise)
     share = 1 if is_stochastic else 0.5
     error = np.abs(np.asarray(found) - values)
     assert np.all(error <= share * bound(wire, values) + 1e-37)
@@ -96,14 +100,14 @@ def test_stochastic_rounding_is_unbiased(wire):
 
     def draw(total, key):
         noise = jax.random.uniform(jax.random.key(key), values.shape, minval=1e-6)
-        return total + (decode(encode(values, wire, noise), wire) - values), None
+        return total + (round_trip(values, wire, noise) - values), None
 
     zeros = jnp.zeros_like(values)
     total = jax.jit(lambda: jax.lax.scan(draw, zeros, jnp.arange(times))[0])()
     # A step apart with probability p: standard deviation at most half a step.
     error = np.abs(np.asarray(total)) / times
     assert np.all(error <= 5 * 0.5 * bound(wire, values) / times**0.5 + 1e-37)
-    nearest = np.abs(decode(encode(values, wire), wire) - values)
+    nearest = np.abs(round_trip(values, wire) - values)
     assert nearest.max() > 5 * error.max(), "rounding to nearest is biased"
 
 
@@ -114,7 +118,7 @@ def test_what_can_be_represented_is_not_rounded(wire):
     codes[:, 0] = most
     values = np.float32(codes * np.array([[1.0], [2.0**-20], [2.0**30]]))
     for noise in (None, noise_of(2, values.shape)):
-        assert_same(decode(encode(values, wire, noise), wire), values)
+        assert_same(round_trip(values, wire, noise), values)
 
 
 @pytest.mark.parametrize("wire", NARROW)
@@ -123,14 +127,14 @@ def test_no_size_overflows_or_vanishes(wire, size):
     """float16 alone ends at 65504 and at 6e-8."""
     values = np.full((1, BLOCK), size, np.float32)
     for noise in (None, noise_of(3, values.shape)):
-        found = np.asarray(decode(encode(values, wire, noise), wire))
+        found = np.asarray(round_trip(values, wire, noise))
         assert np.all(np.isfinite(found))
         if size > 1e-35:
             # A scale of four bits that was rounded up leaves the largest to the draw.
             coarse = wire == "int4" and noise is not None
             np.testing.assert_allclose(found, values, rtol=0.15 if coarse else 0.017)
     zeros = np.zeros((1, BLOCK), np.float32)
-    assert_same(decode(encode(zeros, wire, noise_of(4, zeros.shape)), wire), zeros)
+    assert_same(round_trip(zeros, wire, noise_of(4, zeros.shape)), zeros)
 
 
 @pytest.mark.parametrize("wire", NARROW)
@@ -139,7 +143,7 @@ def test_what_is_not_finite_stays_visible(wire, bad):
     values = blocks()
     values[1, 5] = bad
     for noise in (None, noise_of(5, values.shape)):
-        found = np.asarray(decode(encode(values, wire, noise), wire))
+        found = np.asarray(round_trip(values, wire, noise))
         assert not np.isfinite(found[1, 5])
         assert np.all(np.isfinite(found[[0, 2, 3]])), "another block is lost as well"
 
@@ -159,9 +163,9 @@ def test_four_means_stand_for_a_block(scale):
         codes = np.searchsorted(bounds, here)
         for code in set(codes):
             wanted[row, codes == code] = here[codes == code].mean()
-    message = encode(values, "int2")
-    assert message.nbytes == 6 * Wire("int2").block_bytes
-    found = np.asarray(decode(message, "int2"), np.float64)
+    message = FORMATS["int2"].encode(values, None)
+    assert message.nbytes == 6 * FORMATS["int2"].block_bytes
+    found = np.asarray(FORMATS["int2"].decode(message), np.float64)
     largest = np.abs(exact).max(1, keepdims=True)
     # A number at a bound may fall to either side of it; means have eight bits.
     far = np.abs(found - wanted) > 2.0**-8 * largest + 2.0**-126
@@ -175,7 +179,7 @@ def test_four_means_stand_for_a_block(scale):
 def test_what_is_not_finite_stays_visible_among_four_means(bad):
     values = np.random.default_rng(0).normal(size=(3, 512)).astype(np.float32)
     values[1, 5] = bad
-    found = np.asarray(decode(encode(values, "int2"), "int2"))
+    found = np.asarray(round_trip(values, "int2"))
     assert not np.isfinite(found[1, 5])
     assert np.all(np.isfinite(found[[0, 2]])), "another block is lost as well"
 

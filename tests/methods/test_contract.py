@@ -18,7 +18,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import OptimizerConfig
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of
-from prunex_jax.comm import Slicing, compact_size, wire_bytes
+from prunex_jax.comm import FORMATS, Slicing, compact_size, wire_bytes
 from prunex_jax.mesh import ALONE
 from prunex_jax.methods import (
     METHODS,
@@ -300,6 +300,13 @@ class Runner:
         return self.exchange(state, kind, counts)
 
 
+def format_of(row):
+    """How the values of a row cross hosts."""
+    config = ROWS[row]
+    is_ternary = config.name == "pactrain" and config.pactrain.is_ternary
+    return "ternary" if is_ternary else config.wire_dtype
+
+
 def recipe_of(config, **changes):
     plain = {"optimizer": OptimizerConfig(momentum=0.0, weight_decay=0.0)}
     return Recipe(
@@ -394,7 +401,7 @@ def test_finds_the_best_feasible_point(row):
     found, _ = runner.programs.network(state)
     # Where hosts disagree, what is drawn, or sent later, goes on being noise.
     noise = {"ternary": 0.15, "int4": 0.06, "int2": 0.5}
-    tolerance = noise.get(runner.method.payload.wire.dtype, 0.02)
+    tolerance = noise.get(format_of(row), 0.02)
     for leaf, want in zip(jax.tree.leaves(found), jax.tree.leaves(mean), strict=True):
         np.testing.assert_allclose(leaf, want, atol=tolerance)
 
@@ -528,20 +535,21 @@ def test_payload_is_what_the_largest_message_carries(row):
     parts = 8 if largest.kind == "shift" else 4 if largest.axes == ("host",) else 1
     of_integers = dict.fromkeys(("int8", "int4", "int2", "ternary"), "int8")
     carriers = {"float32": "float32", **of_integers}
-    carrier = carriers.get(method.payload.wire.dtype, "uint16")
+    carrier = carriers.get(format_of(row), "uint16")
     assert largest.dtype == carrier
-    if method.payload.wire.dtype in ("float32", "ternary"):
+    if format_of(row) in ("float32", "ternary"):
         assert largest.num_elements == -(-elements // parts)
     elif largest.kind == "gather":  # few entries: cut anywhere, blocks are whole here
-        payload = method.payload.wire.payload_bytes(elements)
+        payload = method.payload.bytes_of(elements)
         itemsize = np.dtype(carrier).itemsize
         assert largest.num_elements == -(-payload // itemsize // parts)
     else:
         several = ROWS[row].bucket_bytes > 0
         num_messages = sum(c.kind == largest.kind for c in values) if several else 1
         carried = parts * largest.payload_bytes
-        room = 8 * method.payload.wire.block_bytes
-        assert carried % method.payload.wire.block_bytes == 0
+        block_bytes = FORMATS[format_of(row)].block_bytes
+        room = 8 * block_bytes
+        assert carried % block_bytes == 0
         assert 0 <= num_messages * carried - method.payload.num_bytes(counts)
         assert carried - method.payload.num_bytes(counts) < room
 

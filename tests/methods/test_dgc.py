@@ -315,7 +315,6 @@ def test_refuses_an_optimizer_that_is_not_sgd():
         ({"momentum": -0.1}, "momentum=-0.1"),
         ({"clip_norm": -1.0}, "clip_norm=-1.0"),
         ({"density": 0.0}, "density=0.0"),
-        ({"wire": Wire("ternary")}, "wire_dtype='ternary'"),
     ],
 )
 def test_refuses_what_means_nothing(settings, named):

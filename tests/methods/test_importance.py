@@ -351,7 +351,6 @@ def test_bad_settings_are_refused():
         ({"density": 0.1, "momentum": 1.0}, r"momentum=1.0 must lie in \[0, 1\)"),
         ({"density": 0.1, "damping": -1.0}, "damping=-1.0"),
         ({"density": 0.1, "clip_norm": -1.0}, "clip_norm=-1.0"),
-        ({"density": 0.1, "wire": Wire("ternary")}, "wire_dtype='ternary'"),
     ):
         with pytest.raises(UserError, match=words):
             importance(**settings)

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import shapes_by_path
 from prunex_jax.channels import trace_channels
-from prunex_jax.comm import Wire, dense_size, list_collectives, wire_bytes
+from prunex_jax.comm import dense_size, list_collectives, wire_bytes
 from prunex_jax.mesh import ALONE, MeshAxes, vary
 from prunex_jax.methods import (
     Recipe,
@@ -337,7 +337,7 @@ def test_patterns_differ_in_fingerprint_if_in_anything():
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1)], ids=str)
 def test_ternary_mean_is_unbiased_and_few_valued(shape):
     packing, grads = PACKINGS["channels"], draw(shape)
-    tx = pactrain(packing, wire=Wire("ternary"), axes=MESH)
+    tx = pactrain(packing, is_ternary=True, axes=MESH)
     start = tx.init(PARAMS)
 
     def body(grads):
@@ -366,7 +366,7 @@ def test_ternary_mean_is_unbiased_and_few_valued(shape):
 
 def test_ternary_values_are_bytes_between_hosts():
     packing, mesh_shape = PACKINGS["channels"], {"host": 4, "device": 2}
-    tx = pactrain(packing, wire=Wire("ternary"), axes=MESH)
+    tx = pactrain(packing, is_ternary=True, axes=MESH)
 
     def body(grads):
         own = jax.tree.map(lambda g: g[0, 0], grads)
@@ -451,9 +451,7 @@ def test_bad_settings_are_refused():
     recipe = resnet_recipe("resnet20", pactrain=ternary, wire_dtype="int8")
     with pytest.raises(UserError, match="wire_dtype='int8': ternary values"):
         make_method(recipe)
-    tx = pactrain(
-        PACKINGS["weights"], wire=Wire("ternary"), axes=MeshAxes("host", None)
-    )
+    tx = pactrain(PACKINGS["weights"], is_ternary=True, axes=MeshAxes("host", None))
     grads = jax.tree.map(lambda x: np.zeros((128, *x.shape), np.float32), PARAMS)
     with pytest.raises(UserError, match="ternary values of 128 hosts"):
         run = jax.vmap(lambda g: tx.update(g, tx.init(PARAMS))[0], axis_name="host")

@@ -237,11 +237,6 @@ def test_refuses_densities_outside_its_range(density):
         )(jnp.ones((2, 4)))
 
 
-def test_refuses_a_wire_that_entries_have_no_form_of():
-    with pytest.raises(UserError, match="wire_dtype='ternary' is for means"):
-        topk(0.1, wire=Wire("ternary"))
-
-
 def test_refuses_gradients_that_are_sums():
     tx = topk(0.1, axes=MESH)
     run = jax.shard_map(

@@ -90,7 +90,7 @@ def rounds_of(recipe: Recipe) -> dict[str, Any]:
         top = TopK(rounds.top_k, rounds.top_k_route)
     decay = rounds.error_decay
     if decay is None:
-        decay = _ROUNDING_DECAY if wire.is_biased else 0.0
+        decay = _ROUNDING_DECAY if wire.format.is_biased else 0.0
         decay = _TOP_K_DECAY if top else decay
     return {
         "wire": wire,
@@ -256,7 +256,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         health=functools.partial(_health, form, core.axes),
         payload=Payload(
             lambda counts: payload.of_largest(counts)[0],
-            form.wire,
+            form.wire.payload_bytes,
             lambda counts: payload.of_largest(counts)[1],
         ),
         pruning=pruning,

@@ -21,7 +21,6 @@ from prunex_jax.base.settings import setting
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import (
     FLOAT32,
-    TERNARY,
     Slicing,
     Wire,
     check_local,
@@ -53,6 +52,7 @@ from prunex_jax.methods.pactrain.packing import (
     Pattern,
     WeightPacking,
 )
+from prunex_jax.methods.pactrain.ternary import ternary_mean_over_mesh
 
 # Two odd factors and offsets with bits all over, one pair for each word of a print.
 _SALTS = np.array([(0x9E3779B1, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F)], np.uint32)
@@ -93,6 +93,7 @@ def pactrain(
     packing: Packing,
     *,
     wire: Wire = FLOAT32,
+    is_ternary: bool = False,
     axes: MeshAxes = ALONE,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -112,9 +113,10 @@ def pactrain(
 
     Args:
       packing: What lives and dies together, and how much of it is kept.
-      wire: How packed values cross hosts. Those of "ternary" are -1, 0 or 1 times the
-        largest magnitude of all hosts, one byte each, drawn so that the mean is
-        unbiased; what is sent before it is packed then travels in float32.
+      wire: How values cross hosts.
+      is_ternary: Whether packed values are -1, 0 or 1 times the largest magnitude of
+        all hosts, one byte each, drawn so that the mean is unbiased; `wire` is for what
+        is sent before it is packed.
       axes: Mesh axes of the caller; none is a single device.
       seed: Of the draws.
     Returns:
@@ -122,7 +124,8 @@ def pactrain(
     Raises:
       UserError: Ternary values of more hosts than a byte can count.
     Collectives:
-      packed: as `comm.mean_over_mesh` for `packing.num_kept` values. Otherwise as
+      packed: as `comm.mean_over_mesh` for `packing.num_kept` values, or as
+      `ternary.ternary_mean_over_mesh`. Otherwise as
       `comm.mean_over_mesh` for all values, and as `comm.gather_over_hosts` for two
       numbers. Packing slices also sends what `packing.pack` and `unpack` do.
     Example:
@@ -144,7 +147,6 @@ def pactrain(
       patterns only until they are stable, since nothing changes them after that.
       Whole channels may be pruned, so that the network becomes small.
     """
-    whole = wire.in_float32() if wire.dtype == TERNARY else wire
 
     def init(params: PyTree) -> PactrainState:
         nothing = jnp.zeros((), jnp.int32)
@@ -167,8 +169,12 @@ def pactrain(
         if not packed:
             masked = packing.mask(grads, pattern)
             age = jnp.where(hosts_agree(pattern, axes), state.age + 1, 0)
-            return mean_over_mesh(masked, axes, whole, key), state._replace(age=age)
-        mean = mean_over_mesh(packing.pack(grads, pattern), axes, wire, key)
+            return mean_over_mesh(masked, axes, wire, key), state._replace(age=age)
+        own = packing.pack(grads, pattern)
+        if is_ternary:
+            mean = ternary_mean_over_mesh(own, axes, key)
+        else:
+            mean = mean_over_mesh(own, axes, wire, key)
         return packing.unpack(mean, pattern, grads), state
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -218,7 +224,8 @@ def make_pactrain(recipe: Recipe) -> Method:
     out, nothing is pruned.
     """
     config: PactrainConfig = recipe.settings
-    packing, wire = _packing_of(recipe, recipe.slicing), _wire_of(recipe)
+    _check_wire(recipe)
+    packing, wire = _packing_of(recipe, recipe.slicing), recipe.wire
     early, preparation = None, None
     if config.stable_steps:
         early = functools.partial(_until_stable, stable_steps=config.stable_steps)
@@ -227,28 +234,24 @@ def make_pactrain(recipe: Recipe) -> Method:
         preparation = Preparation(_prepare_of(recipe, packing), num_batches)
     return gradient_method(
         recipe,
-        pactrain(packing, wire=wire, axes=recipe.axes),
+        pactrain(packing, wire=wire, is_ternary=config.is_ternary, axes=recipe.axes),
         placement=PACTRAIN_PLACEMENTS,
         payload_elements=packing.num_kept,
-        wire=wire,
+        bytes_of=(lambda count: count) if config.is_ternary else wire.payload_bytes,
         pruning=Pruning(lambda opt_state: packing.masks(opt_state[0].pattern)),
         step_options=StepOptions(early=early),
         preparation=preparation,
     )
 
 
-def _wire_of(recipe: Recipe) -> Wire:
-    """How packed gradients cross hosts."""
+def _check_wire(recipe: Recipe) -> None:
     wire = recipe.wire
     refuse_biased(wire, "pactrain")
-    if not recipe.settings.is_ternary:
-        return wire
-    if wire != wire.in_float32():
+    if recipe.settings.is_ternary and wire.is_narrow:
         raise UserError(
             f"wire_dtype={wire.dtype!r}: ternary values travel as single bytes already;"
             " choose float32, or no ternary values"
         )
-    return Wire(TERNARY, wire.bucket_bytes)
 
 
 def _packing_of(recipe: Recipe, slicing: Slicing | None) -> Packing:

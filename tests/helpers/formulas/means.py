@@ -2,7 +2,7 @@
 
 from prunex_jax.comm.accounting import Collective
 from prunex_jax.comm.formulas import MeshShape, host_gather
-from prunex_jax.comm.wires import FLOAT32, TERNARY, Wire
+from prunex_jax.comm.wires import FLOAT32, Wire
 
 
 def device_sum(num_elements: int, mesh_shape: MeshShape) -> list[Collective]:
@@ -15,12 +15,8 @@ def host_sum(
     num_elements: int, mesh_shape: MeshShape, wire: Wire = FLOAT32
 ) -> list[Collective]:
     """What `averaging.mean_over_hosts` sends: each device carries one share."""
-    (_, num_hosts), (_, num_devices) = mesh_shape.items()
-    if num_hosts == 1:
+    if next(iter(mesh_shape.values())) == 1:
         return []
-    if wire.dtype == TERNARY:
-        scale = mesh_sum(num_hosts * num_devices, mesh_shape)
-        return [*scale, *_shared_sum(num_elements, mesh_shape, wire)]
     return [
         sent
         for size in _sizes(num_elements, wire.bucket_elements)
@@ -36,9 +32,9 @@ def host_sum_with_error(
     sent = host_sum(num_elements, mesh_shape, wire)
     if num_hosts == 1 or not wire.is_narrow:
         return sent
-    unit = wire.block * num_devices * num_hosts
+    unit = wire.format.block * num_devices * num_hosts
     for size in _sizes(num_elements, wire.bucket_elements):
-        share = -(-size // unit) * wire.block * num_hosts
+        share = -(-size // unit) * wire.format.block * num_hosts
         errors = ("gather", (device_axis,), (num_devices,), share, "float32")
         sent.append(Collective(*errors))
     return sent
@@ -49,11 +45,10 @@ def mesh_sum(
 ) -> list[Collective]:
     """What `averaging.mean_over_mesh` sends: scatter, sum over hosts, gather."""
     (_, num_hosts), (device_axis, num_devices) = mesh_shape.items()
-    if wire.dtype == TERNARY and num_hosts > 1:
-        in_host = device_sum(num_elements, mesh_shape)
-        return in_host + host_sum(num_elements, mesh_shape, wire)
     on_hosts = FLOAT32 if num_hosts == 1 else wire
-    unit = num_devices * (on_hosts.block * num_hosts if on_hosts.is_narrow else 1)
+    unit = num_devices * (
+        on_hosts.format.block * num_hosts if on_hosts.is_narrow else 1
+    )
     sent = []
     for size in _sizes(num_elements, wire.bucket_elements):
         padded = -(-size // unit) * unit
@@ -62,6 +57,20 @@ def mesh_sum(
         )
         sent += _shared_sum(size, mesh_shape, on_hosts)
     return sent
+
+
+def ternary_sum(num_elements: int, mesh_shape: MeshShape) -> list[Collective]:
+    """What `ternary_mean_over_mesh` sends: a scale, and a byte for every number."""
+    (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    if num_hosts == 1:
+        return mesh_sum(num_elements, mesh_shape)
+    share = -(-num_elements // num_devices)
+    return [
+        *device_sum(num_elements, mesh_shape),
+        *mesh_sum(num_hosts * num_devices, mesh_shape),
+        Collective("sum", (host_axis,), (num_hosts,), share, "int8"),
+        Collective("gather", (device_axis,), (num_devices,), share, "int8"),
+    ]
 
 
 def flat_sum(
@@ -75,9 +84,11 @@ def flat_sum(
             sent.append(Collective("sum", axes, sizes, size, "float32"))
         else:
             count = sizes[0] * sizes[1]
-            own = -(-size // (wire.block * count)) * wire.block_width
-            sent.append(Collective("exchange", axes, sizes, count * own, wire.carrier))
-            sent.append(Collective("gather", axes, sizes, own, wire.carrier))
+            own = -(-size // (wire.format.block * count)) * wire.format.width
+            sent.append(
+                Collective("exchange", axes, sizes, count * own, wire.format.carrier)
+            )
+            sent.append(Collective("gather", axes, sizes, own, wire.format.carrier))
     return sent
 
 
@@ -88,12 +99,14 @@ def ring_sum(
     (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
     if num_hosts == 1:
         return []
-    unit = wire.block
+    unit = wire.format.block
     num_units = -(-num_elements // (unit * num_devices * num_hosts))
-    piece = num_units * wire.block_width
+    piece = num_units * wire.format.width
     share, hops = num_units * unit * num_hosts, 2 * (num_hosts - 1)
     return [
-        Collective("shift", (host_axis,), (num_hosts,), piece, wire.carrier, hops),
+        Collective(
+            "shift", (host_axis,), (num_hosts,), piece, wire.format.carrier, hops
+        ),
         Collective("gather", (device_axis,), (num_devices,), share, "float32"),
     ]
 
@@ -103,7 +116,7 @@ def entry_gather(
 ) -> list[Collective]:
     """What `averaging.mean_of_entries` sends: values, and a position for each."""
     num_carriers = wire.num_carriers(num_entries)
-    values = host_gather(num_carriers, mesh_shape, wire.carrier)
+    values = host_gather(num_carriers, mesh_shape, wire.format.carrier)
     return values + host_gather(num_entries, mesh_shape, "int32")
 
 
@@ -112,10 +125,10 @@ def _shared_sum(
 ) -> list[Collective]:
     """A sum over hosts of one share per device, and the gather of the shares."""
     (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
-    carrier = wire.carrier
+    carrier = wire.format.carrier
     if wire.is_narrow:
-        num_parts = wire.block * num_devices * num_hosts
-        own = -(-num_elements // num_parts) * wire.block_width
+        num_parts = wire.format.block * num_devices * num_hosts
+        own = -(-num_elements // num_parts) * wire.format.width
         share = num_hosts * own
         over_hosts = [
             Collective("exchange", (host_axis,), (num_hosts,), share, carrier),

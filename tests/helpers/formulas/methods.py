@@ -31,6 +31,7 @@ from tests.helpers.formulas.means import (
     host_sum_with_error,
     mesh_sum,
     ring_sum,
+    ternary_sum,
 )
 
 MeshShape = Mapping[str, int]
@@ -134,7 +135,7 @@ class DenseFormulas(Formulas):
         self.num_elements, self.wire = dense_size(recipe.own_shapes), recipe.wire
         self.levels, self.decay = recipe.settings.levels, recipe.settings.error_decay
         if self.decay is None:
-            self.decay = 1.0 if self.wire.is_biased else 0.0
+            self.decay = 1.0 if self.wire.format.is_biased else 0.0
 
     def step(self, mesh_shape: MeshShape) -> list[Collective]:
         if self.decay:
@@ -253,7 +254,7 @@ class PactrainFormulas(Formulas):
         slicing = recipe.slicing
         self.num_elements = dense_size(recipe.own_shapes)
         self.wire = recipe.wire
-        self.packed_wire = pactrain_method._wire_of(recipe)
+        self.is_ternary = recipe.settings.is_ternary
         self.num_kept = pactrain_method._packing_of(recipe, slicing).num_kept
         self.moved = []
         if slicing is not None:
@@ -265,7 +266,9 @@ class PactrainFormulas(Formulas):
         if not packed:
             dense = mesh_sum(self.num_elements, mesh_shape, self.wire)
             return dense + host_gather(2, mesh_shape, "uint32")
-        return mesh_sum(self.num_kept, mesh_shape, self.packed_wire) + self.moved
+        if self.is_ternary:
+            return ternary_sum(self.num_kept, mesh_shape) + self.moved
+        return mesh_sum(self.num_kept, mesh_shape, self.wire) + self.moved
 
 
 FORMULAS: dict[str, Callable[[Recipe], Formulas]] = {
