@@ -47,6 +47,7 @@ GROUPS = (
     ChannelGroup("b", 6, _members("b", ("b/kernel", 1))),
 )
 
+PLAIN = HsadmmParameters()
 FORMS = {
     "recommended": preset("recommended", SYNC_PERIOD),
     "reset": preset("reset", SYNC_PERIOD),  # without momentum of z
@@ -55,7 +56,7 @@ FORMS = {
     # One level, full dual: the pull of the paper without z_i and v.
     "flat": preset("paper", SYNC_PERIOD, rho_host=0.0),
     # Everything at once, with penalties that start badly and must move.
-    "all": HsadmmParameters(
+    "all": PLAIN.replace(
         prox_strength=0.3,
         dual_decay=0.7,
         rho_device=0.02,
@@ -66,21 +67,21 @@ FORMS = {
         outer="measured",
     ),
     # Losing channels shrink until the freeze; with both levels and duals as well.
-    "fading": HsadmmParameters(outer_momentum=0.3, fade=0.6),
+    "fading": PLAIN.replace(outer_momentum=0.3, fade=0.6),
     "fading paper": preset("paper", SYNC_PERIOD, fade=0.6),
     # The step follows the cosines of movements, while channels fade and are removed.
-    "law": HsadmmParameters(outer="law", outer_momentum=0.6, fade=0.6),
+    "law": PLAIN.replace(outer="law", outer_momentum=0.6, fade=0.6),
     # Channels are ranked by what their gradients say.
-    "taylor": HsadmmParameters(outer_momentum=0.3, criterion="taylor"),
+    "taylor": PLAIN.replace(outer_momentum=0.3, criterion="taylor"),
     "taylor leaky": preset("leaky", SYNC_PERIOD, criterion="taylor"),
-    "mixture": HsadmmParameters(outer_momentum=0.3, criterion="mixture"),
+    "mixture": PLAIN.replace(outer_momentum=0.3, criterion="mixture"),
     # Ten of 72 numbers are sent; the other levels and duals are there as well.
-    "largest": HsadmmParameters(outer_momentum=0.3, error_decay=0.9, top=TopK(10)),
+    "largest": PLAIN.replace(outer_momentum=0.3, error_decay=0.9, top=TopK(10)),
     # The largest are sent while channels fade and are removed.
-    "largest fading": HsadmmParameters(
+    "largest fading": PLAIN.replace(
         outer_momentum=0.3, error_decay=0.9, top=TopK(10), fade=0.6
     ),
-    "largest paper": HsadmmParameters(
+    "largest paper": PLAIN.replace(
         prox_strength=0.3,
         dual_decay=0.7,
         rho_device=0.02,

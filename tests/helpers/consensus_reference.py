@@ -109,6 +109,7 @@ def largest(s, count):
 
 def reference(form, level, targets, rounds=ROUNDS):
     """The run of `run_rounds` by the book: dict of named values after every round."""
+    choosing, sending, moving = form.choosing, form.sending, form.moving
     num_hosts, num_devices = jax.tree.leaves(targets)[0].shape[:2]
     devices = range(num_devices)
     wishes = [
@@ -127,13 +128,13 @@ def reference(form, level, targets, rounds=ROUNDS):
     zi, v, e = [start] * num_hosts, [zero] * num_hosts, [zero] * num_hosts
     masks = {name: np.ones(size, bool) for name, size in SIZES.items()}
     m = entry_masks(masks)
-    rho1, rho2 = form.rho_device, form.rho_host
-    kappa, gamma = form.prox_strength, form.dual_decay
-    alpha, beta = form.outer_step, form.outer_momentum
+    rho1, rho2 = moving.rho_device, moving.rho_host
+    kappa, gamma = moving.prox_strength, moving.dual_decay
+    alpha, beta = moving.outer_step, moving.outer_momentum
     is_reset = kappa == 1 and gamma == 0
     is_frozen, residuals, history = False, None, []
     num_steps, seen = 0, None
-    if form.criterion != "norm":
+    if choosing.criterion != "norm":
         seen = {ij: {n: np.zeros(size) for n, size in SIZES.items()} for ij in pairs}
     for kind, counts in rounds:
         for i, j in pairs:
@@ -143,7 +144,7 @@ def reference(form, level, targets, rounds=ROUNDS):
                 if is_reset or is_frozen:
                     g = tree(np.multiply, g, m)
                 if seen is not None:
-                    now = seen_in_gradients(form.criterion, x, g)
+                    now = seen_in_gradients(choosing.criterion, x, g)
                     share = 1 / (num_steps + step + 1)  # a plain mean at first
                     seen[i, j] = tree(
                         lambda old, new, share=share: old + share * (new - old),
@@ -159,7 +160,7 @@ def reference(form, level, targets, rounds=ROUNDS):
                     x = tree(np.multiply, x, m)
                 theta[i, j] = x
         num_steps += SYNC_PERIOD
-        if form.adapt == "residual" and residuals is not None:
+        if moving.adapt == "residual" and residuals is not None:
             primal, dual, primal_host, dual_host = np.mean(
                 [residuals[ij] for ij in pairs], axis=0
             )
@@ -185,11 +186,11 @@ def reference(form, level, targets, rounds=ROUNDS):
                     average([seen[i, j] for j in range(num_copies)])
                     for i in range(num_hosts)
                 ]
-            scores = scores_of(form.criterion, means, of_hosts)
+            scores = scores_of(choosing.criterion, means, of_hosts)
             chosen = best(scores, masks, counts)
-            if kind == "moving" and form.fade:
+            if kind == "moving" and choosing.fade:
                 kept = entry_masks(chosen)
-                w = tree(lambda m, c: c + form.fade * (m - c), m, kept)
+                w = tree(lambda m, c: c + choosing.fade * (m - c), m, kept)
             else:
                 masks = chosen
                 w = m = kept = entry_masks(masks)
@@ -198,10 +199,10 @@ def reference(form, level, targets, rounds=ROUNDS):
             weigh = functools.partial(host_average, num_copies * rho1, rho2)
             a = [tree(weigh, with_dual[i], z, v[i]) for i in range(num_hosts)]
         a, v = ([tree(np.multiply, x, w) for x in xs] for xs in (a, v))
-        to_send = functools.partial(difference, form.error_decay)
+        to_send = functools.partial(difference, sending.error_decay)
         s = [tree(to_send, a[i], v[i], z, e[i], w) for i in range(num_hosts)]
-        is_whole = form.top is None or kind == "freeze"
-        sent = s if is_whole else [largest(x, form.top.per_chunk) for x in s]
+        is_whole = sending.top is None or kind == "freeze"
+        sent = s if is_whole else [largest(x, sending.top.per_chunk) for x in s]
         e = [tree(np.subtract, s[i], sent[i]) for i in range(num_hosts)]
         mean = average(sent)
         d = tree(np.negative, mean)
@@ -209,7 +210,7 @@ def reference(form, level, targets, rounds=ROUNDS):
             cosine = cosine_of(d, tree(np.multiply, last, w))
             rho = 0.8 * rho + 0.2 * max(cosine, 0.0)
         last = d
-        if form.outer == "law":
+        if moving.outer == "law":
             alpha = 1.5 / (1 + beta / (1 - beta * rho))
         o = tree(lambda o, w, d: beta * o * w + d, o, w, d)
         old_z, old_zi = z, zi

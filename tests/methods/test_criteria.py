@@ -9,7 +9,8 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of, mask_channels
 from prunex_jax.methods.hsadmm import HsadmmParameters
-from prunex_jax.methods.hsadmm.consensus import agreed_scores, network_scores
+from prunex_jax.methods.hsadmm.choose import agreed_scores, network_scores
+from prunex_jax.methods.hsadmm.round import Round
 from prunex_jax.methods.hsadmm.streaming import Streaming
 from prunex_jax.sparsity import project_channels
 from tests.helpers.common import make_mesh
@@ -34,7 +35,7 @@ CRITERIA = ("taylor", "scale", "mixture")
 
 
 def form_of(criterion, **changes):
-    return HsadmmParameters(criterion=criterion, **changes)
+    return HsadmmParameters().replace(criterion=criterion, **changes)
 
 
 def seen_by_copies(shape):
@@ -66,11 +67,11 @@ def test_devices_with_the_same_data_change_nothing(criterion, level):
     assert_equal(two.masks, one.masks)
     placed = "per_host" if level == "gradient" else "per_device"
     for i in range(2):
-        wanted = block(one.gradient_scores, placed, i, 0)
-        found = block(two.gradient_scores, placed, i, 1)
+        wanted = block(one.channels.gradient_scores, placed, i, 0)
+        found = block(two.channels.gradient_scores, placed, i, 1)
         for name, score in wanted.items():
             np.testing.assert_allclose(found[name], score, rtol=1e-5, err_msg=name)
-    hosts = [block(two.gradient_scores, placed, i, 0)["a"] for i in range(2)]
+    hosts = [block(two.channels.gradient_scores, placed, i, 0)["a"] for i in range(2)]
     assert not np.allclose(*hosts), "hosts see the same"
 
 
@@ -84,14 +85,15 @@ def test_copies_that_see_other_things_keep_the_same(criterion, level, shape):
     thetas, seen = draw(5, shape[:1]), seen_by_copies(shape)
 
     def choose(theta, seen):
-        state = core.init(START)
-        if state.gradient_scores is not None:
+        channels = core.init(START).channels
+        if channels.gradient_scores is not None:
             own = jax.tree.map(lambda x: x[0, 0], seen)
-            state = state._replace(gradient_scores=own)
+            channels = channels._replace(gradient_scores=own)
         theta = jax.tree.map(lambda x: x[0], theta)
-        scores = agreed_scores(theta, state, LAYOUTS, "moving", core.copies, criterion)
+        this = Round(core.parameters, core.copies, LAYOUTS, FINAL)
+        scores = agreed_scores(theta, START, channels, this)
         found = project_channels(theta, LAYOUTS, FINAL, scores=scores)
-        of_z = network_scores(state, LAYOUTS, core.copies, criterion)
+        of_z = network_scores(START, channels, LAYOUTS, core.copies, criterion)
         return jax.tree.map(lambda x: x[None, None], (found.keep_indices, scores, of_z))
 
     # Untyped, so that every device shows what it found itself.
@@ -120,10 +122,12 @@ def test_a_frozen_round_keeps_the_masks(criterion):
     params, state = core.exchange(START, core.init(START), keep_counts=FULL)
     masks = {"a": np.arange(8) >= 2, "b": np.arange(6) >= 1}
     z = mask_channels(state.global_consensus, LAYOUTS, masks)
-    state = state._replace(masks=masks, global_consensus=z)
-    if state.gradient_scores is not None:  # the living look worst
+    channels = state.channels._replace(masks=masks)
+    if channels.gradient_scores is not None:  # the living look worst
         worst = {n: jnp.where(m, 0.0, 9.0) for n, m in masks.items()}
-        state = state._replace(gradient_scores=worst)
+        channels = channels._replace(gradient_scores=worst)
+    consensus = state.consensus._replace(values=z)
+    state = state._replace(channels=channels, consensus=consensus)
     counts = {"a": 6, "b": 5}
     for kind in ("frozen", "moving"):
         _, after = core.exchange(params, state, keep_counts=counts, kind=kind)
@@ -138,12 +142,13 @@ def test_the_state_holds_one_number_per_channel_where_it_must(criterion):
     """Nothing otherwise, so that older checkpoints fit."""
     state = make_core(form_of(criterion), on_mesh=False).init(START)
     if criterion in ("norm", "scale"):
-        assert state.gradient_scores is None
+        assert state.channels.gradient_scores is None
         assert "gradient_scores" not in str(flatten_by_path(state).keys())
     else:
-        shapes = {name: x.shape for name, x in state.gradient_scores.items()}
+        scores = state.channels.gradient_scores
+        shapes = {name: x.shape for name, x in scores.items()}
         assert shapes == {name: (size,) for name, size in SIZES.items()}
-        assert all(x.dtype == jnp.float32 for x in state.gradient_scores.values())
+        assert all(x.dtype == jnp.float32 for x in scores.values())
 
 
 def test_streaming_counts_every_step_once():
@@ -163,13 +168,13 @@ def test_streaming_counts_every_step_once():
                 grads, state, params, sync=False, keep_counts=FULL, **options
             )
         assert int(state.num_steps) == 4
-        ends.append(state.gradient_scores)
+        ends.append(state.channels.gradient_scores)
     for name, score in ends[0].items():
         np.testing.assert_allclose(ends[1][name], score, rtol=1e-6, err_msg=name)
         assert score.max() > 0
 
 
 def test_criteria_that_are_none_are_refused():
-    with pytest.raises(UserError, match="'loss' must be one of norm, taylor, scale"):
+    with pytest.raises(UserError, match="'loss' is not one of norm, taylor, scale"):
         form_of("loss")
-    assert {form.criterion for form in FORMS.values()} >= {"taylor", "mixture"}
+    assert {form.choosing.criterion for form in FORMS.values()} >= {"taylor", "mixture"}

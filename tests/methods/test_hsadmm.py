@@ -14,12 +14,10 @@ from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of, mask_channels
 from prunex_jax.comm import Wire
 from prunex_jax.methods import hsadmm
-from prunex_jax.methods.hsadmm import HsadmmParameters, preset, state_placements
-from prunex_jax.methods.hsadmm.consensus import (
-    Residuals,
-    agreed_scores,
-    balance_penalties,
-)
+from prunex_jax.methods.hsadmm import preset, state_placements
+from prunex_jax.methods.hsadmm.choose import agreed_scores
+from prunex_jax.methods.hsadmm.move import HostLevel, Residuals, balance_penalties
+from prunex_jax.methods.hsadmm.round import Round
 from prunex_jax.sparsity import project_channels
 from tests.helpers.common import make_mesh
 from tests.helpers.consensus_cases import (
@@ -28,6 +26,7 @@ from tests.helpers.consensus_cases import (
     FULL,
     GROUPS,
     LEARNING_RATE,
+    PLAIN,
     QUICK,
     ROUNDS,
     START,
@@ -108,15 +107,19 @@ def test_rounds_follow_the_equations(form, level):
         for name, mask in want["masks"].items():
             np.testing.assert_array_equal(state.masks[name], mask, where)
         assert_close(state.global_consensus, want["z"], f"z, {where}")
-        assert_close((state.rho_device, state.rho_host), want["rho"], f"rho, {where}")
-        if state.outer_trace is not None:
+        assert_close(
+            (state.consensus.rho_device, state.consensus.rho_host),
+            want["rho"],
+            f"rho, {where}",
+        )
+        if state.consensus.momentum is not None:
             minus_o = jax.tree.map(np.negative, want["o"])
-            assert_close(state.outer_trace, minus_o, f"o, {where}")
-        if state.movements is not None:
-            last, *cosines = state.movements
+            assert_close(state.consensus.momentum, minus_o, f"o, {where}")
+        if state.consensus.movements is not None:
+            last, *cosines = state.consensus.movements
             minus_last = jax.tree.map(np.negative, want["last"])
             assert_close(last, minus_last, f"movement, {where}")
-            count = 2 if FORMS[form].outer == "law" else 1
+            count = 2 if FORMS[form].moving.outer == "law" else 1
             wanted_cosines = want["cosines"][:count]
             assert_close(cosines, wanted_cosines, f"cosines, {where}", 1e-5)
         for i, j in want["theta"]:
@@ -128,19 +131,19 @@ def test_rounds_follow_the_equations(form, level):
             assert_close(found, want["residuals"][i, j], f"residuals, {where}", 2e-5)
             found = block(state.health, copy, i, j)._asdict()
             assert_close(found, want["health"][i, j], f"health, {where}", 2e-5)
-            if state.device_dual is not None:
-                dual = block(state.device_dual, copy, i, j)
+            if state.consensus.device_dual is not None:
+                dual = block(state.consensus.device_dual, copy, i, j)
                 assert_close(dual, want["u"][i, j], f"u, {where}")
-            if state.host_dual is not None:
-                host_level = block(state.host_consensus, "per_host", i, j)
+            if state.consensus.host is not None:
+                host_level = block(state.consensus.host.values, "per_host", i, j)
                 assert_close(host_level, want["zi"][i], f"z_i, {where}")
-                dual = block(state.host_dual, "per_host", i, j)
+                dual = block(state.consensus.host.dual, "per_host", i, j)
                 assert_close(dual, want["v"][i], f"v, {where}", 1e-5)
-            if state.error is not None:
-                error = block(state.error, "per_host", i, j)
+            if state.sending.error is not None:
+                error = block(state.sending.error, "per_host", i, j)
                 assert_close(error, want["e"][i], f"e, {where}", 1e-5)
-            if state.gradient_scores is not None:
-                seen = block(state.gradient_scores, copy, i, j)
+            if state.channels.gradient_scores is not None:
+                seen = block(state.channels.gradient_scores, copy, i, j)
                 assert_close(seen, want["seen"][i, j], f"scores, {where}", 1e-5)
 
 
@@ -150,11 +153,16 @@ def test_the_reference_run_exercises_what_it_should():
     kept = [{n: int(m.sum()) for n, m in s.masks.items()} for _, s in history]
     assert kept == [counts for _, counts in ROUNDS]
     assert not np.all(history[-1][1].masks["a"][:4]), "chosen by position, not score"
-    assert [int(s.num_changed) for _, s in history] == [0, 3, 4, 0]
-    assert [bool(s.is_frozen) for _, s in history] == [False, False, True, True]
-    final = history[-1][1]
-    assert float(final.rho_device) != pytest.approx(FORMS["all"].rho_device)
-    assert float(final.rho_host) != pytest.approx(FORMS["all"].rho_host)
+    assert [int(s.channels.num_changed) for _, s in history] == [0, 3, 4, 0]
+    assert [bool(s.channels.is_frozen) for _, s in history] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    final, form = history[-1][1], FORMS["all"].moving
+    assert float(final.consensus.rho_device) != pytest.approx(form.rho_device)
+    assert float(final.consensus.rho_host) != pytest.approx(form.rho_host)
     assert (int(final.num_steps), int(final.num_rounds)) == (8, 4)
 
 
@@ -175,19 +183,23 @@ def test_consensus_is_zero_outside_the_masks(form, level):
     for number, (params, state) in enumerate(history_of(form, level, (2, 2))):
         where = f"dead entries are not zero after round {number}"
         assert_zero(dead_part(state.global_consensus, state.masks), f"z: {where}")
-        for name in ("outer_trace", "host_consensus", "host_dual", "error"):
-            part = getattr(state, name)
+        parts = {"momentum": state.consensus.momentum, "error": state.sending.error}
+        if state.consensus.host is not None:
+            parts |= state.consensus.host._asdict()
+        for name, part in parts.items():
             if part is not None:
                 assert_zero(dead_part(part, state.masks), f"{name}: {where}")
-        if state.movements is not None:
-            last = dead_part(state.movements.last, state.masks)
+        if state.consensus.movements is not None:
+            last = dead_part(state.consensus.movements.last, state.masks)
             assert_zero(last, f"movement: {where}")
-        if FORMS[form].resets_copies or state.is_frozen:
+        if FORMS[form].moving.resets_copies or state.channels.is_frozen:
             assert_zero(dead_part(params, state.masks), f"copies: {where}")
             moments = state.inner_state[0].trace
             assert_zero(dead_part(moments, state.masks), f"moments: {where}")
-            if state.device_dual is not None:
-                assert_zero(dead_part(state.device_dual, state.masks), f"u: {where}")
+            if state.consensus.device_dual is not None:
+                assert_zero(
+                    dead_part(state.consensus.device_dual, state.masks), f"u: {where}"
+                )
 
 
 @pytest.mark.parametrize("form", ["recommended", "leaky", "paper"])
@@ -196,22 +208,25 @@ def test_freeze_sets_every_copy_to_the_consensus_and_clears_the_duals(form):
     params, state = history_of(form, "gradient", (2, 2))[kinds.index("freeze")]
     for host in range(2):
         assert_same(block(params, "per_host", host, 0), state.global_consensus)
-        if state.host_consensus is not None:
-            own = block(state.host_consensus, "per_host", host, 0)
+        if state.consensus.host is not None:
+            own = block(state.consensus.host.values, "per_host", host, 0)
             assert_same(own, state.global_consensus)
-    assert_zero((state.device_dual, state.host_dual), "duals survive the freeze")
+    host = state.consensus.host
+    duals = state.consensus.device_dual, host and host.dual
+    assert_zero(duals, "duals survive the freeze")
 
 
 def test_duals_add_up_to_zero():
     """v over hosts everywhere; u over copies on kept channels where z_i = z."""
     for number, (_, state) in enumerate(history_of("paper", "consensus", (2, 2))):
-        total = jax.tree.map(lambda v: v.sum(0), state.host_dual)
+        dual = state.consensus.host.dual
+        total = jax.tree.map(lambda v: v.sum(0), dual)
         assert_close(total, jax.tree.map(np.zeros_like, total), f"v, round {number}")
-        if not state.is_frozen:
-            assert max(np.abs(v).max() for v in jax.tree.leaves(state.host_dual)) > 0.01
+        if not state.channels.is_frozen:
+            assert max(np.abs(v).max() for v in jax.tree.leaves(dual)) > 0.01
     for number, (_, state) in enumerate(history_of("flat", "consensus", (2, 2))):
         total = jax.tree.map(
-            lambda u, m: (u * m).sum((0, 1)), state.device_dual,
+            lambda u, m: (u * m).sum((0, 1)), state.consensus.device_dual,
             entry_masks(state.masks),
         )  # fmt: skip
         zeros = jax.tree.map(np.zeros_like, total)
@@ -223,10 +238,11 @@ def test_hosts_with_different_scores_choose_the_same_channels():
     thetas = draw(5, (4,))
 
     def kept_by(core, theta):
-        state = core.init(START)
-        scores = agreed_scores(theta, state, LAYOUTS, "moving", core.copies)
+        channels = core.init(START).channels
+        this = Round(core.parameters, core.copies, LAYOUTS, FINAL)
+        scores = agreed_scores(theta, START, channels, this)
         found = project_channels(
-            theta, LAYOUTS, FINAL, scores=scores, alive=state.masks
+            theta, LAYOUTS, FINAL, scores=scores, alive=channels.masks
         )
         return found.keep_indices
 
@@ -252,7 +268,7 @@ def test_hosts_with_different_scores_choose_the_same_channels():
 
 def test_one_copy_without_pull_is_the_inner_optimizer_exactly():
     inner = optax.adam(0.01)
-    core = make_core(HsadmmParameters(prox_strength=0.0), on_mesh=False, inner=inner)
+    core = make_core(PLAIN.replace(prox_strength=0.0), on_mesh=False, inner=inner)
     params, state = START, core.init(START)
     plain, plain_state = START, inner.init(START)
     target = draw(3)
@@ -288,15 +304,15 @@ def test_a_round_changes_nothing_where_all_agree(form):
     masks = {"a": np.arange(8) % 2 == 0, "b": np.arange(6) < 3}
     start = jax.tree.map(np.float32, mask_channels(START, LAYOUTS, masks))
     core = make_core(form, inner=optax.sgd(0.0))
-    core = dataclasses.replace(
-        core, parameters=dataclasses.replace(core.parameters, adapt="none")
-    )
+    core = dataclasses.replace(core, parameters=core.parameters.replace(adapt="none"))
     rounds = (("moving", FINAL),)
     params, state = run_rounds(core, (2, 2), targets_of((2, 2)), rounds, start)[0]
     assert_same(block(params, "per_host", 1, 0), start, "copies moved")
     assert_same(state.global_consensus, start, "z moved")
     assert_same(state.masks, masks, "the zero channels are not the ones removed")
-    assert_zero((state.device_dual, state.host_dual, state.residuals), "not at rest")
+    consensus = state.consensus
+    duals = consensus.device_dual, consensus.host and consensus.host.dual
+    assert_zero((duals, state.residuals), "not at rest")
 
 
 @pytest.mark.sampled(1)
@@ -318,7 +334,7 @@ def test_no_channel_is_revived(form):
 
 def test_what_fades_lives_and_shrinks_by_its_share_until_the_freeze():
     """Copies alike: losing entries go down as fade says, all others stay."""
-    core = make_core(HsadmmParameters(fade=0.5), on_mesh=False)
+    core = make_core(PLAIN.replace(fade=0.5), on_mesh=False)
     exchange = jax.jit(core.exchange, static_argnames="kind", compiler_options=QUICK)
     chosen = project_channels(START, LAYOUTS, FINAL).masks
     state, params = core.init(START), START
@@ -330,7 +346,7 @@ def test_what_fades_lives_and_shrinks_by_its_share_until_the_freeze():
         )
         assert_close(params, left, "not half of what loses")
         assert all(mask.all() for mask in state.masks.values()), "removed too early"
-        assert int(state.num_changed) == 0
+        assert int(state.channels.num_changed) == 0
     params, state = exchange(params, state, kind="freeze")
     assert_same(state.masks, chosen, "what has faded is not what is removed")
     assert_zero(dead_part(params, chosen), "left after the freeze")
@@ -347,15 +363,14 @@ def test_frozen_round_keeps_the_masks_and_never_cuts_by_position():
     other = draw(9)
     _, same = core.exchange(other, state, keep_counts=six, kind="frozen")
     assert_same(same.masks, state.masks, "a frozen round moved the masks")
-    assert int(same.num_changed) == 0
+    assert int(same.channels.num_changed) == 0
     # Fewer than alive: the weakest of z go, not the last.
     strong = jax.tree.map(lambda x: x.copy(), state.global_consensus)
     weakest = np.flatnonzero(state.masks["a"])[:2]
     strong["a"]["kernel"] = strong["a"]["kernel"].at[:, weakest].mul(1e-3)
     strong["b"]["kernel"] = strong["b"]["kernel"].at[weakest].mul(1e-3)
-    _, fewer = core.exchange(
-        params, state._replace(global_consensus=strong), kind="frozen"
-    )
+    state = state._replace(consensus=state.consensus._replace(values=strong))
+    _, fewer = core.exchange(params, state, kind="frozen")
     assert not np.any(fewer.masks["a"][weakest])
     assert int(fewer.masks["a"].sum()) == FINAL["a"]
 
@@ -409,30 +424,31 @@ def test_narrow_on_the_wire_is_close_to_float32(wire_dtype, error):
 )
 def test_penalties_follow_the_residuals(primal, dual, factor):
     core = make_core("all", on_mesh=False)
-    state = core.init(START)._replace(
-        device_dual=draw(1), host_dual=draw(2),
-        residuals=Residuals(*map(jnp.float32, (primal, dual, dual, primal))),
-    )  # fmt: skip
-    after = balance_penalties(state, core.parameters, core.copies)
-    assert float(after.rho_device / state.rho_device) == factor
-    assert float(after.rho_host / state.rho_host) == 1 / factor
+    before = core.init(START).consensus
+    before = before._replace(
+        device_dual=draw(1), host=HostLevel(before.host.values, draw(2))
+    )
+    residuals = Residuals(*map(jnp.float32, (primal, dual, dual, primal)))
+    form = core.parameters.moving
+    after = balance_penalties(before, residuals, form, core.copies)
+    assert float(after.rho_device / before.rho_device) == factor
+    assert float(after.rho_host / before.rho_host) == 1 / factor
     # The dual itself, penalty times scaled dual, does not jump.
-    for now, before, factor_ in (
-        (after.device_dual, state.device_dual, factor),
-        (after.host_dual, state.host_dual, 1 / factor),
+    for now, then, factor_ in (
+        (after.device_dual, before.device_dual, factor),
+        (after.host.dual, before.host.dual, 1 / factor),
     ):
         unscaled = jax.tree.map(lambda u, f=factor_: u * f, now)
-        assert_close(unscaled, before, "a dual jumped", 1e-6)
+        assert_close(unscaled, then, "a dual jumped", 1e-6)
 
 
 def test_penalties_stay_within_bounds():
     """Where z stands still, the dual residual is zero and doubling has no end."""
     core = make_core("all", on_mesh=False)
-    state = core.init(START)
-    state = state._replace(residuals=Residuals(*map(jnp.float32, (1, 0, 0, 1))))
+    state, form = core.init(START).consensus, core.parameters.moving
+    residuals = Residuals(*map(jnp.float32, (1, 0, 0, 1)))
     for _ in range(30):
-        state = balance_penalties(state, core.parameters, core.copies)
-    form = core.parameters
+        state = balance_penalties(state, residuals, form, core.copies)
     assert float(state.rho_device) == pytest.approx(1024 * form.rho_device)
     assert float(state.rho_host) == pytest.approx(form.rho_host / 1024)
     assert np.all(np.isfinite(state.device_dual["free"]))
@@ -448,15 +464,18 @@ def test_arguments_that_cannot_work_are_refused():
         ("learning_rate", lambda: hsadmm(sgd, GROUPS, FINAL, parameters="paper")),
         ("did you mean 'paper'", lambda: preset("papr", 4)),
         ("prox_strength=2", lambda: preset("reset", 4, prox_strength=2)),
-        ("dual_decay=-1", lambda: HsadmmParameters(dual_decay=-1)),
-        ("rho_device=inf", lambda: HsadmmParameters(rho_device=float("inf"))),
-        ("rho_device=nan", lambda: HsadmmParameters(rho_device=float("nan"))),
-        ("outer_step=0", lambda: HsadmmParameters(outer_step=0)),
-        ("outer_momentum=1", lambda: HsadmmParameters(outer_momentum=1)),
-        ("wire_dtype='int2'", lambda: HsadmmParameters(wire=Wire("int2"))),
-        ("bucket_bytes=-1", lambda: HsadmmParameters(wire=Wire(bucket_bytes=-1))),
-        ("wire_dtype='f7'", lambda: HsadmmParameters(wire=Wire("f7"))),
-        ("needs rho_device", lambda: HsadmmParameters(rho_host=1.0)),
+        ("dual_decay=-1", lambda: PLAIN.replace(dual_decay=-1)),
+        ("rho_device=inf", lambda: PLAIN.replace(rho_device=float("inf"))),
+        ("rho_device=nan", lambda: PLAIN.replace(rho_device=float("nan"))),
+        ("outer_step=0", lambda: PLAIN.replace(outer_step=0)),
+        ("outer_momentum=1", lambda: PLAIN.replace(outer_momentum=1)),
+        ("wire_dtype='int2'", lambda: PLAIN.replace(wire=Wire("int2"))),
+        (
+            "bucket_bytes=-1",
+            lambda: PLAIN.replace(wire=Wire(bucket_bytes=-1)),
+        ),
+        ("wire_dtype='f7'", lambda: PLAIN.replace(wire=Wire("f7"))),
+        ("needs rho_device", lambda: PLAIN.replace(rho_host=1.0)),
         ("which is 0", lambda: preset("reset", 4, adapt="residual")),
     ):
         with pytest.raises(UserError, match=match):

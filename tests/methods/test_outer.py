@@ -21,7 +21,8 @@ from prunex_jax.methods.hsadmm.outer import (
 from prunex_jax.methods.local_sgd import LocalSgdConfig
 from prunex_jax.methods.method import RoundsConfig
 from prunex_jax.train.records.checkpoint import Checkpointer
-from tests.helpers.consensus_cases import START, make_core
+from tests.helpers.consensus_cases import START, draw, make_core
+from tests.helpers.mean_cases import assert_same
 from tests.methods import test_contract as contract
 
 
@@ -127,20 +128,44 @@ def test_the_law_refuses_what_contradicts_it(match, config):
 
 
 def test_words_that_mean_nothing_are_refused():
-    with pytest.raises(UserError, match="outer='laws' must be"):
-        HsadmmParameters(outer="laws")
+    with pytest.raises(UserError, match="outer='laws' is not one of"):
+        HsadmmParameters().replace(outer="laws")
     with pytest.raises(UserError, match="outer_step=2 has"):
-        HsadmmParameters(outer="law", outer_step=2)
+        HsadmmParameters().replace(outer="law", outer_step=2)
     with pytest.raises(UserError, match=r"outer_step=0\.7"):
         preset("recommended", 8, outer="law", outer_step=0.7)
-    assert preset("recommended", 32, outer="law").outer_momentum == 0.7
+    assert preset("recommended", 32, outer="law").moving.outer_momentum == 0.7
 
 
-def test_a_state_saved_before_movements_were_known_is_restored(tmp_path):
-    state = make_core(on_mesh=False).init(START)
-    older = {key: part for key, part in state._asdict().items() if key != "movements"}
+def test_a_state_saved_before_stages_had_their_own_is_restored(tmp_path):
+    """Also one that knows no movements, where the form measures none."""
+    state = make_core("largest paper", on_mesh=False).init(START)
+    channels, consensus = state.channels, state.consensus
+    older = {
+        "num_steps": state.num_steps,
+        "num_rounds": state.num_rounds,
+        "inner_state": state.inner_state,
+        "global_consensus": consensus.values,
+        "masks": channels.masks,
+        "is_frozen": channels.is_frozen,
+        "device_dual": draw(1),
+        "host_consensus": draw(2),
+        "host_dual": draw(3),
+        "error": draw(4),
+        "rho_device": consensus.rho_device,
+        "rho_host": consensus.rho_host,
+        "residuals": state.residuals,
+        "health": state.health,
+        "num_changed": channels.num_changed,
+    }
+    older = jax.tree.map(jnp.asarray, {"step": 3, "opt_state": older})
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, older, {}, wait=True)
-        restored, _ = checkpointer.restore(state)
-    assert restored.movements is None
-    assert jax.tree.structure(restored) == jax.tree.structure(state)
+        wanted = {"step": jnp.asarray(0), "opt_state": state}
+        restored, _ = checkpointer.restore(wanted)
+    found = restored["opt_state"]
+    assert found.consensus.movements is None
+    assert_same(found.consensus.device_dual, draw(1))
+    assert_same(tuple(found.consensus.host), (draw(2), draw(3)))
+    assert_same(found.sending.error, draw(4))
+    assert_same(found.global_consensus, START)

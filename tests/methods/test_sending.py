@@ -10,9 +10,9 @@ import pytest
 from prunex_jax.comm import TopK, Wire, list_collectives, wire_bytes
 from prunex_jax.mesh import vary
 from prunex_jax.methods import method_config
-from prunex_jax.methods.hsadmm import HsadmmParameters
+from prunex_jax.methods.hsadmm import Sending
 from prunex_jax.methods.hsadmm.method import HsadmmConfig
-from prunex_jax.methods.hsadmm.sending import mean_of_differences
+from prunex_jax.methods.hsadmm.send import mean_of_differences
 from prunex_jax.methods.local_sgd import LocalSgdConfig
 from prunex_jax.methods.method import RoundsConfig
 from tests.helpers.common import MESH
@@ -23,15 +23,13 @@ from tests.methods import test_contract as contract
 
 SIZES = {2: 9000, 1: 70}
 SHAPES = {"kernel": (90, 100), "bias": (70,)}
-PLAIN = HsadmmParameters()
 FORMS = {
-    "float32": PLAIN,
-    "int8": dataclasses.replace(PLAIN, wire=Wire("int8")),
-    "int4 kept": dataclasses.replace(PLAIN, wire=Wire("int4"), error_decay=1.0),
-    "int2 kept": dataclasses.replace(PLAIN, wire=Wire("int2"), error_decay=1.0),
-    "gather": dataclasses.replace(PLAIN, error_decay=0.9, top=TopK(64)),
-    "owners int2": dataclasses.replace(
-        PLAIN,
+    "float32": Sending(),
+    "int8": Sending(wire=Wire("int8")),
+    "int4 kept": Sending(wire=Wire("int4"), error_decay=1.0),
+    "int2 kept": Sending(wire=Wire("int2"), error_decay=1.0),
+    "gather": Sending(error_decay=0.9, top=TopK(64)),
+    "owners int2": Sending(
         wire=Wire("int2"),
         error_decay=0.9,
         top=TopK(64, route="owners"),

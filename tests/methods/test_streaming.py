@@ -42,7 +42,7 @@ FRAGMENTS = {
     2: (("b/kernel",), ("a/kernel", "free")),
     3: (("b/kernel",), ("a/kernel",), ("free",)),
 }
-FORM = HsadmmParameters(outer_step=0.8, outer_momentum=0.4)
+FORM = HsadmmParameters().replace(outer_step=0.8, outer_momentum=0.4)
 # Streaming, level, and whether half of the channels are gone: at the end of a step,
 # beside the next one, with several fragments under way at once.
 CASES = {
@@ -65,8 +65,8 @@ def run_steps(core, is_pruned, num_steps=NUM_STEPS, held=0.0):
         params, state = core.copies.spread(start), core.init(start)
         kind = "freeze" if is_pruned else "frozen"
         params, state = core.exchange(params, state, keep_counts=counts, kind=kind)
-        error = jax.tree.map(lambda x: x + held, state.error)
-        state = state._replace(error=error)
+        error = jax.tree.map(lambda x: x + held, state.sending.error)
+        state = state._replace(sending=state.sending._replace(error=error))
         history = [leave(placements, (params, state))]
         for step in range(num_steps):
             grads = jax.grad(quadratic)(vary(params, AXES), target)
@@ -196,7 +196,9 @@ def test_fragments_follow_the_equations(case):
                 )  # fmt: skip
     if streaming.keeps_means:
         assert most == 2, "two fragments are to be under way at once"
-        under_way = [int(state.flight.is_under_way.sum()) for _, state in history]
+        under_way = [
+            int(state.sending.flight.is_under_way.sum()) for _, state in history
+        ]
         assert max(under_way) == 2 and under_way[-1] == 0
     last, state = history[-1]
     z = by_path(state.global_consensus)
@@ -223,7 +225,7 @@ def test_the_last_fragment_is_sent_as_whole_rounds_are():
 def test_what_narrow_formats_round_away_is_sent_later():
     """z and what hosts still hold add up to what copies were when they were sent."""
     streaming = Streaming(PERIOD, 2, delay=3, mixing=0.5)
-    form = HsadmmParameters(wire=Wire("int4"), error_decay=1.0)
+    form = HsadmmParameters().replace(wire=Wire("int4"), error_decay=1.0)
     core = streaming_core(streaming, form=form)
     history = run_steps(core, is_pruned=False, held=0.01)
     # Right after a whole round, copies have nothing to send that would be applied.
@@ -237,7 +239,7 @@ def test_what_narrow_formats_round_away_is_sent_later():
         landed.append(options["lands"])
         (params, before), (_, after) = history[step - streaming.delay], history[step]
         thetas, held = hosts_mean(params), hosts_mean(before.error)
-        z, holds = by_path(after.global_consensus), hosts_mean(after.error)
+        z, holds = by_path(after.global_consensus), hosts_mean(after.sending.error)
         for path in FRAGMENTS[2][landed[-1]]:
             wanted = thetas[path] + held[path]
             np.testing.assert_allclose(z[path] + holds[path], wanted, atol=1e-5)
@@ -246,10 +248,10 @@ def test_what_narrow_formats_round_away_is_sent_later():
     # The last round: what is under way is applied first, then all that is left is sent.
     (params, state), (_, last) = history[-2:]
     z = by_path(state.global_consensus)
-    thetas, held = hosts_mean(params), hosts_mean(state.error)
-    assert state.flight.is_under_way.tolist() == [False, True]
+    thetas, held = hosts_mean(params), hosts_mean(state.sending.error)
+    assert state.sending.flight.is_under_way.tolist() == [False, True]
     for path in FRAGMENTS[2][1]:
-        there = z[path] + by_path(state.flight.means)[path]
+        there = z[path] + by_path(state.sending.flight.means)[path]
         thetas[path] = 0.5 * thetas[path] + 0.5 * there
     ends, holds = by_path(last.global_consensus), hosts_mean(last.error)
     for path, mean in thetas.items():
@@ -323,7 +325,7 @@ def test_what_is_beside_a_step_does_not_wait_for_its_gradients():
             step, mesh=make_mesh(*SHAPE), in_specs=jax.P(), out_specs=specs[1]
         )
         state = jax.jit(run, compiler_options=QUICK)(START)
-        means = state.flight.means if delay > 1 else state.global_consensus
+        means = state.sending.flight.means if delay > 1 else state.global_consensus
         return any(np.isnan(leaf).any() for leaf in jax.tree.leaves(means))
 
     assert is_poisoned(0) and not is_poisoned(2)

@@ -111,7 +111,7 @@ def test_trains_in_the_users_own_shard_map(shape):
     mean = losses.mean((0, 1))
     assert mean[-1] < 0.7 * mean[0]
     assert int(state.masks[NAME].sum()) == 4
-    assert int(state.num_rounds) == NUM_STEPS // 2 and bool(state.is_frozen)
+    assert int(state.num_rounds) == NUM_STEPS // 2 and bool(state.channels.is_frozen)
     dead = ~np.asarray(state.masks[NAME])
     moments = state.inner_state[0]
     for part in (params, moments.mu, moments.nu):
@@ -241,7 +241,7 @@ def test_trees_without_groups_with_gaps_and_scalars(form):
     after = optax.apply_updates(params, updates)
     assert jax.tree.structure(after) == jax.tree.structure(params)
     assert float(after["scale"]) < 1 and state.masks == {}
-    assert int(state.num_changed) == 0
+    assert int(state.channels.num_changed) == 0
 
 
 def test_members_that_a_tree_lacks_are_no_obstacle():

@@ -64,9 +64,10 @@ def test_a_global_budget_ranks_what_hosts_have_seen():
     placed = jax.tree.map(
         lambda x, like: jax.device_put(x, like.sharding),
         seen,
-        state.opt_state.gradient_scores,
+        state.opt_state.channels.gradient_scores,
     )
-    opt_state = state.opt_state._replace(gradient_scores=placed)
+    channels = state.opt_state.channels._replace(gradient_scores=placed)
+    opt_state = state.opt_state._replace(channels=channels)
     scores = jax.device_get(programs.scores(state._replace(opt_state=opt_state)))
     for name, score in scores.items():
         np.testing.assert_allclose(score, seen[name].mean(0), rtol=1e-5)
@@ -85,7 +86,7 @@ def test_what_gradients_said_is_left_behind_by_a_cut(criterion):
     state = programs.exchange(state, keep_counts=counts, kind="freeze")
     before = network_of(experiment, state)
     small, after, handover = hand_over(experiment, state, 20, 0.25)
-    assert after.opt_state.gradient_scores == {}
+    assert after.opt_state.channels.gradient_scores == {}
     wanted = small.current.programs.abstract_state()
     assert flatten_by_path(after).keys() == flatten_by_path(wanted).keys()
     assert handover.max_abs_error < 1e-5

@@ -306,7 +306,7 @@ def apart(state):
 @pytest.mark.slow
 def test_the_law_goes_on_with_the_movement_that_a_cut_has_left(long_run):
     _, saved, _, _, rows = long_run
-    before, after = (saved[step][0].opt_state.movements for step in (15, 16))
+    before, after = (saved[step][0].opt_state.consensus.movements for step in (15, 16))
     sizes = [sum(x.size for x in jax.tree.leaves(x.last)) for x in (before, after)]
     left = saved[16][0].opt_state.global_consensus
     assert sizes[1] == sum(x.size for x in jax.tree.leaves(left)) < 0.4 * sizes[0]
@@ -344,7 +344,7 @@ def test_a_streamed_run_resumes_with_means_under_way():
     loop, state, _, _, rows = run_one(experiment, checkpoints)
     states = {step: saved for step, (saved, _) in checkpoints.saved.items()}
     under_way = {
-        step: np.asarray(saved.opt_state.flight.is_under_way).tolist()
+        step: np.asarray(saved.opt_state.sending.flight.is_under_way).tolist()
         for step, saved in states.items()
     }
     # The freeze is at step 8 and the cut at step 12. What the step right after a whole

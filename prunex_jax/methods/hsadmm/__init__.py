@@ -1,14 +1,24 @@
-"""Hierarchical structured ADMM: its state, equations, presets and transform."""
+"""Hierarchical structured ADMM: its stages, state, presets and transform."""
 
-from prunex_jax.methods.hsadmm.consensus import HsadmmState, state_placements
 from prunex_jax.methods.hsadmm.core import Hsadmm, hsadmm
-from prunex_jax.methods.hsadmm.presets import PRESETS, HsadmmParameters, preset
+from prunex_jax.methods.hsadmm.presets import (
+    PRESETS,
+    Choosing,
+    HsadmmParameters,
+    Moving,
+    Sending,
+    preset,
+)
+from prunex_jax.methods.hsadmm.state import HsadmmState, state_placements
 
 __all__ = [
     "PRESETS",
+    "Choosing",
     "Hsadmm",
     "HsadmmParameters",
     "HsadmmState",
+    "Moving",
+    "Sending",
     "hsadmm",
     "preset",
     "state_placements",

@@ -10,7 +10,7 @@ from typing import Literal
 
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.channels import ChannelGroup, Layouts, layouts_of
-from prunex_jax.comm import Slicing, check_local, mean_over_devices
+from prunex_jax.comm import Slicing, mean_over_devices
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size, vary
 
 # gradient: gradients are averaged over the devices of a host, which share one copy.
@@ -43,19 +43,6 @@ class Copies:
         """Types replicated or per_host values as every copy's own; moves nothing."""
         is_consensus = self.device_level == "consensus"
         return vary(tree, (self.axes.host, self.axes.device if is_consensus else None))
-
-    def mean_gradient(self, grads: PyTree) -> PyTree:
-        """Gradient of every copy from the gradients of every device.
-
-        Raises:
-          UserError: They are summed already; see `comm.check_local`.
-        Collectives:
-          device_level "gradient": as `comm.mean_over_devices`.
-        """
-        check_local(grads, self.axes)
-        if self.device_level == "consensus":
-            return grads
-        return mean_over_devices(grads, self.axes)
 
     def mean_in_host(self, tree: PyTree) -> PyTree:
         """Mean over the copies of a host, per_host.

@@ -1,8 +1,9 @@
 """Hierarchical structured ADMM: what a local step and a round do, and in which order.
 
-The equations of a round are in `consensus`, means over the mesh in `copies`. One
-parameterised core covers the published form and the forms that were found to work
-better, see `presets`; `hsadmm` makes an optax transformation of it.
+A round has three stages, each with parameters and a state of its own: `choose` decides
+which channels stay, `send` averages over hosts how far they went, and `move` changes
+the consensus, duals and copies. One core covers the published form and the forms that
+were found to work better, see `presets`; `hsadmm` makes an optax transformation of it.
 
 Problem (hosts i, devices j): minimise sum_ij f_ij(theta_ij) subject to
 theta_ij = z_i, z_i = z, z_i in S, where S keeps at most K_g channels of every channel
@@ -20,19 +21,16 @@ import optax
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup, Layouts, mask_channels
-from prunex_jax.comm import Slicing
+from prunex_jax.comm import Slicing, check_local, mean_over_devices
 from prunex_jax.mesh import ALONE, MeshAxes, vary
 from prunex_jax.mesh.ordering import after
-from prunex_jax.methods.hsadmm import consensus
+from prunex_jax.methods.hsadmm import choose, move
 from prunex_jax.methods.hsadmm.arithmetic import add, add_scaled
-from prunex_jax.methods.hsadmm.consensus import (
-    HsadmmState,
-    zero_health,
-    zero_residuals,
-)
 from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
-from prunex_jax.methods.hsadmm.outer import start_movements
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
+from prunex_jax.methods.hsadmm.round import Round
+from prunex_jax.methods.hsadmm.send import SendState, send
+from prunex_jax.methods.hsadmm.state import HsadmmState
 from prunex_jax.methods.hsadmm.streaming import (
     Fragments,
     Streaming,
@@ -41,7 +39,6 @@ from prunex_jax.methods.hsadmm.streaming import (
 )
 from prunex_jax.methods.method import RoundKind
 from prunex_jax.methods.moments import mask_moments
-from prunex_jax.sparsity import project_channels, uses_gradients
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,9 +71,10 @@ class Hsadmm:
             raise UserError(
                 f"device_level={self.device_level!r} must be gradient or consensus"
             )
-        if self.parameters.rho_device and self.learning_rate is None:
+        rho_device = self.parameters.moving.rho_device
+        if rho_device and self.learning_rate is None:
             raise UserError(
-                f"rho_device={self.parameters.rho_device} pulls in proportion to the "
+                f"rho_device={rho_device} pulls in proportion to the "
                 "learning rate: pass that of the inner optimizer as learning_rate"
             )
         if self.streaming is not None:
@@ -97,31 +95,22 @@ class Hsadmm:
           The state.
         """
         form, copies = self.parameters, self.copies
-        z = jax.tree.map(jnp.array, params)
-        zeros = jax.tree.map(jnp.zeros_like, z)
-        has_levels, on_hosts = form.rho_host > 0, (copies.axes.host,)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        on_hosts = (copies.axes.host,)
         return HsadmmState(
             num_steps=jnp.zeros((), jnp.int32),
             num_rounds=jnp.zeros((), jnp.int32),
             inner_state=copies.spread(self.inner.init(params)),
-            global_consensus=z,
-            masks={group.name: jnp.ones(group.size, bool) for group in self.groups},
-            is_frozen=jnp.zeros((), bool),
-            outer_trace=zeros if form.outer_momentum else None,
-            device_dual=copies.spread(zeros) if form.dual_decay else None,
-            host_consensus=vary(jax.tree.map(jnp.copy, z), on_hosts)
-            if has_levels
-            else None,
-            host_dual=vary(zeros, on_hosts) if has_levels else None,
-            error=vary(zeros, on_hosts) if form.error_decay else None,
-            rho_device=jnp.asarray(form.rho_device, jnp.float32),
-            rho_host=jnp.asarray(form.rho_host, jnp.float32),
-            residuals=copies.spread(zero_residuals()),
-            health=copies.spread(zero_health(group.name for group in self.groups)),
-            num_changed=jnp.zeros((), jnp.int32),
-            flight=start_flight(self.streaming, zeros) if self.streaming else None,
-            movements=start_movements(form.outer, zeros),
-            gradient_scores=self._no_gradient_scores(),
+            channels=choose.start_channels(
+                self.groups, form.choosing.criterion, copies
+            ),
+            sending=SendState(
+                vary(zeros, on_hosts) if form.sending.error_decay else None,
+                start_flight(self.streaming, zeros) if self.streaming else None,
+            ),
+            consensus=move.start_consensus(params, form.moving, copies),
+            residuals=copies.spread(move.zero_residuals()),
+            health=copies.spread(move.zero_health(group.name for group in self.groups)),
         )
 
     def local_update(
@@ -152,24 +141,33 @@ class Hsadmm:
           device_level "gradient": one sum over `device_axis` of all gradients. Of
           slices, where the criterion looks at gradients, a few float32 per channel.
         """
-        layouts = self._layouts(params)
-        living = consensus.living_of(state, self.parameters)
-        grads = self.copies.mean_gradient(grads)
+        form, layouts = self.parameters, self._layouts(params)
+        check_local(grads, self.axes)
+        if self.device_level == "gradient":
+            grads = mean_over_devices(grads, self.axes)
+        living = choose.living_of(state.channels, form)
         grads = mask_channels(grads, layouts, living)
-        criterion = self.parameters.criterion
-        state = consensus.after_gradients(
-            state, params, grads, layouts, criterion, self.axes
+        channels = choose.after_gradients(
+            state.channels,
+            params,
+            grads,
+            state.num_steps,
+            layouts,
+            form.choosing.criterion,
+            self.axes,
         )
         inner = optax.with_extra_args_support(self.inner)
         updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
-        if self.parameters.rho_device:
-            pull = jnp.minimum(self._rate(state.num_steps) * state.rho_device, 1.0)
-            gap = optax.tree.sub(params, consensus.host_level(state))
-            offset = add(gap, state.device_dual)
-            updates = add_scaled(updates, -pull, offset)
+        if form.moving.rho_device:
+            consensus = state.consensus
+            pull = jnp.minimum(self._rate(state.num_steps) * consensus.rho_device, 1.0)
+            gap = optax.tree.sub(params, consensus.of_host)
+            updates = add_scaled(updates, -pull, add(gap, consensus.device_dual))
         updates = mask_channels(updates, layouts, living)
         return updates, state._replace(
-            inner_state=inner_state, num_steps=state.num_steps + 1
+            inner_state=inner_state,
+            channels=channels,
+            num_steps=state.num_steps + 1,
         )
 
     def exchange(
@@ -224,45 +222,49 @@ class Hsadmm:
           device_level "consensus": a sum over `device_axis` of theta, and of theta + u
           if there is u; where the criterion looks at gradients, of one float32 per
           channel, unless frozen. Over hosts, each as `comm.mean_over_hosts`: one
-          float32 per channel, unless frozen; and the kept channels as `sending` says.
+          float32 per channel, unless frozen; and the kept channels as `send` says.
           With adapt="residual", four float32 more over each axis.
         """
         form, copies, layouts = self.parameters, self.copies, self._layouts(params)
-        if self.streaming is not None:
-            params, state = self._fragments(keep_counts).land_all(params, state)
-        before = state
-        if form.adapt == "residual":
-            before = consensus.balance_penalties(state, form, copies)
-        theta, target = consensus.host_means(params, before, copies)
         counts = self._counts(keep_counts)
-        scores = consensus.agreed_scores(
-            theta, before, layouts, kind, copies, form.criterion
+        this = Round(form, copies, layouts, counts, kind)
+        if self.streaming is not None:
+            params, state = self._fragments(counts).land_all(params, state)
+        channels, before, residuals = state.channels, state.consensus, state.residuals
+        if form.moving.adapt == "residual":
+            before = move.balance_penalties(before, residuals, form.moving, copies)
+        theta, target = move.host_means(params, before, copies)
+
+        choice = choose.choose(theta, target, before.values, channels, this)
+        channels = choose.after_choice(channels, choice, this)
+
+        difference = move.difference_to_consensus(target, choice, before)
+        error = state.sending.error
+        moved, error = send(difference, choice, error, state.num_rounds, this)
+
+        consensus = move.move_consensus(target, moved, choice, before, this)
+        consensus, found = move.settle(params, consensus, before, choice, self.axes)
+        params, consensus, residuals, health = move.pull_copies(
+            params, consensus, found, choice, this
         )
-        projection = project_channels(
-            target, layouts, counts, scores=scores, alive=before.masks
-        )
-        choice = consensus.choice_of(projection, before, form, layouts, kind, copies)
-        difference = consensus.difference_to_consensus(
-            target, choice, before, form, layouts
-        )
-        after = consensus.move_consensus(
-            target, difference, choice, before, form, layouts, kind, copies
-        )
-        after, found = consensus.settle(
-            params, after, before, choice, layouts, self.axes
-        )
-        params, after = consensus.pull_copies(
-            params, after, found, choice, form, layouts, copies
-        )
+        inner_state = state.inner_state
         if kind == "freeze":
-            params, after = consensus.harden(after, copies)
-        if kind == "freeze" or (kind == "moving" and form.resets_copies):
-            moments = mask_moments(after.inner_state, params, layouts, after.masks)
-            after = after._replace(inner_state=moments)
-        if after.flight is not None:
-            flight = after.flight._replace(whole_at=after.num_steps)
-            after = after._replace(flight=flight)
-        return params, after
+            params, consensus = move.harden(consensus, copies)
+        if kind == "freeze" or (kind == "moving" and form.moving.resets_copies):
+            inner_state = mask_moments(inner_state, params, layouts, channels.masks)
+        flight = state.sending.flight
+        if flight is not None:
+            flight = flight._replace(whole_at=state.num_steps)
+        return params, HsadmmState(
+            num_steps=state.num_steps,
+            num_rounds=state.num_rounds + 1,
+            inner_state=inner_state,
+            channels=channels,
+            sending=SendState(error, flight),
+            consensus=consensus,
+            residuals=residuals,
+            health=health,
+        )
 
     def update(
         self,
@@ -377,16 +379,15 @@ class Hsadmm:
         Returns:
           float32[size] per group, replicated.
         Collectives:
-          As `consensus.network_scores`.
+          As `choose.network_scores`.
         """
-        layouts, criterion = self._layouts(params), self.parameters.criterion
-        return consensus.network_scores(state, layouts, self.copies, criterion)
-
-    def _no_gradient_scores(self) -> dict[str, jax.Array] | None:
-        if not uses_gradients(self.parameters.criterion):
-            return None
-        nothing = {g.name: jnp.zeros(g.size, jnp.float32) for g in self.groups}
-        return self.copies.spread(nothing)
+        return choose.network_scores(
+            state.consensus.values,
+            state.channels,
+            self._layouts(params),
+            self.copies,
+            self.parameters.choosing.criterion,
+        )
 
     def _rate(self, count: jax.Array) -> jax.typing.ArrayLike:
         rate = self.learning_rate

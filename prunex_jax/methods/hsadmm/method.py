@@ -16,16 +16,12 @@ from prunex_jax.channels import kept_shape, layouts_of
 from prunex_jax.comm import TopK, Wire
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm.arithmetic import norm
-from prunex_jax.methods.hsadmm.consensus import (
-    FLIGHT_IN_SLICES,
-    HsadmmState,
-    state_placements,
-)
 from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.outer import law_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
-from prunex_jax.methods.hsadmm.sending import payload_of
+from prunex_jax.methods.hsadmm.send import FLIGHT_IN_SLICES, payload_of
+from prunex_jax.methods.hsadmm.state import HsadmmState, state_placements
 from prunex_jax.methods.hsadmm.streaming import Streaming, fragments_of
 from prunex_jax.methods.method import (
     InnerState,
@@ -80,7 +76,7 @@ _TOP_K_DECAY = 1.0
 
 
 def rounds_of(recipe: Recipe) -> dict[str, Any]:
-    """How rounds cross hosts and move z, as fields of `HsadmmParameters`."""
+    """How rounds cross hosts and move z, by their names in `HsadmmParameters`."""
     method, rounds = recipe.config, recipe.config.rounds
     # Slices are small: there waiting costs more memory than it saves.
     in_turn = recipe.slicing is None
@@ -195,7 +191,7 @@ def core_of(recipe: Recipe) -> Hsadmm:
         recipe.axes,
         recipe.learning_rate,
         streaming=streaming_of(
-            recipe.config, config.sync_period, 1.0 - parameters.prox_strength
+            recipe.config, config.sync_period, 1.0 - parameters.moving.prox_strength
         ),
         slicing=recipe.slicing,
     )
@@ -205,7 +201,8 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
     """What all methods share whose copies meet in a consensus every so many steps."""
     placements = state_placements(core.device_level, core.slicing is not None)
     if core.slicing is not None and core.streaming is not None:
-        placements = placements._replace(flight=FLIGHT_IN_SLICES)
+        sending = placements.sending._replace(flight=FLIGHT_IN_SLICES)
+        placements = placements._replace(sending=sending)
     streaming = core.streaming
 
     def own_counts(keep_counts: KeepCounts) -> KeepCounts:
@@ -245,7 +242,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         masks=lambda state: state.masks,
         scores=core.scores if prunes else None,
         in_rounds=prunes,
-        removes_at_once=prunes and form.resets_copies and not form.fade,
+        removes_at_once=prunes and form.moving.resets_copies and not form.choosing.fade,
     )
     return Method(
         transform=optax.GradientTransformationExtraArgs(core.init, update),
@@ -256,7 +253,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         health=functools.partial(_health, form, core.axes),
         payload=Payload(
             lambda counts: payload.of_largest(counts)[0],
-            form.wire.payload_bytes,
+            form.sending.wire.payload_bytes,
             lambda counts: payload.of_largest(counts)[1],
         ),
         pruning=pruning,
@@ -280,19 +277,22 @@ def _health(
         "dual_residual_host": residuals.dual_host,
         "host_drift": health.host_drift,
         "consensus_norm": norm(state.global_consensus, axes),
-        "mask_changes": state.num_changed.astype(jnp.float32),
+        "mask_changes": state.channels.num_changed.astype(jnp.float32),
     }
+    consensus = state.consensus
+    movements, host = consensus.movements, consensus.host
     for name, dual in (
-        ("device_dual_norm", state.device_dual),
-        ("host_dual_norm", state.host_dual),
-        ("error_norm", state.error),
+        ("device_dual_norm", consensus.device_dual),
+        ("host_dual_norm", None if host is None else host.dual),
+        ("error_norm", state.sending.error),
     ):
         if dual is not None:
             found[name] = norm(dual, axes)
-    if state.movements is not None:
-        found["round_cosine"] = state.movements.cosine
-        if state.movements.average is not None:
-            found["outer_step"] = law_step(form.outer_momentum, state.movements.average)
+    if movements is not None:
+        found["round_cosine"] = movements.cosine
+        if movements.average is not None:
+            momentum = form.moving.outer_momentum
+            found["outer_step"] = law_step(momentum, movements.average)
     if health.primal_by_group:
         found["primal_residual_by_group"] = health.primal_by_group
         found["dual_residual_by_group"] = health.dual_by_group
@@ -329,7 +329,7 @@ class _Payload:
     def of_largest(self, keep_counts: Mapping[str, int]) -> tuple[int, int]:
         """Of the largest part that is exchanged at once: see `payload_of`."""
         return max(
-            payload_of(self.sizes(keep_counts, paths), self.core.parameters)
+            payload_of(self.sizes(keep_counts, paths), self.core.parameters.sending)
             for paths in self.fragments
         )
 

@@ -1,15 +1,15 @@
 """The parameters of H-SADMM and the named forms it comes in.
 
-One core runs them all; a form is nothing but these numbers.
+One core runs them all; a form is nothing but these numbers, three records of them: one
+for each stage of a round.
 """
 
 import dataclasses
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.settings import setting
+from prunex_jax.base.settings import check_settings, setting
 from prunex_jax.comm import (
     FLOAT32,
     TopK,
@@ -20,10 +20,59 @@ from prunex_jax.methods.hsadmm.outer import law_momentum
 from prunex_jax.methods.method import OuterRule
 from prunex_jax.sparsity.settings import Criterion
 
+# What messages call them.
+_WHERE = "parameters"
+
 
 @dataclasses.dataclass(frozen=True)
-class HsadmmParameters:
-    """What distinguishes one form of H-SADMM from another.
+class Choosing:
+    """Which channels a round keeps.
+
+    Attributes:
+      criterion: What channels are ranked by; see `sparsity.criteria`.
+      fade: What a round leaves of the size of losing channels while masks move, in
+        [0, 1); they keep living until the freeze. 0 sets them to zero at once.
+    """
+
+    criterion: Criterion = "norm"
+    fade: float = setting(0.0, at_least=0, below=1)
+
+    def __post_init__(self) -> None:
+        """Rejects numbers outside their range, and words that are no choice."""
+        check_settings(self, _WHERE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sending:
+    """How differences to the consensus cross hosts.
+
+    Attributes:
+      wire: How the compact array crosses hosts.
+      error_decay: delta in [0, 1], what remains until the next round of what a host has
+        not sent in one, and sends then; 0 means that formats round stochastically, and
+        nothing is kept.
+      top: Which numbers of the compact array are sent; None sends all.
+    """
+
+    wire: Wire = FLOAT32
+    error_decay: float = setting(0.0, at_least=0, at_most=1)
+    top: TopK | None = None
+
+    def __post_init__(self) -> None:
+        """Rejects what would lose numbers."""
+        check_settings(self, _WHERE)
+        if not self.error_decay:
+            refuse_biased(self.wire, "this form of H-SADMM (error_decay=0)")
+        if self.top is not None and not self.error_decay:
+            raise UserError(
+                f"top_k={self.top.per_chunk} needs error_decay > 0: what is not sent "
+                "would be lost"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Moving:
+    """How the consensus moves, and what pulls the copies to it.
 
     Attributes:
       prox_strength: kappa in [0, 1], the pull of every round towards the consensus; 1
@@ -37,16 +86,8 @@ class HsadmmParameters:
       outer_step: alpha > 0, the step of z along the mean difference.
       outer_momentum: beta in [0, 1), Nesterov momentum of that step.
       adapt: "residual" balances the penalties by their residuals.
-      wire: How the compact array crosses hosts.
-      error_decay: delta in [0, 1], what remains until the next round of what a host has
-        not sent in one, and sends then; 0 means that formats round stochastically, and
-        nothing is kept.
-      top: Which numbers of the compact array are sent; None sends all.
-      fade: What a round leaves of the size of losing channels while masks move, in
-        [0, 1); they keep living until the freeze. 0 sets them to zero at once.
       outer: "measured" keeps the last movement, and its cosine with the one before;
         "law" chooses the outer step of every round from that, see `outer`.
-      criterion: What channels are ranked by; see `sparsity.criteria`.
     """
 
     prox_strength: float = setting(1.0, at_least=0, at_most=1)
@@ -56,33 +97,11 @@ class HsadmmParameters:
     outer_step: float = setting(1.0, above=0)
     outer_momentum: float = setting(0.0, at_least=0, below=1)
     adapt: Literal["none", "residual"] = "none"
-    wire: Wire = FLOAT32
-    error_decay: float = setting(0.0, at_least=0, at_most=1)
-    top: TopK | None = None
-    fade: float = setting(0.0, at_least=0, below=1)
     outer: OuterRule = "fixed"
-    criterion: Criterion = "norm"
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and what means nothing together."""
-        for field in dataclasses.fields(self):
-            if "range" in field.metadata:
-                limits = field.metadata["range"]
-                limits.check(field.name, getattr(self, field.name))
-        if self.adapt not in ("none", "residual"):
-            raise UserError(f"adapt={self.adapt!r} must be none or residual")
-        if self.criterion not in typing.get_args(Criterion):
-            raise UserError(
-                f"criterion={self.criterion!r} must be one of "
-                f"{', '.join(typing.get_args(Criterion))}"
-            )
-        if not self.error_decay:
-            refuse_biased(self.wire, "this form of H-SADMM (error_decay=0)")
-        if self.top is not None and not self.error_decay:
-            raise UserError(
-                f"top_k={self.top.per_chunk} needs error_decay > 0: what is not sent "
-                "would be lost"
-            )
+        check_settings(self, _WHERE)
         if self.rho_host and not self.rho_device:
             raise UserError(
                 f"rho_host={self.rho_host} needs rho_device > 0: two-level consensus "
@@ -101,10 +120,8 @@ class HsadmmParameters:
         return self.prox_strength == 1 and not self.dual_decay
 
 
-def _check_outer(form: HsadmmParameters) -> None:
+def _check_outer(form: Moving) -> None:
     """The law is for movements of copies that start from z, and sets the step."""
-    if form.outer not in typing.get_args(OuterRule):
-        raise UserError(f"outer={form.outer!r} must be fixed, measured or law")
     if form.outer != "law":
         return
     if not form.resets_copies or form.rho_host:
@@ -125,6 +142,40 @@ def _chosen_by_law(name: str, value: float) -> UserError:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class HsadmmParameters:
+    """What distinguishes one form of H-SADMM from another, stage by stage.
+
+    Example:
+      >>> HsadmmParameters(moving=Moving(outer_momentum=0.5)).moving.outer_step
+      1.0
+    """
+
+    choosing: Choosing = Choosing()
+    sending: Sending = Sending()
+    moving: Moving = Moving()
+
+    def replace(self, **changes: Any) -> "HsadmmParameters":
+        """The same form with other numbers, by the names that they have in the stages.
+
+        Raises:
+          UserError: No stage has such a number, or it means nothing with the others.
+        Example:
+          >>> HsadmmParameters().replace(fade=0.5, outer_step=0.7).choosing
+          Choosing(criterion='norm', fade=0.5)
+        """
+        stages = {}
+        for stage in dataclasses.fields(self):
+            part = getattr(self, stage.name)
+            own = {field.name for field in dataclasses.fields(part)} & changes.keys()
+            stages[stage.name] = dataclasses.replace(
+                part, **{name: changes.pop(name) for name in own}
+            )
+        if changes:
+            raise UserError(f"H-SADMM has no parameter {', '.join(changes)}")
+        return HsadmmParameters(**stages)
+
+
 def _recommended(sync_period: int) -> HsadmmParameters:
     # Outer momentum that pays over many local steps ruins few, and hurts nothing but
     # helps nothing at one: it is tied to the period. More of it, as in DiLoCo, lost
@@ -132,8 +183,8 @@ def _recommended(sync_period: int) -> HsadmmParameters:
     if sync_period == 1:
         return HsadmmParameters()
     if sync_period < 16:
-        return HsadmmParameters(outer_step=1.0, outer_momentum=0.5)
-    return HsadmmParameters(outer_step=0.7, outer_momentum=0.7)
+        return HsadmmParameters(moving=Moving(outer_step=1.0, outer_momentum=0.5))
+    return HsadmmParameters(moving=Moving(outer_step=0.7, outer_momentum=0.7))
 
 
 # Name -> parameters for a sync period.
@@ -146,9 +197,11 @@ def _recommended(sync_period: int) -> HsadmmParameters:
 PRESETS: Mapping[str, Callable[[int], HsadmmParameters]] = {
     "recommended": _recommended,
     "reset": lambda sync_period: HsadmmParameters(),
-    "leaky": lambda sync_period: HsadmmParameters(prox_strength=0.5, dual_decay=0.5),
+    "leaky": lambda sync_period: HsadmmParameters(
+        moving=Moving(prox_strength=0.5, dual_decay=0.5)
+    ),
     "paper": lambda sync_period: HsadmmParameters(
-        prox_strength=0.0, dual_decay=1.0, rho_device=1.0, rho_host=1.0
+        moving=Moving(prox_strength=0.0, dual_decay=1.0, rho_device=1.0, rho_host=1.0)
     ),
 }
 
@@ -159,14 +212,14 @@ def preset(name: str, sync_period: int, **overrides: Any) -> HsadmmParameters:
     Args:
       name: A key of `PRESETS`.
       sync_period: Local steps per round.
-      **overrides: Fields of `HsadmmParameters`; None keeps the preset's value. With
+      **overrides: Numbers of its stages; None keeps the preset's value. With
         outer="law", those of the outer step have no place here.
     Returns:
       The parameters.
     Raises:
       UserError: No such preset, or a combination that means nothing.
     Example:
-      >>> preset('recommended', 4).outer_momentum
+      >>> preset('recommended', 4).moving.outer_momentum
       0.5
     """
     if name not in PRESETS:
@@ -177,7 +230,7 @@ def preset(name: str, sync_period: int, **overrides: Any) -> HsadmmParameters:
     given = {key: value for key, value in overrides.items() if value is not None}
     if given.get("outer") == "law":
         given |= _by_law(sync_period, given)
-    return dataclasses.replace(PRESETS[name](sync_period), **given)
+    return PRESETS[name](sync_period).replace(**given)
 
 
 def _by_law(sync_period: int, given: Mapping[str, Any]) -> dict[str, float]:

@@ -3,8 +3,8 @@
 In place of everything at once after every `sync_period` steps, a step sends one
 fragment, beside its own gradients, and what comes back is applied some steps later. A
 fragment is whole leaves. `Streaming` says which fragment is sent and applied when;
-`Fragments` does it to parameters and the state of H-SADMM, with the equations of
-`consensus`.
+`Fragments` does it to parameters and the state of H-SADMM, with the stages of a round:
+`send` for a fragment alone, and some steps later `move`.
 
     sent     s = theta_f - z_f + delta e_f, its kept channels, before the step; its mean
              over hosts on the way beside the gradients;  e_f <- s - sent
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import setting
+from prunex_jax.base.settings import check_settings, setting
 from prunex_jax.base.trees import (
     PyTree,
     flatten_by_path,
@@ -34,13 +34,16 @@ from prunex_jax.base.trees import (
 )
 from prunex_jax.channels import ChannelGroup
 from prunex_jax.mesh import MeshAxes
-from prunex_jax.methods.hsadmm import consensus
+from prunex_jax.methods.hsadmm import move
 from prunex_jax.methods.hsadmm.arithmetic import norm
-from prunex_jax.methods.hsadmm.consensus import Choice, Flight, HsadmmState, RoundHealth
+from prunex_jax.methods.hsadmm.choose import Choice
 from prunex_jax.methods.hsadmm.copies import Copies
+from prunex_jax.methods.hsadmm.move import Consensus, RoundHealth
 from prunex_jax.methods.hsadmm.outer import outer_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
-from prunex_jax.methods.hsadmm.sending import SentChannels
+from prunex_jax.methods.hsadmm.round import Round
+from prunex_jax.methods.hsadmm.send import Flight, send
+from prunex_jax.methods.hsadmm.state import HsadmmState
 from prunex_jax.sparsity import choose_keep_indices
 
 # From so many steps on, what a step has sent is applied in another one.
@@ -66,10 +69,7 @@ class Streaming:
 
     def __post_init__(self) -> None:
         """Rejects what leaves no step to send a fragment in, or to apply it."""
-        for field in dataclasses.fields(self):
-            if "range" in field.metadata:
-                limits = field.metadata["range"]
-                limits.check(f"rounds.{field.name}", getattr(self, field.name))
+        check_settings(self, "rounds")
         if self.num_fragments > self.sync_period:
             raise UserError(
                 f"rounds.fragments={self.num_fragments} is more than sync_period="
@@ -122,10 +122,11 @@ def check_streams(form: HsadmmParameters) -> None:
     Raises:
       UserError: Names the form's parameter.
     """
+    moving = form.moving
     duals = {
-        "dual_decay": form.dual_decay,
-        "rho_host": form.rho_host,
-        "adapt": form.adapt if form.adapt != "none" else 0,
+        "dual_decay": moving.dual_decay,
+        "rho_host": moving.rho_host,
+        "adapt": moving.adapt if moving.adapt != "none" else 0,
     }
     for name, value in duals.items():
         if value:
@@ -134,11 +135,11 @@ def check_streams(form: HsadmmParameters) -> None:
                 "one time; set rounds.fragments=1 and rounds.delay=0, or take a preset "
                 "without duals: recommended or reset"
             )
-    if form.outer != "fixed":
+    if moving.outer != "fixed":
         raise UserError(
-            f"rounds.outer={form.outer!r} needs whole rounds: it compares movements of "
-            "all parameters; set rounds.fragments=1 and rounds.delay=0, or rounds.outer"
-            "='fixed'"
+            f"rounds.outer={moving.outer!r} needs whole rounds: it compares movements "
+            "of all parameters; set rounds.fragments=1 and rounds.delay=0, or "
+            "rounds.outer='fixed'"
         )
 
 
@@ -216,42 +217,38 @@ class Fragments:
         Returns:
           The mean, and the state, which holds it too if it is due in a later step.
         Collectives:
-          As `Copies.mean_in_host` for the fragment, and its kept channels as
-          `sending.mean_of_differences`.
+          As `Copies.mean_in_host` for the fragment, and its kept channels as `send`.
         """
         paths = self._paths(number, params)
-        own, part = _part(params, paths), self._part_of(state, paths)
-        layouts = self.copies.layouts(self.groups, own)
+        own, before = _part(params, paths), _part_of(state.consensus, paths)
         scores = {name: x.astype(jnp.float32) for name, x in state.masks.items()}
         kept = choose_keep_indices(scores, self.keep_counts, state.masks)
-        sent = SentChannels(layouts, kept, slicing=self.copies.slicing)
-        choice = Choice(state.masks, state.masks, sent, 0.0)
-        _, target = consensus.host_means(own, part, self.copies)
-        difference = consensus.difference_to_consensus(
-            target, choice, part, self.form, layouts
-        )
-        mean, error = consensus.mean_movement(
-            difference, sent, part, self.form, "frozen", self.copies
-        )
-        assert state.flight is not None, "streaming keeps a flight"
-        counts = state.num_steps > state.flight.whole_at
+        this = self._round(own)
+        choice = Choice(this.layouts, state.masks, state.masks, kept)
+        _, target = move.host_means(own, before, self.copies)
+        difference = move.difference_to_consensus(target, choice, before)
+        sending = state.sending
+        held_back = None if sending.error is None else _part(sending.error, paths)
+        mean, error = send(difference, choice, held_back, state.num_rounds, this)
+        assert sending.flight is not None, "streaming keeps a flight"
+        counts = state.num_steps > sending.flight.whole_at
         if error is not None:
-            error = _where(counts, error, part.error)
-            state = state._replace(error=_merged(state.error, error))
+            error = _where(counts, error, held_back)
+            sending = sending._replace(error=_merged(sending.error, error))
+        state = state._replace(num_rounds=state.num_rounds + 1, sending=sending)
         found = Arrival(mean, counts)
-        state = state._replace(num_rounds=state.num_rounds + 1)
         if self.streaming.keeps_means:
             state = self._keep(number, found, state)
         return found, state
 
     def arrival(self, number: int, state: HsadmmState) -> tuple[Arrival, HsadmmState]:
         """Takes a mean that is due out of the state."""
-        flight = state.flight
+        flight = state.sending.flight
         assert flight is not None and flight.is_under_way is not None
         mean = _part(flight.means, self._paths(number, flight.means))
         found = Arrival(mean, flight.is_under_way[number])
         landed = flight.is_under_way.at[number].set(False)
-        return found, state._replace(flight=flight._replace(is_under_way=landed))
+        return found, _with_flight(state, flight._replace(is_under_way=landed))
 
     def land(
         self, number: int, found: Arrival, params: PyTree, state: HsadmmState
@@ -267,42 +264,33 @@ class Fragments:
           theta and the state.
         """
         paths = self._paths(number, params)
-        own, before = _part(params, paths), self._part_of(state, paths)
-        z, trace = outer_step(
-            before.global_consensus,
+        own, before = _part(params, paths), _part_of(state.consensus, paths)
+        form, this = self.form.moving, self._round(own)
+        z, momentum = outer_step(
+            before.values,
             found.mean,
-            before.outer_trace,
-            self.form.outer_step,
-            self.form.outer_momentum,
+            before.momentum,
+            form.outer_step,
+            form.outer_momentum,
         )
-        layouts = self.copies.layouts(self.groups, own)
-        form = dataclasses.replace(self.form, prox_strength=1.0 - self.streaming.mixing)
-        choice = Choice(state.masks, state.masks, SentChannels(layouts, {}), 0.0)
-        after = before._replace(global_consensus=z, outer_trace=trace)
-        after, distances = consensus.settle(
-            own, after, before, choice, layouts, self.copies.axes
+        choice = Choice(this.layouts, state.masks, state.masks, {})
+        after = before._replace(values=z, momentum=momentum)
+        after, distances = move.settle(own, after, before, choice, self.copies.axes)
+        moved, pulled, residuals, health = move.pull_copies(
+            own, after, distances, choice, this
         )
-        z, trace = after.global_consensus, after.outer_trace
-        moved, after = consensus.pull_copies(
-            own, after, distances, choice, form, layouts, self.copies
-        )
-        health = _health_of_part(after.health, before.health, z, self.copies.axes)
-        own, z, trace, residuals, health = _where(
+        health = _health_of_part(health, state.health, after.values, self.copies.axes)
+        own, after, residuals, health = _where(
             found.counts,
-            (moved, z, trace, after.residuals, health),
-            (
-                own,
-                before.global_consensus,
-                before.outer_trace,
-                before.residuals,
-                before.health,
-            ),
+            (moved, pulled, residuals, health),
+            (own, before, state.residuals, state.health),
+        )
+        consensus = state.consensus._replace(
+            values=_merged(state.consensus.values, after.values),
+            momentum=_merged(state.consensus.momentum, after.momentum),
         )
         return _merged(params, own), state._replace(
-            global_consensus=_merged(state.global_consensus, z),
-            outer_trace=_merged(state.outer_trace, trace),
-            residuals=residuals,
-            health=health,
+            consensus=consensus, residuals=residuals, health=health
         )
 
     def land_all(
@@ -317,27 +305,36 @@ class Fragments:
 
     def _keep(self, number: int, found: Arrival, state: HsadmmState) -> HsadmmState:
         """Puts a mean into the state, until it is due."""
-        flight = state.flight
+        flight = state.sending.flight
         assert flight is not None and flight.is_under_way is not None
-        return state._replace(
-            flight=flight._replace(
-                means=_merged(flight.means, found.mean),
-                is_under_way=flight.is_under_way.at[number].set(found.counts),
-            )
+        flight = flight._replace(
+            means=_merged(flight.means, found.mean),
+            is_under_way=flight.is_under_way.at[number].set(found.counts),
         )
+        return _with_flight(state, flight)
+
+    def _round(self, params: PyTree) -> Round:
+        """A round of these leaves alone, after which copies mix."""
+        form = self.form.replace(prox_strength=1.0 - self.streaming.mixing)
+        layouts = self.copies.layouts(self.groups, params)
+        return Round(form, self.copies, layouts, self.keep_counts, "frozen")
 
     def _paths(self, number: int, tree: PyTree) -> tuple[str, ...]:
         count = self.streaming.num_fragments
         return fragments_of(shapes_by_path(tree), count)[number]
 
-    def _part_of(self, state: HsadmmState, paths: tuple[str, ...]) -> HsadmmState:
-        """The state as that of a network of these leaves alone."""
-        z, trace, error = state.global_consensus, state.outer_trace, state.error
-        return state._replace(
-            global_consensus=_part(z, paths),
-            outer_trace=None if trace is None else _part(trace, paths),
-            error=None if error is None else _part(error, paths),
-        )
+
+def _part_of(consensus: Consensus, paths: tuple[str, ...]) -> Consensus:
+    """The consensus as that of a network of these leaves alone."""
+    momentum = consensus.momentum
+    return consensus._replace(
+        values=_part(consensus.values, paths),
+        momentum=None if momentum is None else _part(momentum, paths),
+    )
+
+
+def _with_flight(state: HsadmmState, flight: Flight) -> HsadmmState:
+    return state._replace(sending=state.sending._replace(flight=flight))
 
 
 def start_flight(streaming: Streaming, zeros: PyTree) -> Flight:

@@ -61,6 +61,24 @@ _logger = logging.getLogger(__name__)
 # From the `extra` of a checkpoint, and path -> type and shape of its leaves, to the
 # state that it holds.
 AbstractState = Callable[[Mapping[str, Any], Mapping[str, str]], PyTree]
+# Parts of the optimizer state of H-SADMM, local SGD and DiLoCo, as they were called
+# before its stages had states of their own -> as they are called now.
+_FORMER_NAMES = {
+    "masks": "channels/masks",
+    "is_frozen": "channels/is_frozen",
+    "num_changed": "channels/num_changed",
+    "gradient_scores": "channels/gradient_scores",
+    "error": "sending/error",
+    "flight": "sending/flight",
+    "global_consensus": "consensus/values",
+    "outer_trace": "consensus/momentum",
+    "movements": "consensus/movements",
+    "host_consensus": "consensus/host/values",
+    "host_dual": "consensus/host/dual",
+    "device_dual": "consensus/device_dual",
+    "rho_device": "consensus/rho_device",
+    "rho_host": "consensus/rho_host",
+}
 
 
 class Checkpointer:
@@ -376,9 +394,14 @@ class Checkpointer:
         """Restores one checkpoint; None, on every process, if one finds it damaged."""
         folder = self._directory / str(step)
         manifest: dict[str, Any] = {}
+        names: dict[str, str] = {}
         damage = ""
         try:
             manifest = _read_manifest(folder / _MANIFEST)
+            names = {_name_now(path): path for path in manifest["leaves"]}
+            manifest["leaves"] = {
+                name: manifest["leaves"][path] for name, path in names.items()
+            }
             if jax.process_index() == 0:  # Only this process reads the files.
                 damage = find_damage(manifest["files"], digests_of(folder / _STATE))
         except _READ_ERRORS as error:
@@ -397,21 +420,28 @@ class Checkpointer:
             return None
         restored: PyTree = None
         try:
-            restored = self._read_state(step, abstract_state)
+            restored = self._read_state(step, abstract_state, names)
         except _READ_ERRORS as error:
             damage = f"{_STATE}: {one_line(error)}"
         if _found_damage(folder, damage):
             return None
         return restored, manifest["extra"]
 
-    def _read_state(self, step: int, abstract_state: PyTree) -> PyTree:
+    def _read_state(
+        self, step: int, abstract_state: PyTree, names: Mapping[str, str]
+    ) -> PyTree:
+        """The arrays, of which every path is stored under the name that is given."""
         import orbax.checkpoint as ocp
 
         abstract = flatten_by_path(abstract_state)
-        wanted = {path: _abstract_data(x) for path, x in abstract.items() if x.size}
+        wanted = {
+            names[path]: _abstract_data(x) for path, x in abstract.items() if x.size
+        }
         args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
         arrays = self._manager.restore(step, args=args)["state"]
-        leaves = [_as_wanted(arrays.get(path), x) for path, x in abstract.items()]
+        leaves = [
+            _as_wanted(arrays.get(names[path]), x) for path, x in abstract.items()
+        ]
         return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
 
 
@@ -467,6 +497,19 @@ def _found_damage(folder: Path, damage: str) -> bool:
     if damage:
         _logger.warning("checkpoint %s is damaged: %s", folder, damage)
     return True
+
+
+def _name_now(path: str) -> str:
+    """What a leaf is called, which older checkpoints may call otherwise.
+
+    Example:
+      >>> _name_now('opt_state/global_consensus/kernel')
+      'opt_state/consensus/values/kernel'
+    """
+    parts = path.split("/", 2)
+    if parts[0] == "opt_state" and parts[1:] and parts[1] in _FORMER_NAMES:
+        parts[1] = _FORMER_NAMES[parts[1]]
+    return "/".join(parts)
 
 
 def _describe_leaves(state: PyTree) -> dict[str, str]:

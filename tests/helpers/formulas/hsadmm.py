@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from prunex_jax.channels import Layouts, kept_shape, layouts_of
 from prunex_jax.comm import Collective, dense_size
 from prunex_jax.comm.formulas import MeshShape, largest_sum
-from prunex_jax.methods.hsadmm import HsadmmParameters, sending
+from prunex_jax.methods.hsadmm import Sending, send
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.streaming import fragments_of
 from prunex_jax.methods.method import Recipe, RoundKind
@@ -20,7 +20,7 @@ FixedCounts = tuple[tuple[str, int], ...]
 
 def sent_differences(
     sizes: Mapping[int, int],
-    form: HsadmmParameters,
+    form: Sending,
     mesh_shape: MeshShape,
     kind: RoundKind,
 ) -> list[Collective]:
@@ -35,10 +35,10 @@ def sent_differences(
     total = sum(sizes.values())
     if not form.error_decay:
         return host_sum(total, mesh_shape, form.wire)
-    form = sending._form_of(form, kind)
+    form = send._form_of(form, kind)
     if form.top is None:
         return host_sum_with_error(total, mesh_shape, form.wire)
-    large = sending._large(sizes)
+    large = send._large(sizes)
     of_large = largest_sum(large, form.top, mesh_shape, form.wire)
     wire = form.wire.at_least_8_bits()
     return of_large + host_sum_with_error(total - large, mesh_shape, wire)
@@ -60,7 +60,7 @@ class HsadmmFormulas(Formulas):
         self, keep_counts: Mapping[str, int], kind: RoundKind
     ) -> tuple[Layouts, Mapping[str, int]]:
         """Channels that one round sends: all of them while some only fade."""
-        if kind == "moving" and self.core.parameters.fade:
+        if kind == "moving" and self.core.parameters.choosing.fade:
             keep_counts = {group.name: group.size for group in self.core.groups}
         return self.layouts, keep_counts
 
@@ -92,7 +92,7 @@ class HsadmmFormulas(Formulas):
         paths: Collection[str],
     ) -> list[Collective]:
         """What slices of parameters tell each other to send what is kept of them."""
-        slicing, form = self.slicing, self.core.parameters
+        slicing, form = self.slicing, self.core.parameters.sending
         if slicing is None:
             return []
         layouts, counts = self.sent_channels(keep_counts, kind)
@@ -106,7 +106,7 @@ class HsadmmFormulas(Formulas):
     ) -> list[Collective]:
         """What they tell each other for the residuals of a round, and more norms."""
         num_trees = 4 if any(path in self.layouts for path in paths) else 3
-        if self.core.parameters.rho_host:
+        if self.core.parameters.moving.rho_host:
             num_trees = 6
         return self.numbers_of_slices([len(paths)] * (num_trees + more))
 
@@ -127,7 +127,7 @@ class HsadmmFormulas(Formulas):
         sent = []
         if not is_consensus:
             sent += device_sum(dense_size(self.shapes), mesh_shape)
-        criterion = self.core.parameters.criterion
+        criterion = self.core.parameters.choosing.criterion
         if uses_gradients(criterion):
             count = 1 if criterion == "taylor" else 3
             sent += self.numbers_of_slices([count * self.num_channels])
@@ -141,7 +141,7 @@ class HsadmmFormulas(Formulas):
             sent += device_sum(size, mesh_shape)
         counts = self.core.keep_counts if keep_counts is None else dict(keep_counts)
         sizes = self.sizes(counts, paths=paths)
-        form = self.core.parameters
+        form = self.core.parameters.sending
         sent += self.slices_sent(counts, "frozen", paths)
         return sent + sent_differences(sizes, form, mesh_shape, "frozen")
 
@@ -151,7 +151,8 @@ class HsadmmFormulas(Formulas):
         keep_counts: Mapping[str, int],
         kind: RoundKind,
     ) -> list[Collective]:
-        form = self.core.parameters
+        form = self.core.parameters.moving
+        criterion = self.core.parameters.choosing.criterion
         is_scored = kind != "frozen"
         sent = []
         if self.core.device_level == "consensus":
@@ -160,7 +161,7 @@ class HsadmmFormulas(Formulas):
             if form.adapt == "residual":
                 sent += device_sum(4, mesh_shape)
             sent += device_sum(num_elements, mesh_shape)
-            if is_scored and uses_gradients(form.criterion):
+            if is_scored and uses_gradients(criterion):
                 sent += device_sum(self.num_channels, mesh_shape)
         if form.adapt == "residual":
             sent += host_sum(4, mesh_shape)
@@ -168,7 +169,7 @@ class HsadmmFormulas(Formulas):
             sent += host_sum(self.num_channels, mesh_shape)
         sizes = self.sizes(keep_counts, kind)
         sent += self.slices_sent(keep_counts, kind, self.shapes)
-        if not (is_scored and form.criterion == "taylor"):
+        if not (is_scored and criterion == "taylor"):
             sent += self.numbers_of_slices([self.num_channels])
         sent += self.norms_of_slices(self.shapes)
         if form.outer != "fixed":
@@ -176,4 +177,5 @@ class HsadmmFormulas(Formulas):
         if self.core.streaming is not None and self.core.streaming.keeps_means:
             for paths in self.fragments:
                 sent += self.norms_of_slices(paths, 1)
-        return sent + sent_differences(sizes, form, mesh_shape, kind)
+        sending = self.core.parameters.sending
+        return sent + sent_differences(sizes, sending, mesh_shape, kind)

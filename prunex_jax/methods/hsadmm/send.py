@@ -1,11 +1,12 @@
-"""How the differences of a round cross hosts, and what that sends.
+"""The second stage of a round: how differences to the consensus cross hosts.
 
+Kept channels are compacted, and sent on a wire: all of their numbers, or the largest.
 Whatever the form, hosts end with the same mean; what a host has not sent, it keeps.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,17 +14,42 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import KeepIndices, Layouts, put_channels, take_channels
 from prunex_jax.comm import (
     Slicing,
+    key_of_slice,
     mean_of_largest,
     mean_over_hosts,
     mean_with_error,
 )
 from prunex_jax.comm.largest import CHUNK
 from prunex_jax.mesh import MeshAxes
-from prunex_jax.methods.hsadmm.presets import HsadmmParameters
+from prunex_jax.methods.hsadmm.arithmetic import add_scaled
+from prunex_jax.methods.hsadmm.choose import Choice
+from prunex_jax.methods.hsadmm.presets import Sending
+from prunex_jax.methods.hsadmm.round import Round
 from prunex_jax.methods.method import RoundKind
 
 # Leaves of fewer axes are sent whole: scales and biases are few and matter much.
 _MIN_NDIM = 2
+
+
+class Flight(NamedTuple):
+    """What streaming rounds have under way between two steps."""
+
+    whole_at: jax.Array  # int32[], replicated: steps done at the last whole round
+    # Mean difference to z of every fragment under way, shaped as params, replicated;
+    # None where means are applied in the step that has sent them.
+    means: PyTree | None
+    is_under_way: jax.Array | None  # bool[fragments], replicated; None with them
+
+
+# Where the parts of a flight are if its means lie in slices.
+FLIGHT_IN_SLICES: Any = Flight("replicated", "slices", "replicated")  # type: ignore[arg-type]
+
+
+class SendState(NamedTuple):
+    """What hosts have not sent yet, and what is on the way."""
+
+    error: PyTree | None  # e_i, per_host: what host i has not sent yet
+    flight: Flight | None  # of streaming rounds
 
 
 class SentChannels(NamedTuple):
@@ -54,9 +80,45 @@ class SentChannels(NamedTuple):
         return put_channels(tree, self.layouts, self.keep_indices)
 
 
+def send(
+    difference: PyTree,
+    choice: Choice,
+    error: PyTree | None,
+    num_rounds: jax.Array,
+    this: Round,
+) -> tuple[PyTree, PyTree | None]:
+    """Averages s_i = z_i + v_i - z + delta e_i over hosts, as compact arrays.
+
+    A narrow format rounds stochastically, or what it loses goes into the next round, as
+    do numbers that are not sent.
+
+    Args:
+      difference: z_i + v_i - z after the choice, per_host.
+      choice: Which channels are sent.
+      error: e_i, per_host; None where the form keeps none.
+      num_rounds: int32[], rounds before this one.
+      this: The round.
+    Returns:
+      The mean, replicated; and e_i, per_host, or None.
+    Collectives:
+      The channels that are sent, as `mean_of_differences`. Of slices, also as
+      `SentChannels.take` and `put`, the latter twice where there is an error.
+    """
+    sending, axes = this.form.sending, this.copies.axes
+    if error is not None:
+        held_back = choice.apply(error)
+        difference = add_scaled(difference, sending.error_decay, held_back)
+    sent = SentChannels(choice.layouts, choice.sent, this.copies.slicing)
+    key = jax.random.fold_in(jax.random.key(0), num_rounds)
+    key = key_of_slice(key, axes)
+    compact = sent.take(difference)
+    mean, error = mean_of_differences(compact, sending, axes, key, this.kind)
+    return sent.put(mean), None if error is None else sent.put(error)
+
+
 def mean_of_differences(
     sent: PyTree,
-    form: HsadmmParameters,
+    form: Sending,
     axes: MeshAxes,
     key: jax.Array,
     kind: RoundKind,
@@ -65,7 +127,7 @@ def mean_of_differences(
 
     Args:
       sent: Differences of the kept channels, with the last error, per_host.
-      form: The form of H-SADMM.
+      form: How they are sent.
       axes: Mesh axes.
       key: Random key, the same everywhere, for formats that round stochastically.
       kind: A freeze round sends everything, in eight bits at least: it follows a change
@@ -97,7 +159,7 @@ def mean_of_differences(
     return mean, error
 
 
-def payload_of(sizes: Mapping[int, int], form: HsadmmParameters) -> tuple[int, int]:
+def payload_of(sizes: Mapping[int, int], form: Sending) -> tuple[int, int]:
     """Numbers that stand for a tree in a frozen round, and bytes of their positions.
 
     Args:
@@ -116,7 +178,7 @@ def _large(sizes: Mapping[int, int]) -> int:
     return sum(size for ndim, size in sizes.items() if ndim >= _MIN_NDIM)
 
 
-def _form_of(form: HsadmmParameters, kind: RoundKind) -> HsadmmParameters:
+def _form_of(form: Sending, kind: RoundKind) -> Sending:
     """The form in which a round sends, where errors are kept."""
     if kind != "freeze":
         return form
