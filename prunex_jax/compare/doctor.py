@@ -540,7 +540,7 @@ def _doctor(values: Values, _: list[str]) -> int:
     if topology.is_primary:
         sys.stdout.write(f"start     {started.described}\n{topology.table()}\n\n")
         sys.stdout.flush()
-    with Heartbeat(_LIMITS, ends_process=True) as heartbeat, heartbeat.telling():
+    with Heartbeat(_LIMITS, ends_process=True):
         verdicts = examine(
             topology, values.workdir, float(values.seconds), values.checkpoint_bytes
         )

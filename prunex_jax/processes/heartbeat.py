@@ -247,15 +247,6 @@ class Heartbeat:
         """Takes what every beat asks how long steps take."""
         self._measure = measure
 
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """Passes an error of its block on to the others, before anything can wait."""
-        try:
-            yield
-        except BaseException as error:
-            self.fail(error)
-            raise
-
     def fail(self, error: BaseException) -> None:
         """Tells the other processes of an error, which they all wait for in vain.
 

@@ -128,11 +128,7 @@ def dry_run(
         return make_experiment(config, topology, weights=weights, goes_on=goes_on)
 
     described = environment(topology.describe())
-    with (
-        make_heartbeat(config, launch) as heartbeat,
-        heartbeat.telling(),
-        Console(topology.is_primary) as console,
-    ):
+    with make_heartbeat(config, launch), Console(topology.is_primary) as console:
         check_same_settings(config)
         experiment = run_together(prepare)
         check_same_reading(experiment)
