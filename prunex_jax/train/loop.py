@@ -29,23 +29,23 @@ from prunex_jax.tasks import Batch
 from prunex_jax.train.build.experiment import Experiment
 from prunex_jax.train.build.network_mean import SavedRun
 from prunex_jax.train.build.rounds import Round
+from prunex_jax.train.build.work import macs_left_out
 from prunex_jax.train.changes.ahead import CompilerAhead
 from prunex_jax.train.changes.means import Means, gather_means
-from prunex_jax.train.changes.restoring import restore_run
 from prunex_jax.train.changes.transitions import change_method, describe, hand_over
-from prunex_jax.train.commands.console import Console, in_words
+from prunex_jax.train.console import Console, in_words
 from prunex_jax.train.records.checkpoint import Checkpointer
 from prunex_jax.train.records.folder import RunFolder
-from prunex_jax.train.records.position import RunPosition
-from prunex_jax.train.records.profiling import PROFILE, Profiler, profile_window
+from prunex_jax.train.records.restoring import restore_run
 from prunex_jax.train.records.rows import channel_sparsity, spent, training_row
 from prunex_jax.train.records.scores import check_health, validate
 from prunex_jax.train.steps.clock import Clock
 from prunex_jax.train.steps.compiled import Program
 from prunex_jax.train.steps.in_flight import StepsInFlight
+from prunex_jax.train.steps.position import RunPosition
+from prunex_jax.train.steps.profiling import PROFILE, Profiler, profile_window
 from prunex_jax.train.steps.programs import Report
 from prunex_jax.train.steps.state import TrainState
-from prunex_jax.train.steps.work import macs_left_out
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

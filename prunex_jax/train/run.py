@@ -22,18 +22,14 @@ from prunex_jax.train.build.config import (
     resolve_config,
 )
 from prunex_jax.train.build.experiment import Experiment, make_experiment
-from prunex_jax.train.build.joining import (
-    check_same_reading,
-    join_processes,
-    make_heartbeat,
-)
+from prunex_jax.train.build.joining import join_processes, make_heartbeat
 from prunex_jax.train.build.optimizer import MakeOptimizer
 from prunex_jax.train.build.same import (
+    check_same_reading,
     check_same_settings,
     check_shared_folder,
 )
-from prunex_jax.train.build.weights import find_weights
-from prunex_jax.train.commands.console import Console, last_screen, start_screen
+from prunex_jax.train.console import Console, last_screen, start_screen
 from prunex_jax.train.loop import AfterStep, Loop, Progress, Surroundings
 from prunex_jax.train.records.checkpoint import Checkpointer
 from prunex_jax.train.records.folder import (
@@ -45,6 +41,7 @@ from prunex_jax.train.records.folder import (
 )
 from prunex_jax.train.records.summary import TrainResult, finish
 from prunex_jax.train.records.trackers import check_trackers, make_trackers
+from prunex_jax.train.records.weights import find_weights
 from prunex_jax.train.steps.state import TrainState
 
 

@@ -14,8 +14,8 @@ from prunex_jax.train.build.config import ExperimentConfig, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment
 from prunex_jax.train.changes.ahead import Call, calls_to_come
 from prunex_jax.train.commands.command import load_config
-from prunex_jax.train.records.position import RunPosition
 from prunex_jax.train.steps.compiled import Ledger, Program
+from prunex_jax.train.steps.position import RunPosition
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
 # Side and classes of the sets that are not here; synthetic images take their place.

@@ -14,10 +14,10 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.tasks import Classification
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.build.work import work_of_training
 from prunex_jax.train.commands.export import export_run
-from prunex_jax.train.records.position import RunPosition
 from prunex_jax.train.run import train
-from prunex_jax.train.steps.work import work_of_training
+from prunex_jax.train.steps.position import RunPosition
 from tests.helpers.tiny_runs import settings
 
 FAVOURITE = 3

@@ -19,9 +19,10 @@ from prunex_jax.export import export_model, read_model
 from prunex_jax.shrink import Network
 from prunex_jax.train.changes.transitions import comparison_inputs
 from prunex_jax.train.commands import evaluate as evaluation
-from prunex_jax.train.commands.export import export_run, load_trained
+from prunex_jax.train.commands.export import export_run
 from prunex_jax.train.commands.export import main as export_main
 from prunex_jax.train.records.checkpoint import Checkpointer
+from prunex_jax.train.records.restoring import load_trained
 from prunex_jax.train.run import train
 from tests.helpers.tiny_runs import merged
 

@@ -14,7 +14,7 @@ from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.mesh import make_topology
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
-from prunex_jax.train.commands.console import Console
+from prunex_jax.train.console import Console
 from prunex_jax.train.loop import Loop, Surroundings, every
 from prunex_jax.train.records.scores import check_health
 from prunex_jax.train.steps.programs import Report

@@ -8,5 +8,5 @@ network_mean  means of networks: which of a run, and how they are taken
 teaching      networks whose answers a run learns beside the labels
 start         what a run starts from instead of a network drawn at random
 experiment    settings and mesh -> task, channels, method, rounds and programs
-weights       reads trained weights, whatever wrote them
+work          multiply-accumulates of training, over all cuts
 """

@@ -58,8 +58,8 @@ from prunex_jax.train.build.rounds import (
 )
 from prunex_jax.train.build.start import Start, Weights, make_start
 from prunex_jax.train.build.teaching import Teaching, read_teaching
-from prunex_jax.train.records.profiling import profile_window
 from prunex_jax.train.steps.compiled import Ledger, shapes_of
+from prunex_jax.train.steps.profiling import profile_window
 from prunex_jax.train.steps.programs import Programs
 
 
@@ -236,7 +236,7 @@ def make_experiment(
       topology: Hosts, devices and the mesh.
       own: What the user brings instead of what the settings name.
       own_optimizer: Makes the inner optimizer of the learning rate instead.
-      weights: What `config.model.weights` names; see `train.weights`.
+      weights: What `config.model.weights` names; see `train.records.weights`.
       goes_on: Whether a run goes on, perhaps on fewer hosts, among whose devices its
         batches need not divide: then the last examples of each are left out.
     Returns:

@@ -13,9 +13,6 @@ from prunex_jax.processes import (
     start_processes,
 )
 from prunex_jax.train.build.config import ExperimentConfig
-from prunex_jax.train.build.experiment import Experiment
-from prunex_jax.train.build.same import check_same_data
-from prunex_jax.train.build.weights import check_same_everywhere
 
 
 def join_processes(
@@ -49,15 +46,3 @@ def make_heartbeat(config: ExperimentConfig, launch: LaunchFlags) -> Heartbeat:
     """What watches over the processes of a run while it is entered."""
     limits = Limits(config.run.silence_seconds, config.run.stall_seconds)
     return Heartbeat(limits, ends_process=launch.owns_process)
-
-
-def check_same_reading(experiment: Experiment) -> None:
-    """Refuses processes that have read other data or other trained weights.
-
-    Raises:
-      AgreedError: They have; it names what differs.
-    Collectives:
-      As `mesh.check_same`.
-    """
-    check_same_data(experiment.task.dataset)
-    check_same_everywhere(experiment.start)

@@ -1,4 +1,4 @@
-"""Refuses runs whose processes have other settings, packages, data or folders."""
+"""Refuses runs whose processes differ in settings, packages, data, weights, folders."""
 
 import hashlib
 import os
@@ -16,7 +16,10 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.data import Dataset, Split
 from prunex_jax.mesh import check_same, gather_texts, run_together
+from prunex_jax.models.weights.files import SETTING
 from prunex_jax.train.build.config import ExperimentConfig, config_to_dict, dotted_keys
+from prunex_jax.train.build.experiment import Experiment
+from prunex_jax.train.build.start import Weights
 
 # Every host may have its own.
 _LOCAL = ("data.dir", "data.num_workers", "run.compile_cache")
@@ -53,6 +56,31 @@ def check_same_settings(
         **{f"variable {k}": environ.get(k, "") for k in _VARIABLES},
     }
     check_same(described, "start all processes with the same")
+
+
+def check_same_reading(experiment: Experiment) -> None:
+    """Compares the data, and the trained weights, that all processes have read.
+
+    Raises:
+      AgreedError: They differ; it names what does.
+    Collectives:
+      As `mesh.check_same`.
+    """
+    check_same_data(experiment.task.dataset)
+    if experiment.start is not None:
+        check_same_weights(experiment.start.weights)
+
+
+def check_same_weights(weights: Weights) -> None:
+    """Compares the files that all processes have read trained weights from.
+
+    Raises:
+      AgreedError: They differ.
+    Collectives:
+      As `mesh.check_same`.
+    """
+    named = {f"{SETTING}={weights.source!r}": dict(weights.digests)}
+    check_same(named, "copy the same file to every host")
 
 
 def check_same_data(dataset: Dataset) -> None:

@@ -21,8 +21,8 @@ from prunex_jax.mesh import sharding_on
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT
 from prunex_jax.train.build.experiment import Experiment, Setup
 from prunex_jax.train.changes.transitions import foresee_small
-from prunex_jax.train.records.position import RunPosition
 from prunex_jax.train.steps.compiled import Program, shapes_of
+from prunex_jax.train.steps.position import RunPosition
 
 
 class Call(NamedTuple):

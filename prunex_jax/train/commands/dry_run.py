@@ -28,20 +28,16 @@ from prunex_jax.processes import LaunchFlags
 from prunex_jax.tasks import Batch
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment, with_method
-from prunex_jax.train.build.joining import (
-    check_same_reading,
-    join_processes,
-    make_heartbeat,
-)
-from prunex_jax.train.build.same import check_same_settings
-from prunex_jax.train.build.weights import find_weights
+from prunex_jax.train.build.joining import join_processes, make_heartbeat
+from prunex_jax.train.build.same import check_same_reading, check_same_settings
+from prunex_jax.train.build.work import seen_until
 from prunex_jax.train.changes.ahead import exchanges_to_come
 from prunex_jax.train.changes.transitions import saved_shapes
-from prunex_jax.train.commands.console import Console, start_screen
+from prunex_jax.train.console import Console, start_screen
 from prunex_jax.train.records.folder import holds_run
-from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.records.weights import find_weights
 from prunex_jax.train.steps.compiled import Program
-from prunex_jax.train.steps.work import seen_until
+from prunex_jax.train.steps.position import RunPosition
 
 COMPILE, MEASURE = "compile", "measure"
 _TIMED_STEPS = 5

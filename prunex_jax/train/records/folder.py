@@ -38,8 +38,8 @@ from prunex_jax.base.files import expanded, read_object, write_json, write_whole
 from prunex_jax.processes import LastStart
 from prunex_jax.train.build.config import dotted_keys, fixed_differences
 from prunex_jax.train.build.start import Weights
-from prunex_jax.train.records.profiling import PROFILE
 from prunex_jax.train.records.trackers import FILES_OF_TRACKERS, Trackers
+from prunex_jax.train.steps.profiling import PROFILE
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"

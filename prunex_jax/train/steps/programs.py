@@ -33,13 +33,13 @@ from prunex_jax.mesh import (
 from prunex_jax.methods import Method, RoundKind
 from prunex_jax.models import AnyModel, from_moments, to_moments
 from prunex_jax.tasks import Batch, Objective, Sums
-from prunex_jax.train.build.start import whole_tree
 from prunex_jax.train.steps.compiled import Ledger, Program
 from prunex_jax.train.steps.local_step import LocalStep
 from prunex_jax.train.steps.state import (
     FIRST_BAD_STEP,
     Stored,
     TrainState,
+    whole_tree,
     zero_totals,
 )
 

@@ -36,6 +36,16 @@ class TrainState(NamedTuple):
     totals: Totals  # per_device
 
 
+def whole_tree(params: PyTree, statistics: PyTree) -> dict[str, PyTree]:
+    """Parameters and statistics in one tree, whose paths are those of exports.
+
+    Example:
+      >>> whole_tree({'a': 1.0}, {})
+      {'params': {'a': 1.0}, 'statistics': {}}
+    """
+    return {"params": params, "statistics": statistics}
+
+
 def zero_totals(counted: Iterable[str]) -> Totals:
     """Totals of a device that has seen nothing.
 

@@ -9,7 +9,7 @@ also counts backward passes, which cost twice as much.
 
 from prunex_jax.mesh import peak_flops
 from prunex_jax.train.build.experiment import Experiment, macs_of_one_example
-from prunex_jax.train.records.position import Handover, RunPosition
+from prunex_jax.train.steps.position import Handover, RunPosition
 
 # Floating point operations for one multiply-accumulate of a forward pass: two, and as
 # many for the gradient by each of its two factors.
