@@ -20,7 +20,7 @@ joined, and a heartbeat that ends all of them when one is lost. In reading order
 from prunex_jax.processes.compilation_cache import keep_compiled
 from prunex_jax.processes.heartbeat import Heartbeat, Limits
 from prunex_jax.processes.launcher import Launch, LaunchFlags
-from prunex_jax.processes.memory import keep_freed_memory, return_freed_memory
+from prunex_jax.processes.memory import keep_freed_memory
 from prunex_jax.processes.registry import LastStart
 from prunex_jax.processes.start import start_processes
 from prunex_jax.processes.stragglers import StepTimes
@@ -34,6 +34,5 @@ __all__ = [
     "StepTimes",
     "keep_compiled",
     "keep_freed_memory",
-    "return_freed_memory",
     "start_processes",
 ]

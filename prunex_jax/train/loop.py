@@ -166,11 +166,6 @@ class Loop:
 
     # ---- from the beginning to the end
 
-    def run(self) -> None:
-        """Trains until the end or until asked to stop; see `steps`."""
-        for _ in self.steps():
-            pass
-
     def steps(self) -> Iterator[None]:
         """Trains, and stands still before the first step and after every one.
 

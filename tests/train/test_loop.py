@@ -102,7 +102,8 @@ def run_one(experiment, checkpoints=None, stop=None, watch=None, shown=None):
     checkpoints.events = events
     watchers = [] if watch is None else [watch]
     loop = Loop(experiment, around_of(checkpoints, folder, stop, watchers, shown))
-    loop.run()
+    for _ in loop.steps():
+        pass
     return loop, loop.state, loop.is_complete, events, folder.rows
 
 
