@@ -1,4 +1,4 @@
-"""Means of the networks of a run: its own teacher, and its final network.
+"""Which networks of a run are averaged: for its own teacher, and its final network.
 
 A mean over rounds at a high learning rate is a better network than any of them. It has
 parameters only; batch statistics of its own are taken from some batches at the end.
@@ -6,7 +6,7 @@ parameters only; batch statistics of its own are taken from some batches at the 
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -16,13 +16,8 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import AnyMesh, sharding_on
 from prunex_jax.models import AnyModel
-from prunex_jax.tasks import Batch
 from prunex_jax.train.build.rounds import Phase, RoundPlan
-from prunex_jax.train.steps.programs import Programs
 from prunex_jax.train.steps.state import Totals, TrainState
-
-# Training batches from which the batch statistics of a mean are taken.
-STATISTICS_BATCHES = 32
 
 
 class NetworkMean(NamedTuple):
@@ -92,48 +87,6 @@ def shapes_of_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
     )
 
 
-def empty_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
-    """The mean of no network of a model yet."""
-    return jax.tree.map(_zeros, shapes_of_mean(model, mesh))
-
-
-def with_network(
-    mean: NetworkMean, programs: Programs, state: TrainState
-) -> NetworkMean:
-    """Takes the network that a state stands for into a mean; sends nothing.
-
-    Args:
-      mean: The mean so far, which is donated.
-      programs: Those of the run.
-      state: Its training state.
-    """
-    params = programs.average(mean.params, mean.num_networks, state)
-    return mean._replace(params=params, num_networks=mean.num_networks + 1)
-
-
-def with_statistics(
-    mean: NetworkMean,
-    programs: Programs,
-    state: TrainState,
-    batches: Iterable[Batch],
-) -> NetworkMean:
-    """Completes a mean with batch statistics of its own, which it has never had.
-
-    Args:
-      mean: The mean.
-      programs: Those of the run.
-      state: Its training state, which stays as it is.
-      batches: What statistics are taken from.
-    Collectives:
-      Those of `step.Programs.network`.
-    """
-    statistics = state.statistics
-    for number, batch in enumerate(batches):
-        statistics = programs.estimate(mean.params, statistics, batch, number)
-    _, found = programs.network(state._replace(statistics=statistics))
-    return mean._replace(statistics=found)
-
-
 def final_mean_plan(
     share: float, num_steps: int, plans: Sequence[RoundPlan], phases: Sequence[Phase]
 ) -> MeanPlan | None:
@@ -173,8 +126,3 @@ def _settled_step(plan: RoundPlan, left_at: int | None) -> float:
         return 0
     left = math.inf if left_at is None else left_at + 1
     return max(last.start_step + plan.sync_period, (plan.shrink_step or 0) + 1, left)
-
-
-def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-    zeros = np.zeros(like.shape, like.dtype)
-    return jax.make_array_from_callback(like.shape, like.sharding, zeros.__getitem__)

@@ -27,7 +27,6 @@ as zeros in others.
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -302,7 +301,7 @@ def placed_like(state: TrainState, wanted: TrainState) -> TrainState:
     def place(leaf: Any, like: Any) -> jax.Array:
         if isinstance(leaf, jax.Array):
             return leaf
-        part = functools.partial(_part, leaf)
+        part = leaf.__getitem__
         return jax.make_array_from_callback(like.shape, like.sharding, part)
 
     found: TrainState = jax.tree.map(place, state, wanted)
@@ -355,7 +354,3 @@ def _weighted(copies: np.ndarray, shares: Mapping[int, float]) -> np.ndarray:
     for i in others:
         total += wide.type(shares[i]) * (copies[i].astype(wide) - start)
     return total
-
-
-def _part(array: np.ndarray, index: Any) -> np.ndarray:
-    return array[index]
