@@ -136,12 +136,10 @@ def _find_slurm(
     process, however many tasks the job may start.
     """
     del probes
-    missing = [name for name in _SLURM_VARIABLES if name not in environ]
-    if missing and required:
-        raise UserError(
-            "launcher=slurm, but this process is not part of a Slurm job step "
-            f"(no {', '.join(missing)}): start it with srun, or use launcher=none"
-        )
+    problem = "slurm, but this process is not part of a Slurm job step"
+    missing = _missing(
+        environ, _SLURM_VARIABLES, required, problem, "start it with srun"
+    )
     if "SLURM_JOB_ID" not in environ:
         return None
     job = f"Slurm job {environ['SLURM_JOB_ID']}"
@@ -234,13 +232,8 @@ def _find_openmpi(
     version 5 on it says nothing of the kind. Then the coordinator is this machine when
     all processes run here, or mpi4py is asked when it is installed, or the user.
     """
-    missing = [name for name in _OPENMPI_VARIABLES if name not in environ]
-    if missing:
-        if required:
-            raise UserError(
-                "launcher=openmpi, but Open MPI did not start this process (no "
-                f"{', '.join(missing)}): start it with mpirun, or use launcher=none"
-            )
+    problem = "openmpi, but Open MPI did not start this process"
+    if _missing(environ, _OPENMPI_VARIABLES, required, problem, "start it with mpirun"):
         return None
     size, rank, local_rank, local_size = (
         _integer(environ, name) for name in _OPENMPI_VARIABLES
@@ -307,16 +300,11 @@ def _find_pmi(environ: Environ, required: bool, probes: Probes) -> LaunchedTask 
     Slurm sets some of these variables too (srun --mpi=pmi2), and is asked before
     unless mpiexec tells the local rank.
     """
-    missing = [name for name in _PMI_VARIABLES[:2] if name not in environ]
-    if missing:
-        if required:
-            raise UserError(
-                "launcher=pmi, but no mpiexec of MPICH or Intel MPI started this "
-                f"process (no {', '.join(missing)}): start it with mpiexec, or use "
-                "launcher=none"
-            )
+    counts = _PMI_VARIABLES[:2]
+    problem = "pmi, but no mpiexec of MPICH or Intel MPI started this process"
+    if _missing(environ, counts, required, problem, "start it with mpiexec"):
         return None
-    rank, size = (_integer(environ, name) for name in _PMI_VARIABLES[:2])
+    rank, size = (_integer(environ, name) for name in counts)
     if size == 1:
         return LaunchedTask("pmi", "mpiexec with one process")
     has_local = all(name in environ for name in _PMI_VARIABLES)
@@ -417,14 +405,9 @@ def _find_kubernetes(
     are independent runs. Pods of one run need a headless service to reach each other,
     and it shows in the pod's full name.
     """
-    missing = [name for name in _KUBERNETES_VARIABLES if name not in environ]
-    if missing:
-        if required:
-            raise UserError(
-                "launcher=kubernetes, but this is no pod of an indexed job (no "
-                f"{', '.join(missing)}): set completionMode: Indexed in the Job, or "
-                "use launcher=none"
-            )
+    problem = "kubernetes, but this is no pod of an indexed job"
+    remedy = "set completionMode: Indexed in the Job"
+    if _missing(environ, _KUBERNETES_VARIABLES, required, problem, remedy):
         return None
     index = _integer(environ, "JOB_COMPLETION_INDEX")
     is_jobset = "JOBSET_NAME" in environ
@@ -462,6 +445,23 @@ def _pod_zero(name: str, index: int) -> str | None:
     if job == pod or ".svc" not in domain:
         return None
     return f"{job}-0.{domain}:{_KUBERNETES_PORT}"
+
+
+def _missing(
+    environ: Environ, names: tuple[str, ...], required: bool, problem: str, remedy: str
+) -> list[str]:
+    """Variables that a launcher sets and are not there.
+
+    Raises:
+      UserError: Some are not, and the launcher was named.
+    """
+    missing = [name for name in names if name not in environ]
+    if missing and required:
+        raise UserError(
+            f"launcher={problem} (no {', '.join(missing)}): {remedy}, or use "
+            "launcher=none"
+        )
+    return missing
 
 
 def _listed(environ: Environ, names: tuple[str, ...]) -> str:
