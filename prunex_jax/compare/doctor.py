@@ -50,7 +50,7 @@ from prunex_jax.mesh import (
 from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import Heartbeat, Limits, start_processes
 from prunex_jax.processes.gpus import count_visible_gpus
-from prunex_jax.train.build.same import shows
+from prunex_jax.train.build.joining import shows
 from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 
 OK, WARNING, FAILED = "ok", "warning", "FAILED"

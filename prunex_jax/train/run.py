@@ -22,13 +22,14 @@ from prunex_jax.train.build.config import (
     resolve_config,
 )
 from prunex_jax.train.build.experiment import Experiment, make_experiment
-from prunex_jax.train.build.joining import join_processes, make_heartbeat
-from prunex_jax.train.build.optimizer import MakeOptimizer
-from prunex_jax.train.build.same import (
+from prunex_jax.train.build.joining import (
     check_same_reading,
     check_same_settings,
     check_shared_folder,
+    join_processes,
+    make_heartbeat,
 )
+from prunex_jax.train.build.optimizer import MakeOptimizer
 from prunex_jax.train.console import Console, last_screen, start_screen
 from prunex_jax.train.loop import AfterStep, Loop, Progress, Surroundings
 from prunex_jax.train.records.checkpoint import Checkpointer

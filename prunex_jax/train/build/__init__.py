@@ -1,8 +1,7 @@
 """Builds a run from its settings, before anything is compiled.
 
 config        settings, in any form -> ExperimentConfig
-joining       the processes of a run: joined, and watched over
-same          refuses processes with other settings, data or folders
+joining       the processes of a run: joined, compared, and watched over
 rounds        which method at which step, and which exchange after which
 network_mean  which networks of a run are averaged
 teaching      networks whose answers a run learns beside the labels

@@ -95,9 +95,9 @@ class CompilerAhead:
     def _start(self, calls: Iterable[Call]) -> None:
         if self.is_on:
             self._calls = calls
-            self._thread.submit(self._compile, calls, _Surroundings())
+            self._thread.submit(self._compile, calls, _ThreadSettings())
 
-    def _compile(self, calls: Iterable[Call], wanted: "_Surroundings") -> None:
+    def _compile(self, calls: Iterable[Call], wanted: "_ThreadSettings") -> None:
         # What `with jax.default_matmul_precision(...)` and its like say holds for the
         # thread that says it: programs of this one would be others.
         is_same = wanted.are_here()
@@ -149,7 +149,7 @@ def calls_to_come(
             yield Call(programs.exchange, (state,), static, small)
 
 
-class _Surroundings:
+class _ThreadSettings:
     """What jax's context managers say on the thread that makes it."""
 
     def __init__(self) -> None:

@@ -28,8 +28,12 @@ from prunex_jax.processes import LaunchFlags
 from prunex_jax.tasks import Batch
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment, with_method
-from prunex_jax.train.build.joining import join_processes, make_heartbeat
-from prunex_jax.train.build.same import check_same_reading, check_same_settings
+from prunex_jax.train.build.joining import (
+    check_same_reading,
+    check_same_settings,
+    join_processes,
+    make_heartbeat,
+)
 from prunex_jax.train.build.work import seen_until
 from prunex_jax.train.changes.ahead import exchanges_to_come
 from prunex_jax.train.changes.transitions import saved_shapes
@@ -150,7 +154,8 @@ def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
     state, calls = current.programs.abstract_state(), _first_calls(experiment)
     memory = []
     for program, options in calls:
-        args = (state, batch) if _is_step(program) else (state,)
+        is_step = program is current.programs.local_step
+        args = (state, batch) if is_step else (state,)
         compiled = run_together(functools.partial(program.compile, *args, **options))
         memory += _memory_of(program.name, compiled.run)
     position = RunPosition(keep_counts=experiment.channels.sizes)
@@ -160,7 +165,7 @@ def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
         params_bytes=bytes_per_device(state.params),
         state_bytes=bytes_per_device(state),
         memory=tuple(memory),
-        checkpoint_bytes=num_bytes(saved),
+        checkpoint_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(saved)),
     )
     return _with_times(found, experiment) if is_measured else found
 
@@ -193,18 +198,6 @@ def _for_gpus(config: ExperimentConfig) -> ExperimentConfig:
     return replace(config, model=as_on_gpus(config.model))
 
 
-def num_bytes(tree: PyTree) -> int:
-    """Bytes of arrays, or of what their shapes and types describe; over all devices.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> num_bytes({'a': jnp.ones((2, 3)), 'b': jnp.ones(4, jnp.int8)})
-      28
-    """
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-
-
 def bytes_per_device(tree: PyTree) -> int:
     """Bytes of arrays on one device, by their shapes, types and shardings.
 
@@ -217,10 +210,6 @@ def bytes_per_device(tree: PyTree) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
     )
-
-
-def _is_step(program: Program) -> bool:
-    return program.name == "local_step"
 
 
 def _first_calls(experiment: Experiment) -> list[tuple[Program, dict[str, Any]]]:
@@ -263,7 +252,8 @@ def _what_is_sent(experiment: Experiment) -> Iterator[Sent]:
         there = experiment if number == 0 else with_method(experiment, phase.method)
         prefix = "" if is_one else f"{phase.method}: "
         for what, listed in _calls_of(there):
-            yield _sent(prefix + what, listed, shape)
+            sent = wire_bytes(listed, shape)
+            yield Sent(prefix + what, sent[HOST_AXIS], sent[DEVICE_AXIS])
 
 
 def _calls_of(experiment: Experiment) -> Iterator[tuple[str, list[Collective]]]:
@@ -291,11 +281,6 @@ def _calls_of(experiment: Experiment) -> Iterator[tuple[str, list[Collective]]]:
         part = "all channels" if share == 1 else f"{share:.3g} of the channels"
         what = f"an exchange with {part}, {options['kind']}"
         yield what, programs.exchange.collectives(state, **options)
-
-
-def _sent(what: str, listed: list[Collective], shape: Mapping[str, int]) -> Sent:
-    sent = wire_bytes(listed, shape)
-    return Sent(what, sent[HOST_AXIS], sent[DEVICE_AXIS])
 
 
 def _with_times(needs: Needs, experiment: Experiment) -> Needs:

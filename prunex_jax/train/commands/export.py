@@ -17,7 +17,6 @@ The run is rebuilt on as many devices as it had, simulated on the CPU:
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
@@ -45,33 +44,6 @@ COMMAND = Command(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and exports."""
     return run_command(COMMAND, _export, arguments)
-
-
-def export_run(
-    workdir: str | Path,
-    folder: str | Path,
-    *,
-    step: int | None = None,
-    data_dir: str = "",
-    overwrite: bool = False,
-) -> dict[str, Any]:
-    """Exports the network of a run.
-
-    Args:
-      workdir: The run folder; it is only read.
-      folder: Where the export goes.
-      step: The checkpoint; None takes the newest.
-      data_dir: Where the data set lies, if not where the run found it.
-      overwrite: Replace an earlier export.
-    Returns:
-      The manifest.
-    Raises:
-      UserError: The folder holds no run or no such checkpoint, this process has fewer
-        devices than the run had, the cut is not exact, or the export cannot be written.
-    """
-    check_target(folder, overwrite)  # Before all that takes time.
-    trained = load_trained(workdir, step=step, data_dir=data_dir)
-    return trained.export(folder, overwrite=overwrite)
 
 
 def _export(values: Values, rest: list[str]) -> None:

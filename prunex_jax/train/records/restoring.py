@@ -145,7 +145,16 @@ class TrainedNetwork:
         return compare(full, small, inputs, batch_sizes=batch_sizes)
 
     def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
-        """Exports the shrunk network; see `commands.export.export_run`."""
+        """Exports the shrunk network.
+
+        Args:
+          folder: Where the export goes.
+          overwrite: Replace an earlier export.
+        Returns:
+          The manifest.
+        Raises:
+          UserError: The cut is not exact, or the export cannot be written.
+        """
         experiment, shrunk = self.experiment, self.shrunk
         model, workdir = shrunk.model, self.workdir
 
