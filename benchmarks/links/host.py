@@ -141,7 +141,7 @@ class _Watch:
         split = part_of(dataset.validation, self.spec.scored_examples)
         network = programs.network(state)
         result = evaluate_split(experiment, programs.evaluate, network, split)
-        return result and metric_of(result.measures, self.spec.metric)
+        return None if result is None else metric_of(result, self.spec.metric)
 
     def _bytes_so_far(self, progress: Progress) -> float:
         return progress.experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0)

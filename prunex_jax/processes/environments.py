@@ -12,6 +12,7 @@ import re
 import socket
 import zlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.processes.gpus import count_present_gpus, count_visible_gpus
@@ -307,7 +308,6 @@ def _find_pmi(environ: Environ, required: bool, probes: Probes) -> LaunchedTask 
     rank, size = (_integer(environ, name) for name in counts)
     if size == 1:
         return LaunchedTask("pmi", "mpiexec with one process")
-    has_local = all(name in environ for name in _PMI_VARIABLES)
     return LaunchedTask(
         "pmi",
         f"mpiexec (PMI), rank {rank} of {size}",
@@ -317,8 +317,7 @@ def _find_pmi(environ: Environ, required: bool, probes: Probes) -> LaunchedTask 
         remedy="mpiexec does not tell its processes where rank 0 runs (PMI_SIZE="
         f"{size}): give --coordinator=HOST:PORT (the machine of rank 0 and a free "
         "port), or install mpi4py; --launcher=none makes each a run of its own",
-        local_rank=_integer(environ, "MPI_LOCALRANKID") if has_local else 0,
-        local_tasks=_integer(environ, "MPI_LOCALNRANKS") if has_local else None,
+        **_local(environ, *_PMI_VARIABLES[2:]),
     )
 
 
@@ -340,11 +339,6 @@ def _find_torchrun(
     rank, size = (_integer(environ, name) for name in _TORCHRUN_VARIABLES[:2])
     if size == 1:
         return LaunchedTask("torchrun", "torchrun with one process")
-    has_local = all(name in environ for name in _TORCHRUN_LOCAL_VARIABLES)
-    local = [
-        _integer(environ, name) if has_local else None
-        for name in _TORCHRUN_LOCAL_VARIABLES
-    ]
     port = _integer(environ, "MASTER_PORT")
     if "TORCHELASTIC_RUN_ID" in environ:
         # torchrun itself listens at its port.
@@ -355,8 +349,7 @@ def _find_torchrun(
         num_processes=size,
         process_id=rank,
         coordinator=f"{environ['MASTER_ADDR']}:{port}",
-        local_rank=local[0] or 0,
-        local_tasks=local[1],
+        **_local(environ, *_TORCHRUN_LOCAL_VARIABLES),
     )
 
 
@@ -466,6 +459,14 @@ def _missing(
 
 def _listed(environ: Environ, names: tuple[str, ...]) -> str:
     return ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
+
+
+def _local(environ: Environ, rank: str, count: str) -> dict[str, Any]:
+    """This process among those of its machine, where two variables say so."""
+    if rank not in environ or count not in environ:
+        return {}
+    rank_there, count_there = _integer(environ, rank), _integer(environ, count)
+    return {"local_rank": rank_there, "local_tasks": count_there}
 
 
 def _integer(environ: Environ, name: str) -> int:

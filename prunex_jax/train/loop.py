@@ -416,10 +416,10 @@ class Loop:
     def _validate(self) -> None:
         """Scores the network as it is now on the validation split."""
         with self._busy("evaluating", "evaluate"):
-            result = validate(self.experiment, self.state, self._around.stop.is_due)
-        if result is None:
+            measures = validate(self.experiment, self.state, self._around.stop.is_due)
+        if measures is None:
             return
-        step, measures = self.position.step, result.measures
+        step = self.position.step
         found = {f"validation_{name}": value for name, value in measures.items()}
         cost = spent(self.experiment, self.position, self.clock)
         self._around.folder.append({"step": step, **cost, **found})

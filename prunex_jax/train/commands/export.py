@@ -88,7 +88,3 @@ def _described(manifest: Mapping[str, Any], folder: str) -> str:
         f"check it  python -m prunex_jax evaluate --model={folder}",
     ]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -120,7 +120,7 @@ def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any
             result = evaluate_split(experiment, programs.evaluate, arrays, split)
         metrics = [metric.name for metric in task.objective.metrics]
         for metric in sorted(metrics, key=lambda metric: metric == "loss"):
-            value = None if result is None else result.measures[metric]
+            value = None if result is None else result[metric]
             row[f"{name}_{metric}"] = value
     return row
 
