@@ -27,7 +27,6 @@ from prunex_jax.methods import Method
 from prunex_jax.processes import StepTimes
 from prunex_jax.tasks import Batch
 from prunex_jax.train.build.experiment import Experiment
-from prunex_jax.train.build.network_mean import SavedRun
 from prunex_jax.train.build.rounds import Round
 from prunex_jax.train.build.work import macs_left_out
 from prunex_jax.train.changes.ahead import CompilerAhead
@@ -45,7 +44,7 @@ from prunex_jax.train.steps.in_flight import StepsInFlight
 from prunex_jax.train.steps.position import RunPosition
 from prunex_jax.train.steps.profiling import PROFILE, Profiler, profile_window
 from prunex_jax.train.steps.programs import Report
-from prunex_jax.train.steps.state import TrainState
+from prunex_jax.train.steps.state import SavedRun, TrainState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

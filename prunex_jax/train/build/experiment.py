@@ -41,7 +41,7 @@ from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
 from prunex_jax.tasks import Batch, Objective, Own, Task, make_task
 from prunex_jax.train.build.config import ExperimentConfig, total_steps
-from prunex_jax.train.build.network_mean import MeanPlan, final_mean_plan
+from prunex_jax.train.build.mean_plan import MeanPlan, final_mean_plan
 from prunex_jax.train.build.optimizer import (
     OWN_OPTIMIZER,
     MakeOptimizer,

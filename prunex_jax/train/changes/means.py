@@ -1,17 +1,17 @@
 """The means of networks that a run keeps: of its own teacher, and of its end."""
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from prunex_jax.mesh import AnyMesh
+from prunex_jax.mesh import AnyMesh, sharding_on
 from prunex_jax.models import AnyModel
 from prunex_jax.train.build.experiment import Experiment
-from prunex_jax.train.build.network_mean import MeanPlan, NetworkMean, shapes_of_mean
+from prunex_jax.train.build.mean_plan import MeanPlan
 from prunex_jax.train.steps.programs import Programs
-from prunex_jax.train.steps.state import TrainState
+from prunex_jax.train.steps.state import NetworkMean, TrainState
 
 # Training batches from which the batch statistics of a mean are taken.
 _STATISTICS_BATCHES = 32
@@ -51,6 +51,17 @@ def gather_means(
         final = _gathered(plan, model, means.final, experiment, step, state)
         means = means._replace(final=final)
     return means, news
+
+
+def shapes_of_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
+    """Shapes, types and shardings of the mean of networks of a model."""
+    params, statistics = jax.eval_shape(model.init, jax.random.key(0))
+    everywhere = sharding_on(mesh, jax.P())
+    count: Any = jax.ShapeDtypeStruct((), np.float32)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+        NetworkMean(params, statistics, count),
+    )
 
 
 def empty_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:

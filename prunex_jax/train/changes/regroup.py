@@ -39,9 +39,8 @@ from prunex_jax.comm import part_shape, slices_of, whole_of
 from prunex_jax.mesh import IN_SLICES, Placement, specs_of
 from prunex_jax.methods import Method
 from prunex_jax.models.base import from_moments, to_moments
-from prunex_jax.train.build.network_mean import SavedRun
 from prunex_jax.train.steps.programs import placements_of
-from prunex_jax.train.steps.state import FIRST_BAD_STEP, Totals, TrainState
+from prunex_jax.train.steps.state import FIRST_BAD_STEP, SavedRun, Totals, TrainState
 
 # Hosts, devices per host.
 MeshSizes = tuple[int, int]

@@ -40,11 +40,11 @@ from prunex_jax.train.build.experiment import (
     with_method,
     with_small_network,
 )
-from prunex_jax.train.build.network_mean import NetworkMean, SavedRun, shapes_of_mean
 from prunex_jax.train.build.work import macs_until
+from prunex_jax.train.changes.means import shapes_of_mean
 from prunex_jax.train.steps.compiled import Program
 from prunex_jax.train.steps.position import Handover, RunPosition
-from prunex_jax.train.steps.state import TrainState
+from prunex_jax.train.steps.state import NetworkMean, SavedRun, TrainState
 
 # Examples on which masked and shrunk networks are compared.
 _NUM_COMPARED = 64

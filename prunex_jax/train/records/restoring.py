@@ -25,7 +25,6 @@ from prunex_jax.shrink import (
 from prunex_jax.shrink.compare import Comparison, Subject, compare
 from prunex_jax.train.build.config import config_to_dict, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment
-from prunex_jax.train.build.network_mean import SavedRun
 from prunex_jax.train.build.settings import DistillConfig
 from prunex_jax.train.build.teaching import SELF
 from prunex_jax.train.changes.regroup import (
@@ -53,7 +52,7 @@ from prunex_jax.train.records.folder import (
     held_weights,
 )
 from prunex_jax.train.steps.position import RunPosition
-from prunex_jax.train.steps.state import TrainState
+from prunex_jax.train.steps.state import SavedRun, TrainState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

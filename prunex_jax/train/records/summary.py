@@ -11,14 +11,13 @@ from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, sharding_on
 from prunex_jax.shrink import Network
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.build.experiment import Experiment, macs_of_one_example
-from prunex_jax.train.build.network_mean import NetworkMean
 from prunex_jax.train.build.work import seen_until, speed_of, work_of_training
 from prunex_jax.train.changes.transitions import cut_out, network_of
 from prunex_jax.train.records.scores import evaluate_split
 from prunex_jax.train.steps.clock import Clock
 from prunex_jax.train.steps.position import RunPosition
 from prunex_jax.train.steps.programs import Programs
-from prunex_jax.train.steps.state import TrainState
+from prunex_jax.train.steps.state import NetworkMean, TrainState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

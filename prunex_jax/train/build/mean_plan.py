@@ -7,46 +7,10 @@ parameters only; batch statistics of its own are taken from some batches at the 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
-
-import jax
-import numpy as np
+from typing import Self
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import PyTree
-from prunex_jax.mesh import AnyMesh, sharding_on
-from prunex_jax.models import AnyModel
 from prunex_jax.train.build.rounds import Phase, RoundPlan
-from prunex_jax.train.steps.state import Totals, TrainState
-
-
-class NetworkMean(NamedTuple):
-    """The mean of some networks of a run; replicated, saved with its checkpoints."""
-
-    params: PyTree
-    statistics: PyTree  # Zero until the mean is complete.
-    num_networks: jax.Array  # float32[]: in the mean so far.
-
-
-class SavedRun(NamedTuple):
-    """What a checkpoint holds: the training state, and means of networks.
-
-    The first fields are those of `TrainState`, so that its parts keep their paths.
-    """
-
-    step: jax.Array
-    params: PyTree
-    statistics: PyTree
-    opt_state: PyTree
-    totals: Totals
-    own_teacher: NetworkMean | None = None
-    final_mean: NetworkMean | None = None
-
-    @property
-    def state(self) -> TrainState:
-        """The training state."""
-        parts: tuple[Any, ...] = self
-        return TrainState(*parts[: len(TrainState._fields)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,17 +38,6 @@ class MeanPlan:
         """Whether the network is taken into the mean after so many steps."""
         is_inside = self.first <= num_steps <= self.complete
         return is_inside and (self.complete - num_steps) % self.period == 0
-
-
-def shapes_of_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
-    """Shapes, types and shardings of the mean of networks of a model."""
-    params, statistics = jax.eval_shape(model.init, jax.random.key(0))
-    everywhere = sharding_on(mesh, jax.P())
-    count: Any = jax.ShapeDtypeStruct((), np.float32)
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-        NetworkMean(params, statistics, count),
-    )
 
 
 def final_mean_plan(
