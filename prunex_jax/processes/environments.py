@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.processes.gpus import count_present_gpus, count_visible_gpus
+from prunex_jax.processes.gpus import GpuFiles, count_visible_gpus
 
 Environ = Mapping[str, str]
 
@@ -79,7 +79,7 @@ class Probes:
     """Questions about the machine that the environment does not answer."""
 
     count_gpus: Callable[[Environ], int | None] = count_visible_gpus
-    count_present: Callable[[], int] = count_present_gpus
+    count_present: Callable[[], int] = lambda: len(GpuFiles().present)
     fqdn: Callable[[], str] = socket.getfqdn
     has_module: Callable[[str], bool] = _has_module
 

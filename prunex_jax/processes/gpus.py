@@ -35,11 +35,6 @@ def count_visible_gpus(
     return len(visible_gpus(environ, GpuFiles(device_dir))) or None
 
 
-def count_present_gpus(device_dir: Path = Path("/dev")) -> int:
-    """Counts the device files of NVIDIA's GPUs, or of AMD's where there are none."""
-    return len(GpuFiles(device_dir).present)
-
-
 def _can_open(file: Path) -> bool:
     """Whether the launcher lets this process use a GPU; cgroups refuse at opening."""
     try:

@@ -188,7 +188,10 @@ def _counted(
     counted = program_to_count(fn)
     if counted is fn:
         return jaxpr
-    return jax.jit(counted).trace(*jax.tree.map(_plain_shape, args)).jaxpr
+    plain = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes_of(args)
+    )
+    return jax.jit(counted).trace(*plain).jaxpr
 
 
 def shapes_of(tree: PyTree) -> PyTree:
@@ -204,7 +207,3 @@ def shapes_of(tree: PyTree) -> PyTree:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=getattr(x, "sharding", None))
 
     return jax.tree.map(shape_of, tree)
-
-
-def _plain_shape(array: Any) -> Any:
-    return jax.ShapeDtypeStruct(jnp.shape(array), jnp.result_type(array))
