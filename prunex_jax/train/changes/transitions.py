@@ -171,7 +171,13 @@ def network_of(
         params, statistics = experiment.current.programs.network(state)
     else:
         params, statistics = mean.params, mean.statistics
-    return Network(experiment.current.model, *jax.device_get((params, statistics)))
+    return on_host(Network(experiment.current.model, params, statistics))
+
+
+def on_host(network: Network) -> Network:
+    """The network with host arrays."""
+    params, statistics = jax.device_get((network.params, network.statistics))
+    return Network(network.model, params, statistics)
 
 
 def cut_out(
@@ -193,8 +199,7 @@ def cut_out(
     shrunk = whole.shrunk(cut)
     inputs = comparison_inputs(experiment.task)
     error = shrink_error(whole.masked(cut), shrunk, inputs)
-    params, statistics = jax.device_get((shrunk.params, shrunk.statistics))
-    return Network(shrunk.model, params, statistics), masks, error
+    return on_host(shrunk), masks, error
 
 
 def describe(experiment: Experiment, handover: Handover) -> str:
@@ -228,7 +233,7 @@ def _after(experiment: Experiment, handover: Handover) -> Experiment:
     """The run as it goes on after its cut, from settings and positions alone."""
     model = experiment.task.model
     masks = handover.masks(experiment.channels.sizes)
-    cut = _cut_of(model, experiment.channels.trace, masks)
+    cut = cut_of(model, experiment.channels.trace, masks)
     return with_small_network(experiment, model.after(cut), is_pruned=handover.is_last)
 
 
@@ -245,7 +250,7 @@ def _trace_of_now(experiment: Experiment) -> ChannelTrace:
     return trace_model(experiment.current.model)
 
 
-def _cut_of(
+def cut_of(
     model: AnyModel, trace: ChannelTrace, masks: Mapping[str, np.ndarray]
 ) -> Cut:
     """What goes from a network of which shapes are enough."""
@@ -260,7 +265,7 @@ def _cutter(
     Collectives:
       None; where state lies in slices, those of `Method.whole`.
     """
-    cut = _cut_of(before.current.model, _trace_of_now(before), masks)
+    cut = cut_of(before.current.model, _trace_of_now(before), masks)
     method, small_method = before.current.method, after.current.method
     stored, small_stored = before.current.programs.stored, after.current.programs.stored
     kept = {name: np.flatnonzero(mask) for name, mask in masks.items()}

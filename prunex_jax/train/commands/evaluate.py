@@ -10,11 +10,10 @@ or bits per byte. Where these data lie is printed, unless --data_dir says it. Ex
 0: scored; 2: bad input.
 """
 
-import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +113,15 @@ def evaluate(
     if split not in SPLITS:
         raise UserError(f"--split={split} is not one of {', '.join(SPLITS)}")
     model = read_model(folder)
-    with _odd_content_refused(folder):
+    try:
         return _evaluated(model, str(folder), split, data_dir, batch_size)
+    except UserError:
+        raise
+    except _ODD as error:
+        raise UserError(
+            f"{folder} cannot be evaluated: its manifest, arrays, program and data do "
+            f"not fit ({one_line(error, 200)}); export it again"
+        ) from error
 
 
 def _evaluated(
@@ -150,20 +156,6 @@ def _evaluated(
         difference=difference,
         place="" if data_dir else config.data.dir,
     )
-
-
-@contextlib.contextmanager
-def _odd_content_refused(folder: str | Path) -> Iterator[None]:
-    """Says in one line that a manifest and what belongs to it do not go together."""
-    try:
-        yield
-    except UserError:
-        raise
-    except _ODD as error:
-        raise UserError(
-            f"{folder} cannot be evaluated: its manifest, arrays, program and data do "
-            f"not fit ({one_line(error, 200)}); export it again"
-        ) from error
 
 
 def _evaluate(values: Values, rest: list[str]) -> None:

@@ -20,7 +20,6 @@ from prunex_jax.shrink import (
     Cut,
     Network,
     certify_networks,
-    make_cut,
 )
 from prunex_jax.shrink.compare import Comparison, Subject, compare
 from prunex_jax.train.build.config import config_to_dict, resolve_config
@@ -38,8 +37,10 @@ from prunex_jax.train.changes.regroup import (
 )
 from prunex_jax.train.changes.transitions import (
     comparison_inputs,
+    cut_of,
     experiment_at,
     network_of,
+    on_host,
     saved_shapes,
 )
 from prunex_jax.train.records.checkpoint import Checkpointer
@@ -216,14 +217,13 @@ def load_trained(
         masks = jax.device_get(experiment.current.method.masks(state.opt_state))
     else:
         masks = handover.masks(full.channels.sizes)
-    shapes = jax.eval_shape(full.task.model.init, jax.random.key(0))
-    cut = make_cut(full.channels.trace, masks, *shapes)
+    cut = cut_of(full.task.model, full.channels.trace, masks)
     if handover is None:
         pair = network.masked(cut), network.shrunk(cut)
     else:
         widened = cut.put(network.params), cut.put_statistics(network.statistics)
         pair = Network(full.task.model, *widened), network
-    masked, shrunk = map(_on_host, pair)
+    masked, shrunk = map(on_host, pair)
     return TrainedNetwork(path, full, position.step, masked, shrunk, cut)
 
 
@@ -290,11 +290,6 @@ def _experiment(path: Path, data_dir: str, simulates: bool) -> Experiment:
         without_teacher, topology, weights=weights, goes_on=True
     )
     return dataclasses.replace(experiment, config=config)
-
-
-def _on_host(network: Network) -> Network:
-    params, statistics = jax.device_get((network.params, network.statistics))
-    return Network(network.model, params, statistics)
 
 
 def _metrics(path: Path, step: int) -> dict[str, Any]:
