@@ -13,8 +13,8 @@ import ml_collections
 from prunex_jax.base.environment import environment
 from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
-from prunex_jax.mesh import run_together
-from prunex_jax.processes import LaunchFlags
+from prunex_jax.mesh import Topology, run_together
+from prunex_jax.processes import Heartbeat, LaunchFlags
 from prunex_jax.tasks import Own
 from prunex_jax.train.build.config import (
     ExperimentConfig,
@@ -167,9 +167,10 @@ def train_steps(
             yield loop.progress, loop.state
 
 
-def _running(
-    asked: types.SimpleNamespace,
-) -> Generator[Loop, None, TrainResult | None]:
+_Running = Generator[Loop, None, TrainResult | None]
+
+
+def _running(asked: types.SimpleNamespace) -> _Running:
     """The loop of a run, before the first step and after every one; then its result.
 
     Args:
@@ -185,31 +186,15 @@ def _running(
     if started.addresses:
         described[ADDRESSES] = list(started.addresses)
 
-    def prepare() -> tuple[Experiment, RunFolder]:
-        weights = find_weights(config.model.weights, workdir, fresh=asked.fresh)
-        experiment = make_experiment(
-            config, topology, _own(asked), asked.optimizer, weights, goes_on=goes_on
-        )
-        if weights is not None:
-            described[WEIGHTS] = weights.record()
-        in_use.enter_context(alone_in(workdir, topology.is_primary))
-        folder = RunFolder.open(
-            workdir,
-            config_to_dict(experiment.config),
-            described,
-            is_primary=topology.is_primary,
-            fresh=asked.fresh,
-            exact_topology=asked.exact_topology,
-        )
-        return experiment, folder
-
     # What is in use is left when an error of this process has been told to the others.
     with (
         contextlib.ExitStack() as in_use,
         make_heartbeat(config, launch) as heartbeat,
     ):
         check_same_settings(config)
-        experiment, folder = run_together(prepare)
+        experiment, folder = run_together(
+            lambda: _prepared(asked, config, topology, described, goes_on, in_use)
+        )
         check_shared_folder(folder.workdir)
         check_same_reading(experiment)
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
@@ -220,26 +205,38 @@ def _running(
         console.line(
             start_screen(experiment, str(workdir), described, started.described)
         )
-        kept = config.run.checkpoints_kept
-        with (
-            Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
-            StopRequest() as stop,
-        ):
-            around = Surroundings(
-                folder,
-                checkpointer,
-                console,
-                stop,
-                after_step=tuple(asked.after_step),
-                at=heartbeat.at,
-                timed_by=heartbeat.timed_by,
-                exact_topology=asked.exact_topology,
-            )
-            result = yield from _trained(experiment, around)
+        result = yield from _trained(asked, experiment, folder, console, heartbeat)
         if result is not None:
             folder.write_summary(result.summary)
             console.line(last_screen(result.summary, str(workdir)))
         return result
+
+
+def _prepared(
+    asked: types.SimpleNamespace,
+    config: ExperimentConfig,
+    topology: Topology,
+    described: dict[str, Any],
+    goes_on: bool,
+    in_use: contextlib.ExitStack,
+) -> tuple[Experiment, RunFolder]:
+    """The run, and its folder, which no other run uses from now on."""
+    weights = find_weights(config.model.weights, asked.workdir, fresh=asked.fresh)
+    experiment = make_experiment(
+        config, topology, _own(asked), asked.optimizer, weights, goes_on=goes_on
+    )
+    if weights is not None:
+        described[WEIGHTS] = weights.record()
+    in_use.enter_context(alone_in(asked.workdir, topology.is_primary))
+    folder = RunFolder.open(
+        asked.workdir,
+        config_to_dict(experiment.config),
+        described,
+        is_primary=topology.is_primary,
+        fresh=asked.fresh,
+        exact_topology=asked.exact_topology,
+    )
+    return experiment, folder
 
 
 def _own(asked: types.SimpleNamespace) -> Own | None:
@@ -251,19 +248,38 @@ def _own(asked: types.SimpleNamespace) -> Own | None:
 
 
 def _trained(
-    experiment: Experiment, around: Surroundings
-) -> Generator[Loop, None, TrainResult | None]:
+    asked: types.SimpleNamespace,
+    experiment: Experiment,
+    folder: RunFolder,
+    console: Console,
+    heartbeat: Heartbeat,
+) -> _Running:
     """Trains to the end, or until asked to stop."""
-    loop, console = Loop(experiment, around), around.console
-    for _ in loop.steps():
-        yield loop
-    if not loop.is_complete:
-        console.line(
-            f"stopped at step {loop.position.step} of {loop.num_steps} and saved; "
-            "the same command goes on from here"
+    kept = experiment.config.run.checkpoints_kept
+    with (
+        Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
+        StopRequest() as stop,
+    ):
+        around = Surroundings(
+            folder,
+            checkpointer,
+            console,
+            stop,
+            after_step=tuple(asked.after_step),
+            at=heartbeat.at,
+            timed_by=heartbeat.timed_by,
+            exact_topology=asked.exact_topology,
         )
-        return None
-    with console.busy("shrinking and testing the network"):
-        return finish(
-            loop.experiment, loop.position, loop.clock, loop.state, loop.means.final
-        )
+        loop = Loop(experiment, around)
+        for _ in loop.steps():
+            yield loop
+        if not loop.is_complete:
+            console.line(
+                f"stopped at step {loop.position.step} of {loop.num_steps} and saved; "
+                "the same command goes on from here"
+            )
+            return None
+        with console.busy("shrinking and testing the network"):
+            return finish(
+                loop.experiment, loop.position, loop.clock, loop.state, loop.means.final
+            )

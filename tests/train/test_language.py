@@ -326,7 +326,7 @@ def test_other_text_than_that_of_the_run_is_called_so(
     manifest["dataset"]["digest"] = "123456789abc"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     measures = {"loss": 1.0, "perplexity": 2.7, "bits_per_byte": 1.4}
-    monkeypatch.setattr(evaluation, "_score", lambda *_: (measures, 3))
+    monkeypatch.setattr(evaluation, "_score", lambda *_: measures)
     assert evaluation.main([f"--model={folder}", "--split=validation"]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert "other data than those of the run" in line and "123456789abc then" in line
