@@ -172,7 +172,7 @@ class Loop:
         iterates goes away. `is_complete` says afterwards which it was.
 
         Raises:
-          TrainingDivergedError: See `evaluation.check_health`.
+          TrainingDivergedError: See `scores.check_health`.
         """
         self._restore_or_start()
         try:

@@ -64,11 +64,11 @@ def join_processes(
     Args:
       config: All settings.
       launch: How processes find each other.
-      last: The last start of the run; see `mesh.start_processes`.
+      last: The last start of the run; see `processes.start_processes`.
     Returns:
       How they did, and hosts and devices.
     Raises:
-      UserError: As from `mesh.start_processes` and `mesh.make_topology`.
+      UserError: As from `processes.start_processes` and `mesh.make_topology`.
     """
     started = start_processes(
         config.topology,

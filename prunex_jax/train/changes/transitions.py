@@ -88,7 +88,7 @@ def hand_over(
     Raises:
       UserError: The state has a part that cannot be cut.
     Collectives:
-      Those of `step.Programs.network`.
+      Those of `programs.Programs.network`.
     """
     _, masks, error = cut_out(experiment, state)
     everything = {n: range(size) for n, size in experiment.channels.sizes.items()}
@@ -153,7 +153,7 @@ def change_method(
     momentum elsewhere starts it from zero.
 
     Collectives:
-      Those of `step.Programs.network`, and a sum over the mesh of the inner state.
+      Those of `programs.Programs.network`, and a sum over the mesh of the inner state.
     """
     after = with_method(experiment, name)
     return after, _program("change_method", _changer, experiment, after)(state)
@@ -165,7 +165,7 @@ def network_of(
     """The network that a state stands for, or the mean of several; host arrays.
 
     Collectives:
-      Those of `step.Programs.network`, without a mean.
+      Those of `programs.Programs.network`, without a mean.
     """
     if mean is None:
         params, statistics = experiment.current.programs.network(state)
@@ -189,7 +189,7 @@ def cut_out(
       The small network, host arrays; the masks, bool[size] per group, {} where the
       method prunes none; and the largest difference between masked and shrunk logits.
     Collectives:
-      Those of `step.Programs.network`.
+      Those of `programs.Programs.network`.
     """
     found = experiment.current.method.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}

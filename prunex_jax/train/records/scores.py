@@ -25,7 +25,7 @@ def validate(
       Metric of the task -> its mean over the split; None if that is empty, or scoring
       was stopped.
     Collectives:
-      Those of `step.Programs.network` and of `evaluate_split`.
+      Those of `programs.Programs.network` and of `evaluate_split`.
     """
     programs = experiment.current.programs
     network = programs.network(state)
@@ -44,7 +44,7 @@ def evaluate_split(
 
     Args:
       experiment: The run, whose mesh and size of batches are used.
-      program: `step.Programs.evaluate` of this network's model.
+      program: `programs.Programs.evaluate` of this network's model.
       network: Parameters and statistics, replicated over the mesh.
       split: What it is scored on.
       should_stop: Asked before every batch, the same on every process.
