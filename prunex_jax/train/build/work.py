@@ -47,11 +47,11 @@ def seen_until(experiment: Experiment, position: RunPosition) -> dict[str, int]:
     The same example in another epoch counts again.
     """
     objective = experiment.task.objective
-    count = examples_until(experiment, position) * objective.units_per_example
+    count = _examples_until(experiment, position) * objective.units_per_example
     return {f"{objective.unit}_seen": count}
 
 
-def examples_until(experiment: Experiment, position: RunPosition) -> int:
+def _examples_until(experiment: Experiment, position: RunPosition) -> int:
     """Examples of all batches until then, without those that were left out."""
     return position.step * experiment.config.data.batch_size - position.left_out
 
@@ -103,7 +103,7 @@ def work_of_training(
         work = whole - position.left_out_macs
     return {
         "training_macs": work,
-        "training_macs_dense": examples_until(experiment, position) * dense,
+        "training_macs_dense": _examples_until(experiment, position) * dense,
     }
 
 
