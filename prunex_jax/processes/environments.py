@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.processes.gpus import GpuFiles, count_visible_gpus
+from prunex_jax.processes.gpus import GpuFiles, visible_gpus
 
 Environ = Mapping[str, str]
 
@@ -78,7 +78,10 @@ def _has_module(name: str) -> bool:
 class Probes:
     """Questions about the machine that the environment does not answer."""
 
-    count_gpus: Callable[[Environ], int | None] = count_visible_gpus
+    # Those that CUDA or ROCm will show; None where there are none, or nobody can tell.
+    count_gpus: Callable[[Environ], int | None] = lambda environ: (
+        len(visible_gpus(environ)) or None
+    )
     count_present: Callable[[], int] = lambda: len(GpuFiles().present)
     fqdn: Callable[[], str] = socket.getfqdn
     has_module: Callable[[str], bool] = _has_module
