@@ -112,7 +112,7 @@ def train(
       >>> result.summary['params_kept'] / result.summary['params_dense']
       0.5
     """
-    running = _running(types.SimpleNamespace(**locals()))
+    running = _running(types.SimpleNamespace(**locals()))  # All arguments, by name.
     while True:
         try:
             next(running)
