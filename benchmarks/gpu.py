@@ -48,7 +48,7 @@ from prunex_jax.train.build.experiment import Experiment, make_experiment
 from prunex_jax.train.build.optimizer import make_inner
 from prunex_jax.train.changes.ahead import exchanges_to_come
 from prunex_jax.train.commands.dry_run import bytes_per_device, find_needs
-from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.steps.position import RunPosition
 
 # Examples of a step that is timed. Memory is measured with those of the table of
 # docs/results/memory.md.

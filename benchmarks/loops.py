@@ -19,7 +19,7 @@ from prunex_jax.base.timing import time_in_turn
 from prunex_jax.base.trees import PyTree
 from prunex_jax.models import make_model
 from prunex_jax.models.settings import ModelConfig
-from prunex_jax.train.steps.accumulation import accumulated_grads
+from prunex_jax.train.steps.local_step import accumulated_grads
 
 IMAGES, SHAPE, PARTS, NUM_CALLS = 64, (32, 32, 3), 4, 15
 FORMS = {

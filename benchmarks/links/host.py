@@ -9,6 +9,7 @@ PyTorch, `benchmarks.torch` does the same.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib.util
 import math
@@ -29,7 +30,7 @@ from prunex_jax.base.errors import AgreedStopError, TrainingDivergedError, UserE
 from prunex_jax.comm import Wire, count_hops, mean_over_mesh
 from prunex_jax.compare.step_time import steady_traffic
 from prunex_jax.mesh import HOST_AXIS, MeshAxes, map_over, sharding_on, vary
-from prunex_jax.processes import LaunchFlags, return_freed_memory
+from prunex_jax.processes import LaunchFlags
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment
 from prunex_jax.train.build.joining import join_processes
@@ -55,7 +56,9 @@ COMMAND = Command(
 def free_memory() -> None:
     """Frees what an earlier run of this process has left, and forgets its peak."""
     gc.collect()
-    return_freed_memory()
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):  # Of glibc.
+        library.malloc_trim(0)
     forget_peak_memory()
 
 
@@ -138,7 +141,7 @@ class _Watch:
         split = part_of(dataset.validation, self.spec.scored_examples)
         network = programs.network(state)
         result = evaluate_split(experiment, programs.evaluate, network, split)
-        return result and metric_of(result.measures, self.spec.metric)
+        return None if result is None else metric_of(result, self.spec.metric)
 
     def _bytes_so_far(self, progress: Progress) -> float:
         return progress.experiment.ledger.wire_bytes.get(HOST_AXIS, 0.0)

@@ -34,8 +34,7 @@ from prunex_jax.tasks import Batch
 from prunex_jax.train.build.config import config_to_dict, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment, with_method
 from prunex_jax.train.build.joining import join_processes
-from prunex_jax.train.build.network_mean import empty_mean, with_network
-from prunex_jax.train.build.weights import find_weights
+from prunex_jax.train.changes.means import empty_mean, with_network
 from prunex_jax.train.commands.command import (
     CONFIG_FLAG,
     LAUNCH_FLAGS,
@@ -43,6 +42,7 @@ from prunex_jax.train.commands.command import (
     load_config,
     override_config,
 )
+from prunex_jax.train.records.weights import find_weights
 from prunex_jax.train.steps.state import TrainState
 
 # What gains are over.

@@ -49,8 +49,8 @@ from prunex_jax.mesh import (
 )
 from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import Heartbeat, Limits, start_processes
-from prunex_jax.processes.gpus import count_visible_gpus
-from prunex_jax.train.build.same import shows
+from prunex_jax.processes.gpus import visible_gpus
+from prunex_jax.train.build.joining import shows
 from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 
 OK, WARNING, FAILED = "ok", "warning", "FAILED"
@@ -181,7 +181,7 @@ def _about_this_process() -> Found:
             "device kind": local[0].device_kind,
         },
         "num_devices": len(local),
-        "num_gpus": count_visible_gpus(os.environ) or 0,
+        "num_gpus": len(visible_gpus(os.environ)),
     }
 
 
@@ -540,7 +540,7 @@ def _doctor(values: Values, _: list[str]) -> int:
     if topology.is_primary:
         sys.stdout.write(f"start     {started.described}\n{topology.table()}\n\n")
         sys.stdout.flush()
-    with Heartbeat(_LIMITS, ends_process=True) as heartbeat, heartbeat.telling():
+    with Heartbeat(_LIMITS, ends_process=True):
         verdicts = examine(
             topology, values.workdir, float(values.seconds), values.checkpoint_bytes
         )

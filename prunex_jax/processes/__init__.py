@@ -8,7 +8,7 @@ joined, and a heartbeat that ends all of them when one is lost. In reading order
     gpus               which GPUs of a machine one of its processes takes
     gpu_reservations   refusal of a GPU that two processes take
     registry           where one process takes down who is there
-    registration       waits for all processes, and says for whom
+    meeting            waits for all processes, and says for whom
     start              acts on the answer, before jax computes anything
     compilation_cache  what jax has compiled stays on disk for the next process
     memory             what jax frees on CPU stays for its next step
@@ -20,7 +20,7 @@ joined, and a heartbeat that ends all of them when one is lost. In reading order
 from prunex_jax.processes.compilation_cache import keep_compiled
 from prunex_jax.processes.heartbeat import Heartbeat, Limits
 from prunex_jax.processes.launcher import Launch, LaunchFlags
-from prunex_jax.processes.memory import keep_freed_memory, return_freed_memory
+from prunex_jax.processes.memory import keep_freed_memory
 from prunex_jax.processes.registry import LastStart
 from prunex_jax.processes.start import start_processes
 from prunex_jax.processes.stragglers import StepTimes
@@ -34,6 +34,5 @@ __all__ = [
     "StepTimes",
     "keep_compiled",
     "keep_freed_memory",
-    "return_freed_memory",
     "start_processes",
 ]

@@ -29,7 +29,7 @@ from prunex_jax.base.files import cache_folder
 AUTO, OFF = "auto", "off"
 # Programs that were not used for longest go first. Small ones count as more than they
 # are, which bounds their number too: all are looked at when a process starts.
-MAX_BYTES = 2**30
+_MAX_BYTES = 2**30
 _LEAST_BYTES = 2**16
 # jax's warnings about entries that it cannot read or write; it compiles then.
 _WARNING = "Error (reading|writing) persistent compilation cache entry"
@@ -106,7 +106,7 @@ def _processor() -> str:
     return f"{platform.machine()}-{digest[:12]}"
 
 
-def _trim(root: Path, limit: int = MAX_BYTES) -> None:
+def _trim(root: Path, limit: int = _MAX_BYTES) -> None:
     """Removes the programs that were not used for longest, down to a total in bytes."""
     found: list[tuple[float, int, Path]] = []
     for path in root.glob("*/*-cache"):

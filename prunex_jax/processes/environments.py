@@ -12,9 +12,10 @@ import re
 import socket
 import zlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.processes.gpus import count_present_gpus, count_visible_gpus
+from prunex_jax.processes.gpus import GpuFiles, visible_gpus
 
 Environ = Mapping[str, str]
 
@@ -77,8 +78,11 @@ def _has_module(name: str) -> bool:
 class Probes:
     """Questions about the machine that the environment does not answer."""
 
-    count_gpus: Callable[[Environ], int | None] = count_visible_gpus
-    count_present: Callable[[], int] = count_present_gpus
+    # Those that CUDA or ROCm will show; None where there are none, or nobody can tell.
+    count_gpus: Callable[[Environ], int | None] = lambda environ: (
+        len(visible_gpus(environ)) or None
+    )
+    count_present: Callable[[], int] = lambda: len(GpuFiles().present)
     fqdn: Callable[[], str] = socket.getfqdn
     has_module: Callable[[str], bool] = _has_module
 
@@ -136,12 +140,10 @@ def _find_slurm(
     process, however many tasks the job may start.
     """
     del probes
-    missing = [name for name in _SLURM_VARIABLES if name not in environ]
-    if missing and required:
-        raise UserError(
-            "launcher=slurm, but this process is not part of a Slurm job step "
-            f"(no {', '.join(missing)}): start it with srun, or use launcher=none"
-        )
+    problem = "slurm, but this process is not part of a Slurm job step"
+    missing = _missing(
+        environ, _SLURM_VARIABLES, required, problem, "start it with srun"
+    )
     if "SLURM_JOB_ID" not in environ:
         return None
     job = f"Slurm job {environ['SLURM_JOB_ID']}"
@@ -234,13 +236,8 @@ def _find_openmpi(
     version 5 on it says nothing of the kind. Then the coordinator is this machine when
     all processes run here, or mpi4py is asked when it is installed, or the user.
     """
-    missing = [name for name in _OPENMPI_VARIABLES if name not in environ]
-    if missing:
-        if required:
-            raise UserError(
-                "launcher=openmpi, but Open MPI did not start this process (no "
-                f"{', '.join(missing)}): start it with mpirun, or use launcher=none"
-            )
+    problem = "openmpi, but Open MPI did not start this process"
+    if _missing(environ, _OPENMPI_VARIABLES, required, problem, "start it with mpirun"):
         return None
     size, rank, local_rank, local_size = (
         _integer(environ, name) for name in _OPENMPI_VARIABLES
@@ -307,19 +304,13 @@ def _find_pmi(environ: Environ, required: bool, probes: Probes) -> LaunchedTask 
     Slurm sets some of these variables too (srun --mpi=pmi2), and is asked before
     unless mpiexec tells the local rank.
     """
-    missing = [name for name in _PMI_VARIABLES[:2] if name not in environ]
-    if missing:
-        if required:
-            raise UserError(
-                "launcher=pmi, but no mpiexec of MPICH or Intel MPI started this "
-                f"process (no {', '.join(missing)}): start it with mpiexec, or use "
-                "launcher=none"
-            )
+    counts = _PMI_VARIABLES[:2]
+    problem = "pmi, but no mpiexec of MPICH or Intel MPI started this process"
+    if _missing(environ, counts, required, problem, "start it with mpiexec"):
         return None
-    rank, size = (_integer(environ, name) for name in _PMI_VARIABLES[:2])
+    rank, size = (_integer(environ, name) for name in counts)
     if size == 1:
         return LaunchedTask("pmi", "mpiexec with one process")
-    has_local = all(name in environ for name in _PMI_VARIABLES)
     return LaunchedTask(
         "pmi",
         f"mpiexec (PMI), rank {rank} of {size}",
@@ -329,8 +320,7 @@ def _find_pmi(environ: Environ, required: bool, probes: Probes) -> LaunchedTask 
         remedy="mpiexec does not tell its processes where rank 0 runs (PMI_SIZE="
         f"{size}): give --coordinator=HOST:PORT (the machine of rank 0 and a free "
         "port), or install mpi4py; --launcher=none makes each a run of its own",
-        local_rank=_integer(environ, "MPI_LOCALRANKID") if has_local else 0,
-        local_tasks=_integer(environ, "MPI_LOCALNRANKS") if has_local else None,
+        **_local(environ, *_PMI_VARIABLES[2:]),
     )
 
 
@@ -352,11 +342,6 @@ def _find_torchrun(
     rank, size = (_integer(environ, name) for name in _TORCHRUN_VARIABLES[:2])
     if size == 1:
         return LaunchedTask("torchrun", "torchrun with one process")
-    has_local = all(name in environ for name in _TORCHRUN_LOCAL_VARIABLES)
-    local = [
-        _integer(environ, name) if has_local else None
-        for name in _TORCHRUN_LOCAL_VARIABLES
-    ]
     port = _integer(environ, "MASTER_PORT")
     if "TORCHELASTIC_RUN_ID" in environ:
         # torchrun itself listens at its port.
@@ -367,8 +352,7 @@ def _find_torchrun(
         num_processes=size,
         process_id=rank,
         coordinator=f"{environ['MASTER_ADDR']}:{port}",
-        local_rank=local[0] or 0,
-        local_tasks=local[1],
+        **_local(environ, *_TORCHRUN_LOCAL_VARIABLES),
     )
 
 
@@ -417,14 +401,9 @@ def _find_kubernetes(
     are independent runs. Pods of one run need a headless service to reach each other,
     and it shows in the pod's full name.
     """
-    missing = [name for name in _KUBERNETES_VARIABLES if name not in environ]
-    if missing:
-        if required:
-            raise UserError(
-                "launcher=kubernetes, but this is no pod of an indexed job (no "
-                f"{', '.join(missing)}): set completionMode: Indexed in the Job, or "
-                "use launcher=none"
-            )
+    problem = "kubernetes, but this is no pod of an indexed job"
+    remedy = "set completionMode: Indexed in the Job"
+    if _missing(environ, _KUBERNETES_VARIABLES, required, problem, remedy):
         return None
     index = _integer(environ, "JOB_COMPLETION_INDEX")
     is_jobset = "JOBSET_NAME" in environ
@@ -464,8 +443,33 @@ def _pod_zero(name: str, index: int) -> str | None:
     return f"{job}-0.{domain}:{_KUBERNETES_PORT}"
 
 
+def _missing(
+    environ: Environ, names: tuple[str, ...], required: bool, problem: str, remedy: str
+) -> list[str]:
+    """Variables that a launcher sets and are not there.
+
+    Raises:
+      UserError: Some are not, and the launcher was named.
+    """
+    missing = [name for name in names if name not in environ]
+    if missing and required:
+        raise UserError(
+            f"launcher={problem} (no {', '.join(missing)}): {remedy}, or use "
+            "launcher=none"
+        )
+    return missing
+
+
 def _listed(environ: Environ, names: tuple[str, ...]) -> str:
     return ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
+
+
+def _local(environ: Environ, rank: str, count: str) -> dict[str, Any]:
+    """This process among those of its machine, where two variables say so."""
+    if rank not in environ or count not in environ:
+        return {}
+    rank_there, count_there = _integer(environ, rank), _integer(environ, count)
+    return {"local_rank": rank_there, "local_tasks": count_there}
 
 
 def _integer(environ: Environ, name: str) -> int:

@@ -15,7 +15,7 @@ from prunex_jax.mesh.hosts import local_machine
 from prunex_jax.processes.gpus import GpuFiles, visible_gpus
 
 # Set to 1 by those who let processes share a GPU on purpose, as with NVIDIA's MPS.
-SHARE_GPUS = "PRUNEX_SHARE_GPUS"
+_SHARE_GPUS = "PRUNEX_SHARE_GPUS"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ def reserve_gpus(
         machine.key,
         machine.name,
         tuple(name for name in taken if not files.is_partitioned(name)),
-        environ.get(SHARE_GPUS, "") not in ("", "0"),
+        environ.get(_SHARE_GPUS, "") not in ("", "0"),
     )
 
 
@@ -121,7 +121,7 @@ def check_reservations(reservations: Sequence[Reservation]) -> str:
                 raise AgreedError(
                     f"{text}: bind GPUs to one process each (srun --gpu-bind, "
                     "--gpus-per-task, CUDA_VISIBLE_DEVICES, JAX_LOCAL_DEVICE_IDS), or "
-                    f"set {SHARE_GPUS}=1 to let processes share them"
+                    f"set {_SHARE_GPUS}=1 to let processes share them"
                 )
-            warning = warning or f"{text}, as {SHARE_GPUS} allows"
+            warning = warning or f"{text}, as {_SHARE_GPUS} allows"
     return warning

@@ -18,28 +18,6 @@ _REMEDY = (
 )
 
 
-def count_visible_gpus(
-    environ: Mapping[str, str], device_dir: Path = Path("/dev")
-) -> int | None:
-    """Counts the GPUs that CUDA or ROCm will show to this process.
-
-    Args:
-      environ: As `visible_gpus`.
-      device_dir: Where device files are.
-    Returns:
-      The number of GPUs, or None when there are none or they cannot be counted.
-    Example:
-      >>> count_visible_gpus({"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
-      4
-    """
-    return len(visible_gpus(environ, GpuFiles(device_dir))) or None
-
-
-def count_present_gpus(device_dir: Path = Path("/dev")) -> int:
-    """Counts the device files of NVIDIA's GPUs, or of AMD's where there are none."""
-    return len(GpuFiles(device_dir).present)
-
-
 def _can_open(file: Path) -> bool:
     """Whether the launcher lets this process use a GPU; cgroups refuse at opening."""
     try:

@@ -26,7 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self
 
 import jax
 
@@ -48,18 +48,6 @@ _PATIENCE = 20
 # Runs of one program, in order, so that they do not read each other's entries.
 _runs = itertools.count()
 _REMEDY = "start the run again with the same command; it goes on from its checkpoint"
-
-
-class Table(Protocol):
-    """What `store.Store` does; tests have one without processes."""
-
-    def write(self, key: str, text: str) -> None:
-        """Sets an entry."""
-        ...
-
-    def read_all(self, folder: str) -> dict[str, str]:
-        """Reads the entries of a folder."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +172,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self, limits: Limits, *, ends_process: bool, table: Table | None = None
+        self, limits: Limits, *, ends_process: bool, table: Store | None = None
     ) -> None:
         self._limits, self._ends_process = limits, ends_process
         self._process, self._num_processes = jax.process_index(), jax.process_count()
@@ -246,15 +234,6 @@ class Heartbeat:
     def timed_by(self, measure: Callable[[], StepTimes]) -> None:
         """Takes what every beat asks how long steps take."""
         self._measure = measure
-
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """Passes an error of its block on to the others, before anything can wait."""
-        try:
-            yield
-        except BaseException as error:
-            self.fail(error)
-            raise
 
     def fail(self, error: BaseException) -> None:
         """Tells the other processes of an error, which they all wait for in vain.
@@ -353,11 +332,8 @@ class Heartbeat:
         told = f"{self._beat.place} for {spent:.0f} s (usually {usual:.1f} s)"
         if spent > limit / 2 and not self._is_warned:
             self._is_warned = True
-            warn(
-                f"warning: process {self._process} is {told}; {self._places}".rstrip(
-                    "; "
-                )
-            )
+            said = f"process {self._process} is {told}; {self._places}".rstrip("; ")
+            warn(f"warning: {said}")
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
         if spent > limit:
             self._end(

@@ -48,17 +48,6 @@ def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
     return all(library.mallopt(name, value) == 1 for name, value in settings)
 
 
-def return_freed_memory() -> None:
-    """Gives what this process keeps without using it back to the kernel, if it can.
-
-    Whoever measures memory calls it between two measurements, so that the second does
-    not contain the first.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)
-
-
 def _user_sets_malloc(environ: Mapping[str, str]) -> bool:
     return "glibc.malloc." in environ.get("GLIBC_TUNABLES", "") or any(
         name.startswith("MALLOC_") and name.endswith("_") for name in environ

@@ -23,6 +23,7 @@ from prunex_jax.base.errors import UserError
 SAY_EVERY = 10.0
 # How long a registry waits for the next one to come before it looks at the time.
 ACCEPT_SECONDS = 0.3
+_LONGEST_LINE = 4096
 Say = Callable[[str], None]
 
 
@@ -293,10 +294,10 @@ def send(connection: socket.socket, message: dict[str, Any]) -> None:
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def read_line(connection: socket.socket, limit: int = 4096) -> str:
+def read_line(connection: socket.socket) -> str:
     """Reads up to a line's end; empty at the end of the connection."""
     read = b""
-    while not read.endswith(b"\n") and len(read) < limit:
+    while not read.endswith(b"\n") and len(read) < _LONGEST_LINE:
         byte = connection.recv(1)
         if not byte:
             return ""

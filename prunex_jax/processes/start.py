@@ -25,13 +25,13 @@ from prunex_jax.processes.gpu_reservations import (
     reserve_gpus,
 )
 from prunex_jax.processes.launcher import Launch, LaunchFlags, detect_launch
+from prunex_jax.processes.meeting import register
 from prunex_jax.processes.memory import keep_freed_memory
-from prunex_jax.processes.registration import register
 from prunex_jax.processes.registry import LastStart
 from prunex_jax.processes.store import Store, StoreError, is_used
 
 # How long jax itself waits for the other processes.
-JOIN_SECONDS = 300
+_JOIN_SECONDS = 300
 # And until it gives up on one that is silent.
 _HEARTBEAT_SECONDS = 100
 _LATER_SECONDS = 10
@@ -46,7 +46,7 @@ def start_processes(
     environ: Mapping[str, str] = os.environ,
     *,
     compile_cache: str = AUTO,
-    join_seconds: int = JOIN_SECONDS,
+    join_seconds: int = _JOIN_SECONDS,
     min_processes: int = 0,
     silence_seconds: float = 0,
     last: LastStart | None = None,

@@ -1,12 +1,15 @@
 """Trains: from settings to a run folder with metrics, checkpoints and a small network.
 
+Each imports only from those below it, which `make check` holds:
+
+commands/  command lines
 run        `train`: everything that is around the loop
 loop       the loop, from top to bottom; what may follow a step, as a list
+console    what people see: the start screen, lines of progress, the last screen
+records/   what a run leaves behind: the run folder; reads it back
+changes/   in mid-run: the network, the method, the mesh
 build/     a run from its settings, before anything is compiled
 steps/     what a step is: its state, its programs, its time
-changes/   in mid-run: the network, the method, the mesh
-records/   what a run leaves behind: the run folder
-commands/  what people give and see: command lines and the screen
 """
 
 from typing import TYPE_CHECKING, Any

@@ -15,7 +15,7 @@ checkpoints hold; everything else is rebuilt.
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,25 +27,24 @@ from prunex_jax.methods import Method
 from prunex_jax.processes import StepTimes
 from prunex_jax.tasks import Batch
 from prunex_jax.train.build.experiment import Experiment
-from prunex_jax.train.build.network_mean import SavedRun
 from prunex_jax.train.build.rounds import Round
-from prunex_jax.train.changes.ahead import CompilerAhead
+from prunex_jax.train.build.work import macs_left_out
+from prunex_jax.train.changes.ahead import CompilerAhead, calls_to_come
 from prunex_jax.train.changes.means import Means, gather_means
-from prunex_jax.train.changes.restoring import restore_run
 from prunex_jax.train.changes.transitions import change_method, describe, hand_over
-from prunex_jax.train.commands.console import Console, in_words
+from prunex_jax.train.console import Console, in_words
 from prunex_jax.train.records.checkpoint import Checkpointer
 from prunex_jax.train.records.folder import RunFolder
-from prunex_jax.train.records.position import RunPosition
-from prunex_jax.train.records.profiling import PROFILE, Profiler, profile_window
+from prunex_jax.train.records.restoring import restore_run
 from prunex_jax.train.records.rows import channel_sparsity, spent, training_row
 from prunex_jax.train.records.scores import check_health, validate
 from prunex_jax.train.steps.clock import Clock
-from prunex_jax.train.steps.compiled import Program
+from prunex_jax.train.steps.compiled import Program, shapes_of
 from prunex_jax.train.steps.in_flight import StepsInFlight
+from prunex_jax.train.steps.position import RunPosition
+from prunex_jax.train.steps.profiling import PROFILE, Profiler, profile_window
 from prunex_jax.train.steps.programs import Report
-from prunex_jax.train.steps.state import TrainState
-from prunex_jax.train.steps.work import macs_left_out
+from prunex_jax.train.steps.state import SavedRun, TrainState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -166,11 +165,6 @@ class Loop:
 
     # ---- from the beginning to the end
 
-    def run(self) -> None:
-        """Trains until the end or until asked to stop; see `steps`."""
-        for _ in self.steps():
-            pass
-
     def steps(self) -> Iterator[None]:
         """Trains, and stands still before the first step and after every one.
 
@@ -178,7 +172,7 @@ class Loop:
         iterates goes away. `is_complete` says afterwards which it was.
 
         Raises:
-          TrainingDivergedError: See `evaluation.check_health`.
+          TrainingDivergedError: See `scores.check_health`.
         """
         self._restore_or_start()
         try:
@@ -303,9 +297,7 @@ class Loop:
         if not local_step.is_compiled(**options):
             self._compile(local_step, taught(batch), **options)
         if self._ahead.is_new(self.experiment):
-            self._ahead.foresee(
-                self.experiment, self.position, self.state, taught(batch), options
-            )
+            self._foresee(shapes_of(taught(batch)), options)
         seconds_before = self.clock.seconds_in_steps
         self._around.at("step", self.position.step + 1)
         self._profiler.before_step(self.position.step)
@@ -319,6 +311,12 @@ class Loop:
         self.clock.step_done()
         self._in_flight.step_done(self.clock.seconds_in_steps - seconds_before)
         self._profiler.after_step(self.position.step, ticket)
+
+    def _foresee(self, batch: Batch, options: Mapping[str, Any]) -> None:
+        """Starts to compile what is called after steps with this method and network."""
+        experiment, shapes = self.experiment, shapes_of(self.state)
+        calls = calls_to_come(experiment, self.position, shapes, batch, options)
+        self._ahead.foresee(calls, experiment.current)
 
     def _step_options(self) -> dict[str, Any]:
         """Static arguments of the next step."""
@@ -422,10 +420,10 @@ class Loop:
     def _validate(self) -> None:
         """Scores the network as it is now on the validation split."""
         with self._busy("evaluating", "evaluate"):
-            result = validate(self.experiment, self.state, self._around.stop.is_due)
-        if result is None:
+            measures = validate(self.experiment, self.state, self._around.stop.is_due)
+        if measures is None:
             return
-        step, measures = self.position.step, result.measures
+        step = self.position.step
         found = {f"validation_{name}": value for name, value in measures.items()}
         cost = spent(self.experiment, self.position, self.clock)
         self._around.folder.append({"step": step, **cost, **found})

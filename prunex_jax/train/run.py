@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-import functools
+import inspect
+import types
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import ml_collections
 from prunex_jax.base.environment import environment
 from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
-from prunex_jax.mesh import run_together
+from prunex_jax.mesh import Topology, run_together
 from prunex_jax.processes import Heartbeat, LaunchFlags
 from prunex_jax.tasks import Own
 from prunex_jax.train.build.config import (
@@ -23,16 +24,13 @@ from prunex_jax.train.build.config import (
 from prunex_jax.train.build.experiment import Experiment, make_experiment
 from prunex_jax.train.build.joining import (
     check_same_reading,
+    check_same_settings,
+    check_shared_folder,
     join_processes,
     make_heartbeat,
 )
 from prunex_jax.train.build.optimizer import MakeOptimizer
-from prunex_jax.train.build.same import (
-    check_same_settings,
-    check_shared_folder,
-)
-from prunex_jax.train.build.weights import find_weights
-from prunex_jax.train.commands.console import Console, last_screen, start_screen
+from prunex_jax.train.console import Console, last_screen, start_screen
 from prunex_jax.train.loop import AfterStep, Loop, Progress, Surroundings
 from prunex_jax.train.records.checkpoint import Checkpointer
 from prunex_jax.train.records.folder import (
@@ -44,6 +42,7 @@ from prunex_jax.train.records.folder import (
 )
 from prunex_jax.train.records.summary import TrainResult, finish
 from prunex_jax.train.records.trackers import check_trackers, make_trackers
+from prunex_jax.train.records.weights import find_weights
 from prunex_jax.train.steps.state import TrainState
 
 
@@ -113,22 +112,7 @@ def train(
       >>> result.summary['params_kept'] / result.summary['params_dense']
       0.5
     """
-    running = _running(
-        _Asked(
-            config,
-            workdir,
-            model=model,
-            data=data,
-            loss=loss,
-            inputs=inputs,
-            metrics=metrics,
-            optimizer=optimizer,
-            fresh=fresh,
-            exact_topology=exact_topology,
-            launch=launch,
-            after_step=after_step,
-        )
-    )
+    running = _running(types.SimpleNamespace(**locals()))  # All arguments, by name.
     while True:
         try:
             next(running)
@@ -175,43 +159,23 @@ def train_steps(
       >>> progress.step
       2
     """
-    with contextlib.closing(_running(_Asked(config, workdir, **options))) as running:
+    asked = inspect.signature(train).bind(config, workdir, **options)
+    asked.apply_defaults()
+    running = _running(types.SimpleNamespace(**asked.arguments))
+    with contextlib.closing(running):
         for loop in running:
             yield loop.progress, loop.state
-
-
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """What a caller of `train` asks for."""
-
-    config: ml_collections.ConfigDict | Mapping[str, Any] | ExperimentConfig
-    workdir: str | Path
-    _: dataclasses.KW_ONLY
-    model: Any = None
-    data: Any = None
-    loss: Callable[[Any, Any], Any] | str | None = None
-    inputs: Any = None
-    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
-    optimizer: MakeOptimizer | None = None
-    fresh: bool = False
-    exact_topology: bool = False
-    launch: LaunchFlags | None = None
-    after_step: Sequence[AfterStep] = ()
-
-    @property
-    def own(self) -> Own | None:
-        """Network, data and loss of the caller's own, if there are any."""
-        given = (self.model, self.data, self.loss, self.inputs, self.metrics)
-        if all(part is None for part in given):
-            return None
-        return Own(*given[:4], self.metrics or {})
 
 
 _Running = Generator[Loop, None, TrainResult | None]
 
 
-def _running(asked: _Asked) -> _Running:
-    """The loop of a run, before the first step and after every one; then its result."""
+def _running(asked: types.SimpleNamespace) -> _Running:
+    """The loop of a run, before the first step and after every one; then its result.
+
+    Args:
+      asked: The arguments of `train`.
+    """
     config, workdir = resolve_config(asked.config), asked.workdir
     launch = asked.launch or LaunchFlags()
     check_trackers(config.run)
@@ -222,72 +186,72 @@ def _running(asked: _Asked) -> _Running:
     if started.addresses:
         described[ADDRESSES] = list(started.addresses)
 
-    def prepare() -> tuple[Experiment, RunFolder]:
-        weights = find_weights(config.model.weights, workdir, fresh=asked.fresh)
-        experiment = make_experiment(
-            config, topology, asked.own, asked.optimizer, weights, goes_on=goes_on
-        )
-        if weights is not None:
-            described[WEIGHTS] = weights.record()
-        in_use.enter_context(alone_in(workdir, topology.is_primary))
-        plain, is_primary = config_to_dict(experiment.config), topology.is_primary
-        return experiment, RunFolder.open(
-            workdir,
-            plain,
-            described,
-            is_primary=is_primary,
-            fresh=asked.fresh,
-            exact_topology=asked.exact_topology,
-        )
-
+    # What is in use is left when an error of this process has been told to the others.
     with (
-        make_heartbeat(config, launch) as heartbeat,
         contextlib.ExitStack() as in_use,
-        heartbeat.telling(),
+        make_heartbeat(config, launch) as heartbeat,
     ):
         check_same_settings(config)
-        experiment, folder = run_together(prepare)
+        experiment, folder = run_together(
+            lambda: _prepared(asked, config, topology, described, goes_on, in_use)
+        )
         check_shared_folder(folder.workdir)
         check_same_reading(experiment)
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
-        folder = in_use.enter_context(_shown_elsewhere(folder, experiment, console))
+        settings = config_to_dict(experiment.config)
+        made = make_trackers(config.run, folder.workdir, settings, console.line)
+        folder = dataclasses.replace(folder, trackers=in_use.enter_context(made))
         console.line(
             start_screen(experiment, str(workdir), described, started.described)
         )
-        around = functools.partial(
-            Surroundings,
-            after_step=tuple(asked.after_step),
-            at=heartbeat.at,
-            timed_by=heartbeat.timed_by,
-            exact_topology=asked.exact_topology,
-        )
-        result = yield from _trained(experiment, folder, console, around, heartbeat)
+        result = yield from _trained(asked, experiment, folder, console, heartbeat)
         if result is not None:
+            folder.write_summary(result.summary)
             console.line(last_screen(result.summary, str(workdir)))
         return result
 
 
-@contextlib.contextmanager
-def _shown_elsewhere(
-    folder: RunFolder, experiment: Experiment, console: Console
-) -> Iterator[RunFolder]:
-    """The folder of a run, whose rows go to the trackers of its settings as well."""
-    if not folder.is_primary:
-        yield folder
-        return
-    config = experiment.config
-    settings = config_to_dict(config)
-    made = make_trackers(config.run, folder.workdir, settings, console.line)
-    with made as trackers:
-        yield dataclasses.replace(folder, trackers=trackers)
+def _prepared(
+    asked: types.SimpleNamespace,
+    config: ExperimentConfig,
+    topology: Topology,
+    described: dict[str, Any],
+    goes_on: bool,
+    in_use: contextlib.ExitStack,
+) -> tuple[Experiment, RunFolder]:
+    """The run, and its folder, which no other run uses from now on."""
+    weights = find_weights(config.model.weights, asked.workdir, fresh=asked.fresh)
+    experiment = make_experiment(
+        config, topology, _own(asked), asked.optimizer, weights, goes_on=goes_on
+    )
+    if weights is not None:
+        described[WEIGHTS] = weights.record()
+    in_use.enter_context(alone_in(asked.workdir, topology.is_primary))
+    folder = RunFolder.open(
+        asked.workdir,
+        config_to_dict(experiment.config),
+        described,
+        is_primary=topology.is_primary,
+        fresh=asked.fresh,
+        exact_topology=asked.exact_topology,
+    )
+    return experiment, folder
+
+
+def _own(asked: types.SimpleNamespace) -> Own | None:
+    """Network, data and loss of the caller's own, if there are any."""
+    given = (asked.model, asked.data, asked.loss, asked.inputs, asked.metrics)
+    if all(part is None for part in given):
+        return None
+    return Own(*given[:4], asked.metrics or {})
 
 
 def _trained(
+    asked: types.SimpleNamespace,
     experiment: Experiment,
     folder: RunFolder,
     console: Console,
-    around: Callable[..., Surroundings],
     heartbeat: Heartbeat,
 ) -> _Running:
     """Trains to the end, or until asked to stop."""
@@ -295,9 +259,18 @@ def _trained(
     with (
         Checkpointer(folder.checkpoint_dir, kept) as checkpointer,
         StopRequest() as stop,
-        heartbeat.telling(),
     ):
-        loop = Loop(experiment, around(folder, checkpointer, console, stop))
+        around = Surroundings(
+            folder,
+            checkpointer,
+            console,
+            stop,
+            after_step=tuple(asked.after_step),
+            at=heartbeat.at,
+            timed_by=heartbeat.timed_by,
+            exact_topology=asked.exact_topology,
+        )
+        loop = Loop(experiment, around)
         for _ in loop.steps():
             yield loop
         if not loop.is_complete:
@@ -307,8 +280,6 @@ def _trained(
             )
             return None
         with console.busy("shrinking and testing the network"):
-            result = finish(
+            return finish(
                 loop.experiment, loop.position, loop.clock, loop.state, loop.means.final
             )
-    folder.write_summary(result.summary)
-    return result

@@ -243,7 +243,7 @@ def our_run(spec: Spec, shape, steps):
     network = programs.network(state)
     split = part_of(experiment.task.dataset.validation, spec.scored_examples)
     result = evaluate_split(experiment, programs.evaluate, network, split)
-    return losses, network[0], result.measures
+    return losses, network[0], result
 
 
 def test_steps_are_ours(tmp_path):

@@ -107,9 +107,8 @@ def test_an_error_is_told_to_the_others_before_it_leaves():
         pytest.raises(OSError, match="no such disk"),
         Heartbeat(Limits(0.6, 0.0), ends_process=False, table=table) as heartbeat,
     ):
-        with heartbeat.telling():
-            heartbeat.at("save", 40)
-            raise OSError("no such disk")
+        heartbeat.at("save", 40)
+        raise OSError("no such disk")
     verdict = json.loads(table.entries["verdict/0"])["text"]
     assert "failed at step 40, phase save: OSError: no such disk" in verdict
 

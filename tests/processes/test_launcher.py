@@ -7,7 +7,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import LaunchFlags, start, start_processes
 from prunex_jax.processes.environments import Probes
-from prunex_jax.processes.gpus import count_visible_gpus, split_gpus
+from prunex_jax.processes.gpus import GpuFiles, split_gpus, visible_gpus
 from prunex_jax.processes.launcher import detect_launch
 from tests.helpers.common import everybody_is_there
 
@@ -496,20 +496,24 @@ def test_bad_flags_are_refused_with_the_remedy(environ, flags, text):
         detect(environ, **flags)
 
 
+def num_visible(environ, folder):
+    return len(visible_gpus(environ, GpuFiles(folder)))
+
+
 @pytest.mark.parametrize(
     ("value", "count"),
-    [("0,1,2", 3), ("GPU-8f3a,MIG-77", 2), ("", None), ("-1", None), ("0,-1,2", 1)],
+    [("0,1,2", 3), ("GPU-8f3a,MIG-77", 2), ("", 0), ("-1", 0), ("0,-1,2", 1)],
 )
 def test_visible_gpus_are_those_that_cuda_would_show(value, count, tmp_path):
     (tmp_path / "nvidia0").touch()
-    assert count_visible_gpus({"CUDA_VISIBLE_DEVICES": value}, tmp_path) == count
+    assert num_visible({"CUDA_VISIBLE_DEVICES": value}, tmp_path) == count
 
 
 def test_visible_gpus_without_the_variable_are_the_device_files(tmp_path):
-    assert count_visible_gpus({}, tmp_path) is None
+    assert num_visible({}, tmp_path) == 0
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    assert count_visible_gpus({}, tmp_path) == 3
+    assert num_visible({}, tmp_path) == 3
 
 
 @pytest.mark.parametrize(
@@ -519,18 +523,18 @@ def test_visible_gpus_without_the_variable_are_the_device_files(tmp_path):
         ({"ROCR_VISIBLE_DEVICES": "0,1,2,3"}, 4),
         ({"ROCR_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "1"}, 1),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
-        ({"HIP_VISIBLE_DEVICES": ""}, None),
+        ({"HIP_VISIBLE_DEVICES": ""}, 0),
     ],
 )
 def test_gpus_of_amd_are_counted(environ, count, tmp_path):
     (tmp_path / "dri").mkdir()
     for i in range(8):
         (tmp_path / "dri" / f"renderD{128 + i}").touch()
-    assert count_visible_gpus(environ, tmp_path) is None or "CUDA" in str(environ)
+    assert not num_visible(environ, tmp_path) or "CUDA" in str(environ)
     (tmp_path / "kfd").touch()
-    assert count_visible_gpus(environ, tmp_path) == count
+    assert num_visible(environ, tmp_path) == count
     (tmp_path / "nvidia0").touch()
-    assert count_visible_gpus({"ROCR_VISIBLE_DEVICES": "0,1"}, tmp_path) == 1
+    assert num_visible({"ROCR_VISIBLE_DEVICES": "0,1"}, tmp_path) == 1
 
 
 @pytest.mark.parametrize(("visible", "tasks"), [(8, 1), (8, 2), (8, 8), (6, 3)])

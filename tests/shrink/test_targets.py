@@ -33,7 +33,7 @@ from prunex_jax.sparsity.quanta import quantum_of
 from prunex_jax.sparsity.settings import SparsityConfig
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
-from prunex_jax.train.commands.console import start_screen
+from prunex_jax.train.console import start_screen
 from prunex_jax.train.run import train
 
 MODEL = Model(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prunex_jax.train.steps.accumulation import accumulated_grads
+from prunex_jax.train.steps.local_step import accumulated_grads
 
 IMAGES, SIDE, WIDTH = 32, 16, 8
 

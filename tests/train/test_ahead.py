@@ -146,7 +146,7 @@ def test_an_error_is_met_by_who_calls():
 
     program, other = make_program(build), make_program(lambda: lambda x: x)
     with CompilerAhead(True) as ahead:
-        ahead._start(Call(p, (jnp.ones(2),), {}) for p in (program, other))
+        ahead.foresee(Call(p, (jnp.ones(2),), {}) for p in (program, other))
         wait_until(lambda: other._builds)
     assert other._builds and not program._builds
     with pytest.raises(ValueError, match="cannot be built"):
@@ -169,9 +169,9 @@ def test_what_is_left_is_dropped_at_the_end_and_by_news():
             yield Call(program, (jnp.ones(2),), {"number": number})
 
     with CompilerAhead(True) as ahead:
-        ahead._start(calls(1, 2, 3))
+        ahead.foresee(calls(1, 2, 3))
         wait_until(lambda: built)
-        ahead._start(calls(4))
+        ahead.foresee(calls(4))
         going_on.set()
         wait_until(lambda: 4 in built)
     assert built == [1, 4]
@@ -188,7 +188,7 @@ def test_an_error_does_not_wait_for_what_is_being_compiled():
     program = make_program(build)
     calls = (Call(program, (jnp.ones(2),), {"number": n}) for n in (1, 2))
     with pytest.raises(ValueError, match="of the run"), CompilerAhead(True) as ahead:
-        ahead._start(calls)
+        ahead.foresee(calls)
         wait_until(lambda: built)
         raise ValueError("of the run")
     assert program._builds and not any(b.done() for b in program._builds.values())
@@ -207,7 +207,7 @@ class Slow:
         time.sleep(1)
         print("compiled", flush=True)
 with CompilerAhead(True) as ahead:
-    ahead._start([Call(Slow(), (), {})])
+    ahead.foresee([Call(Slow(), (), {})])
     started.wait()
     raise ValueError("of the run")
 """
@@ -232,15 +232,15 @@ def test_contexts_of_the_calling_thread_are_not_lost():
     """Their programs would be others, so none is compiled elsewhere."""
     program, plain = (make_program(lambda: lambda x: x @ x) for _ in range(2))
     with jax.default_matmul_precision("highest"), CompilerAhead(True) as ahead:
-        ahead._start([Call(program, (jnp.ones((2, 2)),), {})])
+        ahead.foresee([Call(program, (jnp.ones((2, 2)),), {})])
         ahead._thread.submit(lambda: None).result()
         assert not program._builds
     with CompilerAhead(True) as ahead:
-        ahead._start([Call(plain, (jnp.ones((2, 2)),), {})])
+        ahead.foresee([Call(plain, (jnp.ones((2, 2)),), {})])
         ahead._thread.submit(lambda: None).result()
         assert plain._builds
 
 
 def test_off_does_nothing():
     with CompilerAhead(False) as ahead:
-        ahead._start(iter([Call(make_program(lambda: 1 / 0), (), {})]))
+        ahead.foresee(iter([Call(make_program(lambda: 1 / 0), (), {})]))

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from prunex_jax.tasks import Classification
-from prunex_jax.train.commands.console import Console, explain_progress, format_progress
+from prunex_jax.train.console import Console, explain_progress, format_progress
 
 OBJECTIVE = Classification()
 ROW = {

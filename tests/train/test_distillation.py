@@ -14,10 +14,10 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.tasks import Classification
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
-from prunex_jax.train.commands.export import export_run
-from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.build.work import work_of_training
+from prunex_jax.train.records.restoring import load_trained
 from prunex_jax.train.run import train
-from prunex_jax.train.steps.work import work_of_training
+from prunex_jax.train.steps.position import RunPosition
 from tests.helpers.tiny_runs import settings
 
 FAVOURITE = 3
@@ -152,7 +152,7 @@ def test_a_run_that_was_stopped_goes_on_with_its_teacher(tmp_path):
     np.testing.assert_array_equal(logits_of(whole), logits_of(resumed))
     assert whole.summary["params_kept"] < whole.summary["params_dense"]
     shutil.move(teacher, f"{teacher}-gone")
-    about = export_run(tmp_path / "whole", tmp_path / "small")
+    about = load_trained(tmp_path / "whole").export(tmp_path / "small")
     assert about["config"]["distill"]["teacher"] == teacher
 
 

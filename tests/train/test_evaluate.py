@@ -19,9 +19,9 @@ from prunex_jax.export import export_model, read_model
 from prunex_jax.shrink import Network
 from prunex_jax.train.changes.transitions import comparison_inputs
 from prunex_jax.train.commands import evaluate as evaluation
-from prunex_jax.train.commands.export import export_run, load_trained
 from prunex_jax.train.commands.export import main as export_main
 from prunex_jax.train.records.checkpoint import Checkpointer
+from prunex_jax.train.records.restoring import load_trained
 from prunex_jax.train.run import train
 from tests.helpers.tiny_runs import merged
 
@@ -155,7 +155,7 @@ def test_a_run_is_only_read_also_while_it_is_saving(run, tmp_path):
     with open(live / "metrics.jsonl", "a") as file:
         file.write('{"step": 13, "lo')
     before = {p: p.stat().st_mtime_ns for p in sorted(live.rglob("*"))}
-    manifest = export_run(live, tmp_path / "m")
+    manifest = load_trained(live).export(tmp_path / "m")
     assert {p: p.stat().st_mtime_ns for p in sorted(live.rglob("*"))} == before
     assert manifest["metrics"]["summary"] is None
     assert manifest["trained"]["step"] == STEPS
@@ -172,7 +172,7 @@ RUNS = {
 @pytest.mark.parametrize("kind", RUNS)
 def test_runs_of_all_kinds_are_exported(kind, tmp_path):
     result = train(settings(**RUNS[kind]), tmp_path / "run")
-    manifest = export_run(tmp_path / "run", tmp_path / "m")
+    manifest = load_trained(tmp_path / "run").export(tmp_path / "m")
     summary = result.summary
     assert manifest["certificate"]["is_equal"]
     assert manifest["certificate"]["num_gradients"] == summary["params_kept"]

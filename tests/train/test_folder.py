@@ -56,7 +56,6 @@ def make_run(path):
 
 def test_a_new_folder_holds_config_and_environment(tmp_path):
     folder = open_folder(tmp_path / "a" / "b")
-    assert not folder.is_resumed
     assert load(folder.workdir / "config.json") == CONFIG
     assert load(folder.workdir / "environment.json") == ENVIRONMENT
     assert folder.checkpoint_dir == folder.workdir / "checkpoints"
@@ -86,7 +85,6 @@ def test_the_free_settings_exist():
 def test_the_same_config_resumes(tmp_path):
     make_run(tmp_path)
     folder = open_folder(tmp_path, config=dict(reversed(CONFIG.items())))
-    assert folder.is_resumed
     assert [row["step"] for row in folder.read_rows()] == [1]
     assert (folder.checkpoint_dir / "5").exists()
     assert (tmp_path / "summary.json").exists()
@@ -96,7 +94,7 @@ def test_the_same_config_resumes(tmp_path):
 def test_free_settings_may_change_on_resume(tmp_path, key):
     open_folder(tmp_path, config=changed(CONFIG, key, 1))
     other = changed(CONFIG, key, 2)
-    assert open_folder(tmp_path, config=other).is_resumed
+    open_folder(tmp_path, config=other)
     assert load(tmp_path / "config.json") == other
 
 
@@ -169,7 +167,6 @@ def test_fresh_removes_the_files_of_the_run_and_no_other(tmp_path):
     make_run(tmp_path)
     other = changed(CONFIG, "seed", 2)
     folder = open_folder(tmp_path, config=other, fresh=True)
-    assert not folder.is_resumed
     assert folder.read_rows() == []
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["config.json", "environment.json", "notes.txt"]
@@ -181,7 +178,7 @@ def test_fresh_starts_over_where_the_config_cannot_be_read(tmp_path):
     (tmp_path / "config.json").write_text('{"seed": ')
     with pytest.raises(UserError, match=r"config\.json is no JSON object.*--fresh"):
         open_folder(tmp_path)
-    assert not open_folder(tmp_path, fresh=True).is_resumed
+    open_folder(tmp_path, fresh=True)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -196,7 +193,8 @@ def test_a_folder_of_something_else_is_refused(tmp_path, name, fresh):
 def test_hidden_files_and_a_killed_first_start_do_not_matter(tmp_path):
     (tmp_path / ".DS_Store").write_text("")
     (tmp_path / "environment.json").write_text('{"versi')
-    assert not open_folder(tmp_path).is_resumed
+    open_folder(tmp_path)
+    assert load(tmp_path / "environment.json") == ENVIRONMENT
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])

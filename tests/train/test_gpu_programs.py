@@ -13,7 +13,7 @@ import pytest
 from prunex_jax.comm import wire_bytes
 from prunex_jax.mesh import HOST_AXIS
 from prunex_jax.train.changes.ahead import exchanges_to_come
-from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.steps.position import RunPosition
 from tests.helpers.common import run_script
 from tests.helpers.gpu_programs import (
     DEVICES_PER_HOST,

@@ -23,7 +23,7 @@ from prunex_jax.train import train
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
 from prunex_jax.train.commands import evaluate as evaluation
-from prunex_jax.train.commands.export import export_run
+from prunex_jax.train.records.restoring import load_trained
 from tests.helpers.formulas.methods import formulas_of_run
 from tests.helpers.texts import make_text, write_tokenizer
 from tests.helpers.tiny_runs import (
@@ -283,7 +283,7 @@ def test_a_model_learns_from_itself(values, tmp_path):
 @pytest.mark.slow
 def test_its_export_says_what_it_has_read(whole, tmp_path):
     result, folder = whole
-    manifest = export_run(folder, tmp_path / "out")
+    manifest = load_trained(folder).export(tmp_path / "out")
     assert manifest["dataset"]["name"] == "stdlib"
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 255, (3, 16)), jnp.int32)
     found = read_model(tmp_path / "out")(tokens)
@@ -298,7 +298,7 @@ def test_its_export_says_what_it_has_read(whole, tmp_path):
 @pytest.mark.slow
 def test_its_export_scores_as_the_run_did(whole, tmp_path, monkeypatch, capsys):
     result, folder = whole
-    export_run(folder, tmp_path / "out")
+    load_trained(folder).export(tmp_path / "out")
     found = evaluation.evaluate(tmp_path / "out", "validation", batch_size=2000)
     for name in ("loss", "perplexity", "bits_per_byte"):
         wanted = float(result.summary[f"validation_{name}"])
@@ -322,11 +322,11 @@ def test_other_text_than_that_of_the_run_is_called_so(
     whole, tmp_path, monkeypatch, capsys
 ):
     folder = tmp_path / "out"
-    manifest = export_run(whole[1], folder)
+    manifest = load_trained(whole[1]).export(folder)
     manifest["dataset"]["digest"] = "123456789abc"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     measures = {"loss": 1.0, "perplexity": 2.7, "bits_per_byte": 1.4}
-    monkeypatch.setattr(evaluation, "_score", lambda *_: (measures, 3))
+    monkeypatch.setattr(evaluation, "_score", lambda *_: measures)
     assert evaluation.main([f"--model={folder}", "--split=validation"]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert "other data than those of the run" in line and "123456789abc then" in line

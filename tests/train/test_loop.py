@@ -14,7 +14,7 @@ from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.mesh import make_topology
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
-from prunex_jax.train.commands.console import Console
+from prunex_jax.train.console import Console
 from prunex_jax.train.loop import Loop, Surroundings, every
 from prunex_jax.train.records.scores import check_health
 from prunex_jax.train.steps.programs import Report
@@ -102,7 +102,8 @@ def run_one(experiment, checkpoints=None, stop=None, watch=None, shown=None):
     checkpoints.events = events
     watchers = [] if watch is None else [watch]
     loop = Loop(experiment, around_of(checkpoints, folder, stop, watchers, shown))
-    loop.run()
+    for _ in loop.steps():
+        pass
     return loop, loop.state, loop.is_complete, events, folder.rows
 
 

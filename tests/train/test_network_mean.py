@@ -15,10 +15,10 @@ from prunex_jax.models import from_moments, to_moments
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
 from prunex_jax.train.changes.transitions import experiment_at, saved_shapes
-from prunex_jax.train.commands.export import load_trained
 from prunex_jax.train.records.checkpoint import Checkpointer
-from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.records.restoring import load_trained
 from prunex_jax.train.run import train
+from prunex_jax.train.steps.position import RunPosition
 from tests.helpers.tiny_runs import settings
 
 # Channels go from step 12 on, and are cut out after step 20, of 32.

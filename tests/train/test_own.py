@@ -11,7 +11,7 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.train import train
 from prunex_jax.train.commands.evaluate import evaluate
-from prunex_jax.train.commands.export import export_run
+from prunex_jax.train.records.restoring import load_trained
 from tests.helpers import own_networks
 from tests.helpers.own_networks import LinenNet, NnxNet, problem
 from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after
@@ -220,7 +220,7 @@ def test_a_network_is_named_on_the_command_line(tmp_path):
     assert config["model"]["name"] == name
     # Its program is scored without its code.
     folder = tmp_path / "out"
-    manifest = export_run(tmp_path / "run", folder)
+    manifest = load_trained(tmp_path / "run").export(folder)
     manifest["config"]["model"]["name"] = "gone.from_here:Network"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     found = evaluate(folder)
@@ -243,7 +243,7 @@ def test_what_is_of_ones_own_is_not_run_from_settings(tmp_path):
     with pytest.raises(UserError, match="holds a run with data"):
         train(SETTINGS, tmp_path / "run")
     with pytest.raises(UserError, match="'own' was brought to `train` in Python"):
-        export_run(tmp_path / "run", tmp_path / "out")
+        load_trained(tmp_path / "run").export(tmp_path / "out")
     data = {**config, "data": {**config["data"], "name": "digits"}}
     with pytest.raises(UserError, match="'own NnxNet' was brought to `train`"):
         train(data, tmp_path / "other")

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.train.records.position import Handover, RunPosition
 from prunex_jax.train.steps.clock import ClockTotals
 from prunex_jax.train.steps.compiled import Ledger
+from prunex_jax.train.steps.position import Handover, RunPosition
 
 POSITION = RunPosition(
     keep_counts={"stem": 8, "blocks/0": 4},

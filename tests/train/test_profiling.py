@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.train.records.profiling import Profiler, profile_window
+from prunex_jax.train.steps.profiling import Profiler, profile_window
 
 
 @pytest.mark.parametrize(

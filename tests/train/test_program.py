@@ -47,8 +47,6 @@ def test_calls_compilations_and_bytes_add_up():
     assert ledger.wire_bytes["host"] == (2 + 1 + 2) * once
     assert ledger.num_calls == {"sum": 3}
     assert ledger.num_compilations == 2 and builds == [2, 1]
-    assert [build.name for build in ledger.builds] == ["sum", "sum"]
-    assert all(build.seconds_waited > 0 for build in ledger.builds)
 
 
 def test_compiling_sends_and_calls_nothing():

@@ -23,7 +23,7 @@ from prunex_jax.train.changes.regroup import (
     regroup_copies,
     shares_of,
 )
-from prunex_jax.train.commands.export import load_trained
+from prunex_jax.train.records.restoring import load_trained
 from prunex_jax.train.run import train
 from prunex_jax.train.steps.programs import placements_of
 from prunex_jax.train.steps.state import FIRST_BAD_STEP

@@ -17,11 +17,11 @@ from prunex_jax.mesh import make_topology
 from prunex_jax.shrink.cost import count_macs
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import macs_of_one_example, make_experiment
+from prunex_jax.train.build.work import macs_until
 from prunex_jax.train.changes.transitions import experiment_at, hand_over
 from prunex_jax.train.records.checkpoint import Checkpointer
-from prunex_jax.train.records.position import RunPosition
 from prunex_jax.train.run import train
-from prunex_jax.train.steps.work import macs_until
+from prunex_jax.train.steps.position import RunPosition
 from tests.helpers.tiny_runs import (
     ROUNDING,
     complete_steps,

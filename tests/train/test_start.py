@@ -17,9 +17,10 @@ from prunex_jax.models import make_model
 from prunex_jax.models.own import own_model
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import make_cut, trace_model
+from prunex_jax.train.build.joining import check_same_weights
 from prunex_jax.train.build.start import OURS, Weights, make_start, whole_tree
-from prunex_jax.train.build.weights import check_same_everywhere, find_weights
-from prunex_jax.train.commands.export import export_run, load_trained
+from prunex_jax.train.records.restoring import load_trained
+from prunex_jax.train.records.weights import find_weights
 from prunex_jax.train.run import train
 from tests.helpers.tiny_runs import (
     StopAtOnce,
@@ -56,7 +57,7 @@ def source(tmp_path_factory):
     """A run that has pruned half of its channels, its folder, and its export."""
     folder = tmp_path_factory.mktemp("source")
     result = train(PRUNING, folder / "run")
-    export_run(folder / "run", folder / "export")
+    load_trained(folder / "run").export(folder / "export")
     return result, folder / "run", folder / "export"
 
 
@@ -236,12 +237,11 @@ def test_a_shrunk_network_of_functions_is_cut_again():
 
 
 def test_hosts_with_other_files_are_told(source, monkeypatch):
-    model = make_model(TINY, (8, 8, 1), 10)
-    start = make_start(find_weights(str(source[2])), model, TINY)
-    check_same_everywhere(start)
+    weights = find_weights(str(source[2]))
+    check_same_weights(weights)
     monkeypatch.setattr(agreement, "gather_texts", lambda text: [text, "{}"])
     with pytest.raises(AgreedError, match="process 1; copy the same file to every"):
-        check_same_everywhere(start)
+        check_same_weights(weights)
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_a_taught_run_starts_from_its_teacher(teacher, source, tmp_path):
     assert result.summary["params_dense"] == source[0].summary["params_kept"]
     assert result.summary["params_kept"] < result.summary["params_dense"]
     assert result.summary["shrink_max_abs_error"] < 1e-4
-    export_run(tmp_path / "run", tmp_path / "export")
+    load_trained(tmp_path / "run").export(tmp_path / "export")
     again = find_weights(str(tmp_path / "export"))
     start = make_start(again, make_model(TINY, (8, 8, 1), 10), TINY)
     assert start.model == result.network.model

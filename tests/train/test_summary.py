@@ -10,12 +10,12 @@ import pytest
 from prunex_jax.mesh import HOST_AXIS, make_topology, peak_flops
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.build.work import speed_of
 from prunex_jax.train.changes.transitions import experiment_at
 from prunex_jax.train.records.folder import SUMMARY_KEYS
-from prunex_jax.train.records.position import Handover, RunPosition
 from prunex_jax.train.records.summary import finish
 from prunex_jax.train.steps.clock import Clock, ClockTotals
-from prunex_jax.train.steps.work import speed_of
+from prunex_jax.train.steps.position import Handover, RunPosition
 from tests.helpers.tiny_runs import merged, settings
 
 # As other programs find them in summary.json.
@@ -142,7 +142,7 @@ def test_speed_is_that_of_forward_and_backward_passes(dense, monkeypatch):
     assert summary["flops_per_second"] == pytest.approx(flops / 0.25)
     assert summary["flops_utilisation"] is None, "nothing is known of CPUs"
     assert summary["examples_seen"] == 26 * 8
-    monkeypatch.setattr("prunex_jax.train.steps.work.peak_flops", lambda kind: 1e9)
+    monkeypatch.setattr("prunex_jax.train.build.work.peak_flops", lambda kind: 1e9)
     found = speed_of(dense[0], 0.25)["flops_utilisation"]
     assert found == pytest.approx(flops / 0.25 / 4e9)  # of 4 devices
 

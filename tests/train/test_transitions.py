@@ -15,8 +15,8 @@ from prunex_jax.train.changes.transitions import (
     hand_over,
     network_of,
 )
-from prunex_jax.train.records.position import RunPosition
 from prunex_jax.train.steps.clock import ClockTotals
+from prunex_jax.train.steps.position import RunPosition
 from tests.helpers.tiny_runs import merged, settings
 
 SETTINGS = settings(

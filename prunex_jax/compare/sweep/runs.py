@@ -23,7 +23,7 @@ from prunex_jax.compare.subprocesses import (
 )
 from prunex_jax.compare.sweep.study import Row, Sweep, overrides_of, settings_of
 from prunex_jax.train.build.config import config_to_dict, dotted_keys, fixed_differences
-from prunex_jax.train.commands.console import worth_of
+from prunex_jax.train.console import worth_of
 from prunex_jax.train.records.folder import CONFIG, SUMMARY
 
 # What a run that diverged leaves beside its folder's other files.

@@ -1,12 +1,11 @@
 """Builds a run from its settings, before anything is compiled.
 
 config        settings, in any form -> ExperimentConfig
-joining       the processes of a run: joined, and watched over
-same          refuses processes with other settings, data or folders
+joining       the processes of a run: joined, compared, and watched over
 rounds        which method at which step, and which exchange after which
-network_mean  means of networks: which of a run, and how they are taken
+mean_plan     which networks of a run are averaged
 teaching      networks whose answers a run learns beside the labels
 start         what a run starts from instead of a network drawn at random
 experiment    settings and mesh -> task, channels, method, rounds and programs
-weights       reads trained weights, whatever wrote them
+work          multiply-accumulates of training, over all cuts
 """

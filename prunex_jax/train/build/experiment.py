@@ -39,9 +39,9 @@ from prunex_jax.shrink import trace_model
 from prunex_jax.shrink.cost import count_macs
 from prunex_jax.shrink.targets import Budget, model_budget
 from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
-from prunex_jax.tasks import Batch, Objective, Own, Task, make_task
+from prunex_jax.tasks import Batch, Own, Task, make_task
 from prunex_jax.train.build.config import ExperimentConfig, total_steps
-from prunex_jax.train.build.network_mean import MeanPlan, final_mean_plan
+from prunex_jax.train.build.mean_plan import MeanPlan, final_mean_plan
 from prunex_jax.train.build.optimizer import (
     OWN_OPTIMIZER,
     MakeOptimizer,
@@ -58,8 +58,8 @@ from prunex_jax.train.build.rounds import (
 )
 from prunex_jax.train.build.start import Start, Weights, make_start
 from prunex_jax.train.build.teaching import Teaching, read_teaching
-from prunex_jax.train.records.profiling import profile_window
 from prunex_jax.train.steps.compiled import Ledger, shapes_of
+from prunex_jax.train.steps.profiling import profile_window
 from prunex_jax.train.steps.programs import Programs
 
 
@@ -125,37 +125,32 @@ class Setup:
 class _Basis:
     """What every setup of a run is made from, whatever the network and the method."""
 
-    config: ExperimentConfig
-    objective: Objective
-    own_optimizer: MakeOptimizer | None
-    mesh: AnyMesh
-    ledger: Ledger
-    num_steps: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Experiment:
-    """A run that is ready to start, or to go on."""
-
     config: ExperimentConfig  # All settings.
     topology: Topology  # Hosts, devices and the mesh.
-    task: Task  # What is learned,
-    teaching: Teaching | None  # and from which teacher beside the labels.
-    final_mean: MeanPlan | None  # What the final network is the mean of.
-    channels: Channels  # What can be pruned.
-    phases: tuple[Phase, ...]  # Methods of the run, one after the other.
-    learning_rate: optax.Schedule  # Schedule over steps.
-    ledger: Ledger  # What was sent, called and compiled so far.
+    task: Task  # What is learned.
     # What makes the inner optimizer instead of `config.optimizer.name`.
     own_optimizer: MakeOptimizer | None
-    current: Setup  # What is trained now, and how. All other parts stay.
-    batch_size: int  # Examples of a batch that are trained on; see `make_experiment`.
-    start: Start | None = None  # The trained network that it starts from.
+    ledger: Ledger  # What was sent, called and compiled so far.
+    num_steps: int  # Length of the run.
 
     @property
     def mesh(self) -> AnyMesh:
         """The ('host', 'device') mesh."""
         return self.topology.mesh
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Experiment(_Basis):
+    """A run that is ready to start, or to go on."""
+
+    teaching: Teaching | None  # The teacher from which it learns beside the labels.
+    final_mean: MeanPlan | None  # What the final network is the mean of.
+    channels: Channels  # What can be pruned.
+    phases: tuple[Phase, ...]  # Methods of the run, one after the other.
+    learning_rate: optax.Schedule  # Schedule over steps.
+    current: Setup  # What is trained now, and how. All other parts stay.
+    batch_size: int  # Examples of a batch that are trained on; see `make_experiment`.
+    start: Start | None = None  # The trained network that it starts from.
 
     @property
     def left_out(self) -> int:
@@ -167,11 +162,6 @@ class Experiment:
         """Examples that are scored at a time, which divide among the devices."""
         asked = self.config.data.eval_batch_size or self.batch_size
         return asked - asked % self.mesh.size or self.mesh.size
-
-    @property
-    def num_steps(self) -> int:
-        """Length of the run."""
-        return self.current.plan.total_steps
 
     @property
     def num_params(self) -> int:
@@ -236,7 +226,7 @@ def make_experiment(
       topology: Hosts, devices and the mesh.
       own: What the user brings instead of what the settings name.
       own_optimizer: Makes the inner optimizer of the learning rate instead.
-      weights: What `config.model.weights` names; see `train.weights`.
+      weights: What `config.model.weights` names; see `train.records.weights`.
       goes_on: Whether a run goes on, perhaps on fewer hosts, among whose devices its
         batches need not divide: then the last examples of each are left out.
     Returns:
@@ -273,12 +263,12 @@ def make_experiment(
     learning_rate = make_learning_rate(config.optimizer, num_steps)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     check_inner(make_inner(config.optimizer, learning_rate, own_optimizer), params)
-    mesh, ledger = topology.mesh, Ledger()
-    axes = _axes_of_state(config, mesh)
+    axes = _axes_of_state(config, topology.mesh)
     if axes.slices:
         inner = make_inner(config.optimizer, learning_rate, own_optimizer, axes)
         check_sliceable(inner, params, axes)
-    basis = _Basis(config, task.objective, own_optimizer, mesh, ledger, num_steps)
+    ledger = Ledger()
+    basis = _Basis(config, topology, task, own_optimizer, ledger, num_steps)
     groups, counts = channels.trace.groups, channels.keep_counts
     setups = [_make_setup(basis, p.method, model, groups, counts) for p in phases]
     _check_phases(phases, setups)
@@ -288,23 +278,19 @@ def make_experiment(
     teaching = read_teaching(
         config,
         task,
-        mesh,
+        topology.mesh,
         ledger,
         num_steps,
         plans,
         batch_size,
     )
     return Experiment(
-        config=config,
-        topology=topology,
-        task=task,
+        **vars(basis),
         teaching=teaching,
         final_mean=final_mean_plan(config.run.average_share, num_steps, plans, phases),
         channels=channels,
         phases=phases,
         learning_rate=learning_rate,
-        ledger=ledger,
-        own_optimizer=own_optimizer,
         current=setups[0],
         batch_size=batch_size,
         start=start,
@@ -338,16 +324,8 @@ def with_method(experiment: Experiment, name: str) -> Experiment:
 def _with_setup(
     experiment: Experiment, name: str, model: AnyModel, groups: tuple[ChannelGroup, ...]
 ) -> Experiment:
-    basis = _Basis(
-        experiment.config,
-        experiment.task.objective,
-        experiment.own_optimizer,
-        experiment.mesh,
-        experiment.ledger,
-        experiment.num_steps,
-    )
     keep_counts = experiment.channels.keep_counts if groups else {}
-    setup = _make_setup(basis, name, model, groups, keep_counts)
+    setup = _make_setup(experiment, name, model, groups, keep_counts)
     return dataclasses.replace(experiment, current=setup)
 
 
@@ -388,7 +366,7 @@ def _make_setup(
         basis.mesh,
         basis.ledger,
         layouts=layouts_of(groups, shapes),
-        objective=basis.objective,
+        objective=basis.task.objective,
         norm_scope=config.model.norm_scope,
         seed=config.seed,
         micro_batches=config.optimizer.micro_batches,

@@ -1,9 +1,31 @@
 """Brings the processes of a run together, and watches over them.
 
-What a run and its dry run do alike, before and after their networks are built.
+It refuses those that differ in settings, packages, data, weights or folders.
 """
 
-from prunex_jax.mesh import Topology, make_topology
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from prunex_jax.base.environment import versions
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.data import Dataset, Split
+from prunex_jax.mesh import (
+    Topology,
+    check_same,
+    gather_texts,
+    make_topology,
+    run_together,
+)
+from prunex_jax.models.weights.files import SETTING
 from prunex_jax.processes import (
     Heartbeat,
     LastStart,
@@ -12,10 +34,26 @@ from prunex_jax.processes import (
     Limits,
     start_processes,
 )
-from prunex_jax.train.build.config import ExperimentConfig
+from prunex_jax.train.build.config import ExperimentConfig, config_to_dict, dotted_keys
 from prunex_jax.train.build.experiment import Experiment
-from prunex_jax.train.build.same import check_same_data
-from prunex_jax.train.build.weights import check_same_everywhere
+from prunex_jax.train.build.start import Weights
+
+# Every host may have its own.
+_LOCAL = ("data.dir", "data.num_workers", "run.compile_cache")
+# Variables that change what is computed.
+_VARIABLES = (
+    "JAX_DEFAULT_DTYPE_BITS",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "JAX_DEFAULT_PRNG_IMPL",
+    "JAX_ENABLE_X64",
+    "JAX_NUMPY_DTYPE_PROMOTION",
+    "JAX_PLATFORMS",
+    "JAX_THREEFRY_PARTITIONABLE",
+    "XLA_FLAGS",
+)
+_TOKEN = ".shared"
+# Network file systems show a new file late.
+_PATIENCE_SECONDS = 20.0
 
 
 def join_processes(
@@ -26,11 +64,11 @@ def join_processes(
     Args:
       config: All settings.
       launch: How processes find each other.
-      last: The last start of the run; see `mesh.start_processes`.
+      last: The last start of the run; see `processes.start_processes`.
     Returns:
       How they did, and hosts and devices.
     Raises:
-      UserError: As from `mesh.start_processes` and `mesh.make_topology`.
+      UserError: As from `processes.start_processes` and `mesh.make_topology`.
     """
     started = start_processes(
         config.topology,
@@ -51,13 +89,128 @@ def make_heartbeat(config: ExperimentConfig, launch: LaunchFlags) -> Heartbeat:
     return Heartbeat(limits, ends_process=launch.owns_process)
 
 
-def check_same_reading(experiment: Experiment) -> None:
-    """Refuses processes that have read other data or other trained weights.
+def check_same_settings(
+    config: ExperimentConfig, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Compares settings, versions and variables of all processes.
 
     Raises:
-      AgreedError: They have; it names what differs.
+      AgreedError: They differ; it names the first difference.
+    Collectives:
+      As `mesh.check_same`.
+    """
+    settings = dotted_keys(config_to_dict(config))
+    described = {
+        **{f"config.{k}": repr(v) for k, v in settings.items() if k not in _LOCAL},
+        **{f"the version of {k}": v for k, v in versions().items()},
+        **{f"variable {k}": environ.get(k, "") for k in _VARIABLES},
+    }
+    check_same(described, "start all processes with the same")
+
+
+def check_same_reading(experiment: Experiment) -> None:
+    """Compares the data, and the trained weights, that all processes have read.
+
+    Raises:
+      AgreedError: They differ; it names what does.
     Collectives:
       As `mesh.check_same`.
     """
     check_same_data(experiment.task.dataset)
-    check_same_everywhere(experiment.start)
+    if experiment.start is not None:
+        check_same_weights(experiment.start.weights)
+
+
+def check_same_weights(weights: Weights) -> None:
+    """Compares the files that all processes have read trained weights from.
+
+    Raises:
+      AgreedError: They differ.
+    Collectives:
+      As `mesh.check_same`.
+    """
+    named = {f"{SETTING}={weights.source!r}": dict(weights.digests)}
+    check_same(named, "copy the same file to every host")
+
+
+def check_same_data(dataset: Dataset) -> None:
+    """Compares how many examples all processes see, and the first and last of each.
+
+    The test split stays unread.
+
+    Raises:
+      AgreedError: They differ; it names the split.
+    Collectives:
+      As `mesh.check_same`.
+    """
+    if jax.process_count() == 1:
+        return
+    described: dict[str, Any] = {}
+    for name in ("train", "validation", "test"):
+        split = getattr(dataset, name)
+        described[f"the number of examples in {name}"] = len(split)
+        if len(split) and name != "test":
+            described[f"the first example of {name}"] = _digest(split, 0)
+            described[f"the last example of {name}"] = _digest(split, len(split) - 1)
+    check_same(described, "give all processes the same data")
+
+
+def check_shared_folder(workdir: Path) -> None:
+    """Refuses a run folder that not all processes share.
+
+    Process 0 leaves a file there that the others have to find.
+
+    Raises:
+      AgreedError: Some process does not see it; it names that process.
+    Collectives:
+      As `mesh.gather_texts` and `mesh.run_together`.
+    """
+    if jax.process_count() == 1:
+        return
+    is_first, token = jax.process_index() == 0, uuid.uuid4().hex
+    file = workdir / _TOKEN
+    if is_first:
+        file.write_text(token)
+    token = gather_texts(token)[0]
+    try:
+        run_together(lambda: _find(file, token))
+    finally:
+        if is_first:
+            file.unlink(missing_ok=True)
+
+
+def _digest(split: Split, index: int) -> str:
+    batch = split.evaluation_batch(np.asarray([index], np.int64))
+    content = hashlib.sha256()
+    for path, leaf in sorted(flatten_by_path(batch).items()):
+        array = np.asarray(leaf)
+        content.update(f"{path} {array.dtype} {array.shape}".encode())
+        content.update(array.tobytes())
+    return content.hexdigest()
+
+
+def _find(file: Path, token: str) -> None:
+    if not shows(file, token):
+        raise UserError(
+            f"--workdir={file.parent} is not the folder that process 0 sees under "
+            "this name; give a folder on a file system that all hosts share"
+        )
+
+
+def shows(file: Path, token: str) -> bool:
+    """Whether a file that another process has written shows here within some seconds.
+
+    Args:
+      file: The file.
+      token: What it holds.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            if file.read_text() == token:
+                return True
+        except OSError:
+            pass
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)

@@ -13,12 +13,13 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.trees import PyTree, nested_by_path, shapes_by_path
+from prunex_jax.base.trees import nested_by_path, shapes_by_path
 from prunex_jax.models import AnyModel, Model
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.models.weights import Tensors, to_ours
 from prunex_jax.models.weights.files import SETTING
 from prunex_jax.shrink import make_cut, trace_model
+from prunex_jax.train.steps.state import whole_tree
 
 Shape = tuple[int, ...]
 # Layout of what this package has written; others are those of `models.weights`.
@@ -79,16 +80,6 @@ class Start:
     model: AnyModel
     arrays: Mapping[str, np.ndarray]
     described: tuple[str, ...]
-
-
-def whole_tree(params: PyTree, statistics: PyTree) -> dict[str, PyTree]:
-    """Parameters and statistics in one tree, whose paths are those of exports.
-
-    Example:
-      >>> shapes_by_path(whole_tree({'a': np.ones(2)}, {}))
-      {'params/a': (2,)}
-    """
-    return {"params": params, "statistics": statistics}
 
 
 def make_start(weights: Weights, model: AnyModel, config: ModelConfig) -> Start:

@@ -27,10 +27,11 @@ from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, placed
 from prunex_jax.models import AnyModel
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT, Batch, Objective, Task
 from prunex_jax.train.build.config import ExperimentConfig
-from prunex_jax.train.build.network_mean import MeanPlan, NetworkMean
+from prunex_jax.train.build.mean_plan import MeanPlan
 from prunex_jax.train.build.rounds import RoundPlan
 from prunex_jax.train.build.settings import DistillConfig
 from prunex_jax.train.steps.compiled import Ledger, Program
+from prunex_jax.train.steps.state import NetworkMean
 
 # The teacher that is the run's own network.
 SELF = "self"

@@ -2,7 +2,6 @@
 
 transitions   the small network, the next method
 regroup       a state on another number of hosts or devices
-restoring     reads a run back, on any mesh
 means         of networks that a run learns from, and ends with
 ahead         compiles, while steps run, what will be called later
 """

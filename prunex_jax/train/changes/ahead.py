@@ -21,8 +21,8 @@ from prunex_jax.mesh import sharding_on
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT
 from prunex_jax.train.build.experiment import Experiment, Setup
 from prunex_jax.train.changes.transitions import foresee_small
-from prunex_jax.train.records.position import RunPosition
-from prunex_jax.train.steps.compiled import Program, shapes_of
+from prunex_jax.train.steps.compiled import Program
+from prunex_jax.train.steps.position import RunPosition
 
 
 class Call(NamedTuple):
@@ -66,38 +66,24 @@ class CompilerAhead:
         """Whether it compiles, and was not yet told what this run trains now."""
         return self.is_on and self._foreseen is not experiment.current
 
-    def foresee(
-        self,
-        experiment: Experiment,
-        position: RunPosition,
-        state: PyTree,
-        batch: PyTree,
-        options: Mapping[str, Any],
-    ) -> None:
+    def foresee(self, calls: Iterable[Call], setup: Setup | None = None) -> None:
         """Starts on what a run will call, and drops what it was told before.
 
         Args:
-          experiment: The run.
-          position: Where it is.
-          state: Its training state.
-          batch: What its local steps take.
-          options: Static arguments of its local steps.
+          calls: In their order, as from `calls_to_come`.
+          setup: What the run trains, for `is_new`.
         """
-        self._foreseen = experiment.current
-        shapes = shapes_of(state), shapes_of(batch)
-        self._start(calls_to_come(experiment, position, *shapes, options))
+        self._foreseen = setup
+        if self.is_on:
+            self._calls = calls
+            self._thread.submit(self._compile, calls, _ThreadSettings())
 
     def take_small(self) -> Experiment | None:
         """The run after its cut, if it is foreseen by now; drops what is left to do."""
         self._calls = None
         return self._small
 
-    def _start(self, calls: Iterable[Call]) -> None:
-        if self.is_on:
-            self._calls = calls
-            self._thread.submit(self._compile, calls, _Surroundings())
-
-    def _compile(self, calls: Iterable[Call], wanted: "_Surroundings") -> None:
+    def _compile(self, calls: Iterable[Call], wanted: "_ThreadSettings") -> None:
         # What `with jax.default_matmul_precision(...)` and its like say holds for the
         # thread that says it: programs of this one would be others.
         is_same = wanted.are_here()
@@ -149,7 +135,7 @@ def calls_to_come(
             yield Call(programs.exchange, (state,), static, small)
 
 
-class _Surroundings:
+class _ThreadSettings:
     """What jax's context managers say on the thread that makes it."""
 
     def __init__(self) -> None:

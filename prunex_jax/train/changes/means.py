@@ -1,19 +1,20 @@
 """The means of networks that a run keeps: of its own teacher, and of its end."""
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
+from prunex_jax.mesh import AnyMesh, sharding_on
 from prunex_jax.models import AnyModel
 from prunex_jax.train.build.experiment import Experiment
-from prunex_jax.train.build.network_mean import (
-    STATISTICS_BATCHES,
-    MeanPlan,
-    NetworkMean,
-    empty_mean,
-    with_network,
-    with_statistics,
-)
-from prunex_jax.train.steps.state import TrainState
+from prunex_jax.train.build.mean_plan import MeanPlan
+from prunex_jax.train.steps.programs import Programs
+from prunex_jax.train.steps.state import NetworkMean, TrainState
+
+# Training batches from which the batch statistics of a mean are taken.
+_STATISTICS_BATCHES = 32
 
 
 class Means(NamedTuple):
@@ -52,6 +53,36 @@ def gather_means(
     return means, news
 
 
+def shapes_of_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
+    """Shapes, types and shardings of the mean of networks of a model."""
+    params, statistics = jax.eval_shape(model.init, jax.random.key(0))
+    everywhere = sharding_on(mesh, jax.P())
+    count: Any = jax.ShapeDtypeStruct((), np.float32)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+        NetworkMean(params, statistics, count),
+    )
+
+
+def empty_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
+    """The mean of no network of a model yet."""
+    return jax.tree.map(_zeros, shapes_of_mean(model, mesh))
+
+
+def with_network(
+    mean: NetworkMean, programs: Programs, state: TrainState
+) -> NetworkMean:
+    """Takes the network that a state stands for into a mean; sends nothing.
+
+    Args:
+      mean: The mean so far, which is donated.
+      programs: Those of the run.
+      state: Its training state.
+    """
+    params = programs.average(mean.params, mean.num_networks, state)
+    return mean._replace(params=params, num_networks=mean.num_networks + 1)
+
+
 def _gathered(
     plan: MeanPlan,
     model: AnyModel,
@@ -61,13 +92,32 @@ def _gathered(
     state: TrainState,
 ) -> NetworkMean | None:
     """A mean, with the network of now where it is one of its networks."""
-    programs = experiment.current.programs
     if plan.gathers_after(step):
         if mean is None:
             mean = empty_mean(model, experiment.mesh)
-        mean = with_network(mean, programs, state)
+        mean = with_network(mean, experiment.current.programs, state)
     if mean is not None and step == plan.complete:
-        with experiment.batches(step) as batches:
-            coming = itertools.islice(batches, STATISTICS_BATCHES)
-            mean = with_statistics(mean, programs, state, coming)
+        return _with_statistics(mean, experiment, step, state)
     return mean
+
+
+def _with_statistics(
+    mean: NetworkMean, experiment: Experiment, step: int, state: TrainState
+) -> NetworkMean:
+    """Completes a mean with batch statistics of its own, which it has never had.
+
+    Collectives:
+      Those of `programs.Programs.network`.
+    """
+    programs, statistics = experiment.current.programs, state.statistics
+    with experiment.batches(step) as batches:
+        coming = itertools.islice(batches, _STATISTICS_BATCHES)
+        for number, batch in enumerate(coming):
+            statistics = programs.estimate(mean.params, statistics, batch, number)
+    _, found = programs.network(state._replace(statistics=statistics))
+    return mean._replace(statistics=found)
+
+
+def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+    zeros = np.zeros(like.shape, like.dtype)
+    return jax.make_array_from_callback(like.shape, like.sharding, zeros.__getitem__)

@@ -27,7 +27,6 @@ starts as zeros in others.
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -40,9 +39,8 @@ from prunex_jax.comm import part_shape, slices_of, whole_of
 from prunex_jax.mesh import IN_SLICES, Placement, specs_of
 from prunex_jax.methods import Method
 from prunex_jax.models.base import from_moments, to_moments
-from prunex_jax.train.build.network_mean import SavedRun
 from prunex_jax.train.steps.programs import placements_of
-from prunex_jax.train.steps.state import FIRST_BAD_STEP, Totals, TrainState
+from prunex_jax.train.steps.state import FIRST_BAD_STEP, SavedRun, Totals, TrainState
 
 # Hosts, devices per host.
 MeshSizes = tuple[int, int]
@@ -303,7 +301,7 @@ def placed_like(state: TrainState, wanted: TrainState) -> TrainState:
     def place(leaf: Any, like: Any) -> jax.Array:
         if isinstance(leaf, jax.Array):
             return leaf
-        part = functools.partial(_part, leaf)
+        part = leaf.__getitem__
         return jax.make_array_from_callback(like.shape, like.sharding, part)
 
     found: TrainState = jax.tree.map(place, state, wanted)
@@ -356,7 +354,3 @@ def _weighted(copies: np.ndarray, shares: Mapping[int, float]) -> np.ndarray:
     for i in others:
         total += wide.type(shares[i]) * (copies[i].astype(wide) - start)
     return total
-
-
-def _part(array: np.ndarray, index: Any) -> np.ndarray:
-    return array[index]

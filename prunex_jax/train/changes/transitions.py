@@ -40,11 +40,11 @@ from prunex_jax.train.build.experiment import (
     with_method,
     with_small_network,
 )
-from prunex_jax.train.build.network_mean import NetworkMean, SavedRun, shapes_of_mean
-from prunex_jax.train.records.position import Handover, RunPosition
+from prunex_jax.train.build.work import macs_until
+from prunex_jax.train.changes.means import shapes_of_mean
 from prunex_jax.train.steps.compiled import Program
-from prunex_jax.train.steps.state import TrainState
-from prunex_jax.train.steps.work import macs_until
+from prunex_jax.train.steps.position import Handover, RunPosition
+from prunex_jax.train.steps.state import NetworkMean, SavedRun, TrainState
 
 # Examples on which masked and shrunk networks are compared.
 _NUM_COMPARED = 64
@@ -88,7 +88,7 @@ def hand_over(
     Raises:
       UserError: The state has a part that cannot be cut.
     Collectives:
-      Those of `step.Programs.network`.
+      Those of `programs.Programs.network`.
     """
     _, masks, error = cut_out(experiment, state)
     everything = {n: range(size) for n, size in experiment.channels.sizes.items()}
@@ -153,7 +153,7 @@ def change_method(
     momentum elsewhere starts it from zero.
 
     Collectives:
-      Those of `step.Programs.network`, and a sum over the mesh of the inner state.
+      Those of `programs.Programs.network`, and a sum over the mesh of the inner state.
     """
     after = with_method(experiment, name)
     return after, _program("change_method", _changer, experiment, after)(state)
@@ -165,13 +165,19 @@ def network_of(
     """The network that a state stands for, or the mean of several; host arrays.
 
     Collectives:
-      Those of `step.Programs.network`, without a mean.
+      Those of `programs.Programs.network`, without a mean.
     """
     if mean is None:
         params, statistics = experiment.current.programs.network(state)
     else:
         params, statistics = mean.params, mean.statistics
-    return Network(experiment.current.model, *jax.device_get((params, statistics)))
+    return on_host(Network(experiment.current.model, params, statistics))
+
+
+def on_host(network: Network) -> Network:
+    """The network with host arrays."""
+    params, statistics = jax.device_get((network.params, network.statistics))
+    return Network(network.model, params, statistics)
 
 
 def cut_out(
@@ -183,7 +189,7 @@ def cut_out(
       The small network, host arrays; the masks, bool[size] per group, {} where the
       method prunes none; and the largest difference between masked and shrunk logits.
     Collectives:
-      Those of `step.Programs.network`.
+      Those of `programs.Programs.network`.
     """
     found = experiment.current.method.pruning.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
@@ -193,8 +199,7 @@ def cut_out(
     shrunk = whole.shrunk(cut)
     inputs = comparison_inputs(experiment.task)
     error = shrink_error(whole.masked(cut), shrunk, inputs)
-    params, statistics = jax.device_get((shrunk.params, shrunk.statistics))
-    return Network(shrunk.model, params, statistics), masks, error
+    return on_host(shrunk), masks, error
 
 
 def describe(experiment: Experiment, handover: Handover) -> str:
@@ -228,7 +233,7 @@ def _after(experiment: Experiment, handover: Handover) -> Experiment:
     """The run as it goes on after its cut, from settings and positions alone."""
     model = experiment.task.model
     masks = handover.masks(experiment.channels.sizes)
-    cut = _cut_of(model, experiment.channels.trace, masks)
+    cut = cut_of(model, experiment.channels.trace, masks)
     return with_small_network(experiment, model.after(cut), is_pruned=handover.is_last)
 
 
@@ -245,7 +250,7 @@ def _trace_of_now(experiment: Experiment) -> ChannelTrace:
     return trace_model(experiment.current.model)
 
 
-def _cut_of(
+def cut_of(
     model: AnyModel, trace: ChannelTrace, masks: Mapping[str, np.ndarray]
 ) -> Cut:
     """What goes from a network of which shapes are enough."""
@@ -260,7 +265,7 @@ def _cutter(
     Collectives:
       None; where state lies in slices, those of `Placements.whole`.
     """
-    cut = _cut_of(before.current.model, _trace_of_now(before), masks)
+    cut = cut_of(before.current.model, _trace_of_now(before), masks)
     places = before.current.method.placements
     small_places = after.current.method.placements
     stored, small_stored = before.current.programs.stored, after.current.programs.stored

@@ -14,7 +14,6 @@ writes nothing. Exit code 0: ended; 75: stopped and saved, and the same command 
 
 import ast
 import functools
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -220,7 +219,3 @@ def _train(values: Values, overrides: list[str]) -> int:
         launch=given_launch(values),
     )
     return code if result is None else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

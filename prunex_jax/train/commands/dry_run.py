@@ -30,18 +30,18 @@ from prunex_jax.train.build.config import ExperimentConfig, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment, with_method
 from prunex_jax.train.build.joining import (
     check_same_reading,
+    check_same_settings,
     join_processes,
     make_heartbeat,
 )
-from prunex_jax.train.build.same import check_same_settings
-from prunex_jax.train.build.weights import find_weights
+from prunex_jax.train.build.work import seen_until
 from prunex_jax.train.changes.ahead import exchanges_to_come
 from prunex_jax.train.changes.transitions import saved_shapes
-from prunex_jax.train.commands.console import Console, start_screen
+from prunex_jax.train.console import Console, start_screen
 from prunex_jax.train.records.folder import holds_run
-from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.records.weights import find_weights
 from prunex_jax.train.steps.compiled import Program
-from prunex_jax.train.steps.work import seen_until
+from prunex_jax.train.steps.position import RunPosition
 
 COMPILE, MEASURE = "compile", "measure"
 _TIMED_STEPS = 5
@@ -128,11 +128,7 @@ def dry_run(
         return make_experiment(config, topology, weights=weights, goes_on=goes_on)
 
     described = environment(topology.describe())
-    with (
-        make_heartbeat(config, launch) as heartbeat,
-        heartbeat.telling(),
-        Console(topology.is_primary) as console,
-    ):
+    with make_heartbeat(config, launch), Console(topology.is_primary) as console:
         check_same_settings(config)
         experiment = run_together(prepare)
         check_same_reading(experiment)
@@ -158,7 +154,8 @@ def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
     state, calls = current.programs.abstract_state(), _first_calls(experiment)
     memory = []
     for program, options in calls:
-        args = (state, batch) if _is_step(program) else (state,)
+        is_step = program is current.programs.local_step
+        args = (state, batch) if is_step else (state,)
         compiled = run_together(functools.partial(program.compile, *args, **options))
         memory += _memory_of(program.name, compiled.run)
     position = RunPosition(keep_counts=experiment.channels.sizes)
@@ -168,7 +165,7 @@ def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
         params_bytes=bytes_per_device(state.params),
         state_bytes=bytes_per_device(state),
         memory=tuple(memory),
-        checkpoint_bytes=num_bytes(saved),
+        checkpoint_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(saved)),
     )
     return _with_times(found, experiment) if is_measured else found
 
@@ -201,18 +198,6 @@ def _for_gpus(config: ExperimentConfig) -> ExperimentConfig:
     return replace(config, model=as_on_gpus(config.model))
 
 
-def num_bytes(tree: PyTree) -> int:
-    """Bytes of arrays, or of what their shapes and types describe; over all devices.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> num_bytes({'a': jnp.ones((2, 3)), 'b': jnp.ones(4, jnp.int8)})
-      28
-    """
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-
-
 def bytes_per_device(tree: PyTree) -> int:
     """Bytes of arrays on one device, by their shapes, types and shardings.
 
@@ -225,10 +210,6 @@ def bytes_per_device(tree: PyTree) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
     )
-
-
-def _is_step(program: Program) -> bool:
-    return program.name == "local_step"
 
 
 def _first_calls(experiment: Experiment) -> list[tuple[Program, dict[str, Any]]]:
@@ -271,7 +252,8 @@ def _what_is_sent(experiment: Experiment) -> Iterator[Sent]:
         there = experiment if number == 0 else with_method(experiment, phase.method)
         prefix = "" if is_one else f"{phase.method}: "
         for what, listed in _calls_of(there):
-            yield _sent(prefix + what, listed, shape)
+            sent = wire_bytes(listed, shape)
+            yield Sent(prefix + what, sent[HOST_AXIS], sent[DEVICE_AXIS])
 
 
 def _calls_of(experiment: Experiment) -> Iterator[tuple[str, list[Collective]]]:
@@ -299,11 +281,6 @@ def _calls_of(experiment: Experiment) -> Iterator[tuple[str, list[Collective]]]:
         part = "all channels" if share == 1 else f"{share:.3g} of the channels"
         what = f"an exchange with {part}, {options['kind']}"
         yield what, programs.exchange.collectives(state, **options)
-
-
-def _sent(what: str, listed: list[Collective], shape: Mapping[str, int]) -> Sent:
-    sent = wire_bytes(listed, shape)
-    return Sent(what, sent[HOST_AXIS], sent[DEVICE_AXIS])
 
 
 def _with_times(needs: Needs, experiment: Experiment) -> Needs:

@@ -10,11 +10,10 @@ or bits per byte. Where these data lie is printed, unless --data_dir says it. Ex
 0: scored; 2: bad input.
 """
 
-import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.imports import is_named
 from prunex_jax.data import (
-    VALID,
     Dataset,
     ImageDataset,
     ImageSplit,
@@ -115,8 +113,15 @@ def evaluate(
     if split not in SPLITS:
         raise UserError(f"--split={split} is not one of {', '.join(SPLITS)}")
     model = read_model(folder)
-    with _odd_content_refused(folder):
+    try:
         return _evaluated(model, str(folder), split, data_dir, batch_size)
+    except UserError:
+        raise
+    except _ODD as error:
+        raise UserError(
+            f"{folder} cannot be evaluated: its manifest, arrays, program and data do "
+            f"not fit ({one_line(error, 200)}); export it again"
+        ) from error
 
 
 def _evaluated(
@@ -136,14 +141,13 @@ def _evaluated(
     names = [metric.name for metric in objective.metrics]
     of_run = {name: summary.get(f"{split}_{name}") for name in names}
     difference = _difference(model.manifest["dataset"], dataset.about())
-    measures, examples = _score(model, objective, part, batch_size)
     return Evaluation(
         model=folder,
         dataset=dataset.name,
         split=split,
-        examples=examples,
+        examples=len(part),
         noun=_noun(dataset),
-        measures=measures,
+        measures=_score(model, objective, part, batch_size),
         measures_of_run={
             name: float(value)
             for name, value in of_run.items()
@@ -152,20 +156,6 @@ def _evaluated(
         difference=difference,
         place="" if data_dir else config.data.dir,
     )
-
-
-@contextlib.contextmanager
-def _odd_content_refused(folder: str | Path) -> Iterator[None]:
-    """Says in one line that a manifest and what belongs to it do not go together."""
-    try:
-        yield
-    except UserError:
-        raise
-    except _ODD as error:
-        raise UserError(
-            f"{folder} cannot be evaluated: its manifest, arrays, program and data do "
-            f"not fit ({one_line(error, 200)}); export it again"
-        ) from error
 
 
 def _evaluate(values: Values, rest: list[str]) -> None:
@@ -204,17 +194,15 @@ def _line(found: Evaluation, is_quiet: bool) -> str:
 
 def _score(
     model: ExportedModel, objective: Objective, split: Split, batch_size: int
-) -> tuple[dict[str, float], int]:
-    """Metrics over a split, and the number of its examples."""
+) -> dict[str, float]:
+    """Metrics over a split."""
     score = jax.jit(objective.score)
-    sums, examples = dict.fromkeys(("loss", *objective.counted), 0.0), 0.0
+    sums = dict.fromkeys(("loss", *objective.counted), 0.0)
     with evaluation_batches(split, batch_size, np.arange(batch_size)) as batches:
         for batch in batches:
             found = jax.device_get(score(model(objective.inputs(batch)), batch))
             sums = {name: total + float(found[name]) for name, total in sums.items()}
-            examples += float(np.sum(batch[VALID]))
-    measures = {k: float(value) for k, value in objective.measures(sums).items()}
-    return measures, round(examples)
+    return {k: float(value) for k, value in objective.measures(sums).items()}
 
 
 def _task_of(model: ExportedModel, config: ExperimentConfig) -> Task:
@@ -297,7 +285,3 @@ def _normalized(dataset: ImageDataset, about: Mapping[str, Any]) -> ImageDataset
         test=normalized(dataset.test),
         validation=normalized(dataset.validation),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -105,7 +105,3 @@ def _run(command: Sequence[str], heard: list[int]) -> int:
 
 def _named(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -38,8 +38,8 @@ from prunex_jax.base.files import expanded, read_object, write_json, write_whole
 from prunex_jax.processes import LastStart
 from prunex_jax.train.build.config import dotted_keys, fixed_differences
 from prunex_jax.train.build.start import Weights
-from prunex_jax.train.records.profiling import PROFILE
 from prunex_jax.train.records.trackers import FILES_OF_TRACKERS, Trackers
+from prunex_jax.train.steps.profiling import PROFILE
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
@@ -70,7 +70,6 @@ class RunFolder:
 
     workdir: Path
     is_primary: bool  # whether this process writes
-    is_resumed: bool = False  # whether the folder held this run, on the primary
     trackers: Trackers | None = None  # which get every row, too
 
     @classmethod
@@ -104,10 +103,9 @@ class RunFolder:
             holds_run = _holds_run(path)
             if holds_run and fresh:
                 _remove_results(path)
-            is_resumed = holds_run and not fresh
             config = _plain(config_dict, "config")
             environment = _plain(environment_dict, "environment")
-            if is_resumed:
+            if holds_run and not fresh:
                 held = _read_json(path / ENVIRONMENT)
                 _check_same_run(path, config)
                 if exact_topology:
@@ -121,7 +119,7 @@ class RunFolder:
                 f"--workdir={workdir} cannot be used ({error}); choose a folder that "
                 "can be written"
             ) from error
-        folder = cls(path, is_primary, is_resumed)
+        folder = cls(path, is_primary)
         folder.truncate_after(sys.maxsize)
         return folder
 

@@ -6,10 +6,10 @@ import jax
 
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS
 from prunex_jax.train.build.experiment import Experiment
-from prunex_jax.train.records.position import RunPosition
+from prunex_jax.train.build.work import seen_until, speed_of
 from prunex_jax.train.steps.clock import Clock
+from prunex_jax.train.steps.position import RunPosition
 from prunex_jax.train.steps.programs import Report
-from prunex_jax.train.steps.work import seen_until, speed_of
 
 
 def training_row(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 
@@ -15,24 +14,18 @@ from prunex_jax.train.steps.programs import Report
 from prunex_jax.train.steps.state import NEVER, TrainState
 
 
-class Result(NamedTuple):
-    """What a network is worth on a split."""
-
-    measures: dict[str, float]  # Metric of the task -> its value.
-    counted: float  # Units that they are means over, such as examples.
-
-
 def validate(
     experiment: Experiment,
     state: TrainState,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Result | None:
+) -> dict[str, float] | None:
     """Scores the network that a state stands for on the validation split.
 
     Returns:
-      Means over the split, or None if it is empty or scoring was stopped.
+      Metric of the task -> its mean over the split; None if that is empty, or scoring
+      was stopped.
     Collectives:
-      Those of `step.Programs.network` and of `evaluate_split`.
+      Those of `programs.Programs.network` and of `evaluate_split`.
     """
     programs = experiment.current.programs
     network = programs.network(state)
@@ -46,17 +39,18 @@ def evaluate_split(
     network: tuple[PyTree, PyTree],
     split: Split,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Result | None:
+) -> dict[str, float] | None:
     """Scores a network on every example of a split once, on all devices of the mesh.
 
     Args:
       experiment: The run, whose mesh and size of batches are used.
-      program: `step.Programs.evaluate` of this network's model.
+      program: `programs.Programs.evaluate` of this network's model.
       network: Parameters and statistics, replicated over the mesh.
       split: What it is scored on.
       should_stop: Asked before every batch, the same on every process.
     Returns:
-      Means over all examples, or None if there is none or scoring was stopped.
+      Metric of the task -> its mean over all examples; None if there is none, or
+      scoring was stopped.
     Collectives:
       One sum over the mesh of a few numbers per batch.
     """
@@ -73,8 +67,7 @@ def evaluate_split(
             sums = {name: total + float(score[name]) for name, total in sums.items()}
     if not sums[objective.unit]:
         return None
-    measures = {k: float(x) for k, x in objective.measures(sums).items()}
-    return Result(measures, sums[objective.unit])
+    return {k: float(x) for k, x in objective.measures(sums).items()}
 
 
 def check_health(

@@ -11,14 +11,13 @@ from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, sharding_on
 from prunex_jax.shrink import Network
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.build.experiment import Experiment, macs_of_one_example
-from prunex_jax.train.build.network_mean import NetworkMean
+from prunex_jax.train.build.work import seen_until, speed_of, work_of_training
 from prunex_jax.train.changes.transitions import cut_out, network_of
-from prunex_jax.train.records.position import RunPosition
 from prunex_jax.train.records.scores import evaluate_split
 from prunex_jax.train.steps.clock import Clock
+from prunex_jax.train.steps.position import RunPosition
 from prunex_jax.train.steps.programs import Programs
-from prunex_jax.train.steps.state import TrainState
-from prunex_jax.train.steps.work import seen_until, speed_of, work_of_training
+from prunex_jax.train.steps.state import NetworkMean, TrainState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +63,6 @@ def finish(
         shrunk = network_of(experiment, state, mean)
         masks = handover.masks(experiment.channels.sizes)
         error = handover.max_abs_error
-    full_params, _ = jax.eval_shape(task.model.init, jax.random.key(0))
     num_channels = sum(mask.size for mask in masks.values())
     num_kept = sum(int(mask.sum()) for mask in masks.values())
     summary = {
@@ -74,7 +72,7 @@ def finish(
         "hosts": experiment.topology.num_hosts,
         "devices_per_host": experiment.topology.devices_per_host,
         **_what_it_is_worth(experiment, shrunk),
-        "params_dense": count_params(full_params),
+        "params_dense": experiment.num_params,
         "params_kept": count_params(shrunk.params),
         "macs_dense": macs_of_one_example(task.model),
         "macs_kept": macs_of_one_example(shrunk.model),
@@ -120,7 +118,7 @@ def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any
             result = evaluate_split(experiment, programs.evaluate, arrays, split)
         metrics = [metric.name for metric in task.objective.metrics]
         for metric in sorted(metrics, key=lambda metric: metric == "loss"):
-            value = None if result is None else result.measures[metric]
+            value = None if result is None else result[metric]
             row[f"{name}_{metric}"] = value
     return row
 

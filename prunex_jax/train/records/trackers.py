@@ -18,12 +18,12 @@ from prunex_jax.base.imports import need_package
 from prunex_jax.train.build.config import dotted_keys
 from prunex_jax.train.build.settings import RunConfig
 
-TENSORBOARD = "tensorboard"
-WANDB = "wandb"
-WANDB_RUN = "wandb.json"
+_TENSORBOARD = "tensorboard"
+_WANDB = "wandb"
+_WANDB_RUN = "wandb.json"
 _LOGIN_SECONDS = 60
 # What a tracker leaves in a run folder.
-FILES_OF_TRACKERS = (TENSORBOARD, WANDB, WANDB_RUN)
+FILES_OF_TRACKERS = (_TENSORBOARD, _WANDB, _WANDB_RUN)
 
 
 class Tracker(Protocol):
@@ -143,7 +143,7 @@ class _TensorBoard:
         import tensorboardX
 
         purged = step + 1 if last_shown >= 0 else None
-        folder = str(workdir / TENSORBOARD)
+        folder = str(workdir / _TENSORBOARD)
         # Names have seconds: another start within the same one would write over it.
         suffix = f".{time.time_ns()}"
         self._writer = tensorboardX.SummaryWriter(
@@ -168,7 +168,7 @@ class _Wandb:
     ) -> None:
         import wandb
 
-        held = read_object(workdir / WANDB_RUN) or {}
+        held = read_object(workdir / _WANDB_RUN) or {}
         is_new = held.get("project") != project or not isinstance(held.get("id"), str)
         if is_new:
             held = {"project": project, "id": uuid.uuid4().hex}
@@ -184,7 +184,7 @@ class _Wandb:
             # Nobody may be there to answer when it asks who they are.
             settings={"login_timeout": _LOGIN_SECONDS},
         )
-        write_json(workdir / WANDB_RUN, held)
+        write_json(workdir / _WANDB_RUN, held)
         # A row of validation follows the row of its step: the step is a number of each.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

@@ -8,13 +8,11 @@ for the whole run. What is not run through here is not counted, so everything is
 import copy
 import dataclasses
 import threading
-import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent import futures
 from typing import Any, Self
 
 import jax
-import jax.export
 import jax.numpy as jnp
 from jax.extend import core
 
@@ -30,30 +28,15 @@ _NO_TILES = "output tile sizes"
 _WITHOUT_TILES: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}
 
 
-@dataclasses.dataclass(frozen=True)
-class Build:
-    """What it took to build one program."""
-
-    name: str  # Of the program.
-    seconds_tracing: float  # Until jax has it, its collectives listed.
-    seconds_compiling: float  # Lowering and compiling it, or reading it from the cache.
-    # How long the run stood still for it: less than that, if it was compiled ahead.
-    seconds_waited: float
-
-
 @dataclasses.dataclass
 class Ledger:
-    """Running totals of a run; saved with its checkpoints, without the builds."""
+    """Running totals of a run; saved with its checkpoints."""
 
     # Axis -> bytes that one host has sent over it.
     wire_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
     # Program name -> calls.
     num_calls: dict[str, int] = dataclasses.field(default_factory=dict)
     num_compilations: int = 0  # Programs compiled.
-
-    def __post_init__(self) -> None:
-        """Starts the list of what this process has built; it is not saved."""
-        self.builds: list[Build] = []
 
     def record(self, name: str, sent: Mapping[str, float]) -> None:
         """Adds one call of a program."""
@@ -77,8 +60,6 @@ class _Compiled:
     run: Callable[..., Any]
     collectives: list[Collective]
     sent: dict[str, float]
-    seconds_tracing: float
-    seconds_compiling: float
 
 
 class Program:
@@ -133,17 +114,8 @@ class Program:
         """Compiles for these arguments, or finds what was compiled before."""
         key = tuple(sorted(static.items()))
         if key not in self._compiled:
-            started = time.perf_counter()
-            compiled = self._compiled[key] = self._built(args, static)
+            self._compiled[key] = self._built(args, static)
             self._ledger.num_compilations += 1
-            self._ledger.builds.append(
-                Build(
-                    self.name,
-                    compiled.seconds_tracing,
-                    compiled.seconds_compiling,
-                    time.perf_counter() - started,
-                )
-            )
         return self._compiled[key]
 
     def compile_ahead(self, *args: Any, **static: Hashable) -> None:
@@ -180,13 +152,9 @@ class Program:
     def _build_now(
         self, args: tuple[Any, ...], static: Mapping[str, Hashable]
     ) -> _Compiled:
-        started = time.perf_counter()
         traced, listed = self._trace(args, static)
         sent = wire_bytes(listed, self._mesh_shape)
-        compiling = time.perf_counter()
-        run = self._compiled_by_xla(traced.lower())
-        ended = time.perf_counter()
-        return _Compiled(run, listed, sent, compiling - started, ended - compiling)
+        return _Compiled(self._compiled_by_xla(traced.lower()), listed, sent)
 
     def _compiled_by_xla(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         try:
@@ -205,21 +173,6 @@ class Program:
             return compiled.collectives
         return self._trace(args, static)[1]
 
-    def export_for(
-        self, platform: str, *args: Any, **static: Hashable
-    ) -> jax.export.Exported:
-        """Lowers the program for devices that this machine need not have.
-
-        Args:
-          platform: Such as "cuda" or "tpu".
-          *args: Shapes, types and shardings, as for `compile_ahead`.
-          **static: As of the call.
-        Raises:
-          NotImplementedError: The program has an operation that is not there.
-        """
-        compiled = jax.jit(self._build(**static), donate_argnums=self._donate)
-        return jax.export.export(compiled, platforms=[platform])(*args)
-
     def _trace(
         self, args: tuple[Any, ...], static: Mapping[str, Hashable]
     ) -> tuple[Any, list[Collective]]:
@@ -235,7 +188,10 @@ def _counted(
     counted = program_to_count(fn)
     if counted is fn:
         return jaxpr
-    return jax.jit(counted).trace(*jax.tree.map(_plain_shape, args)).jaxpr
+    plain = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes_of(args)
+    )
+    return jax.jit(counted).trace(*plain).jaxpr
 
 
 def shapes_of(tree: PyTree) -> PyTree:
@@ -251,7 +207,3 @@ def shapes_of(tree: PyTree) -> PyTree:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=getattr(x, "sharding", None))
 
     return jax.tree.map(shape_of, tree)
-
-
-def _plain_shape(array: Any) -> Any:
-    return jax.ShapeDtypeStruct(jnp.shape(array), jnp.result_type(array))

@@ -3,16 +3,16 @@
 The local step runs every step; the exchange, every `sync_period` steps, is the only one
 of the two that touches the host axis where the method has one. They are separate
 programs, so that each has a fixed list of collectives and a new density recompiles
-only the exchange. The one place where parameters are marked as varying is here.
+only the exchange.
 """
 
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from prunex_jax.base.trees import PyTree, map_with_path
 from prunex_jax.channels import Layouts, sum_squares_by_channel
@@ -33,22 +33,18 @@ from prunex_jax.mesh import (
 from prunex_jax.methods import Method, RoundKind
 from prunex_jax.models import AnyModel, from_moments, to_moments
 from prunex_jax.tasks import Batch, Objective, Sums
-from prunex_jax.train.build.start import whole_tree
-from prunex_jax.train.steps.accumulation import Gradient, accumulated_grads
 from prunex_jax.train.steps.compiled import Ledger, Program
+from prunex_jax.train.steps.local_step import LocalStep
 from prunex_jax.train.steps.state import (
     FIRST_BAD_STEP,
-    NEVER,
     Stored,
-    Totals,
     TrainState,
+    whole_tree,
     zero_totals,
 )
 
 _AXES = MeshAxes()
 _BATCH = jax.P(_AXES.names)
-# Entry of a batch inside of a step: raw random keys, one for each of its parts.
-_KEYS = "keys"
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 # Static keep counts as a hashable value.
 Counts = tuple[tuple[str, int], ...]
@@ -131,12 +127,20 @@ class Programs:
     ) -> None:
         self._model, self._method, self._mesh = model, method, mesh
         self._layouts, self._objective = layouts, objective
-        self._seed, self._micro_batches = seed, micro_batches
-        self._is_on_cpu = mesh.devices.flat[0].platform == "cpu"
         # Axis over which batch statistics are taken, beside the examples of a device.
         self._norm_axis = DEVICE_AXIS if norm_scope == "host" else None
         self.stored = Stored(placements_of(method), param_dtype, seed)
         self._specs = specs_of(self.stored.placements)
+        self._step = LocalStep(
+            model,
+            method,
+            objective,
+            self.stored,
+            self._norm_axis,
+            seed,
+            micro_batches,
+            writes_parts_out=mesh.devices.flat[0].platform == "cpu",
+        )
 
         def program(
             build: Callable[..., Any], donates: bool = False, runs_once: bool = False
@@ -199,8 +203,7 @@ class Programs:
             state = self.stored.read(state)
 
             def forward(params: PyTree, batch: Batch) -> PyTree:
-                drawing = self._with_keys(batch, state.step)
-                return self._train_outputs(params, state.statistics, drawing)[0]
+                return self._step.outputs(params, state, batch)
 
             whole = placements.whole_params(state.params)
             params, opt_state = preparation.run(
@@ -216,79 +219,8 @@ class Programs:
     def _local_step(
         self, **options: Any
     ) -> Callable[..., tuple[TrainState, jax.Array]]:
-        def fn(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
-            # Apart from what the network reads: else GPUs update parameters in the
-            # order in memory that convolutions want, and copy all of them afterwards.
-            kept = jax.lax.optimization_barrier(state.params)
-            params = self.stored.read_params(kept)
-            state = self.stored.read(state)
-            # Varying, so that gradients stay local: see mesh.vary.
-            own = vary(state.params, _AXES.names)
-            batch = self._with_keys(batch, state.step)
-            grads_of = accumulated_grads(
-                self._gradient(),
-                self._micro_batches,
-                _AXES.names,
-                unroll=self._is_on_cpu,
-            )
-            grads, loss, statistics, sums = grads_of(own, state.statistics, batch)
-            updates, opt_state = self._method.transform.update(
-                grads, state.opt_state, params, **options
-            )
-            after = TrainState(
-                step=state.step + 1,
-                params=optax.apply_updates(params, updates),
-                statistics=statistics,
-                opt_state=opt_state,
-                totals=_add_to(state.totals, loss, sums, state.step),
-            )
-            return self.stored.write_changed(after), after.step
-
-        return self._shard(fn, (self._specs, _BATCH), (self._specs, jax.P()))
-
-    def _with_keys(self, batch: Batch, step: jax.Array) -> Batch:
-        """A batch with a random key for each of its parts, if the network draws.
-
-        It follows from seed, step and device, so that a resumed run draws the same.
-        """
-        if not self._model.is_random:
-            return batch
-        key = jax.random.fold_in(jax.random.key(self._seed), step)
-        for axis in _AXES.names:
-            key = jax.random.fold_in(key, jax.lax.axis_index(axis))
-        keys = jax.random.split(key, self._micro_batches)
-        return {**batch, _KEYS: jax.random.key_data(keys)}
-
-    def _train_outputs(
-        self, params: PyTree, statistics: PyTree, batch: Batch
-    ) -> tuple[PyTree, PyTree]:
-        """Answers for the examples of this device, and the statistics after them."""
-        key = None
-        if _KEYS in batch:
-            key = jax.random.wrap_key_data(batch[_KEYS][0])
-        inputs = self._objective.inputs(batch)
-        return self._model.apply_train(
-            params, statistics, inputs, axis_name=self._norm_axis, key=key
-        )
-
-    def _gradient(self) -> Gradient:
-        """The loss and its gradient, by the parameters that a device has."""
-        slicing = self._method.placements.params_slicing
-        if slicing is not None:
-            stored = self.stored
-            dtype = stored.param_dtype if stored.is_narrow else None
-            return slicing.value_and_grad(self._loss, dtype)
-        return jax.value_and_grad(self._loss, has_aux=True)
-
-    def _loss(
-        self, params: PyTree, statistics: PyTree, batch: Batch
-    ) -> tuple[jax.Array, tuple[PyTree, Sums]]:
-        """Mean loss on this device, and what was seen on the way."""
-        outputs, statistics = self._train_outputs(params, statistics, batch)
-        loss = self._objective.loss(outputs, batch)
-        counted = self._objective.count(outputs, batch)
-        sums = {"loss": loss * counted[self._objective.unit], **counted}
-        return loss, (vary(statistics, _AXES.names), sums)
+        step = functools.partial(self._step.update, **options)
+        return self._shard(step, (self._specs, _BATCH), (self._specs, jax.P()))
 
     def _exchange(
         self, *, keep_counts: Counts, kind: RoundKind
@@ -405,11 +337,3 @@ class Programs:
             return sum_squares_by_channel(params, self._layouts)
 
         return self._shard(fn, (self._specs,), jax.P())
-
-
-def _add_to(totals: Totals, loss: jax.Array, sums: Sums, step: jax.Array) -> Totals:
-    """Adds one batch; `step` counts from 0, reported steps from 1."""
-    bad_step = jnp.where(jnp.isfinite(loss), NEVER, step + 1)
-    added = {name: totals[name] + value for name, value in sums.items()}
-    bad_step = jnp.minimum(totals[FIRST_BAD_STEP], bad_step)
-    return {**added, FIRST_BAD_STEP: bad_step}

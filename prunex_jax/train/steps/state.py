@@ -1,4 +1,7 @@
-"""The training state; `mesh.placement` explains where its parts live."""
+"""What checkpoints hold: the training state, and means of networks.
+
+`mesh.placement` explains where the parts of the state live.
+"""
 
 import dataclasses
 from collections.abc import Iterable
@@ -34,6 +37,45 @@ class TrainState(NamedTuple):
     statistics: PyTree  # running statistics of norms, per_device
     opt_state: PyTree  # placed by the method
     totals: Totals  # per_device
+
+
+class NetworkMean(NamedTuple):
+    """The mean of some networks of a run; replicated, saved with its checkpoints."""
+
+    params: PyTree
+    statistics: PyTree  # Zero until the mean is complete.
+    num_networks: jax.Array  # float32[]: in the mean so far.
+
+
+class SavedRun(NamedTuple):
+    """What a checkpoint holds: the training state, and means of networks.
+
+    The first fields are those of `TrainState`, so that its parts keep their paths.
+    """
+
+    step: jax.Array
+    params: PyTree
+    statistics: PyTree
+    opt_state: PyTree
+    totals: Totals
+    own_teacher: NetworkMean | None = None
+    final_mean: NetworkMean | None = None
+
+    @property
+    def state(self) -> TrainState:
+        """The training state."""
+        parts: tuple[Any, ...] = self
+        return TrainState(*parts[: len(TrainState._fields)])
+
+
+def whole_tree(params: PyTree, statistics: PyTree) -> dict[str, PyTree]:
+    """Parameters and statistics in one tree, whose paths are those of exports.
+
+    Example:
+      >>> whole_tree({'a': 1.0}, {})
+      {'params': {'a': 1.0}, 'statistics': {}}
+    """
+    return {"params": params, "statistics": statistics}
 
 
 def zero_totals(counted: Iterable[str]) -> Totals:

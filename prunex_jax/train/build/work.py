@@ -9,7 +9,7 @@ also counts backward passes, which cost twice as much.
 
 from prunex_jax.mesh import peak_flops
 from prunex_jax.train.build.experiment import Experiment, macs_of_one_example
-from prunex_jax.train.records.position import Handover, RunPosition
+from prunex_jax.train.steps.position import Handover, RunPosition
 
 # Floating point operations for one multiply-accumulate of a forward pass: two, and as
 # many for the gradient by each of its two factors.
@@ -47,11 +47,11 @@ def seen_until(experiment: Experiment, position: RunPosition) -> dict[str, int]:
     The same example in another epoch counts again.
     """
     objective = experiment.task.objective
-    count = examples_until(experiment, position) * objective.units_per_example
+    count = _examples_until(experiment, position) * objective.units_per_example
     return {f"{objective.unit}_seen": count}
 
 
-def examples_until(experiment: Experiment, position: RunPosition) -> int:
+def _examples_until(experiment: Experiment, position: RunPosition) -> int:
     """Examples of all batches until then, without those that were left out."""
     return position.step * experiment.config.data.batch_size - position.left_out
 
@@ -103,7 +103,7 @@ def work_of_training(
         work = whole - position.left_out_macs
     return {
         "training_macs": work,
-        "training_macs_dense": examples_until(experiment, position) * dense,
+        "training_macs_dense": _examples_until(experiment, position) * dense,
     }
 
 

@@ -10,7 +10,7 @@ from prunex_jax.base.errors import AgreedError
 from prunex_jax.data import open_own
 from prunex_jax.data.settings import DataConfig
 from prunex_jax.mesh import agreement
-from prunex_jax.train.build import same
+from prunex_jax.train.build import joining
 from prunex_jax.train.build.config import resolve_config
 from tests.helpers.tiny_runs import merged
 
@@ -27,7 +27,7 @@ class Two:
         self._own = threading.local()
         monkeypatch.setattr(agreement, "gather_texts", self._gather)
         monkeypatch.setattr(jax, "process_count", lambda: 2)
-        monkeypatch.setattr(same, "versions", lambda: self._own.versions)
+        monkeypatch.setattr(joining, "versions", lambda: self._own.versions)
 
     def _gather(self, text):
         self._texts[self._own.number] = text
@@ -64,7 +64,7 @@ def two(monkeypatch):
 def said_of_settings(two, *values):
     """What is said where processes have these settings."""
     configs = [resolve_config(merged(STEPS, value)) for value in values]
-    return two.said(lambda config: same.check_same_settings(config, {}), configs)
+    return two.said(lambda config: joining.check_same_settings(config, {}), configs)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_settings_that_differ(two, other, text):
 def test_versions_that_differ(two):
     other = {**VERSIONS, "jax": "0.9.1"}
     config = resolve_config(STEPS)
-    check = lambda config: same.check_same_settings(config, {})  # noqa: E731
+    check = lambda config: joining.check_same_settings(config, {})  # noqa: E731
     said = two.said(check, [config, config], (VERSIONS, other))
     assert "version of jax is '0.9.0' on process 0 and '0.9.1' on process 1" in said
     # One runs from its source.
@@ -111,7 +111,7 @@ def test_versions_that_differ(two):
 )
 def test_variables_that_differ(two, name, value):
     config = resolve_config(STEPS)
-    check = lambda environ: same.check_same_settings(config, environ)  # noqa: E731
+    check = lambda environ: joining.check_same_settings(config, environ)  # noqa: E731
     said = two.said(check, [{}, {name: value}])
     assert f"variable {name} is '' on process 0 and '{value}' on process 1" in said
     assert "start all processes with the same" in said
@@ -126,13 +126,13 @@ def test_data_that_differ(two):
     x = np.arange(40, dtype=np.float32).reshape(20, 2)
     last = x.copy()
     last[-1] += 1
-    said = two.said(same.check_same_data, [dataset_of(x), dataset_of(last)])
+    said = two.said(joining.check_same_data, [dataset_of(x), dataset_of(last)])
     assert "the last example of train is" in said
-    said = two.said(same.check_same_data, [dataset_of(x), dataset_of(x + 1)])
+    said = two.said(joining.check_same_data, [dataset_of(x), dataset_of(x + 1)])
     assert "the first example of train is" in said
     said = two.said(
-        same.check_same_data, [dataset_of(x), dataset_of(np.delete(x, 5, 0))]
+        joining.check_same_data, [dataset_of(x), dataset_of(np.delete(x, 5, 0))]
     )
     assert "number of examples in train is 20 on process 0 and 19 on process 1" in said
     assert "give all processes the same data" in said
-    assert two.said(same.check_same_data, [dataset_of(x), dataset_of(x)]) is None
+    assert two.said(joining.check_same_data, [dataset_of(x), dataset_of(x)]) is None

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.processes import registration, registry
-from prunex_jax.processes.registration import register
+from prunex_jax.processes import meeting, registry
+from prunex_jax.processes.meeting import register
 from prunex_jax.processes.registry import LastStart
 from tests.helpers.common import free_port
 
@@ -205,7 +205,7 @@ def machines(monkeypatch):
         server.settimeout(registry.ACCEPT_SECONDS)
         return server
 
-    monkeypatch.setattr(registration, "listen", listen)
+    monkeypatch.setattr(meeting, "listen", listen)
 
 
 @pytest.mark.slow

@@ -19,11 +19,9 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import digest_of, expanded
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.export.folder import ARRAYS, MANIFEST, read_arrays
-from prunex_jax.mesh import check_same
 from prunex_jax.models.weights import Tensors, read_tensors
 from prunex_jax.models.weights.files import SETTING
-from prunex_jax.train.build.start import OURS, Start, Weights, whole_tree
-from prunex_jax.train.commands.export import load_trained
+from prunex_jax.train.build.start import OURS, Weights
 from prunex_jax.train.records.checkpoint import saved_steps
 from prunex_jax.train.records.folder import (
     CHECKPOINTS,
@@ -31,6 +29,8 @@ from prunex_jax.train.records.folder import (
     ENVIRONMENT,
     held_weights,
 )
+from prunex_jax.train.records.restoring import load_trained
+from prunex_jax.train.steps.state import whole_tree
 
 # What names of arrays of exported runs start with.
 _PARTS = ("params/", "statistics/")
@@ -66,21 +66,6 @@ def find_weights(
             "it; put it back, choose another --workdir, or --fresh to start over"
         )
     return weights
-
-
-def check_same_everywhere(start: Start | None) -> None:
-    """Refuses weights that differ between processes.
-
-    Raises:
-      AgreedError: Some process has read other files.
-    Collectives:
-      As `mesh.check_same`.
-    """
-    if start is None:
-        return
-    weights = start.weights
-    named = {f"{SETTING}={weights.source!r}": dict(weights.digests)}
-    check_same(named, "copy the same file to every host")
 
 
 def _read(source: str) -> Weights:

@@ -1,0 +1,317 @@
+"""Reads a run back from a checkpoint: to go on with it, or for its network.
+
+Also where it had another number of hosts. Its folder is only read.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import expanded, read_object
+from prunex_jax.base.trees import PyTree
+from prunex_jax.export.folder import export_model
+from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, make_topology
+from prunex_jax.shrink import (
+    Certificate,
+    Cut,
+    Network,
+    certify_networks,
+)
+from prunex_jax.shrink.compare import Comparison, Subject, compare
+from prunex_jax.train.build.config import config_to_dict, resolve_config
+from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.settings import DistillConfig
+from prunex_jax.train.build.teaching import SELF
+from prunex_jax.train.changes.regroup import (
+    MeshSizes,
+    Regrouping,
+    describe_regrouping,
+    mesh_of,
+    placed_like,
+    saved_mesh,
+    saved_shapes_of,
+)
+from prunex_jax.train.changes.transitions import (
+    comparison_inputs,
+    cut_of,
+    experiment_at,
+    network_of,
+    on_host,
+    saved_shapes,
+)
+from prunex_jax.train.records.checkpoint import Checkpointer
+from prunex_jax.train.records.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    SUMMARY,
+    RunFolder,
+    held_weights,
+)
+from prunex_jax.train.steps.position import RunPosition
+from prunex_jax.train.steps.state import SavedRun, TrainState
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FoundRun:
+    """A run as a checkpoint holds it, on the mesh of now."""
+
+    experiment: Experiment  # With the method and the network of then.
+    position: RunPosition
+    run: SavedRun
+    old: MeshSizes  # The mesh it was saved on,
+    new: MeshSizes  # and the one it is on.
+
+    @property
+    def regrouped(self) -> str:
+        """What is to be said of another mesh; "" on the same."""
+        return "" if self.old == self.new else describe_regrouping(self.old, self.new)
+
+    def check_same_mesh(self) -> None:
+        """Raises UserError if the checkpoint is of another mesh."""
+        if self.old != self.new:
+            raise UserError(
+                f"the checkpoint of step {self.position.step} is of "
+                f"{self.old[0]} hosts x {self.old[1]} devices and this run has "
+                f"{self.new[0]} x {self.new[1]}; leave out --exact_topology to go on "
+                "with it"
+            )
+
+
+def restore_run(
+    checkpointer: Checkpointer, experiment: Experiment, step: int | None = None
+) -> FoundRun:
+    """Restores a run, and fits what hosts and devices have to the mesh of now.
+
+    Args:
+      checkpointer: Holds its checkpoints.
+      experiment: The run, as it starts.
+      step: As of `Checkpointer.restore`.
+    Raises:
+      UserError: As `Checkpointer.restore`.
+    """
+
+    # A run is built once for every checkpoint that is tried; the last is restored.
+    tried: list[tuple[Experiment, SavedRun, Regrouping]] = []
+
+    def shapes(extra: Mapping[str, Any], leaves: Mapping[str, str]) -> SavedRun:
+        position = RunPosition.from_dict(extra)
+        then = experiment_at(experiment, position)
+        wanted = saved_shapes(then, position)
+        regrouping = _regrouping(then, wanted, saved_shapes_of(leaves))
+        tried.append((then, wanted, regrouping))
+        if not regrouping.changes:
+            return wanted
+        return _with_state(wanted, regrouping.stored())
+
+    run, extra = checkpointer.restore(shapes, step)
+    position, (then, wanted, regrouping) = RunPosition.from_dict(extra), tried[-1]
+    if regrouping.changes:
+        state = regrouping.regrouped(run.state)
+        run = _with_state(run, placed_like(state, wanted.state))
+    old, new = regrouping.old, regrouping.new
+    if old != new:
+        position = _on_new_mesh(then, position, old)
+    return FoundRun(then, position, run, old, new)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedNetwork:
+    """What a checkpoint stands for."""
+
+    workdir: Path  # The run folder.
+    experiment: Experiment  # The run with its full network.
+    step: int  # Steps done.
+    masked: Network  # Full widths, dead channels zero.
+    shrunk: Network  # Cut widths.
+    cut: Cut  # Which channels are kept.
+
+    def certify(self) -> Certificate:
+        """Compares the masked and the shrunk network on examples of the run."""
+        inputs = comparison_inputs(self.experiment.task)
+        return certify_networks(self.masked, self.shrunk, self.cut, inputs)
+
+    def compare(self, batch_sizes: Sequence[int]) -> Comparison:
+        """Measures full and small network on this device."""
+        full, small = (
+            Subject(network.model.apply, (network.params, network.statistics))
+            for network in (self.masked, self.shrunk)
+        )
+        inputs = comparison_inputs(self.experiment.task)
+        return compare(full, small, inputs, batch_sizes=batch_sizes)
+
+    def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
+        """Exports the shrunk network.
+
+        Args:
+          folder: Where the export goes.
+          overwrite: Replace an earlier export.
+        Returns:
+          The manifest.
+        Raises:
+          UserError: The cut is not exact, or the export cannot be written.
+        """
+        experiment, shrunk = self.experiment, self.shrunk
+        model, workdir = shrunk.model, self.workdir
+
+        def apply(tree: PyTree, inputs: PyTree) -> jax.Array:
+            return model.apply(tree["params"], tree["statistics"], inputs)
+
+        return export_model(
+            folder,
+            apply,
+            {"params": shrunk.params, "statistics": shrunk.statistics},
+            [comparison_inputs(experiment.task)],
+            certificate=self.certify(),
+            cut=self.cut,
+            about={
+                "trained": {
+                    "workdir": workdir.name,
+                    "step": self.step,
+                    "num_steps": experiment.num_steps,
+                    "method": experiment.current.method.name,
+                },
+                "dataset": experiment.task.dataset.about(),
+                "metrics": _metrics(workdir, self.step),
+                "config": config_to_dict(resolve_config(_read_json(workdir / CONFIG))),
+            },
+            overwrite=overwrite,
+        )
+
+
+def load_trained(
+    workdir: str | Path,
+    *,
+    step: int | None = None,
+    data_dir: str = "",
+    simulates: bool = False,
+) -> TrainedNetwork:
+    """Makes the network that a checkpoint of a run stands for.
+
+    Args:
+      workdir: The run folder; it is only read.
+      step: The checkpoint; None takes the newest.
+      data_dir: Where the data set lies, if not where the run found it.
+      simulates: Let one device stand for all that the run had.
+    Returns:
+      The masked and the shrunk network, host arrays.
+    Raises:
+      UserError: The folder holds no run or no such checkpoint, or this process has
+        fewer devices than the run had.
+    """
+    path = expanded(workdir)
+    full = _experiment(path, data_dir, simulates)
+    with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
+        found = restore_run(checkpointer, full, step)
+    position, experiment, saved_run = found.position, found.experiment, found.run
+    handover = position.handover
+    # A mean that is not complete yet has no batch statistics.
+    is_last = position.step == experiment.num_steps
+    state, mean = saved_run.state, saved_run.final_mean if is_last else None
+    network = network_of(experiment, state, mean)
+    if handover is None:
+        masks = jax.device_get(experiment.current.method.pruning.masks(state.opt_state))
+    else:
+        masks = handover.masks(full.channels.sizes)
+    cut = cut_of(full.task.model, full.channels.trace, masks)
+    if handover is None:
+        pair = network.masked(cut), network.shrunk(cut)
+    else:
+        widened = cut.put(network.params), cut.put_statistics(network.statistics)
+        pair = Network(full.task.model, *widened), network
+    masked, shrunk = map(on_host, pair)
+    return TrainedNetwork(path, full, position.step, masked, shrunk, cut)
+
+
+def mesh_in_folder(path: Path) -> tuple[int, int]:
+    """Hosts and devices per host of the run in a folder.
+
+    Raises:
+      UserError: It does not say.
+    """
+    topology = _read_json(path / ENVIRONMENT).get("topology", {})
+    try:
+        return int(topology["num_hosts"]), int(topology["devices_per_host"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise UserError(
+            f"{path / ENVIRONMENT} does not say on how many hosts and devices the run "
+            "was trained; give the --workdir of a run"
+        ) from None
+
+
+def _regrouping(
+    experiment: Experiment, wanted: SavedRun, saved: Mapping[str, tuple[int, ...]]
+) -> Regrouping:
+    """From shapes that were saved to those of now."""
+    new = mesh_of(wanted)
+    method = experiment.current.method
+    return Regrouping(method, saved_mesh(saved) or new, new, wanted.state, saved)
+
+
+def _with_state(run: SavedRun, state: TrainState) -> SavedRun:
+    return run._replace(**state._asdict())
+
+
+def _on_new_mesh(
+    experiment: Experiment, position: RunPosition, old: MeshSizes
+) -> RunPosition:
+    """Counts what dense averaging had sent on the old mesh."""
+    shape = dict(zip((HOST_AXIS, DEVICE_AXIS), old, strict=True))
+    before = position.dense_bytes(experiment.dense_host_bytes_on(shape))
+    return dataclasses.replace(
+        position, mesh_since=position.step, dense_bytes_before=before
+    )
+
+
+def _experiment(path: Path, data_dir: str, simulates: bool) -> Experiment:
+    """Builds the run again, on the first devices of this process."""
+    hosts, per_host = mesh_in_folder(path)
+    config = resolve_config(_read_json(path / CONFIG))
+    if data_dir:
+        data = dataclasses.replace(config.data, dir=data_dir)
+        config = dataclasses.replace(config, data=data)
+    devices, weights = jax.devices(), held_weights(path)
+    if len(devices) < hosts * per_host and not simulates:
+        raise UserError(
+            f"{path} was trained on {hosts * per_host} devices and this process has "
+            f"{len(devices)}; python -m prunex_jax export simulates them"
+        )
+    simulated = f"{hosts}x{per_host}" if simulates else ""
+    topology = make_topology(str(hosts), devices[: hosts * per_host], simulated)
+    if config.distill.teacher == SELF:  # Checkpoints hold it.
+        return make_experiment(config, topology, weights=weights, goes_on=True)
+    # Another teacher has nothing more to say, and may be gone.
+    without_teacher = dataclasses.replace(config, distill=DistillConfig())
+    experiment = make_experiment(
+        without_teacher, topology, weights=weights, goes_on=True
+    )
+    return dataclasses.replace(experiment, config=config)
+
+
+def _metrics(path: Path, step: int) -> dict[str, Any]:
+    """What the run has measured of this very network."""
+    summary: dict[str, Any] | None = None
+    if (path / SUMMARY).exists():
+        summary = _read_json(path / SUMMARY)
+        if summary.get("steps") != step:
+            summary = None  # Of a later network.
+    rows = RunFolder(path, is_primary=False).read_rows()
+    logged = [row for row in rows if row["step"] <= step and "loss" in row]
+    return {"summary": summary, "logged": logged[-1] if logged else None}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = read_object(path)
+    except OSError:
+        content = None
+    if content is None:
+        raise UserError(
+            f"{path} is missing, or no JSON object that can be read; give the "
+            "--workdir of a run"
+        )
+    return content
