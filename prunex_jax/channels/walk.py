@@ -87,11 +87,11 @@ class Walk:
         known: dict[core.Var, Traced] = {}
         known.update(zip(jaxpr.invars, arguments, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
-            known[var] = constant_value(value)
+            known[var] = _constant_value(value)
 
         def read(atom: Any) -> Traced:
             if isinstance(atom, core.Literal):
-                return constant_value(atom.val)
+                return _constant_value(atom.val)
             return known[atom]
 
         equations = []
@@ -217,7 +217,7 @@ def _is_derivative_of_jax(eqn: core.JaxprEqn) -> bool:
     return derivative is not None and is_function_of_jax and is_of_jax(derivative)
 
 
-def constant_value(value: Any) -> Traced:
+def _constant_value(value: Any) -> Traced:
     """What is known of a constant: nobody owns its positions, and it can be cut."""
     constant = Constant(lambda: value)
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
@@ -294,7 +294,7 @@ def _finished(
     if constant is not None:  # computed in full before anything is cut
         labels = tuple(uniform_axis(len(own)) for own in labels)
         if may_be_infinite(ctx.name) and labels and has_tangent(atom):
-            dead = constant_value(constant.value).dead
+            dead = _constant_value(constant.value).dead
     alone = frozen_axis(1)
     if any(len(own) == 1 and own is not alone for own in labels):
         for own in result.labels:

@@ -32,7 +32,7 @@ SUFFIXES = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FolderSource:
+class _FolderSource:
     """Image files of one split."""
 
     root: str  # The folder that `files` are below.
@@ -43,7 +43,7 @@ class FolderSource:
     def __len__(self) -> int:
         return len(self.files)
 
-    def opened(self) -> "FolderSource":
+    def opened(self) -> "_FolderSource":
         """The source, which needs no opening."""
         return self
 
@@ -109,7 +109,7 @@ def open_folder(config: DataConfig) -> StoredSet:
 
     def stored(split: str) -> StoredSplit:
         part = [each for each in kept if each.split == split]
-        source = FolderSource(
+        source = _FolderSource(
             str(root),
             tuple(each.file for each in part),
             np.array([each.label for each in part], np.int32),

@@ -46,7 +46,7 @@ class Masking:
     share: float = 0.15
 
     @property
-    def num_asked(self) -> int:
+    def _num_asked(self) -> int:
         """Tokens of a sequence that are asked for; the same of each, at least one."""
         return max(1, round(self.share * self.length))
 
@@ -69,7 +69,7 @@ class Masking:
         draws = uniforms(seed, numbers, 3 * self.length)
         order, fate, other = np.split(draws, 3, axis=1)
         asked = np.zeros(tokens.shape, bool)
-        first = np.argsort(order, axis=1, kind="stable")[:, : self.num_asked]
+        first = np.argsort(order, axis=1, kind="stable")[:, : self._num_asked]
         np.put_along_axis(asked, first, True, axis=1)
         random = (other * self.num_tokens).astype(np.int32)
         changed = np.where(fate < _REPLACED, random, tokens)

@@ -107,7 +107,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class NpzSource:
+class _NpzSource:
     """Labelled images of one split, in memory from `opened` on."""
 
     part: Part
@@ -119,7 +119,7 @@ class NpzSource:
         # Worker processes read the file themselves; no array travels.
         return {"part": self.part}
 
-    def opened(self) -> "NpzSource":
+    def opened(self) -> "_NpzSource":
         """The source, after it has read its file."""
         _ = self._images, self.labels
         return self
@@ -170,7 +170,7 @@ def open_npz(config: DataConfig) -> StoredSet:
             raise UserError(
                 f"{config.dir} has {part.x} beside {train}: make them alike"
             )
-    sources = {split: NpzSource(part) for split, part in parts.items()}
+    sources = {split: _NpzSource(part) for split, part in parts.items()}
     stored = {
         split: StoredSplit(source.opened, len(source))
         for split, source in sources.items()
@@ -299,7 +299,7 @@ def _header(
     return shape, dtype
 
 
-def _num_classes(sources: Mapping[str, NpzSource]) -> int:
+def _num_classes(sources: Mapping[str, _NpzSource]) -> int:
     highest = int(sources["train"].labels.max())
     for source in sources.values():
         low, high = int(source.labels.min()), int(source.labels.max())

@@ -37,7 +37,7 @@ class Examples(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ArrayExamples:
+class _ArrayExamples:
     """A tree of arrays with all examples."""
 
     arrays: PyTree
@@ -52,7 +52,7 @@ class ArrayExamples:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IndexedExamples:
+class _IndexedExamples:
     """Something that gives one example for a number, such as a Grain data source."""
 
     elements: Any
@@ -86,7 +86,7 @@ class OwnSplit:
     @property
     def in_memory(self) -> bool:
         """Whether they are arrays."""
-        return isinstance(self.source, ArrayExamples)
+        return isinstance(self.source, _ArrayExamples)
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -118,7 +118,7 @@ class OwnSplit:
 
     def labels(self) -> Labels:
         """All labels, int32[size]."""
-        assert isinstance(self.source, ArrayExamples), self.why_no_labels()
+        assert isinstance(self.source, _ArrayExamples), self.why_no_labels()
         found = labels_of(self.source.arrays)
         assert found is not None, self.why_no_labels()
         return found[self.numbers]
@@ -203,7 +203,7 @@ def _examples_of(data: Any, split: str) -> Examples:
 
 def _source_of(data: Any, split: str) -> Examples:
     if isinstance(data, Mapping | tuple) or hasattr(data, "__array__"):
-        return ArrayExamples(_checked(data, split))
+        return _ArrayExamples(_checked(data, split))
     if hasattr(data, "with_format"):  # A data set of Hugging Face.
         data = data.with_format("numpy")
     if not hasattr(data, "__len__"):
@@ -212,7 +212,7 @@ def _source_of(data: Any, split: str) -> Examples:
             "known; give arrays, something with a length, or a list of examples"
         )
     if hasattr(data, "__getitem__") and not isinstance(data, list):
-        return IndexedExamples(data)
+        return _IndexedExamples(data)
     if not isinstance(data, Iterable):
         raise UserError(
             f"data: split {split!r} is {type(data).__name__}, which gives no examples; "
@@ -222,7 +222,7 @@ def _source_of(data: Any, split: str) -> Examples:
     if not found:
         raise UserError(f"data: split {split!r} has no examples")
     try:
-        return ArrayExamples(jax.tree.map(lambda *rows: np.stack(rows), *found))
+        return _ArrayExamples(jax.tree.map(lambda *rows: np.stack(rows), *found))
     except ValueError as error:
         raise UserError(
             f"data: examples of split {split!r} differ in shape: {error}"

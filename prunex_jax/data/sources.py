@@ -114,9 +114,9 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
 
 def _open_stored(config: DataConfig, seed: int) -> StoredSet:
     if config.name == "digits":
-        return open_digits()
+        return _open_digits()
     if config.name == "synthetic":
-        return open_synthetic(config, seed)
+        return _open_synthetic(config, seed)
     if config.name == "folder":
         return open_folder(config)
     if config.name == HUGGINGFACE:
@@ -212,7 +212,7 @@ def _normalization(
     return Normalization(tuple(values.mean(axis=0).tolist()), tuple(std.tolist()))
 
 
-def open_digits() -> StoredSet:
+def _open_digits() -> StoredSet:
     """Opens 1,797 handwritten digits, 8 x 8, grey, which are part of the package.
 
     A fifth of every class is the test split; which fifth is fixed for all runs.
@@ -239,7 +239,7 @@ def open_digits() -> StoredSet:
     )
 
 
-def open_synthetic(config: DataConfig, seed: int) -> StoredSet:
+def _open_synthetic(config: DataConfig, seed: int) -> StoredSet:
     """Makes a learnable set: one smooth prototype per class, plus noise per pixel.
 
     Args:

@@ -26,7 +26,7 @@ _LABELLED_TEST = {"imagenet2012": "validation", "imagenet2012_subset": "validati
 
 
 @dataclasses.dataclass(frozen=True)
-class TfdsSource:
+class _TfdsSource:
     """One split of a prepared TFDS set."""
 
     name: str  # TFDS name, with configuration and version where the user gave them.
@@ -132,7 +132,7 @@ def open_tfds(name: str, data_dir: str) -> StoredSet:
 
     def stored(split: str) -> StoredSplit:
         source = functools.partial(
-            TfdsSource,
+            _TfdsSource,
             name=name,
             data_dir=data_dir or None,
             split=split,
@@ -157,8 +157,8 @@ def open_tfds(name: str, data_dir: str) -> StoredSet:
 class TextSource:
     """One split of a prepared TFDS set of text."""
 
-    name: str  # As of `TfdsSource`.
-    data_dir: str | None  # As of `TfdsSource`.
+    name: str  # As of `_TfdsSource`.
+    data_dir: str | None  # As of `_TfdsSource`.
     split: str  # Name of the split.
     text_key: str  # Feature that holds the text.
     size: int  # Number of documents.

@@ -124,7 +124,7 @@ class Evaluator:
         eqn = equation.eqn
         name = eqn.primitive.name
         with eqn.ctx.manager:
-            rebuild = self.rebuilds.get(name, as_it_is)
+            rebuild = self.rebuilds.get(name, _as_it_is)
             results = rebuild(self, equation, list(operands))
         expected = [self.sizes(value) for value in equation.results]
         shapes = [np.shape(result) for result in results]
@@ -162,7 +162,7 @@ def _with_one_left(value: Traced, axis: int) -> Traced:
     return dataclasses.replace(value, labels=tuple(labels))
 
 
-def as_it_is(
+def _as_it_is(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
     """Does an equation whose parameters know nothing of sizes."""

@@ -38,8 +38,8 @@ _IN_PLACE = {
     *("slice", "split"),
 }
 # Which axes of which leaves an axis consists of: (leaf, axis) pairs.
-Origin = frozenset[tuple[Hashable, int]]
-_NOWHERE: Origin = frozenset()
+_Origin = frozenset[tuple[Hashable, int]]
+_NOWHERE: _Origin = frozenset()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -95,7 +95,7 @@ class Loop:
     """
 
     length: int
-    rows: tuple[tuple[Origin, Origin], ...]
+    rows: tuple[tuple[_Origin, _Origin], ...]
     source: str
 
     @property
@@ -124,11 +124,11 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def _own_axes(atom: Any, leaf: Hashable) -> list[Origin]:
+def _own_axes(atom: Any, leaf: Hashable) -> list[_Origin]:
     return [frozenset([(leaf, axis)]) for axis in range(len(_shape(atom)))]
 
 
-def _nowhere(atom: Any) -> list[Origin]:
+def _nowhere(atom: Any) -> list[_Origin]:
     return [_NOWHERE] * len(_shape(atom))
 
 
@@ -138,11 +138,13 @@ class _Finder:
     def __init__(self) -> None:
         self.loops: list[Loop] = []
 
-    def run(self, program: Any, arguments: Sequence[list[Origin]]) -> list[Any]:
+    def run(self, program: Any, arguments: Sequence[list[_Origin]]) -> list[Any]:
         jaxpr = open_program(program)
-        known: dict[Any, list[Origin]] = dict(zip(jaxpr.invars, arguments, strict=True))
+        known: dict[Any, list[_Origin]] = dict(
+            zip(jaxpr.invars, arguments, strict=True)
+        )
 
-        def read(atom: Any) -> list[Origin]:
+        def read(atom: Any) -> list[_Origin]:
             is_known = not isinstance(atom, core.Literal) and atom in known
             return known[atom] if is_known else _nowhere(atom)
 
@@ -152,8 +154,8 @@ class _Finder:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _equation(
-        self, eqn: core.JaxprEqn, operands: Sequence[list[Origin]]
-    ) -> Sequence[list[Origin]]:
+        self, eqn: core.JaxprEqn, operands: Sequence[list[_Origin]]
+    ) -> Sequence[list[_Origin]]:
         name, params = eqn.primitive.name, eqn.params
         if name in _CALLS:
             return self.run(called_program(eqn), operands)
@@ -180,8 +182,8 @@ class _Finder:
         eqn: core.JaxprEqn,
         index: int,
         axis: int,
-        origin: Origin,
-        results: Sequence[list[Origin]],
+        origin: _Origin,
+        results: Sequence[list[_Origin]],
     ) -> None:
         before, after = _shape(eqn.invars[index]), _shape(eqn.outvars[0])
         where = _kept_axis(eqn.primitive.name, eqn.params, before, after, axis)
@@ -190,8 +192,8 @@ class _Finder:
                 result[where] |= origin
 
     def _scan(
-        self, eqn: core.JaxprEqn, operands: Sequence[list[Origin]]
-    ) -> Sequence[list[Origin]]:
+        self, eqn: core.JaxprEqn, operands: Sequence[list[_Origin]]
+    ) -> Sequence[list[_Origin]]:
         num_consts, num_carry = scan_counts(eqn)
         rows = operands[num_consts + num_carry :]
         params: Any = eqn.params

@@ -18,19 +18,15 @@ before anything is chosen here.
 from prunex_jax.sparsity.choice import (
     Projection,
     choose_keep_indices,
-    group_sizes,
     masks_of,
     narrow_alive,
     normalise_scores,
     project_channels,
 )
 from prunex_jax.sparsity.counts import (
-    CountFamily,
     CountLimits,
     check_excludes,
     global_keep_counts,
-    ranked_family,
-    uniform_family,
     uniform_keep_counts,
 )
 from prunex_jax.sparsity.criteria import (
@@ -39,7 +35,6 @@ from prunex_jax.sparsity.criteria import (
     running_mean,
     uses_gradients,
 )
-from prunex_jax.sparsity.quanta import quanta_of, quantum_of, read_multiples
 from prunex_jax.sparsity.schedule import (
     Stage,
     density_stairs,
@@ -59,7 +54,6 @@ from prunex_jax.sparsity.targets import (
 
 __all__ = [
     "Budget",
-    "CountFamily",
     "CountLimits",
     "Projection",
     "Solution",
@@ -73,22 +67,16 @@ __all__ = [
     "fade_steps",
     "global_keep_counts",
     "gradient_scores",
-    "group_sizes",
     "largest_entries",
     "limits_of",
     "masks_of",
     "narrow_alive",
     "normalise_scores",
     "project_channels",
-    "quanta_of",
-    "quantum_of",
-    "ranked_family",
-    "read_multiples",
     "running_mean",
     "solve_keep_counts",
     "stage_at",
     "step_of_share",
-    "uniform_family",
     "uniform_keep_counts",
     "uses_gradients",
     "validate_sparsity",

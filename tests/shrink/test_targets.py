@@ -27,10 +27,9 @@ from prunex_jax.sparsity import (
     CountLimits,
     Target,
     normalise_scores,
-    ranked_family,
     solve_keep_counts,
-    uniform_family,
 )
+from prunex_jax.sparsity.counts import ranked_family, uniform_family
 from prunex_jax.sparsity.quanta import quantum_of
 from prunex_jax.sparsity.settings import SparsityConfig
 from prunex_jax.train.build.config import resolve_config

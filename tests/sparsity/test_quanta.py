@@ -7,11 +7,9 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.sparsity import (
     Budget,
     limits_of,
-    quanta_of,
-    read_multiples,
     validate_sparsity,
 )
-from prunex_jax.sparsity.quanta import quantum_of
+from prunex_jax.sparsity.quanta import quanta_of, quantum_of, read_multiples
 from prunex_jax.sparsity.settings import SparsityConfig
 from tests.helpers.counts import (
     global_keep_counts,

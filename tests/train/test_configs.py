@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.data import NUM_BYTES
+from prunex_jax.data.tokenizer import NUM_BYTES
 from prunex_jax.methods import METHODS, table
 from prunex_jax.models import make_language_model, make_model
 from prunex_jax.shrink import trace_model
