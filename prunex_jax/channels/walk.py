@@ -9,7 +9,12 @@ import numpy as np
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.jaxprs import called_program, constants_of, open_program
+from prunex_jax.base.jaxprs import (
+    called_program,
+    constants_of,
+    interpret,
+    open_program,
+)
 from prunex_jax.channels.context import (
     Context,
     Rule,
@@ -83,24 +88,14 @@ class Walk:
         site: core.JaxprEqn | None = None,
     ) -> LabelledProgram:
         """Walks a program."""
-        jaxpr, consts = open_program(program), constants_of(program)
-        known: dict[core.Var, Traced] = {}
-        known.update(zip(jaxpr.invars, arguments, strict=True))
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            known[var] = _constant_value(value)
-
-        def read(atom: Any) -> Traced:
-            if isinstance(atom, core.Literal):
-                return _constant_value(atom.val)
-            return known[atom]
-
         equations = []
-        for eqn in jaxpr.eqns:
-            operands = [read(atom) for atom in eqn.invars]
-            done = self._equation(eqn, operands, site or eqn)
-            known.update(zip(eqn.outvars, done.results, strict=True))
-            equations.append(done)
-        results = [read(atom) for atom in jaxpr.outvars]
+
+        def label(eqn: core.JaxprEqn, operands: list[Traced]) -> Sequence[Traced]:
+            equations.append(self._equation(eqn, operands, site or eqn))
+            return equations[-1].results
+
+        results = interpret(program, arguments, label, _constant_value)
+        jaxpr, consts = open_program(program), constants_of(program)
         return LabelledProgram(jaxpr, consts, arguments, equations, results)
 
     def _equation(

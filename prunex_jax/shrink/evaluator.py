@@ -10,6 +10,7 @@ from jax import lax
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.jaxprs import interpret
 from prunex_jax.channels.labels import (
     LabelledEquation,
     LabelledProgram,
@@ -47,18 +48,11 @@ class Evaluator:
 
     def run(self, program: LabelledProgram, values: Sequence[Any]) -> list[Any]:
         """What is left of a program's results, from what is left of its arguments."""
-        jaxpr = program.jaxpr
-        known: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
-        known.update(zip(jaxpr.constvars, program.consts, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else known[atom]
-
-        for equation in program.equations:
-            operands = [read(atom) for atom in equation.eqn.invars]
-            results = self._equation(equation, operands)
-            known.update(zip(equation.eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        labelled = iter(program.equations)
+        closed = core.ClosedJaxpr(program.jaxpr, program.consts)
+        return interpret(
+            closed, values, lambda _, operands: self._equation(next(labelled), operands)
+        )
 
     def _equation(
         self, equation: LabelledEquation, operands: list[Any]
