@@ -23,7 +23,7 @@ from prunex_jax.data.image_files import (
 )
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
-from prunex_jax.data.settings import DataConfig
+from prunex_jax.data.settings import DataConfig, named_path
 from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit
 
 HUGGINGFACE = "huggingface"
@@ -165,7 +165,7 @@ def open_huggingface(config: DataConfig) -> StoredSet:
             rows=np.array([row for each, row in kept if each is part], np.int64),
             num_channels=found.image_shape[-1],
         )
-        return StoredSplit(source.opened, len(source))
+        return StoredSplit.of(source)
 
     return StoredSet(
         name=config.name,
@@ -185,13 +185,7 @@ def open_huggingface(config: DataConfig) -> StoredSet:
 
 def _tables(config: DataConfig) -> dict[str, tuple[str, Any]]:
     """Split -> what the set calls it, and its table."""
-    if not config.dir:
-        raise UserError(
-            f"config.data.name={config.name!r} needs --config.data.dir=FOLDER, which "
-            "save_to_disk wrote"
-        )
-    if not expanded(config.dir).is_dir():
-        raise UserError(f"config.data.dir={config.dir!r} is no folder")
+    named_path(config, "FOLDER, which save_to_disk wrote")
     found = _load(config.dir)
     if not isinstance(found, dict):
         return {"train": ("", found)}

@@ -12,7 +12,7 @@ from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
 from prunex_jax.data.npz import NPZ, npz_arrays, npz_has_images
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig
-from prunex_jax.data.sources import cut_validation, open_dataset
+from prunex_jax.data.sources import open_dataset, split_numbers
 from prunex_jax.data.splits import Batch, Dataset, Labels
 
 # Entry of a batch: the examples as they were given, any tree.
@@ -147,16 +147,13 @@ def open_own(data: Any, config: DataConfig) -> Dataset:
     """
     given = data if _has_splits(data) else {"train": data}
     sources = {name: _examples_of(part, name) for name, part in given.items()}
-    train = sources["train"]
-    numbers = {name: np.arange(len(source)) for name, source in sources.items()}
-    if "validation" not in sources:
-        sources["validation"] = train
-        held = cut_validation(config, "data that were given", len(train))
-        numbers["train"], numbers["validation"] = held
-    sources.setdefault("test", train)
-    numbers.setdefault("test", np.arange(0))
+    sizes = {"test": 0, **{name: len(source) for name, source in sources.items()}}
+    numbers = split_numbers(config, "data that were given", sizes)
     _check_alike(sources)
-    splits = {name: OwnSplit(name, sources[name], numbers[name]) for name in _SPLITS}
+    splits = {
+        name: OwnSplit(name, sources.get(name, sources["train"]), own)
+        for name, own in numbers.items()
+    }
     return Dataset(name=OWN, **splits)
 
 

@@ -48,6 +48,10 @@ class ArraySource:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def opened(self) -> "ArraySource":
+        """The source, which needs no opening."""
+        return self
+
     def read(self, indices: Positions) -> tuple[Images, Labels]:
         """Returns copies of the examples at `indices`."""
         return self.images[indices], self.labels[indices]
@@ -60,6 +64,11 @@ class StoredSplit:
     # Opens it; called at the first read, and picklable for worker processes.
     open: Callable[[], Source]
     num_examples: int  # Its length, known without opening it.
+
+    @classmethod
+    def of(cls, source: Any) -> "StoredSplit":
+        """The split of a source whose length is known before it is `opened`."""
+        return cls(source.opened, len(source))
 
 
 @dataclasses.dataclass(frozen=True)

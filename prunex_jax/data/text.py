@@ -19,7 +19,7 @@ from prunex_jax.data.huggingface import HUGGINGFACE
 from prunex_jax.data.npz import NPZ
 from prunex_jax.data.own import OWN
 from prunex_jax.data.settings import DataConfig
-from prunex_jax.data.sources import OF_IMAGES, cut_validation
+from prunex_jax.data.sources import OF_IMAGES, split_numbers
 from prunex_jax.data.splits import Dataset
 from prunex_jax.data.text_files import (
     SPLITS,
@@ -171,18 +171,15 @@ def _open_text_set(config: DataConfig) -> TextDataset:
     """Text that TFDS has prepared; all of it is kept encoded, as reading it is slow."""
     tokenizer = open_tokenizer(config)
     sources = open_text_set(config.name, config.dir)
-    train = sources["train"]
-    numbers = {split: np.arange(len(source)) for split, source in sources.items()}
-    if "validation" not in sources:
-        sources["validation"] = train
-        held = cut_validation(config, config.name, len(train))
-        numbers["train"], numbers["validation"] = held
+    sizes = {split: len(source) for split, source in sources.items()}
+    numbers = split_numbers(config, config.name, sizes)
+    read = {split: sources.get(split, sources["train"]) for split in numbers}
     found = {
         split: _encode_source(source, numbers[split], tokenizer, config)
-        for split, source in sources.items()
+        for split, source in read.items()
     }
     num_documents = sum(each.num_documents for each in found.values())
-    whole = hashlib.sha256("".join(x.digest for x in sources.values()).encode())
+    whole = hashlib.sha256("".join(x.digest for x in read.values()).encode())
     origin = _counted(num_documents, "document")
     return _dataset(config, tokenizer, found, origin, whole.hexdigest())
 

@@ -5,7 +5,6 @@ Preparing a set is left to TFDS, which needs TensorFlow for it.
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import hashlib
 import io
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from prunex_jax.base.errors import UserError, one_line
+from prunex_jax.base.errors import UserError, one_line, suggest
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
@@ -281,12 +280,9 @@ def _find_builder(name: str, data_dir: str | None) -> Any:
     except tfds.core.DatasetNotFoundError:
         known = ["digits", "synthetic"]
         known += tfds.list_builders(with_community_datasets=False)
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = (
-            f"did you mean {close[0]!r}?" if close else "check data.name and data.dir"
-        )
+        hint = suggest(name, known) or "; check data.name and data.dir"
         raise UserError(
-            f"data set {name!r} is unknown to TFDS and not found in {where}: {hint}"
+            f"data set {name!r} is unknown to TFDS and not found in {where}{hint}"
         ) from None
     except ValueError:
         raise UserError(
