@@ -69,8 +69,8 @@ class Walk:
         self,
         rules: Mapping[str, Rule],
         table: LabelTable,
-        renormalise: bool = False,
-        with_jax_derivatives: bool = False,
+        renormalise: bool,
+        with_jax_derivatives: bool,
     ) -> None:
         self.table = table
         self.rules = rules
@@ -96,7 +96,7 @@ class Walk:
 
         results = interpret(program, arguments, label, _constant_value)
         jaxpr, consts = open_program(program), constants_of(program)
-        return LabelledProgram(jaxpr, consts, arguments, equations, results)
+        return LabelledProgram(jaxpr, consts, equations, results)
 
     def _equation(
         self, eqn: core.JaxprEqn, operands: list[Traced], site: core.JaxprEqn

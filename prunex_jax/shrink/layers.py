@@ -45,12 +45,13 @@ _Origin = frozenset[tuple[Hashable, int]]
 _NOWHERE: _Origin = frozenset()
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layers:
     """A value of which every position of one axis is an array, or `Layers`, itself."""
 
-    axis: int  # Where the layers would be stacked.
+    # Where the layers would be stacked.
+    axis: int = dataclasses.field(metadata={"static": True})
     parts: tuple[Any, ...]  # Of the shape of the value without that axis.
 
     @property
@@ -58,15 +59,6 @@ class Layers:
         """Shape of the layers put together."""
         inner = np.shape(self.parts[0])
         return (*inner[: self.axis], len(self.parts), *inner[self.axis :])
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], int]:
-        """The layers, and where they are."""
-        return self.parts, self.axis
-
-    @classmethod
-    def tree_unflatten(cls, axis: int, parts: Sequence[Any]) -> "Layers":
-        """Inverts `tree_flatten`."""
-        return cls(axis, tuple(parts))
 
 
 def put_together(x: Any) -> Any:
@@ -255,7 +247,7 @@ def _as_of_caller(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
 
 
 def _equation(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-    if not any(isinstance(x, Layers) for x in operands):
+    if not any(is_layers(x) for x in operands):
         return evaluate(eqn, operands)
     if eqn.primitive.name in _CONTROL:
         return _CONTROL[eqn.primitive.name](eqn, operands)
@@ -387,9 +379,9 @@ def _scan(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         return results[:num_carry], results[num_carry:]
 
     def whole(carry: Sequence[Any], row: Sequence[Any]) -> tuple[Any, Any]:
-        return jax.tree.map(put_together, turn(carry, row), is_leaf=_is_layers)
+        return jax.tree.map(put_together, turn(carry, row), is_leaf=is_layers)
 
-    if not any(_is_layers(row) and row.axis == 0 for row in rows):
+    if not any(is_layers(row) and row.axis == 0 for row in rows):
         start, rows = ([put_together(x) for x in xs] for xs in (carry, rows))
         return scanned(eqn, whole, start, rows)
     stacked: dict[int, Sequence[Any]] = {}
@@ -400,7 +392,8 @@ def _scan(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     return [*carry, *(Layers(0, column) for column in columns)]
 
 
-def _is_layers(x: Any) -> bool:
+def is_layers(x: Any) -> bool:
+    """Whether a value has layers of its own."""
     return isinstance(x, Layers)
 
 

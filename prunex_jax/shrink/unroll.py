@@ -27,6 +27,7 @@ from prunex_jax.shrink.layers import (
     Layers,
     Loop,
     find_loops,
+    is_layers,
     layer_of,
     put_together,
     run_layers,
@@ -270,7 +271,7 @@ class Unrolled:
             given = jax.tree.map(jax.typeof, inputs)
             program, out = jax.make_jaxpr(apply, return_shape=True)(*full, *given)
             layered = [part.layers(tree) for part, tree in trees]
-            values = jax.tree.leaves([*layered, *inputs], is_leaf=_is_layers)
+            values = jax.tree.leaves([*layered, *inputs], is_leaf=is_layers)
             results = run_layers(program, values)
             axes = self._axes_of_results(len(results), returns_statistics)
             split = [_taken_apart(x, own) for x, own in zip(results, axes, strict=True)]
@@ -291,10 +292,6 @@ class Unrolled:
         stacks, shapes = self._running.stacks, self._running.shapes
         known = [stacks[path].axes if path in stacks else () for path in shapes]
         return [*[()] * (count - len(known)), *known]
-
-
-def _is_layers(x: Any) -> bool:
-    return isinstance(x, Layers)
 
 
 def unroll_stacks(
