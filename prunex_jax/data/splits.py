@@ -140,42 +140,6 @@ class Split(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SplitAround:
-    """A split that is another one but for what a subclass changes; see `Split`.
-
-    Attributes:
-      split: The other one.
-    """
-
-    split: Split
-
-    @property
-    def name(self) -> str:
-        """As the split."""
-        return self.split.name
-
-    @property
-    def in_memory(self) -> bool:
-        """As the split."""
-        return self.split.in_memory
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def finished(self, batch: Batch) -> Batch:
-        """As the split."""
-        return self.split.finished(batch)
-
-    def why_no_labels(self) -> str:
-        """As the split."""
-        return self.split.why_no_labels()
-
-    def labels(self) -> Labels:
-        """As the split."""
-        return self.split.labels()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class ImageSplit:
     """Labelled images; opened at the first read.
 
