@@ -13,7 +13,7 @@ from prunex_jax.data.npz import NPZ, npz_arrays, npz_has_images
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.sources import open_dataset, split_numbers
-from prunex_jax.data.splits import Batch, Dataset, Labels
+from prunex_jax.data.splits import ArraySource, Batch, Dataset, Labels
 
 # Entry of a batch: the examples as they were given, any tree.
 EXAMPLE = "example"
@@ -34,21 +34,6 @@ class Examples(Protocol):
     def read(self, numbers: Positions) -> PyTree:
         """A tree of arrays along the axis of `numbers`, which may be empty."""
         ...
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _ArrayExamples:
-    """A tree of arrays with all examples."""
-
-    arrays: PyTree
-
-    def __len__(self) -> int:
-        """Number of examples."""
-        return len(jax.tree.leaves(self.arrays)[0])
-
-    def read(self, numbers: Positions) -> PyTree:
-        """Copies of the examples."""
-        return jax.tree.map(lambda x: x[numbers], self.arrays)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +71,7 @@ class OwnSplit:
     @property
     def in_memory(self) -> bool:
         """Whether they are arrays."""
-        return isinstance(self.source, _ArrayExamples)
+        return isinstance(self.source, ArraySource)
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -118,7 +103,7 @@ class OwnSplit:
 
     def labels(self) -> Labels:
         """All labels, int32[size]."""
-        assert isinstance(self.source, _ArrayExamples), self.why_no_labels()
+        assert isinstance(self.source, ArraySource), self.why_no_labels()
         found = labels_of(self.source.arrays)
         assert found is not None, self.why_no_labels()
         return found[self.numbers]
@@ -200,7 +185,7 @@ def _examples_of(data: Any, split: str) -> Examples:
 
 def _source_of(data: Any, split: str) -> Examples:
     if isinstance(data, Mapping | tuple) or hasattr(data, "__array__"):
-        return _ArrayExamples(_checked(data, split))
+        return ArraySource(_checked(data, split))
     if hasattr(data, "with_format"):  # A data set of Hugging Face.
         data = data.with_format("numpy")
     if not hasattr(data, "__len__"):
@@ -219,7 +204,7 @@ def _source_of(data: Any, split: str) -> Examples:
     if not found:
         raise UserError(f"data: split {split!r} has no examples")
     try:
-        return _ArrayExamples(jax.tree.map(lambda *rows: np.stack(rows), *found))
+        return ArraySource(jax.tree.map(lambda *rows: np.stack(rows), *found))
     except ValueError as error:
         raise UserError(
             f"data: examples of split {split!r} differ in shape: {error}"

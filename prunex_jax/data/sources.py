@@ -239,8 +239,8 @@ def _open_digits() -> StoredSet:
         is_test[members[permutation(len(members), label)[:num_test]]] = True
     return StoredSet(
         name="digits",
-        train=StoredSplit.of(ArraySource(images[~is_test], labels[~is_test])),
-        test=StoredSplit.of(ArraySource(images[is_test], labels[is_test])),
+        train=StoredSplit.of(ArraySource((images[~is_test], labels[~is_test]))),
+        test=StoredSplit.of(ArraySource((images[is_test], labels[is_test]))),
         num_classes=10,
         image_shape=(8, 8, 1),
         class_names=tuple(map(str, range(10))),
@@ -287,7 +287,7 @@ def _synthetic_source(
         clean = prototypes[labels[start : start + 256]]
         noisy = clean + noise.normal(0.0, _NOISE, clean.shape)
         images[start : start + 256] = np.clip(np.rint(noisy), 0, 255)
-    return ArraySource(images, labels)
+    return ArraySource((images, labels))
 
 
 def _prototypes(rng: np.random.Generator, num_classes: int, side: int) -> Pixels:

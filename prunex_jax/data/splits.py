@@ -7,9 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.data.images import Images, Normalization, Pixels, Recipe
 from prunex_jax.data.order import Positions, uniforms
 
@@ -38,23 +40,22 @@ class Source(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ArraySource:
-    """A source that is in memory already."""
+    """A source that is in memory already: of images, a pair with their labels."""
 
-    images: Pixels  # uint8[size, height, width, channels].
-    labels: Labels  # int32[size].
+    arrays: PyTree  # Arrays with all examples along their first axis.
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(jax.tree.leaves(self.arrays)[0])
 
     def opened(self) -> "ArraySource":
         """The source, which needs no opening."""
         return self
 
-    def read(self, indices: Positions) -> tuple[Images, Labels]:
+    def read(self, indices: Positions) -> PyTree:
         """Returns copies of the examples at `indices`."""
-        return self.images[indices], self.labels[indices]
+        return jax.tree.map(lambda x: x[indices], self.arrays)
 
 
 @dataclasses.dataclass(frozen=True)
