@@ -13,13 +13,12 @@ from prunex_jax.data.npz import NPZ, npz_arrays, npz_has_images
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.sources import open_dataset, split_numbers
-from prunex_jax.data.splits import ArraySource, Batch, Dataset, Labels
+from prunex_jax.data.splits import SPLITS, ArraySource, Batch, Dataset, Labels
 
 # Entry of a batch: the examples as they were given, any tree.
 EXAMPLE = "example"
 # What settings call data that were given.
 OWN = "own"
-_SPLITS = ("train", "validation", "test")
 # Types that arrays get, where jax would make them so anyway.
 _NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
@@ -173,7 +172,7 @@ def open_named(config: DataConfig, seed: int) -> Dataset:
 
 
 def _has_splits(data: Any) -> bool:
-    return isinstance(data, Mapping) and "train" in data and set(data) <= set(_SPLITS)
+    return isinstance(data, Mapping) and "train" in data and set(data) <= set(SPLITS)
 
 
 def _examples_of(data: Any, split: str) -> Examples:

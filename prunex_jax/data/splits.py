@@ -20,6 +20,7 @@ Labels = npt.NDArray[np.int32]
 Batch = dict[str, Any]
 # Examples read at a time when a split is brought into memory.
 _CHUNK = 512
+SPLITS = ("train", "validation", "test")
 # What splits are called -> which they are.
 SPLIT_NAMES = {
     "train": "train",

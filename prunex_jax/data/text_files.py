@@ -12,10 +12,9 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import check_defaults
 from prunex_jax.data.encoded import Encoded, encode_once
 from prunex_jax.data.settings import DataConfig, named_path
-from prunex_jax.data.splits import SPLIT_NAMES
+from prunex_jax.data.splits import SPLIT_NAMES, SPLITS
 from prunex_jax.data.tokenizer import Tokenizer
 
-SPLITS = ("train", "validation", "test")
 # Share of what has no splits of its own that is for testing.
 TEST_SHARE = 0.03
 # Fewer files than these are cut, each into parts; of more, whole files are held out.

@@ -16,7 +16,7 @@ import numpy as np
 from prunex_jax.base.errors import UserError, one_line, suggest
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
-from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import SPLITS, Labels, StoredSet, StoredSplit
 
 # Documents that are read at a time.
 _CHUNK = 512
@@ -224,7 +224,7 @@ def open_text_set(name: str, data_dir: str) -> dict[str, TextSource]:
     )
     return {
         split: make(split=split, size=splits[split].num_examples)
-        for split in ("train", "validation", "test")
+        for split in SPLITS
         if split in splits
     }
 

@@ -13,8 +13,8 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import check_defaults
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path
-from prunex_jax.data.splits import SPLIT_NAMES
-from prunex_jax.data.text_files import SPLITS, TEST_SHARE
+from prunex_jax.data.splits import SPLIT_NAMES, SPLITS
+from prunex_jax.data.text_files import TEST_SHARE
 from prunex_jax.data.tokens import TokenFile, check_tokens
 
 SUFFIXES = (".bin", ".npy")
