@@ -41,8 +41,12 @@ from prunex_jax.methods import (
 from prunex_jax.models import make_model
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import trace_model
-from prunex_jax.sparsity import entry_count, keep_counts_at, selection
-from prunex_jax.sparsity.settings import SparsityConfig
+from prunex_jax.sparsity import (
+    CountLimits,
+    entry_count,
+    selection,
+    uniform_keep_counts,
+)
 
 IMAGE_SHAPE = (32, 32, 3)
 NUM_CLASSES = 10
@@ -142,7 +146,7 @@ def make_recipe(
         inner=optax.identity(),
         learning_rate=optax.constant_schedule(0.1),
         groups=trace.groups,
-        keep_counts=keep_counts_at(SparsityConfig(), sizes, DENSITY),
+        keep_counts=uniform_keep_counts(CountLimits(sizes), DENSITY),
         shapes=shapes_by_path(params),
         total_steps=TOTAL_STEPS,
     )

@@ -26,8 +26,7 @@ from prunex_jax.methods.topk import TopkConfig
 from prunex_jax.models import make_model
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import trace_model
-from prunex_jax.sparsity import keep_counts_at
-from prunex_jax.sparsity.settings import SparsityConfig
+from prunex_jax.sparsity import CountLimits, uniform_keep_counts
 
 TrafficOf = Callable[[int], Traffic]
 
@@ -225,7 +224,7 @@ def _recipe(model_name: str, image_size: int, num_classes: int) -> Recipe:
         inner=optax.identity(),
         learning_rate=optax.constant_schedule(0.1),
         groups=trace.groups,
-        keep_counts=keep_counts_at(SparsityConfig(), sizes, _DENSITY),
+        keep_counts=uniform_keep_counts(CountLimits(sizes), _DENSITY),
         shapes=trace.shapes,
         total_steps=1000,
     )

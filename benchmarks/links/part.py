@@ -6,14 +6,25 @@ import numpy as np
 
 from prunex_jax.data import Batch, Split
 from prunex_jax.data.order import Positions
-from prunex_jax.data.splits import Labels, SplitAround
+from prunex_jax.data.splits import Labels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Part(SplitAround):
+class _Part:
     """So many examples of a split; see `Split`."""
 
+    split: Split
     count: int
+
+    @property
+    def name(self) -> str:
+        """As the split."""
+        return self.split.name
+
+    @property
+    def in_memory(self) -> bool:
+        """As the split."""
+        return self.split.in_memory
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -28,6 +39,14 @@ class _Part(SplitAround):
     def evaluation_batch(self, examples: Positions) -> Batch:
         """As that of the split."""
         return self.split.evaluation_batch(self._whole(examples))
+
+    def finished(self, batch: Batch) -> Batch:
+        """As the split."""
+        return self.split.finished(batch)
+
+    def why_no_labels(self) -> str:
+        """As the split."""
+        return self.split.why_no_labels()
 
     def labels(self) -> Labels:
         """Those of the part, int32[count]."""

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from prunex_jax.base.errors import UserError
 
 # Keeps a second run out of a folder; it stays there, and says nothing by itself.
-LOCK = ".lock"
+_LOCK = ".lock"
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -228,7 +228,7 @@ def alone_in(workdir: Path | str, is_primary: bool) -> Iterator[None]:
         return
     path = expanded(workdir).absolute()
     # A soft lock would outlive a process that was killed.
-    lock = FileLock(path / LOCK, fallback_to_soft=False)
+    lock = FileLock(path / _LOCK, fallback_to_soft=False)
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)

@@ -1,12 +1,15 @@
-"""Programs inside programs: which there are, and where jax keeps what.
+"""Goes through traced programs and those inside them, and knows where jax keeps what.
 
 What is done with them is the caller's business.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
+import jax
 from jax.extend import core
+
+_Value = TypeVar("_Value")
 
 
 def inner_programs(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
@@ -42,14 +45,52 @@ def constants_of(program: Any) -> Sequence[Any]:
     return program.consts if is_closed else getattr(program, "consts", ())
 
 
+def interpret(
+    program: Any,
+    arguments: Sequence[_Value],
+    do: Callable[[core.JaxprEqn, list[_Value]], Sequence[_Value]],
+    constant: Callable[[Any], _Value] = lambda value: value,
+) -> list[_Value]:
+    """Goes through a program with something that stands for each of its values.
+
+    Args:
+      program: A traced program, with or without its constants.
+      arguments: What stands for its arguments.
+      do: Makes results of an equation and its operands; called in order.
+      constant: Says what stands for a constant; the constant itself, if not given.
+    Returns:
+      What stands for its results.
+    Example:
+      >>> import jax
+      >>> closed = jax.make_jaxpr(lambda x, y: x * y + 1)(1.0, 1.0)
+      >>> written = lambda eqn, values: [f"{eqn.primitive}({', '.join(values)})"]
+      >>> interpret(closed, ['x', 'y'], written, str)
+      ['add(mul(x, y), 1.0)']
+    """
+    jaxpr = open_program(program)
+    known = dict(zip(jaxpr.invars, arguments, strict=True))
+    consts = map(constant, constants_of(program))
+    known.update(zip(jaxpr.constvars, consts, strict=True))
+
+    def read(atom: Any) -> _Value:
+        return constant(atom.val) if isinstance(atom, core.Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        results = do(eqn, [read(atom) for atom in eqn.invars])
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
 def called_program(eqn: core.JaxprEqn) -> Any:
     """The program that an equation calls; where it is kept depends on jax."""
     params: Any = eqn.params
     return params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
 
 
-def scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
-    """How many operands of a `scan` are constants, and how many are carried.
+def scan_operands(
+    eqn: core.JaxprEqn, operands: Sequence[_Value]
+) -> tuple[Sequence[_Value], Sequence[_Value], Sequence[_Value]]:
+    """What a `scan` reads in every turn, what it carries, and what it loops over.
 
     What is scanned, or stacked up, has an axis more outside than inside.
     """
@@ -62,4 +103,40 @@ def scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
 
     num_rows = count_stacked(eqn.invars, body.invars)
     num_carry = len(eqn.outvars) - count_stacked(eqn.outvars, body.outvars)
-    return len(eqn.invars) - num_carry - num_rows, num_carry
+    return _in_three(operands, len(eqn.invars) - num_carry - num_rows, num_carry)
+
+
+def while_operands(
+    eqn: core.JaxprEqn, operands: Sequence[_Value]
+) -> tuple[Sequence[_Value], Sequence[_Value], Sequence[_Value]]:
+    """What the test of a `while` reads in every turn, what its body does, the carry."""
+    params: Any = eqn.params
+    return _in_three(operands, params["cond_nconsts"], params["body_nconsts"])
+
+
+def _in_three(
+    values: Sequence[_Value], first: int, second: int
+) -> tuple[Sequence[_Value], Sequence[_Value], Sequence[_Value]]:
+    return values[:first], values[first : first + second], values[first + second :]
+
+
+def scanned(
+    eqn: core.JaxprEqn,
+    turn: Callable[..., Any],
+    carry: Sequence[Any],
+    rows: Sequence[Any],
+) -> list[Any]:
+    """Does a `scan` with other turns, and gives its results as it does."""
+    params: Any = eqn.params
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    carry, stacked = jax.lax.scan(turn, carry, rows, **options)
+    return [*carry, *stacked]
+
+
+def rematerialised(
+    eqn: core.JaxprEqn, run: Callable[..., Any], operands: Sequence[Any]
+) -> Any:
+    """Does a `checkpoint` with another program."""
+    params: Any = eqn.params
+    options = {name: params[name] for name in ("prevent_cse", "policy")}
+    return jax.checkpoint(run, **options)(*operands)

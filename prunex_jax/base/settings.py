@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from prunex_jax.base.errors import UserError, suggest
 
-SettingsT = TypeVar("SettingsT")
+_SettingsT = TypeVar("_SettingsT")
 # Counts end as int32 in arrays; no setting needs more.
 _MAX_INT = 2**31 - 1
 
@@ -153,8 +153,8 @@ def check_defaults(part: str, config: Any, names: Collection[str], what: str) ->
 
 
 def read_settings(
-    default: SettingsT, values: Mapping[str, Any], where: str
-) -> SettingsT:
+    default: _SettingsT, values: Mapping[str, Any], where: str
+) -> _SettingsT:
     """Changes settings as nested plain values say; `check_settings` comes after it.
 
     Args:

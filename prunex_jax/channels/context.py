@@ -61,7 +61,7 @@ class Context:
         operands: Sequence[Traced],
         site: core.JaxprEqn,
         walk: Walk,
-        renormalise: bool = False,
+        renormalise: bool,
     ) -> None:
         self.eqn = eqn
         self.table = table

@@ -321,10 +321,9 @@ class LabelledEquation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelledProgram:
-    """A program, with what is known of its arguments and results."""
+    """A program, with what is known of its equations and results."""
 
     jaxpr: core.Jaxpr
     consts: Sequence[Any]
-    arguments: Sequence[Traced]
     equations: Sequence[LabelledEquation]
     results: Sequence[Traced]

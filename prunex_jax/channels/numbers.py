@@ -234,7 +234,7 @@ def _computed(
         result = _value_of_rounded(name, compute, known)
     else:
         result = _value_of_exact(name, compute, known, dtype)
-    if isinstance(result, Rounded) and not is_precise(dtype):
+    if isinstance(result, Rounded) and not _is_precise(dtype):
         is_finite = math.isfinite(_in_range(result, dtype) or 0.0)
         return None if is_finite else math.nan
     return _in_range(result, dtype)
@@ -266,7 +266,7 @@ def _compute(compute: Callable[..., Any], values: Sequence[float]) -> Value:
     return None if result is None else float(result)
 
 
-def is_precise(dtype: Any) -> bool:
+def _is_precise(dtype: Any) -> bool:
     """Whether numbers of a type, rounded a few times, are told apart by `_NEAR`."""
     if not jax.dtypes.issubdtype(dtype, np.floating):
         return True
@@ -449,7 +449,7 @@ def sum_of(value: Value, count: int | None = None, dtype: Any = np.float32) -> V
     if _is_whole(dtype):
         is_known = _is_inside(value * count, dtype)
         return value * count if is_known else None
-    is_known = is_precise(dtype) and count * float(jax.numpy.finfo(dtype).eps) < _NEAR
+    is_known = _is_precise(dtype) and count * float(jax.numpy.finfo(dtype).eps) < _NEAR
     return _in_range(Rounded(value * count), dtype) if is_known else None
 
 
@@ -490,7 +490,7 @@ def converted(value: Value, dtype: Any) -> Value:
         whole = math.trunc(value)
         is_known = _is_inside(whole, dtype) and not isinstance(value, Rounded)
         return float(whole) if is_known else None
-    if isinstance(value, Rounded) and not is_precise(dtype):
+    if isinstance(value, Rounded) and not _is_precise(dtype):
         return None
     if not jax.dtypes.issubdtype(dtype, np.floating) or _fits(value, dtype):
         return value

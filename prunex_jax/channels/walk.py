@@ -9,7 +9,12 @@ import numpy as np
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.jaxprs import called_program, constants_of, open_program
+from prunex_jax.base.jaxprs import (
+    called_program,
+    constants_of,
+    interpret,
+    open_program,
+)
 from prunex_jax.channels.context import (
     Context,
     Rule,
@@ -64,8 +69,8 @@ class Walk:
         self,
         rules: Mapping[str, Rule],
         table: LabelTable,
-        renormalise: bool = False,
-        with_jax_derivatives: bool = False,
+        renormalise: bool,
+        with_jax_derivatives: bool,
     ) -> None:
         self.table = table
         self.rules = rules
@@ -83,25 +88,15 @@ class Walk:
         site: core.JaxprEqn | None = None,
     ) -> LabelledProgram:
         """Walks a program."""
-        jaxpr, consts = open_program(program), constants_of(program)
-        known: dict[core.Var, Traced] = {}
-        known.update(zip(jaxpr.invars, arguments, strict=True))
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            known[var] = constant_value(value)
-
-        def read(atom: Any) -> Traced:
-            if isinstance(atom, core.Literal):
-                return constant_value(atom.val)
-            return known[atom]
-
         equations = []
-        for eqn in jaxpr.eqns:
-            operands = [read(atom) for atom in eqn.invars]
-            done = self._equation(eqn, operands, site or eqn)
-            known.update(zip(eqn.outvars, done.results, strict=True))
-            equations.append(done)
-        results = [read(atom) for atom in jaxpr.outvars]
-        return LabelledProgram(jaxpr, consts, arguments, equations, results)
+
+        def label(eqn: core.JaxprEqn, operands: list[Traced]) -> Sequence[Traced]:
+            equations.append(self._equation(eqn, operands, site or eqn))
+            return equations[-1].results
+
+        results = interpret(program, arguments, label, _constant_value)
+        jaxpr, consts = open_program(program), constants_of(program)
+        return LabelledProgram(jaxpr, consts, equations, results)
 
     def _equation(
         self, eqn: core.JaxprEqn, operands: list[Traced], site: core.JaxprEqn
@@ -217,7 +212,7 @@ def _is_derivative_of_jax(eqn: core.JaxprEqn) -> bool:
     return derivative is not None and is_function_of_jax and is_of_jax(derivative)
 
 
-def constant_value(value: Any) -> Traced:
+def _constant_value(value: Any) -> Traced:
     """What is known of a constant: nobody owns its positions, and it can be cut."""
     constant = Constant(lambda: value)
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
@@ -294,7 +289,7 @@ def _finished(
     if constant is not None:  # computed in full before anything is cut
         labels = tuple(uniform_axis(len(own)) for own in labels)
         if may_be_infinite(ctx.name) and labels and has_tangent(atom):
-            dead = constant_value(constant.value).dead
+            dead = _constant_value(constant.value).dead
     alone = frozen_axis(1)
     if any(len(own) == 1 and own is not alone for own in labels):
         for own in result.labels:

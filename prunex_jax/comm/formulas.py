@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from prunex_jax.channels.groups import Layouts
+from prunex_jax.channels.groups import Layouts, kept_shape
 from prunex_jax.comm.accounting import Collective, wire_bytes
 from prunex_jax.comm.largest import CHUNK, Route, TopK, largest_buffer
 from prunex_jax.comm.wires import FLOAT32, Wire
@@ -50,14 +50,10 @@ def compact_size(
       >>> compact_size(shapes, layouts, {'g': 2})
       30
     """
-    total = 0
-    for path, shape in shapes.items():
-        axes = layouts.get(path, {})
-        total += math.prod(
-            axes[axis].kept_size(keep_counts) if axis in axes else size
-            for axis, size in enumerate(shape)
-        )
-    return total
+    return sum(
+        math.prod(kept_shape(shape, layouts.get(path), keep_counts))
+        for path, shape in shapes.items()
+    )
 
 
 def host_gather(

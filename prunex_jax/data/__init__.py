@@ -17,11 +17,9 @@ of them, and `token_files` opens those of others.
 from prunex_jax.data.images import Normalization
 from prunex_jax.data.loader import (
     VALID,
-    BatchIterator,
     Loader,
     evaluation_batches,
     make_loader,
-    num_evaluation_batches,
 )
 from prunex_jax.data.masking import ASKED, TARGET, MaskedSplit, Masking
 from prunex_jax.data.mixing import LABEL_SHARE, MIXING, OTHER_LABEL
@@ -33,11 +31,9 @@ from prunex_jax.data.text import (
     OF_TEXT,
     TextDataset,
     is_text,
-    open_stdlib,
     open_text,
     without_effect,
 )
-from prunex_jax.data.tokenizer import NUM_BYTES
 from prunex_jax.data.tokens import BYTES
 
 __all__ = [
@@ -46,7 +42,6 @@ __all__ = [
     "EXAMPLE",
     "LABEL_SHARE",
     "MIXING",
-    "NUM_BYTES",
     "OF_IMAGES",
     "OF_TEXT",
     "OTHER_LABEL",
@@ -54,7 +49,6 @@ __all__ = [
     "TARGET",
     "VALID",
     "Batch",
-    "BatchIterator",
     "Dataset",
     "ImageDataset",
     "ImageSplit",
@@ -69,11 +63,9 @@ __all__ = [
     "is_text",
     "make_loader",
     "names_arrays",
-    "num_evaluation_batches",
     "open_dataset",
     "open_named",
     "open_own",
-    "open_stdlib",
     "open_text",
     "place_batch",
     "placed_shapes",

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import expanded
 from prunex_jax.data.image_files import (
     ImageFiles,
     broken_image,
@@ -23,7 +22,7 @@ from prunex_jax.data.image_files import (
 )
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
-from prunex_jax.data.settings import DataConfig
+from prunex_jax.data.settings import DataConfig, named_path
 from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit
 
 SUFFIXES = frozenset(
@@ -32,7 +31,7 @@ SUFFIXES = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FolderSource:
+class _FolderSource:
     """Image files of one split."""
 
     root: str  # The folder that `files` are below.
@@ -43,7 +42,7 @@ class FolderSource:
     def __len__(self) -> int:
         return len(self.files)
 
-    def opened(self) -> "FolderSource":
+    def opened(self) -> "_FolderSource":
         """The source, which needs no opening."""
         return self
 
@@ -91,7 +90,7 @@ def open_folder(config: DataConfig) -> StoredSet:
       >>> stored.class_names, stored.image_shape, stored.train.num_examples
       (('cat', 'dog'), (8, 8, 3), 2)
     """
-    root = _root(config)
+    root = named_path(config, "FOLDER, with one folder of image files per class")
     folders = _split_folders(root)
     classes = _classes(folders)
     listed, others = _listed(root, folders, classes)
@@ -109,13 +108,13 @@ def open_folder(config: DataConfig) -> StoredSet:
 
     def stored(split: str) -> StoredSplit:
         part = [each for each in kept if each.split == split]
-        source = FolderSource(
+        source = _FolderSource(
             str(root),
             tuple(each.file for each in part),
             np.array([each.label for each in part], np.int32),
             found.image_shape[-1],
         )
-        return StoredSplit(source.opened, len(part))
+        return StoredSplit.of(source)
 
     return StoredSet(
         name=config.name,
@@ -135,19 +134,6 @@ class _Listed(NamedTuple):
     split: str
     label: int
     file: str  # Below the root, with `/`.
-
-
-def _root(config: DataConfig) -> Path:
-    if not config.dir:
-        raise UserError(
-            f"config.data.name={config.name!r} needs --config.data.dir=FOLDER, which "
-            "has one folder of image files per class"
-        )
-    root = expanded(config.dir)
-    if not root.is_dir():
-        what = "is no folder" if root.exists() else "does not exist"
-        raise UserError(f"config.data.dir={config.dir!r} {what}; give a folder")
-    return root
 
 
 def _split_folders(root: Path) -> dict[str, Path]:

@@ -23,14 +23,14 @@ from prunex_jax.data.image_files import (
 )
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
-from prunex_jax.data.settings import DataConfig
+from prunex_jax.data.settings import DataConfig, named_path
 from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit
 
 HUGGINGFACE = "huggingface"
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class _Columns:
     """Where images and labels of a set are."""
 
     folder: str  # Of the set.
@@ -39,10 +39,10 @@ class Columns:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HuggingFaceSource:
+class _HuggingFaceSource:
     """Labelled images of one split."""
 
-    columns: Columns
+    columns: _Columns
     split: str  # As the set calls it; empty where it has none.
     rows: Positions  # int64[size], those that are read.
     num_channels: int  # 1 or 3.
@@ -55,7 +55,7 @@ class HuggingFaceSource:
         fields = dataclasses.fields(self)
         return {field.name: getattr(self, field.name) for field in fields}
 
-    def opened(self) -> "HuggingFaceSource":
+    def opened(self) -> "_HuggingFaceSource":
         """The source, after it has opened its files."""
         _ = self._sizes
         return self
@@ -146,14 +146,14 @@ def open_huggingface(config: DataConfig) -> StoredSet:
             raise UserError(
                 f"splits of {config.dir} differ in columns or classes: make them alike"
             )
-        sources[split] = HuggingFaceSource(columns, name, np.arange(len(table)), 3)
+        sources[split] = _HuggingFaceSource(columns, name, np.arange(len(table)), 3)
         _check_labels(sources[split], len(classes))
     places = [(each, row) for each in sources.values() for row in range(len(each))]
     files = ImageFiles(
         size=len(places),
         num_bytes=sum(table.data.nbytes for _, table in tables.values()),
-        open=lambda number: HuggingFaceSource.file(*places[number]),
-        name=lambda number: HuggingFaceSource.name(*places[number]),
+        open=lambda number: _HuggingFaceSource.file(*places[number]),
+        name=lambda number: _HuggingFaceSource.name(*places[number]),
     )
     found = look_at(files, config)
     kept = [places[number] for number in found.kept]
@@ -165,7 +165,7 @@ def open_huggingface(config: DataConfig) -> StoredSet:
             rows=np.array([row for each, row in kept if each is part], np.int64),
             num_channels=found.image_shape[-1],
         )
-        return StoredSplit(source.opened, len(source))
+        return StoredSplit.of(source)
 
     return StoredSet(
         name=config.name,
@@ -185,13 +185,7 @@ def open_huggingface(config: DataConfig) -> StoredSet:
 
 def _tables(config: DataConfig) -> dict[str, tuple[str, Any]]:
     """Split -> what the set calls it, and its table."""
-    if not config.dir:
-        raise UserError(
-            f"config.data.name={config.name!r} needs --config.data.dir=FOLDER, which "
-            "save_to_disk wrote"
-        )
-    if not expanded(config.dir).is_dir():
-        raise UserError(f"config.data.dir={config.dir!r} is no folder")
+    named_path(config, "FOLDER, which save_to_disk wrote")
     found = _load(config.dir)
     if not isinstance(found, dict):
         return {"train": ("", found)}
@@ -223,7 +217,7 @@ def _load(folder: str) -> Any:
         ) from error
 
 
-def _columns(config: DataConfig, features: Mapping[str, Any]) -> Columns:
+def _columns(config: DataConfig, features: Mapping[str, Any]) -> _Columns:
     """Finds the image and the class by the types of the columns."""
     import datasets
 
@@ -240,10 +234,10 @@ def _columns(config: DataConfig, features: Mapping[str, Any]) -> Columns:
                 "cast or rename columns, and save it again"
             )
         found[preferred] = names[0]
-    return Columns(config.dir, found["image"], found["label"])
+    return _Columns(config.dir, found["image"], found["label"])
 
 
-def _check_labels(source: HuggingFaceSource, num_classes: int) -> None:
+def _check_labels(source: _HuggingFaceSource, num_classes: int) -> None:
     labels = source.labels()
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):

@@ -20,7 +20,7 @@ from prunex_jax.data.rand_augment import DRAWS_PER_OPERATION, rand_augment
 Pixels = npt.NDArray[np.uint8]
 # One array where all images have one size and lie in memory, else one array each.
 Images = Pixels | Sequence[Pixels]
-Uniforms = npt.NDArray[np.float64]
+_Uniforms = npt.NDArray[np.float64]
 
 # Name of each augmentation -> random numbers it needs per image.
 NUM_DRAWS = {"none": 0, "shift": 2, "crop_flip": 3, "random_resized_crop": 23}
@@ -197,7 +197,7 @@ class Recipe:
             return image
         return centre_view(image, self.image_shape[:2], 1.0)
 
-    def training_images(self, stored: Images, draws: Uniforms) -> Pixels:
+    def training_images(self, stored: Images, draws: _Uniforms) -> Pixels:
         """Augments a batch.
 
         Args:
@@ -213,7 +213,7 @@ class Recipe:
         pairs = zip(images, more, strict=True)
         return self._stacked([rand_augment(x, row, self.magnitude) for x, row in pairs])
 
-    def _cropped(self, stored: Images, draws: Uniforms) -> Pixels:
+    def _cropped(self, stored: Images, draws: _Uniforms) -> Pixels:
         """The images after crops and flips."""
         if self.keeps_original_size:
             size = self.image_shape[:2]
@@ -239,7 +239,7 @@ class Recipe:
         return np.stack(images) if images else np.zeros((0, *self.image_shape), "u1")
 
 
-def _crop_padded(images: Pixels, padding: int, draws: Uniforms) -> Pixels:
+def _crop_padded(images: Pixels, padding: int, draws: _Uniforms) -> Pixels:
     """Moves each image by up to `padding` pixels, filling with zeros, and may flip it.
 
     `draws` is float64[batch, 2] for vertical and horizontal; a third column flips.
@@ -258,7 +258,7 @@ def _crop_padded(images: Pixels, padding: int, draws: Uniforms) -> Pixels:
     return moved
 
 
-def _random_crop(image: Pixels, draws: Uniforms, size: tuple[int, int]) -> Pixels:
+def _random_crop(image: Pixels, draws: _Uniforms, size: tuple[int, int]) -> Pixels:
     """Resizes a random rectangle of an image and flips every second one.
 
     The area is uniform in 8 % .. 100 % of the image and the logarithm of the aspect

@@ -48,7 +48,7 @@ class TrainingExamples:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationExamples:
+class _EvaluationExamples:
     """Every example of a split once, in its stored order, then padding."""
 
     split: Split
@@ -68,7 +68,7 @@ class EvaluationExamples:
 
 
 # Pure functions from positions to examples, before `Split.finished`.
-Examples = TrainingExamples | EvaluationExamples
+Examples = TrainingExamples | _EvaluationExamples
 
 
 class BatchIterator(Iterator[Batch]):
@@ -214,7 +214,7 @@ def evaluation_batches(
     """
     rows = np.asarray(rows, np.int64)
     chosen = range(num_evaluation_batches(split, batch_size))
-    examples = EvaluationExamples(split)
+    examples = _EvaluationExamples(split)
     return BatchIterator(_read(examples, batch_size, rows, chosen, num_workers))
 
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from prunex_jax.data.order import Positions, uniforms
 from prunex_jax.data.own import EXAMPLE
-from prunex_jax.data.splits import Batch, SplitAround
+from prunex_jax.data.splits import Batch
+from prunex_jax.data.tokens import TextSplit
 
 # Entries of a batch: the tokens as they were, and 1.0 where they are asked for.
 TARGET = "target"
@@ -46,7 +47,7 @@ class Masking:
     share: float = 0.15
 
     @property
-    def num_asked(self) -> int:
+    def _num_asked(self) -> int:
         """Tokens of a sequence that are asked for; the same of each, at least one."""
         return max(1, round(self.share * self.length))
 
@@ -69,7 +70,7 @@ class Masking:
         draws = uniforms(seed, numbers, 3 * self.length)
         order, fate, other = np.split(draws, 3, axis=1)
         asked = np.zeros(tokens.shape, bool)
-        first = np.argsort(order, axis=1, kind="stable")[:, : self.num_asked]
+        first = np.argsort(order, axis=1, kind="stable")[:, : self._num_asked]
         np.put_along_axis(asked, first, True, axis=1)
         random = (other * self.num_tokens).astype(np.int32)
         changed = np.where(fate < _REPLACED, random, tokens)
@@ -81,25 +82,30 @@ class Masking:
         }
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MaskedSplit(SplitAround):
-    """A split of sequences of tokens, some of which are hidden.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class MaskedSplit(TextSplit):
+    """Some of the sequences of a stream, with some of their tokens hidden.
 
     Attributes:
-      split: Has `EXAMPLE`, int32[batch, length or more].
       masking: What is hidden.
     """
 
     masking: Masking
 
+    @classmethod
+    def of(cls, split: TextSplit, masking: Masking) -> "MaskedSplit":
+        """The same sequences as a split has."""
+        return cls(**vars(split), masking=masking)
+
     def training_batch(
         self, examples: Positions, positions: Positions, seed: int
     ) -> Batch:
         """Sequences of which other tokens are hidden whenever they come."""
-        tokens = self.split.training_batch(examples, positions, seed)[EXAMPLE]
-        return self.masking.batch(tokens, positions, seed)
+        return self.masking.batch(self._tokens(examples), positions, seed)
 
     def evaluation_batch(self, examples: Positions) -> Batch:
         """Sequences of which always the same tokens are hidden."""
-        tokens = self.split.evaluation_batch(examples)[EXAMPLE]
-        return self.masking.batch(tokens, examples, _EVALUATION_SEED)
+        return self.masking.batch(self._tokens(examples), examples, _EVALUATION_SEED)
+
+    def _tokens(self, examples: Positions) -> Tokens:
+        return self.source.read(self.numbers[examples])

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import expanded
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data.images import Pixels
 from prunex_jax.data.order import Positions
-from prunex_jax.data.settings import DataConfig
+from prunex_jax.data.settings import DataConfig, named_path
 from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
 
 NPZ = "npz"
@@ -107,7 +106,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class NpzSource:
+class _NpzSource:
     """Labelled images of one split, in memory from `opened` on."""
 
     part: Part
@@ -119,7 +118,7 @@ class NpzSource:
         # Worker processes read the file themselves; no array travels.
         return {"part": self.part}
 
-    def opened(self) -> "NpzSource":
+    def opened(self) -> "_NpzSource":
         """The source, after it has read its file."""
         _ = self._images, self.labels
         return self
@@ -170,11 +169,8 @@ def open_npz(config: DataConfig) -> StoredSet:
             raise UserError(
                 f"{config.dir} has {part.x} beside {train}: make them alike"
             )
-    sources = {split: NpzSource(part) for split, part in parts.items()}
-    stored = {
-        split: StoredSplit(source.opened, len(source))
-        for split, source in sources.items()
-    }
+    sources = {split: _NpzSource(part) for split, part in parts.items()}
+    stored = {split: StoredSplit.of(source) for split, source in sources.items()}
     height, width, *channels = train.shape[1:]
     return StoredSet(
         name=config.name,
@@ -270,11 +266,7 @@ def _named(
 
 def _entries(config: DataConfig) -> dict[str, Entry]:
     """Name -> array of a file, from headers."""
-    if not config.dir:
-        raise UserError("config.data.name='npz' needs --config.data.dir=FILE.npz")
-    file = expanded(config.dir)
-    if not file.is_file():
-        raise UserError(f"config.data.dir={config.dir!r} is no file; give an .npz file")
+    file = named_path(config, "FILE.npz")
     try:
         with zipfile.ZipFile(file) as members:
             found = [
@@ -299,7 +291,7 @@ def _header(
     return shape, dtype
 
 
-def _num_classes(sources: Mapping[str, NpzSource]) -> int:
+def _num_classes(sources: Mapping[str, _NpzSource]) -> int:
     highest = int(sources["train"].labels.max())
     for source in sources.values():
         low, high = int(source.labels.min()), int(source.labels.max())

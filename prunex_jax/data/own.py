@@ -12,14 +12,13 @@ from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
 from prunex_jax.data.npz import NPZ, npz_arrays, npz_has_images
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig
-from prunex_jax.data.sources import cut_validation, open_dataset
-from prunex_jax.data.splits import Batch, Dataset, Labels
+from prunex_jax.data.sources import open_dataset, split_numbers
+from prunex_jax.data.splits import SPLITS, ArraySource, Batch, Dataset, Labels
 
 # Entry of a batch: the examples as they were given, any tree.
 EXAMPLE = "example"
 # What settings call data that were given.
 OWN = "own"
-_SPLITS = ("train", "validation", "test")
 # Types that arrays get, where jax would make them so anyway.
 _NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
@@ -37,22 +36,7 @@ class Examples(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ArrayExamples:
-    """A tree of arrays with all examples."""
-
-    arrays: PyTree
-
-    def __len__(self) -> int:
-        """Number of examples."""
-        return len(jax.tree.leaves(self.arrays)[0])
-
-    def read(self, numbers: Positions) -> PyTree:
-        """Copies of the examples."""
-        return jax.tree.map(lambda x: x[numbers], self.arrays)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class IndexedExamples:
+class _IndexedExamples:
     """Something that gives one example for a number, such as a Grain data source."""
 
     elements: Any
@@ -86,7 +70,7 @@ class OwnSplit:
     @property
     def in_memory(self) -> bool:
         """Whether they are arrays."""
-        return isinstance(self.source, ArrayExamples)
+        return isinstance(self.source, ArraySource)
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -118,7 +102,7 @@ class OwnSplit:
 
     def labels(self) -> Labels:
         """All labels, int32[size]."""
-        assert isinstance(self.source, ArrayExamples), self.why_no_labels()
+        assert isinstance(self.source, ArraySource), self.why_no_labels()
         found = labels_of(self.source.arrays)
         assert found is not None, self.why_no_labels()
         return found[self.numbers]
@@ -147,16 +131,13 @@ def open_own(data: Any, config: DataConfig) -> Dataset:
     """
     given = data if _has_splits(data) else {"train": data}
     sources = {name: _examples_of(part, name) for name, part in given.items()}
-    train = sources["train"]
-    numbers = {name: np.arange(len(source)) for name, source in sources.items()}
-    if "validation" not in sources:
-        sources["validation"] = train
-        held = cut_validation(config, "data that were given", len(train))
-        numbers["train"], numbers["validation"] = held
-    sources.setdefault("test", train)
-    numbers.setdefault("test", np.arange(0))
+    sizes = {"test": 0, **{name: len(source) for name, source in sources.items()}}
+    numbers = split_numbers(config, "data that were given", sizes)
     _check_alike(sources)
-    splits = {name: OwnSplit(name, sources[name], numbers[name]) for name in _SPLITS}
+    splits = {
+        name: OwnSplit(name, sources.get(name, sources["train"]), own)
+        for name, own in numbers.items()
+    }
     return Dataset(name=OWN, **splits)
 
 
@@ -191,7 +172,7 @@ def open_named(config: DataConfig, seed: int) -> Dataset:
 
 
 def _has_splits(data: Any) -> bool:
-    return isinstance(data, Mapping) and "train" in data and set(data) <= set(_SPLITS)
+    return isinstance(data, Mapping) and "train" in data and set(data) <= set(SPLITS)
 
 
 def _examples_of(data: Any, split: str) -> Examples:
@@ -203,7 +184,7 @@ def _examples_of(data: Any, split: str) -> Examples:
 
 def _source_of(data: Any, split: str) -> Examples:
     if isinstance(data, Mapping | tuple) or hasattr(data, "__array__"):
-        return ArrayExamples(_checked(data, split))
+        return ArraySource(_checked(data, split))
     if hasattr(data, "with_format"):  # A data set of Hugging Face.
         data = data.with_format("numpy")
     if not hasattr(data, "__len__"):
@@ -212,7 +193,7 @@ def _source_of(data: Any, split: str) -> Examples:
             "known; give arrays, something with a length, or a list of examples"
         )
     if hasattr(data, "__getitem__") and not isinstance(data, list):
-        return IndexedExamples(data)
+        return _IndexedExamples(data)
     if not isinstance(data, Iterable):
         raise UserError(
             f"data: split {split!r} is {type(data).__name__}, which gives no examples; "
@@ -222,7 +203,7 @@ def _source_of(data: Any, split: str) -> Examples:
     if not found:
         raise UserError(f"data: split {split!r} has no examples")
     try:
-        return ArrayExamples(jax.tree.map(lambda *rows: np.stack(rows), *found))
+        return ArraySource(jax.tree.map(lambda *rows: np.stack(rows), *found))
     except ValueError as error:
         raise UserError(
             f"data: examples of split {split!r} differ in shape: {error}"

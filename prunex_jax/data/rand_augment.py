@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
-Picture = Image.Image
+_Picture = Image.Image
 # Numbers that one operation needs: which it is, and its sign.
 DRAWS_PER_OPERATION = 2
-STRONGEST = 30
+_STRONGEST = 30
 _SHEAR = 0.3
 _DEGREES = 30.0
 # Largest translation as a share of a side: 150 of the 331 pixels of the original.
@@ -44,70 +44,70 @@ def rand_augment(
     picture = Image.fromarray(image[..., 0] if channels == 1 else image)
     for which, sign in draws.reshape(-1, DRAWS_PER_OPERATION).tolist():
         operation = _OPERATIONS[int(which * len(_OPERATIONS))]
-        level = magnitude / STRONGEST
+        level = magnitude / _STRONGEST
         picture = operation(picture, level, -1.0 if sign < 0.5 else 1.0)
     return np.asarray(picture).reshape(image.shape)
 
 
-def _affine(picture: Picture, *matrix: float) -> Picture:
+def _affine(picture: _Picture, *matrix: float) -> _Picture:
     return picture.transform(picture.size, Image.Transform.AFFINE, matrix)
 
 
-def _same(picture: Picture, level: float, sign: float) -> Picture:
+def _same(picture: _Picture, level: float, sign: float) -> _Picture:
     return picture
 
 
-def _shear_x(picture: Picture, level: float, sign: float) -> Picture:
+def _shear_x(picture: _Picture, level: float, sign: float) -> _Picture:
     slope = sign * level * _SHEAR
     return _affine(picture, 1, slope, -slope * picture.height / 2, 0, 1, 0)
 
 
-def _shear_y(picture: Picture, level: float, sign: float) -> Picture:
+def _shear_y(picture: _Picture, level: float, sign: float) -> _Picture:
     slope = sign * level * _SHEAR
     return _affine(picture, 1, 0, 0, slope, 1, -slope * picture.width / 2)
 
 
-def _translate_x(picture: Picture, level: float, sign: float) -> Picture:
+def _translate_x(picture: _Picture, level: float, sign: float) -> _Picture:
     pixels = round(sign * level * _TRANSLATION * picture.width)
     return _affine(picture, 1, 0, pixels, 0, 1, 0)
 
 
-def _translate_y(picture: Picture, level: float, sign: float) -> Picture:
+def _translate_y(picture: _Picture, level: float, sign: float) -> _Picture:
     pixels = round(sign * level * _TRANSLATION * picture.height)
     return _affine(picture, 1, 0, 0, 0, 1, pixels)
 
 
-def _rotate(picture: Picture, level: float, sign: float) -> Picture:
+def _rotate(picture: _Picture, level: float, sign: float) -> _Picture:
     return picture.rotate(sign * level * _DEGREES)
 
 
 def _enhance(
-    kind: Callable[[Picture], ImageEnhance._Enhance],
-) -> Callable[[Picture, float, float], Picture]:
-    def operation(picture: Picture, level: float, sign: float) -> Picture:
+    kind: Callable[[_Picture], ImageEnhance._Enhance],
+) -> Callable[[_Picture, float, float], _Picture]:
+    def operation(picture: _Picture, level: float, sign: float) -> _Picture:
         return kind(picture).enhance(1 + sign * level * _ENHANCEMENT)
 
     return operation
 
 
-def _posterize(picture: Picture, level: float, sign: float) -> Picture:
+def _posterize(picture: _Picture, level: float, sign: float) -> _Picture:
     return ImageOps.posterize(picture, 8 - round(level * _BITS))
 
 
-def _solarize(picture: Picture, level: float, sign: float) -> Picture:
+def _solarize(picture: _Picture, level: float, sign: float) -> _Picture:
     # Pixels from the threshold on are inverted; at level 0 there are none.
     return ImageOps.solarize(picture, round(256 * (1 - level)))
 
 
-def _autocontrast(picture: Picture, level: float, sign: float) -> Picture:
+def _autocontrast(picture: _Picture, level: float, sign: float) -> _Picture:
     return ImageOps.autocontrast(picture)
 
 
-def _equalize(picture: Picture, level: float, sign: float) -> Picture:
+def _equalize(picture: _Picture, level: float, sign: float) -> _Picture:
     return ImageOps.equalize(picture)
 
 
-_OPERATIONS: tuple[Callable[[Picture, float, float], Picture], ...] = (
+_OPERATIONS: tuple[Callable[[_Picture, float, float], _Picture], ...] = (
     _same,
     _shear_x,
     _shear_y,

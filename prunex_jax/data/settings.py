@@ -1,8 +1,11 @@
 """Settings of data: which set, how it is read, and in which order."""
 
 import dataclasses
+from pathlib import Path
 from typing import Literal
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import setting
 
 
@@ -74,3 +77,33 @@ class DataConfig:
     # where classes differ in size: up to 0.1 few classes fill a shard; from 100 on,
     # shards are nearly alike.
     dirichlet_alpha: float = setting(0.3, above=0)
+
+
+def named_path(config: DataConfig, wanted: str) -> Path:
+    """Where the data lie, as `dir` says.
+
+    Args:
+      config: `name` and `dir`.
+      wanted: What that has to be, for people, first FOLDER, FILE or PATH for either.
+    Raises:
+      UserError: `dir` is empty, or is not that.
+    Example:
+      >>> named_path(DataConfig('npz', 'a'), 'FILE.npz')
+      Traceback (most recent call last):
+        ...
+      prunex_jax.base.errors.UserError: config.data.dir='a' is no file;\
+ config.data.name='npz' needs --config.data.dir=FILE.npz
+    """
+    path = expanded(config.dir)
+    if wanted.startswith("FOLDER"):
+        kind, is_there = "folder", path.is_dir()
+    elif wanted.startswith("FILE"):
+        kind, is_there = "file", path.is_file()
+    else:
+        kind, is_there = "folder or file", path.exists()
+    if not config.dir or not is_there:
+        raise UserError(
+            f"config.data.dir={config.dir!r} is no {kind}; "
+            f"config.data.name={config.name!r} needs --config.data.dir={wanted}"
+        )
+    return path

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -75,36 +76,37 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
             "images with config.data.rand_augment_operations=0",
         )
     stored = _open_stored(config, seed)
-    operations, magnitude = (
+    recipe = Recipe(
+        config.augment,
+        _image_shape(config, stored),
         config.rand_augment_operations,
         config.rand_augment_magnitude,
     )
-    recipe = Recipe(config.augment, _image_shape(config, stored), operations, magnitude)
-    validation, train, held_out = _validation(config, stored)
-    normalization = _normalization(config, stored, recipe, train)
-    make = functools.partial(ImageSplit, recipe=recipe, normalization=normalization)
+    parts = {
+        "train": stored.train,
+        "validation": stored.validation,
+        "test": stored.test,
+    }
+    given = {split: part for split, part in parts.items() if part is not None}
+    sizes = {split: part.num_examples for split, part in given.items()}
+    numbers = split_numbers(config, config.name, sizes)
+    normalization = _normalization(config, stored, recipe, numbers["train"])
+    splits = {
+        split: ImageSplit(
+            name=split,
+            stored=given.get(split, stored.train),
+            indices=own,
+            recipe=recipe,
+            normalization=normalization,
+            in_memory=_fits_memory(config, stored, recipe, len(own)),
+        )
+        for split, own in numbers.items()
+    }
     return ImageDataset(
         name=config.name,
+        **splits,
         num_classes=stored.num_classes,
         image_shape=recipe.image_shape,
-        train=make(
-            name="train",
-            stored=stored.train,
-            indices=train,
-            in_memory=_fits_memory(config, stored, recipe, len(train)),
-        ),
-        validation=make(
-            name="validation",
-            stored=validation,
-            indices=held_out,
-            in_memory=_fits_memory(config, stored, recipe, len(held_out)),
-        ),
-        test=make(
-            name="test",
-            stored=stored.test,
-            indices=np.arange(stored.test.num_examples, dtype=np.int64),
-            in_memory=_fits_memory(config, stored, recipe, stored.test.num_examples),
-        ),
         normalization=normalization,
         evaluation_share=recipe.evaluation_share,
         class_names=stored.class_names,
@@ -114,9 +116,9 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
 
 def _open_stored(config: DataConfig, seed: int) -> StoredSet:
     if config.name == "digits":
-        return open_digits()
+        return _open_digits()
     if config.name == "synthetic":
-        return open_synthetic(config, seed)
+        return _open_synthetic(config, seed)
     if config.name == "folder":
         return open_folder(config)
     if config.name == HUGGINGFACE:
@@ -124,17 +126,6 @@ def _open_stored(config: DataConfig, seed: int) -> StoredSet:
     if config.name == NPZ:
         return open_npz(config)
     return open_tfds(config.name, config.dir)
-
-
-def _validation(
-    config: DataConfig, stored: StoredSet
-) -> tuple[StoredSplit, Positions, Positions]:
-    """What validation reads; the numbers of training, and those of validation."""
-    num_examples = stored.train.num_examples
-    if stored.validation is None:
-        return stored.train, *cut_validation(config, config.name, num_examples)
-    given = stored.validation
-    return given, np.arange(num_examples), np.arange(given.num_examples)
 
 
 def _image_shape(config: DataConfig, stored: StoredSet) -> tuple[int, int, int]:
@@ -149,21 +140,38 @@ def _image_shape(config: DataConfig, stored: StoredSet) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def cut_validation(
-    config: DataConfig, name: str, num_examples: int
-) -> tuple[Positions, Positions]:
-    """Numbers of the examples that are trained on, and of those that are held out.
+def split_numbers(
+    config: DataConfig, name: str, sizes: Mapping[str, int]
+) -> dict[str, Positions]:
+    """Numbers of the examples of every split.
 
+    Args:
+      config: `validation_share` and `shuffle_seed`.
+      name: What to call the data.
+      sizes: Number of examples of every split that there is.
+    Returns:
+      Split -> int64[size], sorted. Without one for validation, some of those of
+      training are held out for it.
     Raises:
       UserError: None is left to train on.
+    Example:
+      >>> config = DataConfig(validation_share=0.25)
+      >>> numbers = split_numbers(config, 'mine', {'train': 8, 'test': 3})
+      >>> {split: len(own) for split, own in numbers.items()}
+      {'train': 6, 'test': 3, 'validation': 2}
     """
+    numbers = {split: np.arange(size) for split, size in sizes.items()}
+    if "validation" in sizes:
+        return numbers
+    num_examples = sizes["train"]
     num_held_out = round(config.validation_share * num_examples)
     if num_held_out == num_examples:
         raise UserError(
             f"data.validation_share={config.validation_share} leaves none of the "
             f"{num_examples} examples of {name!r} for training: lower it"
         )
-    return split_positions(num_examples, num_held_out, config.shuffle_seed)
+    train, held_out = split_positions(num_examples, num_held_out, config.shuffle_seed)
+    return {**numbers, "train": train, "validation": held_out}
 
 
 def _fits_memory(
@@ -212,7 +220,7 @@ def _normalization(
     return Normalization(tuple(values.mean(axis=0).tolist()), tuple(std.tolist()))
 
 
-def open_digits() -> StoredSet:
+def _open_digits() -> StoredSet:
     """Opens 1,797 handwritten digits, 8 x 8, grey, which are part of the package.
 
     A fifth of every class is the test split; which fifth is fixed for all runs.
@@ -231,15 +239,15 @@ def open_digits() -> StoredSet:
         is_test[members[permutation(len(members), label)[:num_test]]] = True
     return StoredSet(
         name="digits",
-        train=_stored(ArraySource(images[~is_test], labels[~is_test])),
-        test=_stored(ArraySource(images[is_test], labels[is_test])),
+        train=StoredSplit.of(ArraySource((images[~is_test], labels[~is_test]))),
+        test=StoredSplit.of(ArraySource((images[is_test], labels[is_test]))),
         num_classes=10,
         image_shape=(8, 8, 1),
         class_names=tuple(map(str, range(10))),
     )
 
 
-def open_synthetic(config: DataConfig, seed: int) -> StoredSet:
+def _open_synthetic(config: DataConfig, seed: int) -> StoredSet:
     """Makes a learnable set: one smooth prototype per class, plus noise per pixel.
 
     Args:
@@ -267,15 +275,6 @@ def open_synthetic(config: DataConfig, seed: int) -> StoredSet:
     )
 
 
-def _stored(source: ArraySource) -> StoredSplit:
-    # A partial instead of a lambda, because worker processes pickle it.
-    return StoredSplit(functools.partial(_same, source), len(source))
-
-
-def _same(source: ArraySource) -> ArraySource:
-    return source
-
-
 def _synthetic_source(
     seed: int, side: int, num_classes: int, part: int, size: int
 ) -> ArraySource:
@@ -288,7 +287,7 @@ def _synthetic_source(
         clean = prototypes[labels[start : start + 256]]
         noisy = clean + noise.normal(0.0, _NOISE, clean.shape)
         images[start : start + 256] = np.clip(np.rint(noisy), 0, 255)
-    return ArraySource(images, labels)
+    return ArraySource((images, labels))
 
 
 def _prototypes(rng: np.random.Generator, num_classes: int, side: int) -> Pixels:

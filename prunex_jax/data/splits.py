@@ -7,9 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
+from prunex_jax.base.trees import PyTree
 from prunex_jax.data.images import Images, Normalization, Pixels, Recipe
 from prunex_jax.data.order import Positions, uniforms
 
@@ -18,6 +20,7 @@ Labels = npt.NDArray[np.int32]
 Batch = dict[str, Any]
 # Examples read at a time when a split is brought into memory.
 _CHUNK = 512
+SPLITS = ("train", "validation", "test")
 # What splits are called -> which they are.
 SPLIT_NAMES = {
     "train": "train",
@@ -38,19 +41,22 @@ class Source(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ArraySource:
-    """A source that is in memory already."""
+    """A source that is in memory already: of images, a pair with their labels."""
 
-    images: Pixels  # uint8[size, height, width, channels].
-    labels: Labels  # int32[size].
+    arrays: PyTree  # Arrays with all examples along their first axis.
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(jax.tree.leaves(self.arrays)[0])
 
-    def read(self, indices: Positions) -> tuple[Images, Labels]:
+    def opened(self) -> "ArraySource":
+        """The source, which needs no opening."""
+        return self
+
+    def read(self, indices: Positions) -> PyTree:
         """Returns copies of the examples at `indices`."""
-        return self.images[indices], self.labels[indices]
+        return jax.tree.map(lambda x: x[indices], self.arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +66,11 @@ class StoredSplit:
     # Opens it; called at the first read, and picklable for worker processes.
     open: Callable[[], Source]
     num_examples: int  # Its length, known without opening it.
+
+    @classmethod
+    def of(cls, source: Any) -> "StoredSplit":
+        """The split of a source whose length is known before it is `opened`."""
+        return cls(source.opened, len(source))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,42 +139,6 @@ class Split(Protocol):
     def labels(self) -> Labels:
         """All labels, int32[size], by which examples are dealt to hosts."""
         ...
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SplitAround:
-    """A split that is another one but for what a subclass changes; see `Split`.
-
-    Attributes:
-      split: The other one.
-    """
-
-    split: Split
-
-    @property
-    def name(self) -> str:
-        """As the split."""
-        return self.split.name
-
-    @property
-    def in_memory(self) -> bool:
-        """As the split."""
-        return self.split.in_memory
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def finished(self, batch: Batch) -> Batch:
-        """As the split."""
-        return self.split.finished(batch)
-
-    def why_no_labels(self) -> str:
-        """As the split."""
-        return self.split.why_no_labels()
-
-    def labels(self) -> Labels:
-        """As the split."""
-        return self.split.labels()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

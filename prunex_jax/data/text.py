@@ -19,10 +19,9 @@ from prunex_jax.data.huggingface import HUGGINGFACE
 from prunex_jax.data.npz import NPZ
 from prunex_jax.data.own import OWN
 from prunex_jax.data.settings import DataConfig
-from prunex_jax.data.sources import OF_IMAGES, cut_validation
-from prunex_jax.data.splits import Dataset
+from prunex_jax.data.sources import OF_IMAGES, split_numbers
+from prunex_jax.data.splits import SPLITS, Dataset
 from prunex_jax.data.text_files import (
-    SPLITS,
     FilePart,
     encode_files,
     stdlib_parts,
@@ -171,18 +170,15 @@ def _open_text_set(config: DataConfig) -> TextDataset:
     """Text that TFDS has prepared; all of it is kept encoded, as reading it is slow."""
     tokenizer = open_tokenizer(config)
     sources = open_text_set(config.name, config.dir)
-    train = sources["train"]
-    numbers = {split: np.arange(len(source)) for split, source in sources.items()}
-    if "validation" not in sources:
-        sources["validation"] = train
-        held = cut_validation(config, config.name, len(train))
-        numbers["train"], numbers["validation"] = held
+    sizes = {split: len(source) for split, source in sources.items()}
+    numbers = split_numbers(config, config.name, sizes)
+    read = {split: sources.get(split, sources["train"]) for split in numbers}
     found = {
         split: _encode_source(source, numbers[split], tokenizer, config)
-        for split, source in sources.items()
+        for split, source in read.items()
     }
     num_documents = sum(each.num_documents for each in found.values())
-    whole = hashlib.sha256("".join(x.digest for x in sources.values()).encode())
+    whole = hashlib.sha256("".join(x.digest for x in read.values()).encode())
     origin = _counted(num_documents, "document")
     return _dataset(config, tokenizer, found, origin, whole.hexdigest())
 
@@ -221,18 +217,28 @@ def _dataset(
         for split, each in found.items()
     }
     splits.setdefault("test", _split("test", np.zeros(0, np.uint8), config, 1))
-    _check_length(splits["train"], config)
-    return TextDataset(
-        name=config.name,
+    return _of_splits(
+        config,
+        splits,
         num_tokens=tokenizer.num_tokens,
         mask=tokenizer.mask,
-        length=config.sequence_length,
         has_bytes=True,
         origin=origin,
         digest=digest[:12],
         preprocessing=tokenizer.about(),
-        **splits,
     )
+
+
+def _of_splits(
+    config: DataConfig, splits: Mapping[str, TextSplit], **about: Any
+) -> TextDataset:
+    train, length = splits["train"], config.sequence_length
+    if not len(train):
+        raise UserError(
+            f"config.data.sequence_length={length} is longer than the "
+            f"{len(train.source.tokens)} tokens of text; lower it"
+        )
+    return TextDataset(name=config.name, length=length, **{**splits, **about})
 
 
 def _split(
@@ -259,14 +265,6 @@ def _loaded(tokens: Tokens, config: DataConfig) -> Tokens:
     return tokens[:] if is_file and config.loader == "memory" else tokens
 
 
-def _check_length(train: TextSplit, config: DataConfig) -> None:
-    if not len(train):
-        raise UserError(
-            f"config.data.sequence_length={config.sequence_length} is longer than the "
-            f"{len(train.source.tokens)} tokens of text; lower it"
-        )
-
-
 def _open_tokens(config: DataConfig) -> TextDataset:
     found: TokenSet = open_token_files(config)
     # Splits may be cut from one file, which is brought into memory once.
@@ -281,17 +279,15 @@ def _open_tokens(config: DataConfig) -> TextDataset:
         )
         for split in SPLITS
     }
-    _check_length(splits["train"], config)
-    return TextDataset(
-        name=config.name,
+    return _of_splits(
+        config,
+        splits,
         num_tokens=found.num_tokens,
         mask=None,
-        length=config.sequence_length,
         has_bytes=False,
         origin=f"{_counted(found.num_files, 'file')} of {found.size:,} tokens",
         digest=found.digest,
         preprocessing={"input": "tokens"},
-        **splits,
     )
 
 

@@ -9,14 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import check_defaults
 from prunex_jax.data.encoded import Encoded, encode_once
-from prunex_jax.data.settings import DataConfig
-from prunex_jax.data.splits import SPLIT_NAMES
+from prunex_jax.data.settings import DataConfig, named_path
+from prunex_jax.data.splits import SPLIT_NAMES, SPLITS
 from prunex_jax.data.tokenizer import Tokenizer
 
-SPLITS = ("train", "validation", "test")
 # Share of what has no splits of its own that is for testing.
 TEST_SHARE = 0.03
 # Fewer files than these are cut, each into parts; of more, whole files are held out.
@@ -106,7 +104,7 @@ def text_parts(config: DataConfig) -> tuple[list[FilePart], int]:
     Raises:
       UserError: There is no such folder or file, or none of them is text.
     """
-    root = expanded(config.dir)
+    root = named_path(config, "PATH of text")
     files = _files(root, config)
     by_split: dict[str, list[tuple[Path, str]]] = {}
     for path, name in files:
@@ -124,12 +122,6 @@ def text_parts(config: DataConfig) -> tuple[list[FilePart], int]:
 
 
 def _files(root: Path, config: DataConfig) -> list[tuple[Path, str]]:
-    said = f"config.data.dir={config.dir!r}"
-    if not config.dir or not root.exists():
-        raise UserError(
-            f"{said} is no folder or file; set it to where the text of "
-            "config.data.name='text' lies"
-        )
     if root.is_file():
         check_defaults("data", config, ("text_glob",), "a single file")
         return [(root, root.name)]
@@ -142,8 +134,8 @@ def _files(root: Path, config: DataConfig) -> list[tuple[Path, str]]:
         ) from None
     if not found:
         raise UserError(
-            f"{said} has no files of config.data.text_glob={config.text_glob!r}; "
-            "change one of them"
+            f"config.data.dir={config.dir!r} has no files of "
+            f"config.data.text_glob={config.text_glob!r}; change one of them"
         )
     return found
 

@@ -5,7 +5,6 @@ Preparing a set is left to TFDS, which needs TensorFlow for it.
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import hashlib
 import io
@@ -14,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from prunex_jax.base.errors import UserError, one_line
+from prunex_jax.base.errors import UserError, one_line, suggest
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
-from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import SPLITS, Labels, StoredSet, StoredSplit
 
 # Documents that are read at a time.
 _CHUNK = 512
@@ -26,7 +25,7 @@ _LABELLED_TEST = {"imagenet2012": "validation", "imagenet2012_subset": "validati
 
 
 @dataclasses.dataclass(frozen=True)
-class TfdsSource:
+class _TfdsSource:
     """One split of a prepared TFDS set."""
 
     name: str  # TFDS name, with configuration and version where the user gave them.
@@ -132,7 +131,7 @@ def open_tfds(name: str, data_dir: str) -> StoredSet:
 
     def stored(split: str) -> StoredSplit:
         source = functools.partial(
-            TfdsSource,
+            _TfdsSource,
             name=name,
             data_dir=data_dir or None,
             split=split,
@@ -157,8 +156,8 @@ def open_tfds(name: str, data_dir: str) -> StoredSet:
 class TextSource:
     """One split of a prepared TFDS set of text."""
 
-    name: str  # As of `TfdsSource`.
-    data_dir: str | None  # As of `TfdsSource`.
+    name: str  # As of `_TfdsSource`.
+    data_dir: str | None  # As of `_TfdsSource`.
     split: str  # Name of the split.
     text_key: str  # Feature that holds the text.
     size: int  # Number of documents.
@@ -225,7 +224,7 @@ def open_text_set(name: str, data_dir: str) -> dict[str, TextSource]:
     )
     return {
         split: make(split=split, size=splits[split].num_examples)
-        for split in ("train", "validation", "test")
+        for split in SPLITS
         if split in splits
     }
 
@@ -281,12 +280,9 @@ def _find_builder(name: str, data_dir: str | None) -> Any:
     except tfds.core.DatasetNotFoundError:
         known = ["digits", "synthetic"]
         known += tfds.list_builders(with_community_datasets=False)
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = (
-            f"did you mean {close[0]!r}?" if close else "check data.name and data.dir"
-        )
+        hint = suggest(name, known) or "; check data.name and data.dir"
         raise UserError(
-            f"data set {name!r} is unknown to TFDS and not found in {where}: {hint}"
+            f"data set {name!r} is unknown to TFDS and not found in {where}{hint}"
         ) from None
     except ValueError:
         raise UserError(

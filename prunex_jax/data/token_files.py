@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import expanded
 from prunex_jax.base.settings import check_defaults
 from prunex_jax.data.order import Positions
-from prunex_jax.data.settings import DataConfig
-from prunex_jax.data.splits import SPLIT_NAMES
-from prunex_jax.data.text_files import SPLITS, TEST_SHARE
+from prunex_jax.data.settings import DataConfig, named_path
+from prunex_jax.data.splits import SPLIT_NAMES, SPLITS
+from prunex_jax.data.text_files import TEST_SHARE
 from prunex_jax.data.tokens import TokenFile, check_tokens
 
 SUFFIXES = (".bin", ".npy")
@@ -89,12 +88,7 @@ def open_token_files(config: DataConfig) -> TokenSet:
 
 def _paths(config: DataConfig) -> dict[str, Path]:
     """Split -> its file; of a single file, the split is called ''."""
-    root, said = expanded(config.dir), f"config.data.dir={config.dir!r}"
-    if not config.dir or not root.exists():
-        raise UserError(
-            f"{said} is no folder or file; set it to where the tokens of "
-            "config.data.name='tokens' lie"
-        )
+    root, said = named_path(config, "PATH of tokens"), f"config.data.dir={config.dir!r}"
     if root.is_file():
         if root.suffix not in SUFFIXES:
             raise UserError(f"{said} is none of {', '.join(SUFFIXES)}; give one")

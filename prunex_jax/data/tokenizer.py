@@ -17,12 +17,12 @@ from prunex_jax.data.settings import DataConfig
 # Tokens are bytes; 0, which no text has, ends a document.
 NUM_BYTES = 256
 # What ends a document, in the order in which it is looked for.
-END_TOKENS = (
+_END_TOKENS = (
     *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"),
     "[SEP]",
 )
 # What stands for a hidden token, likewise.
-MASK_TOKENS = ("[MASK]", "<mask>")
+_MASK_TOKENS = ("[MASK]", "<mask>")
 # Characters that are encoded as one piece, and at a time: both bound memory.
 _PIECE = 2**20
 _AT_A_TIME = 2**22
@@ -86,7 +86,7 @@ class ByteTokenizer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FileTokenizer:
+class _FileTokenizer:
     """A tokenizer of Hugging Face.
 
     Attributes:
@@ -187,7 +187,7 @@ def open_tokenizer(config: DataConfig) -> Tokenizer:
     encoder.no_padding()
     encoder.no_truncation()
     words = encoder.get_vocab(with_added_tokens=True)
-    wanted = (config.end_token,) if config.end_token else END_TOKENS
+    wanted = (config.end_token,) if config.end_token else _END_TOKENS
     ends = [words[word] for word in wanted if word in words]
     if not ends and config.end_token:
         raise UserError(
@@ -197,11 +197,11 @@ def open_tokenizer(config: DataConfig) -> Tokenizer:
     if not ends:
         raise UserError(
             f"{said} has none of the usual tokens that end a document "
-            f"({', '.join(END_TOKENS)}); name its own as config.data.end_token"
+            f"({', '.join(_END_TOKENS)}); name its own as config.data.end_token"
         )
     digest = hashlib.sha256(content).hexdigest()
-    mask = next((words[word] for word in MASK_TOKENS if word in words), None)
-    return FileTokenizer(path, digest, ends[0], mask, max(words.values()) + 1, encoder)
+    mask = next((words[word] for word in _MASK_TOKENS if word in words), None)
+    return _FileTokenizer(path, digest, ends[0], mask, max(words.values()) + 1, encoder)
 
 
 def _read_encoder(content: bytes, said: str) -> Any:

@@ -61,7 +61,7 @@ from prunex_jax.shrink import Certificate, Cut, certify
 ARRAYS = "model.safetensors"
 PROGRAM = "program.stablehlo"
 MANIFEST = "manifest.json"
-FORMAT = 1
+_FORMAT = 1
 _OWN_KEYS = "format files program arrays channels certificate versions".split()
 # Those that are read, and what they are.
 _KINDS = {"files": dict, "program": dict, "arrays": dict, "versions": dict}
@@ -165,7 +165,7 @@ def export_model(
             # It lets nobody but the owner read, whatever the user's umask.
             shutil.copymode(unfinished / PROGRAM, unfinished / ARRAYS)
             manifest = {
-                "format": FORMAT,
+                "format": _FORMAT,
                 **about,
                 "channels": [] if cut is None else _kept_channels(cut),
                 "certificate": None if certificate is None else certificate.as_dict(),
@@ -282,10 +282,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             isinstance(manifest.get(key), kind) for key, kind in _KINDS.items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        written_as, complete = FORMAT, False
-    if written_as != FORMAT:
+        written_as, complete = _FORMAT, False
+    if written_as != _FORMAT:
         raise UserError(
-            f"{folder} has format {written_as} and this version reads {FORMAT}; use "
+            f"{folder} has format {written_as} and this version reads {_FORMAT}; use "
             "the version of prunex_jax that wrote it"
         )
     if not complete:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.imports import need_package
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.shrink import certify
@@ -115,9 +115,9 @@ def make_program(
         except Exception as error:
             if not _is_possible(lower, apply, fixed):
                 raise UserError(
-                    f"the function cannot be exported ({_first_line(error)}); it must "
-                    "be traceable by jax.jit with these parameters and inputs, and use "
-                    "operations that jax.export allows"
+                    f"the function cannot be exported ({one_line(error, 200)}); it "
+                    "must be traceable by jax.jit with these parameters and inputs, "
+                    "and use operations that jax.export allows"
                 ) from error
             mapped = _mapped_over_examples(apply, params, inputs)
             if mapped is None or not _is_possible(lower, mapped, shapes):
@@ -147,7 +147,7 @@ def load_program(content: bytes, written_by: str | None) -> export.Exported:
     except Exception as error:
         raise UserError(
             f"jax {jax.__version__} cannot read the program, which jax "
-            f"{written_by or 'of unknown version'} wrote ({_first_line(error)}); use "
+            f"{written_by or 'of unknown version'} wrote ({one_line(error, 200)}); use "
             "that version, or export again with this one"
         ) from error
 
@@ -391,20 +391,9 @@ def fixed_batch_error(error: Exception) -> UserError:
     """Says that a function can be exported for one batch size only."""
     return UserError(
         "the function cannot be exported for batches of any size "
-        f"({_first_line(error)}); its program holds a fixed one: give fixed_batch=True "
-        "to export it for the size of the inputs given"
+        f"({one_line(error, 200)}); its program holds a fixed one: give "
+        "fixed_batch=True to export it for the size of the inputs given"
     )
-
-
-def _first_line(error: Exception) -> str:
-    """Type and first line of an error's text.
-
-    Example:
-      >>> _first_line(ValueError('no such axis, and more'))
-      'ValueError: no such axis, and more'
-    """
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else 'no message'}"
 
 
 def _only(y: jax.Array) -> jax.Array:

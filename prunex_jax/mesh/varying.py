@@ -20,7 +20,7 @@ def axes_of(aval: Any) -> frozenset[str]:
     return aval.vma if kind is None else kind.varying
 
 
-def with_axes(aval: Any, axes: frozenset[str]) -> Any:
+def _with_axes(aval: Any, axes: frozenset[str]) -> Any:
     """The type of a value that differs along exactly these axes."""
     kind = getattr(aval, "manual_axis_type", None)
     if kind is None:
@@ -50,7 +50,7 @@ def agreed(value: jax.Array, *names: str) -> jax.Array:
 
 @_agreed_p.def_abstract_eval
 def _(value: jax.core.ShapedArray, *, along: tuple[str, ...]) -> jax.core.ShapedArray:
-    return with_axes(value, axes_of(value).difference(along))
+    return _with_axes(value, axes_of(value).difference(along))
 
 
 _agreed_p.def_impl(lambda value, *, along: value)

@@ -15,8 +15,8 @@ Read in this order:
                  of its own; `layers` finds and does the loops
     certificate  how far a masked and a shrunk function are apart
     network      the same for the networks of this package
-    cost         parameters, multiply-accumulates, bytes or seconds of what is left
-    targets      kept channels for a target in one of these units
+    cost         parameters, multiply-accumulates, bytes or seconds of what is left, for
+                 `sparsity.targets` to solve with
     compare      a table of a network beside its shrunk form
 """
 

@@ -193,7 +193,7 @@ def certify(
     tolerances = forward_tolerance, gradient_tolerance
     run_full = _runner(full, masked_params, weights)
     run_small = _runner(small, small_params, weights)
-    others = other_inputs(inputs, seed) if vary and not _may_not_end(program) else {}
+    others = _other_inputs(inputs, seed) if vary and not _may_not_end(program) else {}
     with jax.default_matmul_precision("highest"):
         a, a_grads = run_full(inputs)
         b, b_grads = run_small(inputs)
@@ -323,7 +323,7 @@ def _may_not_end(program: Any) -> bool:
     )
 
 
-def other_inputs(inputs: Sequence[Any], seed: int = 0) -> dict[str, Sequence[Any]]:
+def _other_inputs(inputs: Sequence[Any], seed: int = 0) -> dict[str, Sequence[Any]]:
     """Makes other inputs of the same shapes and types.
 
     Args:
@@ -334,7 +334,7 @@ def other_inputs(inputs: Sequence[Any], seed: int = 0) -> dict[str, Sequence[Any
       a hundred times the random ones, and `out of range`, where some are whole numbers,
       which are then far from all positions of any axis.
     Example:
-      >>> other_inputs([np.array([1, 4])])['out of range']
+      >>> _other_inputs([np.array([1, 4])])['out of range']
       [array([ 1073741824, -1073741824], dtype=int32)]
     """
     rng = np.random.default_rng(seed)

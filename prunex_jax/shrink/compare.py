@@ -6,17 +6,17 @@ trainer: any two functions will do.
 """
 
 import dataclasses
-import importlib.metadata
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 
+from prunex_jax.base.environment import versions
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.timing import Timing, time_in_turn
 from prunex_jax.base.trees import PyTree, flatten_by_path
@@ -55,7 +55,7 @@ class Comparison:
 
     rows: tuple[Row, ...]  # Parameters, multiply-accumulates, then by batch size.
     device: str  # Kind of the device, and of the machine around it.
-    versions: Mapping[str, str]  # Of jax and jaxlib.
+    versions: Mapping[str, str | None]  # Of jax and jaxlib.
     num_calls: int  # How often each was timed.
     remarks: tuple[str, ...]  # Where less arithmetic did not make it faster.
 
@@ -69,7 +69,7 @@ class Comparison:
             )
         return found[0]
 
-    def format(self, style: Literal["text", "markdown"] = "text") -> str:
+    def format(self) -> str:
         """Writes the table, and below it how and where it was measured."""
         cells = [("", "full", "small", "small / full")]
         cells += [_cells(row) for row in self.rows]
@@ -79,10 +79,6 @@ class Comparison:
             f"quartiles; {self.device}; {versions}.",
             *self.remarks,
         ]
-        if style == "markdown":
-            lines = ["| " + " | ".join(line) + " |" for line in cells]
-            lines.insert(1, "| --- | ---: | ---: | ---: |")
-            return "\n".join([*lines, "", *below])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
             "  ".join(
@@ -153,10 +149,11 @@ def compare(
         found = _rows(batch_size, measured)
         rows += found
         remarks += _remarks(batch_size, rows[1].ratio, found[0].ratio)
+    installed = versions()
     return Comparison(
         rows=tuple(rows),
         device=_device_name(device),
-        versions={n: importlib.metadata.version(n) for n in ("jax", "jaxlib")},
+        versions={name: installed[name] for name in ("jax", "jaxlib")},
         num_calls=max(2, num_calls),
         remarks=tuple(remarks),
     )

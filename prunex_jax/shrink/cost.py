@@ -1,13 +1,14 @@
 """What a network costs: parameters, multiply-accumulates, bytes, seconds.
 
 `count_params` and `count_macs` count one network. A `Cost` is a function from kept
-counts to a number, for `targets` to solve with; those here shrink any traced function.
+counts to a number, for `sparsity.targets` to solve with; those here shrink any traced
+function, and `model_budget` has those of a run.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -20,10 +21,11 @@ from prunex_jax.channels import ChannelTrace, layouts_of
 from prunex_jax.comm import compact_size
 from prunex_jax.shrink.cut import Cut, make_cut
 from prunex_jax.shrink.part import Part
+from prunex_jax.sparsity.settings import SparsityConfig
+from prunex_jax.sparsity.targets import Budget, Cost, KeepCounts, Memoised, limits_of
 
-KeepCounts = Mapping[str, int]
-# Kept counts -> what they cost; does not fall when counts grow.
-Cost = Callable[[KeepCounts], float]
+if TYPE_CHECKING:
+    from prunex_jax.models import AnyModel
 
 
 def count_params(params: PyTree) -> int:
@@ -87,21 +89,6 @@ def _conv_macs(eqn: core.JaxprEqn) -> int:
     per_output = math.prod(kernel[:out_axis] + kernel[out_axis + 1 :])
     total = math.prod(_shape(eqn.outvars[0])) * per_output
     return total // math.prod(eqn.params["lhs_dilation"])
-
-
-class Memoised:
-    """A cost that is computed once per set of counts."""
-
-    def __init__(self, cost: Cost) -> None:
-        self.cost = cost
-        self.known: dict[tuple[tuple[str, int], ...], float] = {}
-
-    def __call__(self, keep_counts: KeepCounts) -> float:
-        """The cost of these counts."""
-        key = tuple(sorted(keep_counts.items()))
-        if key not in self.known:
-            self.known[key] = self.cost(keep_counts)
-        return self.known[key]
 
 
 def size_costs(trace: ChannelTrace, itemsize: int = 4) -> dict[str, Cost]:
@@ -223,3 +210,18 @@ def latency_cost(
         return timings["small" if "small" in calls else "dense"].median * drift
 
     return cost
+
+
+def model_budget(
+    config: SparsityConfig, model: "AnyModel", trace: ChannelTrace
+) -> Budget:
+    """The budget of a run with one of our models."""
+    costs = size_costs(trace)
+    if config.unit == "macs":
+        params, statistics = jax.eval_shape(model.init, jax.random.key(0))
+        costs["macs"] = macs_cost(
+            model.apply, trace, params, model.example(), statistics=statistics
+        )
+    sizes = {group.name: group.size for group in trace.groups}
+    inner = {group.name for group in trace.groups if group.is_inner}
+    return Budget(config, limits_of(config, sizes, inner), costs)

@@ -10,6 +10,7 @@ from jax import lax
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.jaxprs import interpret
 from prunex_jax.channels.labels import (
     LabelledEquation,
     LabelledProgram,
@@ -47,18 +48,11 @@ class Evaluator:
 
     def run(self, program: LabelledProgram, values: Sequence[Any]) -> list[Any]:
         """What is left of a program's results, from what is left of its arguments."""
-        jaxpr = program.jaxpr
-        known: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
-        known.update(zip(jaxpr.constvars, program.consts, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else known[atom]
-
-        for equation in program.equations:
-            operands = [read(atom) for atom in equation.eqn.invars]
-            results = self._equation(equation, operands)
-            known.update(zip(equation.eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        labelled = iter(program.equations)
+        closed = core.ClosedJaxpr(program.jaxpr, program.consts)
+        return interpret(
+            closed, values, lambda _, operands: self._equation(next(labelled), operands)
+        )
 
     def _equation(
         self, equation: LabelledEquation, operands: list[Any]
@@ -124,7 +118,7 @@ class Evaluator:
         eqn = equation.eqn
         name = eqn.primitive.name
         with eqn.ctx.manager:
-            rebuild = self.rebuilds.get(name, as_it_is)
+            rebuild = self.rebuilds.get(name, _as_it_is)
             results = rebuild(self, equation, list(operands))
         expected = [self.sizes(value) for value in equation.results]
         shapes = [np.shape(result) for result in results]
@@ -162,7 +156,7 @@ def _with_one_left(value: Traced, axis: int) -> Traced:
     return dataclasses.replace(value, labels=tuple(labels))
 
 
-def as_it_is(
+def _as_it_is(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
     """Does an equation whose parameters know nothing of sizes."""

@@ -21,9 +21,12 @@ from jax.extend import core, source_info_util
 
 from prunex_jax.base.jaxprs import (
     called_program,
-    constants_of,
+    interpret,
     open_program,
-    scan_counts,
+    rematerialised,
+    scan_operands,
+    scanned,
+    while_operands,
 )
 from prunex_jax.channels.context import source_of
 from prunex_jax.channels.numbers import ELEMENTWISE
@@ -38,16 +41,17 @@ _IN_PLACE = {
     *("slice", "split"),
 }
 # Which axes of which leaves an axis consists of: (leaf, axis) pairs.
-Origin = frozenset[tuple[Hashable, int]]
-_NOWHERE: Origin = frozenset()
+_Origin = frozenset[tuple[Hashable, int]]
+_NOWHERE: _Origin = frozenset()
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layers:
     """A value of which every position of one axis is an array, or `Layers`, itself."""
 
-    axis: int  # Where the layers would be stacked.
+    # Where the layers would be stacked.
+    axis: int = dataclasses.field(metadata={"static": True})
     parts: tuple[Any, ...]  # Of the shape of the value without that axis.
 
     @property
@@ -55,15 +59,6 @@ class Layers:
         """Shape of the layers put together."""
         inner = np.shape(self.parts[0])
         return (*inner[: self.axis], len(self.parts), *inner[self.axis :])
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], int]:
-        """The layers, and where they are."""
-        return self.parts, self.axis
-
-    @classmethod
-    def tree_unflatten(cls, axis: int, parts: Sequence[Any]) -> "Layers":
-        """Inverts `tree_flatten`."""
-        return cls(axis, tuple(parts))
 
 
 def put_together(x: Any) -> Any:
@@ -95,7 +90,7 @@ class Loop:
     """
 
     length: int
-    rows: tuple[tuple[Origin, Origin], ...]
+    rows: tuple[tuple[_Origin, _Origin], ...]
     source: str
 
     @property
@@ -124,11 +119,11 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def _own_axes(atom: Any, leaf: Hashable) -> list[Origin]:
+def _own_axes(atom: Any, leaf: Hashable) -> list[_Origin]:
     return [frozenset([(leaf, axis)]) for axis in range(len(_shape(atom)))]
 
 
-def _nowhere(atom: Any) -> list[Origin]:
+def _nowhere(atom: Any) -> list[_Origin]:
     return [_NOWHERE] * len(_shape(atom))
 
 
@@ -138,22 +133,14 @@ class _Finder:
     def __init__(self) -> None:
         self.loops: list[Loop] = []
 
-    def run(self, program: Any, arguments: Sequence[list[Origin]]) -> list[Any]:
-        jaxpr = open_program(program)
-        known: dict[Any, list[Origin]] = dict(zip(jaxpr.invars, arguments, strict=True))
-
-        def read(atom: Any) -> list[Origin]:
-            is_known = not isinstance(atom, core.Literal) and atom in known
-            return known[atom] if is_known else _nowhere(atom)
-
-        for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [read(atom) for atom in eqn.invars])
-            known.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+    def run(self, program: Any, arguments: Sequence[list[_Origin]]) -> list[Any]:
+        return interpret(
+            program, arguments, self._equation, lambda x: [_NOWHERE] * np.ndim(x)
+        )
 
     def _equation(
-        self, eqn: core.JaxprEqn, operands: Sequence[list[Origin]]
-    ) -> Sequence[list[Origin]]:
+        self, eqn: core.JaxprEqn, operands: Sequence[list[_Origin]]
+    ) -> Sequence[list[_Origin]]:
         name, params = eqn.primitive.name, eqn.params
         if name in _CALLS:
             return self.run(called_program(eqn), operands)
@@ -161,8 +148,7 @@ class _Finder:
             return self._scan(eqn, operands)
         nothing = [_nowhere(var) for var in eqn.outvars]
         if name == "while":
-            num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-            consts = operands[num_cond : num_cond + num_body]
+            _, consts, _ = while_operands(eqn, operands)
             self.run(params["body_jaxpr"], [*consts, *nothing])
             return nothing
         if name == "cond":
@@ -180,8 +166,8 @@ class _Finder:
         eqn: core.JaxprEqn,
         index: int,
         axis: int,
-        origin: Origin,
-        results: Sequence[list[Origin]],
+        origin: _Origin,
+        results: Sequence[list[_Origin]],
     ) -> None:
         before, after = _shape(eqn.invars[index]), _shape(eqn.outvars[0])
         where = _kept_axis(eqn.primitive.name, eqn.params, before, after, axis)
@@ -190,19 +176,18 @@ class _Finder:
                 result[where] |= origin
 
     def _scan(
-        self, eqn: core.JaxprEqn, operands: Sequence[list[Origin]]
-    ) -> Sequence[list[Origin]]:
-        num_consts, num_carry = scan_counts(eqn)
-        rows = operands[num_consts + num_carry :]
+        self, eqn: core.JaxprEqn, operands: Sequence[list[_Origin]]
+    ) -> Sequence[list[_Origin]]:
+        consts, carry, rows = scan_operands(eqn, operands)
         params: Any = eqn.params
         if params["length"]:
             looped = tuple((row[0], _NOWHERE.union(*row[1:])) for row in rows if row[0])
             if looped:
                 self.loops.append(Loop(params["length"], looped, source_of(eqn)))
-        carried = [_nowhere(var) for var in eqn.outvars[:num_carry]]
-        arguments = [*operands[:num_consts], *carried, *(row[1:] for row in rows)]
+        carried = [_nowhere(var) for var in eqn.outvars[: len(carry)]]
+        arguments = [*consts, *carried, *(row[1:] for row in rows)]
         results = self.run(params["jaxpr"], arguments)
-        stacked = [[_NOWHERE, *result] for result in results[num_carry:]]
+        stacked = [[_NOWHERE, *result] for result in results[len(carry) :]]
         return [*carried, *stacked]
 
 
@@ -251,25 +236,18 @@ def run_layers(program: Any, values: Sequence[Any]) -> list[Any]:
     Returns:
       Its results; where it has an array, that or `Layers`.
     """
-    jaxpr = open_program(program)
-    known: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
-    known.update(zip(jaxpr.constvars, constants_of(program), strict=True))
+    return interpret(program, values, _as_of_caller)
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else known[atom]
 
-    for eqn in jaxpr.eqns:
-        operands = [read(atom) for atom in eqn.invars]
-        # Explanations name the lines of whoever wrote the function.
-        caller = source_info_util.user_context(eqn.source_info.traceback)
-        with caller, eqn.ctx.manager:
-            results = _equation(eqn, operands)
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+def _as_of_caller(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+    # Explanations name the lines of whoever wrote the function.
+    caller = source_info_util.user_context(eqn.source_info.traceback)
+    with caller, eqn.ctx.manager:
+        return _equation(eqn, operands)
 
 
 def _equation(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-    if not any(isinstance(x, Layers) for x in operands):
+    if not any(is_layers(x) for x in operands):
         return evaluate(eqn, operands)
     if eqn.primitive.name in _CONTROL:
         return _CONTROL[eqn.primitive.name](eqn, operands)
@@ -385,29 +363,27 @@ def _call(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
 
 
 def _remat(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-    params: Any = eqn.params
-    inner = jax.checkpoint(
-        lambda *values: run_layers(called_program(eqn), values),
-        prevent_cse=params["prevent_cse"],
-        policy=params["policy"],
+    return rematerialised(
+        eqn, lambda *values: run_layers(called_program(eqn), values), operands
     )
-    return inner(*operands)
 
 
 def _scan(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     """Loops turn by turn where layers are looped over."""
     params: Any = eqn.params
-    num_consts, num_carry = scan_counts(eqn)
-    consts = operands[:num_consts]
-    carry = operands[num_consts : num_consts + num_carry]
-    rows = operands[num_consts + num_carry :]
+    consts, carry, rows = scan_operands(eqn, operands)
+    num_carry = len(carry)
 
     def turn(carry: Sequence[Any], row: Sequence[Any]) -> tuple[Any, Any]:
         results = run_layers(params["jaxpr"], [*consts, *carry, *row])
         return results[:num_carry], results[num_carry:]
 
-    if not any(isinstance(row, Layers) and row.axis == 0 for row in rows):
-        return _rolled(params, turn, carry, rows)
+    def whole(carry: Sequence[Any], row: Sequence[Any]) -> tuple[Any, Any]:
+        return jax.tree.map(put_together, turn(carry, row), is_leaf=is_layers)
+
+    if not any(is_layers(row) and row.axis == 0 for row in rows):
+        start, rows = ([put_together(x) for x in xs] for xs in (carry, rows))
+        return scanned(eqn, whole, start, rows)
     stacked: dict[int, Sequence[Any]] = {}
     turns = range(params["length"])
     for index in reversed(turns) if params["reverse"] else turns:
@@ -416,37 +392,14 @@ def _scan(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     return [*carry, *(Layers(0, column) for column in columns)]
 
 
-def _rolled(
-    params: Mapping[str, Any],
-    turn: Callable[..., Any],
-    carry: Sequence[Any],
-    rows: Sequence[Any],
-) -> Sequence[Any]:
-    """A loop over no layers, which may read some."""
-
-    def whole(carry: Sequence[Any], row: Sequence[Any]) -> tuple[Any, Any]:
-        return jax.tree.map(put_together, turn(carry, row), is_leaf=_is_layers)
-
-    carry, stacked = lax.scan(
-        whole,
-        [put_together(x) for x in carry],
-        [put_together(x) for x in rows],
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry, *stacked]
-
-
-def _is_layers(x: Any) -> bool:
+def is_layers(x: Any) -> bool:
+    """Whether a value has layers of its own."""
     return isinstance(x, Layers)
 
 
 def _while(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     params: Any = eqn.params
-    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts = operands[:num_cond]
-    body_consts = operands[num_cond : num_cond + num_body]
+    cond_consts, body_consts, start = while_operands(eqn, operands)
 
     def goes_on(carry: Sequence[Any]) -> Any:
         return run_layers(params["cond_jaxpr"], [*cond_consts, *carry])[0]
@@ -455,8 +408,7 @@ def _while(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         results = run_layers(params["body_jaxpr"], [*body_consts, *carry])
         return [put_together(x) for x in results]
 
-    start = [put_together(x) for x in operands[num_cond + num_body :]]
-    return lax.while_loop(goes_on, turn, start)
+    return lax.while_loop(goes_on, turn, [put_together(x) for x in start])
 
 
 def _cond(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:

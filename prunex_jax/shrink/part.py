@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +23,58 @@ from prunex_jax.channels.groups import kept_shape
 from prunex_jax.channels.labels import Traced
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+def owners_of(
+    tree: PyTree,
+    shapes: Shapes,
+    what: str,
+    verb: str,
+    changed: Collection[str] | None = None,
+) -> dict[str, str]:
+    """Says which leaf belongs to which one of a network: the only rule for it.
+
+    Args:
+      tree: Any tree that holds trees of the network.
+      shapes: Shape of every leaf of the network by path.
+      what: What to call a leaf of it.
+      verb: What is done with its leaves.
+      changed: Which of them it is done with; None for all.
+    Returns:
+      Path in the tree -> path in the network.
+    Raises:
+      UserError: One that belongs to a changed leaf has another shape, or none belongs.
+    """
+    changed = shapes if changed is None else changed
+    owners = {}
+    for path, shape in shapes_by_path(tree).items():
+        name = named_by(path, shapes)
+        if name is not None and shape == shapes[name]:
+            owners[path] = name
+        # Counters and placeholders have nothing to change.
+        elif name is not None and np.prod(shape) > 1 and name in changed:
+            raise UserError(
+                f"{path} has shape {shape} and belongs to the {what} {name}, "
+                f"whose shape is {shapes[name]}; {verb} it apart from the rest"
+            )
+    if not owners:
+        refuse_numbers(tree, shapes, what)
+    return owners
+
+
+def refuse_numbers(tree: PyTree, shapes: Shapes, what: str) -> None:
+    """Refuses a tree of which nothing belongs to a network, as counters and keys may.
+
+    Raises:
+      UserError: The tree holds arrays of numbers.
+    """
+    for path, leaf in flatten_by_path(tree).items():
+        if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise UserError(
+                f"nothing in this tree belongs to a {what} of the network: it "
+                f"holds {path}, and the network {next(iter(shapes), 'has none')}; "
+                "give a tree of the traced network"
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +112,8 @@ class Part:
         Raises:
           UserError: As `Cut.take`.
         """
-        owners = self._owners(tree, self.small_shapes if is_small else self.shapes)
+        shapes = self.small_shapes if is_small else self.shapes
+        owners = owners_of(tree, shapes, self.what, "cut")
         own = {p: self.layouts[o] for p, o in owners.items() if o in self.layouts}
         leaves = map_with_path(lambda path, x: x if path in own else None, tree)
         changed = jax.jit(lambda leaves: change(leaves, own, by))(leaves)
@@ -70,34 +123,6 @@ class Part:
             tree,
             is_leaf=lambda x: x is None,
         )
-
-    def _owners(self, tree: PyTree, shapes: Shapes) -> dict[str, str]:
-        """Which leaf belongs to which one of the part: the only rule for it."""
-        owners = {
-            path: owner
-            for path, shape in shapes_by_path(tree).items()
-            if (owner := self._owner(path, shape, shapes)) is not None
-        }
-        # Counters, masks and keys may belong to nobody.
-        for path, leaf in flatten_by_path(tree).items() if not owners else ():
-            if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-                raise UserError(
-                    f"nothing in this tree belongs to a {self.what} of the network: it "
-                    f"holds {path}, and the network {next(iter(shapes), 'has none')}; "
-                    "give a tree of the traced network"
-                )
-        return owners
-
-    def _owner(self, path: str, shape: tuple[int, ...], shapes: Shapes) -> str | None:
-        name = named_by(path, shapes)
-        if name is None or shape == shapes[name]:
-            return name
-        if np.prod(shape) > 1:  # counters and placeholders have nothing to cut
-            raise UserError(
-                f"{path} has shape {shape} and belongs to the {self.what} {name}, "
-                f"whose shape is {shapes[name]}; cut it apart from the rest"
-            )
-        return None
 
     def full(self, tree: PyTree) -> PyTree:
         """Types of the leaves at full size, from a tree of what is left of them."""

@@ -11,6 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from prunex_jax.base.jaxprs import (
+    rematerialised,
+    scan_operands,
+    scanned,
+    while_operands,
+)
 from prunex_jax.channels.derivatives import (
     has_tangent,
     moving_operands,
@@ -225,39 +231,25 @@ def _call(
 def _remat(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
-    params = equation.eqn.params
-    inner = jax.checkpoint(
-        lambda *values: evaluator.run(equation.inner[0], values),
-        prevent_cse=params["prevent_cse"],
-        policy=params["policy"],
-    )
-    return inner(*operands)
+    def run(*values: Any) -> list[Any]:
+        return evaluator.run(equation.inner[0], values)
+
+    return rematerialised(equation.eqn, run, operands)
 
 
 def _scan(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
-    params = equation.eqn.params
     (body,) = equation.inner
-    num_consts, num_carry = equation.notes["counts"]
-    consts = operands[:num_consts]
-    start = operands[num_consts : num_consts + num_carry]
-    rows = operands[num_consts + num_carry :]
+    consts, start, rows = scan_operands(equation.eqn, operands)
+    carried = equation.results[: len(start)]
 
     def turn(carry: Sequence[Any], row: Sequence[Any]) -> tuple[Any, Any]:
         results = evaluator.run(body, [*consts, *carry, *row])
-        after = _fit_all(evaluator, results, body.results, equation.results[:num_carry])
-        return after, results[num_carry:]
+        after = _fit_all(evaluator, results, body.results, carried)
+        return after, results[len(start) :]
 
-    carry, stacked = lax.scan(
-        turn,
-        start,
-        rows,
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry, *stacked]
+    return scanned(equation.eqn, turn, start, rows)
 
 
 def _fit_all(
@@ -275,11 +267,8 @@ def _fit_all(
 def _while(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
-    params = equation.eqn.params
     test, body = equation.inner
-    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts = operands[:num_cond]
-    body_consts = operands[num_cond : num_cond + num_body]
+    cond_consts, body_consts, start = while_operands(equation.eqn, operands)
 
     def goes_on(carry: Sequence[Any]) -> Any:
         return evaluator.run(test, [*cond_consts, *carry])[0]
@@ -288,7 +277,7 @@ def _while(
         results = evaluator.run(body, [*body_consts, *carry])
         return _fit_all(evaluator, results, body.results, equation.results)
 
-    return lax.while_loop(goes_on, turn, operands[num_cond + num_body :])
+    return lax.while_loop(goes_on, turn, start)
 
 
 def _cond(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError, suggest
@@ -28,10 +27,12 @@ from prunex_jax.shrink.layers import (
     Layers,
     Loop,
     find_loops,
+    is_layers,
     layer_of,
     put_together,
     run_layers,
 )
+from prunex_jax.shrink.part import Shapes, owners_of, refuse_numbers
 
 # Loops of more turns are hardly over layers: they are unrolled only where named.
 _MOST_TURNS = 256
@@ -58,17 +59,12 @@ class _Tree:
     """One of the two trees of a network: parameters or running statistics."""
 
     what: str  # What to call a leaf of it.
-    shapes: Mapping[str, tuple[int, ...]]  # Shape of every leaf by path.
+    shapes: Shapes  # Shape of every leaf by path.
     stacks: Mapping[str, Stack]  # Those that are taken apart.
 
     def split(self, tree: PyTree) -> PyTree:
         """See `Unrolled.split`."""
-        owners = {
-            path: name
-            for path, shape in shapes_by_path(tree).items()
-            if (name := self._owner(path, shape)) is not None
-        }
-        self._check_owned(tree, bool(owners))
+        owners = owners_of(tree, self.shapes, self.what, "split", self.stacks)
         leaves = {
             path: leaf
             for path, leaf in flatten_by_path(tree).items()
@@ -90,7 +86,8 @@ class _Tree:
         found: dict[str, Any] = {}
         self.changed(tree, lambda name, where, parts: found.setdefault(where, parts))
         owned = [named_by(path, self.shapes) for path in flatten_by_path(tree)]
-        self._check_owned(tree, bool(found) or any(owned))
+        if not found and not any(owned):
+            refuse_numbers(tree, self.shapes, self.what)
 
         def join_all(found: Mapping[str, Any]) -> dict[str, Any]:
             return {where: self._joined(where, parts) for where, parts in found.items()}
@@ -167,26 +164,6 @@ class _Tree:
                 f"{path} has {len(parts)} layers and should have "
                 f"{stack.shape[stack.axes[0]]}; give the tree that `split` gave"
             )
-
-    def _owner(self, path: str, shape: tuple[int, ...]) -> str | None:
-        name = named_by(path, self.shapes)
-        if name is None or shape == self.shapes[name]:
-            return name
-        if np.prod(shape) > 1 and name in self.stacks:
-            raise UserError(
-                f"{path} has shape {shape} and belongs to the {self.what} {name}, "
-                f"whose shape is {self.shapes[name]}; split it apart from the rest"
-            )
-        return None
-
-    def _check_owned(self, tree: PyTree, is_owned: bool) -> None:
-        for path, leaf in flatten_by_path(tree).items() if not is_owned else ():
-            if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-                raise UserError(
-                    f"nothing in this tree belongs to a {self.what} of the network: it "
-                    f"holds {path}, and the network "
-                    f"{next(iter(self.shapes), 'has none')}; give a tree of the network"
-                )
 
 
 def _compute(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -294,7 +271,7 @@ class Unrolled:
             given = jax.tree.map(jax.typeof, inputs)
             program, out = jax.make_jaxpr(apply, return_shape=True)(*full, *given)
             layered = [part.layers(tree) for part, tree in trees]
-            values = jax.tree.leaves([*layered, *inputs], is_leaf=_is_layers)
+            values = jax.tree.leaves([*layered, *inputs], is_leaf=is_layers)
             results = run_layers(program, values)
             axes = self._axes_of_results(len(results), returns_statistics)
             split = [_taken_apart(x, own) for x, own in zip(results, axes, strict=True)]
@@ -315,10 +292,6 @@ class Unrolled:
         stacks, shapes = self._running.stacks, self._running.shapes
         known = [stacks[path].axes if path in stacks else () for path in shapes]
         return [*[()] * (count - len(known)), *known]
-
-
-def _is_layers(x: Any) -> bool:
-    return isinstance(x, Layers)
 
 
 def unroll_stacks(
@@ -355,6 +328,7 @@ def unroll_stacks(
         looped over along two axes apart from each other; or a loop has so many turns
         that it is hardly over layers, and `paths` is not given.
     Example:
+      >>> import jax.numpy as jnp
       >>> def apply(params, x):
       ...     def layer(x, p):
       ...         return x + jnp.tanh(x @ p['in']) @ p['out'], None

@@ -3,7 +3,8 @@
 In come trees with the layouts of their channel groups, and settings; out come kept
 counts, keep indices, masks and the stages of a run:
 
-    budgets    how many channels every group keeps
+    counts     how many channels every group may keep, and keeps at a density
+    targets    the most that cost no more than a share or an amount; a run's budget
     quanta     in which steps that number moves: multiples by size, or by a table
     criteria   what is best: other scores than the norm
     choice     which ones: the best, the same on every host
@@ -14,24 +15,19 @@ It knows no mesh: where scores are summed over hosts, the caller does so, on raw
 before anything is chosen here.
 """
 
-from prunex_jax.sparsity.budgets import (
-    CountFamily,
-    check_excludes,
-    global_keep_counts,
-    keep_counts_at,
-    least_counts,
-    ranked_family,
-    uniform_family,
-    uniform_keep_counts,
-)
 from prunex_jax.sparsity.choice import (
     Projection,
     choose_keep_indices,
-    group_sizes,
     masks_of,
     narrow_alive,
     normalise_scores,
     project_channels,
+)
+from prunex_jax.sparsity.counts import (
+    CountLimits,
+    check_excludes,
+    global_keep_counts,
+    uniform_keep_counts,
 )
 from prunex_jax.sparsity.criteria import (
     channel_scores,
@@ -39,7 +35,6 @@ from prunex_jax.sparsity.criteria import (
     running_mean,
     uses_gradients,
 )
-from prunex_jax.sparsity.quanta import quanta_of, quantum_of, read_multiples
 from prunex_jax.sparsity.schedule import (
     Stage,
     density_stairs,
@@ -49,11 +44,21 @@ from prunex_jax.sparsity.schedule import (
     validate_sparsity,
 )
 from prunex_jax.sparsity.selection import entry_count, largest_entries
+from prunex_jax.sparsity.targets import (
+    Budget,
+    Solution,
+    Target,
+    limits_of,
+    solve_keep_counts,
+)
 
 __all__ = [
-    "CountFamily",
+    "Budget",
+    "CountLimits",
     "Projection",
+    "Solution",
     "Stage",
+    "Target",
     "channel_scores",
     "check_excludes",
     "choose_keep_indices",
@@ -62,22 +67,16 @@ __all__ = [
     "fade_steps",
     "global_keep_counts",
     "gradient_scores",
-    "group_sizes",
-    "keep_counts_at",
     "largest_entries",
-    "least_counts",
+    "limits_of",
     "masks_of",
     "narrow_alive",
     "normalise_scores",
     "project_channels",
-    "quanta_of",
-    "quantum_of",
-    "ranked_family",
-    "read_multiples",
     "running_mean",
+    "solve_keep_counts",
     "stage_at",
     "step_of_share",
-    "uniform_family",
     "uniform_keep_counts",
     "uses_gradients",
     "validate_sparsity",

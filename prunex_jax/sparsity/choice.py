@@ -7,7 +7,7 @@ groups and do not add up. To agree over hosts, sum raw scores, then normalise th
 
 Scores and counts become keep indices and masks, and a tree its projection onto "at most
 K channels alive in each group". Counts are static, so moving scores never recompile;
-`budgets` sets the counts.
+`counts` sets them.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Says which density rules at which step of a run.
 
 A run passes through a few stages of constant density: dense warm-up, falling stairs,
-frozen mask. Densities become channel counts in `budgets`.
+frozen mask. Densities become channel counts in `targets`.
 """
 
 import bisect

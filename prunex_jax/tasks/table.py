@@ -152,7 +152,7 @@ def _masked_language(
         size, mask = size + 1, size
     masking = Masking(mask, num_tokens=dataset.num_tokens, length=dataset.length)
     masked: dict[str, Any] = {
-        name: MaskedSplit(getattr(dataset, name), masking)
+        name: MaskedSplit.of(getattr(dataset, name), masking)
         for name in ("train", "validation", "test")
     }
     network = make_language_model(model, size, dataset.length)

@@ -20,7 +20,7 @@ from prunex_jax.channels import (
 from prunex_jax.comm import compact_size
 from prunex_jax.shrink import make_cut
 from prunex_jax.shrink.cost import count_params, macs_cost, size_costs
-from prunex_jax.shrink.targets import Target, solve_keep_counts
+from prunex_jax.sparsity import CountLimits, Target, solve_keep_counts
 from tests.helpers.channel_checks import assert_exact, draw
 
 HEADS, FEATURES, WIDTH = 4, 6, 5
@@ -222,7 +222,7 @@ def test_costs_count_both_factors_and_targets_are_met():
     assert costs["macs"](sizes) == projections + products
     assert costs["macs"](halves) == (projections + products) // 4
     for unit in ("params", "macs"):
-        solution = solve_keep_counts(Target(unit, keep=0.4), costs, sizes)
+        solution = solve_keep_counts(Target(unit, keep=0.4), costs, CountLimits(sizes))
         assert solution.achieved <= 0.4 * solution.dense
 
 

@@ -35,7 +35,7 @@ from prunex_jax.compare.sweep.sweep_report import (
 from prunex_jax.methods import METHODS
 from prunex_jax.models import make_model
 from prunex_jax.shrink import trace_model
-from prunex_jax.shrink.targets import model_budget
+from prunex_jax.shrink.cost import model_budget
 from prunex_jax.train.commands.command import main as train_main
 from tests.helpers.common import ROOT
 from tests.helpers.tiny_runs import SETTINGS, merged, write_config

@@ -224,7 +224,7 @@ def test_a_split_travels_to_a_worker_process(tmp_path: Path) -> None:
 def test_one_line_says_what_a_folder_lacks(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"needs --config.data.dir=FOLDER"):
         open_dataset(DataConfig(name="folder"), seed=0)
-    assert "does not exist" in refused(tmp_path / "nowhere")
+    assert "is no folder" in refused(tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
     assert "is no folder" in refused(tmp_path / "file")
     bare = tmp_path / "bare"

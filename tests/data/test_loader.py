@@ -14,12 +14,11 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.data import (
-    BatchIterator,
     evaluation_batches,
     make_loader,
-    num_evaluation_batches,
     open_dataset,
 )
+from prunex_jax.data.loader import BatchIterator, num_evaluation_batches
 from prunex_jax.data.settings import DataConfig
 
 ROOT = Path(__file__).parents[2]

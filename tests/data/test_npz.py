@@ -162,7 +162,7 @@ def test_one_line_says_what_is_wrong(
 def test_damaged_and_missing_files(tmp_path: Path) -> None:
     assert "needs --config.data.dir=FILE.npz" in refused(DataConfig(name="npz"))
     nowhere = DataConfig(name="npz", dir=str(tmp_path / "nowhere.npz"))
-    assert "is no file; give an .npz file" in refused(nowhere)
+    assert "is no file; " in refused(nowhere)
     config = write(tmp_path, x=IMAGES, y=LABELS)
     data = images_of(config)
     content = bytearray(Path(config.dir).read_bytes())

@@ -11,12 +11,12 @@ from prunex_jax.data import (
     EXAMPLE,
     encoded,
     is_text,
-    open_stdlib,
     open_text,
     text,
     text_files,
 )
 from prunex_jax.data.settings import DataConfig
+from prunex_jax.data.text import open_stdlib
 from prunex_jax.data.tokenizer import open_tokenizer
 from prunex_jax.data.tokens import Sequences
 from tests.helpers.texts import (

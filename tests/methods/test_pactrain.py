@@ -32,7 +32,7 @@ from prunex_jax.methods.pactrain.method import hosts_agree
 from prunex_jax.models import make_model
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import trace_model
-from prunex_jax.sparsity import uniform_keep_counts
+from prunex_jax.sparsity import CountLimits, uniform_keep_counts
 from prunex_jax.train.build.config import resolve_config
 from tests.helpers.common import MESH, make_mesh
 from tests.helpers.formulas.means import mesh_sum
@@ -384,10 +384,10 @@ def test_ternary_values_are_bytes_between_hosts():
 def resnet_recipe(name, **settings):
     model = make_model(ModelConfig(name=name), (32, 32, 3), 10)
     trace = trace_model(model)
-    sizes = {group.name: group.size for group in trace.groups}
+    limits = CountLimits({group.name: group.size for group in trace.groups})
     return Recipe(
         method_config("pactrain", **settings), optax.sgd(0.1),
-        optax.constant_schedule(0.1), trace.groups, uniform_keep_counts(sizes, 0.5),
+        optax.constant_schedule(0.1), trace.groups, uniform_keep_counts(limits, 0.5),
         trace.shapes,
     )  # fmt: skip
 

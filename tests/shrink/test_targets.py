@@ -19,16 +19,17 @@ from prunex_jax.shrink.cost import (
     count_params,
     latency_cost,
     macs_cost,
+    model_budget,
     size_costs,
     small_calls,
 )
-from prunex_jax.shrink.targets import (
-    Budget,
+from prunex_jax.sparsity import (
+    CountLimits,
     Target,
-    model_budget,
+    normalise_scores,
     solve_keep_counts,
 )
-from prunex_jax.sparsity import normalise_scores, ranked_family, uniform_family
+from prunex_jax.sparsity.counts import ranked_family, uniform_family
 from prunex_jax.sparsity.quanta import quantum_of
 from prunex_jax.sparsity.settings import SparsityConfig
 from prunex_jax.train.build.config import resolve_config
@@ -56,6 +57,11 @@ def sizes(trace):
 
 
 @pytest.fixture(scope="module")
+def limits(sizes):
+    return CountLimits(sizes)
+
+
+@pytest.fixture(scope="module")
 def costs(trace):
     params, statistics = jax.eval_shape(MODEL.init, jax.random.key(0))
     image = jax.ShapeDtypeStruct((1, *MODEL.image_shape), np.float32)
@@ -76,7 +82,7 @@ def scores_of(sizes, seed=1):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("keep", [1.0, 0.5, 0.2])
 def test_costs_are_those_of_the_shrunk_network(trace, sizes, costs, network, keep):
-    family = uniform_family(sizes)
+    family = uniform_family(CountLimits(sizes))
     counts = family.counts(int(keep * (len(family) - 1)))
     rng = np.random.default_rng(0)
     masks = {n: np.arange(s) < counts[n] for n, s in sizes.items()}
@@ -95,9 +101,9 @@ def test_costs_are_those_of_the_shrunk_network(trace, sizes, costs, network, kee
 def test_solutions_are_the_largest_within_the_target(
     sizes, costs, unit, keep, is_ranked
 ):
-    scores = scores_of(sizes) if is_ranked else None
-    family = uniform_family(sizes) if scores is None else ranked_family(scores)
-    solution = solve_keep_counts(Target(unit, keep=keep), costs, sizes, scores=scores)
+    scores, limits = scores_of(sizes) if is_ranked else None, CountLimits(sizes)
+    family = ranked_family(limits, scores) if is_ranked else uniform_family(limits)
+    solution = solve_keep_counts(Target(unit, keep=keep), costs, limits, scores=scores)
     dense = costs[unit](sizes)
     within = [
         family.counts(i)
@@ -111,15 +117,15 @@ def test_solutions_are_the_largest_within_the_target(
     assert solution.evaluations <= 3 + np.ceil(np.log2(len(family)))
 
 
-def test_amounts_and_shares_are_the_same_question(sizes, costs):
+def test_amounts_and_shares_are_the_same_question(sizes, limits, costs):
     dense = costs["params"](sizes)
-    share = solve_keep_counts(Target("params", keep=0.4), costs, sizes)
-    amount = solve_keep_counts(Target("params", at_most=0.4 * dense), costs, sizes)
+    share = solve_keep_counts(Target("params", keep=0.4), costs, limits)
+    amount = solve_keep_counts(Target("params", at_most=0.4 * dense), costs, limits)
     assert share.keep_counts == amount.keep_counts
 
 
-def test_everything_is_kept_where_everything_fits(sizes, costs):
-    solution = solve_keep_counts(Target("params", keep=1.0), costs, sizes)
+def test_everything_is_kept_where_everything_fits(sizes, limits, costs):
+    solution = solve_keep_counts(Target("params", keep=1.0), costs, limits)
     assert solution.keep_counts == sizes
     assert solution.density == 1.0
     assert "(1.000)" in str(solution)
@@ -128,9 +134,8 @@ def test_everything_is_kept_where_everything_fits(sizes, costs):
 @pytest.mark.parametrize("round_to", [1, 4, 8])
 def test_excluded_groups_and_multiples(sizes, costs, round_to):
     name = next(iter(sizes))
-    solution = solve_keep_counts(
-        Target("params", keep=0.6), costs, sizes, exclude=(name,), round_to=round_to
-    )
+    limits = CountLimits(sizes, round_to, exclude=(name,))
+    solution = solve_keep_counts(Target("params", keep=0.6), costs, limits)
     assert solution.keep_counts[name] == sizes[name]
     for other, kept in solution.keep_counts.items():
         whole = kept == sizes[other]
@@ -140,14 +145,12 @@ def test_excluded_groups_and_multiples(sizes, costs, round_to):
 @pytest.mark.parametrize("unit", ["params", "macs", "bytes"])
 @pytest.mark.parametrize("is_ranked", [False, True])
 def test_targets_are_met_in_multiples_or_refused(sizes, costs, unit, is_ranked):
-    multiples = {"*>=32": 16, "*": 3}
+    limits = CountLimits(sizes, multiples={"*>=32": 16, "*": 3})
     scores = scores_of(sizes) if is_ranked else None
 
     def solve(keep):
         target = Target(unit, keep=keep)
-        return solve_keep_counts(
-            target, costs, sizes, scores=scores, multiples=multiples
-        )
+        return solve_keep_counts(target, costs, limits, scores=scores)
 
     for keep in (0.9, 0.6, 0.4):
         solution = solve(keep)
@@ -160,12 +163,12 @@ def test_targets_are_met_in_multiples_or_refused(sizes, costs, unit, is_ranked):
         solve(0.02)
 
 
-def test_what_cannot_be_reached_is_refused_with_the_least_that_can(sizes, costs):
-    least = costs["params"](uniform_family(sizes).counts(0))
-    solution = solve_keep_counts(Target("params", at_most=least), costs, sizes)
+def test_what_cannot_be_reached_is_refused_with_the_least_that_can(limits, costs):
+    least = costs["params"](uniform_family(limits).counts(0))
+    solution = solve_keep_counts(Target("params", at_most=least), costs, limits)
     assert solution.achieved == least
     with pytest.raises(UserError, match=rf"out of reach: {least:,} \(0\.\d+ of the"):
-        solve_keep_counts(Target("params", at_most=least - 1), costs, sizes)
+        solve_keep_counts(Target("params", at_most=least - 1), costs, limits)
 
 
 def test_costs_are_evaluated_once_and_few():
@@ -175,9 +178,8 @@ def test_costs_are_evaluated_once_and_few():
         calls.append(counts["a"])
         return counts["a"]
 
-    solution = solve_keep_counts(
-        Target("latency", keep=0.5), {"latency": cost}, {"a": 4096}, max_evaluations=6
-    )
+    target, limits = Target("latency", keep=0.5), CountLimits({"a": 4096})
+    solution = solve_keep_counts(target, {"latency": cost}, limits, max_evaluations=6)
     assert len(calls) == len(set(calls)) == solution.evaluations <= 6
     assert solution.achieved <= 2048
     assert 2048 - solution.achieved <= 4096 / 8, "eight evenly spaced members"
@@ -188,9 +190,8 @@ def test_a_cost_that_falls_is_reported_and_the_target_is_kept():
     def cost(counts):
         return counts["a"] + 400 * (counts["a"] // 64 % 2)
 
-    solution = solve_keep_counts(
-        Target("latency", at_most=450), {"latency": cost}, {"a": 1024}
-    )
+    target, limits = Target("latency", at_most=450), CountLimits({"a": 1024})
+    solution = solve_keep_counts(target, {"latency": cost}, limits)
     assert solution.achieved == cost(solution.keep_counts) <= 450
     assert not solution.is_monotone
 
@@ -212,12 +213,11 @@ def test_targets_that_mean_nothing(arguments, words):
 
 
 def test_a_unit_without_a_cost_and_a_search_without_evaluations(costs):
+    limits = CountLimits({"a": 8})
     with pytest.raises(UserError, match="no cost for a target in latency"):
-        solve_keep_counts(Target("latency", keep=0.5), costs, {"a": 8})
+        solve_keep_counts(Target("latency", keep=0.5), costs, limits)
     with pytest.raises(UserError, match="max_evaluations=3"):
-        solve_keep_counts(
-            Target("params", keep=0.5), costs, {"a": 8}, max_evaluations=3
-        )
+        solve_keep_counts(Target("params", keep=0.5), costs, limits, max_evaluations=3)
 
 
 def test_latency_is_the_median_corrected_for_drift():
@@ -288,17 +288,16 @@ def test_global_budgets_rank_normalised_scores(trace, sizes, costs):
     second = budget.keep_counts_at(0.5, raw, first)
     free = budget.keep_counts_at(0.5, raw)
     assert any(free[name] > first[name] for name in sizes), "an empty test"
-    family = ranked_family(
-        {n: np.asarray(s) for n, s in normalise_scores(raw).items()}, previous=first
-    )
+    scores = {n: np.asarray(s) for n, s in normalise_scores(raw).items()}
+    family = ranked_family(CountLimits(sizes), scores, previous=first)
     assert second in [family.counts(i) for i in range(len(family))]
     assert all(second[name] <= first[name] for name in sizes)
     assert costs["params"](second) <= 0.5 * costs["params"](sizes)
     assert second != budget.keep_counts_at(0.5), "not the uniform ones"
 
 
-def test_channels_are_rounded_to_the_nearest_as_ever(sizes):
-    budget = Budget(SparsityConfig(sparsity=0.5), sizes, {})
+def test_channels_are_rounded_to_the_nearest_as_ever(trace, sizes):
+    budget = model_budget(SparsityConfig(sparsity=0.5), MODEL, trace)
     assert budget.keep_counts_at(0.5) == {n: s // 2 for n, s in sizes.items()}
 
 

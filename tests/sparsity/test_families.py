@@ -1,4 +1,4 @@
-"""Families of kept counts: nested, complete, and what the budgets choose."""
+"""Families of kept counts: nested, complete, and what densities choose."""
 
 import itertools
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.sparsity import (
+from prunex_jax.sparsity.quanta import quantum_of
+from tests.helpers.counts import (
     global_keep_counts,
     ranked_family,
     uniform_family,
     uniform_keep_counts,
 )
-from prunex_jax.sparsity.quanta import quantum_of
 
 RESNET20 = {f"{kind}{i}": 16 << i for kind in ("stream", "inner") for i in range(3)}
 ODD = {"a": 3, "b": 7, "c": 24, "d": 70, "e": 100, "f": 1}
@@ -36,9 +36,9 @@ def is_inside(less, more):
 @pytest.mark.parametrize("kind", ["uniform", "ranked"])
 def test_every_member_lies_inside_the_next(sizes, round_to, kind):
     family = (
-        uniform_family(sizes, round_to)
+        uniform_family(sizes, round_to=round_to)
         if kind == "uniform"
-        else ranked_family(random_scores(sizes), round_to)
+        else ranked_family(random_scores(sizes), round_to=round_to)
     )
     counts = members(family)
     for less, more in itertools.pairwise(counts):
@@ -92,10 +92,10 @@ def test_one_quantum_gives_what_the_global_budget_chooses():
 
 def test_groups_keep_their_floor_before_scores_decide():
     scores = {"strong": np.full(64, 9.0), "weak": np.full(64, 1e-3)}
-    counts = members(ranked_family(scores, floor_share=0.5))
-    assert {"strong": 32, "weak": 32} in counts
-    above = [c for c in counts if sum(c.values()) > 64]
-    assert above[3] == {"strong": 64, "weak": 32}
+    counts = members(ranked_family(scores))
+    assert {"strong": 8, "weak": 8} in counts
+    above = [c for c in counts if sum(c.values()) > 16]
+    assert above[6] == {"strong": 64, "weak": 8}
 
 
 def test_equal_scores_share_equally():
@@ -123,20 +123,6 @@ def test_counts_of_the_stair_before_are_not_exceeded():
 
 def test_scores_that_are_not_finite_are_ranked():
     scores = {"a": np.array([np.nan] * 8 + [np.inf] * 8), "b": np.full(16, 0.5)}
-    by_size = members(ranked_family(scores, floor_share=1 / 16))
+    by_size = members(ranked_family(scores))
     assert by_size[3] == {"a": 8, "b": 2}, "infinity first"
     assert by_size[-2]["b"] == 16, "not a number last"
-
-
-def test_thinned_families_keep_their_ends():
-    family = uniform_family(ODD, 1)
-    few = family.thinned(5)
-    assert len(few) == 5
-    assert few.counts(0) == family.counts(0)
-    assert few.counts(4) == family.counts(len(family) - 1)
-    assert family.thinned(10**6) is family
-
-
-def test_floors_outside_their_range_are_refused():
-    with pytest.raises(UserError, match=r"floor_share 0 is outside"):
-        ranked_family(random_scores(ODD), floor_share=0.0)

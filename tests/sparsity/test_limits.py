@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.sparsity import (
+from prunex_jax.sparsity import Budget, limits_of, validate_sparsity
+from prunex_jax.sparsity.quanta import quantum_of
+from prunex_jax.sparsity.settings import SparsityConfig
+from tests.helpers.counts import (
     global_keep_counts,
-    keep_counts_at,
-    least_counts,
     ranked_family,
     uniform_family,
     uniform_keep_counts,
-    validate_sparsity,
 )
-from prunex_jax.sparsity.quanta import quantum_of
-from prunex_jax.sparsity.settings import SparsityConfig
 
 SIZES = {"stem": 16, "a": 3, "b": 40, "c": 64, "d": 100, "one": 1}
 INNER = {"a", "b", "c"}
@@ -25,6 +23,10 @@ SCORES = {
     name: np.random.default_rng(i).exponential(size=size) * 10.0**i
     for i, (name, size) in enumerate(SIZES.items())
 }
+
+
+def least_of(sizes, **settings):
+    return limits_of(SparsityConfig(**settings), sizes).least
 
 
 def families(**limits):
@@ -44,7 +46,7 @@ def all_counts(density, least, **limits):
 @pytest.mark.parametrize("density", [0.01, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("round_to", [1, 8])
 def test_no_group_loses_more_than_its_share(share, density, round_to):
-    least = least_counts(SparsityConfig(max_group_sparsity=share), SIZES, ())
+    least = least_of(SIZES, max_group_sparsity=share)
     for counts in all_counts(density, least, round_to=round_to):
         for name, kept in counts.items():
             size, quantum = SIZES[name], quantum_of(SIZES[name], round_to)
@@ -53,8 +55,8 @@ def test_no_group_loses_more_than_its_share(share, density, round_to):
 
 
 def test_a_limit_that_does_not_bind_changes_nothing():
-    least = least_counts(SparsityConfig(max_group_sparsity=0.9), SIZES, ())
-    free = least_counts(SparsityConfig(), SIZES, ())
+    least = least_of(SIZES, max_group_sparsity=0.9)
+    free = least_of(SIZES)
     assert set(free.values()) == {0}
     for density in (0.3, 0.5, 0.9):
         plain = uniform_keep_counts(SIZES, density)
@@ -70,7 +72,7 @@ def test_a_ranking_gives_elsewhere_what_a_limit_keeps():
     sizes = {"weak": 64, "strong": 64, "other": 64}
     scores = {n: np.linspace(1, 2, 64) * 10.0**i for i, n in enumerate(sizes)}
     free = global_keep_counts(scores, 0.5)
-    least = least_counts(SparsityConfig(max_group_sparsity=0.5), sizes, ())
+    least = least_of(sizes, max_group_sparsity=0.5)
     kept = global_keep_counts(scores, 0.5, least=least)
     assert free["weak"] == 8 and kept["weak"] == 32
     assert sum(kept.values()) == sum(free.values()) == 96
@@ -79,7 +81,7 @@ def test_a_ranking_gives_elsewhere_what_a_limit_keeps():
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_families_are_nested_and_hold_all_uniform_counts(share):
     config = SparsityConfig(max_group_sparsity=share, scope="inner")
-    least = least_counts(config, SIZES, INNER)
+    least = limits_of(config, SIZES, INNER).least
     for family in families(least=least):
         counts = [family.counts(i) for i in range(len(family))]
         assert counts[-1] == SIZES
@@ -100,8 +102,8 @@ def test_only_groups_in_scope_lose_channels(budget):
     config = SparsityConfig(
         scope="inner", budget=budget, exclude=("b",), max_group_sparsity=0.75
     )
-    least = least_counts(config, SIZES, INNER)
-    counts = keep_counts_at(config, SIZES, 0.5, SCORES, least=least)
+    budget = Budget(config, limits_of(config, SIZES, INNER))
+    counts = budget.keep_counts_at(0.5, SCORES)
     for name, size in SIZES.items():
         assert (counts[name] < size) == (name in ("a", "c"))
     assert abs(counts["a"] + counts["c"] - 33.5) <= 4, "half of 67"
@@ -109,7 +111,7 @@ def test_only_groups_in_scope_lose_channels(budget):
 
 def test_a_scope_without_groups_is_refused():
     with pytest.raises(UserError, match=r"'inner' leaves nothing .* all 6 groups"):
-        least_counts(SparsityConfig(scope="inner"), SIZES, ())
+        limits_of(SparsityConfig(scope="inner"), SIZES)
 
 
 def test_more_than_every_group_may_lose_is_refused():

@@ -12,10 +12,10 @@ from prunex_jax.channels.groups import ChannelGroup, ChannelSlice, layouts_of
 from prunex_jax.channels.slicing import mask_channels, sum_squares_by_channel
 from prunex_jax.sparsity import (
     choose_keep_indices,
-    group_sizes,
     masks_of,
     project_channels,
 )
+from prunex_jax.sparsity.choice import group_sizes
 
 # float32 sums of at most a few hundred squares.
 ROUNDING = 1e-5

@@ -5,17 +5,18 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.sparsity import (
-    global_keep_counts,
-    keep_counts_at,
-    quanta_of,
-    ranked_family,
-    read_multiples,
-    uniform_family,
-    uniform_keep_counts,
+    Budget,
+    limits_of,
     validate_sparsity,
 )
-from prunex_jax.sparsity.quanta import quantum_of
+from prunex_jax.sparsity.quanta import quanta_of, quantum_of, read_multiples
 from prunex_jax.sparsity.settings import SparsityConfig
+from tests.helpers.counts import (
+    global_keep_counts,
+    ranked_family,
+    uniform_family,
+    uniform_keep_counts,
+)
 
 SIZES = {"stem": 64, "body/0": 200, "body/1": 256, "body/2": 512, "body/3": 1000}
 TABLE = {"body/1": 32, "body/*>=500": 128, "body/*": 96}
@@ -45,15 +46,16 @@ def test_groups_smaller_than_their_multiple_are_rounded_by_their_size(size):
     assert step == (128 if size >= 128 else quantum_of(size, 16))
 
 
-def counts_of_every_rule(density, floor_share=1 / 8):
+def counts_of_every_rule(density):
     rng = np.random.default_rng(int(1000 * density))
     scores = {name: rng.exponential(size=size) for name, size in SIZES.items()}
     yield uniform_keep_counts(SIZES, density, multiples=TABLE)
     yield global_keep_counts(scores, density, multiples=TABLE)
     rows = tuple(f"{groups}:{multiple}" for groups, multiple in TABLE.items())
     config = SparsityConfig(multiples=rows, budget="global")
-    yield keep_counts_at(config, SIZES, density, scores)
-    yield keep_counts_at(config, SIZES, density)
+    budget = Budget(config, limits_of(config, SIZES))
+    yield budget.keep_counts_at(density, scores)
+    yield budget.keep_counts_at(density)
     for family in (
         uniform_family(SIZES, multiples=TABLE),
         ranked_family(scores, multiples=TABLE),

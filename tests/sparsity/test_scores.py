@@ -10,11 +10,11 @@ from prunex_jax.channels import sum_squares_by_channel
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice, layouts_of
 from prunex_jax.sparsity import (
     choose_keep_indices,
-    group_sizes,
     masks_of,
     narrow_alive,
     normalise_scores,
 )
+from prunex_jax.sparsity.choice import group_sizes
 
 # conv [1, 1, 2, 4] -> norm [4] -> flattened 1x2 map -> dense [8, 3]
 SHAPES = {"conv": (1, 1, 2, 4), "norm": (4,), "dense": (8, 3), "bias": (3,)}

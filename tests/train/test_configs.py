@@ -7,11 +7,11 @@ import jax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.data import NUM_BYTES
+from prunex_jax.data.tokenizer import NUM_BYTES
 from prunex_jax.methods import METHODS, table
 from prunex_jax.models import make_language_model, make_model
 from prunex_jax.shrink import trace_model
-from prunex_jax.sparsity import keep_counts_at
+from prunex_jax.sparsity import limits_of, uniform_keep_counts
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.rounds import make_round_plan
 from prunex_jax.train.commands.command import load_config, override_config
@@ -45,7 +45,7 @@ def test_config_builds(path: Path) -> None:
     assert trace.prunable_share() > 0.95
     sizes = {group.name: group.size for group in trace.groups}
     density = 1 - config.sparsity.sparsity
-    counts = keep_counts_at(config.sparsity, sizes, density)
+    counts = uniform_keep_counts(limits_of(config.sparsity, sizes), density)
     if config.sparsity.unit == "channels":
         total = density * sum(sizes.values())
         # Multiples of 8 leave a few more of groups that are no multiple of 16.

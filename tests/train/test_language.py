@@ -13,8 +13,9 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.comm import wire_bytes
 from prunex_jax.compare.step_time import late_options
-from prunex_jax.data import EXAMPLE, open_stdlib, open_text
+from prunex_jax.data import EXAMPLE, open_text
 from prunex_jax.data.settings import DataConfig
+from prunex_jax.data.text import open_stdlib
 from prunex_jax.export import read_model
 from prunex_jax.mesh import make_topology
 from prunex_jax.methods import METHODS

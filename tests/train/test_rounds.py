@@ -3,7 +3,6 @@
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.sparsity import keep_counts_at
 from prunex_jax.sparsity.settings import SparsityConfig
 from prunex_jax.train.build.rounds import make_round_plan
 
@@ -48,13 +47,6 @@ def test_what_is_left_to_exchange_where_another_method_takes_over():
 def test_no_exchange_no_rounds():
     plan = make_round_plan(SparsityConfig(), 10, 0)
     assert all(plan.round_after(step) is None for step in range(11))
-
-
-def test_counts_follow_the_density():
-    sizes = {"a": 64, "b": 16}
-    config = SparsityConfig()
-    assert keep_counts_at(config, sizes, 1.0) == sizes
-    assert keep_counts_at(config, sizes, 0.5) == {"a": 32, "b": 8}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from prunex_jax.base.jaxprs import scan_counts
+from prunex_jax.base.jaxprs import scan_operands, while_operands
 from prunex_jax.channels.context import Context
 from prunex_jax.channels.derivatives import has_tangent
 from prunex_jax.channels.labels import (
@@ -27,18 +27,17 @@ _MAX_TURNS = 8
 def scan(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     """What is carried is joined with itself a turn later; what is scanned stays."""
     params = ctx.eqn.params
-    num_consts, num_carry = ctx.notes["counts"] = scan_counts(ctx.eqn)
-    consts = operands[:num_consts]
-    carry = _as_in_a_loop(ctx, num_consts, operands[: num_consts + num_carry])
+    consts, start, stacks = scan_operands(ctx.eqn, operands)
+    carry = _as_in_a_loop(ctx, len(consts), start)
     rows = []
-    for index, x in enumerate(operands[num_consts + num_carry :]):
+    for index, x in enumerate(stacks, len(consts) + len(start)):
         ctx.freeze(x.labels[0], "loops over it")
-        ctx.fits[num_consts + num_carry + index, 0] = x.labels[0]
+        ctx.fits[index, 0] = x.labels[0]
         rows.append(_one_turn(x))
     carried, body = _loop(ctx, params["jaxpr"], consts, carry, rows)
     ctx.inner = (body,)
-    _fit_carry(ctx, num_consts, carried)
-    stacked = [_all_turns(y, params["length"]) for y in body.results[num_carry:]]
+    _fit_carry(ctx, len(consts), carried)
+    stacked = [_all_turns(y, params["length"]) for y in body.results[len(start) :]]
     return [*carried, *stacked]
 
 
@@ -54,23 +53,21 @@ def _all_turns(y: Traced, length: int) -> Traced:
 def while_loop(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     """What is carried is joined with itself a turn later."""
     params = ctx.eqn.params
-    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts = operands[:num_cond]
-    body_consts = operands[num_cond : num_cond + num_body]
-    carry = _as_in_a_loop(ctx, num_cond + num_body, operands)
+    cond_consts, body_consts, start = while_operands(ctx.eqn, operands)
+    first = len(cond_consts) + len(body_consts)
+    carry = _as_in_a_loop(ctx, first, start)
     carried, body = _loop(ctx, params["body_jaxpr"], body_consts, carry, ())
     test = ctx.walk(params["cond_jaxpr"], [*cond_consts, *carried])
     ctx.inner = (test, body)
-    _fit_carry(ctx, num_cond + num_body, carried)
+    _fit_carry(ctx, first, carried)
     return carried
 
 
-def _as_in_a_loop(ctx: Context, first: int, operands: Sequence[Traced]) -> list[Traced]:
+def _as_in_a_loop(ctx: Context, first: int, carry: Sequence[Traced]) -> list[Traced]:
     """What is carried may be nan a turn later if anything that it meets may be."""
-    carry = operands[first:]
     if not any(operand.may_be_nan for operand in ctx.operands):
         return list(carry)
-    atoms = ctx.eqn.invars[first : len(operands)]
+    atoms = ctx.eqn.invars[first : first + len(carry)]
     return [
         dataclasses.replace(value, may_be_nan=has_tangent(atom))
         for value, atom in zip(carry, atoms, strict=True)

@@ -36,9 +36,13 @@ from prunex_jax.methods import Method, Recipe, RoundKind, make_method
 from prunex_jax.methods.traffic import dense_bytes
 from prunex_jax.models import AnyModel, FunctionModel
 from prunex_jax.shrink import trace_model
-from prunex_jax.shrink.cost import count_macs
-from prunex_jax.shrink.targets import Budget, model_budget
-from prunex_jax.sparsity import check_excludes, fade_steps, validate_sparsity
+from prunex_jax.shrink.cost import count_macs, model_budget
+from prunex_jax.sparsity import (
+    Budget,
+    check_excludes,
+    fade_steps,
+    validate_sparsity,
+)
 from prunex_jax.tasks import Batch, Own, Task, make_task
 from prunex_jax.train.build.config import ExperimentConfig, total_steps
 from prunex_jax.train.build.mean_plan import MeanPlan, final_mean_plan

