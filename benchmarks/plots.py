@@ -55,7 +55,6 @@ def time_to_accuracy() -> Plot:
         series,
         looks,
         log="xy",
-        names_at_marks=True,
     )
 
 

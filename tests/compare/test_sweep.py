@@ -1,6 +1,7 @@
 """Sweeps: what is run, what is not run again, and what is refused."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import signal
@@ -14,7 +15,6 @@ from benchmarks.links.tasks import row_settings
 from benchmarks.study import LinkStudy
 from prunex_jax.base.command import EXIT_STOPPED
 from prunex_jax.base.errors import UserError
-from prunex_jax.compare.report import plots
 from prunex_jax.compare.sweep import runs as sweep_runs
 from prunex_jax.compare.sweep.__main__ import main as sweep_main
 from prunex_jax.compare.sweep.results import Findings, read_findings
@@ -339,7 +339,10 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sweep_runs, "run_process", lambda command, log, environ: 7)
     assert sweep_main(flags) == 1, "runs that fail are no bad input"
     assert "failed with exit code 7" in capsys.readouterr().out
-    monkeypatch.setattr(plots, "is_available", lambda: False)
-    assert sweep_main([*flags, "--png=plots"]) == 2
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n: None if n == "matplotlib" else found(n)
+    )
+    assert sweep_main(flags) == 2
     output = capsys.readouterr()
     assert "matplotlib" in output.err and not output.out, "it has begun to train"

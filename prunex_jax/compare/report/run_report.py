@@ -12,7 +12,6 @@ from typing import Any
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import read_object, write_whole
-from prunex_jax.compare.report.charts import MAX_POINTS, Chart, Curve
 from prunex_jax.compare.report.page import (
     REPORT_FILE,
     Section,
@@ -20,6 +19,7 @@ from prunex_jax.compare.report.page import (
     facts_table,
     make_page,
 )
+from prunex_jax.compare.report.plots import STYLES, Look, Plot, Series
 from prunex_jax.compare.report.tables import (
     Cell,
     Column,
@@ -43,6 +43,9 @@ Rows = Sequence[Mapping[str, Any]]
 # In rows of training, metrics of the task stand before this key, and health after.
 _AFTER_METRICS = "learning_rate"
 _VALIDATION = "validation_"
+# Colours and marks of runs; then they repeat.
+_HUES = list(STYLES.values())[1:]
+_LARGEST = 1e300  # Of what is drawn; NaN is not either.
 # What is no health though it stands there.
 _COSTS = {
     *("sparsity", "phase", "host_wire_bytes", "device_wire_bytes", "host_wire_ratio"),
@@ -108,11 +111,8 @@ def write_runs(folders: Sequence[Path], output: Path | None = None) -> Path:
     check_packages()
     runs = read_runs(folders)
     output = output or folders[0] / REPORT_FILE
-    notes = [_state_of(run) for run in runs]
-    if any(len(run.rows) > MAX_POINTS for run in runs):
-        notes.append(f"Curves show at most {MAX_POINTS:,} points each.")
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    page = make_page(title, notes, make_sections(runs))
+    page = make_page(title, map(_state_of, runs), make_sections(runs))
     try:
         write_whole(output, page)
     except OSError as error:
@@ -126,7 +126,7 @@ def make_sections(runs: Sequence[Run]) -> list[Section]:
     """Everything on the page below its headline."""
     return [
         Section("Result", tables=_present(_result_table(runs))),
-        Section("Curves", charts=list(_charts(runs)), warnings=_unlogged(runs)),
+        Section("Curves", plots=list(_plots(runs)), warnings=_unlogged(runs)),
         Section("Bytes", tables=_present(_bytes_table(runs), _calls_table(runs))),
         Section("Channels", tables=_present(*map(_channels_table, runs))),
         Section("Health", tables=_present(*map(_health_table, runs))),
@@ -192,16 +192,16 @@ def _result_table(runs: Sequence[Run]) -> Table | None:
     return _compared("summary", ended, names, lambda run, key: run.summary.get(key))
 
 
-def _charts(runs: Sequence[Run]) -> Iterator[Chart]:
+def _plots(runs: Sequence[Run]) -> Iterator[Plot]:
     """Metrics by step and by bytes, sparsity and bytes by step."""
     metrics = dict.fromkeys(name for run in runs for name in run.metrics)
     for name in metrics:
         seen = f"{_VALIDATION}{name}"
-        yield from _chart(f"{name} (dashed: validation)", runs, "step", name, seen)
+        yield from _plot(f"{name} (dashed: validation)", runs, "step", name, seen)
     for name in metrics:
         seen = f"{_VALIDATION}{name}"
         title = f"{seen} by bytes over hosts"
-        yield from _chart(title, runs, "host_wire_bytes", "", seen)
+        yield from _plot(title, runs, "host_wire_bytes", dashed=seen)
     for name, title in (
         ("sparsity", "sparsity (share of channels removed)"),
         ("host_wire_bytes", "bytes over hosts, per host"),
@@ -209,26 +209,31 @@ def _charts(runs: Sequence[Run]) -> Iterator[Chart]:
         ("learning_rate", "learning rate"),
         ("seconds_per_step_median", "seconds per step (median)"),
     ):
-        yield from _chart(title, runs, "step", name)
+        yield from _plot(title, runs, "step", name)
 
 
-def _chart(
-    title: str, runs: Sequence[Run], over: str, solid: str, dashed: str = ""
-) -> Iterator[Chart]:
-    """A chart of one or two numbers of rows over another; none without points."""
-    curves = []
-    for color, run in enumerate(runs):
+def _plot(
+    title: str, runs: Sequence[Run], over: str, solid: str = "", dashed: str = ""
+) -> Iterator[Plot]:
+    """A plot of one or two numbers of rows over another; none without points."""
+    looks, series = {}, []
+    for run, (hue, mark) in zip(runs, itertools.cycle(_HUES), strict=False):
         for key, is_dashed in ((solid, False), (dashed, True)):
+            label = f"{run.name}, validation" if is_dashed else run.name
             points = [
                 (row[over], row[key])
                 for row in run.rows
-                if _is_number(row.get(key)) and _is_number(row.get(over))
+                if _can_be_drawn(row.get(key)) and _can_be_drawn(row.get(over))
             ]
-            label = f"{run.name}, validation" if is_dashed else run.name
             if points:
-                curves.append(Curve(label, points, color, is_dashed))
-    if curves:
-        yield Chart(title, over.replace("_", " "), curves)
+                looks[label] = Look(label, hue, mark, is_dashed=is_dashed)
+                series.append(Series(label, points))
+    if series:
+        across, up = (key.replace("_", " ") for key in (over, solid or dashed))
+        most = len(series)
+        yield Plot(
+            title, title, across, up, series, looks, log="", most_emphasised=most
+        )
 
 
 def _bytes_table(runs: Sequence[Run]) -> Table | None:
@@ -382,6 +387,10 @@ def _written(value: float) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _can_be_drawn(value: Any) -> bool:
+    return _is_number(value) and abs(value) < _LARGEST
 
 
 def _dict_in(tree: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

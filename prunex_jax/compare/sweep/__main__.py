@@ -65,7 +65,7 @@ def _run(values: Values, overrides: Sequence[str]) -> int:
     part = narrow_study(whole, split_list(values.rows), seeds=seeds)
     workdir = Path(values.workdir)
     png = Path(values.png) if values.png else None
-    check_packages(png)  # Before hours of runs.
+    check_packages()  # Before hours of runs.
     runs = runs_of(part, workdir)
     if values.dry_run:
         for run in runs:

@@ -90,7 +90,6 @@ def make_plot(
         series,
         looks,
         log=cost.log,
-        names_at_marks=True,
         has_front=True,
         less_is_better=less_is_better,
     )

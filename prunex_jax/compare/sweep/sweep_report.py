@@ -63,8 +63,7 @@ def write_report(findings: Findings, folder: Path, png: Path | None = None) -> P
     """Writes the report of a sweep.
 
     Raises:
-      UserError: Nothing has ended yet, or PNG files are asked for and matplotlib is not
-        there.
+      UserError: Nothing has ended yet.
     """
     name = findings.sweep.name
     if not findings.results:
