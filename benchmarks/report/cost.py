@@ -1,6 +1,6 @@
 """The model of cost beside what was measured, between it, and where nobody measured.
 
-`step_time` is the model itself, `published` a cluster that nobody here has measured.
+`cost_model` is the model itself, `published` a cluster that nobody here has measured.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from benchmarks.links.records import Measurement, Record
+from benchmarks.report.cost_model import CostModel, Sample, fit
 from benchmarks.report.places import DENSE, Place, measured
 from benchmarks.report.steps import Lines, Times, speed_up_plot
 from prunex_jax.base.errors import UserError
@@ -27,7 +28,6 @@ from prunex_jax.compare.report.tables import (
     shown_seconds,
     span,
 )
-from prunex_jax.compare.step_time import CostModel, Sample, fit
 
 ALLOWED_ERROR = 0.15  # The band around what was measured.
 _POINTS_OF_A_LINE = 40
