@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from prunex_jax.base.signals import STOPPING, handling
@@ -32,7 +32,7 @@ def last_lines(log: Path, count: int = _SHOWN_LINES) -> list[str]:
     return log.read_text(errors="replace").splitlines()[-count:]
 
 
-def run_process(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> int:
+def run_process(command: Sequence[str], log: Path) -> int:
     """Runs a command, appends its output to a file, and returns its exit code.
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 are handed to it as SIGTERM, so that it can
@@ -43,7 +43,10 @@ def run_process(command: Sequence[str], log: Path, environ: Mapping[str, str]) -
     with (
         log.open("a") as file,
         subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=dict(environ)
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment_of_process(),
         ) as process,
     ):
 

@@ -237,13 +237,13 @@ def test_what_cannot_be_is_one_line(tmp_path, capsys, arguments, message):
 )
 def test_curves_of_odd_numbers_are_drawn(values):
     rows = [row(step, loss=value) for step, value in enumerate(values, 1)]
-    run = Run("<run>", CONFIG, {}, rows, {}, {})
+    run = Run("_<run> $1^2$", CONFIG, {}, rows, {}, {})
     plots = [plot for section in make_sections([run]) for plot in section.plots]
     (plot,) = (plot for plot in plots if plot.title.startswith("loss"))
     svg = render(plot, "svg")
     assert svg == render(plot, "svg"), "the same each time"
     texts = {"".join(each.itertext()) for each in ET.fromstring(svg).iter(f"{SVG}text")}
-    assert {plot.title, "step", "loss", "<run>"} <= texts
+    assert {plot.title, "step", "loss", "_<run> $1^2$"} <= texts
     assert len(svg) < 50_000
 
 

@@ -336,7 +336,7 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     ):
         assert sweep_main([*flags, wrong]) == 2
         assert match in capsys.readouterr().err
-    monkeypatch.setattr(sweep_runs, "run_process", lambda command, log, environ: 7)
+    monkeypatch.setattr(sweep_runs, "run_process", lambda command, log: 7)
     assert sweep_main(flags) == 1, "runs that fail are no bad input"
     assert "failed with exit code 7" in capsys.readouterr().out
     found = importlib.util.find_spec

@@ -38,15 +38,20 @@ from prunex_jax.base.command import (
 )
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.files import expanded
-from prunex_jax.compare.drill.cluster import run_on_cluster
 from prunex_jax.compare.drill.crew import Crew, DrillFailedError
-from prunex_jax.compare.drill.faults import FAULTS, LINK, RANDOM
 from prunex_jax.compare.drill.hosts import Hosts, LoopbackHosts, NamespaceHosts
-from prunex_jax.compare.drill.machine import meeting_points, run_on_machine
-from prunex_jax.compare.drill.plan import Plan, Start, every_fault, random_faults
+from prunex_jax.compare.drill.plan import (
+    FAULTS,
+    LINK,
+    RANDOM,
+    Plan,
+    Start,
+    every_fault,
+    random_faults,
+)
+from prunex_jax.compare.drill.run import meeting_points, run_on_cluster, run_on_machine
 from prunex_jax.compare.drill.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
-from prunex_jax.compare.drill.table import write_tables
-from prunex_jax.compare.drill.verdicts import Verdict, judge
+from prunex_jax.compare.drill.verdicts import Verdict, judge, write_tables
 from prunex_jax.methods import METHODS, check_method
 from prunex_jax.processes.launcher import Launch, detect_launch
 from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
@@ -161,14 +166,11 @@ class _Run:
 
 def _on_machine(values: Values, no_links: str) -> _Run:
     """Starts all processes of the runs here."""
-    is_linked = is_in_sandbox()
     faults, skipped = _faults(values, no_links)
     plans, num = _plans(values, faults, values.processes), values.processes
-    make: Callable[[int], Hosts] = NamespaceHosts if is_linked else LoopbackHosts
+    make: type[Hosts] = NamespaceHosts if is_in_sandbox() else LoopbackHosts
     with make(num) as hosts:
-        set_link = hosts.set_link if isinstance(hosts, NamespaceHosts) else None
-        meet = meeting_points(hosts.address(0))
-        crew = _crew(values, num, hosts, meet, lambda process: process, set_link)
+        crew = _crew(values, num, hosts, meeting_points(hosts.address(0)))
         run_on_machine(plans, crew, _say, fresh=values.fresh)
     return _Run(plans, crew, skipped)
 
@@ -183,7 +185,7 @@ def _on_cluster(values: Values, launch: Launch) -> _Run:
     faults, skipped = _faults(values, "links of a cluster are left alone")
     plans = _plans(values, faults, num)
     with LoopbackHosts(1) as hosts:
-        crew = _crew(values, num, hosts, lambda start: coordinator, lambda process: 0)
+        crew = _crew(values, num, hosts, lambda start: coordinator)
         run_on_cluster(process, plans, crew, _say)
     return _Run(plans, crew, skipped, is_first=process == 0)
 
@@ -193,18 +195,14 @@ def _crew(
     num_processes: int,
     hosts: Hosts,
     coordinator: Callable[[Start], str],
-    host_of: Callable[[int], int],
-    set_link: Callable[[int, bool], None] | None = None,
 ) -> Crew:
     return Crew(
         num_processes=num_processes,
         workdir=expanded(values.workdir).absolute(),
         hosts=hosts,
-        host_of=host_of,
         coordinator=coordinator,
         silence_seconds=values.silence_seconds,
         limit_seconds=values.limit_seconds,
-        set_link=set_link,
     )
 
 

@@ -22,8 +22,15 @@ from typing import Any
 
 from prunex_jax.base.files import write_json
 from prunex_jax.compare.drill.crew import Crew, DrillFailedError, Record
-from prunex_jax.compare.drill.faults import FAULTS, HANG, LINK, MOVED, STOP
-from prunex_jax.compare.drill.plan import Plan, Start
+from prunex_jax.compare.drill.plan import (
+    FAULTS,
+    HANG,
+    LINK,
+    MOVED,
+    STOP,
+    Plan,
+    Start,
+)
 from prunex_jax.compare.subprocesses import environment_of_process
 
 _LOOK_SECONDS = 0.02
@@ -37,9 +44,7 @@ _RESUMED = re.compile(r"resumed at step (\d+)")
 class Supervisor:
     """Runs process `process` of every start of a drill."""
 
-    def __init__(
-        self, process: int, crew: Crew, say: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, process: int, crew: Crew, say: Callable[[str], None]) -> None:
         self._process, self._crew, self._say = process, crew, say
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -110,9 +115,7 @@ class Supervisor:
         crew, log = self._crew, self._crew.log(start, self._process)
         for file in (log, progress):
             file.parent.mkdir(parents=True, exist_ok=True)
-        command = crew.hosts.command(
-            crew.host_of(self._process), self._command(start, progress)
-        )
+        command = crew.hosts.command(self._process, self._command(start, progress))
         with log.open("wb", buffering=0) as output:
             # Through a pipe, which limits of file sizes do not reach.
             child = self._child = subprocess.Popen(
@@ -184,8 +187,7 @@ class Supervisor:
             folder = self._crew.run_folder(start)
             folder.rename(_away(folder))
         elif start.blow.fault == LINK:
-            assert self._crew.set_link is not None
-            self._crew.set_link(self._process, False)
+            self._crew.hosts.set_link(self._process, False)
 
     def _take_back(self, start: Start) -> None:
         assert start.blow is not None
@@ -195,8 +197,7 @@ class Supervisor:
             shutil.rmtree(folder, ignore_errors=True)
             _away(folder).rename(folder)
         elif start.blow.fault == LINK:
-            assert self._crew.set_link is not None
-            self._crew.set_link(self._process, True)
+            self._crew.hosts.set_link(self._process, True)
 
     def _wait_for_others(self, start: Start, deadline: float) -> None:
         others = set(range(self._crew.num_processes)) - {self._process}

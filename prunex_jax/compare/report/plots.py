@@ -47,11 +47,12 @@ _MOST_MARKS = 5  # On a line.
 _MOST_RANGE = 160.0  # For ticks at 1, 2 and 5; beyond, at 1 only.
 _LEAST_RANGE = 5.0  # Of a logarithmic axis, so that it has two ticks at least.
 _UNLIMITED_GAP = 2.5  # Factor from the fastest link to the mark of no limit.
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # Comes with matplotlib.
     "font.size": _LETTERS,
     "figure.titlesize": 1.1 * _LETTERS,
     "figure.titleweight": "bold",
+    "text.parse_math": False,  # Names may have dollar signs.
     "savefig.dpi": 200,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -137,9 +138,9 @@ class Plot:
     def emphasised(self) -> list[str]:
         """Rows that are drawn in colour, with their names."""
         front = self.front
-        others = {each.row for each in self.series}.difference(front)
-        ranked = sorted(others, key=lambda row: self.looks[row].rank)
-        return [*front, *ranked][: self.most_emphasised]
+        ranked = sorted(self.series, key=lambda each: self.looks[each.row].rank)
+        rows = dict.fromkeys([*front, *(each.row for each in ranked)])
+        return [*rows][: self.most_emphasised]
 
 
 def make_looks(

@@ -16,11 +16,7 @@ from typing import Any
 from prunex_jax.base.command import EXIT_DIVERGED, EXIT_STOPPED
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import write_json
-from prunex_jax.compare.subprocesses import (
-    environment_of_process,
-    last_lines,
-    run_process,
-)
+from prunex_jax.compare.subprocesses import last_lines, run_process
 from prunex_jax.compare.sweep.study import Row, Sweep, overrides_of, settings_of
 from prunex_jax.train.build.config import config_to_dict, dotted_keys, fixed_differences
 from prunex_jax.train.commands.console import worth_of
@@ -94,10 +90,6 @@ def run_missing(
       Those that were stopped, or failed otherwise than by diverging; the end of their
       logs was said.
     """
-
-    def start_process(command: Sequence[str], log: Path) -> int:
-        return run_process(command, log, environment_of_process())
-
     failed = []
     for number, run in enumerate(runs, start=1):
         name = f"{number}/{len(runs)} {run.row.name}, seed {run.seed}"
@@ -107,7 +99,7 @@ def run_missing(
         say(f"{name}: {run.workdir}")
         run.workdir.parent.mkdir(parents=True, exist_ok=True)
         log = run.workdir.with_suffix(".log.txt")
-        code = (start or start_process)(run.command, log)
+        code = (start or run_process)(run.command, log)
         if code == EXIT_DIVERGED:
             _keep_divergence(run, log)
         if run.is_done:
