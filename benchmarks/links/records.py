@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prunex_jax.compare.sweep.figure import Figure
-from prunex_jax.compare.sweep.learning_curves import Point
+from prunex_jax.compare.sweep.figure import Figure, Point
 
 RECORDS_FILE = "records.jsonl"
 

@@ -10,7 +10,7 @@ import io
 import math
 import textwrap
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from prunex_jax.compare.report.tables import digits
@@ -46,7 +46,8 @@ _TITLE_LENGTH, _NAME_LENGTH = 62, 44  # Of a line.
 _MOST_MARKS = 5  # On a line.
 _MOST_RANGE = 160.0  # For ticks at 1, 2 and 5; beyond, at 1 only.
 _LEAST_RANGE = 5.0  # Of a logarithmic axis, so that it has two ticks at least.
-_UNLIMITED_GAP = 2.5  # Factor from the fastest link to the mark of no limit.
+# Of lines that show no series.
+QUIET: dict[str, Any] = {"color": "black", "linewidth": 0.8, "alpha": 0.5, "zorder": 1}
 _SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # Comes with matplotlib.
     "font.size": _LETTERS,
@@ -112,19 +113,14 @@ class Plot:
     series: Sequence[Series]  # What is drawn.
     looks: Looks  # Row -> how.
     log: str = "x"  # Which axes are logarithmic: some of "xy".
-    # Heights of dotted lines -> what they are.
-    levels: Mapping[float, str] = dataclasses.field(default_factory=dict)
-    # Ticks of the horizontal axis; the vertical one counts in powers of two.
-    hosts: Sequence[int] = ()
-    # Where links without a limit are, right of all ticks; see `unlimited_at`.
-    unlimited: float | None = None
-    diagonal: str | None = None  # What a line of slope one is called; None draws none.
-    band: float = 0.0  # Share around the diagonal that is shaded.
+    log_base: int = 10  # Whose powers are ticks of logarithmic axes.
     # Whether a line shows the most that is reached for each cost across. Its rows are
     # emphasised before all others.
     has_front: bool = False
     less_is_better: bool = False  # Whether that line shows the least.
     most_emphasised: int = MOST_EMPHASISED
+    # Draws more on axes of matplotlib, where series are drawn and scales are not set.
+    draw_more: Callable[[Any], None] = lambda axes: None
 
     @property
     def front(self) -> list[str]:
@@ -207,11 +203,6 @@ def pareto_front(points: Mapping[str, XY]) -> list[str]:
     return sorted(left, key=points.__getitem__)
 
 
-def unlimited_at(fastest: float) -> float:
-    """Where a link without a limit is drawn, right of the fastest one in Mbit/s."""
-    return fastest * _UNLIMITED_GAP
-
-
 def render(plot: Plot, kind: Literal["png", "svg"] = "png") -> bytes:
     """Draws a plot as a file, on white; the same bytes each time."""
     import matplotlib
@@ -240,22 +231,11 @@ def draw(plot: Plot, axes: Any) -> list[tuple[str, Any]]:
     """
     drawn = {each.row: _draw_series(axes, plot, each) for each in plot.series}
     ends = {each.row: max([*each.points, *(each.line or ())]) for each in plot.series}
-    quiet = {"color": "black", "linewidth": 0.8, "zorder": 1}
-    if plot.diagonal is not None:
-        xs = [x for each in plot.series for x, _ in each.points]
-        low, high = min(xs), max(xs)
-        axes.plot((low, high), (low, high), alpha=0.5, **quiet)
-        axes.annotate(plot.diagonal, (high, high), ha="right", va="bottom")
-        sides = ([(1 + k * plot.band) * x for x in (low, high)] for k in (-1, 1))
-        axes.fill_between((low, high), *sides, color="black", alpha=0.1, linewidth=0)
     if plot.has_front:
         front = [ends[row] for row in plot.front]
         right = max(x for x, _ in ends.values()), front[-1][1]
-        line = zip(*front, right, strict=True)
-        axes.plot(*line, alpha=0.5, drawstyle="steps-post", **quiet)
-    for level, text in plot.levels.items():
-        axes.axhline(level, linestyle=":", **quiet)
-        axes.text(0.01, level, text, transform=axes.get_yaxis_transform(), va="top")
+        axes.plot(*zip(*front, right, strict=True), drawstyle="steps-post", **QUIET)
+    plot.draw_more(axes)
     for name in plot.log:
         _set_log(axes, name, plot)
     axes.set_xlabel(plot.across)
@@ -299,23 +279,16 @@ def _draw_series(axes: Any, plot: Plot, series: Series) -> Any:
 
 
 def _set_log(axes: Any, name: str, plot: Plot) -> None:
-    """Makes an axis logarithmic, with plain numbers at hosts, or at 1, 2 and 5."""
+    """Makes an axis logarithmic, with plain numbers at powers, or at 1, 2 and 5."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    axis, base = getattr(axes, f"{name}axis"), 2 if plot.hosts else 10
-    getattr(axes, f"set_{name}scale")("log", base=base)
+    axis = getattr(axes, f"{name}axis")
+    getattr(axes, f"set_{name}scale")("log", base=plot.log_base)
     low, high = axis.get_view_interval()
     # What costs the same stands above each other, not apart by its last digit.
     wider = max(1.0, math.sqrt(_LEAST_RANGE * low / high))
     getattr(axes, f"set_{name}lim")(low / wider, high * wider)
-    subs = (1, 2, 5) if base == 10 and high / low < _MOST_RANGE else (1,)
-    axis.set_major_locator(LogLocator(base, subs))
+    subs = (1, 2, 5) if plot.log_base == 10 and high / low < _MOST_RANGE else (1,)
+    axis.set_major_locator(LogLocator(plot.log_base, subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: digits(value)))
     axis.set_minor_locator(NullLocator())
-    if name == "x" and plot.hosts:
-        axis.set_ticks(plot.hosts)
-    if name == "x" and plot.unlimited:
-        fastest = 1.01 * plot.unlimited / _UNLIMITED_GAP
-        ticks = [tick for tick in axis.get_majorticklocs() if low <= tick <= fastest]
-        texts = [*map(digits, ticks), "no limit"]
-        axis.set_ticks([*ticks, plot.unlimited], texts)

@@ -5,6 +5,7 @@ out of the page.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from prunex_jax.compare.report.tables import (
     Column,
     Table,
     digits,
+    is_number,
     make_table,
     shown_bytes,
 )
@@ -266,7 +268,7 @@ def _phases(run: Run) -> Iterator[dict[str, Any]]:
     """Differences of the totals from phase to phase."""
     methods = _methods(run)
     step, sent = 0, {"host": 0.0, "device": 0.0}
-    rows = [row for row in run.rows if _is_number(row.get("host_wire_bytes"))]
+    rows = [row for row in run.rows if is_number(row.get("host_wire_bytes"))]
     for phase, group in itertools.groupby(rows, lambda row: row.get("phase", 0)):
         logged = list(group)
         end = logged[-1]["step"]
@@ -276,7 +278,7 @@ def _phases(run: Run) -> Iterator[dict[str, Any]]:
         }
         for axis, before in sent.items():
             key = f"{axis}_wire_bytes"
-            totals = [each[key] for each in logged if _is_number(each.get(key))]
+            totals = [each[key] for each in logged if is_number(each.get(key))]
             added = totals[-1] - before if totals else None
             each_step = None if added is None else added / max(1, end - step)
             line |= {axis: added, f"{axis}_per_step": each_step}
@@ -327,7 +329,7 @@ def _health_table(run: Run) -> Table | None:
     found: dict[str, list[tuple[float, int]]] = {}
     for row in run.training:
         for key in itertools.dropwhile(lambda key: key != _AFTER_METRICS, row):
-            if key not in {*_COSTS, _AFTER_METRICS} and _is_number(row[key]):
+            if key not in {*_COSTS, _AFTER_METRICS} and is_number(row[key]):
                 found.setdefault(key, []).append((row[key], row["step"]))
     if not found:
         return None
@@ -367,30 +369,21 @@ def _compared(
     content: Callable[[Run, str], Any],
 ) -> Table | None:
     """A line per name, and a column per run."""
-    rows = tuple(
-        (Cell(name), *(_cell(content(run, name)) for run in runs)) for name in names
-    )
-    if not runs or not rows:
+    names = list(names)
+    if not runs or not names:
         return None
-    return Table(title, ("", *(run.name for run in runs)), rows)
-
-
-def _cell(value: Any) -> Cell:
-    if value is None:
-        return Cell()
-    return Cell(_written(value), value) if _is_number(value) else Cell(str(value))
+    columns = [
+        Column(run.name, functools.partial(content, run), _written) for run in runs
+    ]
+    return make_table(title, [Column("", str), *columns], names)
 
 
 def _written(value: float) -> str:
     return f"{value:.2e}" if 0 < abs(value) < 1e-3 else digits(value)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _can_be_drawn(value: Any) -> bool:
-    return _is_number(value) and abs(value) < _LARGEST
+    return is_number(value) and abs(value) < _LARGEST
 
 
 def _dict_in(tree: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

@@ -61,38 +61,17 @@ def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
         if len({mark.points[0][0] for mark in series}) > 1:
             heading = f"{sweep.figure.heading} {cost.title}"
             title = plot_name(findings, cost.name, heading)
-            labels = cost, title, sweep.figure.title(sweep.split)
-            plots.append(make_plot(*labels, series, looks, sweep.less_is_better))
+            plots.append(
+                Plot(
+                    *(*title, cost.across, sweep.figure.title(sweep.split)),
+                    series,
+                    looks,
+                    log=cost.log,
+                    has_front=True,
+                    less_is_better=sweep.less_is_better,
+                )
+            )
     return plots
-
-
-def make_plot(
-    cost: Cost,
-    title: tuple[str, str],
-    up: str,
-    series: Sequence[Series],
-    looks: Looks,
-    less_is_better: bool = False,
-) -> Plot:
-    """A plot of marks against a cost.
-
-    Args:
-      cost: The cost.
-      title: Name and title of the plot.
-      up: What its vertical axis says.
-      series: One mark of each row.
-      looks: Row -> how it is drawn.
-      less_is_better: As of `Plot`.
-    """
-    labels = *title, cost.across, up
-    return Plot(
-        *labels,
-        series,
-        looks,
-        log=cost.log,
-        has_front=True,
-        less_is_better=less_is_better,
-    )
 
 
 def front_table(findings: Findings, plots: Sequence[Plot]) -> list[Table]:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunex_jax.compare.sweep.learning_curves import Point
+from prunex_jax.compare.sweep.figure import Point
 from prunex_jax.compare.sweep.runs import DIVERGED, Run
 from prunex_jax.compare.sweep.study import Row, Sweep
 from prunex_jax.train.records.folder import ENVIRONMENT, SUMMARY, RunFolder

@@ -28,6 +28,7 @@ from prunex_jax.compare.report.tables import (
     many,
     method_table,
 )
+from prunex_jax.compare.sweep.figure import curve_plots
 from prunex_jax.compare.sweep.frontier import (
     cost_plots,
     front_table,
@@ -35,7 +36,6 @@ from prunex_jax.compare.sweep.frontier import (
     plot_name,
     value_cell,
 )
-from prunex_jax.compare.sweep.learning_curves import curve_plots
 from prunex_jax.compare.sweep.results import Findings, Result
 
 # Column -> keys of a row's summary and of the reference's.
