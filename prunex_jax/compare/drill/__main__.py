@@ -63,13 +63,13 @@ COMMAND = Command(
     text=str(__doc__),
     flags=(
         Flag("workdir", "", "Folder for runs, logs and the table.", is_required=True),
-        Flag("processes", 4, "Processes of a run on one machine."),
+        Flag("processes", 4, "Processes of a run on one machine.", at_least=2),
         Flag("method", "", "Methods, or all; hsadmm without, all with --random."),
         Flag("faults", "", "Faults to do; all that are possible without."),
-        Flag("random", 0, "Number of random faults instead."),
+        Flag("random", 0, "Number of random faults instead.", at_least=0),
         Flag("seed", 0, "What processes, steps and random faults are drawn from."),
-        Flag("silence_seconds", 12, "When a process counts as lost."),
-        Flag("limit_seconds", 400, "Until a run that does not end is killed."),
+        Flag("silence_seconds", 12, "When a process counts as lost.", at_least=3),
+        Flag("limit_seconds", 400, "Until a run is killed.", at_least=60),
         Flag("fresh", False, "Remove the drill that the folder holds."),
         *LAUNCH_FLAGS,
     ),
@@ -102,14 +102,6 @@ def _drill(arguments: Sequence[str], values: Values, rest: list[str]) -> int:
 
 def _check(values: Values, launch: Launch) -> None:
     """Refuses what cannot work before anything starts."""
-    for name, least in (
-        *(("random", 0), ("silence_seconds", 3), ("limit_seconds", 60)),
-        ("processes", 2),
-    ):
-        if getattr(values, name) < least:
-            raise UserError(
-                f"--{name}={getattr(values, name)} must be at least {least}"
-            )
     if values.processes > _MOST_PROCESSES:
         raise UserError(
             f"--processes={values.processes} must be at most {_MOST_PROCESSES}"
