@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from prunex_jax.compare.report import __main__ as report
+from prunex_jax.compare.report import run_report as report
 from prunex_jax.compare.report.plots import render
 from prunex_jax.compare.report.run_report import (
     Run,

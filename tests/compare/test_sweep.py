@@ -17,8 +17,14 @@ from prunex_jax.base.command import EXIT_STOPPED
 from prunex_jax.base.errors import UserError
 from prunex_jax.compare.sweep import runs as sweep_runs
 from prunex_jax.compare.sweep.__main__ import main as sweep_main
-from prunex_jax.compare.sweep.results import Findings, read_findings
-from prunex_jax.compare.sweep.runs import DIVERGED, forget, run_missing, runs_of
+from prunex_jax.compare.sweep.runs import (
+    DIVERGED,
+    Findings,
+    forget,
+    read_findings,
+    run_missing,
+    runs_of,
+)
 from prunex_jax.compare.sweep.study import (
     Row,
     Sweep,

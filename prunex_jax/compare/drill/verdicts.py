@@ -3,7 +3,6 @@ it lost no more than it may and came to the same numbers. Tables say it, for peo
 for programs."""
 
 import dataclasses
-import json
 import signal
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.command import EXIT_LOST
-from prunex_jax.base.files import write_json, write_whole
+from prunex_jax.base.files import read_object, write_json, write_whole
 from prunex_jax.compare.drill.crew import Crew, Record
 from prunex_jax.compare.drill.plan import CHECKPOINT_STEPS, FAULTS, Blow, Plan, Start
+from prunex_jax.train.records.folder import SUMMARY, RunFolder
 
 RESULT_FILE = "drill.json"
 _HEAD = ("fault", "method", "process", "step", "exit codes")
@@ -220,15 +220,12 @@ def _digests(starts: Sequence[Start], crew: Crew) -> dict[int, str]:
 
 def _rows(folder: Path) -> dict[int, Mapping[str, Any]]:
     """Step -> what was logged, without times."""
-    file = folder / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    rows = [_untimed(json.loads(line)) for line in lines]
-    return {row["step"]: row for row in rows}
+    rows = RunFolder(folder, is_primary=False).read_rows()
+    return {row["step"]: _untimed(row) for row in rows}
 
 
 def _summary(folder: Path) -> Mapping[str, Any]:
-    file = folder / "summary.json"
-    return _untimed(json.loads(file.read_text())) if file.exists() else {}
+    return _untimed(read_object(folder / SUMMARY) or {})
 
 
 def _untimed(numbers: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,13 +3,14 @@
 import base64
 import dataclasses
 import importlib.resources
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.imports import need_package
 from prunex_jax.compare.report.plots import Plot, render
 from prunex_jax.compare.report.tables import Cell, Table
+from prunex_jax.train.build.config import dotted_keys
 
 REPORT_FILE = "report.html"
 TABLES_FILE = "tables.md"
@@ -80,30 +81,23 @@ def make_page(title: str, notes: Iterable[str], sections: Iterable[Section]) -> 
 
 
 def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
-    """Any plain values as a table of names and texts; nested ones by dotted name.
+    """Any plain values as a table of names and texts; nested ones by dotted name, lists
+    with a line for each entry.
 
     Example:
       >>> table = facts_table('machine', {'cores': 2, 'versions': {'jax': '1'}})
       >>> [tuple(cell.text for cell in row) for row in table.rows]
       [('cores', '2'), ('versions.jax', '1')]
     """
-    rows = tuple((Cell(name), Cell(text)) for name, text in _flat(facts))
+
+    def text(value: Any) -> str:
+        return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    keys = dotted_keys(facts)
+    rows = tuple((Cell(key), Cell(text(value))) for key, value in keys.items())
     return Table(title, ("", "value"), rows)
 
 
 def _picture(plot: Plot) -> str:
     """A plot as an address that holds it."""
     return f"data:image/svg+xml;base64,{base64.b64encode(render(plot, 'svg')).decode()}"
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, list | tuple):
-        if not any(isinstance(each, Mapping | list | tuple) for each in value):
-            yield name, "\n".join(map(str, value))
-            return
-        value = {str(number): each for number, each in enumerate(value)}
-    if not isinstance(value, Mapping):
-        yield name, str(value)
-        return
-    for key, each in value.items():
-        yield from _flat(each, f"{name}.{key}" if name else key)

@@ -1,18 +1,24 @@
-"""Puts run folders on one page: curves, bytes, channels, health, what ran and on what.
+"""Command line of the page of runs.
 
-A run may be unfinished, at work, or of any task: what its folder does not say is left
-out of the page.
+    prunex-jax report RUN [RUN ...] [--output=FILE.html]
+
+Writes one HTML page of run folders, finished or not, side by side: curves, bytes by
+axis and phase, what is kept per channel group, health, environment, command, settings.
+What a folder does not say is left out. The page needs nothing else, and loads nothing.
+Default of FILE: report.html in the first RUN. Exit code 0: written; 2: bad input.
 """
 
 import dataclasses
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import read_object, write_whole
+from prunex_jax.base.files import expanded, read_object, write_whole
 from prunex_jax.compare.report.page import (
     REPORT_FILE,
     Section,
@@ -54,6 +60,25 @@ _COSTS = {
     *("seconds_in_steps", "seconds_per_step_median"),
     *("flops_per_second", "flops_utilisation", "examples_seen", "tokens_seen"),
 }
+
+
+COMMAND = Command(
+    text=str(__doc__),
+    flags=(Flag("output", "", "HTML file of the page."),),
+    takes_paths=True,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and writes the page."""
+    return run_command(COMMAND, _run, arguments)
+
+
+def _run(values: Values, paths: list[str]) -> None:
+    if not paths:
+        raise UserError("give run folders, as in `report runs/a runs/b`")
+    output = expanded(values.output) if values.output else None
+    sys.stdout.write(f"{write_runs([expanded(path) for path in paths], output)}\n")
 
 
 @dataclasses.dataclass(frozen=True)

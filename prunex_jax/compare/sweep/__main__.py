@@ -23,8 +23,12 @@ from prunex_jax.base.command import (
     split_list,
 )
 from prunex_jax.compare.report.page import check_packages
-from prunex_jax.compare.sweep.results import read_findings
-from prunex_jax.compare.sweep.runs import forget, run_missing, runs_of
+from prunex_jax.compare.sweep.runs import (
+    forget,
+    read_findings,
+    run_missing,
+    runs_of,
+)
 from prunex_jax.compare.sweep.study import (
     Sweep,
     load_study,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from prunex_jax.compare.report.plots import Looks, Plot, Series
 from prunex_jax.compare.report.tables import Cell, Table
-from prunex_jax.compare.sweep.results import Findings
+from prunex_jax.compare.sweep.runs import Findings
 
 
 class Cost(NamedTuple):

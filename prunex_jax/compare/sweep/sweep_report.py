@@ -36,7 +36,7 @@ from prunex_jax.compare.sweep.frontier import (
     plot_name,
     value_cell,
 )
-from prunex_jax.compare.sweep.results import Findings, Result
+from prunex_jax.compare.sweep.runs import Findings, Result
 
 # Column -> keys of a row's summary and of the reference's.
 _SHARES = (
