@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+import operator
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,7 +92,7 @@ class Curve:
 
     def reached(self, target: float) -> Point | None:
         """The first point that is as good on the validation split, or better."""
-        reaches = self.figure.reaches
+        reaches = operator.le if self.figure.less_is_better else operator.ge
         return next((p for p in self.points if reaches(p.value, target)), None)
 
 

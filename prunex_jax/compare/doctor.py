@@ -193,27 +193,17 @@ def judge_devices(found: Sequence[Found]) -> Verdict:
         num_gpus = max(each["num_gpus"] for each in here)
         used = sum(each["num_devices"] for each in here)
         if num_gpus and kinds == {"cpu"}:
-            return Verdict(
-                "devices",
-                WARNING,
-                f"{name} has {num_gpus} GPUs, and jax uses the CPU",
-                "install jax[cuda13], or give --cpu_devices on purpose",
-            )
+            text = f"{name} has {num_gpus} GPUs, and jax uses the CPU"
+            remedy = "install jax[cuda13], or give --cpu_devices on purpose"
+            return Verdict("devices", WARNING, text, remedy)
         # A process that sees its own GPU only cannot say what others have.
         if num_gpus > 1 and used < num_gpus:
-            return Verdict(
-                "devices",
-                WARNING,
-                f"{count} processes on {name} use {used} of the {num_gpus} GPUs",
-                "start one process per node, or one per GPU",
-            )
+            text = f"{count} processes on {name} use {used} of the {num_gpus} GPUs"
+            remedy = "start one process per node, or one per GPU"
+            return Verdict("devices", WARNING, text, remedy)
     total = sum(each["num_devices"] for each in found)
-    return Verdict(
-        "devices",
-        OK,
-        f"{total} ({', '.join(sorted(kinds))}) of {len(found)} processes on "
-        f"{len(processes)} machines",
-    )
+    text = f"{total} ({', '.join(sorted(kinds))}) of {len(found)} processes on "
+    return Verdict("devices", OK, f"{text}{len(processes)} machines")
 
 
 def judge_addresses(found: Sequence[Found]) -> Verdict:
@@ -224,13 +214,9 @@ def judge_addresses(found: Sequence[Found]) -> Verdict:
         name for name, where in listed.items() if not where or where.startswith("127.")
     ]
     if len(listed) > 1 and hidden:
-        return Verdict(
-            "addresses",
-            WARNING,
-            text,
-            f"give {', '.join(hidden)} an address in /etc/hosts that others reach: "
-            "collectives on CPU listen there",
-        )
+        remedy = f"give {', '.join(hidden)} an address in /etc/hosts that others reach"
+        remedy += ": collectives on CPU listen there"
+        return Verdict("addresses", WARNING, text, remedy)
     return Verdict("addresses", OK, text)
 
 
@@ -240,13 +226,12 @@ def judge_versions(found: Sequence[Found]) -> Verdict:
     for process, each in enumerate(found):
         for name, version in each["versions"].items():
             if version != first[name]:
-                return Verdict(
-                    "versions",
-                    FAILED,
+                text = (
                     f"{name} is {version} on process {process} ({each['name']}) and "
-                    f"{first[name]} on process 0 ({found[0]['name']})",
-                    "install the same on every machine",
+                    f"{first[name]} on process 0 ({found[0]['name']})"
                 )
+                remedy = "install the same on every machine"
+                return Verdict("versions", FAILED, text, remedy)
     shown = ("prunex_jax", "jax", "jaxlib", "python")
     text = ", ".join(f"{name} {first[name]}" for name in shown)
     return Verdict("versions", OK, f"{text}, the same on {len(found)} processes")
@@ -268,18 +253,14 @@ def judge_clocks(readings: Sequence[Sequence[float]]) -> Verdict:
     Args:
       readings: Seconds of every process, several times.
     """
-    apart = min(max(reading) - min(reading) for reading in readings)
-    text = f"at most {apart:.3f} s apart"
+    best = min(readings, key=lambda reading: max(reading) - min(reading))
+    apart = max(best) - min(best)
     if apart > _MOST_CLOCK_SECONDS:
-        best = min(readings, key=lambda reading: max(reading) - min(reading))
         ahead, behind = best.index(max(best)), best.index(min(best))
-        return Verdict(
-            "clocks",
-            WARNING,
-            f"process {ahead} is {apart:.1f} s ahead of process {behind}",
-            "start time synchronisation (chrony, ntpd) on both",
-        )
-    return Verdict("clocks", OK, text)
+        text = f"process {ahead} is {apart:.1f} s ahead of process {behind}"
+        remedy = "start time synchronisation (chrony, ntpd) on both"
+        return Verdict("clocks", WARNING, text, remedy)
+    return Verdict("clocks", OK, f"at most {apart:.3f} s apart")
 
 
 def _try_folder(workdir: Path, checkpoint_bytes: int) -> list[Verdict]:
@@ -324,12 +305,9 @@ def judge_shared(seen: Sequence[Found], workdir: Path) -> Verdict:
         if not each.get("sees"):
             where = each.get("name", "")
             why = each.get("error", f"process 0 wrote a file that {where} does not see")
-            return Verdict(
-                "workdir",
-                FAILED,
-                f"{workdir} on process {process}: {why}",
-                "use a folder on storage that all machines share (NFS, Lustre)",
-            )
+            text = f"{workdir} on process {process}: {why}"
+            remedy = "use a folder on storage that all machines share (NFS, Lustre)"
+            return Verdict("workdir", FAILED, text, remedy)
     return Verdict("workdir", OK, f"{workdir} is the same on {len(seen)} processes")
 
 
@@ -358,12 +336,9 @@ def judge_speed(found: Sequence[Found], checkpoint_bytes: int = 0) -> Verdict:
     """
     for process, each in enumerate(found):
         if "error" in each:
-            return Verdict(
-                "disk",
-                FAILED,
-                f"process {process} cannot write: {each['error']}",
-                "every process writes its part of a checkpoint: give all the right to",
-            )
+            text = f"process {process} cannot write: {each['error']}"
+            remedy = "every process writes its part of a checkpoint: give all the right"
+            return Verdict("disk", FAILED, text, f"{remedy} to")
     free = min(each["free"] for each in found)
     speed = min(each["speed"] for each in found)
     text = f"{free / 1e9:,.1f} GB free, {speed / 1e6:,.0f} MB/s where it is slowest"

@@ -9,9 +9,6 @@ from pathlib import Path
 
 from prunex_jax.base.signals import STOPPING, handling
 
-# Lines of its log that are shown of a process that failed.
-_SHOWN_LINES = 25
-
 
 def environment_of_process() -> dict[str, str]:
     """Environment of a process that is started: their output can be followed."""
@@ -25,7 +22,7 @@ def free_port() -> int:
         return int(asked.getsockname()[1])
 
 
-def last_lines(log: Path, count: int = _SHOWN_LINES) -> list[str]:
+def last_lines(log: Path, count: int) -> list[str]:
     """The end of what a process has printed; [] if it never began."""
     if not log.exists():
         return []

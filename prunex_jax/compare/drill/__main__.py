@@ -21,7 +21,6 @@ of one machine that was interrupted goes on with the same command.
 Exit code 0: every row is good; 1: one is not, and a line names its log; 2: bad input.
 """
 
-import dataclasses
 import functools
 import os
 import shlex
@@ -57,6 +56,8 @@ from prunex_jax.processes.launcher import Launch, detect_launch
 from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 
 EXIT_FAULTY = 1
+# What has run, and faults that were left out with the reason.
+_Done = tuple[Sequence[Plan], Crew, dict[str, str]]
 _MOST_PROCESSES = 64
 
 COMMAND = Command(
@@ -93,11 +94,12 @@ def _drill(arguments: Sequence[str], values: Values, rest: list[str]) -> int:
             again = [sys.executable, "-m", "prunex_jax", "drill", *arguments]
             return run_in_sandbox(again)
     try:
-        run = _on_machine(values, reason) if is_alone else _on_cluster(values, launch)
+        done = _on_machine(values, reason) if is_alone else _on_cluster(values, launch)
     except DrillFailedError as error:
         warn(f"error: {error}")
         return EXIT_FAULTY
-    return _report(run, shlex.join(["prunex-jax", "drill", *arguments]))
+    command = shlex.join(["prunex-jax", "drill", *arguments])
+    return _report(*done, command, is_first=not launch.process_id)
 
 
 def _check(values: Values, launch: Launch) -> None:
@@ -146,17 +148,7 @@ def _plans(values: Values, faults: Sequence[str], num_processes: int) -> list[Pl
     return every_fault(methods, faults, num_processes, seed)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """A drill that has run."""
-
-    plans: Sequence[Plan]
-    crew: Crew
-    skipped: dict[str, str]
-    is_first: bool = True  # Whether this process writes and says what came of it.
-
-
-def _on_machine(values: Values, no_links: str) -> _Run:
+def _on_machine(values: Values, no_links: str) -> _Done:
     """Starts all processes of the runs here."""
     faults, skipped = _faults(values, no_links)
     plans, num = _plans(values, faults, values.processes), values.processes
@@ -164,10 +156,10 @@ def _on_machine(values: Values, no_links: str) -> _Run:
     with make(num) as hosts:
         crew = _crew(values, num, hosts, meeting_points(hosts.address(0)))
         run_on_machine(plans, crew, _say, fresh=values.fresh)
-    return _Run(plans, crew, skipped)
+    return plans, crew, skipped
 
 
-def _on_cluster(values: Values, launch: Launch) -> _Run:
+def _on_cluster(values: Values, launch: Launch) -> _Done:
     """Looks after one process of every run; the others of the launcher do the same."""
     num, process = launch.num_processes, launch.process_id
     coordinator = launch.coordinator
@@ -179,7 +171,7 @@ def _on_cluster(values: Values, launch: Launch) -> _Run:
     with LoopbackHosts(1) as hosts:
         crew = _crew(values, num, hosts, lambda start: coordinator)
         run_on_cluster(process, plans, crew, _say)
-    return _Run(plans, crew, skipped, is_first=process == 0)
+    return plans, crew, skipped
 
 
 def _crew(
@@ -198,11 +190,17 @@ def _crew(
     )
 
 
-def _report(run: _Run, command: str) -> int:
-    verdicts = [verdict for plan in run.plans for verdict in judge(plan, run.crew)]
-    if run.is_first:
-        text = write_tables(run.crew.workdir, command, verdicts, run.skipped)
-        _say(text.rstrip("\n"))
+def _report(
+    plans: Sequence[Plan],
+    crew: Crew,
+    skipped: dict[str, str],
+    command: str,
+    is_first: bool,
+) -> int:
+    """Judges all faults; the first process writes and says what came of them."""
+    verdicts = [verdict for plan in plans for verdict in judge(plan, crew)]
+    if is_first:
+        _say(write_tables(crew.workdir, command, verdicts, skipped).rstrip("\n"))
         for verdict in verdicts:
             if verdict.problems:
                 warn(f"error: {_said(verdict)}")

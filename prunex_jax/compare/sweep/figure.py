@@ -51,15 +51,6 @@ class Figure:
         """What tables and axes call it, measured on a split."""
         return f"{split} {self.words}{', %' if self.factor == 100 else ''}"
 
-    def reaches(self, value: float, target: float) -> bool:
-        """Whether a value is as good as the target, or better.
-
-        Example:
-          >>> Figure().reaches(0.5, 0.4), Figure('loss', True).reaches(0.5, 0.4)
-          (True, False)
-        """
-        return value <= target if self.less_is_better else value >= target
-
 
 # Of plots: key, what the axis says, where a point is on it.
 AXES: tuple[tuple[str, str, Callable[["Point"], float]], ...] = (
