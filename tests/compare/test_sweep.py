@@ -126,7 +126,7 @@ def test_shares_are_of_the_first_baseline(trained):
     dense = found.results["dense"][0].summary
     small = found.results["hsadmm"][0].summary
     assert found.reference.row.name == "dense"
-    share = found.shares("hsadmm", "params_kept", "params_dense")[0]
+    share = found.shares("hsadmm", "params_kept")[0]
     assert share == small["params_kept"] / dense["params_dense"] < 0.5
     cells = price_table(found).rows[1]
     assert cells[4].value == pytest.approx(small["host_payload_ratio"], rel=0.01)

@@ -68,15 +68,15 @@ class Supervisor:
 
     def _run_start(self, start: Start) -> None:
         blow = start.blow
-        is_victim = blow is not None and blow.process == self._process
+        own = blow if blow and blow.process == self._process else None
         deadline = time.monotonic() + self._crew.limit_seconds
         progress = self._crew.record_file(start, self._process).with_suffix(".step")
         with self._running(start, progress) as child:
             acted = None
-            if is_victim and self._wait_for_step(start, progress, child, deadline):
+            if own and _wait_for_step(own.step, progress, child, deadline):
                 acted = time.time()
-                self._act(start, child)
-            if is_victim and blow is not None and blow.fault == STOP:
+                self._act(start, own.fault, child)
+            if own and own.fault == STOP:
                 # It may come back when all others have ended.
                 self._wait_for_others(start, deadline + _BACK_SECONDS)
                 child.send_signal(signal.SIGCONT)
@@ -99,9 +99,9 @@ class Supervisor:
             left_over=left_over,
         )
         limit = time.monotonic() + self._crew.limit_seconds + 2 * _BACK_SECONDS
-        if is_victim:
+        if own:
             self._wait_for_others(start, limit)
-            self._take_back(start)
+            self._take_back(start, own.fault)
         write_json(
             self._crew.record_file(start, self._process), dataclasses.asdict(record)
         )
@@ -163,40 +163,23 @@ class Supervisor:
             command.append(f"--fault={blow.fault}")
         return command
 
-    def _wait_for_step(
-        self,
-        start: Start,
-        progress: Path,
-        child: "subprocess.Popen[bytes]",
-        deadline: float,
-    ) -> bool:
-        """Waits until it is time for the fault; False if the process ends before."""
-        assert start.blow is not None
-        while child.poll() is None and time.monotonic() < deadline:
-            if _read_progress(progress)[0] >= start.blow.step:
-                return True
-            time.sleep(_LOOK_SECONDS)
-        return False
-
-    def _act(self, start: Start, child: "subprocess.Popen[bytes]") -> None:
-        assert start.blow is not None
-        number = FAULTS[start.blow.fault].number
+    def _act(self, start: Start, fault: str, child: "subprocess.Popen[bytes]") -> None:
+        number = FAULTS[fault].number
         if number is not None:
             child.send_signal(number)
-        elif start.blow.fault == MOVED:
+        elif fault == MOVED:
             folder = self._crew.run_folder(start)
             folder.rename(_away(folder))
-        elif start.blow.fault == LINK:
+        elif fault == LINK:
             self._crew.hosts.set_link(self._process, False)
 
-    def _take_back(self, start: Start) -> None:
-        assert start.blow is not None
+    def _take_back(self, start: Start, fault: str) -> None:
         folder = self._crew.run_folder(start)
-        if start.blow.fault == MOVED and _away(folder).exists():
+        if fault == MOVED and _away(folder).exists():
             # What processes have written in its place.
             shutil.rmtree(folder, ignore_errors=True)
             _away(folder).rename(folder)
-        elif start.blow.fault == LINK:
+        elif fault == LINK:
             self._crew.hosts.set_link(self._process, True)
 
     def _wait_for_others(self, start: Start, deadline: float) -> None:
@@ -214,6 +197,17 @@ class Supervisor:
 
 def _away(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}_moved_away")
+
+
+def _wait_for_step(
+    step: int, progress: Path, child: "subprocess.Popen[bytes]", deadline: float
+) -> bool:
+    """Waits until it is time for a fault; False if the process ends before."""
+    while child.poll() is None and time.monotonic() < deadline:
+        if _read_progress(progress)[0] >= step:
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
 
 
 def _wait_for_end(child: "subprocess.Popen[bytes]", deadline: float) -> int | None:

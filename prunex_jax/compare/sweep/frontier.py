@@ -18,8 +18,7 @@ class Cost(NamedTuple):
     name: str  # Of its plot,
     title: str  # and what that shows, behind the name of the metric.
     across: str  # What its horizontal axis says.
-    key: str  # Of a run's summary,
-    of: str  # and of the reference's.
+    key: str  # Of a run's summary, see `Findings.shares`.
     log: str = ""  # Which axes are logarithmic.
 
 
@@ -29,7 +28,6 @@ COSTS = (
         "against bytes",
         "bytes over hosts in the whole run, of dense",
         "host_wire_bytes",
-        "host_wire_bytes_dense",
         log="x",
     ),
     Cost(
@@ -37,14 +35,12 @@ COSTS = (
         "against multiply-accumulates",
         "multiply-accumulates of the network that is left, of dense",
         "macs_kept",
-        "macs_dense",
     ),
     Cost(
         "work",
         "against the work of training",
         "multiply-accumulates of all of training, of dense",
         "training_macs",
-        "training_macs_dense",
     ),
 )
 
@@ -56,7 +52,7 @@ def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
     """
     sweep, plots = findings.sweep, []
     for cost in COSTS:
-        marks = marks_of(findings, looks, cost.key, cost.of)
+        marks = marks_of(findings, looks, cost.key)
         series = [mark for mark in marks.values() if mark.points[0][0] > 0]
         if len({mark.points[0][0] for mark in series}) > 1:
             heading = f"{sweep.figure.heading} {cost.title}"
@@ -106,11 +102,11 @@ def value_cell(findings: Findings, row: str) -> Cell:
     return Cell(text, statistics.fmean(values))
 
 
-def marks_of(findings: Findings, looks: Looks, key: str, of: str) -> dict[str, Series]:
+def marks_of(findings: Findings, looks: Looks, key: str) -> dict[str, Series]:
     """Row -> mean metric and its standard deviation, at a share of the reference."""
     marks, factor = {}, findings.sweep.figure.factor
     for row in looks:
-        shares, values = findings.shares(row, key, of), findings.values(row)
+        shares, values = findings.shares(row, key), findings.values(row)
         if shares:
             middle = factor * statistics.fmean(values)
             spread = factor * statistics.stdev(values) if len(values) > 1 else 0.0

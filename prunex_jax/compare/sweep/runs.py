@@ -92,13 +92,15 @@ class Findings:
         key = f"{self.sweep.split}_{self.sweep.metric}"
         return [each.summary[key] for each in self.results[name] if each.summary]
 
-    def shares(self, name: str, key: str, of: str) -> list[float]:
-        """A number of the summaries of a row, as a share of one of the reference.
+    def shares(self, name: str, key: str) -> list[float]:
+        """A number of the summaries of a row, as a share of the dense one.
 
+        That is called so in the summary of the reference: `macs_dense` for `macs_kept`.
         Empty where a run does not say it, or an earlier version wrote its summary.
         """
         reference = self.reference
-        whole = reference.summary.get(of) if reference else None
+        dense = f"{key.removesuffix('_kept').removesuffix('_steady')}_dense"
+        whole = reference.summary.get(dense) if reference else None
         found = [each.summary.get(key) for each in self.results[name] if each.summary]
         if not whole or None in found:
             return []
