@@ -7,13 +7,15 @@ that measured them, n and spread. Reports draw the same plots from all that was
 measured, with quartiles and every link.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report.marks import draw_levels
 from benchmarks.report.steps import speed_up_plot
 from prunex_jax.compare.report.plots import Looks, Plot, Series, make_looks, render
-from prunex_jax.compare.sweep.frontier import COSTS, Cost, make_plot
+from prunex_jax.compare.sweep.frontier import COSTS, Cost
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -37,7 +39,8 @@ def accuracy_against(cost: Cost) -> Plot:
         series.append(Series(row["title"], [(row[cost.name], middle)], [ends]))
     name = f"{cost.name}_cifar10-coarse"
     title = f"Accuracy {cost.title}: CIFAR-10, coarse, 30 epochs, n=1 to 3"
-    return make_plot(cost, (name, title), "test accuracy, %", series, looks)
+    labels = name, title, cost.across, "test accuracy, %"
+    return Plot(*labels, series, looks, log=cost.log, has_front=True)
 
 
 def time_to_accuracy() -> Plot:
@@ -55,7 +58,6 @@ def time_to_accuracy() -> Plot:
         series,
         looks,
         log="xy",
-        names_at_marks=True,
     )
 
 
@@ -82,7 +84,9 @@ def step_times() -> Plot:
         series,
         looks,
         log="xy",
-        levels={table["computation"] / 1000: "computation alone"},
+        draw_more=functools.partial(
+            draw_levels, {table["computation"] / 1000: "computation alone"}
+        ),
     )
 
 

@@ -43,7 +43,7 @@ COMMANDS = {
         "Train rows of settings with several seeds and compare them.",
     ),
     "report": (
-        "prunex_jax.compare.report.__main__",
+        "prunex_jax.compare.report.run_report",
         "Write a page of runs.",
     ),
 }

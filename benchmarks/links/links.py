@@ -66,11 +66,13 @@ class Links(abc.ABC):
 class LinkedHosts(Hosts, Links):
     """Hosts of this machine, and what joins them."""
 
+    interface: ClassVar[str]  # Name that a host's network interface has on that host.
+
 
 class ShapedHosts(NamespaceHosts, LinkedHosts):
     """Namespaces whose links are limited and counted."""
 
-    kind = "namespaces"
+    kind, interface = "namespaces", "eth0"
 
     def shape(self, megabits: float | None) -> None:
         """See `Links`."""
@@ -88,7 +90,7 @@ class ShapedHosts(NamespaceHosts, LinkedHosts):
 class PlainHosts(LoopbackHosts, LinkedHosts):
     """Processes of this machine, over links that are neither limited nor counted."""
 
-    kind = "loopback"
+    kind, interface = "loopback", "lo"
 
     def sent_bytes(self) -> None:
         """See `Links`."""

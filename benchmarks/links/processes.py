@@ -178,7 +178,7 @@ class Processes:
 
     def _failure(self, number: int, what: str) -> ProcessFailedError:
         log = self._all[number].log
-        shown = "\n".join(f"  | {line}" for line in last_lines(log))
+        shown = "\n".join(f"  | {line}" for line in last_lines(log, 25))
         return ProcessFailedError(f"process {number} {what}; {log} ends with\n{shown}")
 
     def _end(self) -> None:

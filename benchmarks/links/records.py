@@ -5,13 +5,13 @@
 
 import dataclasses
 import json
+import operator
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prunex_jax.compare.sweep.figure import Figure
-from prunex_jax.compare.sweep.learning_curves import Point
+from prunex_jax.compare.sweep.figure import Figure, Point
 
 RECORDS_FILE = "records.jsonl"
 
@@ -92,7 +92,7 @@ class Curve:
 
     def reached(self, target: float) -> Point | None:
         """The first point that is as good on the validation split, or better."""
-        reaches = self.figure.reaches
+        reaches = operator.le if self.figure.less_is_better else operator.ge
         return next((p for p in self.points if reaches(p.value, target)), None)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.links.gates import Spec, write_specs
+from benchmarks.links.links import LinkedHosts
 from benchmarks.report import places
 from benchmarks.study import LinkRow, LinkStudy, check_goal
 from prunex_jax.base.errors import UserError
-from prunex_jax.compare.drill.hosts import Hosts
 from prunex_jax.compare.subprocesses import free_port
 from prunex_jax.compare.sweep.study import settings_of
 from prunex_jax.mesh import check_has_links
@@ -181,7 +181,7 @@ def _steady_settings(settings: Mapping[str, Any], period: int) -> Mapping[str, A
 
 
 def session_commands(
-    hosts: Hosts, tasks: Sequence[Task], folder: Path
+    hosts: LinkedHosts, tasks: Sequence[Task], folder: Path
 ) -> list[list[str]]:
     """Command lines of the processes that run tasks of one kind, host by host."""
     runtime, per_host = tasks[0].kind
@@ -201,6 +201,6 @@ def session_commands(
         host = number // per_host
         own = [f"--process_id={number}"]
         if runtime == "torch":
-            own.append(f"--interface={hosts.interface(host)}")
+            own.append(f"--interface={hosts.interface}")
         commands.append(hosts.command(host, [*shared, *own]))
     return commands

@@ -4,8 +4,7 @@
         [--targets=VALUE,...] [--published]
 
 Reads `records.jsonl` of every FOLDER and writes `report.html`, one file that needs
-nothing else, and `tables.md` into the first one. Plots need matplotlib
-(pip install 'prunex_jax[report]'). Exit code 0: written; 2: bad input.
+nothing else, and `tables.md` into the first one. Exit code 0: written; 2: bad input.
 """
 
 import dataclasses
@@ -21,8 +20,6 @@ from benchmarks.published import (
 from benchmarks.report.study_report import Findings, read_findings, write_report
 from prunex_jax.base.command import Command, Flag, Values, run_command, split_list
 from prunex_jax.base.errors import UserError
-from prunex_jax.compare.report import plots
-from prunex_jax.compare.report.page import NO_PLOTS
 
 COMMAND = Command(
     text=str(__doc__),
@@ -49,10 +46,7 @@ def _run(values: Values, rest: list[str]) -> None:
     if values.published:
         findings = _with_published(findings)
     png = Path(values.png) if values.png else None
-    path = write_report(folders[0], findings, png)
-    if not plots.is_available():
-        sys.stdout.write(f"{NO_PLOTS}\n")
-    sys.stdout.write(f"{path}\n")
+    sys.stdout.write(f"{write_report(folders[0], findings, png)}\n")
 
 
 def _with_published(findings: Findings) -> Findings:

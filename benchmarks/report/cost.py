@@ -1,6 +1,6 @@
 """The model of cost beside what was measured, between it, and where nobody measured.
 
-`step_time` is the model itself, `published` a cluster that nobody here has measured.
+`cost_model` is the model itself, `published` a cluster that nobody here has measured.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from benchmarks.links.records import Measurement, Record
+from benchmarks.report.cost_model import CostModel, Sample, fit
+from benchmarks.report.marks import draw_diagonal, shown_seconds, span
 from benchmarks.report.places import DENSE, Place, measured
 from benchmarks.report.steps import Lines, Times, speed_up_plot
 from prunex_jax.base.errors import UserError
@@ -24,10 +26,7 @@ from prunex_jax.compare.report.tables import (
     make_table,
     many,
     method_table,
-    shown_seconds,
-    span,
 )
-from prunex_jax.compare.step_time import CostModel, Sample, fit
 
 ALLOWED_ERROR = 0.15  # The band around what was measured.
 _POINTS_OF_A_LINE = 40
@@ -191,6 +190,7 @@ def model_plots(modelled: Modelled, looks: Looks) -> list[Plot]:
                     series.append(
                         Series(row, points, line=(), is_hollow=not is_held_out)
                     )
+        measured = [p.record.median for p in modelled.predictions]
         plots.append(
             Plot(
                 "model",
@@ -200,8 +200,9 @@ def model_plots(modelled: Modelled, looks: Looks) -> list[Plot]:
                 series,
                 looks,
                 log="xy",
-                diagonal="",
-                band=ALLOWED_ERROR,
+                draw_more=functools.partial(
+                    draw_diagonal, min(measured), max(measured), "", ALLOWED_ERROR
+                ),
             )
         )
     for number, each in enumerate(modelled.extrapolations, start=1):

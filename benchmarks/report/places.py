@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from benchmarks.links.records import Curve, Measurement, Record, Setup
-from prunex_jax.compare.report.tables import digits, many, span
+from benchmarks.report.marks import span
+from prunex_jax.compare.report.tables import digits, many
 from prunex_jax.compare.sweep.figure import Figure
 
 DENSE = "dense"  # Row that all others are compared with: hierarchical dense float32.

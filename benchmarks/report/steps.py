@@ -7,6 +7,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.links.records import Measurement, Record, Setup
+from benchmarks.report.marks import (
+    draw_diagonal,
+    draw_levels,
+    shown_range,
+    shown_seconds,
+    span,
+)
 from benchmarks.report.places import (
     DENSE,
     Measured,
@@ -16,7 +23,7 @@ from benchmarks.report.places import (
     stand_in_notes,
     titles,
 )
-from prunex_jax.compare.report.plots import XY, Looks, Plot, Series, unlimited_at
+from prunex_jax.compare.report.plots import XY, Looks, Plot, Series
 from prunex_jax.compare.report.tables import (
     Cell,
     Column,
@@ -27,9 +34,6 @@ from prunex_jax.compare.report.tables import (
     many,
     method_table,
     shown_bytes,
-    shown_range,
-    shown_seconds,
-    span,
 )
 
 # Share and constant by which counted bytes may differ from those of trace and model.
@@ -39,6 +43,7 @@ from prunex_jax.compare.report.tables import (
 SHARE = 0.03
 BYTES_PER_MESSAGE = 1_000.0
 _PAUSE = ", pause for computation"
+_UNLIMITED_GAP = 2.5  # Factor from the fastest link to the mark of no limit.
 
 # Number of hosts -> link -> row -> what was measured.
 Sizes = Mapping[int, Mapping[str, Measured]]
@@ -167,7 +172,7 @@ def step_time_plots(
         speeds = {each.setup.megabits for each in found}
         if len(speeds - {None}) < 2:
             continue
-        unlimited = unlimited_at(max(speed for speed in speeds if speed))
+        unlimited = _UNLIMITED_GAP * max(speed for speed in speeds if speed)
         series = []
         for row in looks:
             mine = [each for each in found if each.setup.row == row]
@@ -187,8 +192,11 @@ def step_time_plots(
             series,
             looks,
             log="xy",
-            levels={found[0].setup.compute_seconds: "computation alone"},
-            unlimited=unlimited if None in speeds else None,
+            draw_more=functools.partial(
+                draw_levels,
+                {found[0].setup.compute_seconds: "computation alone"},
+                unlimited=unlimited if None in speeds else None,
+            ),
         )
         plots.append(plot)
     return plots
@@ -213,16 +221,11 @@ def speed_up_plot(name: str, title: str, times: Times, looks: Looks) -> list[Plo
     ]
     if all(len(each.points) < 2 for each in series):
         return []
-    hosts = sorted({int(n) for each in series for n, _ in each.points})
     up = "speed-up over one host"
-    return [
-        Plot(
-            *(name, title, "hosts", up, series, looks),
-            log="xy",
-            hosts=hosts,
-            diagonal="ideal",
-        )
-    ]
+    most = max(n for each in series for n, _ in each.points)
+    more = functools.partial(draw_diagonal, 1, most, "ideal", 0.0)
+    labels = name, title, "hosts", up
+    return [Plot(*labels, series, looks, log="xy", log_base=2, draw_more=more)]
 
 
 def plot_name(what: str, place: Place, link: str = "") -> str:

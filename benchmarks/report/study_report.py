@@ -108,11 +108,7 @@ def take_targets(environment: dict[str, Any]) -> dict[str, Sequence[float]]:
 
 
 def write_report(folder: Path, findings: Findings, png: Path | None = None) -> Path:
-    """Writes the report.
-
-    Raises:
-      UserError: PNG files are asked for, and matplotlib is not there.
-    """
+    """Writes the report, with its plots as PNG files too if a folder is given."""
     sections = make_sections(findings)
     return write_page(folder, "Methods over links", _notes(findings), sections, png)
 

@@ -3,11 +3,13 @@
 A target is a value of the study's metric, such as accuracy, on the validation split.
 """
 
+import dataclasses
 import functools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.links.records import Curve, Record
+from benchmarks.report.marks import draw_levels, median_cell, shown_seconds, span
 from benchmarks.report.places import DENSE, Curves, curves, link_title, titles
 from benchmarks.report.steps import plot_name
 from prunex_jax.compare.report.plots import Looks, Plot
@@ -19,13 +21,9 @@ from prunex_jax.compare.report.tables import (
     figures,
     make_table,
     many,
-    median_cell,
     shown_bytes,
-    shown_seconds,
-    span,
 )
-from prunex_jax.compare.sweep.figure import Figure
-from prunex_jax.compare.sweep.learning_curves import AXES, Point, curve_plots
+from prunex_jax.compare.sweep.figure import AXES, Figure, Point, curve_plots
 
 Runs = Sequence[Curve]  # Of one row, one per seed.
 # What it takes to reach a target.
@@ -78,8 +76,12 @@ def target_plots(
         names = {
             key: (plot_name(f"{name}-{key}", place, link), title) for key, _, _ in AXES
         }
-        levels = targets.get(place.study, ())
-        plots += curve_plots(names, points, looks, figure, levels)
+        asked = [figure.factor * each for each in targets.get(place.study, ())]
+        more = functools.partial(draw_levels, dict.fromkeys(asked, ""))
+        plots += [
+            dataclasses.replace(plot, draw_more=more)
+            for plot in curve_plots(names, points, looks, figure)
+        ]
     return plots
 
 

@@ -44,6 +44,7 @@ class Flag:
     choices: tuple[str, ...] = ()  # The only values of a string; empty allows any.
     is_required: bool = False  # Whether it must be given.
     bare: str = ""  # What a string is if only `--name` is given; empty refuses that.
+    at_least: int | None = None  # Of a number; None allows any.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,6 +266,9 @@ def _parse(command: Command, arguments: Sequence[str]) -> tuple[Values, list[str
     for flag in command.flags:
         if flag.is_required and not getattr(values, flag.name):
             raise UserError(f"--{flag.name} is required; --help shows the command line")
+        value, least = getattr(values, flag.name), flag.at_least
+        if least is not None and value < least:
+            raise UserError(f"--{flag.name}={value} must be at least {least}")
     return values, settings
 
 

@@ -55,8 +55,8 @@ COMMAND = Command(
         CONFIG_FLAG,
         *LAUNCH_FLAGS,
         Flag("measure", False, "Run a few real steps of every method as well."),
-        Flag("margin", 10, "Least gain over dense, in percent, that is advised."),
-        Flag("seconds", 10, "Time for measuring the links."),
+        Flag("margin", 10, "Least gain over dense, in percent.", at_least=1),
+        Flag("seconds", 10, "Time for measuring the links.", at_least=1),
         Flag("out", "", "File for the same as JSON; written by the first process."),
     ),
     takes_settings=True,
@@ -328,9 +328,6 @@ def _first_batch(experiment: Experiment) -> Batch:
 
 
 def _advise(values: Values, overrides: list[str]) -> None:
-    for name, value in (("margin", values.margin), ("seconds", values.seconds)):
-        if value < 1:
-            raise UserError(f"--{name}={value} must be at least 1")
     out = Path(values.out) if values.out else None
     if out is not None and not out.parent.is_dir():
         raise UserError(f"--out={out}: there is no folder {out.parent}; make it first")

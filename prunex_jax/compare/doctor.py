@@ -80,13 +80,11 @@ COMMAND = Command(
     text=str(__doc__),
     flags=(
         Flag("workdir", "", "Run folder to try; without it no folder is tried."),
-        Flag(
-            "checkpoint_bytes", 0, "Size of a checkpoint, as train --dry_run prints it."
-        ),
+        Flag("checkpoint_bytes", 0, "Size of one, as in train --dry_run.", at_least=0),
         Flag("layout", "auto", "What a host is, as topology.layout says."),
-        Flag("cpu_devices", 0, "Simulated CPU devices, as topology.cpu_devices says."),
-        Flag("seconds", 4, "Time for measuring the links."),
-        Flag("join_seconds", 60, "How long processes wait for each other."),
+        Flag("cpu_devices", 0, "As topology.cpu_devices.", at_least=0),
+        Flag("seconds", 4, "Time for measuring the links.", at_least=1),
+        Flag("join_seconds", 60, "How long processes wait for each other.", at_least=1),
         *LAUNCH_FLAGS,
     ),
 )
@@ -138,10 +136,11 @@ def examine(
     ]
     if workdir:
         verdicts += _try_folder(expanded(workdir), checkpoint_bytes)
-    verdicts.append(_tried("sums", lambda: check_sums(topology.mesh)))
-    verdicts.append(_tried("exchange", lambda: check_exchange(topology.mesh)))
-    verdicts.append(_tried("large sums", lambda: check_large_sums(topology.mesh)))
-    verdicts += _try_links(topology, seconds)
+    mesh = topology.mesh
+    verdicts += _tried("sums", lambda: [check_sums(mesh)])
+    verdicts += _tried("exchange", lambda: [check_exchange(mesh)])
+    verdicts += _tried("large sums", lambda: [check_large_sums(mesh)])
+    verdicts += _tried("links", lambda: _links(topology, seconds))
     return verdicts
 
 
@@ -194,27 +193,17 @@ def judge_devices(found: Sequence[Found]) -> Verdict:
         num_gpus = max(each["num_gpus"] for each in here)
         used = sum(each["num_devices"] for each in here)
         if num_gpus and kinds == {"cpu"}:
-            return Verdict(
-                "devices",
-                WARNING,
-                f"{name} has {num_gpus} GPUs, and jax uses the CPU",
-                "install jax[cuda13], or give --cpu_devices on purpose",
-            )
+            text = f"{name} has {num_gpus} GPUs, and jax uses the CPU"
+            remedy = "install jax[cuda13], or give --cpu_devices on purpose"
+            return Verdict("devices", WARNING, text, remedy)
         # A process that sees its own GPU only cannot say what others have.
         if num_gpus > 1 and used < num_gpus:
-            return Verdict(
-                "devices",
-                WARNING,
-                f"{count} processes on {name} use {used} of the {num_gpus} GPUs",
-                "start one process per node, or one per GPU",
-            )
+            text = f"{count} processes on {name} use {used} of the {num_gpus} GPUs"
+            remedy = "start one process per node, or one per GPU"
+            return Verdict("devices", WARNING, text, remedy)
     total = sum(each["num_devices"] for each in found)
-    return Verdict(
-        "devices",
-        OK,
-        f"{total} ({', '.join(sorted(kinds))}) of {len(found)} processes on "
-        f"{len(processes)} machines",
-    )
+    text = f"{total} ({', '.join(sorted(kinds))}) of {len(found)} processes on "
+    return Verdict("devices", OK, f"{text}{len(processes)} machines")
 
 
 def judge_addresses(found: Sequence[Found]) -> Verdict:
@@ -225,13 +214,9 @@ def judge_addresses(found: Sequence[Found]) -> Verdict:
         name for name, where in listed.items() if not where or where.startswith("127.")
     ]
     if len(listed) > 1 and hidden:
-        return Verdict(
-            "addresses",
-            WARNING,
-            text,
-            f"give {', '.join(hidden)} an address in /etc/hosts that others reach: "
-            "collectives on CPU listen there",
-        )
+        remedy = f"give {', '.join(hidden)} an address in /etc/hosts that others reach"
+        remedy += ": collectives on CPU listen there"
+        return Verdict("addresses", WARNING, text, remedy)
     return Verdict("addresses", OK, text)
 
 
@@ -241,13 +226,12 @@ def judge_versions(found: Sequence[Found]) -> Verdict:
     for process, each in enumerate(found):
         for name, version in each["versions"].items():
             if version != first[name]:
-                return Verdict(
-                    "versions",
-                    FAILED,
+                text = (
                     f"{name} is {version} on process {process} ({each['name']}) and "
-                    f"{first[name]} on process 0 ({found[0]['name']})",
-                    "install the same on every machine",
+                    f"{first[name]} on process 0 ({found[0]['name']})"
                 )
+                remedy = "install the same on every machine"
+                return Verdict("versions", FAILED, text, remedy)
     shown = ("prunex_jax", "jax", "jaxlib", "python")
     text = ", ".join(f"{name} {first[name]}" for name in shown)
     return Verdict("versions", OK, f"{text}, the same on {len(found)} processes")
@@ -269,18 +253,14 @@ def judge_clocks(readings: Sequence[Sequence[float]]) -> Verdict:
     Args:
       readings: Seconds of every process, several times.
     """
-    apart = min(max(reading) - min(reading) for reading in readings)
-    text = f"at most {apart:.3f} s apart"
+    best = min(readings, key=lambda reading: max(reading) - min(reading))
+    apart = max(best) - min(best)
     if apart > _MOST_CLOCK_SECONDS:
-        best = min(readings, key=lambda reading: max(reading) - min(reading))
         ahead, behind = best.index(max(best)), best.index(min(best))
-        return Verdict(
-            "clocks",
-            WARNING,
-            f"process {ahead} is {apart:.1f} s ahead of process {behind}",
-            "start time synchronisation (chrony, ntpd) on both",
-        )
-    return Verdict("clocks", OK, text)
+        text = f"process {ahead} is {apart:.1f} s ahead of process {behind}"
+        remedy = "start time synchronisation (chrony, ntpd) on both"
+        return Verdict("clocks", WARNING, text, remedy)
+    return Verdict("clocks", OK, f"at most {apart:.3f} s apart")
 
 
 def _try_folder(workdir: Path, checkpoint_bytes: int) -> list[Verdict]:
@@ -325,12 +305,9 @@ def judge_shared(seen: Sequence[Found], workdir: Path) -> Verdict:
         if not each.get("sees"):
             where = each.get("name", "")
             why = each.get("error", f"process 0 wrote a file that {where} does not see")
-            return Verdict(
-                "workdir",
-                FAILED,
-                f"{workdir} on process {process}: {why}",
-                "use a folder on storage that all machines share (NFS, Lustre)",
-            )
+            text = f"{workdir} on process {process}: {why}"
+            remedy = "use a folder on storage that all machines share (NFS, Lustre)"
+            return Verdict("workdir", FAILED, text, remedy)
     return Verdict("workdir", OK, f"{workdir} is the same on {len(seen)} processes")
 
 
@@ -359,12 +336,9 @@ def judge_speed(found: Sequence[Found], checkpoint_bytes: int = 0) -> Verdict:
     """
     for process, each in enumerate(found):
         if "error" in each:
-            return Verdict(
-                "disk",
-                FAILED,
-                f"process {process} cannot write: {each['error']}",
-                "every process writes its part of a checkpoint: give all the right to",
-            )
+            text = f"process {process} cannot write: {each['error']}"
+            remedy = "every process writes its part of a checkpoint: give all the right"
+            return Verdict("disk", FAILED, text, f"{remedy} to")
     free = min(each["free"] for each in found)
     speed = min(each["speed"] for each in found)
     text = f"{free / 1e9:,.1f} GB free, {speed / 1e6:,.0f} MB/s where it is slowest"
@@ -388,18 +362,16 @@ def judge_speed(found: Sequence[Found], checkpoint_bytes: int = 0) -> Verdict:
     return Verdict("disk", OK, text)
 
 
-def _tried(item: str, check: Callable[[], Verdict]) -> Verdict:
-    """A verdict, also where the collective itself fails."""
+def _tried(item: str, check: Callable[[], list[Verdict]]) -> list[Verdict]:
+    """Verdicts, also where the collective itself fails."""
     try:
         return check()
     except jax.errors.JaxRuntimeError as error:
-        return Verdict(
-            item,
-            FAILED,
-            one_line(error)[:300],
+        remedy = (
             "look at the network between the machines: firewall, interface "
-            "(NCCL_SOCKET_IFNAME), drivers",
+            "(NCCL_SOCKET_IFNAME), drivers"
         )
+        return [Verdict(item, FAILED, one_line(error)[:300], remedy)]
 
 
 def check_sums(mesh: AnyMesh) -> Verdict:
@@ -407,48 +379,34 @@ def check_sums(mesh: AnyMesh) -> Verdict:
     shape = mesh.shape[HOST_AXIS], mesh.shape[DEVICE_AXIS]
     numbers = np.arange(1, mesh.size + 1, dtype=np.float32).reshape(shape)
     both, wrong = jax.P(HOST_AXIS, DEVICE_AXIS), list[str]()
-    for number, axis in enumerate((HOST_AXIS, DEVICE_AXIS)):
 
-        def add(block: jax.Array, axis: str = axis) -> jax.Array:
-            if axis == HOST_AXIS:
-                mean = mean_over_hosts(block, MeshAxes(HOST_AXIS, None))
-            else:
-                mean = mean_over_devices(block, MeshAxes(None, DEVICE_AXIS))
-            return mean + 0 * block
+    def over_hosts(block: jax.Array) -> jax.Array:
+        return mean_over_hosts(block, MeshAxes(HOST_AXIS, None)) + 0 * block
 
-        means = jax.jit(map_over(mesh, add, both, both))(placed(numbers, mesh, both))
+    def over_devices(block: jax.Array) -> jax.Array:
+        return mean_over_devices(block, MeshAxes(None, DEVICE_AXIS)) + 0 * block
+
+    for number, mean in enumerate((over_hosts, over_devices)):
+        what = f"the sum over the {(HOST_AXIS, DEVICE_AXIS)[number]} axis"
         wanted = np.broadcast_to(numbers.mean(number, keepdims=True), shape)
-        wrong += _differences(f"the sum over the {axis} axis", means, wanted)
-    return _judge_numbers(
-        "sums", wrong, f"right over both axes of {shape[0]} x {shape[1]}"
-    )
-
-
-_WRONG_NUMBERS = (
-    "a device, link or driver gives wrong numbers: run again without that machine"
-)
+        wrong += _differences(what, _program(mesh, mean, both)(numbers), wanted)
+    text = f"right over both axes of {shape[0]} x {shape[1]}"
+    return _judge_numbers("sums", wrong, text)
 
 
 def check_exchange(mesh: AnyMesh) -> Verdict:
     """Averages kept channels over hosts as a run does, against numpy."""
     num_hosts = mesh.shape[HOST_AXIS]
     keep = np.arange(0, _NUM_CHANNELS, _KEPT_STRIDE)
-    rows = np.stack(
-        [
-            np.random.default_rng(host).normal(size=_NUM_CHANNELS).astype(np.float32)
-            for host in range(num_hosts)
-        ]
-    )
-    per_host = jax.P(HOST_AXIS)
+    rows = np.random.default_rng(0).normal(size=(num_hosts, _NUM_CHANNELS))
+    rows = rows.astype(np.float32)
 
     def exchange(block: jax.Array) -> jax.Array:
         mean = mean_over_hosts(block[0, keep], MeshAxes())
         whole = jnp.zeros(_NUM_CHANNELS, block.dtype).at[keep].set(mean)
         return (whole + 0 * block[0])[None]
 
-    means = jax.jit(map_over(mesh, exchange, per_host, per_host))(
-        placed(rows, mesh, per_host)
-    )
+    means = _program(mesh, exchange, jax.P(HOST_AXIS))(rows)
     wanted = np.zeros_like(rows)
     wanted[:, keep] = rows[:, keep].mean(0)
     wrong = _differences("the mean of kept channels over hosts", means, wanted)
@@ -459,35 +417,28 @@ def check_exchange(mesh: AnyMesh) -> Verdict:
 def check_large_sums(mesh: AnyMesh) -> Verdict:
     """Averages as many numbers as a network has parameters, several times."""
     numbers = np.arange(1, mesh.shape[HOST_AXIS] + 1, dtype=np.float32)
-    per_host = jax.P(HOST_AXIS)
 
     def average(number: jax.Array) -> jax.Array:
         block = number * (jnp.arange(_NUM_LARGE) % _NUM_CHANNELS).astype(jnp.float32)
         return (mean_over_hosts(block, MeshAxes()) + 0 * block)[None]
 
-    program = jax.jit(map_over(mesh, average, per_host, per_host))
+    program = _program(mesh, average, jax.P(HOST_AXIS))
     row = (np.arange(_NUM_LARGE) % _NUM_CHANNELS).astype(np.float32) * numbers.mean()
     wanted = np.broadcast_to(row, (len(numbers), _NUM_LARGE))
     wrong = list[str]()
     for _ in range(_REPEATS):
-        means = program(placed(numbers, mesh, per_host))
-        wrong += _differences(f"a mean of {_NUM_LARGE:,} numbers", means, wanted)
+        what = f"a mean of {_NUM_LARGE:,} numbers"
+        wrong += _differences(what, program(numbers), wanted)
     text = f"means of {_NUM_LARGE:,} numbers over hosts, {_REPEATS} times"
     return _judge_numbers("large sums", wrong, text)
 
 
-def _judge_numbers(item: str, wrong: Sequence[str], text: str) -> Verdict:
-    """Failed where a process has found wrong numbers; otherwise ok, with the text."""
-    found = _of_all(wrong)
-    if found:
-        return Verdict(item, FAILED, found[0], _WRONG_NUMBERS)
-    return Verdict(item, OK, text)
-
-
-def _of_all(texts: Sequence[str]) -> list[str]:
-    """What all processes have to say."""
-    found = gather_found(lambda: {"texts": list(texts)})
-    return [text for each in found for text in each["texts"]]
+def _program(
+    mesh: AnyMesh, mean: Callable[[jax.Array], jax.Array], spec: jax.P
+) -> Callable[[np.ndarray], jax.Array]:
+    """A function of blocks, compiled for numbers of the host that lie on the mesh."""
+    program = jax.jit(map_over(mesh, mean, spec, spec))
+    return lambda numbers: program(placed(numbers, mesh, spec))
 
 
 def _differences(what: str, array: jax.Array, wanted: np.ndarray) -> list[str]:
@@ -500,33 +451,27 @@ def _differences(what: str, array: jax.Array, wanted: np.ndarray) -> list[str]:
     ]
 
 
-def _try_links(topology: Topology, seconds: float) -> list[Verdict]:
+def _judge_numbers(item: str, wrong: Sequence[str], text: str) -> Verdict:
+    """Failed where a process has found wrong numbers; otherwise ok, with the text."""
+    for each in gather_found(lambda: {"wrong": list(wrong)}):
+        if each["wrong"]:
+            remedy = "a device, link or driver gives wrong numbers: run again without"
+            return Verdict(item, FAILED, each["wrong"][0], f"{remedy} that machine")
+    return Verdict(item, OK, text)
+
+
+def _links(topology: Topology, seconds: float) -> list[Verdict]:
     """Times sums of growing size over both axes."""
     if topology.mesh.size == 1:
         return [Verdict("links", OK, "one device has none")]
-    try:
-        links = probe_links(topology.mesh, seconds)
-    except jax.errors.JaxRuntimeError as error:
-        text = one_line(error)[:300]
-        return [Verdict("links", FAILED, text, "look at the network")]
-    suffix = ""
-    if topology.is_simulated:
-        suffix = ", of hosts that share a machine: not real"
+    suffix = ", of hosts that share a machine: not real" * topology.is_simulated
     return [
         Verdict(f"links of the {axis} axis", OK, f"{link}{suffix}")
-        for axis, link in links.items()
+        for axis, link in probe_links(topology.mesh, seconds).items()
     ]
 
 
 def _doctor(values: Values, _: list[str]) -> int:
-    for name, value, least in (
-        ("seconds", values.seconds, 1),
-        ("join_seconds", values.join_seconds, 1),
-        ("cpu_devices", values.cpu_devices, 0),
-        ("checkpoint_bytes", values.checkpoint_bytes, 0),
-    ):
-        if value < least:
-            raise UserError(f"--{name}={value} must be at least {least}")
     if values.checkpoint_bytes and not values.workdir:
         raise UserError("--checkpoint_bytes needs --workdir, the folder to try")
     config = TopologyConfig(layout=values.layout, cpu_devices=values.cpu_devices)

@@ -4,13 +4,10 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from prunex_jax.base.signals import STOPPING, handling
-
-# Lines of its log that are shown of a process that failed.
-_SHOWN_LINES = 25
 
 
 def environment_of_process() -> dict[str, str]:
@@ -25,14 +22,14 @@ def free_port() -> int:
         return int(asked.getsockname()[1])
 
 
-def last_lines(log: Path, count: int = _SHOWN_LINES) -> list[str]:
+def last_lines(log: Path, count: int) -> list[str]:
     """The end of what a process has printed; [] if it never began."""
     if not log.exists():
         return []
     return log.read_text(errors="replace").splitlines()[-count:]
 
 
-def run_process(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> int:
+def run_process(command: Sequence[str], log: Path) -> int:
     """Runs a command, appends its output to a file, and returns its exit code.
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 are handed to it as SIGTERM, so that it can
@@ -43,7 +40,10 @@ def run_process(command: Sequence[str], log: Path, environ: Mapping[str, str]) -
     with (
         log.open("a") as file,
         subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=dict(environ)
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment_of_process(),
         ) as process,
     ):
 

@@ -20,7 +20,7 @@ COMMAND = Command(
     "Greets.",
     (
         Flag("name", "", "Whom.", is_required=True),
-        Flag("times", 1, "How often, 100 % sure."),
+        Flag("times", 1, "How often, 100 % sure.", at_least=-3),
         Flag("loud", False, "In capitals."),
         Flag("tone", "kind", "How.", choices=("kind", "stern")),
     ),
@@ -88,6 +88,7 @@ def test_settings_are_handed_on(given, settings):
         (["-name=x"], "'-name=x' is not understood, did you mean '--name'"),
         (["--name=x", "stray"], "'stray' is not understood"),
         (["--name=x", "--times=often"], "invalid int value: 'often'"),
+        (["--name=x", "--times=-4"], "--times=-4 must be at least -3"),
         (["--name=x", "--loud=often"], "--loud: invalid true_or_false value: 'often'"),
         (["--name=x", "--tone=rude"], "choose from"),
         (["--name=x", "config.a=1"], "'config.a=1' is not understood"),

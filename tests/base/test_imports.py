@@ -7,7 +7,7 @@ import pytest
 from prunex_jax.base import tensor_files
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.imports import import_named, need_package
-from prunex_jax.compare.report import __main__ as report
+from prunex_jax.compare.report import run_report as report
 from prunex_jax.export import export_model
 
 

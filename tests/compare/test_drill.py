@@ -13,17 +13,25 @@ import pytest
 
 from prunex_jax.__main__ import main
 from prunex_jax.compare.drill.crew import Crew, Record
-from prunex_jax.compare.drill.faults import FAULTS, HANG, LINK, RANDOM
 from prunex_jax.compare.drill.hosts import LoopbackHosts
 from prunex_jax.compare.drill.plan import (
     CHECKPOINT_STEPS,
+    FAULTS,
+    HANG,
+    LINK,
+    RANDOM,
     Blow,
     Plan,
     every_fault,
     random_faults,
 )
-from prunex_jax.compare.drill.table import by_fault, by_kind, write_tables
-from prunex_jax.compare.drill.verdicts import MOST_STEPS_LOST, judge
+from prunex_jax.compare.drill.verdicts import (
+    MOST_STEPS_LOST,
+    by_fault,
+    by_kind,
+    judge,
+    write_tables,
+)
 from prunex_jax.methods import METHODS
 from tests.helpers.common import ROOT, free_port, outputs_of
 
@@ -138,7 +146,6 @@ class Recorded:
                 num_processes=2,
                 workdir=folder,
                 hosts=hosts,
-                host_of=int,
                 coordinator=str,
                 silence_seconds=12,
                 limit_seconds=60,

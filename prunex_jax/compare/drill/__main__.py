@@ -21,7 +21,6 @@ of one machine that was interrupted goes on with the same command.
 Exit code 0: every row is good; 1: one is not, and a line names its log; 2: bad input.
 """
 
-import dataclasses
 import functools
 import os
 import shlex
@@ -38,33 +37,40 @@ from prunex_jax.base.command import (
 )
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.files import expanded
-from prunex_jax.compare.drill.cluster import run_on_cluster
 from prunex_jax.compare.drill.crew import Crew, DrillFailedError
-from prunex_jax.compare.drill.faults import FAULTS, LINK, RANDOM
 from prunex_jax.compare.drill.hosts import Hosts, LoopbackHosts, NamespaceHosts
-from prunex_jax.compare.drill.machine import meeting_points, run_on_machine
-from prunex_jax.compare.drill.plan import Plan, Start, every_fault, random_faults
+from prunex_jax.compare.drill.plan import (
+    FAULTS,
+    LINK,
+    RANDOM,
+    Plan,
+    Start,
+    every_fault,
+    random_faults,
+)
+from prunex_jax.compare.drill.run import meeting_points, run_on_cluster, run_on_machine
 from prunex_jax.compare.drill.sandbox import is_in_sandbox, run_in_sandbox, sandbox_kind
-from prunex_jax.compare.drill.table import write_tables
-from prunex_jax.compare.drill.verdicts import Verdict, judge
+from prunex_jax.compare.drill.verdicts import Verdict, judge, write_tables
 from prunex_jax.methods import METHODS, check_method
 from prunex_jax.processes.launcher import Launch, detect_launch
 from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 
 EXIT_FAULTY = 1
+# What has run, and faults that were left out with the reason.
+_Done = tuple[Sequence[Plan], Crew, dict[str, str]]
 _MOST_PROCESSES = 64
 
 COMMAND = Command(
     text=str(__doc__),
     flags=(
         Flag("workdir", "", "Folder for runs, logs and the table.", is_required=True),
-        Flag("processes", 4, "Processes of a run on one machine."),
+        Flag("processes", 4, "Processes of a run on one machine.", at_least=2),
         Flag("method", "", "Methods, or all; hsadmm without, all with --random."),
         Flag("faults", "", "Faults to do; all that are possible without."),
-        Flag("random", 0, "Number of random faults instead."),
+        Flag("random", 0, "Number of random faults instead.", at_least=0),
         Flag("seed", 0, "What processes, steps and random faults are drawn from."),
-        Flag("silence_seconds", 12, "When a process counts as lost."),
-        Flag("limit_seconds", 400, "Until a run that does not end is killed."),
+        Flag("silence_seconds", 12, "When a process counts as lost.", at_least=3),
+        Flag("limit_seconds", 400, "Until a run is killed.", at_least=60),
         Flag("fresh", False, "Remove the drill that the folder holds."),
         *LAUNCH_FLAGS,
     ),
@@ -88,23 +94,16 @@ def _drill(arguments: Sequence[str], values: Values, rest: list[str]) -> int:
             again = [sys.executable, "-m", "prunex_jax", "drill", *arguments]
             return run_in_sandbox(again)
     try:
-        run = _on_machine(values, reason) if is_alone else _on_cluster(values, launch)
+        done = _on_machine(values, reason) if is_alone else _on_cluster(values, launch)
     except DrillFailedError as error:
         warn(f"error: {error}")
         return EXIT_FAULTY
-    return _report(run, shlex.join(["prunex-jax", "drill", *arguments]))
+    command = shlex.join(["prunex-jax", "drill", *arguments])
+    return _report(*done, command, is_first=not launch.process_id)
 
 
 def _check(values: Values, launch: Launch) -> None:
     """Refuses what cannot work before anything starts."""
-    for name, least in (
-        *(("random", 0), ("silence_seconds", 3), ("limit_seconds", 60)),
-        ("processes", 2),
-    ):
-        if getattr(values, name) < least:
-            raise UserError(
-                f"--{name}={getattr(values, name)} must be at least {least}"
-            )
     if values.processes > _MOST_PROCESSES:
         raise UserError(
             f"--processes={values.processes} must be at most {_MOST_PROCESSES}"
@@ -149,31 +148,18 @@ def _plans(values: Values, faults: Sequence[str], num_processes: int) -> list[Pl
     return every_fault(methods, faults, num_processes, seed)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """A drill that has run."""
-
-    plans: Sequence[Plan]
-    crew: Crew
-    skipped: dict[str, str]
-    is_first: bool = True  # Whether this process writes and says what came of it.
-
-
-def _on_machine(values: Values, no_links: str) -> _Run:
+def _on_machine(values: Values, no_links: str) -> _Done:
     """Starts all processes of the runs here."""
-    is_linked = is_in_sandbox()
     faults, skipped = _faults(values, no_links)
     plans, num = _plans(values, faults, values.processes), values.processes
-    make: Callable[[int], Hosts] = NamespaceHosts if is_linked else LoopbackHosts
+    make: type[Hosts] = NamespaceHosts if is_in_sandbox() else LoopbackHosts
     with make(num) as hosts:
-        set_link = hosts.set_link if isinstance(hosts, NamespaceHosts) else None
-        meet = meeting_points(hosts.address(0))
-        crew = _crew(values, num, hosts, meet, lambda process: process, set_link)
+        crew = _crew(values, num, hosts, meeting_points(hosts.address(0)))
         run_on_machine(plans, crew, _say, fresh=values.fresh)
-    return _Run(plans, crew, skipped)
+    return plans, crew, skipped
 
 
-def _on_cluster(values: Values, launch: Launch) -> _Run:
+def _on_cluster(values: Values, launch: Launch) -> _Done:
     """Looks after one process of every run; the others of the launcher do the same."""
     num, process = launch.num_processes, launch.process_id
     coordinator = launch.coordinator
@@ -183,9 +169,9 @@ def _on_cluster(values: Values, launch: Launch) -> _Run:
     faults, skipped = _faults(values, "links of a cluster are left alone")
     plans = _plans(values, faults, num)
     with LoopbackHosts(1) as hosts:
-        crew = _crew(values, num, hosts, lambda start: coordinator, lambda process: 0)
+        crew = _crew(values, num, hosts, lambda start: coordinator)
         run_on_cluster(process, plans, crew, _say)
-    return _Run(plans, crew, skipped, is_first=process == 0)
+    return plans, crew, skipped
 
 
 def _crew(
@@ -193,26 +179,28 @@ def _crew(
     num_processes: int,
     hosts: Hosts,
     coordinator: Callable[[Start], str],
-    host_of: Callable[[int], int],
-    set_link: Callable[[int, bool], None] | None = None,
 ) -> Crew:
     return Crew(
         num_processes=num_processes,
         workdir=expanded(values.workdir).absolute(),
         hosts=hosts,
-        host_of=host_of,
         coordinator=coordinator,
         silence_seconds=values.silence_seconds,
         limit_seconds=values.limit_seconds,
-        set_link=set_link,
     )
 
 
-def _report(run: _Run, command: str) -> int:
-    verdicts = [verdict for plan in run.plans for verdict in judge(plan, run.crew)]
-    if run.is_first:
-        text = write_tables(run.crew.workdir, command, verdicts, run.skipped)
-        _say(text.rstrip("\n"))
+def _report(
+    plans: Sequence[Plan],
+    crew: Crew,
+    skipped: dict[str, str],
+    command: str,
+    is_first: bool,
+) -> int:
+    """Judges all faults; the first process writes and says what came of them."""
+    verdicts = [verdict for plan in plans for verdict in judge(plan, crew)]
+    if is_first:
+        _say(write_tables(crew.workdir, command, verdicts, skipped).rstrip("\n"))
         for verdict in verdicts:
             if verdict.problems:
                 warn(f"error: {_said(verdict)}")

@@ -37,13 +37,10 @@ class Crew:
 
     num_processes: int
     workdir: Path  # Shared by all.
-    hosts: Hosts
-    host_of: Callable[[int], int]  # Process -> number among `hosts`.
+    hosts: Hosts  # Each process is on the one of its number.
     coordinator: Callable[[Start], str]  # Where the processes of a start meet.
     silence_seconds: int
     limit_seconds: float  # For one start.
-    # Takes the link of a process down, or up again.
-    set_link: Callable[[int, bool], None] | None = None
 
     def run_folder(self, start: Start) -> Path:
         """The run folder of a start."""

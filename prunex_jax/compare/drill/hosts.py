@@ -68,9 +68,9 @@ class Hosts(abc.ABC):
     def address(self, host: int) -> str:
         """IPv4 address of a host."""
 
-    @abc.abstractmethod
-    def interface(self, host: int) -> str:
-        """Name that a host's network interface has on that host."""
+    def set_link(self, host: int, is_up: bool) -> None:
+        """Takes the link of a host down, or up again: nothing arrives meanwhile."""
+        raise NotImplementedError
 
     def _make(self, undo: contextlib.ExitStack) -> None:  # noqa: B027
         """Makes the hosts, and says how to remove what is made."""
@@ -102,13 +102,8 @@ class NamespaceHosts(Hosts):
         """See `Hosts`."""
         return f"10.77.0.{host + 1}"
 
-    def interface(self, host: int) -> str:
-        """See `Hosts`."""
-        del host
-        return "eth0"
-
     def set_link(self, host: int, is_up: bool) -> None:
-        """Takes the link of a host down, or up again: nothing arrives meanwhile."""
+        """See `Hosts`."""
         run_tool(f"ip link set v{host} {'up' if is_up else 'down'}")
 
     def _make(self, undo: contextlib.ExitStack) -> None:
@@ -187,11 +182,6 @@ class LoopbackHosts(Hosts):
         """See `Hosts`."""
         del host
         return "127.0.0.1"
-
-    def interface(self, host: int) -> str:
-        """See `Hosts`."""
-        del host
-        return "lo"
 
 
 def _namespace(host: int) -> Path:

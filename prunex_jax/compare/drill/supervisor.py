@@ -22,8 +22,15 @@ from typing import Any
 
 from prunex_jax.base.files import write_json
 from prunex_jax.compare.drill.crew import Crew, DrillFailedError, Record
-from prunex_jax.compare.drill.faults import FAULTS, HANG, LINK, MOVED, STOP
-from prunex_jax.compare.drill.plan import Plan, Start
+from prunex_jax.compare.drill.plan import (
+    FAULTS,
+    HANG,
+    LINK,
+    MOVED,
+    STOP,
+    Plan,
+    Start,
+)
 from prunex_jax.compare.subprocesses import environment_of_process
 
 _LOOK_SECONDS = 0.02
@@ -37,9 +44,7 @@ _RESUMED = re.compile(r"resumed at step (\d+)")
 class Supervisor:
     """Runs process `process` of every start of a drill."""
 
-    def __init__(
-        self, process: int, crew: Crew, say: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, process: int, crew: Crew, say: Callable[[str], None]) -> None:
         self._process, self._crew, self._say = process, crew, say
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -63,15 +68,15 @@ class Supervisor:
 
     def _run_start(self, start: Start) -> None:
         blow = start.blow
-        is_victim = blow is not None and blow.process == self._process
+        own = blow if blow and blow.process == self._process else None
         deadline = time.monotonic() + self._crew.limit_seconds
         progress = self._crew.record_file(start, self._process).with_suffix(".step")
         with self._running(start, progress) as child:
             acted = None
-            if is_victim and self._wait_for_step(start, progress, child, deadline):
+            if own and _wait_for_step(own.step, progress, child, deadline):
                 acted = time.time()
-                self._act(start, child)
-            if is_victim and blow is not None and blow.fault == STOP:
+                self._act(start, own.fault, child)
+            if own and own.fault == STOP:
                 # It may come back when all others have ended.
                 self._wait_for_others(start, deadline + _BACK_SECONDS)
                 child.send_signal(signal.SIGCONT)
@@ -94,9 +99,9 @@ class Supervisor:
             left_over=left_over,
         )
         limit = time.monotonic() + self._crew.limit_seconds + 2 * _BACK_SECONDS
-        if is_victim:
+        if own:
             self._wait_for_others(start, limit)
-            self._take_back(start)
+            self._take_back(start, own.fault)
         write_json(
             self._crew.record_file(start, self._process), dataclasses.asdict(record)
         )
@@ -110,9 +115,7 @@ class Supervisor:
         crew, log = self._crew, self._crew.log(start, self._process)
         for file in (log, progress):
             file.parent.mkdir(parents=True, exist_ok=True)
-        command = crew.hosts.command(
-            crew.host_of(self._process), self._command(start, progress)
-        )
+        command = crew.hosts.command(self._process, self._command(start, progress))
         with log.open("wb", buffering=0) as output:
             # Through a pipe, which limits of file sizes do not reach.
             child = self._child = subprocess.Popen(
@@ -160,43 +163,24 @@ class Supervisor:
             command.append(f"--fault={blow.fault}")
         return command
 
-    def _wait_for_step(
-        self,
-        start: Start,
-        progress: Path,
-        child: "subprocess.Popen[bytes]",
-        deadline: float,
-    ) -> bool:
-        """Waits until it is time for the fault; False if the process ends before."""
-        assert start.blow is not None
-        while child.poll() is None and time.monotonic() < deadline:
-            if _read_progress(progress)[0] >= start.blow.step:
-                return True
-            time.sleep(_LOOK_SECONDS)
-        return False
-
-    def _act(self, start: Start, child: "subprocess.Popen[bytes]") -> None:
-        assert start.blow is not None
-        number = FAULTS[start.blow.fault].number
+    def _act(self, start: Start, fault: str, child: "subprocess.Popen[bytes]") -> None:
+        number = FAULTS[fault].number
         if number is not None:
             child.send_signal(number)
-        elif start.blow.fault == MOVED:
+        elif fault == MOVED:
             folder = self._crew.run_folder(start)
             folder.rename(_away(folder))
-        elif start.blow.fault == LINK:
-            assert self._crew.set_link is not None
-            self._crew.set_link(self._process, False)
+        elif fault == LINK:
+            self._crew.hosts.set_link(self._process, False)
 
-    def _take_back(self, start: Start) -> None:
-        assert start.blow is not None
+    def _take_back(self, start: Start, fault: str) -> None:
         folder = self._crew.run_folder(start)
-        if start.blow.fault == MOVED and _away(folder).exists():
+        if fault == MOVED and _away(folder).exists():
             # What processes have written in its place.
             shutil.rmtree(folder, ignore_errors=True)
             _away(folder).rename(folder)
-        elif start.blow.fault == LINK:
-            assert self._crew.set_link is not None
-            self._crew.set_link(self._process, True)
+        elif fault == LINK:
+            self._crew.hosts.set_link(self._process, True)
 
     def _wait_for_others(self, start: Start, deadline: float) -> None:
         others = set(range(self._crew.num_processes)) - {self._process}
@@ -213,6 +197,17 @@ class Supervisor:
 
 def _away(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}_moved_away")
+
+
+def _wait_for_step(
+    step: int, progress: Path, child: "subprocess.Popen[bytes]", deadline: float
+) -> bool:
+    """Waits until it is time for a fault; False if the process ends before."""
+    while child.poll() is None and time.monotonic() < deadline:
+        if _read_progress(progress)[0] >= step:
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
 
 
 def _wait_for_end(child: "subprocess.Popen[bytes]", deadline: float) -> int | None:

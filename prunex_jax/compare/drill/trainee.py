@@ -23,8 +23,7 @@ import numpy as np
 
 from prunex_jax.base.command import EXIT_STOPPED, Command, Flag, Values, run_command
 from prunex_jax.base.trees import PyTree, flatten_by_path
-from prunex_jax.compare.drill.faults import FULL_DISK, HANG
-from prunex_jax.compare.drill.plan import CHECKPOINT_STEPS
+from prunex_jax.compare.drill.plan import CHECKPOINT_STEPS, FULL_DISK, HANG
 from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 from prunex_jax.train.loop import Progress
 from prunex_jax.train.run import train

@@ -1,23 +1,24 @@
 """Judges what supervisors have recorded: how a run ended after every fault, and whether
-it lost no more than it may and came to the same numbers."""
+it lost no more than it may and came to the same numbers. Tables say it, for people and
+for programs."""
 
 import dataclasses
-import json
 import signal
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.command import EXIT_LOST
+from prunex_jax.base.files import read_object, write_json, write_whole
 from prunex_jax.compare.drill.crew import Crew, Record
-from prunex_jax.compare.drill.faults import FAULTS
-from prunex_jax.compare.drill.plan import (
-    CHECKPOINT_STEPS,
-    Blow,
-    Plan,
-    Start,
-)
+from prunex_jax.compare.drill.plan import CHECKPOINT_STEPS, FAULTS, Blow, Plan, Start
+from prunex_jax.train.records.folder import SUMMARY, RunFolder
 
+RESULT_FILE = "drill.json"
+_HEAD = ("fault", "method", "process", "step", "exit codes")
+_JUDGED = ("seconds", "steps lost", "same bits", "verdict")
+_KINDS = ("fault", "n", "good", "seconds", "steps lost", "same bits")
 # A save that is under way is lost as well; it has ended before the next one begins.
 MOST_STEPS_LOST = 2 * CHECKPOINT_STEPS
 
@@ -101,6 +102,48 @@ def named(code: int | None) -> str:
     return str(code) if code >= 0 else signal.Signals(-code).name
 
 
+def write_tables(
+    workdir: Path,
+    command: str,
+    verdicts: Sequence[Verdict],
+    skipped: Mapping[str, str],
+) -> str:
+    """Writes drill.json and table.md, and gives the text of the second."""
+    text = f"`{command}`\n\n{by_kind(verdicts, skipped)}\n{by_fault(verdicts)}"
+    rows = [dataclasses.asdict(verdict) for verdict in verdicts]
+    content = {"command": command, "faults": rows, "skipped": dict(skipped)}
+    write_json(workdir / RESULT_FILE, content)
+    write_whole(workdir / "table.md", text)
+    return text
+
+
+def by_fault(verdicts: Sequence[Verdict]) -> str:
+    """A row for every fault that was done."""
+    rows = [
+        (
+            *(v.fault, v.method, str(v.process), str(v.step), v.outcome),
+            "none" if v.seconds is None else f"{v.seconds:.1f}",
+            *(str(v.steps_lost), "yes" if v.same else "no"),
+            "; ".join(v.problems) or "good",
+        )
+        for v in verdicts
+    ]
+    return _markdown((*_HEAD, *_JUDGED), rows)
+
+
+def by_kind(verdicts: Sequence[Verdict], skipped: Mapping[str, str]) -> str:
+    """A row for every kind of fault: how many, their medians and the largest."""
+    rows = []
+    for kind in dict.fromkeys(verdict.fault for verdict in verdicts):
+        rows.append(_of_kind(kind, [v for v in verdicts if v.fault == kind]))
+    if verdicts:
+        rows.append(_of_kind("all", verdicts))
+    rows += [
+        (kind, "0", f"skipped: {why}", "", "", "") for kind, why in skipped.items()
+    ]
+    return _markdown(_KINDS, rows)
+
+
 def _problems_of_codes(blow: Blow, records: Sequence[Record]) -> list[str]:
     fault, problems = FAULTS[blow.fault], []
     for record in records:
@@ -177,18 +220,35 @@ def _digests(starts: Sequence[Start], crew: Crew) -> dict[int, str]:
 
 def _rows(folder: Path) -> dict[int, Mapping[str, Any]]:
     """Step -> what was logged, without times."""
-    file = folder / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    rows = [_untimed(json.loads(line)) for line in lines]
-    return {row["step"]: row for row in rows}
+    rows = RunFolder(folder, is_primary=False).read_rows()
+    return {row["step"]: _untimed(row) for row in rows}
 
 
 def _summary(folder: Path) -> Mapping[str, Any]:
-    file = folder / "summary.json"
-    return _untimed(json.loads(file.read_text())) if file.exists() else {}
+    return _untimed(read_object(folder / SUMMARY) or {})
 
 
 def _untimed(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
     # Speeds are times as well. Starts compile anew, and a save more sends a few bytes.
     timed = ("second", "flops_utilisation", "num_compilations", "wire_")
     return {k: v for k, v in numbers.items() if not any(word in k for word in timed)}
+
+
+def _of_kind(kind: str, found: Sequence[Verdict]) -> tuple[str, ...]:
+    n = len(found)
+    seconds = [verdict.seconds for verdict in found if verdict.seconds is not None]
+    lost = [verdict.steps_lost for verdict in found]
+    waited = "none"
+    if seconds:
+        waited = f"{statistics.median(seconds):.1f} (max {max(seconds):.1f})"
+    return (
+        *(kind, str(n), f"{sum(not v.problems for v in found)}/{n}"),
+        waited,
+        f"{statistics.median(lost):g} (max {max(lost)})",
+        f"{sum(verdict.same for verdict in found)}/{n}",
+    )
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

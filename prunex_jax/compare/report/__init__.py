@@ -1,6 +1,5 @@
 """What was measured, as tables, plots and one HTML page.
 
-`tables` says how rows and numbers are written, `plots` how series are drawn, `charts`
-how curves are drawn without matplotlib, and `page` how all become a file. `run_report`
-puts the page of run folders together; `__main__` is its command line.
+`tables` says how rows and numbers are written, `plots` how series are drawn, and `page`
+how both become a file. `run_report` puts the page of run folders together: `report`.
 """

@@ -1,18 +1,24 @@
-"""Puts run folders on one page: curves, bytes, channels, health, what ran and on what.
+"""Command line of the page of runs.
 
-A run may be unfinished, at work, or of any task: what its folder does not say is left
-out of the page.
+    prunex-jax report RUN [RUN ...] [--output=FILE.html]
+
+Writes one HTML page of run folders, finished or not, side by side: curves, bytes by
+axis and phase, what is kept per channel group, health, environment, command, settings.
+What a folder does not say is left out. The page needs nothing else, and loads nothing.
+Default of FILE: report.html in the first RUN. Exit code 0: written; 2: bad input.
 """
 
 import dataclasses
+import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import read_object, write_whole
-from prunex_jax.compare.report.charts import MAX_POINTS, Chart, Curve
+from prunex_jax.base.files import expanded, read_object, write_whole
 from prunex_jax.compare.report.page import (
     REPORT_FILE,
     Section,
@@ -20,11 +26,13 @@ from prunex_jax.compare.report.page import (
     facts_table,
     make_page,
 )
+from prunex_jax.compare.report.plots import STYLES, Look, Plot, Series
 from prunex_jax.compare.report.tables import (
     Cell,
     Column,
     Table,
     digits,
+    is_number,
     make_table,
     shown_bytes,
 )
@@ -43,12 +51,34 @@ Rows = Sequence[Mapping[str, Any]]
 # In rows of training, metrics of the task stand before this key, and health after.
 _AFTER_METRICS = "learning_rate"
 _VALIDATION = "validation_"
+# Colours and marks of runs; then they repeat.
+_HUES = list(STYLES.values())[1:]
+_LARGEST = 1e300  # Of what is drawn; NaN is not either.
 # What is no health though it stands there.
 _COSTS = {
     *("sparsity", "phase", "host_wire_bytes", "device_wire_bytes", "host_wire_ratio"),
     *("seconds_in_steps", "seconds_per_step_median"),
     *("flops_per_second", "flops_utilisation", "examples_seen", "tokens_seen"),
 }
+
+
+COMMAND = Command(
+    text=str(__doc__),
+    flags=(Flag("output", "", "HTML file of the page."),),
+    takes_paths=True,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and writes the page."""
+    return run_command(COMMAND, _run, arguments)
+
+
+def _run(values: Values, paths: list[str]) -> None:
+    if not paths:
+        raise UserError("give run folders, as in `report runs/a runs/b`")
+    output = expanded(values.output) if values.output else None
+    sys.stdout.write(f"{write_runs([expanded(path) for path in paths], output)}\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +138,8 @@ def write_runs(folders: Sequence[Path], output: Path | None = None) -> Path:
     check_packages()
     runs = read_runs(folders)
     output = output or folders[0] / REPORT_FILE
-    notes = [_state_of(run) for run in runs]
-    if any(len(run.rows) > MAX_POINTS for run in runs):
-        notes.append(f"Curves show at most {MAX_POINTS:,} points each.")
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    page = make_page(title, notes, make_sections(runs))
+    page = make_page(title, map(_state_of, runs), make_sections(runs))
     try:
         write_whole(output, page)
     except OSError as error:
@@ -126,7 +153,7 @@ def make_sections(runs: Sequence[Run]) -> list[Section]:
     """Everything on the page below its headline."""
     return [
         Section("Result", tables=_present(_result_table(runs))),
-        Section("Curves", charts=list(_charts(runs)), warnings=_unlogged(runs)),
+        Section("Curves", plots=list(_plots(runs)), warnings=_unlogged(runs)),
         Section("Bytes", tables=_present(_bytes_table(runs), _calls_table(runs))),
         Section("Channels", tables=_present(*map(_channels_table, runs))),
         Section("Health", tables=_present(*map(_health_table, runs))),
@@ -192,16 +219,16 @@ def _result_table(runs: Sequence[Run]) -> Table | None:
     return _compared("summary", ended, names, lambda run, key: run.summary.get(key))
 
 
-def _charts(runs: Sequence[Run]) -> Iterator[Chart]:
+def _plots(runs: Sequence[Run]) -> Iterator[Plot]:
     """Metrics by step and by bytes, sparsity and bytes by step."""
     metrics = dict.fromkeys(name for run in runs for name in run.metrics)
     for name in metrics:
         seen = f"{_VALIDATION}{name}"
-        yield from _chart(f"{name} (dashed: validation)", runs, "step", name, seen)
+        yield from _plot(f"{name} (dashed: validation)", runs, "step", name, seen)
     for name in metrics:
         seen = f"{_VALIDATION}{name}"
         title = f"{seen} by bytes over hosts"
-        yield from _chart(title, runs, "host_wire_bytes", "", seen)
+        yield from _plot(title, runs, "host_wire_bytes", dashed=seen)
     for name, title in (
         ("sparsity", "sparsity (share of channels removed)"),
         ("host_wire_bytes", "bytes over hosts, per host"),
@@ -209,26 +236,31 @@ def _charts(runs: Sequence[Run]) -> Iterator[Chart]:
         ("learning_rate", "learning rate"),
         ("seconds_per_step_median", "seconds per step (median)"),
     ):
-        yield from _chart(title, runs, "step", name)
+        yield from _plot(title, runs, "step", name)
 
 
-def _chart(
-    title: str, runs: Sequence[Run], over: str, solid: str, dashed: str = ""
-) -> Iterator[Chart]:
-    """A chart of one or two numbers of rows over another; none without points."""
-    curves = []
-    for color, run in enumerate(runs):
+def _plot(
+    title: str, runs: Sequence[Run], over: str, solid: str = "", dashed: str = ""
+) -> Iterator[Plot]:
+    """A plot of one or two numbers of rows over another; none without points."""
+    looks, series = {}, []
+    for run, (hue, mark) in zip(runs, itertools.cycle(_HUES), strict=False):
         for key, is_dashed in ((solid, False), (dashed, True)):
+            label = f"{run.name}, validation" if is_dashed else run.name
             points = [
                 (row[over], row[key])
                 for row in run.rows
-                if _is_number(row.get(key)) and _is_number(row.get(over))
+                if _can_be_drawn(row.get(key)) and _can_be_drawn(row.get(over))
             ]
-            label = f"{run.name}, validation" if is_dashed else run.name
             if points:
-                curves.append(Curve(label, points, color, is_dashed))
-    if curves:
-        yield Chart(title, over.replace("_", " "), curves)
+                looks[label] = Look(label, hue, mark, is_dashed=is_dashed)
+                series.append(Series(label, points))
+    if series:
+        across, up = (key.replace("_", " ") for key in (over, solid or dashed))
+        most = len(series)
+        yield Plot(
+            title, title, across, up, series, looks, log="", most_emphasised=most
+        )
 
 
 def _bytes_table(runs: Sequence[Run]) -> Table | None:
@@ -261,7 +293,7 @@ def _phases(run: Run) -> Iterator[dict[str, Any]]:
     """Differences of the totals from phase to phase."""
     methods = _methods(run)
     step, sent = 0, {"host": 0.0, "device": 0.0}
-    rows = [row for row in run.rows if _is_number(row.get("host_wire_bytes"))]
+    rows = [row for row in run.rows if is_number(row.get("host_wire_bytes"))]
     for phase, group in itertools.groupby(rows, lambda row: row.get("phase", 0)):
         logged = list(group)
         end = logged[-1]["step"]
@@ -271,7 +303,7 @@ def _phases(run: Run) -> Iterator[dict[str, Any]]:
         }
         for axis, before in sent.items():
             key = f"{axis}_wire_bytes"
-            totals = [each[key] for each in logged if _is_number(each.get(key))]
+            totals = [each[key] for each in logged if is_number(each.get(key))]
             added = totals[-1] - before if totals else None
             each_step = None if added is None else added / max(1, end - step)
             line |= {axis: added, f"{axis}_per_step": each_step}
@@ -322,7 +354,7 @@ def _health_table(run: Run) -> Table | None:
     found: dict[str, list[tuple[float, int]]] = {}
     for row in run.training:
         for key in itertools.dropwhile(lambda key: key != _AFTER_METRICS, row):
-            if key not in {*_COSTS, _AFTER_METRICS} and _is_number(row[key]):
+            if key not in {*_COSTS, _AFTER_METRICS} and is_number(row[key]):
                 found.setdefault(key, []).append((row[key], row["step"]))
     if not found:
         return None
@@ -362,26 +394,21 @@ def _compared(
     content: Callable[[Run, str], Any],
 ) -> Table | None:
     """A line per name, and a column per run."""
-    rows = tuple(
-        (Cell(name), *(_cell(content(run, name)) for run in runs)) for name in names
-    )
-    if not runs or not rows:
+    names = list(names)
+    if not runs or not names:
         return None
-    return Table(title, ("", *(run.name for run in runs)), rows)
-
-
-def _cell(value: Any) -> Cell:
-    if value is None:
-        return Cell()
-    return Cell(_written(value), value) if _is_number(value) else Cell(str(value))
+    columns = [
+        Column(run.name, functools.partial(content, run), _written) for run in runs
+    ]
+    return make_table(title, [Column("", str), *columns], names)
 
 
 def _written(value: float) -> str:
     return f"{value:.2e}" if 0 < abs(value) < 1e-3 else digits(value)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _can_be_drawn(value: Any) -> bool:
+    return is_number(value) and abs(value) < _LARGEST
 
 
 def _dict_in(tree: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

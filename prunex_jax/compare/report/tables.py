@@ -3,9 +3,8 @@
 import dataclasses
 import html
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 BLANK = "-"
 _BYTE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
@@ -77,8 +76,9 @@ class Column(Generic[RowT]):
     """One column of a table."""
 
     name: str  # Its header.
-    # Row -> what its cell holds: a cell, a text, a number, or None for a blank one.
-    content: Callable[[RowT], Cell | str | float | None]
+    # Row -> what its cell holds: a cell, a number, anything else to be written as it
+    # is, or None for a blank one.
+    content: Callable[[RowT], Any]
     # How a number is written.
     write: Callable[[float], str] = lambda value: digits(value)
 
@@ -89,9 +89,9 @@ class Column(Generic[RowT]):
             return Cell()
         if isinstance(content, Cell):
             return content
-        if isinstance(content, str):
-            return Cell(content)
-        return Cell(self.write(content), content)
+        if is_number(content):
+            return Cell(self.write(content), content)
+        return Cell(str(content))
 
 
 def make_table(
@@ -126,29 +126,6 @@ def method_table(
     return make_table(
         title, [Column("method", called.__getitem__), *columns], rows, notes
     )
-
-
-def shown_seconds(seconds: float) -> str:
-    """Writes a time with three digits.
-
-    Example:
-      >>> [shown_seconds(value) for value in (0.00412, 0.5, 12.0, 1234.5)]
-      ['4.12 ms', '500 ms', '12.0 s', '1,234 s']
-    """
-    if 0 < seconds < 0.9995:
-        return f"{figures(1e3 * seconds)} ms"
-    return f"{figures(seconds)} s"
-
-
-def shown_range(low: float, high: float) -> str:
-    """Writes two times in the unit of the larger.
-
-    Example:
-      >>> shown_range(0.9, 1.2), shown_range(0.01, 0.02)
-      ('0.900 to 1.20 s', '10.0 to 20.0 ms')
-    """
-    scale, unit = (1e3, "ms") if high < 0.9995 else (1.0, "s")
-    return f"{figures(scale * low)} to {figures(scale * high)} {unit}"
 
 
 def shown_bytes(count: float) -> str:
@@ -191,38 +168,14 @@ def digits(value: float) -> str:
     return "0" if text in ("", "-0") else text
 
 
-def median_cell(values: Sequence[float], write: Callable[[float], str]) -> Cell:
-    r"""Median of values, sorted by it; their range if they differ.
-
-    Example:
-      >>> median_cell([1.0, 3.0, 2.0], shown_seconds)
-      Cell(text='2.00 s\n1.00 s to 3.00 s', value=2.0, is_flagged=False)
-    """
-    if not values:
-        return Cell()
-    median = statistics.median(values)
-    text = write(median)
-    if min(values) != max(values):
-        text += f"\n{write(min(values))} to {write(max(values))}"
-    return Cell(text, median)
+def is_number(value: Any) -> bool:
+    """Whether a value of a record is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def many(number: int, noun: str) -> str:
     """A number of things: '1 host', '2 hosts'."""
     return f"{number} {noun}" + "s" * (number != 1)
-
-
-def span(values: Sequence[float], share: float = 0.01) -> str:
-    """The least and the largest value, or one if they hardly differ.
-
-    Example:
-      >>> span([5, 5]), span([5, 7])
-      ('5', '5 to 7')
-    """
-    low, high = min(values), max(values)
-    if high - low <= share * abs(high):
-        return digits(high)
-    return f"{digits(low)} to {digits(high)}"
 
 
 def _markdown_line(texts: Sequence[str]) -> str:

@@ -23,8 +23,12 @@ from prunex_jax.base.command import (
     split_list,
 )
 from prunex_jax.compare.report.page import check_packages
-from prunex_jax.compare.sweep.results import read_findings
-from prunex_jax.compare.sweep.runs import forget, run_missing, runs_of
+from prunex_jax.compare.sweep.runs import (
+    forget,
+    read_findings,
+    run_missing,
+    runs_of,
+)
 from prunex_jax.compare.sweep.study import (
     Sweep,
     load_study,
@@ -65,7 +69,7 @@ def _run(values: Values, overrides: Sequence[str]) -> int:
     part = narrow_study(whole, split_list(values.rows), seeds=seeds)
     workdir = Path(values.workdir)
     png = Path(values.png) if values.png else None
-    check_packages(png)  # Before hours of runs.
+    check_packages()  # Before hours of runs.
     runs = runs_of(part, workdir)
     if values.dry_run:
         for run in runs:

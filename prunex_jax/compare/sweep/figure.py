@@ -1,6 +1,11 @@
-"""The figure that rows are compared by: a metric of the task, and how it is shown."""
+"""The figure that rows are compared by: a metric of the task, how it is shown, and its
+curves on the validation split against bytes and seconds."""
 
 import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from prunex_jax.compare.report.plots import XY, Looks, Plot, Series
 
 _ACCURACY = "accuracy"
 
@@ -46,11 +51,62 @@ class Figure:
         """What tables and axes call it, measured on a split."""
         return f"{split} {self.words}{', %' if self.factor == 100 else ''}"
 
-    def reaches(self, value: float, target: float) -> bool:
-        """Whether a value is as good as the target, or better.
 
-        Example:
-          >>> Figure().reaches(0.5, 0.4), Figure('loss', True).reaches(0.5, 0.4)
-          (True, False)
-        """
-        return value <= target if self.less_is_better else value >= target
+# Of plots: key, what the axis says, where a point is on it.
+AXES: tuple[tuple[str, str, Callable[["Point"], float]], ...] = (
+    ("bytes", "MB sent by a host", lambda point: point.host_bytes / 1e6),
+    ("seconds", "seconds in steps", lambda point: point.seconds),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """The network after some steps."""
+
+    step: int  # Steps done.
+    value: float  # The metric on the validation split.
+    # Sent by a host so far: as its interface counted (mean over hosts), or by the trace
+    # where nothing could be counted.
+    host_bytes: float
+    seconds: float  # Spent in steps, without compilation and evaluation.
+
+
+def curve_plots(
+    names: Mapping[str, tuple[str, str]],
+    points: Mapping[str, Sequence[Sequence[Point]]],
+    looks: Looks,
+    figure: Figure,
+) -> list[Plot]:
+    """A metric of validation on the way, mean over seeds, where there is any."""
+    plots, factor = list[Plot](), figure.factor
+    for key, across, x_of in AXES:
+        lines = {row: mean_curve(runs, x_of, factor) for row, runs in points.items()}
+        series = [Series(row, line) for row, line in lines.items() if line]
+        silent = sum(any(points[row]) and not line for row, line in lines.items())
+        across += f" (not shown: {silent} that send nothing)" * bool(silent)
+        if series:
+            labels = *names[key], across, figure.title("validation")
+            plots.append(Plot(*labels, series, looks))
+    return plots
+
+
+def mean_curve(
+    runs: Sequence[Sequence[Point]], x_of: Callable[[Point], float], factor: float
+) -> list[XY]:
+    """Mean over seeds of a metric times a factor, at the steps that all runs have.
+
+    Example:
+      >>> runs = [[Point(1, 0.5, 10, 1), Point(2, 0.7, 20, 2)], [Point(1, 0.0, 30, 3)]]
+      >>> mean_curve(runs, lambda point: point.host_bytes, 100)
+      [(20.0, 25.0)]
+    """
+    by_step = [{point.step: point for point in run} for run in runs]
+    points = [
+        (
+            statistics.fmean(x_of(run[step]) for run in by_step),
+            factor * statistics.fmean(run[step].value for run in by_step),
+        )
+        for step in sorted(set.intersection(*(set(run) for run in by_step)))
+    ]
+    # A logarithmic axis has no place for what has cost nothing.
+    return [point for point in points if point[0] > 0]

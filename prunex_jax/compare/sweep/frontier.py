@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from prunex_jax.compare.report.plots import Looks, Plot, Series
 from prunex_jax.compare.report.tables import Cell, Table
-from prunex_jax.compare.sweep.results import Findings
+from prunex_jax.compare.sweep.runs import Findings
 
 
 class Cost(NamedTuple):
@@ -18,8 +18,7 @@ class Cost(NamedTuple):
     name: str  # Of its plot,
     title: str  # and what that shows, behind the name of the metric.
     across: str  # What its horizontal axis says.
-    key: str  # Of a run's summary,
-    of: str  # and of the reference's.
+    key: str  # Of a run's summary, see `Findings.shares`.
     log: str = ""  # Which axes are logarithmic.
 
 
@@ -29,7 +28,6 @@ COSTS = (
         "against bytes",
         "bytes over hosts in the whole run, of dense",
         "host_wire_bytes",
-        "host_wire_bytes_dense",
         log="x",
     ),
     Cost(
@@ -37,14 +35,12 @@ COSTS = (
         "against multiply-accumulates",
         "multiply-accumulates of the network that is left, of dense",
         "macs_kept",
-        "macs_dense",
     ),
     Cost(
         "work",
         "against the work of training",
         "multiply-accumulates of all of training, of dense",
         "training_macs",
-        "training_macs_dense",
     ),
 )
 
@@ -56,44 +52,22 @@ def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
     """
     sweep, plots = findings.sweep, []
     for cost in COSTS:
-        marks = marks_of(findings, looks, cost.key, cost.of)
+        marks = marks_of(findings, looks, cost.key)
         series = [mark for mark in marks.values() if mark.points[0][0] > 0]
         if len({mark.points[0][0] for mark in series}) > 1:
             heading = f"{sweep.figure.heading} {cost.title}"
             title = plot_name(findings, cost.name, heading)
-            labels = cost, title, sweep.figure.title(sweep.split)
-            plots.append(make_plot(*labels, series, looks, sweep.less_is_better))
+            plots.append(
+                Plot(
+                    *(*title, cost.across, sweep.figure.title(sweep.split)),
+                    series,
+                    looks,
+                    log=cost.log,
+                    has_front=True,
+                    less_is_better=sweep.less_is_better,
+                )
+            )
     return plots
-
-
-def make_plot(
-    cost: Cost,
-    title: tuple[str, str],
-    up: str,
-    series: Sequence[Series],
-    looks: Looks,
-    less_is_better: bool = False,
-) -> Plot:
-    """A plot of marks against a cost.
-
-    Args:
-      cost: The cost.
-      title: Name and title of the plot.
-      up: What its vertical axis says.
-      series: One mark of each row.
-      looks: Row -> how it is drawn.
-      less_is_better: As of `Plot`.
-    """
-    labels = *title, cost.across, up
-    return Plot(
-        *labels,
-        series,
-        looks,
-        log=cost.log,
-        names_at_marks=True,
-        has_front=True,
-        less_is_better=less_is_better,
-    )
 
 
 def front_table(findings: Findings, plots: Sequence[Plot]) -> list[Table]:
@@ -128,11 +102,11 @@ def value_cell(findings: Findings, row: str) -> Cell:
     return Cell(text, statistics.fmean(values))
 
 
-def marks_of(findings: Findings, looks: Looks, key: str, of: str) -> dict[str, Series]:
+def marks_of(findings: Findings, looks: Looks, key: str) -> dict[str, Series]:
     """Row -> mean metric and its standard deviation, at a share of the reference."""
     marks, factor = {}, findings.sweep.figure.factor
     for row in looks:
-        shares, values = findings.shares(row, key, of), findings.values(row)
+        shares, values = findings.shares(row, key), findings.values(row)
         if shares:
             middle = factor * statistics.fmean(values)
             spread = factor * statistics.stdev(values) if len(values) > 1 else 0.0

@@ -28,6 +28,7 @@ from prunex_jax.compare.report.tables import (
     many,
     method_table,
 )
+from prunex_jax.compare.sweep.figure import curve_plots
 from prunex_jax.compare.sweep.frontier import (
     cost_plots,
     front_table,
@@ -35,21 +36,16 @@ from prunex_jax.compare.sweep.frontier import (
     plot_name,
     value_cell,
 )
-from prunex_jax.compare.sweep.learning_curves import curve_plots
-from prunex_jax.compare.sweep.results import Findings, Result
+from prunex_jax.compare.sweep.runs import Findings, Result
 
-# Column -> keys of a row's summary and of the reference's.
-_SHARES = (
-    ("bytes over\nhosts, of dense", "host_wire_bytes", "host_wire_bytes_dense"),
-    (
-        "last exchange,\nof dense",
-        "host_payload_bytes_steady",
-        "host_payload_bytes_dense",
-    ),
-    ("parameters", "params_kept", "params_dense"),
-    ("multiply-\naccumulates", "macs_kept", "macs_dense"),
-    ("work of\ntraining", "training_macs", "training_macs_dense"),
-)
+# Column -> key of a row's summary, see `Findings.shares`.
+_SHARES = {
+    "bytes over\nhosts, of dense": "host_wire_bytes",
+    "last exchange,\nof dense": "host_payload_bytes_steady",
+    "parameters": "params_kept",
+    "multiply-\naccumulates": "macs_kept",
+    "work of\ntraining": "training_macs",
+}
 # What is drawn of health: key of a logged row, what it is called.
 _HEALTH = (
     ("host_drift", "drift of the copies, ||theta - z|| / ||z||"),
@@ -63,8 +59,7 @@ def write_report(findings: Findings, folder: Path, png: Path | None = None) -> P
     """Writes the report of a sweep.
 
     Raises:
-      UserError: Nothing has ended yet, or PNG files are asked for and matplotlib is not
-        there.
+      UserError: Nothing has ended yet.
     """
     name = findings.sweep.name
     if not findings.results:
@@ -106,7 +101,10 @@ def price_table(findings: Findings) -> Table:
             Column(f"minus\n{titles[each]}", partial(_difference, findings, each))
             for each in baselines
         ),
-        *(Column(name, partial(_share, findings, *keys)) for name, *keys in _SHARES),
+        *(
+            Column(name, partial(_share, findings, key))
+            for name, key in _SHARES.items()
+        ),
     ]
     notes = _notes(findings, bool(baselines))
     shown = {row: titles[row] for row in findings.results}
@@ -154,7 +152,7 @@ def way_plots(findings: Findings, looks: Looks) -> list[Plot]:
 
 def size_plots(findings: Findings, looks: Looks) -> list[Plot]:
     """The metric against size, where rows form a curve."""
-    sizes = marks_of(findings, looks, "params_kept", "params_dense")
+    sizes = marks_of(findings, looks, "params_kept")
     curves: dict[str, list[Series]] = {}
     for row in findings.sweep.rows:
         if row.curve and row.name in sizes:
@@ -247,8 +245,8 @@ def _difference(findings: Findings, other: str, row: str) -> Cell | None:
     return Cell(text, mean)
 
 
-def _share(findings: Findings, key: str, of: str, row: str) -> Cell | None:
-    values = findings.shares(row, key, of)
+def _share(findings: Findings, key: str, row: str) -> Cell | None:
+    values = findings.shares(row, key)
     if not values:
         return None
     mean = statistics.fmean(values)
