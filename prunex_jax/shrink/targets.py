@@ -28,7 +28,7 @@ from prunex_jax.sparsity import (
 from prunex_jax.sparsity.settings import SparsityConfig
 
 if TYPE_CHECKING:
-    from prunex_jax.models import AnyModel
+    from prunex_jax.models import Model
 
 Unit = Literal["channels", "params", "macs", "bytes", "latency"]
 _NOUNS = {
@@ -309,9 +309,7 @@ def _asked_by(config: SparsityConfig) -> str:
     return f"{text} with {with_limits}" if limits else text
 
 
-def model_budget(
-    config: SparsityConfig, model: "AnyModel", trace: ChannelTrace
-) -> Budget:
+def model_budget(config: SparsityConfig, model: "Model", trace: ChannelTrace) -> Budget:
     """The budget of a run with one of our models."""
     costs = size_costs(trace)
     if config.unit == "macs":

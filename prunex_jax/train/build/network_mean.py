@@ -15,7 +15,7 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import AnyMesh, sharding_on
-from prunex_jax.models import AnyModel
+from prunex_jax.models import Model
 from prunex_jax.tasks import Batch
 from prunex_jax.train.build.rounds import Phase, RoundPlan
 from prunex_jax.train.steps.programs import Programs
@@ -81,7 +81,7 @@ class MeanPlan:
         return is_inside and (self.complete - num_steps) % self.period == 0
 
 
-def shapes_of_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
+def shapes_of_mean(model: Model, mesh: AnyMesh) -> NetworkMean:
     """Shapes, types and shardings of the mean of networks of a model."""
     params, statistics = jax.eval_shape(model.init, jax.random.key(0))
     everywhere = sharding_on(mesh, jax.P())
@@ -92,7 +92,7 @@ def shapes_of_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
     )
 
 
-def empty_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
+def empty_mean(model: Model, mesh: AnyMesh) -> NetworkMean:
     """The mean of no network of a model yet."""
     return jax.tree.map(_zeros, shapes_of_mean(model, mesh))
 

@@ -3,7 +3,7 @@
 import itertools
 from typing import NamedTuple
 
-from prunex_jax.models import AnyModel
+from prunex_jax.models import Model
 from prunex_jax.train.build.experiment import Experiment
 from prunex_jax.train.build.network_mean import (
     STATISTICS_BATCHES,
@@ -54,7 +54,7 @@ def gather_means(
 
 def _gathered(
     plan: MeanPlan,
-    model: AnyModel,
+    model: Model,
     mean: NetworkMean | None,
     experiment: Experiment,
     step: int,

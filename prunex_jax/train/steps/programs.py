@@ -31,7 +31,7 @@ from prunex_jax.mesh import (
     vary,
 )
 from prunex_jax.methods import Method, RoundKind
-from prunex_jax.models import AnyModel, from_moments, to_moments
+from prunex_jax.models import Model, from_moments, to_moments
 from prunex_jax.tasks import Batch, Objective, Sums
 from prunex_jax.train.build.start import whole_tree
 from prunex_jax.train.steps.accumulation import Gradient, accumulated_grads
@@ -117,7 +117,7 @@ class Programs:
 
     def __init__(
         self,
-        model: AnyModel,
+        model: Model,
         method: Method,
         mesh: AnyMesh,
         ledger: Ledger,
