@@ -53,7 +53,7 @@ def main() -> None:
 
 def _batch(experiment: Experiment) -> dict[str, jax.Array]:
     rng = np.random.default_rng(0)
-    shape = (BATCH_SIZE, *experiment.task.model.image_shape)
+    shape = experiment.task.model.example(BATCH_SIZE).shape
     sharding = jax.sharding.NamedSharding(experiment.mesh, jax.P(("host", "device")))
     batch = {
         "image": rng.normal(size=shape).astype(np.float32),

@@ -1,8 +1,7 @@
 """The networks of this package as PyTorch modules, with the same parameters.
 
 Modules are named as the parts of ours, so that parameters find their places by path.
-Widths come from the specifications in `models`, those of a language model from its
-parameters. Importing it needs torch.
+Widths come from the shapes of the parameters. Importing it needs torch.
 
 Differs from:
   Running variances: PyTorch's follow the unbiased variance of a batch, ours the biased
@@ -21,7 +20,7 @@ from torch.nn import functional
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path, shapes_by_path
-from prunex_jax.models import AnyModel, BlockSpec, Model, ResNetSpec, VggSpec
+from prunex_jax.models import MODELS, Model
 from prunex_jax.models.layers import STATISTICS_DECAY
 
 # Our names of leaves -> those of PyTorch.
@@ -40,6 +39,12 @@ _INTO_HEADS = ("query", "key", "value")
 _OUT_OF_HEADS = "out"
 _EMBEDDING = "embedding"
 
+# Number of convolutions of a VGG -> how many each of its stages has.
+_VGG_STAGES = {
+    sum(stages): stages
+    for name in ("vgg16", "vgg19")
+    for stages in [tuple(map(len, MODELS[name]("cifar").stages))]
+}
 # As in `models.gpt`.
 _EPSILON = 1e-6
 _ROTARY_BASE = 10_000.0
@@ -57,7 +62,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 Turns = tuple[torch.Tensor, torch.Tensor]
 
 
-def make_torch_model(model: AnyModel) -> nn.Module:
+def make_torch_model(model: Model) -> nn.Module:
     """Builds the same network in PyTorch, with parameters that are yet to be loaded.
 
     Returns:
@@ -66,13 +71,12 @@ def make_torch_model(model: AnyModel) -> nn.Module:
     Raises:
       UserError: The network has no PyTorch form.
     """
-    spec = model.spec if isinstance(model, Model) else None
-    if isinstance(model, Model) and isinstance(spec, ResNetSpec):
-        return _ResNet(spec, model.image_shape[-1], model.num_classes)
-    if isinstance(model, Model) and isinstance(spec, VggSpec):
-        return _Vgg(spec, model.image_shape, model.num_classes)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     shapes = shapes_by_path(params)
+    if "stem/conv/kernel" in shapes:
+        return _ResNet(shapes)
+    if "features/0/conv/kernel" in shapes:
+        return _Vgg(shapes)
     num_blocks = sum(path.endswith("/unit/gate") for path in shapes)
     blocks = {f"blocks/{n}/{each}" for n in range(num_blocks) for each in _GPT_BLOCK}
     if shapes.keys() != {*_GPT, *blocks}:
@@ -114,9 +118,16 @@ def torch_value(path: str, leaf: Any) -> torch.Tensor:
     return torch.from_numpy(value.copy())
 
 
+def _count(shapes: Shapes, prefix: str) -> int:
+    """How many parts of a list have parameters."""
+    depth = prefix.count("/")
+    return len({path.split("/")[depth] for path in shapes if path.startswith(prefix)})
+
+
 def _conv(
-    c_in: int, c_out: int, size: int, stride: int = 1, has_bias: bool = False
+    shapes: Shapes, path: str, stride: int = 1, has_bias: bool = False
 ) -> nn.Conv2d:
+    size, _, c_in, c_out = shapes[f"{path}/kernel"]
     return nn.Conv2d(c_in, c_out, size, stride, padding=size // 2, bias=has_bias)
 
 
@@ -143,19 +154,21 @@ class _ConvNorm(nn.Module):
 class _Block(nn.Module):
     """Two or three convolutions beside a shortcut; the first 3x3 has the stride."""
 
-    def __init__(self, c_in: int, spec: BlockSpec):
+    def __init__(self, shapes: Shapes, number: int):
         super().__init__()
-        widths = (c_in, *spec.inner, spec.out)
-        sizes = (3, 3) if len(spec.inner) == 1 else (1, 3, 1)
-        self.depth = len(sizes)
-        for index, size in enumerate(sizes):
-            stride = spec.stride if index == sizes.index(3) else 1
-            conv = _conv(widths[index], widths[index + 1], size, stride)
-            self.add_module(f"conv{index + 1}", conv)
-            self.add_module(f"norm{index + 1}", _norm(widths[index + 1]))
+        path = f"blocks/{number}"
+        has_projection = f"{path}/shortcut/conv/kernel" in shapes
+        # Stages but the first halve the map, where the stream is projected.
+        stride = 2 if has_projection and number > 0 else 1
+        self.depth = 3 if f"{path}/conv3/kernel" in shapes else 2
+        for index in range(1, self.depth + 1):
+            has_stride = index == self.depth - 1
+            conv = _conv(shapes, f"{path}/conv{index}", stride if has_stride else 1)
+            self.add_module(f"conv{index}", conv)
+            self.add_module(f"norm{index}", _norm(conv.out_channels))
         self.shortcut: nn.Module = nn.Identity()
-        if spec.has_projection:
-            self.shortcut = _ConvNorm(_conv(c_in, spec.out, 1, spec.stride))
+        if has_projection:
+            self.shortcut = _ConvNorm(_conv(shapes, f"{path}/shortcut/conv", stride))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x
@@ -170,14 +183,13 @@ class _Block(nn.Module):
 class _ResNet(nn.Module):
     """As `models.resnet.ResNet`."""
 
-    def __init__(self, spec: ResNetSpec, c_in: int, num_classes: int):
+    def __init__(self, shapes: Shapes):
         super().__init__()
-        self.is_large = spec.stem == "imagenet"
-        size, stride = (7, 2) if self.is_large else (3, 1)
-        self.stem = _ConvNorm(_conv(c_in, spec.stem_width, size, stride))
-        streams = (spec.stem_width, *(block.out for block in spec.blocks))
-        self.blocks = nn.Sequential(*map(_Block, streams[:-1], spec.blocks))
-        self.classifier = nn.Linear(streams[-1], num_classes)
+        self.is_large = shapes["stem/conv/kernel"][0] == 7
+        self.stem = _ConvNorm(_conv(shapes, "stem/conv", 2 if self.is_large else 1))
+        numbers = range(_count(shapes, "blocks/"))
+        self.blocks = nn.Sequential(*(_Block(shapes, number) for number in numbers))
+        self.classifier = nn.Linear(*shapes["classifier/kernel"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = _relu(self.stem(x))
@@ -189,24 +201,19 @@ class _ResNet(nn.Module):
 class _Vgg(nn.Module):
     """As `models.vgg.Vgg`."""
 
-    def __init__(
-        self, spec: VggSpec, image_shape: tuple[int, int, int], num_classes: int
-    ):
+    def __init__(self, shapes: Shapes):
         super().__init__()
-        height, width, channels = image_shape
-        widths = [width for stage in spec.stages for width in stage]
-        self.depths = [len(stage) for stage in spec.stages]
+        num_convs = _count(shapes, "features/")
+        self.depths = _VGG_STAGES[num_convs]
         self.features = nn.ModuleList(
-            _ConvNorm(_conv(c_in, c_out, 3, has_bias=True))
-            for c_in, c_out in zip((channels, *widths), widths, strict=False)
+            _ConvNorm(_conv(shapes, f"features/{number}/conv", has_bias=True))
+            for number in range(num_convs)
         )
-        side = spec.smallest_side
-        flat = (height // side) * (width // side) * widths[-1]
         self.hidden = nn.ModuleList(
-            nn.Linear(c_in, c_out)
-            for c_in, c_out in zip((flat, *spec.hidden), spec.hidden, strict=False)
+            nn.Linear(*shapes[f"hidden/{number}/kernel"])
+            for number in range(_count(shapes, "hidden/"))
         )
-        self.classifier = nn.Linear((flat, *spec.hidden)[-1], num_classes)
+        self.classifier = nn.Linear(*shapes["classifier/kernel"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         layers = iter(self.features)

@@ -1,12 +1,11 @@
 """Networks by name: the table of models, and the functions that build them.
 
-In: the settings `model.*` and the shape of an image, or the length of a text. Out: an
-`AnyModel`, pure functions over plain trees. `base` has the interface. For images,
-`resnet` and `vgg` are written with every width explicit, of the parts in `layers`, and
-make a `Model`; `vit` and `convnext`, of the parts in `stream`, and for text `gpt` and
-`bert`, of the parts in `transformer`, are NNX modules, and make a `FunctionModel`, as
-networks of users' own do. `generation` writes text; `weights` reads trained networks of
-others. Models know nothing of channels, methods or meshes.
+In: the settings `model.*` and the shape of an image, or the length of a text. Out: a
+`Model`, pure functions over plain trees; `base` has it, and `own` makes one of what
+users bring and of ours alike, which are NNX modules. For images, `resnet` and `vgg` are
+made of the parts in `layers`, `vit` and `convnext` of those in `stream`; for text `gpt`
+and `bert` of those in `transformer`. `generation` writes text; `weights` reads trained
+networks of others. Models know nothing of channels, methods or meshes.
 """
 
 import dataclasses
@@ -18,47 +17,47 @@ import jax
 
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import check_defaults, check_settings
-from prunex_jax.models.base import (
-    AnyModel,
-    Model,
-    ModelSpec,
-    from_moments,
-    to_moments,
-)
-from prunex_jax.models.convnext import ConvNextSpec, make_convnext, make_convnext_spec
-from prunex_jax.models.functions import FunctionModel, Functions, is_own
+from prunex_jax.models.base import Functions, Model, from_moments, is_own, to_moments
+from prunex_jax.models.convnext import make_convnext, make_convnext_spec
 from prunex_jax.models.generation import generate
 from prunex_jax.models.language import (
     MASKED_TOKEN,
     NEXT_TOKEN,
     make_language_model,
 )
-from prunex_jax.models.layers import Convolution
+from prunex_jax.models.layers import Convolution, Form
 from prunex_jax.models.own import own_model
-from prunex_jax.models.resnet import BlockSpec, ResNetSpec, Stem, make_resnet_spec
+from prunex_jax.models.resnet import (
+    BlockSpec,
+    ResNetSpec,
+    Stem,
+    make_resnet,
+    make_resnet_spec,
+)
 from prunex_jax.models.settings import ModelConfig
-from prunex_jax.models.vgg import VggSpec, make_vgg_spec
+from prunex_jax.models.vgg import VggSpec, make_vgg, make_vgg_spec
 from prunex_jax.models.vit import VITS, make_vit
 
 __all__ = [
     "MASKED_TOKEN",
     "MODELS",
     "NEXT_TOKEN",
-    "AnyModel",
     "BlockSpec",
-    "FunctionModel",
+    "Form",
     "Functions",
     "Model",
-    "ModelSpec",
     "ResNetSpec",
     "VggSpec",
     "as_on_gpus",
+    "check_norm_scope",
     "check_sections",
     "from_moments",
     "generate",
     "is_own",
     "make_language_model",
     "make_model",
+    "make_resnet",
+    "make_vgg",
     "own_model",
     "to_moments",
 ]
@@ -71,7 +70,7 @@ _basic = functools.partial(make_resnet_spec, stage_widths=(64, 128, 256, 512))
 _bottleneck = functools.partial(_basic, expansion=4)
 
 # Builders of specifications, called with the stem and `scale`.
-MODELS: dict[str, Callable[..., ModelSpec]] = {
+MODELS: dict[str, Callable[..., ResNetSpec | VggSpec]] = {
     "resnet20": functools.partial(_cifar, stage_blocks=(3, 3, 3)),
     "resnet32": functools.partial(_cifar, stage_blocks=(5, 5, 5)),
     "resnet56": functools.partial(_cifar, stage_blocks=(9, 9, 9)),
@@ -87,9 +86,7 @@ MODELS: dict[str, Callable[..., ModelSpec]] = {
     "vgg16": functools.partial(make_vgg_spec, stage_convs=(2, 2, 3, 3, 3)),
     "vgg19": functools.partial(make_vgg_spec, stage_convs=(2, 2, 4, 4, 4)),
 }
-# Networks that make a `FunctionModel`.
 CONVNEXT = "convnext_t"
-FUNCTION_MODELS = (*VITS, CONVNEXT)
 # Sections of settings, and the networks that heed them.
 _SECTIONS = {
     "gpt": NEXT_TOKEN,
@@ -101,7 +98,7 @@ _SECTIONS = {
 
 def make_model(
     config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int
-) -> AnyModel:
+) -> Model:
     """Builds the network that the settings name.
 
     Asks jax for its platform when `config.convolution` is `auto`, so devices must be
@@ -118,10 +115,12 @@ def make_model(
       UserError: A setting is unknown or out of range, or the network cannot take
         images of this size.
     Example:
-      >>> make_model(ModelConfig(name='resnet18', width=0.5), (32, 32, 3), 10).spec.stem
-      'cifar'
+      >>> model = make_model(ModelConfig(name='resnet18', width=0.5), (32, 32, 3), 10)
+      >>> params, _ = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params['stem']['conv']['kernel'].shape
+      (3, 3, 3, 32)
     """
-    names = (*MODELS, *FUNCTION_MODELS)
+    names = (*MODELS, *VITS, CONVNEXT)
     if config.name not in names:
         raise UserError(
             f"config.model.name={config.name!r} is not known"
@@ -135,26 +134,56 @@ def make_model(
             "(height, width, channels) and a count, all positive"
         )
     _check_has_effect(config)
-    if config.name in VITS:
+    model = _model_of(config, image_shape, num_classes)
+    check_norm_scope(config, model, config.name)
+    return model
+
+
+def _model_of(
+    config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int
+) -> Model:
+    name, dtype = config.name, config.compute_dtype
+    if name in VITS:
         return make_vit(config, image_shape, num_classes)
     stem = _stem(config.stem, image_shape)
     convolution = _convolution(config.convolution)
-    spec: ConvNextSpec | ModelSpec
-    if config.name == CONVNEXT:
-        spec = make_convnext_spec(config, stem, convolution)
-    else:
-        spec = MODELS[config.name](stem, scale=config.width)
-    _check_side(config.name, spec.smallest_side, image_shape)
-    if isinstance(spec, ConvNextSpec):
-        dtype = config.compute_dtype
-        return make_convnext(config.name, spec, dtype, image_shape, num_classes)
-    return Model(
-        spec=spec,
-        image_shape=image_shape,
-        num_classes=num_classes,
-        compute_dtype=config.compute_dtype,
-        convolution=convolution,
-    )
+    if name == CONVNEXT:
+        convnext = make_convnext_spec(config, stem, convolution)
+        _check_side(name, convnext.smallest_side, image_shape)
+        return make_convnext(name, convnext, dtype, image_shape, num_classes)
+    spec, form = MODELS[name](stem, scale=config.width), Form(dtype, convolution)
+    if isinstance(spec, ResNetSpec):
+        return make_resnet(name, spec, form, image_shape, num_classes)
+    _check_side(name, spec.smallest_side, image_shape)
+    return make_vgg(name, spec, form, image_shape, num_classes)
+
+
+def check_norm_scope(config: ModelConfig, model: Model, what: str) -> None:
+    """Refuses statistics of batches over a host of a network that has none of batches.
+
+    Raises:
+      UserError: `norm_scope` is set, and training does nothing over a mesh axis.
+    Example:
+      >>> model = own_model((lambda key: {}, lambda params, x: x), jax.numpy.ones(1))
+      >>> check_norm_scope(ModelConfig(norm_scope='host'), model, 'this network')
+      Traceback (most recent call last):
+        ...
+      prunex_jax.base.errors.UserError: config.model.norm_scope='host' has no effect\
+ on this network; leave it at 'device'
+    """
+    if config.norm_scope != "device" and not _reads_axis(model):
+        check_defaults("model", config, ("norm_scope",), what)
+
+
+def _reads_axis(model: Model) -> bool:
+    key = jax.random.key(0) if model.is_random else None
+    train = functools.partial(model.apply_train, axis_name="nowhere", key=key)
+    arrays = jax.eval_shape(model.init, jax.random.key(0))
+    try:
+        jax.eval_shape(train, *arrays, model.example(2))
+    except NameError:  # jax: there is no axis of this name.
+        return True
+    return False
 
 
 def as_on_gpus(config: ModelConfig) -> ModelConfig:
@@ -184,11 +213,8 @@ def check_sections(config: ModelConfig) -> None:
 def _check_has_effect(config: ModelConfig) -> None:
     """Refuses settings that are of other networks."""
     check_sections(config)
-    none: tuple[str, ...] = ("recompute",)
-    if config.name in FUNCTION_MODELS:
-        none = ("norm_scope",)
-    if config.name in VITS:
-        none = ("norm_scope", "stem", "convolution")
+    others = {"recompute": tuple(MODELS), "stem": VITS, "convolution": VITS}
+    none = [part for part, names in others.items() if config.name in names]
     check_defaults("model", config, none, config.name)
 
 

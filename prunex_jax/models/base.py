@@ -1,121 +1,86 @@
-"""A network as pure functions over plain trees, with every width written down.
+"""A network as pure functions over plain trees, whatever it was written with.
 
-Flax NNX builds the networks and stays behind this border, so that channels, methods,
-checkpoints and shrinking see trees only.
+Flax and others build networks and stay behind this border, so that channels, methods,
+checkpoints and shrinking see trees only. What is left of a network after a cut is found
+by tracing its functions and doing their operations with fewer channels, so that nothing
+has to be known of its layers.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.models.layers import STATISTICS_DECAY, Convolution, Pass
+
+# What settings call networks that were given, with their names behind it.
+_OWN = "own "
+# Channel group -> positions that are left, or how many where that is all there is to
+# know, as a value that can be compared.
+_Kept = tuple[tuple[str, tuple[int, ...] | int], ...]
 
 
-class ModelSpec(Protocol):
-    """Every width of a network; a shrunk network is the same class with another spec.
+def is_own(name: str) -> bool:
+    """Whether settings call a network by this name that was given.
 
-    Implementations are frozen dataclasses of numbers, strings and tuples, so that they
-    hash, compare and print.
+    Example:
+      >>> is_own('own Network'), is_own('resnet20')
+      (True, False)
     """
-
-    @property
-    def smallest_side(self) -> int:
-        """Height and width that images must at least have."""
-        ...
-
-    def make_network(
-        self, image_shape: tuple[int, int, int], num_classes: int, rngs: nnx.Rngs
-    ) -> nnx.Module:
-        """Builds the module, with parameters drawn from `rngs`.
-
-        The module is called with images, float[n, h, w, c], and a `Pass`, and returns
-        logits, float32[n, num_classes].
-        """
-        ...
-
-    def with_widths_of(self, params: PyTree) -> Self:
-        """Returns the same network with the widths that the parameters have."""
-        ...
+    return name.startswith(_OWN)
 
 
-class AnyModel(Protocol):
-    """A network as the trainer knows it: pure functions over two trees.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Functions:
+    """What a network is made of.
 
     Parameters and statistics are trees of arrays; statistics are what changes without
-    gradients, such as running means, and {} where there are none. Functions are called
-    with the examples of one device, inside of `shard_map` in training. Two models are
-    equal if they compute the same.
+    gradients, such as running means, and {} where there are none.
+
+    Attributes:
+      name: What people call it.
+      init: key -> (parameters, statistics).
+      apply: (parameters, statistics, inputs) -> answers, every example alone.
+      apply_train: (parameters, statistics, inputs, key, axis_name) -> (answers,
+        statistics); `axis_name` as of `Model.apply_train`.
+      is_random: Whether `apply_train` needs the key, which is None otherwise.
+      example: Shapes and types of what a batch of one example is to the network.
+      in_float32: Makes those of the same network with activations in float32; None
+        where they are as they are.
+      statistics_decay: Share of the old statistics that `apply_train` keeps, where it
+        is known and the same for all.
+      is_uniform: Whether it is known that channels of a group are computed alike. Then
+        which of them are left makes no other network, but how many.
     """
 
-    @property
-    def is_random(self) -> bool:
-        """Whether training draws numbers, as dropout does."""
-        ...
-
-    def example(self, count: int = 1) -> PyTree:
-        """Shapes and types of what so many examples are to the network."""
-        ...
-
-    def init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """Draws parameters, and makes fresh statistics."""
-        ...
-
-    def apply(self, params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
-        """Answers in evaluation, every example alone."""
-        ...
-
-    def apply_train(
-        self,
-        params: PyTree,
-        statistics: PyTree,
-        inputs: PyTree,
-        axis_name: str | None = None,
-        key: jax.Array | None = None,
-    ) -> tuple[PyTree, PyTree]:
-        """Answers in training, and the statistics after them."""
-        ...
-
-    def reestimate(
-        self,
-        params: PyTree,
-        statistics: PyTree,
-        inputs: PyTree,
-        num_seen: jax.Array,
-        axis_name: str | None = None,
-    ) -> PyTree:
-        """Adds one batch to statistics that are a plain mean over batches."""
-        ...
-
-    def after(self, cut: Any) -> "AnyModel":
-        """The network that is left after a `shrink.Cut`."""
-        ...
-
-    def in_float32(self) -> "AnyModel":
-        """The same network with activations that are not rounded further."""
-        ...
+    name: str
+    init: Callable[[jax.Array], tuple[PyTree, PyTree]]
+    apply: Callable[[PyTree, PyTree, PyTree], PyTree]
+    apply_train: Callable[..., tuple[PyTree, PyTree]]
+    is_random: bool
+    example: PyTree
+    in_float32: Callable[[], "Functions"] | None = None
+    statistics_decay: float | None = None
+    is_uniform: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A network: a specification, and pure functions over two trees.
+    """A network as the trainer knows it: functions, and what was cut out of them.
 
-    Parameters and statistics are nested dicts with string keys, float32; leaves are
-    named as in `blocks/0/conv1/kernel`. Kernels are float32[kh, kw, c_in, c_out] for
-    convolutions and float32[c_in, c_out] for dense layers. Statistics are the running
-    means and variances of batch norm; `layers` states their policy across devices.
+    Functions are called with the examples of one device, inside of `shard_map` in
+    training. Of the networks of this package, parameters and statistics are nested
+    dicts with string keys, float32; leaves are named as in `blocks/0/conv1/kernel`.
+    Two models are equal if they are made of the same functions by cuts that leave the
+    same.
 
     Attributes:
-      spec: Every width of the network.
-      image_shape: Height, width and channels of one image.
-      num_classes: Number of logits.
-      compute_dtype: float32 or bfloat16, for activations inside the network.
-      convolution: How convolutions are formulated in training, see `layers.Conv`.
+      functions: Those of the full network.
+      kept: What every cut has left, for comparison.
+      cuts: The cuts, `shrink.Cut`, first one first.
 
     Example:
       >>> from prunex_jax.models.settings import ModelConfig
@@ -126,96 +91,91 @@ class Model:
       (3, 3, 16, 16)
     """
 
-    spec: ModelSpec
-    image_shape: tuple[int, int, int]
-    num_classes: int
-    compute_dtype: str = "float32"
-    convolution: Convolution = "direct"
+    functions: Functions
+    kept: tuple[_Kept, ...] = ()
+    cuts: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
 
-    is_random = False
+    @property
+    def name(self) -> str:
+        """What settings call it if it was given."""
+        return f"{_OWN}{self.functions.name}"
 
-    def example(self, count: int = 1) -> jax.ShapeDtypeStruct:
-        """Shape and type of so many images, for tracing."""
-        return jax.ShapeDtypeStruct((count, *self.image_shape), jnp.float32)
+    @property
+    def is_random(self) -> bool:
+        """Whether training draws numbers, as dropout does."""
+        return self.functions.is_random
+
+    def example(self, count: int = 1) -> PyTree:
+        """Shapes and types of what so many examples are to the network."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype),
+            self.functions.example,
+        )
 
     def init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """Draws parameters and makes fresh statistics.
+        """Draws parameters, and makes fresh statistics, without what was cut out.
 
         Works under `jax.jit` and `jax.eval_shape`, so that parameters can be counted
         without being made, and born where they will live.
         """
-        parts: Any = nnx.split(self._network(key), nnx.Param, nnx.BatchStat)
-        _, params, statistics = parts
-        return to_tree(params), to_tree(statistics)
+        params, statistics = self.functions.init(key)
+        for cut in self.cuts:
+            params, statistics = cut.take(params), cut.take_statistics(statistics)
+        return params, statistics
 
-    def apply(self, params: PyTree, statistics: PyTree, images: jax.Array) -> jax.Array:
-        """Computes logits with running statistics, for evaluation and tracing.
-
-        Every image is treated alone. The trace has ordinary primitives only: the
-        convolutions with their own derivative rule belong to training.
-
-        Args:
-          params: As made by `init`, or shrunk if the spec is.
-          statistics: As made by `init`.
-          images: float[n, h, w, c], any number of images.
-        Returns:
-          Logits, float32[n, num_classes].
-        """
-        how = Pass(is_training=False, dtype=self.compute_dtype)
-        network: Any = self._merge(params, statistics)
-        return network(images, how)
+    def apply(self, params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
+        """Answers in evaluation, with running statistics, every example alone."""
+        return self._reduced(self.functions.apply)(params, statistics, inputs)
 
     def apply_train(
         self,
         params: PyTree,
         statistics: PyTree,
-        images: jax.Array,
+        inputs: PyTree,
         axis_name: str | None = None,
         key: jax.Array | None = None,
-    ) -> tuple[jax.Array, PyTree]:
-        """Computes logits with batch statistics, and the new running statistics.
+    ) -> tuple[PyTree, PyTree]:
+        """Answers in training, with statistics of the batch, and running ones after it.
 
         Args:
-          params: As made by `init`, or shrunk if the spec is.
-          statistics: As made by `init`; running statistics before this batch.
-          images: float[n, h, w, c]; the images of one device inside `shard_map`.
-          axis_name: Mesh axis whose devices share batch statistics; None keeps to the
-            images at hand.
-          key: Not needed.
+          params: As made by `init`.
+          statistics: As made by `init`; those before this batch.
+          inputs: The examples of one device inside `shard_map`.
+          axis_name: Mesh axis whose devices share statistics of the batch; None keeps
+            to the examples at hand.
+          key: For what the network draws, if it does.
         Returns:
-          Logits, float32[n, num_classes], and statistics after this batch.
+          Answers, and statistics after this batch.
         Collectives:
-          None without `axis_name`. With it, one mean over that axis per batch norm of
-          float32[2, channels], and its transpose in the backward pass.
+          None without `axis_name`. With it, those of the network's batch norms, and
+          their transposes in the backward pass: of ours, one mean over that axis per
+          batch norm of float32[2, channels].
         """
-        del key
-        how = Pass(
-            is_training=True,
-            dtype=self.compute_dtype,
-            convolution=self.convolution,
-            axis_name=axis_name,
-        )
-        network: Any = self._merge(params, statistics)
-        logits = network(images, how)
-        return logits, to_tree(nnx.state(network, nnx.BatchStat))
+        function = functools.partial(self.functions.apply_train, axis_name=axis_name)
+        train = self._reduced(function, returns_statistics=True)
+        answered: tuple[PyTree, PyTree] = train(params, statistics, inputs, key)
+        return answered
 
     def reestimate(
         self,
         params: PyTree,
         statistics: PyTree,
-        images: jax.Array,
+        inputs: PyTree,
         num_seen: jax.Array,
         axis_name: str | None = None,
     ) -> PyTree:
         """Adds one batch to statistics that are a plain mean over batches.
 
         Running statistics are those of networks on the way; a network that is a mean of
-        others, as a consensus is, has none of its own before it has seen some images.
+        others, as a consensus is, has none of its own before it has seen some examples.
+        They are taken to be s <- m s + (1 - m) b, with the batch's own b and any m for
+        each of them. Starting from 0 shows b where m is known; where it is not,
+        starting from 1 as well shows both.
 
         Args:
           params: As for `apply_train`.
           statistics: Mean over the batches seen before.
-          images: float[n, h, w, c], as for `apply_train`.
+          inputs: As for `apply_train`.
           num_seen: int32[], number of those batches; 0 drops `statistics`.
           axis_name: As for `apply_train`.
         Returns:
@@ -223,40 +183,47 @@ class Model:
         Collectives:
           As `apply_train`.
         """
-        # From nothing, running statistics move by a fixed share of the batch's own.
-        nothing = jax.tree.map(jnp.zeros_like, statistics)
-        _, moved = self.apply_train(params, nothing, images, axis_name)
-        fresh = jax.tree.map(lambda x: x / (1 - STATISTICS_DECAY), moved)
+        key = jax.random.key(0) if self.is_random else None
+        decay = self.functions.statistics_decay
+
+        def moved(start: float) -> PyTree:
+            from_there = jax.tree.map(lambda x: jnp.full_like(x, start), statistics)
+            return self.apply_train(params, from_there, inputs, axis_name, key)[1]
+
+        def own(old: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+            share = 1 - (high - low)
+            return jnp.where(share > 0, low / jnp.where(share > 0, share, 1), old)
+
+        if decay is None:
+            fresh = jax.tree.map(own, statistics, moved(0.0), moved(1.0))
+        else:
+            fresh = jax.tree.map(lambda x: x / (1 - decay), moved(0.0))
         return mean_with(statistics, fresh, num_seen)
 
-    def with_widths_of(self, params: PyTree) -> "Model":
-        """Returns the network that shrunk parameters belong to."""
-        return dataclasses.replace(self, spec=self.spec.with_widths_of(params))
-
     def after(self, cut: Any) -> "Model":
-        """Returns the network that is left after a `shrink.Cut`."""
-        params, _ = jax.eval_shape(self.init, jax.random.key(0))
-        return self.with_widths_of(jax.eval_shape(cut.take, params))
+        """The network that is left after a `shrink.Cut`."""
+        if all(mask.all() for mask in cut.masks.values()):
+            return self
+        is_uniform = self.functions.is_uniform
+        kept = tuple(
+            (name, len(at) if is_uniform else tuple(at.tolist()))
+            for name, at in cut.keep_indices.items()
+        )
+        return dataclasses.replace(
+            self, kept=(*self.kept, kept), cuts=(*self.cuts, cut)
+        )
 
     def in_float32(self) -> "Model":
-        """Returns the network without bfloat16."""
-        return dataclasses.replace(self, compute_dtype="float32")
+        """The network with activations in float32, where it is known how."""
+        make = self.functions.in_float32
+        return self if make is None else dataclasses.replace(self, functions=make())
 
-    @functools.cached_property
-    def _graph(self) -> Any:
-        abstract = nnx.eval_shape(lambda: self._network(jax.random.key(0)))
-        return nnx.split(abstract, nnx.Param, nnx.BatchStat)[0]
-
-    def _network(self, key: jax.Array) -> nnx.Module:
-        rngs = nnx.Rngs(params=key)
-        return self.spec.make_network(self.image_shape, self.num_classes, rngs)
-
-    def _merge(self, params: PyTree, statistics: PyTree) -> nnx.Module:
-        return nnx.merge(
-            self._graph,
-            nnx.State(from_tree(params)),
-            nnx.State(from_tree(statistics)),
-        )
+    def _reduced(
+        self, function: Callable[..., Any], **options: Any
+    ) -> Callable[..., Any]:
+        for cut in self.cuts:
+            function = cut.function(function, **options)
+        return function
 
 
 def mean_with(statistics: PyTree, fresh: PyTree, num_seen: jax.Array) -> PyTree:
@@ -313,24 +280,3 @@ def _map_variances(fn: Callable[..., jax.Array], tree: PyTree) -> PyTree:
     if {"mean", "var"} <= tree.keys():
         return {**tree, "var": fn(tree["mean"], tree["var"])}
     return {key: _map_variances(fn, part) for key, part in tree.items()}
-
-
-def to_tree(state: Any) -> PyTree:
-    """Turns NNX state into nested dicts; positions in lists become string keys."""
-
-    def with_string_keys(tree: Any) -> Any:
-        if not isinstance(tree, dict):
-            return tree
-        return {str(key): with_string_keys(value) for key, value in tree.items()}
-
-    return with_string_keys(nnx.to_pure_dict(state))
-
-
-def from_tree(tree: PyTree) -> PyTree:
-    """Undoes the string keys of `to_tree`."""
-    if not isinstance(tree, dict):
-        return tree
-    return {
-        int(key) if key.isdigit() else key: from_tree(value)
-        for key, value in tree.items()
-    }

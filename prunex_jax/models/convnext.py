@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from prunex_jax.models.functions import FunctionModel
+from prunex_jax.models.base import Model
 from prunex_jax.models.layers import Convolution, mean_over_space
 from prunex_jax.models.own import nnx_model
 from prunex_jax.models.resnet import Stem as StemKind
@@ -113,7 +113,7 @@ def make_convnext(
     dtype: str,
     image_shape: tuple[int, int, int],
     num_classes: int,
-) -> FunctionModel:
+) -> Model:
     """Builds the network of a specification.
 
     Args:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import check_settings
-from prunex_jax.models.functions import FunctionModel
+from prunex_jax.models.base import Model
 from prunex_jax.models.own import nnx_model
 from prunex_jax.models.settings import BertConfig, GptConfig, ModelConfig
 from prunex_jax.models.transformer import TransformerSpec
@@ -19,9 +19,7 @@ NEXT_TOKEN = ("gpt", "gpt2")
 MASKED_TOKEN = ("bert",)
 
 
-def make_language_model(
-    config: ModelConfig, vocabulary: int, length: int
-) -> FunctionModel:
+def make_language_model(config: ModelConfig, vocabulary: int, length: int) -> Model:
     """Builds the network of text that the settings name.
 
     Args:

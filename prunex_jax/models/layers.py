@@ -1,16 +1,16 @@
 """Layers with channel counts passed in, and the policy of batch norm on a mesh.
 
-Everything is NHWC and traces to ordinary primitives. Parameters and statistics are
-float32; `Pass.dtype` is the type of the activations.
+Everything is NHWC, and traces to ordinary primitives in evaluation. Parameters and
+statistics are float32; `Form.dtype` is the type of the activations. Whether layers
+train is told by `train` and `eval` of NNX modules, as flax's own layers are told.
 
 Pooling is flax's. Its layers compute something else: `nnx.Conv` has no kernel gradient
-in chunks, `nnx.BatchNorm` no statistics that stay on the device until they are averaged
-as moments, and all of them fix the type of activations, and whether they train, when
-they are built, while here one network does both.
+in chunks, and `nnx.BatchNorm` does not fold statistics, scale and bias into one
+multiplication and one addition.
 
 Batch norm policy. Scale and bias are ordinary parameters: they are exchanged, pruned
 and shrunk like kernels. Batch statistics are taken over the images of one device, or,
-with `Pass.axis_name`, over the images of all devices along that mesh axis. Running
+with `axis_name`, over the images of all devices along that mesh axis. Running
 statistics are an exponential moving average that every device keeps of its own batches
 and that never crosses a link in training; they are averaged over the mesh when the
 network is evaluated. A moving average is linear, so averaging late gives what averaging
@@ -20,6 +20,7 @@ devices see may differ; see `base.to_moments`.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -28,6 +29,8 @@ from flax import nnx
 from jax import lax
 
 from prunex_jax.mesh import varying
+from prunex_jax.models.base import Model
+from prunex_jax.models.own import nnx_model
 
 Convolution = Literal["direct", "chunked"]
 
@@ -42,14 +45,39 @@ _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 @dataclasses.dataclass(frozen=True)
-class Pass:
-    """How one pass through a network is computed."""
+class Form:
+    """How layers compute what they do."""
 
-    is_training: bool  # Use batch statistics and update the running ones.
     dtype: str = "float32"  # Type of activations, `float32` or `bfloat16`.
     convolution: Convolution = "direct"  # `direct` or `chunked`, see `Conv`.
-    # Mesh axis whose devices share batch statistics, or None.
-    axis_name: str | None = None
+
+
+def image_model(
+    name: str,
+    make: Callable[[Form, nnx.Rngs], nnx.Module],
+    form: Form,
+    image_shape: tuple[int, int, int],
+) -> Model:
+    """Makes a model of a module of these layers, which reads images.
+
+    Args:
+      name: What people call it.
+      make: Makes the module.
+      form: How its layers compute.
+      image_shape: Height, width and channels of one image.
+    """
+
+    def make_in(dtype: str) -> Callable[[nnx.Rngs], nnx.Module]:
+        return functools.partial(make, dataclasses.replace(form, dtype=dtype))
+
+    return nnx_model(
+        name,
+        make_in,
+        form.dtype,
+        jax.ShapeDtypeStruct((1, *image_shape), jnp.float32),
+        statistics_decay=STATISTICS_DECAY,
+        is_uniform=True,
+    )
 
 
 class Conv(nnx.Module):
@@ -73,6 +101,7 @@ class Conv(nnx.Module):
         c_in: int,
         c_out: int,
         size: int,
+        form: Form,
         *,
         rngs: nnx.Rngs,
         stride: int = 1,
@@ -81,18 +110,21 @@ class Conv(nnx.Module):
         draw = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
         self.kernel = nnx.Param(draw(rngs.params(), (size, size, c_in, c_out)))
         self.bias = nnx.Param(jnp.zeros(c_out)) if has_bias else None
-        self.stride = stride
+        self.stride, self.form = stride, form
+        self.deterministic = False  # In evaluation, as `eval` of NNX says.
 
-    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        """Maps float[n, h, w, c_in] to `how.dtype`[n, h', w', c_out]."""
-        kernel = self.kernel[...].astype(how.dtype)
-        x = x.astype(how.dtype)
-        if how.is_training and how.convolution == "chunked" and kernel.shape[0] > 1:
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps float[n, h, w, c_in] to dtype[n, h', w', c_out]."""
+        dtype = self.form.dtype
+        kernel = self.kernel[...].astype(dtype)
+        x = x.astype(dtype)
+        is_chunked = self.form.convolution == "chunked" and not self.deterministic
+        if is_chunked and kernel.shape[0] > 1:
             y = _chunked_conv(*_alike(x, kernel), self.stride)
         else:
             y = _conv(x, kernel, self.stride)
         if self.bias is not None:
-            y = y + _per_channel(self.bias[...].astype(how.dtype), y)
+            y = y + _per_channel(self.bias[...].astype(dtype), y)
         return y
 
 
@@ -106,29 +138,37 @@ class BatchNorm(nnx.Module):
 
     Statistics are taken in one pass over the data, in float32, and folded with scale
     and bias into one multiplication and one addition.
+
+    Attributes, as of `nnx.BatchNorm`:
+      use_running_average: Whether it normalises by running statistics, in evaluation,
+        and not by those of the batch.
+      axis_name: Mesh axis whose devices share batch statistics, or None.
     """
 
-    def __init__(self, channels: int):
+    def __init__(self, channels: int, form: Form):
         self.scale = nnx.Param(jnp.ones(channels))
         self.bias = nnx.Param(jnp.zeros(channels))
         self.mean = nnx.BatchStat(jnp.zeros(channels))
         self.var = nnx.BatchStat(jnp.ones(channels))
+        self.dtype = form.dtype
+        self.use_running_average = False
+        self.axis_name: str | None = None
 
-    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        """Maps float[n, h, w, c] to `how.dtype`[n, h, w, c].
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps float[n, h, w, c] to dtype[n, h, w, c].
 
         Collectives:
-          In training with `how.axis_name`: one mean over it of float32[2, c].
+          In training with `axis_name`: one mean over it of float32[2, c].
         """
         x = x.astype(jnp.float32)
-        if how.is_training:
-            mean, var = _moments(x, how.axis_name)
+        if self.use_running_average:
+            mean, var = self.mean[...], self.var[...]
+        else:
+            mean, var = _moments(x, self.axis_name)
             self.mean[...] = _running(self.mean[...], mean)
             self.var[...] = _running(self.var[...], var)
-        else:
-            mean, var = self.mean[...], self.var[...]
         y = _normalised(x, mean, var, self.scale[...], self.bias[...])
-        return y.astype(how.dtype)
+        return y.astype(self.dtype)
 
 
 class Dense(nnx.Module):
@@ -138,15 +178,24 @@ class Dense(nnx.Module):
     a ReLU, 1/3 for logits, which then start small.
     """
 
-    def __init__(self, c_in: int, c_out: int, *, gain: float, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        *,
+        gain: float,
+        rngs: nnx.Rngs,
+        dtype: str = "float32",
+    ):
         draw = nnx.initializers.variance_scaling(gain, "fan_in", "normal")
         self.kernel = nnx.Param(draw(rngs.params(), (c_in, c_out)))
         self.bias = nnx.Param(jnp.zeros(c_out))
+        self.dtype = dtype
 
-    def __call__(self, x: jax.Array, dtype: str) -> jax.Array:
-        """Maps float[n, c_in] to `dtype`[n, c_out]."""
-        y = x.astype(dtype) @ self.kernel[...].astype(dtype)
-        return y + _per_channel(self.bias[...].astype(dtype), y)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps float[n, c_in] to dtype[n, c_out]."""
+        y = x.astype(self.dtype) @ self.kernel[...].astype(self.dtype)
+        return y + _per_channel(self.bias[...].astype(self.dtype), y)
 
 
 @functools.partial(jax.jit, inline=True)

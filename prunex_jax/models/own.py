@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.trees import PyTree, flatten_by_path, nested_by_path
-from prunex_jax.models.functions import FunctionModel, Functions
+from prunex_jax.models.base import Functions, Model
 
 # Names by which Linen modules are told whether they train, and what they are told then.
 _TRAINING = {
@@ -26,14 +26,15 @@ _TRAINING = {
 }
 
 
-def own_model(given: Any, example: PyTree) -> FunctionModel:
+def own_model(given: Any, example: PyTree) -> Model:
     """Makes a network of the user's own one that the trainer takes.
 
     Args:
       given: A Flax NNX module, which starts from the parameters that it has, or its
         class, or a function of `nnx.Rngs` that makes one; a Linen module; an Equinox
         module, which takes one example and starts from the parameters that it has; or
-        a pair (init, apply) of `init(key) -> params` and `apply(params, inputs)`.
+        a pair (init, apply) of `init(key) -> params` and `apply(params, inputs)`, which
+        in training is given `key` and `axis_name`, if it has these parameters.
       example: Arrays, or their shapes and types: a batch of one example, as the
         network reads it.
     Raises:
@@ -48,7 +49,7 @@ def own_model(given: Any, example: PyTree) -> FunctionModel:
       (8, 2)
     """
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
-    model = FunctionModel(_functions_of(given, shapes))
+    model = Model(_functions_of(given, shapes))
     try:
         arrays = jax.eval_shape(model.init, jax.random.key(0))
         jax.eval_shape(model.apply, *arrays, model.example(2))
@@ -64,8 +65,12 @@ def own_model(given: Any, example: PyTree) -> FunctionModel:
 
 
 def nnx_model(
-    name: str, make: Callable[[str], Callable[[Any], Any]], dtype: str, example: PyTree
-) -> FunctionModel:
+    name: str,
+    make: Callable[[str], Callable[[Any], Any]],
+    dtype: str,
+    example: PyTree,
+    **known: Any,
+) -> Model:
     """Makes a model of an NNX module of ours.
 
     Args:
@@ -73,14 +78,15 @@ def nnx_model(
       make: Type of activations -> what makes the module of `nnx.Rngs`.
       dtype: Type of activations.
       example: Shapes and types of a batch of one example.
+      **known: Fields of `Functions` for what is known of the module.
     """
 
     def functions(dtype: str) -> Functions:
-        return dataclasses.replace(_of_nnx(make(dtype), example), name=name)
+        return dataclasses.replace(_of_nnx(make(dtype), example), name=name, **known)
 
     rounded = dtype != "float32"
     in_float32 = (lambda: functions("float32")) if rounded else None
-    return FunctionModel(dataclasses.replace(functions(dtype), in_float32=in_float32))
+    return Model(dataclasses.replace(functions(dtype), in_float32=in_float32))
 
 
 def _functions_of(given: Any, example: PyTree) -> Functions:
@@ -109,23 +115,29 @@ def _functions_of(given: Any, example: PyTree) -> Functions:
 def _of_pair(
     init: Callable[[jax.Array], PyTree], apply: Callable[..., PyTree], example: PyTree
 ) -> Functions:
-    is_random = "key" in _parameters_of(apply)
+    names = _parameters_of(apply)
 
     def call(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
         del statistics
         return apply(params, inputs)
 
     def train(
-        params: PyTree, statistics: PyTree, inputs: PyTree, key: jax.Array | None
+        params: PyTree,
+        statistics: PyTree,
+        inputs: PyTree,
+        key: jax.Array | None,
+        axis_name: str | None,
     ) -> tuple[PyTree, PyTree]:
-        return apply(params, inputs, **({"key": key} if is_random else {})), statistics
+        given = {"key": key, "axis_name": axis_name}
+        told = {name: value for name, value in given.items() if name in names}
+        return apply(params, inputs, **told), statistics
 
     return Functions(
         name=getattr(apply, "__name__", "functions"),
         init=lambda key: (init(key), {}),
         apply=call,
         apply_train=train,
-        is_random=is_random,
+        is_random="key" in names,
         example=example,
     )
 
@@ -141,8 +153,6 @@ def _of_nnx(given: Any, example: PyTree) -> Functions:
     """
     from flax import nnx
 
-    from prunex_jax.models.base import from_tree, to_tree
-
     is_made = isinstance(given, nnx.Module)
 
     def parts(key: jax.Array) -> tuple[Any, ...]:
@@ -157,16 +167,18 @@ def _of_nnx(given: Any, example: PyTree) -> Functions:
 
     def init(key: jax.Array) -> tuple[PyTree, PyTree]:
         _, params, statistics, _ = parts(key)
-        return to_tree(params), to_tree(statistics)
+        return _to_tree(params), _to_tree(statistics)
 
-    # Random streams and the like, which are no parameters.
-    rest = jax.jit(lambda key: nnx.to_pure_dict(parts(key)[3]))(jax.random.key(0))
     abstract = nnx.eval_shape(lambda: nnx.merge(*parts(jax.random.key(0))))
     split: Any = nnx.split(abstract, nnx.Param, nnx.BatchStat, ...)
     graph = split[0]
+    # Random streams and the like, which are no parameters.
+    rest = nnx.to_pure_dict(split[3])
+    if jax.tree.leaves(rest):
+        rest = jax.jit(lambda key: nnx.to_pure_dict(parts(key)[3]))(jax.random.key(0))
 
     def module_of(params: PyTree, statistics: PyTree, rest: PyTree) -> Any:
-        states: Any = map(nnx.State, (from_tree(params), from_tree(statistics), rest))
+        states: Any = map(nnx.State, (_from_tree(params), _from_tree(statistics), rest))
         return nnx.merge(graph, *states)
 
     def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
@@ -175,16 +187,51 @@ def _of_nnx(given: Any, example: PyTree) -> Functions:
         return module(inputs)
 
     def train(
-        params: PyTree, statistics: PyTree, inputs: PyTree, key: jax.Array | None
+        params: PyTree,
+        statistics: PyTree,
+        inputs: PyTree,
+        key: jax.Array | None,
+        axis_name: str | None,
     ) -> tuple[PyTree, PyTree]:
         drawn = rest if key is None else _with_keys(rest, key)
         module = module_of(params, statistics, drawn)
         module.train()
+        if axis_name is not None:
+            norms = [m for _, m in nnx.iter_modules(module) if _is_batch_norm(m)]
+            for norm in norms:
+                norm.axis_name = axis_name
         answers = module(inputs)
-        return answers, to_tree(nnx.state(module, nnx.BatchStat))
+        return answers, _to_tree(nnx.state(module, nnx.BatchStat))
 
     is_random = any(map(_is_key, jax.tree.leaves(rest)))
     return Functions(_name_of(given), init, apply, train, is_random, example)
+
+
+def _is_batch_norm(module: Any) -> bool:
+    """Whether a layer of Flax takes statistics of a batch, over a mesh axis if told."""
+    return hasattr(module, "axis_name") and hasattr(module, "use_running_average")
+
+
+def _to_tree(state: Any) -> PyTree:
+    """Turns NNX state into nested dicts; positions in lists become string keys."""
+    from flax import nnx
+
+    def with_string_keys(tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        return {str(key): with_string_keys(value) for key, value in tree.items()}
+
+    return with_string_keys(nnx.to_pure_dict(state))
+
+
+def _from_tree(tree: PyTree) -> PyTree:
+    """Undoes the string keys of `_to_tree`."""
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        int(key) if key.isdigit() else key: _from_tree(value)
+        for key, value in tree.items()
+    }
 
 
 def _is_key(leaf: Any) -> bool:
@@ -206,6 +253,8 @@ def _with_keys(state: PyTree, key: jax.Array) -> PyTree:
 
 
 def _of_linen(given: Any, example: PyTree) -> Functions:
+    from flax import linen as nn
+
     told = {
         name: value
         for name, value in _TRAINING.items()
@@ -222,16 +271,43 @@ def _of_linen(given: Any, example: PyTree) -> Functions:
         return given.apply({"params": params, **statistics}, inputs, **untold)
 
     def train(
-        params: PyTree, statistics: PyTree, inputs: PyTree, key: jax.Array | None
+        params: PyTree,
+        statistics: PyTree,
+        inputs: PyTree,
+        key: jax.Array | None,
+        axis_name: str | None,
     ) -> tuple[PyTree, PyTree]:
         variables = {"params": params, **statistics}
-        answers, changed = given.apply(
-            variables, inputs, **told, rngs={"dropout": key}, mutable=list(statistics)
-        )
+        with nn.intercept_methods(_over_axis(axis_name)):
+            answers, changed = given.apply(
+                variables,
+                inputs,
+                **told,
+                rngs={"dropout": key},
+                mutable=list(statistics),
+            )
         return answers, dict(changed)
 
     # Whether it draws cannot be seen; a key that is not used costs nothing.
     return Functions(type(given).__name__, init, apply, train, True, example)
+
+
+def _over_axis(axis_name: str | None) -> Callable[..., Any]:
+    """What makes batch norms of Linen take statistics over a mesh axis, too."""
+
+    def call(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        module = context.module
+        if axis_name is None or not _is_batch_norm(module):
+            return method(*args, **kwargs)
+        before = module.axis_name
+        # Modules of Linen are frozen, and made anew in every pass from their settings.
+        object.__setattr__(module, "axis_name", axis_name)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            object.__setattr__(module, "axis_name", before)
+
+    return call
 
 
 def _has_equinox_state(given: Any, eqx: Any) -> bool:
@@ -266,8 +342,13 @@ def _of_equinox(given: Any, example: PyTree) -> Functions:
         return jax.vmap(module)(inputs)
 
     def train(
-        params: PyTree, statistics: PyTree, inputs: PyTree, key: jax.Array | None
+        params: PyTree,
+        statistics: PyTree,
+        inputs: PyTree,
+        key: jax.Array | None,
+        axis_name: str | None,
     ) -> tuple[PyTree, PyTree]:
+        del axis_name
         module = eqx.nn.inference_mode(module_of(params), value=False)
         if key is None:
             return jax.vmap(module)(inputs), statistics

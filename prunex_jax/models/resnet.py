@@ -8,17 +8,18 @@ zeros lets every stage keep its own channels.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Literal
 
 import jax
 from flax import nnx
 
-from prunex_jax.base.trees import PyTree
+from prunex_jax.models.base import Model
 from prunex_jax.models.layers import (
     BatchNorm,
     Conv,
     Dense,
-    Pass,
+    Form,
+    image_model,
     mean_over_space,
     relu,
 )
@@ -58,35 +59,6 @@ class ResNetSpec:
     stem: Stem
     stem_width: int
     blocks: tuple[BlockSpec, ...]
-
-    @property
-    def smallest_side(self) -> int:
-        """One: padding and the mean over space take maps of any size."""
-        return 1
-
-    def make_network(
-        self, image_shape: tuple[int, int, int], num_classes: int, rngs: nnx.Rngs
-    ) -> nnx.Module:
-        """Builds the module; see `base.ModelSpec`."""
-        return ResNet(self, image_shape[-1], num_classes, rngs)
-
-    def with_widths_of(self, params: PyTree) -> Self:
-        """Returns the same network with the widths that the parameters have."""
-        blocks = []
-        for index, block in enumerate(self.blocks):
-            part = params["blocks"][str(index)]
-            widths = [
-                part[f"conv{i + 1}"]["kernel"].shape[-1]
-                for i in range(len(block.inner) + 1)
-            ]
-            blocks.append(
-                dataclasses.replace(block, inner=tuple(widths[:-1]), out=widths[-1])
-            )
-        return dataclasses.replace(
-            self,
-            stem_width=params["stem"]["conv"]["kernel"].shape[-1],
-            blocks=tuple(blocks),
-        )
 
 
 def make_resnet_spec(
@@ -139,67 +111,106 @@ def scaled(width: int, scale: float) -> int:
     return max(1, round(width * scale))
 
 
+def make_resnet(
+    name: str,
+    spec: ResNetSpec,
+    form: Form,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+) -> Model:
+    """Builds the network of a specification.
+
+    Args:
+      name: What people call it.
+      spec: Its widths.
+      form: How its layers compute.
+      image_shape: Height, width and channels of one image.
+      num_classes: Number of logits.
+    Example:
+      >>> spec = make_resnet_spec('cifar', stage_blocks=(1, 1), stage_widths=(8, 16))
+      >>> model = make_resnet('tiny', spec, Form(), (8, 8, 1), 10)
+      >>> params, _ = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params['blocks']['1']['shortcut']['conv']['kernel'].shape
+      (1, 1, 8, 16)
+    """
+
+    def make(form: Form, rngs: nnx.Rngs) -> nnx.Module:
+        return ResNet(spec, form, image_shape[-1], num_classes, rngs)
+
+    return image_model(name, make, form, image_shape)
+
+
 class _Stem(nnx.Module):
     """The first convolution, and for large images the first maxima."""
 
-    def __init__(self, kind: Stem, c_in: int, c_out: int, rngs: nnx.Rngs):
+    def __init__(self, kind: Stem, c_in: int, c_out: int, form: Form, rngs: nnx.Rngs):
         self.is_large = kind == "imagenet"
         size, stride = (7, 2) if self.is_large else (3, 1)
-        self.conv = Conv(c_in, c_out, size, stride=stride, rngs=rngs)
-        self.norm = BatchNorm(c_out)
+        self.conv = Conv(c_in, c_out, size, form, stride=stride, rngs=rngs)
+        self.norm = BatchNorm(c_out, form)
 
-    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        x = relu(self.norm(self.conv(x, how), how))
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = relu(self.norm(self.conv(x)))
         return nnx.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))) if self.is_large else x
 
 
 class _Shortcut(nnx.Module):
     """A 1x1 convolution with batch norm, where a block changes the stream."""
 
-    def __init__(self, c_in: int, spec: BlockSpec, rngs: nnx.Rngs):
-        self.conv = Conv(c_in, spec.out, 1, stride=spec.stride, rngs=rngs)
-        self.norm = BatchNorm(spec.out)
+    def __init__(self, c_in: int, spec: BlockSpec, form: Form, rngs: nnx.Rngs):
+        self.conv = Conv(c_in, spec.out, 1, form, stride=spec.stride, rngs=rngs)
+        self.norm = BatchNorm(spec.out, form)
 
-    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        return self.norm(self.conv(x, how), how)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(self.conv(x))
+
+
+def _shortcut(
+    c_in: int, spec: BlockSpec, form: Form, rngs: nnx.Rngs
+) -> _Shortcut | None:
+    return _Shortcut(c_in, spec, form, rngs) if spec.has_projection else None
 
 
 class _BasicBlock(nnx.Module):
     """Two 3x3 convolutions beside a shortcut."""
 
-    def __init__(self, c_in: int, spec: BlockSpec, rngs: nnx.Rngs):
+    def __init__(self, c_in: int, spec: BlockSpec, form: Form, rngs: nnx.Rngs):
         (inner,) = spec.inner
-        self.conv1 = Conv(c_in, inner, 3, stride=spec.stride, rngs=rngs)
-        self.norm1 = BatchNorm(inner)
-        self.conv2 = Conv(inner, spec.out, 3, rngs=rngs)
-        self.norm2 = BatchNorm(spec.out)
-        self.shortcut = _Shortcut(c_in, spec, rngs) if spec.has_projection else None
+        self.conv1 = Conv(c_in, inner, 3, form, stride=spec.stride, rngs=rngs)
+        self.norm1 = BatchNorm(inner, form)
+        self.conv2 = Conv(inner, spec.out, 3, form, rngs=rngs)
+        self.norm2 = BatchNorm(spec.out, form)
+        self.shortcut = (
+            _Shortcut(c_in, spec, form, rngs) if spec.has_projection else None
+        )
 
-    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        y = relu(self.norm1(self.conv1(x, how), how))
-        y = self.norm2(self.conv2(y, how), how)
-        side = x if self.shortcut is None else self.shortcut(x, how)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        side = x if self.shortcut is None else self.shortcut(x)
         return relu(y + side)
 
 
 class _Bottleneck(nnx.Module):
     """1x1, 3x3 and 1x1 convolutions beside a shortcut; the 3x3 carries the stride."""
 
-    def __init__(self, c_in: int, spec: BlockSpec, rngs: nnx.Rngs):
+    def __init__(self, c_in: int, spec: BlockSpec, form: Form, rngs: nnx.Rngs):
         first, second = spec.inner
-        self.conv1 = Conv(c_in, first, 1, rngs=rngs)
-        self.norm1 = BatchNorm(first)
-        self.conv2 = Conv(first, second, 3, stride=spec.stride, rngs=rngs)
-        self.norm2 = BatchNorm(second)
-        self.conv3 = Conv(second, spec.out, 1, rngs=rngs)
-        self.norm3 = BatchNorm(spec.out)
-        self.shortcut = _Shortcut(c_in, spec, rngs) if spec.has_projection else None
+        self.conv1 = Conv(c_in, first, 1, form, rngs=rngs)
+        self.norm1 = BatchNorm(first, form)
+        self.conv2 = Conv(first, second, 3, form, stride=spec.stride, rngs=rngs)
+        self.norm2 = BatchNorm(second, form)
+        self.conv3 = Conv(second, spec.out, 1, form, rngs=rngs)
+        self.norm3 = BatchNorm(spec.out, form)
+        self.shortcut = (
+            _Shortcut(c_in, spec, form, rngs) if spec.has_projection else None
+        )
 
-    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        y = relu(self.norm1(self.conv1(x, how), how))
-        y = relu(self.norm2(self.conv2(y, how), how))
-        y = self.norm3(self.conv3(y, how), how)
-        side = x if self.shortcut is None else self.shortcut(x, how)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = relu(self.norm1(self.conv1(x)))
+        y = relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        side = x if self.shortcut is None else self.shortcut(x)
         return relu(y + side)
 
 
@@ -214,22 +225,29 @@ class ResNet(nnx.Module):
       networks project their shortcuts instead of padding them with zeros.
     """
 
-    def __init__(self, spec: ResNetSpec, c_in: int, num_classes: int, rngs: nnx.Rngs):
-        self.stem = _Stem(spec.stem, c_in, spec.stem_width, rngs)
+    def __init__(
+        self,
+        spec: ResNetSpec,
+        form: Form,
+        c_in: int,
+        num_classes: int,
+        rngs: nnx.Rngs,
+    ):
+        self.stem = _Stem(spec.stem, c_in, spec.stem_width, form, rngs)
         streams = (spec.stem_width, *(block.out for block in spec.blocks))
         self.blocks = nnx.List(
             [
                 (_BasicBlock if len(block.inner) == 1 else _Bottleneck)(
-                    stream, block, rngs
+                    stream, block, form, rngs
                 )
                 for stream, block in zip(streams, spec.blocks, strict=False)
             ]
         )
         self.classifier = Dense(streams[-1], num_classes, gain=1 / 3, rngs=rngs)
 
-    def __call__(self, images: jax.Array, how: Pass) -> jax.Array:
+    def __call__(self, images: jax.Array) -> jax.Array:
         """Maps float[n, h, w, c_in] to logits, float32[n, num_classes]."""
-        x = self.stem(images, how)
+        x = self.stem(images)
         for block in self.blocks:
-            x = block(x, how)
-        return self.classifier(mean_over_space(x), "float32")
+            x = block(x)
+        return self.classifier(mean_over_space(x))

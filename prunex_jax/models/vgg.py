@@ -5,13 +5,12 @@ three dense layers.
 """
 
 import dataclasses
-from typing import Self
 
 import jax
 from flax import nnx
 
-from prunex_jax.base.trees import PyTree
-from prunex_jax.models.layers import BatchNorm, Conv, Dense, Pass, relu
+from prunex_jax.models.base import Model
+from prunex_jax.models.layers import BatchNorm, Conv, Dense, Form, image_model, relu
 from prunex_jax.models.resnet import Stem, scaled
 
 _STAGE_WIDTHS = (64, 128, 256, 512, 512)
@@ -32,29 +31,8 @@ class VggSpec:
 
     @property
     def smallest_side(self) -> int:
-        """Every stage halves the map."""
+        """Height and width that images must at least have: every stage halves them."""
         return 2 ** len(self.stages)
-
-    def make_network(
-        self, image_shape: tuple[int, int, int], num_classes: int, rngs: nnx.Rngs
-    ) -> nnx.Module:
-        """Builds the module; see `base.ModelSpec`."""
-        return Vgg(self, image_shape, num_classes, rngs)
-
-    def with_widths_of(self, params: PyTree) -> Self:
-        """Returns the same network with the widths that the parameters have."""
-        widths = iter(
-            params["features"][str(index)]["conv"]["kernel"].shape[-1]
-            for index in range(sum(map(len, self.stages)))
-        )
-        return dataclasses.replace(
-            self,
-            stages=tuple(tuple(next(widths) for _ in stage) for stage in self.stages),
-            hidden=tuple(
-                params["hidden"][str(index)]["kernel"].shape[-1]
-                for index in range(len(self.hidden))
-            ),
-        )
 
 
 def make_vgg_spec(
@@ -79,17 +57,39 @@ def make_vgg_spec(
     return VggSpec(stages, (scaled(4096, scale),) * (2 if head == "imagenet" else 0))
 
 
+def make_vgg(
+    name: str,
+    spec: VggSpec,
+    form: Form,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+) -> Model:
+    """Builds the network of a specification; arguments as of `resnet.make_resnet`.
+
+    Example:
+      >>> model = make_vgg('tiny', VggSpec(((8,),), ()), Form(), (4, 4, 1), 10)
+      >>> params, _ = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params['classifier']['kernel'].shape
+      (32, 10)
+    """
+
+    def make(form: Form, rngs: nnx.Rngs) -> nnx.Module:
+        return Vgg(spec, form, image_shape, num_classes, rngs)
+
+    return image_model(name, make, form, image_shape)
+
+
 class _Layer(nnx.Module):
     """A 3x3 convolution with batch norm and ReLU."""
 
-    def __init__(self, c_in: int, c_out: int, rngs: nnx.Rngs):
+    def __init__(self, c_in: int, c_out: int, form: Form, rngs: nnx.Rngs):
         # Batch norm cancels the bias; it is there so that weights can be exchanged
         # with other implementations, which have it.
-        self.conv = Conv(c_in, c_out, 3, has_bias=True, rngs=rngs)
-        self.norm = BatchNorm(c_out)
+        self.conv = Conv(c_in, c_out, 3, form, has_bias=True, rngs=rngs)
+        self.norm = BatchNorm(c_out, form)
 
-    def __call__(self, x: jax.Array, how: Pass) -> jax.Array:
-        return relu(self.norm(self.conv(x, how), how))
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return relu(self.norm(self.conv(x)))
 
 
 class Vgg(nnx.Module):
@@ -106,6 +106,7 @@ class Vgg(nnx.Module):
     def __init__(
         self,
         spec: VggSpec,
+        form: Form,
         image_shape: tuple[int, int, int],
         num_classes: int,
         rngs: nnx.Rngs,
@@ -119,7 +120,7 @@ class Vgg(nnx.Module):
         )
         self.features = nnx.List(
             [
-                _Layer(c_in, c_out, rngs)
+                _Layer(c_in, c_out, form, rngs)
                 for c_in, c_out in zip((channels, *widths), widths, strict=False)
             ]
         )
@@ -127,21 +128,21 @@ class Vgg(nnx.Module):
         flat = (height // side) * (width // side) * widths[-1]
         self.hidden = nnx.List(
             [
-                Dense(c_in, c_out, gain=2.0, rngs=rngs)
+                Dense(c_in, c_out, gain=2.0, rngs=rngs, dtype=form.dtype)
                 for c_in, c_out in zip((flat, *spec.hidden), spec.hidden, strict=False)
             ]
         )
         last = spec.hidden[-1] if spec.hidden else flat
         self.classifier = Dense(last, num_classes, gain=1 / 3, rngs=rngs)
 
-    def __call__(self, images: jax.Array, how: Pass) -> jax.Array:
+    def __call__(self, images: jax.Array) -> jax.Array:
         """Maps float[n, h, w, c_in] to logits, float32[n, num_classes]."""
         x = images
         for layer, ends in zip(self.features, self.ends, strict=True):
-            x = layer(x, how)
+            x = layer(x)
             if ends:
                 x = nnx.max_pool(x, (2, 2), (2, 2))
         x = x.reshape(x.shape[0], -1)
         for dense in self.hidden:
-            x = relu(dense(x, how.dtype))
-        return self.classifier(x, "float32")
+            x = relu(dense(x))
+        return self.classifier(x)

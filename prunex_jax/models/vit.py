@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.models.functions import FunctionModel
+from prunex_jax.models.base import Model
 from prunex_jax.models.own import nnx_model
 from prunex_jax.models.resnet import scaled
 from prunex_jax.models.settings import ModelConfig
@@ -80,7 +80,7 @@ class VitSpec:
 
 def make_vit(
     config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int
-) -> FunctionModel:
+) -> Model:
     """Builds the vision transformer that the settings name.
 
     Args:

@@ -25,7 +25,7 @@ from prunex_jax.sparsity.settings import SparsityConfig
 from prunex_jax.sparsity.targets import Budget, Cost, KeepCounts, Memoised, limits_of
 
 if TYPE_CHECKING:
-    from prunex_jax.models import AnyModel
+    from prunex_jax.models import Model
 
 
 def count_params(params: PyTree) -> int:
@@ -212,9 +212,7 @@ def latency_cost(
     return cost
 
 
-def model_budget(
-    config: SparsityConfig, model: "AnyModel", trace: ChannelTrace
-) -> Budget:
+def model_budget(config: SparsityConfig, model: "Model", trace: ChannelTrace) -> Budget:
     """The budget of a run with one of our models."""
     costs = size_costs(trace)
     if config.unit == "macs":

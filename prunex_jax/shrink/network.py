@@ -14,7 +14,7 @@ from prunex_jax.shrink.cut import Cut
 
 # Brings Flax, which shrinking functions of others does not need.
 if TYPE_CHECKING:
-    from prunex_jax.models import AnyModel
+    from prunex_jax.models import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Network:
       statistics: Running statistics of those widths.
     """
 
-    model: "AnyModel"
+    model: "Model"
     params: PyTree
     statistics: PyTree
 
@@ -47,9 +47,9 @@ class Network:
         Example:
           >>> import numpy as np
           >>> from prunex_jax.channels import trace_channels
-          >>> from prunex_jax.models import Model, VggSpec
+          >>> from prunex_jax.models import Form, VggSpec, make_vgg
           >>> from prunex_jax.shrink import make_cut
-          >>> model = Model(VggSpec(stages=((8,),), hidden=()), (4, 4, 1), 10)
+          >>> model = make_vgg('one', VggSpec(((8,),), ()), Form(), (4, 4, 1), 10)
           >>> trees = jax.jit(model.init)(jax.random.key(0))
           >>> images = jnp.ones((1, 4, 4, 1))
           >>> trace = trace_channels(model.apply, trees[0], images, statistics=trees[1])
@@ -65,7 +65,7 @@ class Network:
         return Network(self.model.after(cut), params, statistics)
 
 
-def trace_model(model: "AnyModel") -> ChannelTrace:
+def trace_model(model: "Model") -> ChannelTrace:
     """Finds the channel groups of one of our models, without making parameters."""
     params, statistics = jax.eval_shape(model.init, jax.random.key(0))
     return trace_channels(model.apply, params, model.example(), statistics=statistics)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import VALID, Dataset
-from prunex_jax.models import AnyModel
+from prunex_jax.models import Model
 
 Batch = Mapping[str, Any]
 # float32[] each: what batches add up to.
@@ -124,5 +124,5 @@ class Task:
     """What is learned, and by which network."""
 
     dataset: Dataset  # The examples.
-    model: AnyModel  # The network at full width.
+    model: Model  # The network at full width.
     objective: Objective  # What it minimises, and what is measured.

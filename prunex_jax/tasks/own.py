@@ -23,7 +23,7 @@ from prunex_jax.data import (
 )
 from prunex_jax.data.own import labels_of
 from prunex_jax.data.settings import DataConfig
-from prunex_jax.models import AnyModel, make_model, own_model
+from prunex_jax.models import Model, check_norm_scope, make_model, own_model
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.tasks.base import (
     LOSS,
@@ -41,7 +41,7 @@ from prunex_jax.tasks.classification import Classification
 # (answers, examples) -> float32[] or float32[batch].
 OwnMeasure = Callable[[PyTree, PyTree], jax.Array]
 # Settings of networks and data of ours, which say nothing of others.
-OF_IMAGE_MODELS = ("stem", "norm_scope", "compute_dtype", "convolution", "recompute")
+OF_IMAGE_MODELS = ("stem", "compute_dtype", "convolution", "recompute")
 _OF_OUR_MODELS = (*OF_IMAGE_MODELS, "width")
 _OF_OUR_DATA = ("dir", "loader", *OF_IMAGES)
 
@@ -169,10 +169,11 @@ def own_task(
     read = _reading(own.inputs, examples)
     inputs = read(examples)
     if own.model is None:
-        network: AnyModel = _our_model(model, dataset, inputs)
+        network = _our_model(model, dataset, inputs)
     else:
         check_defaults("model", model, _OF_OUR_MODELS, "a model of your own")
         network = own_model(own.model, inputs)
+        check_norm_scope(model, network, "a model without statistics of batches")
     objective = _objective(own, read, examples, classification)
     if not isinstance(objective, Classification):
         check_defaults("data", data, MIXING, "a loss of your own")
@@ -206,7 +207,7 @@ def _reading(
     return lambda examples: examples[key]
 
 
-def _our_model(config: ModelConfig, dataset: Dataset, inputs: PyTree) -> AnyModel:
+def _our_model(config: ModelConfig, dataset: Dataset, inputs: PyTree) -> Model:
     if isinstance(dataset, ImageDataset):
         return make_model(config, dataset.image_shape, dataset.num_classes)
     shape = np.shape(inputs)[1:] if isinstance(inputs, np.ndarray) else ()
@@ -282,7 +283,7 @@ def _squared_error(answers: PyTree, examples: PyTree) -> jax.Array:
     return jnp.mean(errors.reshape(errors.shape[0], -1), axis=1)
 
 
-def _check_objective(objective: Objective, model: AnyModel, batch: Batch) -> None:
+def _check_objective(objective: Objective, model: Model, batch: Batch) -> None:
     """Calls everything once, in shapes, before anything is compiled."""
 
     def score(batch: Batch) -> Sums:

@@ -24,7 +24,7 @@ from prunex_jax.data.settings import DataConfig
 from prunex_jax.models import (
     MASKED_TOKEN,
     NEXT_TOKEN,
-    AnyModel,
+    check_norm_scope,
     check_sections,
     is_own,
     make_language_model,
@@ -134,12 +134,12 @@ def _language(
     if not has_own and model.name in MASKED_TOKEN:
         return _masked_language(dataset, model, teacher_temperature)
     objective = Language(dataset.length, dataset.has_bytes, teacher_temperature)
-    network: AnyModel
     if own is not None and own.model is not None:
         example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))
         network = own_model(own.model, example)
     else:
         network = make_language_model(model, dataset.num_tokens, dataset.length)
+    check_norm_scope(model, network, "a model of text")
     return Task(dataset, network, objective)
 
 
@@ -156,5 +156,6 @@ def _masked_language(
         for name in ("train", "validation", "test")
     }
     network = make_language_model(model, size, dataset.length)
+    check_norm_scope(model, network, "a model of text")
     objective = MaskedLanguage(dataset.length, teacher_temperature)
     return Task(dataclasses.replace(dataset, **masked), network, objective)

@@ -31,14 +31,16 @@ from prunex_jax.data.shards import make_shards  # noqa: E402
 from prunex_jax.mesh import make_topology  # noqa: E402
 from prunex_jax.models import (  # noqa: E402
     MODELS,
-    FunctionModel,
+    Form,
     Model,
-    VggSpec,
     make_language_model,
     make_model,
-    make_resnet_spec,
+    make_resnet,
+    make_vgg,
 )
+from prunex_jax.models.resnet import make_resnet_spec  # noqa: E402
 from prunex_jax.models.settings import GptConfig, ModelConfig  # noqa: E402
+from prunex_jax.models.vgg import make_vgg_spec  # noqa: E402
 from prunex_jax.processes import LaunchFlags  # noqa: E402
 from prunex_jax.tasks import Language  # noqa: E402
 from prunex_jax.train.build.config import config_to_dict, resolve_config  # noqa: E402
@@ -59,7 +61,10 @@ SMALL = {
         ),
         (32, 24, 3),
     ),
-    "vgg": (VggSpec(((3,), (4, 5)), (7,)), (8, 12, 2)),
+    "vgg": (
+        make_vgg_spec("imagenet", stage_convs=(2, 2, 3, 3, 3), scale=1 / 32),
+        (32, 64, 2),
+    ),
 }
 SETTINGS = {
     "seed": 7,
@@ -100,7 +105,8 @@ TEXT_SETTINGS = {
 
 def small_model(name: str) -> Model:
     spec, image_shape = SMALL[name]
-    return Model(spec, image_shape, 5)
+    make = make_vgg if name == "vgg" else make_resnet
+    return make(name, spec, Form(), image_shape, 5)
 
 
 def random_state(model: Model):
@@ -160,7 +166,7 @@ def test_networks_are_the_same(name):
     network = torch_models.make_torch_model(model)
     torch_models.load_params(network, params, statistics)
     rng = np.random.default_rng(1)
-    images = rng.normal(size=(6, *model.image_shape)).astype(np.float32)
+    images = rng.normal(size=(6, *model.example().shape[1:])).astype(np.float32)
     labels = np.arange(6) % 5
     theirs = torch.from_numpy(images).permute(0, 3, 1, 2)
 
@@ -313,7 +319,7 @@ def test_a_network_without_a_form_in_pytorch_is_refused():
 
     other = dataclasses.replace(functions, init=init)
     with pytest.raises(UserError, match="this network is none of them"):
-        torch_models.make_torch_model(FunctionModel(other))
+        torch_models.make_torch_model(Model(other))
 
 
 def test_steps_of_adamw_are_those_of_optax():

@@ -1,19 +1,24 @@
 """Networks of other people's: one interface, and what is left of them after a cut."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
+from jax.sharding import PartitionSpec as P
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.channels import trace_channels
-from prunex_jax.models import own_model
-from prunex_jax.shrink import Network, make_cut
+from prunex_jax.mesh import vary
+from prunex_jax.models import check_norm_scope, own_model
+from prunex_jax.models.settings import ModelConfig
+from prunex_jax.shrink import Network, make_cut, trace_model
 from prunex_jax.shrink.network import shrink_error
 from tests.helpers import own_networks
 from tests.helpers.common import assert_close
-from tests.helpers.own_networks import FEATURES, LinenNet, NnxNet
+from tests.helpers.own_networks import FEATURES, HIDDEN, LinenNet, NnxNet
 
 KEY = jax.random.key(3)
 
@@ -192,3 +197,122 @@ def test_state_of_equinox_is_refused(is_pair):
     with pytest.raises(UserError, match="use LayerNorm or GroupNorm") as refused:
         own_model(given, np.ones((1, FEATURES), np.float32))
     assert "\n" not in str(refused.value)
+
+
+class NnxNorms(nnx.Module):
+    """Batch norm beside a norm that must stay with an example."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(FEATURES, HIDDEN, rngs=rngs)
+        self.norm = nnx.BatchNorm(HIDDEN, rngs=rngs)
+        self.second = nnx.Linear(HIDDEN, HIDDEN, rngs=rngs)
+        self.other = nnx.LayerNorm(HIDDEN, rngs=rngs)
+        self.last = nnx.Linear(HIDDEN, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = jax.nn.relu(self.norm(self.first(x)))
+        return self.last(self.other(jnp.tanh(self.second(x))))
+
+
+class LinenNorms(linen.Module):
+    """The same with Linen; its batch norm is made before it, or on the way."""
+
+    norm: linen.BatchNorm | None = None
+
+    @linen.compact
+    def __call__(self, x, use_running_average: bool):
+        norm = self.norm or linen.BatchNorm()
+        x = norm(linen.Dense(HIDDEN)(x), use_running_average=use_running_average)
+        x = linen.Dense(HIDDEN)(jax.nn.relu(x))
+        return linen.Dense(3)(linen.LayerNorm()(jnp.tanh(x)))
+
+
+def normed_pair():
+    def init(key):
+        keys = jax.random.split(key)
+        return {
+            "in": jax.random.normal(keys[0], (FEATURES, HIDDEN)),
+            "out": jax.random.normal(keys[1], (HIDDEN, 3)),
+        }
+
+    def apply(params, x, axis_name=None):
+        x = x @ params["in"]
+        mean = x.mean(0)
+        if axis_name is not None:
+            mean = jax.lax.pmean(mean, axis_name)
+        return jnp.tanh(x - mean[None]) @ params["out"]
+
+    return init, apply
+
+
+NORMED = {
+    "nnx": lambda: NnxNorms,
+    "linen": LinenNorms,
+    "linen, norm given": lambda: LinenNorms(linen.BatchNorm(momentum=0.8)),
+    "pair": normed_pair,
+}
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("name", NORMED)
+def test_two_devices_may_share_statistics_of_their_batch(name, is_cut):
+    """Statistics and gradients are then those of one device with all examples."""
+    model = own_model(NORMED[name](), np.ones((1, FEATURES), np.float32))
+    params, statistics = model.init(jax.random.key(0))
+    if is_cut:
+        trace = trace_model(model)
+        masks = {group.name: np.arange(group.size) % 2 == 0 for group in trace.groups}
+        cut = make_cut(trace, masks, params, statistics)
+        small = Network(model, params, statistics).shrunk(cut)
+        model, params, statistics = small.model, small.params, small.statistics
+    inputs = jax.random.normal(KEY, (8, FEATURES)) + jnp.arange(8.0)[:, None]
+
+    def loss(params, statistics, inputs, axis_name):
+        train = model.apply_train
+        answers, new = train(params, statistics, inputs, axis_name, KEY)
+        return jnp.sum(jnp.sin(answers)), new
+
+    def step(axis_name, *arrays):
+        gradients, new = jax.grad(loss, has_aux=True)(*arrays, axis_name)
+        return gradients, jax.tree.map(lambda x: vary(x, ("device",))[None], new)
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("device",))
+
+    def found(axis_name):
+        program = jax.shard_map(
+            functools.partial(step, axis_name),
+            mesh=mesh,
+            in_specs=(P(), P(), P("device")),
+            out_specs=(P(), P("device")),
+        )
+        return jax.jit(program)(params, statistics, inputs)
+
+    joint = jax.jit(jax.grad(loss, has_aux=True), static_argnums=3)
+    gradients, new = joint(params, statistics, inputs, None)
+    shared = found("device")
+    assert_close(shared[0], gradients, 1e-4)
+    for device in range(2):
+        assert_close(jax.tree.map(lambda x, d=device: x[d], shared[1]), new, 1e-5)
+    with pytest.raises(AssertionError):
+        assert_close(found(None)[0], gradients, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["nnx", "linen", "equinox", "pair"])
+def test_a_network_of_which_nothing_spans_a_batch_is_told(name):
+    given = {
+        "nnx": lambda: own_networks.DigitsNet,
+        "linen": lambda: linen.Sequential([linen.Dense(4), linen.LayerNorm()]),
+        "equinox": equinox_net,
+        "pair": lambda: (own_networks.init, own_networks.apply),
+    }[name]()
+    features = 64 if name == "nnx" else FEATURES
+    model = own_model(given, np.ones((1, features), np.float32))
+    with pytest.raises(UserError, match="norm_scope='host' has no effect on it"):
+        check_norm_scope(ModelConfig(norm_scope="host"), model, "it")
+    check_norm_scope(ModelConfig(), model, "it")
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_a_network_of_which_something_spans_a_batch_may_span_a_host(name):
+    model = own_model(NORMED[name](), np.ones((1, FEATURES), np.float32))
+    check_norm_scope(ModelConfig(norm_scope="host"), model, "it")

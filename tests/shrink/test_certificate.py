@@ -10,7 +10,7 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.channels import trace_channels
-from prunex_jax.models import BlockSpec, Model, ResNetSpec
+from prunex_jax.models import BlockSpec, Form, ResNetSpec, make_resnet
 from prunex_jax.shrink import (
     Certificate,
     Network,
@@ -61,7 +61,7 @@ def certified(full=apply, small=apply, change=lambda params: params, **options):
 
 
 def small_networks(density=0.5, compute_dtype="float32"):
-    model = Model(SPEC, (8, 8, 3), num_classes=5, compute_dtype=compute_dtype)
+    model = make_resnet("small", SPEC, Form(compute_dtype), (8, 8, 3), 5)
     trees = jax.eval_shape(model.init, jax.random.key(0))
     network = Network(model, draw(trees[0]), draw(trees[1], seed=1))
     images = jnp.asarray(np.random.default_rng(2).normal(size=(4, 8, 8, 3)), "f4")

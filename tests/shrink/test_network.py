@@ -1,5 +1,7 @@
 """Shrinking: masked and shrunk networks are the same function, on every model."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +12,12 @@ from prunex_jax.base.trees import map_with_path
 from prunex_jax.channels import trace_channels
 from prunex_jax.models import (
     BlockSpec,
-    Model,
+    Form,
     ResNetSpec,
     VggSpec,
     make_model,
+    make_resnet,
+    make_vgg,
 )
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.shrink import Network, make_cut, shrink_error
@@ -54,7 +58,7 @@ def random_network(model, seed=0):
 
 
 def traced(network):
-    image = jnp.zeros((1, *network.model.image_shape))
+    image = jnp.zeros((1, *network.model.example().shape[1:]))
     return trace_channels(
         network.model.apply, network.params, image, statistics=network.statistics
     )
@@ -74,13 +78,14 @@ def random_cut(network, density, seed, trace=None, num_groups=None):
 
 def images_of(model, n=4):
     rng = np.random.default_rng(5)
-    return jnp.asarray(rng.normal(size=(n, *model.image_shape)), jnp.float32)
+    return jnp.asarray(rng.normal(size=(n, *model.example().shape[1:])), jnp.float32)
 
 
 def small_network(kind, **settings):
     side = 17 if kind == "bottleneck" else 8
-    model = Model(SPECS[kind], (side, side, 3), num_classes=5, **settings)
-    return random_network(model)
+    make = make_vgg if kind == "vgg" else make_resnet
+    shape = (side, side, 3)
+    return random_network(make(kind, SPECS[kind], Form(**settings), shape, 5))
 
 
 def results(network, images):
@@ -127,7 +132,7 @@ def test_masked_and_shrunk_compute_the_same(kind):
 @pytest.mark.parametrize(
     "name", ["resnet20", "resnet34", "resnet50", "wide_resnet50_2", "vgg16", "vgg19"]
 )
-def test_every_model_shrinks_to_widths_that_its_specification_describes(name):
+def test_every_model_shrinks_to_the_widths_that_are_left(name):
     side = 32 if name.startswith("vgg") else 8
     model = make_model(ModelConfig(name=name, width=0.125), (side, side, 3), 10)
     trees = jax.eval_shape(model.init, jax.random.key(0))
@@ -144,6 +149,33 @@ def test_every_model_shrinks_to_widths_that_its_specification_describes(name):
     made = jax.eval_shape(specs[0].init, jax.random.key(0))
     assert jax.tree.map(np.shape, left) == jax.tree.map(np.shape, made)
     assert jax.eval_shape(specs[0].apply, *left, images_of(model)).shape == (4, 10)
+
+
+def narrow_spec(params):
+    """Widths of a basic network, from its parameters."""
+    blocks = []
+    for number, block in enumerate(SPECS["basic"].blocks):
+        part = params["blocks"][str(number)]
+        inner, out = (part[f"conv{n}"]["kernel"].shape[-1] for n in (1, 2))
+        blocks.append(dataclasses.replace(block, inner=(inner,), out=out))
+    return ResNetSpec("cifar", blocks[0].out, tuple(blocks))
+
+
+def test_what_is_left_is_the_network_that_is_made_with_these_widths():
+    network = small_network("basic", convolution="chunked")
+    shrunk = network.shrunk(random_cut(network, 0.5, 1))
+    form = Form(convolution="chunked")
+    narrow = make_resnet("narrow", narrow_spec(shrunk.params), form, (8, 8, 3), 5)
+    images = images_of(network.model)
+
+    @compiled
+    def both(params, statistics):
+        models = shrunk.model, narrow
+        return [results(Network(m, params, statistics), images) for m in models]
+
+    found, wanted = both(shrunk.params, shrunk.statistics)
+    for x, y in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.sampled(1)

@@ -12,7 +12,7 @@ from prunex_jax.base.environment import environment
 from prunex_jax.base.errors import UserError
 from prunex_jax.channels import trace_channels
 from prunex_jax.mesh import make_topology
-from prunex_jax.models import BlockSpec, Model, ResNetSpec
+from prunex_jax.models import BlockSpec, Form, ResNetSpec, make_resnet
 from prunex_jax.shrink import Network, make_cut
 from prunex_jax.shrink.cost import (
     count_macs,
@@ -37,17 +37,14 @@ from prunex_jax.train.build.experiment import make_experiment
 from prunex_jax.train.console import start_screen
 from prunex_jax.train.run import train
 
-MODEL = Model(
-    ResNetSpec("cifar", 16, (BlockSpec((32,), 16), BlockSpec((24,), 32, 2, True))),
-    (8, 8, 3),
-    10,
-)
+SPEC = ResNetSpec("cifar", 16, (BlockSpec((32,), 16), BlockSpec((24,), 32, 2, True)))
+MODEL = make_resnet("small", SPEC, Form(), (8, 8, 3), 10)
 
 
 @pytest.fixture(scope="module")
 def trace():
     params, statistics = jax.eval_shape(MODEL.init, jax.random.key(0))
-    image = jax.ShapeDtypeStruct((1, *MODEL.image_shape), np.float32)
+    image = jax.ShapeDtypeStruct((1, *MODEL.example().shape[1:]), np.float32)
     return trace_channels(MODEL.apply, params, image, statistics=statistics)
 
 
@@ -64,7 +61,7 @@ def limits(sizes):
 @pytest.fixture(scope="module")
 def costs(trace):
     params, statistics = jax.eval_shape(MODEL.init, jax.random.key(0))
-    image = jax.ShapeDtypeStruct((1, *MODEL.image_shape), np.float32)
+    image = jax.ShapeDtypeStruct((1, *MODEL.example().shape[1:]), np.float32)
     macs = macs_cost(MODEL.apply, trace, params, image, statistics=statistics)
     return {**size_costs(trace, 2), "macs": macs}
 
@@ -91,7 +88,7 @@ def test_costs_are_those_of_the_shrunk_network(trace, sizes, costs, network, kee
     assert costs["channels"](counts) == sum(mask.sum() for mask in masks.values())
     assert costs["params"](counts) == count_params(small.params)
     assert costs["bytes"](counts) == 2 * count_params(small.params)
-    image = jnp.zeros((1, *MODEL.image_shape))
+    image = jnp.zeros((1, *MODEL.example().shape[1:]))
     assert costs["macs"](counts) == count_macs(small.logits, image)
 
 
@@ -237,7 +234,7 @@ def test_latency_is_the_median_corrected_for_drift():
 
 
 def test_latency_of_a_function_is_measured_on_the_small_one(trace, sizes, network):
-    images = jnp.zeros((2, *MODEL.image_shape))
+    images = jnp.zeros((2, *MODEL.example().shape[1:]))
     make_call = small_calls(
         MODEL.apply, trace, network.params, images, statistics=network.statistics
     )

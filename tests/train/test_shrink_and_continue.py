@@ -381,7 +381,7 @@ def test_steps_and_exchanges_are_those_of_the_small_network(whole_run):
     full = experiment_of(shrinking())
     small, _, _ = checkpoint_of(shrinking(), workdir)
     batch = {
-        "image": jax.ShapeDtypeStruct((32, *full.task.model.image_shape), np.float32),
+        "image": full.task.model.example(32),
         "label": jax.ShapeDtypeStruct((32,), np.int32),
     }
     macs, texts, payloads = [], [], []

@@ -34,7 +34,7 @@ from prunex_jax.data.shards import check_shards
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, MeshAxes, Topology
 from prunex_jax.methods import Method, Recipe, RoundKind, make_method
 from prunex_jax.methods.traffic import dense_bytes
-from prunex_jax.models import AnyModel, FunctionModel
+from prunex_jax.models import Model
 from prunex_jax.shrink import trace_model
 from prunex_jax.shrink.cost import count_macs, model_budget
 from prunex_jax.sparsity import (
@@ -86,7 +86,7 @@ class Setup:
     """What is trained now, and how: all that changes at a transition."""
 
     # `Task.model`, or what is left of it once its dead channels were cut out.
-    model: AnyModel
+    model: Model
     # Its channel groups that are to be pruned; none once they were.
     groups: tuple[ChannelGroup, ...]
     method: Method  # What is exchanged.
@@ -302,7 +302,7 @@ def make_experiment(
 
 
 def with_small_network(
-    experiment: Experiment, small: AnyModel, is_pruned: bool = True
+    experiment: Experiment, small: Model, is_pruned: bool = True
 ) -> Experiment:
     """Builds the same run again for what is left of its network.
 
@@ -326,7 +326,7 @@ def with_method(experiment: Experiment, name: str) -> Experiment:
 
 
 def _with_setup(
-    experiment: Experiment, name: str, model: AnyModel, groups: tuple[ChannelGroup, ...]
+    experiment: Experiment, name: str, model: Model, groups: tuple[ChannelGroup, ...]
 ) -> Experiment:
     keep_counts = experiment.channels.keep_counts if groups else {}
     setup = _make_setup(experiment, name, model, groups, keep_counts)
@@ -336,7 +336,7 @@ def _with_setup(
 def _make_setup(
     basis: _Basis,
     name: str,
-    model: AnyModel,
+    model: Model,
     groups: tuple[ChannelGroup, ...],
     keep_counts: Mapping[str, int],
 ) -> Setup:
@@ -407,12 +407,12 @@ def _with_names(
         return config
     data = dataclasses.replace(config.data, name=task.dataset.name)
     model = config.model
-    if own.model is not None and isinstance(task.model, FunctionModel):
+    if own.model is not None:
         model = dataclasses.replace(model, name=task.model.name)
     return dataclasses.replace(config, data=data, model=model)
 
 
-def _find_channels(config: ExperimentConfig, model: AnyModel) -> Channels:
+def _find_channels(config: ExperimentConfig, model: Model) -> Channels:
     trace = trace_model(model)
     check_excludes(config.sparsity.exclude, {g.name: g.size for g in trace.groups})
     for name in config.method.send_whole:
@@ -426,7 +426,7 @@ def _find_channels(config: ExperimentConfig, model: AnyModel) -> Channels:
     return Channels(trace, budget, keep_counts)
 
 
-def macs_of_one_example(model: AnyModel) -> int:
+def macs_of_one_example(model: Model) -> int:
     """Multiply-accumulates of one forward pass, without making parameters."""
     arrays = jax.eval_shape(model.init, jax.random.key(0))
     return count_macs(model.apply, *arrays, model.example())

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError, suggest
-from prunex_jax.base.trees import nested_by_path, shapes_by_path
-from prunex_jax.models import AnyModel, Model
+from prunex_jax.base.trees import shapes_by_path
+from prunex_jax.channels import ChannelTrace, layouts_of
+from prunex_jax.models import Model
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.models.weights import Tensors, to_ours
 from prunex_jax.models.weights.files import SETTING
@@ -77,12 +78,12 @@ class Start:
     """
 
     weights: Weights
-    model: AnyModel
+    model: Model
     arrays: Mapping[str, np.ndarray]
     described: tuple[str, ...]
 
 
-def make_start(weights: Weights, model: AnyModel, config: ModelConfig) -> Start:
+def make_start(weights: Weights, model: Model, config: ModelConfig) -> Start:
     """Fits trained weights to the network that settings name.
 
     Args:
@@ -106,7 +107,7 @@ def make_start(weights: Weights, model: AnyModel, config: ModelConfig) -> Start:
     return Start(weights, model, arrays, (*notes, *_of_fresh(fresh)))
 
 
-def _start_of_ours(weights: Weights, model: AnyModel, name: str) -> Start:
+def _start_of_ours(weights: Weights, model: Model, name: str) -> Start:
     problem = f"{SETTING}={weights.source!r} does not fit config.model.name={name!r}"
     full = _leaves(model)
     for path in full:
@@ -137,25 +138,21 @@ def _start_of_ours(weights: Weights, model: AnyModel, name: str) -> Start:
     return Start(weights, small, taken, tuple(said))
 
 
-def _with_widths(model: AnyModel, weights: Weights, problem: str) -> AnyModel:
+def _with_widths(model: Model, weights: Weights, problem: str) -> Model:
     """The network with the widths of the arrays."""
-    if isinstance(model, Model):
-        shapes = {
-            path: jax.ShapeDtypeStruct(shape, np.float32)
-            for path, shape in weights.shapes.items()
-        }
-        widths = model.with_widths_of(nested_by_path(shapes)["params"])
-        return model if widths.spec == model.spec else widths
-    masks = {
-        name: np.isin(np.arange(size), at)
-        for name, (size, at) in weights.kept.items()
-        if len(at) < size
-    }
-    if not masks:
+    if all(
+        there == shape or _is_other_head(path, there, shape)
+        for path, shape in _leaves(model).items()
+        for there in [weights.shapes[path]]
+    ):
         return model
     try:
+        trace = trace_model(model)
+        masks = _masks_by_kept(weights)
+        if model.functions.is_uniform:
+            masks = _masks_by_widths(weights, trace)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
-        return model.after(make_cut(trace_model(model), masks, *shapes))
+        return model.after(make_cut(trace, masks, *shapes))
     except UserError as error:
         raise UserError(
             f"{problem}: it was shrunk, and that cannot be done again here ({error}); "
@@ -163,7 +160,32 @@ def _with_widths(model: AnyModel, weights: Weights, problem: str) -> AnyModel:
         ) from error
 
 
-def _leaves(model: AnyModel) -> dict[str, Shape]:
+def _masks_by_kept(weights: Weights) -> dict[str, np.ndarray]:
+    """Channels that are left, by what was written with the arrays."""
+    return {
+        name: np.isin(np.arange(size), at)
+        for name, (size, at) in weights.kept.items()
+        if len(at) < size
+    }
+
+
+def _masks_by_widths(weights: Weights, trace: ChannelTrace) -> dict[str, np.ndarray]:
+    """As many of the first channels of every group as the arrays have.
+
+    What was shrunk more than once has no positions in the full network, and needs none
+    where channels are computed alike.
+    """
+    masks = {}
+    for path, axes in layouts_of(trace.groups, trace.shapes).items():
+        sizes = weights.shapes[f"params/{path}"]
+        for axis, size in enumerate(sizes):
+            for name, positions in axes[axis].slices if axis in axes else ():
+                count = (size - len(axes[axis].free)) // positions.shape[1]
+                masks[name] = np.arange(len(positions)) < max(count, 1)
+    return masks
+
+
+def _leaves(model: Model) -> dict[str, Shape]:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return shapes_by_path(whole_tree(*shapes))
 

@@ -24,7 +24,7 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.data import ImageDataset
 from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, placed
-from prunex_jax.models import AnyModel
+from prunex_jax.models import Model
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT, Batch, Objective, Task
 from prunex_jax.train.build.config import ExperimentConfig
 from prunex_jax.train.build.mean_plan import MeanPlan
@@ -175,7 +175,7 @@ def _own_plan(
     return MeanPlan.over(window, complete, period)
 
 
-def _own_answers(model: AnyModel, mesh: AnyMesh) -> Callable[..., jax.Array]:
+def _own_answers(model: Model, mesh: AnyMesh) -> Callable[..., jax.Array]:
     """Every device answers its examples with running statistics."""
 
     def answer(network: tuple[PyTree, PyTree], inputs: PyTree) -> jax.Array:
@@ -239,7 +239,7 @@ def _check_teacher(model: ExportedModel, task: Task, count: int, folder: str) ->
         )
 
 
-def _answers_of(model: AnyModel, count: int) -> Any:
+def _answers_of(model: Model, count: int) -> Any:
     """Shapes of what a network answers to so many examples."""
     arrays = jax.eval_shape(model.init, jax.random.key(0))
     return jax.eval_shape(model.apply, *arrays, model.example(count))

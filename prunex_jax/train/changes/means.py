@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from prunex_jax.mesh import AnyMesh, sharding_on
-from prunex_jax.models import AnyModel
+from prunex_jax.models import Model
 from prunex_jax.train.build.experiment import Experiment
 from prunex_jax.train.build.mean_plan import MeanPlan
 from prunex_jax.train.steps.programs import Programs
@@ -53,7 +53,7 @@ def gather_means(
     return means, news
 
 
-def shapes_of_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
+def shapes_of_mean(model: Model, mesh: AnyMesh) -> NetworkMean:
     """Shapes, types and shardings of the mean of networks of a model."""
     params, statistics = jax.eval_shape(model.init, jax.random.key(0))
     everywhere = sharding_on(mesh, jax.P())
@@ -64,7 +64,7 @@ def shapes_of_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
     )
 
 
-def empty_mean(model: AnyModel, mesh: AnyMesh) -> NetworkMean:
+def empty_mean(model: Model, mesh: AnyMesh) -> NetworkMean:
     """The mean of no network of a model yet."""
     return jax.tree.map(_zeros, shapes_of_mean(model, mesh))
 
@@ -85,7 +85,7 @@ def with_network(
 
 def _gathered(
     plan: MeanPlan,
-    model: AnyModel,
+    model: Model,
     mean: NetworkMean | None,
     experiment: Experiment,
     step: int,

@@ -30,7 +30,7 @@ from prunex_jax.channels import ChannelTrace
 from prunex_jax.comm import sum_over_mesh
 from prunex_jax.data import evaluation_batches
 from prunex_jax.mesh import MeshAxes, axis_size, map_over, settle, specs_of, vary
-from prunex_jax.models import AnyModel
+from prunex_jax.models import Model
 from prunex_jax.shrink import Cut, Network, make_cut, shrink_error, trace_model
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.tasks import Task
@@ -250,9 +250,7 @@ def _trace_of_now(experiment: Experiment) -> ChannelTrace:
     return trace_model(experiment.current.model)
 
 
-def cut_of(
-    model: AnyModel, trace: ChannelTrace, masks: Mapping[str, np.ndarray]
-) -> Cut:
+def cut_of(model: Model, trace: ChannelTrace, masks: Mapping[str, np.ndarray]) -> Cut:
     """What goes from a network of which shapes are enough."""
     return make_cut(trace, masks, *jax.eval_shape(model.init, jax.random.key(0)))
 

@@ -17,7 +17,7 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import MeshAxes, vary
 from prunex_jax.mesh.ordering import zero_after
 from prunex_jax.methods import Method
-from prunex_jax.models import AnyModel
+from prunex_jax.models import Model
 from prunex_jax.tasks import Batch, Objective, Sums
 from prunex_jax.train.steps.state import (
     FIRST_BAD_STEP,
@@ -41,7 +41,7 @@ Gradient = Callable[
 class LocalStep:
     """One step of a device; `programs.Programs` says what most attributes are."""
 
-    model: AnyModel
+    model: Model
     method: Method
     objective: Objective
     stored: Stored

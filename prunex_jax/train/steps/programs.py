@@ -31,7 +31,7 @@ from prunex_jax.mesh import (
     vary,
 )
 from prunex_jax.methods import Method, RoundKind
-from prunex_jax.models import AnyModel, from_moments, to_moments
+from prunex_jax.models import Model, from_moments, to_moments
 from prunex_jax.tasks import Batch, Objective, Sums
 from prunex_jax.train.steps.compiled import Ledger, Program
 from prunex_jax.train.steps.local_step import LocalStep
@@ -113,7 +113,7 @@ class Programs:
 
     def __init__(
         self,
-        model: AnyModel,
+        model: Model,
         method: Method,
         mesh: AnyMesh,
         ledger: Ledger,
