@@ -24,9 +24,6 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.compare.drill.sandbox import is_in_sandbox
 
 MAX_HOSTS = 250
-# Jumbo frames, as between hosts of a cluster. In frames of 1500 headers are 4.6 % of
-# what is sent, and two cores cannot send 1 Gbit/s.
-MTU = 9000
 _COMMAND_SECONDS = 20.0
 _KILL_SECONDS = 5.0
 _NAMES = Path("/run/hosts")
@@ -109,7 +106,7 @@ class NamespaceHosts(Hosts):
     def _make(self, undo: contextlib.ExitStack) -> None:
         self._make_names(undo)
         run_tool("ip link set lo up")
-        run_tool(f"ip link add br0 mtu {MTU} type bridge")
+        run_tool("ip link add br0 type bridge")
         undo.callback(run_tool, "ip link del br0")
         run_tool("ip link set br0 up")
         for host in range(self.num_hosts):
@@ -131,8 +128,6 @@ class NamespaceHosts(Hosts):
         # Namespaces go some time after their names, the interfaces are to go at once.
         undo.callback(run_tool, f"ip link del v{host}")
         for end in (f"ip link set v{host}", f"ip -n h{host} link set eth0"):
-            # Large packets are cut into frames before they are limited and counted.
-            run_tool(f"{end} mtu {MTU} gso_max_segs 1")
             if Path("/proc/sys/net/ipv6").exists():
                 # No address of its own, which the kernel would announce and check.
                 run_tool(f"{end} addrgenmode none")
@@ -140,10 +135,6 @@ class NamespaceHosts(Hosts):
         run_tool(f"ip link set v{host} master br0")
         run_tool(f"ip -n h{host} link set lo up")
         run_tool(f"ip -n h{host} addr add {self.address(host)}/24 dev eth0")
-        # Every kernel has it, and it does not wait between packets of its own accord.
-        setting = "net/ipv4/tcp_congestion_control"
-        command = f"nsenter --net={_namespace(host)} tee /proc/sys/{setting}"
-        run_tool(command, "reno")
 
     def _kill_all(self) -> None:
         """Kills what runs on these hosts, and waits until it is gone."""

@@ -229,7 +229,9 @@ def draw(plot: Plot, axes: Any) -> list[tuple[str, Any]]:
     Returns:
       Title of each emphasised row and what is drawn of it, from top to bottom.
     """
-    drawn = {each.row: _draw_series(axes, plot, each) for each in plot.series}
+    drawn: dict[str, Any] = {}  # Of several series of a row the first.
+    for each in plot.series:
+        drawn.setdefault(each.row, _draw_series(axes, plot, each))
     ends = {each.row: max([*each.points, *(each.line or ())]) for each in plot.series}
     if plot.has_front:
         front = [ends[row] for row in plot.front]
