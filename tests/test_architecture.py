@@ -42,7 +42,7 @@ OWNERS: dict[str, set[str]] = {
     "jinja2": {"compare/report/page.py"},
     "matplotlib": {"compare/report/plots.py"},
     "flax": {
-        *("models/base.py", "models/layers.py", "models/resnet.py", "models/vgg.py"),
+        *("models/layers.py", "models/resnet.py", "models/vgg.py"),
         *("models/transformer.py", "models/gpt.py", "models/bert.py"),
         *("models/language.py", "models/own.py", "models/stream.py"),
         *("models/vit.py", "models/convnext.py"),

@@ -1,5 +1,6 @@
 """Networks of other people's: one interface, and what is left of them after a cut."""
 
+import dataclasses
 import functools
 
 import jax
@@ -102,6 +103,8 @@ def test_models_are_equal_if_the_same_is_left(cut_network):
     masked, cut, _ = cut_network
     model = masked.model
     assert model.after(cut) == model.after(cut) != model
+    others = dataclasses.replace(cut, masks={k: ~mask for k, mask in cut.masks.items()})
+    assert model.after(others) != model.after(cut), "positions may matter"
     assert hash(model.after(cut)) == hash(model.after(cut))
 
 

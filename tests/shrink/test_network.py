@@ -151,6 +151,27 @@ def test_every_model_shrinks_to_the_widths_that_are_left(name):
     assert jax.eval_shape(specs[0].apply, *left, images_of(model)).shape == (4, 10)
 
 
+def test_which_channels_are_left_makes_no_other_network_of_ours():
+    network = small_network("vgg")
+    trace = traced(network)
+    first, last, fewer = (
+        cut_of(network, {g.name: chosen(g.size) for g in trace.groups}, trace)
+        for chosen in (
+            lambda size: np.arange(size) < size // 2,
+            lambda size: np.arange(size) >= size - size // 2,
+            lambda size: np.arange(size) < 2,
+        )
+    )
+    model = network.model
+    assert model.after(first) == model.after(last) != model.after(fewer)
+    assert model.after(cut_of(network, {}, trace)) is model
+    cut = last.take(network.params), last.take_statistics(network.statistics)
+    images = images_of(model)
+    wanted = compiled(model.after(last).apply)(*cut, images)
+    found = compiled(model.after(first).apply)(*cut, images)
+    assert relative_error(wanted, found) <= FORWARD_TOLERANCE
+
+
 def narrow_spec(params):
     """Widths of a basic network, from its parameters."""
     blocks = []

@@ -236,6 +236,31 @@ def test_a_shrunk_network_of_functions_is_cut_again():
         make_start(Weights("file", OURS, {}, shapes, kept), model, ModelConfig())
 
 
+def test_a_network_that_was_cut_twice_has_the_widths_of_its_arrays():
+    """What is written with it tells which channels of the first cut were kept."""
+    full = make_model(TINY, (8, 8, 1), 10)
+    small, params, statistics = full, *jax.jit(full.init)(jax.random.key(0))
+    kept = {}
+    for seed in range(2):
+        trace = trace_model(small)
+        rng = np.random.default_rng(seed)
+        masks = {g.name: rng.permutation(g.size) < g.size // 2 for g in trace.groups}
+        cut = make_cut(trace, masks, params, statistics)
+        kept = {name: (m.size, np.flatnonzero(m).tolist()) for name, m in masks.items()}
+        params, statistics = cut.take(params), cut.take_statistics(statistics)
+        small = small.after(cut)
+    arrays = flatten_by_path(whole_tree(params, statistics))
+    shapes = {path: x.shape for path, x in arrays.items()}
+    start = make_start(Weights("file", OURS, {}, shapes, kept), full, TINY)
+    images = jax.random.normal(jax.random.key(1), (2, 8, 8, 1))
+    found, wanted = (
+        jax.jit(model.apply)(params, statistics, images)
+        for model in (start.model, small)
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert any("its own widths" in line for line in start.described)
+
+
 def test_hosts_with_other_files_are_told(source, monkeypatch):
     weights = find_weights(str(source[2]))
     check_same_weights(weights)
