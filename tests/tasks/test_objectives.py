@@ -122,8 +122,11 @@ def test_a_dict_names_what_is_read():
 def test_our_networks_take_images_of_the_user():
     images = np.zeros((SIZE, 8, 8, 1), np.uint8)
     task = task_of((images, LABELS), model=None, settings={"model": {"width": 0.25}})
-    assert task.model.num_classes == LABELS.max() + 1
-    assert task.model.image_shape == (8, 8, 1)
+    arrays = jax.eval_shape(task.model.init, jax.random.key(0))
+    example = task.model.example(2)
+    assert example.shape == (2, 8, 8, 1)
+    logits = jax.eval_shape(task.model.apply, *arrays, example)
+    assert logits.shape == (2, LABELS.max() + 1)
     with pytest.raises(UserError, match="are no pairs"):
         task_of(model=None)
 

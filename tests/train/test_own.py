@@ -202,7 +202,7 @@ def test_ours_and_theirs_go_together(tmp_path):
 def test_what_does_not_fit_leaves_no_folder(tmp_path):
     with pytest.raises(UserError, match="norm_scope='host' has no effect"):
         values = merged(SETTINGS, {"model": {"norm_scope": "host"}})
-        train(values, tmp_path / "run", model=NnxNet, data=DATA)
+        train(values, tmp_path / "run", model=GIVEN["pair"](), data=DATA)
     assert not (tmp_path / "run").exists()
     values = merged(SETTINGS, {"distill": {"teacher": "self"}})
     with pytest.raises(UserError, match="has no say in a loss of your own"):
