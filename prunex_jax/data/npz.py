@@ -20,7 +20,7 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.data.images import Pixels
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path
-from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import Labels, StoredSet, StoredSplit, Uncached
 
 NPZ = "npz"
 # What entries are called before and after the name of their split.
@@ -106,17 +106,13 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class _NpzSource:
+class _NpzSource(Uncached):
     """Labelled images of one split, in memory from `opened` on."""
 
     part: Part
 
     def __len__(self) -> int:
         return self.part.x.shape[0]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Worker processes read the file themselves; no array travels.
-        return {"part": self.part}
 
     def opened(self) -> "_NpzSource":
         """The source, after it has read its file."""
