@@ -24,7 +24,7 @@ Value = float | None
 _NEAR = 1e-3
 
 
-class Rounded(float):
+class _Rounded(float):
     """A number that is known up to rounding: another program may round otherwise."""
 
 
@@ -183,7 +183,9 @@ def is_nan(value: Value) -> bool:
 
 def is_exact(value: Value) -> bool:
     """Whether a value is a number that every program computes alike."""
-    return value is not None and math.isfinite(value) and not isinstance(value, Rounded)
+    return (
+        value is not None and math.isfinite(value) and not isinstance(value, _Rounded)
+    )
 
 
 def value_of(
@@ -230,11 +232,11 @@ def _computed(
     if is_whole:
         return _value_of_integers(name, compute, known, dtypes)
     dtype = dtypes[0] if dtypes else np.float32
-    if any(isinstance(value, Rounded) for value in known):
+    if any(isinstance(value, _Rounded) for value in known):
         result = _value_of_rounded(name, compute, known)
     else:
         result = _value_of_exact(name, compute, known, dtype)
-    if isinstance(result, Rounded) and not _is_precise(dtype):
+    if isinstance(result, _Rounded) and not _is_precise(dtype):
         is_finite = math.isfinite(_in_range(result, dtype) or 0.0)
         return None if is_finite else math.nan
     return _in_range(result, dtype)
@@ -287,7 +289,7 @@ def _value_of_exact(
         is_exact = {*values, result} <= _PLAIN or not all(map(math.isfinite, values))
         is_exact = is_exact and name in _EXACT_FUNCTIONS
         is_exact = is_exact or (name == "pow" and values[0] in (0.0, 1.0))
-    return result if is_exact else Rounded(result)
+    return result if is_exact else _Rounded(result)
 
 
 def _fits(number: float, dtype: Any) -> bool:
@@ -335,7 +337,7 @@ def _value_of_rounded(
         if name in _COMPARISONS:
             return _compute(compute, values) if is_clear else None
         chosen = compute(*values)
-        return chosen if is_clear else Rounded(chosen)
+        return chosen if is_clear else _Rounded(chosen)
     result = _compute(compute, values)
     if result is None or not math.isfinite(result):
         return None if result is None else math.nan
@@ -343,7 +345,7 @@ def _value_of_rounded(
         return result
     if name in ("add", "add_any", "sub") and abs(result) <= _NEAR * size:
         return None
-    return None if result == 0 else Rounded(result)
+    return None if result == 0 else _Rounded(result)
 
 
 def _value_of_unknown(
@@ -424,7 +426,7 @@ def same_value(values: Sequence[Value]) -> Value:
     if not values:
         return None
     if all(value is not None and value == values[0] for value in values):
-        rounded = [value for value in values if isinstance(value, Rounded)]
+        rounded = [value for value in values if isinstance(value, _Rounded)]
         return rounded[0] if rounded else values[0]
     is_finite = all(value is None or math.isfinite(value) for value in values)
     return None if is_finite else math.nan
@@ -450,7 +452,7 @@ def sum_of(value: Value, count: int | None = None, dtype: Any = np.float32) -> V
         is_known = _is_inside(value * count, dtype)
         return value * count if is_known else None
     is_known = _is_precise(dtype) and count * float(jax.numpy.finfo(dtype).eps) < _NEAR
-    return _in_range(Rounded(value * count), dtype) if is_known else None
+    return _in_range(_Rounded(value * count), dtype) if is_known else None
 
 
 def value_at_nan(
@@ -488,12 +490,12 @@ def converted(value: Value, dtype: Any) -> Value:
         return value if jax.dtypes.issubdtype(dtype, np.floating) else None
     if jax.dtypes.issubdtype(dtype, np.integer):
         whole = math.trunc(value)
-        is_known = _is_inside(whole, dtype) and not isinstance(value, Rounded)
+        is_known = _is_inside(whole, dtype) and not isinstance(value, _Rounded)
         return float(whole) if is_known else None
-    if isinstance(value, Rounded) and not _is_precise(dtype):
+    if isinstance(value, _Rounded) and not _is_precise(dtype):
         return None
     if not jax.dtypes.issubdtype(dtype, np.floating) or _fits(value, dtype):
         return value
     with np.errstate(all="ignore"):
         rounded = float(np.asarray(float(value)).astype(dtype))
-    return Rounded(rounded) if math.isfinite(rounded) else math.nan
+    return _Rounded(rounded) if math.isfinite(rounded) else math.nan

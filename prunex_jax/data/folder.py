@@ -25,7 +25,7 @@ from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path
 from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit
 
-SUFFIXES = frozenset(
+_SUFFIXES = frozenset(
     ".jpg .jpeg .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm".split()
 )
 
@@ -197,12 +197,12 @@ def _listed(
     for split, folder in folders.items():
         for label, name in enumerate(classes):
             found = _files(folder / name)
-            files = [x for x in found if os.path.splitext(x)[1].lower() in SUFFIXES]
+            files = [x for x in found if os.path.splitext(x)[1].lower() in _SUFFIXES]
             others += sorted(set(found) - set(files))
             if not files:
                 raise UserError(
                     f"class {name!r} is empty: {folder / name} has no image files "
-                    f"({', '.join(sorted(SUFFIXES))}); add some, or delete the folder"
+                    f"({', '.join(sorted(_SUFFIXES))}); add some, or delete the folder"
                 )
             below = [os.path.relpath(file, root) for file in files]
             listed += [_Listed(split, label, file) for file in below]

@@ -24,7 +24,7 @@ from prunex_jax.data.image_files import (
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path
-from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit, Uncached
 
 HUGGINGFACE = "huggingface"
 
@@ -39,7 +39,7 @@ class _Columns:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _HuggingFaceSource:
+class _HuggingFaceSource(Uncached):
     """Labelled images of one split."""
 
     columns: _Columns
@@ -49,11 +49,6 @@ class _HuggingFaceSource:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Open files do not travel to worker processes; they open their own.
-        fields = dataclasses.fields(self)
-        return {field.name: getattr(self, field.name) for field in fields}
 
     def opened(self) -> "_HuggingFaceSource":
         """The source, after it has opened its files."""

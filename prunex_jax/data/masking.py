@@ -24,7 +24,7 @@ _HIDDEN, _REPLACED = 0.8, 0.9
 # Of every evaluation.
 _EVALUATION_SEED = -1
 
-Tokens = npt.NDArray[np.int32]
+_Tokens = npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Masking:
         """Tokens of a sequence that are asked for; the same of each, at least one."""
         return max(1, round(self.share * self.length))
 
-    def batch(self, tokens: Tokens, numbers: Positions, seed: int) -> Batch:
+    def batch(self, tokens: _Tokens, numbers: Positions, seed: int) -> Batch:
         """Makes what networks read, and what they are asked for.
 
         Args:
@@ -107,5 +107,5 @@ class MaskedSplit(TextSplit):
         """Sequences of which always the same tokens are hidden."""
         return self.masking.batch(self._tokens(examples), examples, _EVALUATION_SEED)
 
-    def _tokens(self, examples: Positions) -> Tokens:
+    def _tokens(self, examples: Positions) -> _Tokens:
         return self.source.read(self.numbers[examples])

@@ -20,7 +20,7 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.data.images import Pixels
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path
-from prunex_jax.data.splits import Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import Labels, StoredSet, StoredSplit, Uncached
 
 NPZ = "npz"
 # What entries are called before and after the name of their split.
@@ -87,7 +87,7 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class _Part:
     """What a file has for one split."""
 
     x: Entry
@@ -106,17 +106,13 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class _NpzSource:
+class _NpzSource(Uncached):
     """Labelled images of one split, in memory from `opened` on."""
 
-    part: Part
+    part: _Part
 
     def __len__(self) -> int:
         return self.part.x.shape[0]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Worker processes read the file themselves; no array travels.
-        return {"part": self.part}
 
     def opened(self) -> "_NpzSource":
         """The source, after it has read its file."""
@@ -212,14 +208,14 @@ def npz_arrays(config: DataConfig) -> dict[str, PyTree]:
     }
 
 
-def _parts(config: DataConfig) -> dict[str, Part]:
+def _parts(config: DataConfig) -> dict[str, _Part]:
     """Split -> its arrays, checked against each other."""
     entries = _entries(config)
     parts = {}
     for split, suffixes in _SUFFIXES.items():
         x, y = (_named(names, suffixes, entries) for names in (_X_NAMES, _Y_NAMES))
         if x is not None:
-            parts[split] = Part(x, y)
+            parts[split] = _Part(x, y)
         elif y is not None:
             raise UserError(f"{config.dir} has {y} for {split} and no x beside it")
     if "train" not in parts:
@@ -232,7 +228,7 @@ def _parts(config: DataConfig) -> dict[str, Part]:
     return parts
 
 
-def _check(part: Part, train: Part, config: DataConfig) -> None:
+def _check(part: _Part, train: _Part, config: DataConfig) -> None:
     for entry in filter(None, (part.x, part.y)):
         if entry.dtype.hasobject:
             raise UserError(
@@ -253,7 +249,7 @@ def _check(part: Part, train: Part, config: DataConfig) -> None:
         )
 
 
-def _said(part: Part) -> str:
+def _said(part: _Part) -> str:
     return f"{part.x}" if part.y is None else f"{part.x} and {part.y}"
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from prunex_jax.data.npz import NPZ, npz_arrays, npz_has_images
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.sources import open_dataset, split_numbers
-from prunex_jax.data.splits import SPLITS, ArraySource, Batch, Dataset, Labels
+from prunex_jax.data.splits import SPLITS, ArraySource, Batch, Dataset, Labels, Source
 
 # Entry of a batch: the examples as they were given, any tree.
 EXAMPLE = "example"
@@ -21,18 +21,6 @@ EXAMPLE = "example"
 OWN = "own"
 # Types that arrays get, where jax would make them so anyway.
 _NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
-
-
-class Examples(Protocol):
-    """Random access to examples, batched."""
-
-    def __len__(self) -> int:
-        """Number of examples."""
-        ...
-
-    def read(self, numbers: Positions) -> PyTree:
-        """A tree of arrays along the axis of `numbers`, which may be empty."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +52,7 @@ class OwnSplit:
     """
 
     name: str
-    source: Examples
+    source: Source
     numbers: Positions
 
     @property
@@ -175,14 +163,14 @@ def _has_splits(data: Any) -> bool:
     return isinstance(data, Mapping) and "train" in data and set(data) <= set(SPLITS)
 
 
-def _examples_of(data: Any, split: str) -> Examples:
+def _examples_of(data: Any, split: str) -> Source:
     source = _source_of(data, split)
     if not len(source):
         raise UserError(f"data: split {split!r} has no examples")
     return source
 
 
-def _source_of(data: Any, split: str) -> Examples:
+def _source_of(data: Any, split: str) -> Source:
     if isinstance(data, Mapping | tuple) or hasattr(data, "__array__"):
         return ArraySource(_checked(data, split))
     if hasattr(data, "with_format"):  # A data set of Hugging Face.
@@ -249,10 +237,10 @@ def labels_of(examples: PyTree) -> Labels | None:
     return label.astype(np.int32) if is_label and label.dtype.kind in "iu" else None
 
 
-def _check_alike(sources: Mapping[str, Examples]) -> None:
+def _check_alike(sources: Mapping[str, Source]) -> None:
     """Refuses splits whose examples differ in form."""
 
-    def form(source: Examples) -> dict[str, Any]:
+    def form(source: Source) -> dict[str, Any]:
         first = flatten_by_path(source.read(np.arange(1)))
         return {path: (x.shape[1:], x.dtype.name) for path, x in first.items()}
 

@@ -30,15 +30,30 @@ SPLIT_NAMES = {
 
 
 class Source(Protocol):
-    """Random access to the decoded examples of one stored split."""
+    """Random access to examples, batched: of images, of one stored split."""
 
     def __len__(self) -> int:
         """Returns the number of examples."""
         ...
 
-    def read(self, indices: Positions) -> tuple[Images, Labels]:
-        """Returns the images, uint8[height, width, channels] each, and their labels."""
+    def read(self, indices: Positions) -> PyTree:
+        """Returns a tree of arrays along the axis of `indices`, which may be empty.
+
+        Of images, those, uint8[height, width, channels] each, and their labels.
+        """
         ...
+
+
+class Uncached:
+    """A dataclass that is pickled as its fields alone.
+
+    Open files and arrays do not travel to worker processes; they open and read their
+    own.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        fields: Any = self
+        return {x.name: getattr(self, x.name) for x in dataclasses.fields(fields)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,7 +157,7 @@ class Split(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ImageSplit:
+class ImageSplit(Uncached):
     """Labelled images; opened at the first read.
 
     Attributes:
@@ -163,11 +178,6 @@ class ImageSplit:
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A worker process opens the split itself; nothing cached travels.
-        fields = dataclasses.fields(self)
-        return {field.name: getattr(self, field.name) for field in fields}
 
     def training_batch(
         self, examples: Positions, positions: Positions, seed: int

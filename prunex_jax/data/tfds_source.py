@@ -16,7 +16,7 @@ import numpy as np
 from prunex_jax.base.errors import UserError, one_line, suggest
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
-from prunex_jax.data.splits import SPLITS, Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import SPLITS, Labels, StoredSet, StoredSplit, Uncached
 
 # Documents that are read at a time.
 _CHUNK = 512
@@ -25,7 +25,7 @@ _LABELLED_TEST = {"imagenet2012": "validation", "imagenet2012_subset": "validati
 
 
 @dataclasses.dataclass(frozen=True)
-class _TfdsSource:
+class _TfdsSource(Uncached):
     """One split of a prepared TFDS set."""
 
     name: str  # TFDS name, with configuration and version where the user gave them.
@@ -38,10 +38,6 @@ class _TfdsSource:
 
     def __len__(self) -> int:
         return len(self._records)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Open files do not travel to worker processes; they open their own.
-        return dataclasses.asdict(self)
 
     def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
         """Reads and decodes the examples at `indices`.

@@ -17,7 +17,7 @@ from prunex_jax.data.splits import SPLIT_NAMES, SPLITS
 from prunex_jax.data.text_files import TEST_SHARE
 from prunex_jax.data.tokens import TokenFile, check_tokens
 
-SUFFIXES = (".bin", ".npy")
+_SUFFIXES = (".bin", ".npy")
 # Before training, so many tokens of a file are looked at, in evenly spaced blocks.
 LOOKED_AT = 2**26
 _BLOCK = 2**20
@@ -90,13 +90,13 @@ def _paths(config: DataConfig) -> dict[str, Path]:
     """Split -> its file; of a single file, the split is called ''."""
     root, said = named_path(config, "PATH of tokens"), f"config.data.dir={config.dir!r}"
     if root.is_file():
-        if root.suffix not in SUFFIXES:
-            raise UserError(f"{said} is none of {', '.join(SUFFIXES)}; give one")
+        if root.suffix not in _SUFFIXES:
+            raise UserError(f"{said} is none of {', '.join(_SUFFIXES)}; give one")
         return {"": root}
     paths: dict[str, Path] = {}
     for path in sorted(root.iterdir()):
         split = SPLIT_NAMES.get(path.stem)
-        if split is None or path.suffix not in SUFFIXES:
+        if split is None or path.suffix not in _SUFFIXES:
             continue
         if split in paths:
             raise UserError(

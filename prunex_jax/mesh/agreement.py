@@ -11,10 +11,10 @@ from jax.experimental import multihost_utils
 
 from prunex_jax.base.errors import AgreedError, UserError
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 
-def run_together(prepare: Callable[[], Value]) -> Value:
+def run_together(prepare: Callable[[], _Value]) -> _Value:
     """Runs something on every process, and goes on only if it worked on all of them.
 
     Also a barrier: nobody returns before everybody has run it.

@@ -59,7 +59,7 @@ class SimulatedMesh:
 
 
 AnyMesh = Mesh | SimulatedMesh
-REPLICATED = jax.P()
+_REPLICATED = jax.P()
 
 
 def sharding_on(mesh: AnyMesh, spec: jax.P) -> Sharding:
@@ -69,7 +69,7 @@ def sharding_on(mesh: AnyMesh, spec: jax.P) -> Sharding:
     return NamedSharding(mesh, spec)
 
 
-def placed(tree: PyTree, mesh: AnyMesh, spec: jax.P = REPLICATED) -> PyTree:
+def placed(tree: PyTree, mesh: AnyMesh, spec: jax.P = _REPLICATED) -> PyTree:
     """Puts arrays on a mesh that every process has whole.
 
     Args:

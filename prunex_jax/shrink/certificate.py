@@ -19,8 +19,8 @@ from prunex_jax.base.jaxprs import inner_programs, open_program
 from prunex_jax.base.trees import PyTree, flatten_by_path
 
 # Sums over other numbers of terms round differently; nothing else may differ.
-FORWARD_TOLERANCE = 1e-5
-GRADIENT_TOLERANCE = 1e-4
+_FORWARD_TOLERANCE = 1e-5
+_GRADIENT_TOLERANCE = 1e-4
 # A gradient is compared with its own size, or with this share of the largest one. Some
 # gradients are zero but for rounding: a bias in front of a normalisation, that of the
 # keys of attention. What is left of them was up to 1e-6 of the largest gradient in
@@ -66,8 +66,8 @@ class Certificate:
     worst_gradient: str = ""
     problems: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ("given",)
-    forward_tolerance: float = FORWARD_TOLERANCE
-    gradient_tolerance: float = GRADIENT_TOLERANCE
+    forward_tolerance: float = _FORWARD_TOLERANCE
+    gradient_tolerance: float = _GRADIENT_TOLERANCE
 
     @property
     def is_equal(self) -> bool:
@@ -141,8 +141,8 @@ def certify(
     gradients: bool = True,
     vary: bool = True,
     seed: int = 0,
-    forward_tolerance: float = FORWARD_TOLERANCE,
-    gradient_tolerance: float = GRADIENT_TOLERANCE,
+    forward_tolerance: float = _FORWARD_TOLERANCE,
+    gradient_tolerance: float = _GRADIENT_TOLERANCE,
 ) -> Certificate:
     """Compares a masked function with its shrunk form.
 

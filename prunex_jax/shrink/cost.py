@@ -128,10 +128,9 @@ def macs_cost(
       >>> macs({'in': 8}), macs({'in': 2})
       (40, 10)
     """
-    trees = (params,) if statistics is None else (params, statistics)
 
     def cost(keep_counts: KeepCounts) -> int:
-        cut = _first_kept(trace, keep_counts, *trees)
+        cut = _first_kept(trace, keep_counts, params, statistics)
         small = [_shapes_left(params, cut.parameters)]
         if cut.statistics is not None:
             small.append(_shapes_left(statistics, cut.statistics))
@@ -140,10 +139,12 @@ def macs_cost(
     return Memoised(cost)
 
 
-def _first_kept(trace: ChannelTrace, keep_counts: KeepCounts, *trees: PyTree) -> Cut:
+def _first_kept(
+    trace: ChannelTrace, keep_counts: KeepCounts, params: PyTree, statistics: PyTree
+) -> Cut:
     """Keeps the first channels of every group; which ones costs the same."""
     masks = {g.name: np.arange(g.size) < keep_counts[g.name] for g in trace.groups}
-    return make_cut(trace, masks, *trees)
+    return make_cut(trace, masks, params, statistics)
 
 
 def _shapes_left(tree: PyTree, part: Part) -> PyTree:
@@ -160,10 +161,9 @@ def small_calls(
     statistics: PyTree | None = None,
 ) -> Callable[[KeepCounts], Callable[[], Any]]:
     """What `latency_cost` calls for any traced function, on these inputs."""
-    trees = (params,) if statistics is None else (params, statistics)
 
     def make_call(keep_counts: KeepCounts) -> Callable[[], Any]:
-        cut = _first_kept(trace, keep_counts, *trees)
+        cut = _first_kept(trace, keep_counts, params, statistics)
         small = [cut.take(params)]
         if statistics is not None:
             small.append(cut.take_statistics(statistics))

@@ -78,10 +78,6 @@ def validate_sparsity(config: SparsityConfig) -> None:
             "no group may lose more than sparsity.max_group_sparsity = "
             f"{config.max_group_sparsity:g} of them; lower the one or raise the other"
         )
-    if config.budget not in ("uniform", "global"):
-        raise UserError(
-            f"sparsity.budget = {config.budget!r} is unknown; use uniform or global"
-        )
     if "" in config.exclude:
         raise UserError(
             "sparsity.exclude has an empty pattern '', which every name contains; "
