@@ -43,7 +43,10 @@ def test_the_state_is_that_of_before_unless_gradients_are_asked_for():
     assert paths["scale"].keys() == paths["norm"].keys()
     assert not any("gradient_scores" in path for path in paths["norm"])
     sizes = experiment_of().channels.sizes
-    more = {f"opt_state/channels/gradient_scores/{name}": size for name, size in sizes.items()}
+    more = {
+        f"opt_state/channels/gradient_scores/{name}": size
+        for name, size in sizes.items()
+    }
     for criterion in ("taylor", "mixture"):
         found = paths[criterion]
         assert found.keys() - paths["norm"].keys() == more.keys()
