@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path, shapes_by_path
-from prunex_jax.models import MODELS, Model
+from prunex_jax.models import MODELS, Model, VggSpec
 from prunex_jax.models.layers import STATISTICS_DECAY
 
 # Our names of leaves -> those of PyTorch.
@@ -39,12 +39,6 @@ _INTO_HEADS = ("query", "key", "value")
 _OUT_OF_HEADS = "out"
 _EMBEDDING = "embedding"
 
-# Number of convolutions of a VGG -> how many each of its stages has.
-_VGG_STAGES = {
-    sum(stages): stages
-    for name in ("vgg16", "vgg19")
-    for stages in [tuple(map(len, MODELS[name]("cifar").stages))]
-}
 # As in `models.gpt`.
 _EPSILON = 1e-6
 _ROTARY_BASE = 10_000.0
@@ -122,6 +116,13 @@ def _count(shapes: Shapes, prefix: str) -> int:
     """How many parts of a list have parameters."""
     depth = prefix.count("/")
     return len({path.split("/")[depth] for path in shapes if path.startswith(prefix)})
+
+
+def _vgg_depths(num_convs: int) -> tuple[int, ...]:
+    """How many convolutions each stage of a VGG has, of so many."""
+    specs = [MODELS[name]("cifar") for name in ("vgg16", "vgg19")]
+    depths = [tuple(map(len, s.stages)) for s in specs if isinstance(s, VggSpec)]
+    return {sum(each): each for each in depths}[num_convs]
 
 
 def _conv(
@@ -204,7 +205,7 @@ class _Vgg(nn.Module):
     def __init__(self, shapes: Shapes):
         super().__init__()
         num_convs = _count(shapes, "features/")
-        self.depths = _VGG_STAGES[num_convs]
+        self.depths = _vgg_depths(num_convs)
         self.features = nn.ModuleList(
             _ConvNorm(_conv(shapes, f"features/{number}/conv", has_bias=True))
             for number in range(num_convs)

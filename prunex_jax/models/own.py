@@ -197,7 +197,7 @@ def _of_nnx(given: Any, example: PyTree) -> Functions:
         module = module_of(params, statistics, drawn)
         module.train()
         if axis_name is not None:
-            norms = [m for _, m in nnx.iter_modules(module) if _is_batch_norm(m)]
+            norms: Any = [m for _, m in nnx.iter_modules(module) if _is_batch_norm(m)]
             for norm in norms:
                 norm.axis_name = axis_name
         answers = module(inputs)
