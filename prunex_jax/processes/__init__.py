@@ -8,7 +8,7 @@ joined, and a heartbeat that ends all of them when one is lost. In reading order
     gpus               which GPUs of a machine one of its processes takes
     gpu_reservations   refusal of a GPU that two processes take
     registry           where one process takes down who is there
-    meeting            waits for all processes, and says for whom
+    rendezvous         waits for all processes, and says for whom
     start              acts on the answer, before jax computes anything
     compilation_cache  what jax has compiled stays on disk for the next process
     memory             what jax frees on CPU stays for its next step

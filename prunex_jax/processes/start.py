@@ -25,9 +25,9 @@ from prunex_jax.processes.gpu_reservations import (
     reserve_gpus,
 )
 from prunex_jax.processes.launcher import Launch, LaunchFlags, detect_launch
-from prunex_jax.processes.meeting import register
 from prunex_jax.processes.memory import keep_freed_memory
 from prunex_jax.processes.registry import LastStart
+from prunex_jax.processes.rendezvous import register
 from prunex_jax.processes.store import Store, StoreError, is_used
 
 # How long jax itself waits for the other processes.

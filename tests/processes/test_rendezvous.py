@@ -8,9 +8,9 @@ import time
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.processes import meeting, registry
-from prunex_jax.processes.meeting import register
+from prunex_jax.processes import registry, rendezvous
 from prunex_jax.processes.registry import LastStart
+from prunex_jax.processes.rendezvous import register
 from tests.helpers.common import free_port
 
 
@@ -205,7 +205,7 @@ def machines(monkeypatch):
         server.settimeout(registry.ACCEPT_SECONDS)
         return server
 
-    monkeypatch.setattr(meeting, "listen", listen)
+    monkeypatch.setattr(rendezvous, "listen", listen)
 
 
 @pytest.mark.slow
