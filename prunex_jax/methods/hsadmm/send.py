@@ -163,9 +163,9 @@ def payload_of(sizes: Mapping[int, int], form: Sending) -> tuple[int, int]:
     """Numbers that stand for a tree in a frozen round, and bytes of their positions.
 
     Args:
-      sizes: As for `sent_differences`. What is sent whole beside the largest numbers is
-        little, and not counted.
-      form: As there.
+      sizes: Number of axes -> elements of all compact leaves that have so many. What is
+        sent whole beside the largest numbers is little, and not counted.
+      form: How they are sent.
     """
     if form.top is None:
         return sum(sizes.values()), 0
