@@ -11,7 +11,6 @@ PyTorch, `benchmarks.torch` does the same.
 import contextlib
 import ctypes
 import gc
-import importlib.util
 import math
 import sys
 import time
@@ -26,7 +25,8 @@ from benchmarks.links.kernel import forget_peak_memory, share_cores
 from benchmarks.links.part import part_of
 from benchmarks.study import check_goal
 from prunex_jax.base.command import Command, Flag, Values, run_command
-from prunex_jax.base.errors import AgreedStopError, TrainingDivergedError, UserError
+from prunex_jax.base.errors import AgreedStopError, TrainingDivergedError
+from prunex_jax.base.imports import need_package
 from prunex_jax.comm import Wire, count_hops, mean_over_mesh
 from prunex_jax.compare.step_time import steady_traffic
 from prunex_jax.mesh import HOST_AXIS, MeshAxes, map_over, sharding_on, vary
@@ -252,8 +252,7 @@ def _run(values: Values, rest: list[str]) -> None:
     launch, specs = given_launch(values), read_specs(values.spec)
     share_cores(launch.process_id, launch.num_processes)
     if values.runtime == "torch":
-        if importlib.util.find_spec("torch") is None:
-            raise UserError("torch is not installed: pip install 'prunex_jax[torch]'")
+        need_package("torch", "torch", "--runtime=torch")
         from benchmarks.torch.training import run_specs
 
         run_specs(specs, Gate.of(values.gate), launch, values.interface)

@@ -424,7 +424,7 @@ def test_torch_that_is_missing_is_named_in_one_line(tmp_path, monkeypatch, capsy
     ]
     assert bench_host.main(command) == 2
     error = capsys.readouterr().err
-    assert "pip install 'prunex_jax[torch]'" in error and error.count("\n") == 1
+    assert "pip install 'prunex-jax[torch]'" in error and error.count("\n") == 1
 
 
 @contextlib.contextmanager
