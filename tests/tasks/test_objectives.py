@@ -122,8 +122,10 @@ def test_a_dict_names_what_is_read():
 def test_our_networks_take_images_of_the_user():
     images = np.zeros((SIZE, 8, 8, 1), np.uint8)
     task = task_of((images, LABELS), model=None, settings={"model": {"width": 0.25}})
-    assert task.model.num_classes == LABELS.max() + 1
-    assert task.model.image_shape == (8, 8, 1)
+    assert task.model.example().shape == (1, 8, 8, 1)
+    arrays = jax.eval_shape(task.model.init, jax.random.key(0))
+    logits = jax.eval_shape(task.model.apply, *arrays, task.model.example())
+    assert logits.shape == (1, LABELS.max() + 1)
     with pytest.raises(UserError, match="are no pairs"):
         task_of(model=None)
 
