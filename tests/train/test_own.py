@@ -47,6 +47,17 @@ GIVEN = {
 
 @pytest.mark.sampled(1)
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["nnx", "linen"])
+def test_batch_statistics_of_a_host_go_on_after_a_cut(name, tmp_path):
+    values = merged(SETTINGS, {"model": {"norm_scope": "host"}})
+    result = train(values, tmp_path / "run", model=GIVEN[name](), data=DATA)
+    assert result.summary["test_accuracy"] > 0.8
+    assert result.summary["shrink_max_abs_error"] < 1e-5
+    assert result.summary["shrink_step"] < result.summary["steps"]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_network_learns_and_ends_smaller(name, tmp_path):
     result = train(SETTINGS, tmp_path / "run", model=GIVEN[name](), data=DATA)
@@ -185,7 +196,7 @@ def test_ours_and_theirs_go_together(tmp_path):
     values = merged(SETTINGS, {**short, "model": {"width": 0.25}})
     values["sparsity"] = {"num_stairs": 1}
     result = train(values, tmp_path / "ours", data=(images / 255, labels))
-    assert result.network.model.num_classes == 4
+    assert result.network.params["classifier"]["bias"].shape == (4,)
 
     def init(key):
         return {"w": jax.random.normal(key, (64, 24)), "v": jnp.zeros((24, 10))}

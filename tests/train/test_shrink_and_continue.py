@@ -154,7 +154,8 @@ def test_cutting_and_training_commute(form, tmp_path):
     small, state, _ = checkpoint_of(values, tmp_path / "shrunk")
     full, full_state, _ = checkpoint_of(later, tmp_path / "masked")
     cut_later, cut_state, _ = hand_over(full, full_state, NUM_STEPS, 0.0)
-    assert cut_later.current.model == small.current.model == shrunk.network.model
+    kept = [x.model.kept for x in (cut_later.current, small.current, shrunk.network)]
+    assert kept[0] == kept[1] == kept[2]
     _, at_event, _ = checkpoint_of(values, tmp_path / "shrunk", EVENT)
 
     found, wanted = flatten_by_path(state), flatten_by_path(cut_state)
@@ -314,7 +315,8 @@ def test_killed_before_and_after_the_event_it_ends_with_the_same_bits(
 
     small, state, position = checkpoint_of(shrinking(), workdir)
     same, expected, _ = checkpoint_of(shrinking(), reference_dir)
-    assert position.step == NUM_STEPS and small.current.model == same.current.model
+    assert position.step == NUM_STEPS
+    assert small.current.model.kept == same.current.model.kept
     assert_same_bits(state, expected)
     rows = rows_of(workdir)
     assert [row["step"] for row in rows] == list(range(4, NUM_STEPS + 1, 4))
@@ -405,7 +407,9 @@ def test_steps_and_exchanges_are_those_of_the_small_network(whole_run):
         sums = [c.num_elements for c in listed if c.axes == ("device",)]
         shapes = jax.eval_shape(experiment.current.model.init, jax.random.key(0))[0]
         assert max(sums) == sizes_of(shapes), "gradients are those of the network"
-    assert macs[1] < 0.3 * macs[0]
+    # A quarter, and the forward part of convolutions in chunks again, which their
+    # gradients do not read, and XLA leaves out.
+    assert macs[1] < 0.33 * macs[0]
     assert payloads[0] == payloads[1]
     for word in ("gather[", "sort["):
         assert word in texts[0], "choosing and compacting"
