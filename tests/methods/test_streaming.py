@@ -229,7 +229,7 @@ def test_what_narrow_formats_round_away_is_sent_later():
     core = streaming_core(streaming, form=form)
     history = run_steps(core, is_pruned=False, held=0.01)
     # Right after a whole round, copies have nothing to send that would be applied.
-    for path, holds in by_path(history[1][1].error).items():
+    for path, holds in by_path(history[1][1].sending.error).items():
         np.testing.assert_allclose(holds, 0.01, err_msg=f"{path} gives away its error")
     landed = []
     for step in range(3, NUM_STEPS + 1):
@@ -238,7 +238,7 @@ def test_what_narrow_formats_round_away_is_sent_later():
             continue
         landed.append(options["lands"])
         (params, before), (_, after) = history[step - streaming.delay], history[step]
-        thetas, held = hosts_mean(params), hosts_mean(before.error)
+        thetas, held = hosts_mean(params), hosts_mean(before.sending.error)
         z, holds = by_path(after.global_consensus), hosts_mean(after.sending.error)
         for path in FRAGMENTS[2][landed[-1]]:
             wanted = thetas[path] + held[path]
@@ -253,7 +253,7 @@ def test_what_narrow_formats_round_away_is_sent_later():
     for path in FRAGMENTS[2][1]:
         there = z[path] + by_path(state.sending.flight.means)[path]
         thetas[path] = 0.5 * thetas[path] + 0.5 * there
-    ends, holds = by_path(last.global_consensus), hosts_mean(last.error)
+    ends, holds = by_path(last.global_consensus), hosts_mean(last.sending.error)
     for path, mean in thetas.items():
         wanted = mean + held[path]
         np.testing.assert_allclose(ends[path] + holds[path], wanted, atol=1e-5)

@@ -205,7 +205,7 @@ def test_counting_inside_the_program_equals_saying_when():
     for sync, kind in schedule:
         left = own(*left)
         right = told(*right, sync=sync, kind=kind)
-    assert bool(left[1].is_frozen) and int(left[1].num_rounds) == 3
+    assert bool(left[1].channels.is_frozen) and int(left[1].num_rounds) == 3
     assert_close(left, right, 1e-6)
 
 

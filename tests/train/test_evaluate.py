@@ -278,7 +278,7 @@ def test_normalisation_is_that_of_the_manifest(exported, monkeypatch):
         (("--workdir={run}", "--out={tmp}/m", "--step=x"), "step"),
         (("--workdir={run}", "--out={tmp}/m", "stray"), "'stray' is not understood"),
         (("--workdir={run}", "--out={tmp}/m", "--step=5"), "no checkpoint of step 5"),
-        (("--workdir={tmp}", "--out={tmp}/m"), "environment.json cannot be read"),
+        (("--workdir={tmp}", "--out={tmp}/m"), "environment.json is missing"),
         (("--workdir={run}", "--out={run}"), "choose another folder"),
         (("--workdir={run}", "--out={exported}"), "holds an export already"),
     ],
