@@ -112,8 +112,6 @@ def write(values: jax.Array, wire: Wire) -> jax.Array:
     Returns:
       [wire.num_carriers(n)] of the carrier type.
     """
-    if not wire.is_narrow:
-        return values
     block = wire.format.block
     padded = jnp.pad(values, (0, -values.size % block))
     return wire.format.encode(padded.reshape(-1, block), None).ravel()
@@ -121,9 +119,8 @@ def write(values: jax.Array, wire: Wire) -> jax.Array:
 
 def read(message: jax.Array, num_elements: int, wire: Wire) -> jax.Array:
     """Inverse of `write` up to its rounding: float32[num_elements]."""
-    if wire.is_narrow:
-        message = wire.format.decode(message.reshape(-1, wire.format.width)).ravel()
-    return message[:num_elements]
+    blocks = message.reshape(-1, wire.format.width)
+    return wire.format.decode(blocks).ravel()[:num_elements]
 
 
 def add_to_part(rows: jax.Array, part: jax.Array, index: jax.Array | int) -> jax.Array:

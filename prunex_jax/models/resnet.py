@@ -180,9 +180,7 @@ class _BasicBlock(nnx.Module):
         self.norm1 = BatchNorm(inner, form)
         self.conv2 = Conv(inner, spec.out, 3, form, rngs=rngs)
         self.norm2 = BatchNorm(spec.out, form)
-        self.shortcut = (
-            _Shortcut(c_in, spec, form, rngs) if spec.has_projection else None
-        )
+        self.shortcut = _shortcut(c_in, spec, form, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = relu(self.norm1(self.conv1(x)))
@@ -202,9 +200,7 @@ class _Bottleneck(nnx.Module):
         self.norm2 = BatchNorm(second, form)
         self.conv3 = Conv(second, spec.out, 1, form, rngs=rngs)
         self.norm3 = BatchNorm(spec.out, form)
-        self.shortcut = (
-            _Shortcut(c_in, spec, form, rngs) if spec.has_projection else None
-        )
+        self.shortcut = _shortcut(c_in, spec, form, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = relu(self.norm1(self.conv1(x)))
