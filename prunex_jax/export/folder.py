@@ -113,6 +113,7 @@ def export_model(
     about: Mapping[str, Any] | None = None,
     fixed_batch: bool = False,
     platforms: Sequence[str] = PLATFORMS,
+    in_float32: Callable[..., PyTree] | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes a function and its parameters as a folder that runs without this package.
@@ -129,6 +130,8 @@ def export_model(
       about: Further sections of the manifest, JSON-able.
       fixed_batch: Export for the shapes of the inputs only.
       platforms: Lower for these, where that is possible.
+      in_float32: `apply` with activations in float32, if it computes in bfloat16;
+        `make_program` proves on it what rounding would hide.
       overwrite: Replace an earlier export. Nothing else is ever replaced.
     Returns:
       The manifest.
@@ -156,7 +159,12 @@ def export_model(
     arrays = flat_arrays(params)
     _check_storable(arrays)
     program = make_program(
-        apply, params, inputs, fixed_batch=fixed_batch, platforms=platforms
+        apply,
+        params,
+        inputs,
+        fixed_batch=fixed_batch,
+        platforms=platforms,
+        in_float32=in_float32,
     )
     try:
         with whole_folder(path) as unfinished:

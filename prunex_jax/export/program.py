@@ -15,6 +15,7 @@ export.html#compatibility-guarantees says. The arrays have no such limit.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,6 +80,7 @@ def make_program(
     *,
     fixed_batch: bool = False,
     platforms: Sequence[str] = PLATFORMS,
+    in_float32: Callable[..., PyTree] | None = None,
 ) -> SerializedProgram:
     """Traces a function and lowers it.
 
@@ -93,6 +95,7 @@ def make_program(
       fixed_batch: Keep all shapes as they are.
       platforms: Lower for these; those that fail are left out, but for that of the
         current device.
+      in_float32: `apply` without its rounding to fewer digits, to prove things on.
     Returns:
       The program, called as (flat_arrays(params), *inputs).
     Raises:
@@ -119,7 +122,7 @@ def make_program(
                     "must be traceable by jax.jit with these parameters and inputs, "
                     "and use operations that jax.export allows"
                 ) from error
-            mapped = _mapped_over_examples(apply, params, inputs)
+            mapped = _mapped_over_examples(apply, params, inputs, in_float32 or apply)
             if mapped is None or not _is_possible(lower, mapped, shapes):
                 raise fixed_batch_error(error) from error
             exported, is_mapped = lower(mapped, shapes), True
@@ -335,7 +338,10 @@ def one_more(inputs: Sequence[PyTree]) -> list[PyTree] | None:
 
 
 def _mapped_over_examples(
-    apply: Callable[..., PyTree], params: PyTree, inputs: Sequence[PyTree]
+    apply: Callable[..., PyTree],
+    params: PyTree,
+    inputs: Sequence[PyTree],
+    proven: Callable[..., PyTree],
 ) -> Callable[..., PyTree] | None:
     """Makes a function of a batch from what it computes of single examples.
 
@@ -343,23 +349,24 @@ def _mapped_over_examples(
       apply: (params, *inputs) -> any tree of arrays with a batch in front.
       params: Arrays.
       inputs: Arrays to prove on that it is the same function.
+      proven: What it is proven of: `apply`, or the same in float32.
     Returns:
       A function of the same arguments that traces `apply` for one example whatever the
       batch; None if it is not the same, or nothing is there to prove it with.
     Example:
       >>> apply = lambda params, x: x * params
-      >>> mapped = _mapped_over_examples(apply, 2.0, [np.ones((3, 2))])
+      >>> mapped = _mapped_over_examples(apply, 2.0, [np.ones((3, 2))], apply)
       >>> mapped(2.0, np.ones((5, 2))).shape
       (5, 2)
       >>> apply = lambda params, x: x - x.mean(0, keepdims=True)
-      >>> _mapped_over_examples(apply, 2.0, [np.eye(3)]) is None
+      >>> _mapped_over_examples(apply, 2.0, [np.eye(3)], apply) is None
       True
     """
     leaves = jax.tree.leaves((params, list(inputs)))
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         return None
 
-    def mapped(params: PyTree, *inputs: PyTree) -> PyTree:
+    def mapped(apply: Callable[..., PyTree], params: PyTree, *inputs: PyTree) -> PyTree:
         axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, inputs)
         batched = jax.tree.map(lambda x: bool(np.ndim(x)), inputs)
 
@@ -373,8 +380,8 @@ def _mapped_over_examples(
 
     try:
         same = certify(
-            apply,
-            mapped,
+            proven,
+            functools.partial(mapped, proven),
             params,
             params,
             one_more(inputs) or [],
@@ -384,7 +391,7 @@ def _mapped_over_examples(
         )
     except Exception:
         return None
-    return mapped if same.is_equal else None
+    return functools.partial(mapped, apply) if same.is_equal else None
 
 
 def fixed_batch_error(error: Exception) -> UserError:

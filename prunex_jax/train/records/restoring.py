@@ -4,6 +4,7 @@ Also where it had another number of hosts. Its folder is only read.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from prunex_jax.base.files import expanded, read_object
 from prunex_jax.base.trees import PyTree
 from prunex_jax.export.folder import export_model
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, make_topology
+from prunex_jax.models import Model
 from prunex_jax.shrink import (
     Certificate,
     Cut,
@@ -155,15 +157,14 @@ class TrainedNetwork:
         Raises:
           UserError: The cut is not exact, or the export cannot be written.
         """
-        experiment, shrunk = self.experiment, self.shrunk
-        model, workdir = shrunk.model, self.workdir
+        experiment, shrunk, workdir = self.experiment, self.shrunk, self.workdir
 
-        def apply(tree: PyTree, inputs: PyTree) -> jax.Array:
+        def apply(model: Model, tree: PyTree, inputs: PyTree) -> jax.Array:
             return model.apply(tree["params"], tree["statistics"], inputs)
 
         return export_model(
             folder,
-            apply,
+            functools.partial(apply, shrunk.model),
             {"params": shrunk.params, "statistics": shrunk.statistics},
             [comparison_inputs(experiment.task)],
             certificate=self.certify(),
@@ -179,6 +180,7 @@ class TrainedNetwork:
                 "metrics": _metrics(workdir, self.step),
                 "config": config_to_dict(resolve_config(_read_json(workdir / CONFIG))),
             },
+            in_float32=functools.partial(apply, shrunk.model.in_float32()),
             overwrite=overwrite,
         )
 
