@@ -184,7 +184,7 @@ def method_call(recipe: Recipe, config: MethodConfig) -> tuple[Call, int]:
         result, state = run(params, state)
         jax.block_until_ready((result, state))
 
-    return call, method.sync_period or 1
+    return call, 1 if method.sync is None else method.sync.period
 
 
 def draw(shapes: PyTree, seed: int) -> PyTree:

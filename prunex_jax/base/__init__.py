@@ -7,6 +7,7 @@ files        whole files and folders, digests, the lock of a run folder
 signals      handlers, and the request to stop
 trees        leaves of a tree by path
 jaxprs       programs inside programs
+sync         the steps after which hosts meet
 timing       calls timed in turn
 environment  versions, devices, source revision
 """

@@ -279,14 +279,14 @@ def _step_seconds(experiment: Experiment, batch: Batch) -> float:
         state = programs.prepare(state, (batch,) * method.preparation.num_batches)
     taught = _taught(experiment, state)
     total, kinds = 0.0, late_options(method)
-    for options in kinds:
+    for share, options in kinds:
         programs.local_step.compile(state, taught(batch), **options)
 
         def step(state: Any, options: Mapping[str, Any] = options) -> Any:
             return programs.local_step(state, taught(batch), **options)[0]
 
         seconds, state = _timed(step, state)
-        total += seconds / len(kinds)
+        total += share * seconds
     if method.rounds is None or method.is_streaming:
         return total
     counts = tuple(sorted(_keep_counts(experiment).items()))
@@ -295,7 +295,7 @@ def _step_seconds(experiment: Experiment, batch: Batch) -> float:
     seconds, _ = _timed(
         lambda state: programs.exchange(state, keep_counts=counts, kind="frozen"), state
     )
-    return total + seconds / method.sync_period
+    return total + seconds * method.rounds.sync.rounds_per_step
 
 
 def _taught(experiment: Experiment, state: TrainState) -> Callable[[Batch], Batch]:

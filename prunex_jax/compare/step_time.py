@@ -47,14 +47,14 @@ def steady_traffic(
     kinds = late_options(method)
     if method.is_streaming and keep_counts:
         fixed = tuple(sorted(keep_counts.items()))
-        kinds = [{**kind, "keep_counts": fixed} for kind in kinds]
+        kinds = [(share, {**kind, "keep_counts": fixed}) for share, kind in kinds]
     parts = [
-        (1 / len(kinds), step_collectives(method, shapes, mesh_shape, **kind))
-        for kind in kinds
+        (share, step_collectives(method, shapes, mesh_shape, **kind))
+        for share, kind in kinds
     ]
     if method.rounds is not None and not method.is_streaming:
         sent = exchange_collectives(method, shapes, mesh_shape, keep_counts)
-        parts.append((1 / method.sync_period, sent))
+        parts.append((method.rounds.sync.rounds_per_step, sent))
     slow = next(iter(mesh_shape))
     return Traffic(
         sum(share * wire_bytes(sent, mesh_shape)[slow] for share, sent in parts),
@@ -62,8 +62,20 @@ def steady_traffic(
     )
 
 
-def late_options(method: Method) -> list[dict[str, Any]]:
-    """Lists the static options of late steps, over one period of their pattern."""
+def late_options(method: Method) -> list[tuple[float, dict[str, Any]]]:
+    """Lists the static options of late steps, each once with its share of the steps.
+
+    Those of one period of their pattern; where rounds follow the learning rate, those
+    of the whole run.
+    """
+    ends = () if method.sync is None else method.sync.ends
+    at = method.step_options.at
+    kinds = [at(step) for step in range(ends[-1])] if ends else _one_period(method)
+    distinct = [kind for place, kind in enumerate(kinds) if kinds.index(kind) == place]
+    return [(kinds.count(kind) / len(kinds), kind) for kind in distinct]
+
+
+def _one_period(method: Method) -> list[dict[str, Any]]:
     kinds = [method.step_options.at(_LATE + step) for step in range(_WINDOW)]
     for period in range(1, _WINDOW // 2 + 1):
         if kinds[period:] == kinds[:-period]:

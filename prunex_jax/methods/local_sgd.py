@@ -19,7 +19,7 @@ from prunex_jax.methods.method import Method, MethodRow, Recipe, Variant
 class LocalSgdConfig:
     """Local steps, and an outer step of the mean."""
 
-    # Steps between exchanges over the host axis.
+    # Steps between exchanges over the host axis; the fewest, by another `sync_rule`.
     sync_period: int = setting(8, at_least=1)
     # Outer step and Nesterov momentum; None takes those of the method: 1 and 0 for
     # local_sgd, 0.7 and 0.9 for diloco, or what rounds.outer=law says.
@@ -54,6 +54,7 @@ def make_diloco(recipe: Recipe) -> Method:
 def core_of(recipe: Recipe, outer_step: float, outer_momentum: float) -> Hsadmm:
     """The core as the settings say, and where they leave it to the method."""
     config: LocalSgdConfig = recipe.settings
+    sync = recipe.sync(config.sync_period)
     outer = {"outer_step": outer_step, "outer_momentum": outer_momentum}
     if recipe.config.rounds.outer == "law":
         outer = {}
@@ -63,11 +64,11 @@ def core_of(recipe: Recipe, outer_step: float, outer_momentum: float) -> Hsadmm:
         recipe.inner,
         groups=(),
         keep_counts={},
-        parameters=preset("reset", config.sync_period, **outer, **rounds_of(recipe)),
-        sync_period=config.sync_period,
+        parameters=preset("reset", sync.period, **outer, **rounds_of(recipe)),
+        sync=sync,
         axes=recipe.axes,
         learning_rate=recipe.learning_rate,
-        streaming=streaming_of(recipe.config, config.sync_period),
+        streaming=streaming_of(recipe.config, sync),
         slicing=recipe.slicing,
     )
 

@@ -5,9 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import OptimizerConfig, setting
+from prunex_jax.base.sync import SyncSchedule, quadratic_schedule
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup
 from prunex_jax.comm import (
@@ -43,8 +46,14 @@ Prepare = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class RoundsConfig:
-    """What the rounds of hsadmm, local_sgd and diloco send, and in which parts."""
+    """When hsadmm, local_sgd and diloco have rounds, and what these send."""
 
+    # constant (every sync_period steps) | quadratic (rarer as the learning rate falls:
+    # every (alpha / rate)^2 steps, and at least sync_period).
+    sync_rule: Literal["constant", "quadratic"] = "constant"
+    # alpha of the quadratic rule; None: the largest rate times sqrt(sync_period), so
+    # that only rounds at that rate are as short as sync_period.
+    sync_alpha: float | None = setting(None, above=0)
     # What remains, until the next round, of what a host has not sent: numbers that are
     # not among the largest, and what the wire rounds away. 0 keeps nothing, and rounds
     # stochastically. None: 1 with top_k, 0.95 with int2 alone, else 0.
@@ -119,8 +128,8 @@ class Recipe:
       shapes: Shape of every parameter by path.
       axes: Mesh axes.
       total_steps: Length of the run.
-      fade_steps: Steps over which channels fade before they are removed; 0 if they do
-        not.
+      fade_steps: Steps over which channels fade before they are removed; none if they
+        do not.
       criterion: What hsadmm ranks channels by.
       optimizer: Settings of the inner optimizer, for methods that do part of its work.
       settings: The method's own settings; `make_method` takes them from `config`.
@@ -136,7 +145,7 @@ class Recipe:
     shapes: Mapping[str, tuple[int, ...]]
     axes: MeshAxes = dataclasses.field(default_factory=MeshAxes)
     total_steps: int = 0
-    fade_steps: int = 0
+    fade_steps: range = range(0)
     criterion: Criterion = "norm"
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     settings: Any = None
@@ -150,6 +159,23 @@ class Recipe:
     def placed(self, placement: Placement) -> Placement:
         """Where a part of the state lies that is like the parameters."""
         return placement if self.slicing is None else IN_SLICES[placement]
+
+    def sync(self, period: int) -> SyncSchedule:
+        """When rounds of at least so many steps end, by the rule of the settings.
+
+        Raises:
+          UserError: A number for another rule, or a rule without learning rates.
+        """
+        rounds = self.config.rounds
+        if rounds.sync_rule == "quadratic":
+            rates = jax.vmap(self.learning_rate)(jnp.arange(self.total_steps))
+            return quadratic_schedule(rates.tolist(), period, rounds.sync_alpha)
+        if rounds.sync_alpha is not None:
+            raise UserError(
+                f"method.rounds.sync_alpha={rounds.sync_alpha:g} is for the quadratic "
+                "rule: set method.rounds.sync_rule='quadratic' too, or leave it out"
+            )
+        return SyncSchedule(period)
 
     @property
     def wire(self) -> Wire:
@@ -280,7 +306,7 @@ class Rounds:
     """What a method exchanges beside its steps.
 
     Attributes:
-      period: Steps between exchanges.
+      sync: When there are exchanges.
       exchange: What happens then. A program of its own.
       is_streaming: Whether steps exchange what rounds would while masks stay, one part
         after the other, as `StepOptions` say. Then update also takes keep_counts as an
@@ -288,7 +314,7 @@ class Rounds:
         and at the end.
     """
 
-    period: int
+    sync: SyncSchedule
     exchange: Exchange
     is_streaming: bool = False
 
@@ -373,9 +399,9 @@ class Method:
     inner: InnerState = InnerState()
 
     @property
-    def sync_period(self) -> int:
-        """Steps between rounds; 0 if there are none beside the steps."""
-        return 0 if self.rounds is None else self.rounds.period
+    def sync(self) -> SyncSchedule | None:
+        """When rounds end; None if there are none beside the steps."""
+        return None if self.rounds is None else self.rounds.sync
 
     @property
     def is_streaming(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import check_settings
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.sparsity.quanta import read_multiples
 from prunex_jax.sparsity.settings import SparsityConfig
 
@@ -86,7 +87,7 @@ def validate_sparsity(config: SparsityConfig) -> None:
 
 
 def density_stairs(
-    config: SparsityConfig, total_steps: int, sync_period: int
+    config: SparsityConfig, total_steps: int, sync: SyncSchedule
 ) -> tuple[Stage, ...]:
     """Lays out the stages of a run.
 
@@ -100,15 +101,15 @@ def density_stairs(
     copies settle on it before it is frozen. With `path` "fade" there is one stair, of
     the final density, in which rounds shrink what the freeze will remove.
 
-    Every stage starts at a multiple of `sync_period`, rounded up, so that whole rounds
-    have one density. Where that leaves no room for all stairs, later ones replace
+    Every stage starts where a round ends, rounded up, so that whole rounds have one
+    density. Where that leaves no room for all stairs, later ones replace
     earlier ones that start at the same step; the frozen stage always gets at least one
     full round, earlier than `freeze_share` if need be.
 
     Args:
       config: Settings; sparsity 0 gives one dense stage, frozen from the start.
       total_steps: Length of the run.
-      sync_period: Steps between rounds.
+      sync: When rounds end.
     Returns:
       Stages by strictly rising `start_step`, the first at 0, the last frozen at density
       1 - sparsity.
@@ -117,7 +118,7 @@ def density_stairs(
         happens.
     Example:
       >>> config = SparsityConfig(sparsity=0.5, num_stairs=2)
-      >>> for stage in density_stairs(config, total_steps=100, sync_period=4):
+      >>> for stage in density_stairs(config, 100, SyncSchedule(4)):
       ...     print(stage.start_step, stage.density, stage.is_frozen)
       0 1.0 False
       12 0.5625 False
@@ -128,22 +129,21 @@ def density_stairs(
       Zhu and Gupta, To prune, or not to prune, 2017, arXiv:1710.01878 (the cubic).
     """
     validate_sparsity(config)
-    if sync_period < 1:
-        raise UserError(f"sync_period = {sync_period} must be at least 1")
     if total_steps < 1:
         raise UserError(f"a run of {total_steps} steps is empty; give it at least 1")
     if config.sparsity == 0.0:
         return (Stage(0, 1.0, True),)
-    if total_steps < sync_period:
+    last_end = sync.start_of(total_steps)
+    if not last_end:
         raise UserError(
             f"a run of {total_steps} steps has no round with sync_period = "
-            f"{sync_period}, so nothing would be pruned; train longer or lower it"
+            f"{sync.end_of(0)}, so nothing would be pruned; train longer or lower it"
         )
 
     def start_of(share: float) -> int:
-        return step_of_share(share, total_steps, sync_period)
+        return step_of_share(share, total_steps, sync)
 
-    last_start = (total_steps // sync_period - 1) * sync_period
+    last_start = sync.start_of(last_end - 1)
     freeze_step = min(start_of(config.freeze_share), last_start)
     densities = {0: 1.0}
     span = config.freeze_share - config.start_share
@@ -159,35 +159,38 @@ def density_stairs(
     return (*stairs, Stage(freeze_step, 1.0 - config.sparsity, True))
 
 
-def fade_steps(config: SparsityConfig, total_steps: int) -> int:
-    """Steps over which channels that will be removed fade; 0 where they do not.
+def fade_steps(config: SparsityConfig, total_steps: int) -> range:
+    """Steps over which channels that will be removed fade; none where they do not.
 
     Example:
       >>> config = SparsityConfig(path='fade', start_share=0.2, freeze_share=0.25)
       >>> fade_steps(config, 1000)
-      50
+      range(200, 250)
     """
     if config.path != "fade":
-        return 0
-    return max(1, round((config.freeze_share - config.start_share) * total_steps))
+        return range(0)
+    start = round(config.start_share * total_steps)
+    count = round((config.freeze_share - config.start_share) * total_steps)
+    return range(start, start + max(1, count))
 
 
-def step_of_share(share: float, total_steps: int, sync_period: int) -> int:
+def step_of_share(share: float, total_steps: int, sync: SyncSchedule) -> int:
     """Turns a share of a run into a step between two rounds, rounded up.
 
     Args:
       share: In [0, 1].
       total_steps: Length of the run.
-      sync_period: Steps between rounds.
+      sync: When rounds end.
     Returns:
-      A multiple of `sync_period`, beyond the end of the run if need be.
+      Where a round ends, beyond the end of the run if need be.
     Example:
-      >>> step_of_share(0.1, 1000, 4), step_of_share(0.5, 26, 4)
+      >>> sync = SyncSchedule(4)
+      >>> step_of_share(0.1, 1000, sync), step_of_share(0.5, 26, sync)
       (100, 16)
     """
     # The slack absorbs products such as 0.1 * 1000 = 100.00000000000001.
-    step = math.ceil(share * total_steps - 1e-9)
-    return math.ceil(step / sync_period) * sync_period
+    step = max(0, math.ceil(share * total_steps - 1e-9))
+    return sync.at_or_after(step)
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> Stage:

@@ -372,10 +372,10 @@ def _what_its_method_sends(experiment: Experiment) -> list[str]:
             f"method    {method.name}: hosts exchange nothing and train networks of "
             "their own; this shows the speed without exchanges, not a way to train"
         ]
-    when = f"every {plan.sync_period} steps" if plan.sync_period else "every step"
+    when = str(plan.sync or "every step")
     if method.is_streaming:
         when += ", in parts while masks stay"
-    if plan.sync_period and method.pruning.in_rounds:
+    if plan.sync and method.pruning.in_rounds:
         stages = ", ".join(
             f"{stage.density:.3g}{' frozen' if stage.is_frozen else ''} from step "
             f"{stage.start_step}"

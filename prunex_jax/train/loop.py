@@ -355,7 +355,7 @@ class Loop:
             self._exchange(due)
             return
         method = current.method
-        if not method.sync_period and method.payload.elements(position.keep_counts):
+        if method.sync is None and method.payload.elements(position.keep_counts):
             self._move(num_rounds=position.num_rounds + 1)  # Every step is one.
 
     def _exchange(self, due: Round) -> None:

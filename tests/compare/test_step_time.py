@@ -38,7 +38,8 @@ def test_steady_traffic_is_what_formulas_say(recipe, name):
     traffic = steady_traffic(method, own.shapes, MESH, counts)
     sent = formulas.exchange(MESH, counts, "frozen") or formulas.step(MESH)
     wanted = wire_bytes(sent, MESH)["host"]
-    assert traffic.host_bytes == wanted / max(1, method.sync_period)
+    share = method.sync.rounds_per_step if method.sync else 1
+    assert traffic.host_bytes == wanted * share
     assert (traffic.hops > 0) == (name != "none")
 
 

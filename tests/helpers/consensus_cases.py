@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.channels import ChannelGroup, ChannelSlice
 from prunex_jax.comm import TopK
 from prunex_jax.mesh import ALONE, leave, specs_of, vary
@@ -126,7 +127,7 @@ def quadratic(params, target):
 
 def make_core(form="recommended", level="gradient", on_mesh=True, inner=None, **kwargs):
     settings = {
-        "sync_period": SYNC_PERIOD,
+        "sync": SyncSchedule(SYNC_PERIOD),
         "learning_rate": LEARNING_RATE,
         "device_level": level,
         "axes": MESH if on_mesh else ALONE,
@@ -149,7 +150,7 @@ def specs_for(core):
 
 
 def local_steps(core, params, state, target):
-    for _ in range(core.sync_period):
+    for _ in range(core.sync.period):
         grads = jax.grad(quadratic)(vary(params, AXES), target)
         updates, state = core.local_update(grads, state, params)
         params = optax.apply_updates(params, updates)

@@ -293,7 +293,7 @@ class Runner:
 
     def round(self, state, batch, kind, counts):
         state = jax.tree.map(jnp.copy, state)  # the trainer's programs take theirs over
-        for _ in range(self.method.sync_period or 2):
+        for _ in range(self.method.sync.period if self.method.sync else 2):
             state = self.step(state, batch)
         if self.method.rounds is None:
             return state
@@ -457,7 +457,7 @@ def test_formula_bytes_of_every_variant_of_the_table(variant):
 @pytest.mark.parametrize("row", ["hsadmm per device", "hsadmm top_k"])
 def test_formula_bytes_while_channels_fade(row):
     """Until the freeze all channels are sent, and no fewer than the formula says."""
-    runner = Runner(row, (2, 4), fade_steps=8)
+    runner = Runner(row, (2, 4), fade_steps=range(8))
     check_formula_bytes(runner)
     mesh_shape = {"host": 2, "device": 4}
     formula = runner.formulas.exchange
@@ -603,7 +603,7 @@ def test_in_the_limit_a_method_is_dense(name, shape):
         runner = runner_of(row, shape)
         state, targets = runner.init(), batch_of(_targets(4))
         for _ in range(5):
-            for _ in range(runner.method.sync_period or 1):
+            for _ in range(runner.method.sync.period if runner.method.sync else 1):
                 state = runner.step(state, targets)
             if runner.method.rounds is not None:
                 state = runner.exchange(state, "frozen", FULL)

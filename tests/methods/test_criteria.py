@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of, mask_channels
 from prunex_jax.methods.hsadmm import HsadmmParameters
@@ -153,7 +154,7 @@ def test_the_state_holds_one_number_per_channel_where_it_must(criterion):
 
 def test_streaming_counts_every_step_once():
     """Steps that send and steps that do not add to the same mean."""
-    streaming = Streaming(sync_period=2, num_fragments=2, delay=1)
+    streaming = Streaming(SyncSchedule(2), num_fragments=2, delay=1)
     cores = [
         make_core(form_of("taylor"), on_mesh=False, streaming=given)
         for given in (None, streaming)

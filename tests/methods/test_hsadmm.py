@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import layouts_of, mask_channels
 from prunex_jax.comm import Wire
@@ -286,7 +287,7 @@ def test_one_copy_without_pull_is_the_inner_optimizer_exactly():
 
 
 def test_reset_after_every_plain_step_is_dense_averaging():
-    core = make_core("reset", inner=optax.sgd(LEARNING_RATE), sync_period=1)
+    core = make_core("reset", inner=optax.sgd(LEARNING_RATE), sync=SyncSchedule(1))
     targets = targets_of((4, 1))
     params, state = run_rounds(core, (4, 1), targets, [("frozen", FULL)] * 3)[-1]
     plain = START
@@ -459,7 +460,7 @@ def test_arguments_that_cannot_work_are_refused():
     for match, make in (
         ("keep_counts and groups differ in b", lambda: hsadmm(sgd, GROUPS, {"a": 1})),
         ("outside", lambda: hsadmm(sgd, GROUPS, {"a": 9, "b": 1})),
-        ("sync_period=0", lambda: hsadmm(sgd, GROUPS, FINAL, sync_period=0)),
+        ("sync_period = 0", lambda: hsadmm(sgd, GROUPS, FINAL, sync_period=0)),
         ("device_level='host'", lambda: make_core(level="host")),
         ("learning_rate", lambda: hsadmm(sgd, GROUPS, FINAL, parameters="paper")),
         ("did you mean 'paper'", lambda: preset("papr", 4)),

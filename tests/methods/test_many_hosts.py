@@ -52,7 +52,7 @@ def test_formula_bytes_are_traced_bytes(recipe, title):
                 step_collectives(method, own.shapes, mesh_shape, **options),
                 formulas.step(mesh_shape, **options),
             )
-            for options in late_options(method)
+            for _, options in late_options(method)
         ]
     else:
         found = exchange_collectives(method, own.shapes, mesh_shape, counts)

@@ -6,6 +6,7 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.comm import Wire, wire_bytes
 from prunex_jax.mesh import leave, vary
@@ -36,6 +37,7 @@ from tests.helpers.formulas.methods import formulas_of
 from tests.methods import test_contract as contract
 
 PERIOD, NUM_STEPS, SHAPE = 4, 10, (2, 2)
+SYNC = SyncSchedule(PERIOD)
 # Largest leaf first, each to the smallest fragment.
 FRAGMENTS = {
     1: (("a/kernel", "b/kernel", "free"),),
@@ -46,9 +48,9 @@ FORM = HsadmmParameters().replace(outer_step=0.8, outer_momentum=0.4)
 # Streaming, level, and whether half of the channels are gone: at the end of a step,
 # beside the next one, with several fragments under way at once.
 CASES = {
-    "no delay": (Streaming(PERIOD, 2, 0, 0.0), "gradient", True),
-    "beside a step": (Streaming(PERIOD, 3, 1, 0.5), "consensus", False),
-    "long delay": (Streaming(PERIOD, 3, 3, 0.25), "gradient", True),
+    "no delay": (Streaming(SYNC, 2, 0, 0.0), "gradient", True),
+    "beside a step": (Streaming(SYNC, 3, 1, 0.5), "consensus", False),
+    "long delay": (Streaming(SYNC, 3, 3, 0.25), "gradient", True),
 }
 
 
@@ -90,7 +92,7 @@ def run_steps(core, is_pruned, num_steps=NUM_STEPS, held=0.0):
 
 
 def streaming_core(streaming, level="gradient", form=FORM):
-    return make_core(form, level, sync_period=PERIOD, streaming=streaming)
+    return make_core(form, level, sync=SYNC, streaming=streaming)
 
 
 def by_path(tree):
@@ -209,9 +211,9 @@ def test_fragments_follow_the_equations(case):
 @pytest.mark.slow
 def test_the_last_fragment_is_sent_as_whole_rounds_are():
     """Leaves do not interact here, so they go as without streaming."""
-    core = streaming_core(Streaming(PERIOD, 2, 0, 0.0))
+    core = streaming_core(Streaming(SYNC, 2, 0, 0.0))
     found = run_steps(core, is_pruned=False, num_steps=2 * PERIOD)
-    whole = make_core(FORM, sync_period=PERIOD)
+    whole = make_core(FORM, sync=SYNC)
     rounds = run_rounds(whole, SHAPE, targets_of(SHAPE), [("frozen", FULL)] * 2)
     for number, (_, state) in enumerate(rounds, 1):
         z = flatten_by_path(state.global_consensus)
@@ -224,7 +226,7 @@ def test_the_last_fragment_is_sent_as_whole_rounds_are():
 @pytest.mark.slow
 def test_what_narrow_formats_round_away_is_sent_later():
     """z and what hosts still hold add up to what copies were when they were sent."""
-    streaming = Streaming(PERIOD, 2, delay=3, mixing=0.5)
+    streaming = Streaming(SYNC, 2, delay=3, mixing=0.5)
     form = HsadmmParameters().replace(wire=Wire("int4"), error_decay=1.0)
     core = streaming_core(streaming, form=form)
     history = run_steps(core, is_pruned=False, held=0.01)
@@ -309,7 +311,7 @@ def test_what_is_beside_a_step_does_not_wait_for_its_gradients():
     """The sum over hosts may begin at once: no number of it depends on a gradient."""
 
     def is_poisoned(delay):
-        core = streaming_core(Streaming(PERIOD, 1, delay, 0.5))
+        core = streaming_core(Streaming(SYNC, 1, delay, 0.5))
         placements, specs = specs_for(core)
 
         def step(start):
@@ -363,4 +365,4 @@ def test_what_has_no_room_in_a_period_is_refused(rounds, match):
 @pytest.mark.parametrize("name", ["leaky", "paper"])
 def test_forms_with_duals_are_refused(name):
     with pytest.raises(UserError, match="needs whole rounds"):
-        streaming_core(Streaming(PERIOD, 2), form=preset(name, PERIOD))
+        streaming_core(Streaming(SYNC, 2), form=preset(name, PERIOD))

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.data.tokenizer import NUM_BYTES
 from prunex_jax.methods import METHODS, table
 from prunex_jax.models import make_language_model, make_model
@@ -51,8 +52,8 @@ def test_config_builds(path: Path) -> None:
         total = density * sum(sizes.values())
         # Multiples of 8 leave a few more of groups that are no multiple of 16.
         assert sum(counts.values()) == pytest.approx(total, rel=0.02)
-    period = config.method.hsadmm.sync_period
-    plan = make_round_plan(config.sparsity, 1000, period)
+    sync = SyncSchedule(config.method.hsadmm.sync_period)
+    plan = make_round_plan(config.sparsity, 1000, sync)
     assert plan.stages[-1].is_frozen
 
 

@@ -434,7 +434,7 @@ def check_bytes(settings, method, shape):
     batch = jax.eval_shape(
         lambda: jax.tree.map(jnp.asarray, split.evaluation_batch(np.arange(24)))
     )
-    for options in late_options(current.method):
+    for _, options in late_options(current.method):
         formula = formulas.step(mesh_shape, **options)
         found = programs.local_step.collectives(state, batch, **options)
         assert wire_bytes(found, mesh_shape) == wire_bytes(formula, mesh_shape)

@@ -365,6 +365,41 @@ def test_a_streamed_run_resumes_with_means_under_way():
     assert same_bits(run_one(experiment, checkpoints)[1], state)
 
 
+@pytest.mark.rotates
+@pytest.mark.parametrize("streaming", [{}, {"fragments": 2, "delay": 1}])
+def test_rounds_become_rarer_as_the_learning_rate_falls(streaming):
+    experiment = experiment_of(
+        optimizer={"schedule": "linear", "warmup_share": 0.1},
+        method={
+            "name": "hsadmm",
+            "hsadmm": {"sync_period": 2, "preset": "reset"},
+            "rounds": {"sync_rule": "quadratic", **streaming},
+        },
+        sparsity={
+            "start_share": 0.1,
+            "freeze_share": 0.2,
+            "shrink_share": 0.5,
+            "num_stairs": 1,
+        },
+        run={"steps": 24, "log_every_steps": 1, "checkpoint_every_steps": 1},
+    )
+    plan = experiment.current.plan
+    # The rate at step t is 1 - (t - 2) / 22 of its peak, from step 2 on.
+    assert plan.sync.ends == (2, 4, 6, 8, 11, 16, 31)
+    assert (plan.stages[-1].start_step, plan.shrink_step) == (6, 16)
+    checkpoints = Checkpoints([])
+    loop, state, _, _, rows = run_one(experiment, checkpoints)
+    sent = sent_by_step(rows)
+    exchanged = [step for step in sent if sent[step] > 1000]
+    # Fragments are sent in the step behind that which their part of a round ends with.
+    streamed = [2, 4, 6, 8, 9, 10, 12, 14, 16, 17, 24]
+    assert exchanged == (streamed if streaming else [*plan.sync.ends[:-1], 24])
+    assert loop.position.num_rounds == len(exchanged)
+    assert apart(state) == 0
+    checkpoints.saved = {13: checkpoints.saved[13]}
+    assert same_bits(run_one(experiment, checkpoints)[1], state)
+
+
 @pytest.mark.parametrize("bad_step", [-2, 0, 41])
 def test_a_step_that_cannot_be_is_a_wrong_sum_and_no_divergence(bad_step):
     report = Report({"loss": 1.0}, np.int32(bad_step), {})

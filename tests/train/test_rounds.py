@@ -3,6 +3,7 @@
 import pytest
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.sparsity.settings import SparsityConfig
 from prunex_jax.train.build.rounds import make_round_plan
 
@@ -14,16 +15,29 @@ CASES = [
     (SparsityConfig(sparsity=0.0), 20, 4),
     (SparsityConfig(), 40, 1),
     (SparsityConfig(path="fade", start_share=0.2, freeze_share=0.25), 400, 8),
+    (
+        SparsityConfig(num_stairs=4),
+        100,
+        SyncSchedule(2, (*range(2, 61, 2), 70, 88, 130)),
+    ),
 ]
+
+
+def sync_of(period):
+    """Rounds of so many steps; 0 for none."""
+    if isinstance(period, SyncSchedule):
+        return period
+    return SyncSchedule(period) if period else None
 
 
 @pytest.mark.parametrize(("config", "num_steps", "period"), CASES)
 def test_rounds_of_a_run(config, num_steps, period):
-    plan = make_round_plan(config, num_steps, period)
+    sync = sync_of(period)
+    plan = make_round_plan(config, num_steps, sync)
     rounds = {s: plan.round_after(s) for s in range(1, num_steps + 1)}
     due = {step: found for step, found in rounds.items() if found is not None}
-    whole = set(range(period, num_steps + 1, period))
-    assert set(due) == whole | {num_steps}, "a round every period, and one at the end"
+    whole = {step for step in range(1, num_steps + 1) if sync.is_due(step)}
+    assert set(due) == whole | {num_steps}, "whole rounds, and one at the end"
     kinds = [found.kind for found in due.values()]
     densities = [found.stage.density for found in due.values()]
     assert densities == sorted(densities, reverse=True), "density never rises"
@@ -40,12 +54,12 @@ def test_rounds_of_a_run(config, num_steps, period):
 
 
 def test_what_is_left_to_exchange_where_another_method_takes_over():
-    plain = make_round_plan(SparsityConfig(), 10, 4, prunes=False)
+    plain = make_round_plan(SparsityConfig(), 10, sync_of(4), prunes=False)
     assert [plain.round_to_leave(step) is None for step in (7, 8, 9)] == [0, 1, 0]
 
 
 def test_no_exchange_no_rounds():
-    plan = make_round_plan(SparsityConfig(), 10, 0)
+    plan = make_round_plan(SparsityConfig(), 10, None)
     assert all(plan.round_after(step) is None for step in range(11))
 
 
@@ -63,7 +77,7 @@ def test_no_exchange_no_rounds():
 def test_the_small_network_takes_over_after_a_round(
     config, num_steps, period, expected
 ):
-    plan = make_round_plan(config, num_steps, period)
+    plan = make_round_plan(config, num_steps, sync_of(period))
     assert plan.shrink_step == expected
     if expected is not None:
         kinds = [
@@ -77,4 +91,4 @@ def test_the_small_network_takes_over_after_a_round(
 
 def test_a_cut_that_leaves_no_step_is_refused():
     with pytest.raises(UserError, match=r"cut out after step 100 of 100"):
-        make_round_plan(SparsityConfig(shrink_share=0.99), 100, 4)
+        make_round_plan(SparsityConfig(shrink_share=0.99), 100, sync_of(4))

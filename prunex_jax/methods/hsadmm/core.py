@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup, Layouts, mask_channels
 from prunex_jax.comm import Slicing, check_local, mean_over_devices
@@ -52,7 +53,7 @@ class Hsadmm:
     groups: Sequence[ChannelGroup]
     keep_counts: Mapping[str, int]
     parameters: HsadmmParameters
-    sync_period: int = 4
+    sync: SyncSchedule
     device_level: DeviceLevel = "gradient"
     axes: MeshAxes = ALONE
     learning_rate: optax.ScalarOrSchedule | None = None
@@ -65,8 +66,6 @@ class Hsadmm:
         """Refuses arguments that cannot work, before anything is traced."""
         _check_counts(self.groups, self.keep_counts)
         _check_slices(self)
-        if self.sync_period < 1:
-            raise UserError(f"sync_period={self.sync_period} must be at least 1")
         if self.device_level not in ("gradient", "consensus"):
             raise UserError(
                 f"device_level={self.device_level!r} must be gradient or consensus"
@@ -289,7 +288,7 @@ class Hsadmm:
           state: The state.
           params: theta; required.
           sync: Static: whether a round follows. None lets the step count decide inside
-            the program, every `sync_period` steps.
+            the program, as `sync` says.
           keep_counts: Static K_g of this round; None takes the final ones.
           kind: Static kind of the round. None lets the round count decide inside the
             program: moving before `freeze_round`, then freeze, then frozen.
@@ -321,7 +320,7 @@ class Hsadmm:
             return optax.tree.cast_like(optax.tree.sub(moved, params), updates), state
 
         if sync is None:
-            is_due = state.num_steps % self.sync_period == 0
+            is_due = self.sync.is_due_after(state.num_steps)
             return jax.lax.cond(is_due, round_, lambda x: x, (updates, state))
         return round_((updates, state)) if sync else (updates, state)
 
@@ -446,7 +445,7 @@ def hsadmm(
     groups: Sequence[ChannelGroup],
     keep_counts: Mapping[str, int],
     *,
-    sync_period: int = 4,
+    sync_period: int | SyncSchedule = 4,
     parameters: HsadmmParameters | str = "recommended",
     device_level: DeviceLevel = "gradient",
     axes: MeshAxes = ALONE,
@@ -468,7 +467,8 @@ def hsadmm(
       inner: The local optimizer, learning rate included.
       groups: Channel groups of the parameters, from `channels.trace_channels`.
       keep_counts: Static K_g of every group, by name.
-      sync_period: Local steps per round.
+      sync_period: Local steps per round, or when rounds end, as `quadratic_schedule`
+        says.
       parameters: The form: a name from `presets.PRESETS`, or the numbers.
       device_level: "gradient" averages gradients over the devices of a host in every
         step; "consensus" gives every device its own copy and dual.
@@ -516,14 +516,17 @@ def hsadmm(
       outside the momentum, an outer Nesterov step in place of duals. Channels are
       agreed on by summing scores over hosts; the paper's rule is not public.
     """
+    sync = sync_period
+    if not isinstance(sync, SyncSchedule):
+        sync = SyncSchedule(sync)
     if isinstance(parameters, str):
-        parameters = preset(parameters, sync_period)
+        parameters = preset(parameters, sync.period)
     core = Hsadmm(
         inner,
         tuple(groups),
         dict(keep_counts),
         parameters,
-        sync_period,
+        sync,
         device_level,
         axes,
         learning_rate,

@@ -11,6 +11,7 @@ import optax
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import setting
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import kept_shape, layouts_of
 from prunex_jax.comm import TopK, Wire
@@ -50,7 +51,7 @@ class HsadmmConfig:
 
     # recommended | reset | leaky | paper: see presets.PRESETS.
     preset: str = "recommended"
-    # Steps between exchanges over the host axis.
+    # Steps between exchanges over the host axis; the fewest, by another `sync_rule`.
     sync_period: int = setting(4, at_least=1)
     # gradient (one copy per host) | consensus (one copy per device).
     device_level: DeviceLevel = "gradient"
@@ -100,16 +101,16 @@ def rounds_of(recipe: Recipe) -> dict[str, Any]:
 _FADED = 0.01
 
 
-def fade_of(num_steps: int, sync_period: int) -> float:
-    """What a round leaves of losing channels that fade over so many steps.
+def fade_of(steps: range, sync: SyncSchedule) -> float:
+    """What a round leaves of losing channels that fade over some steps.
 
     Example:
-      >>> round(fade_of(100, 10) ** 10, 6)
+      >>> round(fade_of(range(20, 120), SyncSchedule(10)) ** 10, 6)
       0.01
-      >>> fade_of(0, 10)
+      >>> fade_of(range(0), SyncSchedule(10))
       0.0
     """
-    return _FADED ** (sync_period / num_steps) if num_steps else 0.0
+    return _FADED ** (1 / sync.rounds_within(steps)) if steps else 0.0
 
 
 # What remains of copies that have gone on while a mean was under way: alpha of
@@ -118,13 +119,13 @@ _MIXING = 0.5
 
 
 def streaming_of(
-    method: MethodConfig, sync_period: int, left_by_rounds: float = 0.0
+    method: MethodConfig, sync: SyncSchedule, left_by_rounds: float = 0.0
 ) -> Streaming | None:
     """Whether rounds are in fragments; None if everything is exchanged at once.
 
     Args:
       method: The settings.
-      sync_period: Steps per round.
+      sync: When rounds would end.
       left_by_rounds: What whole rounds leave of the copies.
     Raises:
       UserError: Fragments or a delay for which a period has no room.
@@ -140,10 +141,10 @@ def streaming_of(
     mixing = rounds.mixing
     if mixing is None:
         mixing = _MIXING if rounds.delay else left_by_rounds
-    return Streaming(sync_period, rounds.fragments, rounds.delay, mixing)
+    return Streaming(sync, rounds.fragments, rounds.delay, mixing)
 
 
-def parameters_of(recipe: Recipe) -> HsadmmParameters:
+def parameters_of(recipe: Recipe, sync: SyncSchedule) -> HsadmmParameters:
     """The preset with what the settings change of it."""
     config: HsadmmConfig = recipe.settings
     rounds = rounds_of(recipe)
@@ -154,7 +155,7 @@ def parameters_of(recipe: Recipe) -> HsadmmParameters:
         momentum, step = momentum or 0.0, 1.0 if step is None else step
     return preset(
         config.preset,
-        config.sync_period,
+        sync.period,
         rho_device=config.rho_device,
         rho_host=config.rho_host,
         prox_strength=config.prox_strength,
@@ -162,7 +163,7 @@ def parameters_of(recipe: Recipe) -> HsadmmParameters:
         outer_step=step,
         outer_momentum=momentum,
         adapt=config.adapt,
-        fade=fade_of(recipe.fade_steps, config.sync_period),
+        fade=fade_of(recipe.fade_steps, sync),
         criterion=recipe.criterion,
         **rounds,
     )
@@ -180,18 +181,19 @@ def make_hsadmm(recipe: Recipe) -> Method:
 def core_of(recipe: Recipe) -> Hsadmm:
     """The core as the settings say."""
     config: HsadmmConfig = recipe.settings
-    parameters = parameters_of(recipe)
+    sync = recipe.sync(config.sync_period)
+    parameters = parameters_of(recipe, sync)
     return Hsadmm(
         recipe.inner,
         recipe.groups,
         recipe.keep_counts,
         parameters,
-        config.sync_period,
+        sync,
         config.device_level,
         recipe.axes,
         recipe.learning_rate,
         streaming=streaming_of(
-            recipe.config, config.sync_period, 1.0 - parameters.moving.prox_strength
+            recipe.config, sync, 1.0 - parameters.moving.prox_strength
         ),
         slicing=recipe.slicing,
     )
@@ -257,7 +259,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
             lambda counts: payload.of_largest(counts)[1],
         ),
         pruning=pruning,
-        rounds=Rounds(core.sync_period, exchange, streaming is not None),
+        rounds=Rounds(core.sync, exchange, streaming is not None),
         step_options=StepOptions(options),
         inner=InnerState(
             get=lambda state: state.inner_state,

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import check_settings, setting
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.base.trees import (
     PyTree,
     flatten_by_path,
@@ -55,14 +56,14 @@ class Streaming:
     """When fragments are sent and applied, and how copies take them.
 
     Attributes:
-      sync_period: Steps after which a fragment is sent again.
+      sync: When whole rounds would end; every fragment is sent once in each.
       num_fragments: Parts of the parameters, at most one per step.
       delay: Steps between the state of the copies that is sent and the application of
         its mean; 0 sends and applies at the end of a step, with nothing beside.
       mixing: What remains of the copies when a mean is applied.
     """
 
-    sync_period: int
+    sync: SyncSchedule
     num_fragments: int = setting(1, at_least=1)
     delay: int = setting(0, at_least=0)
     mixing: float = setting(0.0, at_least=0, below=1)
@@ -70,16 +71,16 @@ class Streaming:
     def __post_init__(self) -> None:
         """Rejects what leaves no step to send a fragment in, or to apply it."""
         check_settings(self, "rounds")
-        if self.num_fragments > self.sync_period:
+        if self.num_fragments > self.sync.period:
             raise UserError(
                 f"rounds.fragments={self.num_fragments} is more than sync_period="
-                f"{self.sync_period}: a step sends one fragment at most; lower the one "
+                f"{self.sync.period}: a step sends one fragment at most; lower the one "
                 "or raise the other"
             )
-        if self.delay >= self.sync_period:
+        if self.delay >= self.sync.period:
             raise UserError(
                 f"rounds.delay={self.delay} must be below sync_period="
-                f"{self.sync_period}: a fragment is applied before it is sent again"
+                f"{self.sync.period}: a fragment is applied before it is sent again"
             )
 
     @property
@@ -94,10 +95,10 @@ class Streaming:
         distances before.
 
         Example:
-          >>> streaming = Streaming(sync_period=4, num_fragments=2, delay=1)
+          >>> streaming = Streaming(SyncSchedule(4), num_fragments=2, delay=1)
           >>> [streaming.options_in(step) for step in (2, 3, 4)]
           [{'sends': 0, 'lands': 0}, {}, {'sends': 1, 'lands': 1}]
-          >>> later = Streaming(sync_period=4, delay=2)
+          >>> later = Streaming(SyncSchedule(4), delay=2)
           >>> [later.options_in(step) for step in (4, 5)]
           [{'sends': 0}, {'lands': 0}]
         """
@@ -110,10 +111,11 @@ class Streaming:
 
     def _due_after(self, num_steps: int) -> int | None:
         """The fragment whose copies are sent as they are after so many steps."""
-        period, count = self.sync_period, self.num_fragments
-        dues = [(number + 1) * period // count % period for number in range(count)]
-        place = num_steps % period
-        return dues.index(place) if place in dues else None
+        start = self.sync.start_of(num_steps - 1)
+        length = self.sync.end_of(num_steps - 1) - start
+        count = self.num_fragments
+        dues = [start + (number + 1) * length // count for number in range(count)]
+        return dues.index(num_steps) if num_steps in dues else None
 
 
 def check_streams(form: HsadmmParameters) -> None:

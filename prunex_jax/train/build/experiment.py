@@ -379,7 +379,7 @@ def _make_setup(
     plan = make_round_plan(
         config.sparsity,
         num_steps,
-        method.sync_period,
+        method.sync,
         method.pruning.in_rounds,
         method.is_streaming,
     )

@@ -109,7 +109,7 @@ def check_same_settings(
 
 
 def check_same_reading(experiment: Experiment) -> None:
-    """Compares the data, and the trained weights, that all processes have read.
+    """Compares what all processes have read: data, trained weights, when hosts meet.
 
     Raises:
       AgreedError: They differ; it names what does.
@@ -119,6 +119,11 @@ def check_same_reading(experiment: Experiment) -> None:
     check_same_data(experiment.task.dataset)
     if experiment.start is not None:
         check_same_weights(experiment.start.weights)
+    sync = experiment.current.plan.sync
+    if sync is not None and sync.ends:
+        # Devices may round learning rates differently, and rounds would wait for ever.
+        found = {"the steps after which hosts meet": list(sync.ends)}
+        check_same(found, "run the same jax on the same kind of device, on every host")
 
 
 def check_same_weights(weights: Weights) -> None:

@@ -10,34 +10,36 @@ from collections.abc import Sequence
 from typing import Self
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.train.build.rounds import Phase, RoundPlan
 
 
 @dataclasses.dataclass(frozen=True)
 class MeanPlan:
-    """Which networks are in a mean: some at equal distances, the last one included.
+    """Which networks are in a mean: those at the ends of rounds, and the last one.
 
     Example:
-      >>> plan = MeanPlan.over(25, complete=60, period=10)
+      >>> plan = MeanPlan.over(25, complete=60, sync=SyncSchedule(10))
       >>> [step for step in range(100) if plan.gathers_after(step)]
       [40, 50, 60]
     """
 
     first: int  # Steps done when the first network is taken into the mean,
     complete: int  # and when the last one is.
-    period: int  # Steps from one network to the next.
+    sync: SyncSchedule  # When networks change.
 
     @classmethod
-    def over(cls, window: int, complete: int, period: int) -> Self:
+    def over(cls, window: int, complete: int, sync: SyncSchedule | None) -> Self:
         """The networks of the last `window` steps, and at least the last one."""
-        period = max(period, 1)
-        window = min(window, complete - 1)
-        return cls(complete - window // period * period, complete, period)
+        sync = sync or SyncSchedule(1)
+        first = sync.at_or_after(max(complete - window, 1))
+        return cls(min(first, complete), complete, sync)
 
     def gathers_after(self, num_steps: int) -> bool:
         """Whether the network is taken into the mean after so many steps."""
-        is_inside = self.first <= num_steps <= self.complete
-        return is_inside and (self.complete - num_steps) % self.period == 0
+        if num_steps == self.complete:
+            return True
+        return self.first <= num_steps < self.complete and self.sync.is_due(num_steps)
 
 
 def final_mean_plan(
@@ -55,7 +57,7 @@ def final_mean_plan(
     """
     if not share:
         return None
-    plan = MeanPlan.over(round(share * num_steps), num_steps, plans[-1].sync_period)
+    plan = MeanPlan.over(round(share * num_steps), num_steps, plans[-1].sync)
     starts = [phase.trigger.step for phase in phases[1:]]
     settled = max(map(_settled_step, plans, [*starts, 0]))
     if plan.first < settled:
@@ -75,7 +77,7 @@ def _settled_step(plan: RoundPlan, left_at: int | None) -> float:
     is at `left_at`, 0 if there is none, or None if a metric decides.
     """
     last = plan.stages[-1]
-    if last.density == 1.0:
+    if last.density == 1.0 or plan.sync is None:
         return 0
     left = math.inf if left_at is None else left_at + 1
-    return max(last.start_step + plan.sync_period, (plan.shrink_step or 0) + 1, left)
+    return max(plan.sync.end_of(last.start_step), (plan.shrink_step or 0) + 1, left)

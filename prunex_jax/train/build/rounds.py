@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.methods import MethodConfig, RoundKind, check_method
 from prunex_jax.sparsity import Stage, density_stairs, stage_at, step_of_share
 from prunex_jax.sparsity.settings import SparsityConfig
@@ -168,7 +169,7 @@ class RoundPlan:
     """All exchanges of a run with one method."""
 
     stages: tuple[Stage, ...]  # Densities over steps.
-    sync_period: int  # Steps per round; 0 if the method has no exchange.
+    sync: SyncSchedule | None  # When rounds end; None if the method has no exchange.
     # Length of the run. A last, shorter round ends it, so that no step is missing from
     # the consensus.
     total_steps: int
@@ -186,7 +187,7 @@ class RoundPlan:
 
         Example:
           >>> stages = (Stage(0, 1.0, False), Stage(4, 0.5, False), Stage(8, 0.5, True))
-          >>> plan = RoundPlan(stages, sync_period=4, total_steps=18)
+          >>> plan = RoundPlan(stages, SyncSchedule(4), total_steps=18)
           >>> for step in range(1, 19):
           ...     if due := plan.round_after(step):
           ...         print(step, due.stage.density, due.kind)
@@ -196,13 +197,13 @@ class RoundPlan:
           16 0.5 frozen
           18 0.5 frozen
         """
-        if not self.sync_period or num_steps < 1:
+        if self.sync is None or num_steps < 1:
             return None
         if num_steps == self.total_steps:
-            return self._round_at(num_steps)
-        if num_steps % self.sync_period:
+            return self._round_at(num_steps, self.sync)
+        if not self.sync.is_due(num_steps):
             return None
-        due = self._round_at(num_steps)
+        due = self._round_at(num_steps, self.sync)
         settles = num_steps == self.shrink_step
         return None if self._streams(due) and not settles else due
 
@@ -211,7 +212,7 @@ class RoundPlan:
 
         Example:
           >>> stages = (Stage(0, 1.0, True),)
-          >>> plan = RoundPlan(stages, 4, 90, shrink_step=60, stair_cuts=(20, 40))
+          >>> plan = RoundPlan(stages, SyncSchedule(4), 90, 60, (20, 40))
           >>> [plan.next_cut_after(step) for step in (0, 20, 59, 60)]
           [20, 40, 60, None]
         """
@@ -224,12 +225,15 @@ class RoundPlan:
         Not where masks move, nor where a round follows that has it all.
 
         Example:
-          >>> plan = RoundPlan((Stage(0, 1.0, True),), 4, total_steps=8, streams=True)
+          >>> stages = (Stage(0, 1.0, True),)
+          >>> plan = RoundPlan(stages, SyncSchedule(4), total_steps=8, streams=True)
           >>> [plan.streams_in(step) for step in (0, 6, 7)]
           [True, True, False]
         """
-        ended = step + 1
-        return self._streams(self._round_at(ended)) and not self.round_after(ended)
+        if self.sync is None:
+            return False
+        due = self._round_at(step + 1, self.sync)
+        return self._streams(due) and not self.round_after(step + 1)
 
     def _streams(self, due: Round) -> bool:
         return self.streams and due.stage.is_frozen and due.kind == "frozen"
@@ -238,15 +242,15 @@ class RoundPlan:
         """What is still to be exchanged where the next method takes over.
 
         Example:
-          >>> plan = RoundPlan((Stage(0, 1.0, True),), sync_period=4, total_steps=18)
+          >>> plan = RoundPlan((Stage(0, 1.0, True),), SyncSchedule(4), total_steps=18)
           >>> plan.round_to_leave(8), plan.round_to_leave(9).kind
           (None, 'frozen')
         """
-        if not self.sync_period or self.round_after(num_steps) is not None:
+        if self.sync is None or self.round_after(num_steps) is not None:
             return None
-        return self._round_at(num_steps)
+        return self._round_at(num_steps, self.sync)
 
-    def _round_at(self, num_steps: int) -> Round:
+    def _round_at(self, num_steps: int, sync: SyncSchedule) -> Round:
         """The round after so many steps, whether or not one is due."""
         stage = stage_at(self.stages, num_steps - 1)
         # With everything kept there is nothing to choose, and no score to send.
@@ -254,14 +258,14 @@ class RoundPlan:
             return Round(stage, "frozen")
         if not stage.is_frozen:
             return Round(stage, "moving")
-        is_first = num_steps - self.sync_period <= stage.start_step
+        is_first = sync.start_of(num_steps - 1) <= stage.start_step
         return Round(stage, "freeze" if is_first else "frozen")
 
 
 def make_round_plan(
     config: SparsityConfig,
     total_steps: int,
-    sync_period: int,
+    sync: SyncSchedule | None,
     prunes: bool = True,
     streams: bool = False,
 ) -> RoundPlan:
@@ -270,25 +274,23 @@ def make_round_plan(
     Args:
       config: What is pruned, and when.
       total_steps: Length of the run.
-      sync_period: Steps per round; 0 if the method has no exchange.
+      sync: When rounds end; None if the method has no exchange.
       prunes: Whether the method prunes; its exchanges are dense if not.
       streams: As `RoundPlan.streams`.
     Raises:
       UserError: A schedule in which nothing would be pruned, or none is left to train
         the small network.
     """
-    if not (sync_period and prunes):
+    if sync is None or not prunes:
         dense = (Stage(0, 1.0, True),)
-        return RoundPlan(dense, sync_period, total_steps, streams=streams)
-    stages = density_stairs(config, total_steps, sync_period)
-    plan = RoundPlan(stages, sync_period, total_steps, streams=streams)
+        return RoundPlan(dense, sync, total_steps, streams=streams)
+    stages = density_stairs(config, total_steps, sync)
+    plan = RoundPlan(stages, sync, total_steps, streams=streams)
     frozen, share = stages[-1], config.shrink_share
     if share == 1.0 or frozen.density == 1.0:
         return plan
     # The first round of the frozen stage settles the masks.
-    step = max(
-        step_of_share(share, total_steps, sync_period), frozen.start_step + sync_period
-    )
+    step = max(step_of_share(share, total_steps, sync), sync.end_of(frozen.start_step))
     if step >= total_steps:
         raise UserError(
             f"sparsity.shrink_share = {share:g} leaves the small network no step: dead "
@@ -297,7 +299,7 @@ def make_round_plan(
             "at the end"
         )
     moving = [stage for stage in stages if stage.density < 1.0 and not stage.is_frozen]
-    cuts = [stage.start_step + sync_period for stage in moving[:-1]]
+    cuts = [sync.end_of(stage.start_step) for stage in moving[:-1]]
     return dataclasses.replace(
         plan,
         shrink_step=step,

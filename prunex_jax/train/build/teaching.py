@@ -148,7 +148,7 @@ def _own_plan(
 ) -> MeanPlan:
     """The mean is complete when the first channels are about to go."""
     found = [
-        (stage.start_step, plan.sync_period)
+        (stage.start_step, plan.sync)
         for plan in plans
         for stage in plan.stages
         if stage.density < 1.0
@@ -159,7 +159,7 @@ def _own_plan(
             "lost channels, and this run removes none on its way; leave it empty, or "
             f"write './{SELF}' for a folder of that name"
         )
-    complete, period = min(found)
+    complete, sync = min(found, key=lambda pair: pair[0])
     if not complete:
         raise UserError(
             f"distill.teacher={SELF!r} needs a network that has learned something, and "
@@ -172,7 +172,7 @@ def _own_plan(
             "lower sparsity.start_share"
         )
     window = round(config.average_share * num_steps)
-    return MeanPlan.over(window, complete, period)
+    return MeanPlan.over(window, complete, sync)
 
 
 def _own_answers(model: Model, mesh: AnyMesh) -> Callable[..., jax.Array]:
