@@ -291,6 +291,9 @@ class Pruning:
         global budget compares groups; None takes the squared norms of the network. A
         program of its own.
       in_rounds: Whether the densities of the sparsity schedule are for its rounds.
+      moved: (opt_state, a tree like the parameters, in slices where the state is) ->
+        opt_state, with the tree added to what the copies of the network are held to;
+        None where masks do not move.
       removes_at_once: Whether the round that removes channels leaves nothing of them in
         what training reads and changes, so that they can be cut out while masks move.
     """
@@ -298,6 +301,7 @@ class Pruning:
     masks: Callable[[PyTree], dict[str, jax.Array]] = lambda opt_state: {}
     scores: Callable[[PyTree, PyTree], dict[str, jax.Array]] | None = None
     in_rounds: bool = False
+    moved: Callable[[PyTree, PyTree], PyTree] | None = None
     removes_at_once: bool = False
 
 

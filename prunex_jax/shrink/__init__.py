@@ -13,6 +13,7 @@ Read in this order:
                  `rebuild` for operations whose parameters know sizes
     unroll       stacks of layers taken apart first, so that every layer has channels
                  of its own; `layers` finds and does the loops
+    refit        what reads removed channels, fitted to those that stay
     certificate  how far a masked and a shrunk function are apart
     network      the same for the networks of this package
     cost         parameters, multiply-accumulates, bytes or seconds of what is left, for
@@ -28,6 +29,7 @@ from prunex_jax.shrink.network import (
     shrink_error,
     trace_model,
 )
+from prunex_jax.shrink.refit import repair
 from prunex_jax.shrink.unroll import Unrolled, unroll_stacks
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "certify",
     "certify_networks",
     "make_cut",
+    "repair",
     "shrink_error",
     "trace_model",
     "unroll_stacks",

@@ -39,8 +39,9 @@ def validate_sparsity(config: SparsityConfig) -> None:
     Raises:
       UserError: A number outside its range; a start after the freeze, or a freeze
         after the shrinking; cuts after stairs where there are none, or with a global
-        budget; more channels to remove than every group may lose; an unknown budget; an
-        empty exclude pattern; a row of multiples that cannot be read.
+        budget; repair of what fades; more channels to remove than every group may lose;
+        an unknown budget; an empty exclude pattern; a row of multiples that cannot be
+        read.
     """
     check_settings(config, "sparsity")
     read_multiples(config.multiples)
@@ -59,6 +60,12 @@ def validate_sparsity(config: SparsityConfig) -> None:
         raise UserError(
             f"sparsity.path = 'fade' needs time: sparsity.start_share = "
             f"{config.start_share:g} is sparsity.freeze_share; start earlier"
+        )
+    if config.repair_batches and config.path == "fade":
+        raise UserError(
+            f"sparsity.repair_batches={config.repair_batches} makes up for channels "
+            "that are removed at once, and with sparsity.path='fade' they fade before; "
+            "set the one to 0 or the other to 'stairs'"
         )
     if config.shrink_stairs and (config.shrink_share == 1.0 or config.path == "fade"):
         raise UserError(

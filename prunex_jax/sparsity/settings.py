@@ -38,6 +38,9 @@ class SparsityConfig:
     # Whether what a stair has removed is cut out at once, too, of all stairs but the
     # last; each cut compiles the small network anew.
     shrink_stairs: bool = False
+    # Batches on which, whenever channels are removed, what reads them is refitted to
+    # those that stay, in closed form; 0 leaves it to training. See `shrink.refit`.
+    repair_batches: int = setting(0, at_least=0, at_most=10_000)
     # stairs (weak channels are set to zero, a few at every density on the way) | fade
     # (rounds of hsadmm shrink all that will go, and the freeze sets them to zero).
     path: Literal["stairs", "fade"] = "stairs"

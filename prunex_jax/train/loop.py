@@ -22,6 +22,7 @@ import jax
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.signals import StopRequest
+from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import HOST_AXIS, placed, run_together
 from prunex_jax.methods import Method
 from prunex_jax.processes import StepTimes
@@ -31,6 +32,7 @@ from prunex_jax.train.build.rounds import Round
 from prunex_jax.train.build.work import macs_left_out
 from prunex_jax.train.changes.ahead import CompilerAhead, calls_to_come
 from prunex_jax.train.changes.means import Means, gather_means
+from prunex_jax.train.changes.repair import repaired
 from prunex_jax.train.changes.transitions import change_method, describe, hand_over
 from prunex_jax.train.console import Console, in_words
 from prunex_jax.train.records.checkpoint import Checkpointer
@@ -359,15 +361,33 @@ class Loop:
             self._move(num_rounds=position.num_rounds + 1)  # Every step is one.
 
     def _exchange(self, due: Round) -> None:
+        kept_before = self.position.keep_counts
         self._move(num_rounds=self.position.num_rounds + 1)
         self._choose_counts(due.stage.density)
+        is_repaired = self._repairs() and self.position.keep_counts != kept_before
         current, counts = self.experiment.current, self.position.keep_counts
         exchange = current.programs.exchange
         options = current.exchange_options(counts, due.kind)
         self._compile(exchange, **options)
+        before = current.programs.network(self.state) if is_repaired else None
         self._around.at("exchange", None)
         self._in_flight.exchanged()
         self.state = exchange(self.state, **options)
+        if before is not None:
+            self._repair(before)
+
+    def _repairs(self) -> bool:
+        """Whether what reads removed channels is refitted."""
+        experiment = self.experiment
+        is_asked = experiment.config.sparsity.repair_batches > 0
+        return is_asked and experiment.current.method.pruning.moved is not None
+
+    def _repair(self, before: tuple[PyTree, PyTree]) -> None:
+        """Refits what reads the channels that a round has just removed."""
+        self._around.at("compile", None)
+        with self.clock.paused(), self._busy("refitting what reads removed channels"):
+            step = self.position.step
+            self.state = repaired(self.experiment, before, self.state, step)
 
     def _choose_counts(self, density: float) -> None:
         """Sets how many channels each group keeps, where the density has changed."""

@@ -16,6 +16,7 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import kept_shape, layouts_of
 from prunex_jax.comm import TopK, Wire
 from prunex_jax.mesh import MeshAxes
+from prunex_jax.methods.hsadmm import move
 from prunex_jax.methods.hsadmm.arithmetic import norm
 from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
@@ -238,12 +239,16 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         del params
         return state.global_consensus
 
+    def moved(state: HsadmmState, change: PyTree) -> HsadmmState:
+        return state._replace(consensus=move.shifted(state.consensus, change))
+
     payload = _Payload(core, recipe)
     form = core.parameters
     pruning = Pruning(
         masks=lambda state: state.masks,
         scores=core.scores if prunes else None,
         in_rounds=prunes,
+        moved=moved if prunes else None,
         removes_at_once=prunes and form.moving.resets_copies and not form.choosing.fade,
     )
     return Method(

@@ -70,6 +70,14 @@ class Consensus(NamedTuple):
         return self.values if self.host is None else self.host.values
 
 
+def shifted(consensus: Consensus, change: PyTree) -> Consensus:
+    """The same with z, and z_i, elsewhere; what pulls the copies goes with them."""
+    host = consensus.host
+    if host is not None:
+        host = host._replace(values=add(host.values, change))
+    return consensus._replace(values=add(consensus.values, change), host=host)
+
+
 def start_consensus(params: PyTree, form: Moving, copies: Copies) -> Consensus:
     """z at the parameters, duals at zero."""
     z = jax.tree.map(jnp.array, params)

@@ -278,6 +278,7 @@ def make_experiment(
     _check_phases(phases, setups)
     _check_can_shrink(config, setups)
     _check_early(config, setups)
+    _check_repair(config, setups)
     plans = [setup.plan for setup in setups]
     teaching = read_teaching(
         config,
@@ -489,6 +490,16 @@ def _check_early(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
                 f"sparsity.{name}={value!r} is not known to method {early[0]}, which "
                 f"prunes before its first step; set it to {known!r}"
             )
+
+
+def _check_repair(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
+    count = config.sparsity.repair_batches
+    if count and not any(s.method.pruning.moved is not None for s in setups):
+        names = ", ".join(dict.fromkeys(s.method.name for s in setups))
+        raise UserError(
+            f"sparsity.repair_batches={count} refits what reads channels that rounds "
+            f"remove, and method {names} has none that do; take hsadmm, or set it to 0"
+        )
 
 
 def _check_can_shrink(config: ExperimentConfig, setups: Sequence[Setup]) -> None:

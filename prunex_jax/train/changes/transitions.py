@@ -107,7 +107,7 @@ def hand_over(
     small = _after(experiment, handover)
     if foreseen is not None and _is_same(foreseen.current, small.current):
         small = foreseen
-    program = _program("shrink", _cutter, experiment, small, masks)
+    program = program_of("shrink", _cutter, experiment, small, masks)
     try:
         return small, program(state), handover
     except UserError as error:
@@ -156,7 +156,7 @@ def change_method(
       Those of `programs.Programs.network`, and a sum over the mesh of the inner state.
     """
     after = with_method(experiment, name)
-    return after, _program("change_method", _changer, experiment, after)(state)
+    return after, program_of("change_method", _changer, experiment, after)(state)
 
 
 def network_of(
@@ -194,7 +194,7 @@ def cut_out(
     found = experiment.current.method.pruning.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
     whole = network_of(experiment, state, mean)
-    trace = _trace_of_now(experiment)
+    trace = trace_of_now(experiment)
     cut = make_cut(trace, masks, whole.params, whole.statistics)
     shrunk = whole.shrunk(cut)
     inputs = comparison_inputs(experiment.task)
@@ -221,7 +221,7 @@ def comparison_inputs(task: Task) -> PyTree:
         return task.objective.inputs(next(batches))
 
 
-def _program(
+def program_of(
     name: str, build: Callable[..., Any], run: Experiment, *to: Any
 ) -> Program:
     """A program that takes the state of a run to that of the run after it."""
@@ -243,7 +243,7 @@ def _is_same(setup: Setup, other: Setup) -> bool:
     return setup.model == other.model and groups[0] == groups[1]
 
 
-def _trace_of_now(experiment: Experiment) -> ChannelTrace:
+def trace_of_now(experiment: Experiment) -> ChannelTrace:
     """Channel groups of the network in training, also of one that was cut before."""
     if experiment.current.model == experiment.task.model:
         return experiment.channels.trace
@@ -263,7 +263,7 @@ def _cutter(
     Collectives:
       None; where state lies in slices, those of `Placements.whole`.
     """
-    cut = cut_of(before.current.model, _trace_of_now(before), masks)
+    cut = cut_of(before.current.model, trace_of_now(before), masks)
     places = before.current.method.placements
     small_places = after.current.method.placements
     stored, small_stored = before.current.programs.stored, after.current.programs.stored

@@ -1,0 +1,315 @@
+"""Refits what reads channels that go to those that stay, in closed form.
+
+The function and its masked form are computed side by side on some examples. Where one
+reads its inputs x by a matrix product or a convolution of a parameter W, and the other
+has x' left of them, on the kept channels k,
+
+    W_k <- (C + lambda I)^-1 (D W + lambda W_k)
+    C = sum of x'_k x'_k^T,   D = sum of x'_k x^T
+
+is the ridge regression of what the product gave on what is left, over examples and
+positions; the taps of a convolution share it. The masked form goes on with the new
+weights, so that later products make up for what earlier ones could not.
+
+The traced program says where parameters are read, so it works for any JAX function.
+
+References:
+  Luo et al., ThiNet, 2017, arXiv:1707.06342 (least squares on kept channels).
+  CORP, 2026, arXiv:2602.05243 (closed-form repair of transformers, with a ridge).
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.base.jaxprs import called_program, interpret
+from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
+from prunex_jax.channels.walk import evaluate
+from prunex_jax.shrink.cut import Cut
+from prunex_jax.shrink.part import Part
+
+# Calls whose programs are gone through.
+_CALLS = {
+    *("checkpoint", "closed_call", "composite", "core_call", "custom_jvp_call"),
+    *("custom_vjp_call", "jit", "pjit", "remat2"),
+}
+# Operations that move entries of a parameter and change none.
+_MOVES = {"broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "transpose"}
+# Operations after which they are where they were, on an array of numbers or a mesh.
+_STAYS = {"convert_element_type", "copy", "pcast", "pvary", "reshard"}
+# Adds up over hosts.
+Total = Callable[[Any], Any]
+_Place = tuple[int, ...]  # Number of an equation, in the programs around it.
+
+
+def repair(
+    apply: Callable[..., Any],
+    params: PyTree,
+    cut: Cut,
+    *inputs: PyTree,
+    statistics: PyTree | None = None,
+    ridge: float = 1e-3,
+    total: Total = lambda sums: sums,
+) -> PyTree:
+    """Refits all matrix products and convolutions that read channels that go.
+
+    Args:
+      apply: The function whose channels were traced, `apply(params, *inputs)` or
+        `apply(params, statistics, *inputs)`.
+      params: Its parameters, full size, before anything is set to zero.
+      cut: What goes.
+      *inputs: Some hundred examples; no labels.
+      statistics: Running statistics of full size; None if the function takes none.
+      ridge: lambda, as a share of the mean square of the kept inputs.
+      total: Adds up what hosts have found of their own examples, one float32 array of
+        (kept inputs) x (kept + all inputs) numbers per product; None is one host.
+    Returns:
+      Parameters of full size with zeros for what goes, as from `Cut.mask`, for
+      `Cut.take`. Running statistics of norms fit them no longer: take them anew.
+    Raises:
+      UserError: No product of a parameter reads what goes.
+    Example:
+      >>> from prunex_jax.channels import trace_channels
+      >>> from prunex_jax.shrink import make_cut
+      >>> def apply(params, x):
+      ...     return jnp.tanh(x @ params['in']) @ params['out']
+      >>> one, x = jnp.linspace(-1, 1, 12).reshape(3, 4), jnp.eye(3)
+      >>> twice = {'in': jnp.hstack([one, one]), 'out': jnp.ones((8, 2))}
+      >>> trace = trace_channels(apply, twice, x)
+      >>> cut = make_cut(trace, {'in': np.arange(8) < 4}, twice)
+      >>> fitted = repair(apply, twice, cut, x)
+      >>> bool(jnp.allclose(apply(fitted, x), apply(twice, x), atol=1e-2))
+      True
+    """
+    running = () if statistics is None else (statistics,)
+    closed = jax.make_jaxpr(apply)(params, *running, *inputs)
+    with jax.ensure_compile_time_eval():  # Also where the caller is traced.
+        consumers = _consumers(closed, cut.parameters)
+    if not consumers:
+        raise UserError(
+            "repair found no matrix product or convolution of a parameter that reads "
+            "what is cut out; leave it out"
+        )
+    fit = jax.jit(_Refit(closed, consumers, ridge, total))
+    rest = jax.tree.leaves((*running, inputs))
+    fitted = fit(params, cut.mask(params), rest)
+    entries = {each.path: each.entries for each in consumers.values()}
+
+    def new(path: str, leaf: Any) -> Any:
+        if path not in fitted:
+            return leaf
+        flat = jnp.ravel(leaf).at[entries[path]].set(fitted[path].astype(leaf.dtype))
+        return flat.reshape(np.shape(leaf))
+
+    return map_with_path(new, cut.mask(params))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Consumer:
+    """A matrix product, or convolution, of a parameter and something computed.
+
+    Attributes:
+      path: The parameter.
+      entries: int[inputs, rest], which entry of the flat parameter is where.
+      alive: bool[inputs, rest], which of them stay.
+      operand: Number of the operand that is the parameter; the other one is x.
+      weight_axes: Axes of that which are summed over,
+      input_axes: and the same of x.
+    """
+
+    path: str
+    entries: np.ndarray
+    alive: np.ndarray
+    operand: int
+    weight_axes: tuple[int, ...]
+    input_axes: tuple[int, ...]
+
+    @property
+    def kept(self) -> np.ndarray:
+        """int[kept], the inputs that stay."""
+        return np.flatnonzero(self.alive.any(1))
+
+    def weight(self, rows: jax.Array, like: jax.Array) -> jax.Array:
+        """The operand that is the parameter, of its [inputs, rest]; `like` the old."""
+        front = tuple(range(len(self.weight_axes)))
+        zeros = jnp.zeros_like(like)  # Varies over a mesh as the old one does.
+        moved = jnp.moveaxis(zeros, self.weight_axes, front)
+        moved += rows.reshape(moved.shape).astype(like.dtype)
+        return jnp.moveaxis(moved, front, self.weight_axes)
+
+    def inputs(self, x: jax.Array) -> jax.Array:
+        """float32[positions, inputs] of the other operand."""
+        last = tuple(range(-len(self.input_axes), 0))
+        moved = jnp.moveaxis(x, self.input_axes, last)
+        return moved.reshape(-1, len(self.entries)).astype(jnp.float32)
+
+
+class _Pair(NamedTuple):
+    """A value of the function, and of its masked form."""
+
+    whole: Any
+    left: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Refit:
+    """Computes a function and its masked form side by side, and refits the latter."""
+
+    closed: Any
+    consumers: Mapping[_Place, _Consumer]
+    ridge: float
+    total: Total
+
+    def __call__(
+        self, params: PyTree, masked: PyTree, rest: Sequence[Any]
+    ) -> dict[str, jax.Array]:
+        """New weights float32[inputs, rest] by path of the parameter."""
+        fitted: dict[str, jax.Array] = {}
+        leaves = flatten_by_path(params)
+
+        def do(
+            eqn: core.JaxprEqn, operands: list[_Pair], place: _Place
+        ) -> Sequence[_Pair]:
+            whole, left = ([x[side] for x in operands] for side in (0, 1))
+            consumer = self.consumers.get(place)
+            if consumer is not None:
+                number = consumer.operand
+                rows = jnp.ravel(leaves[consumer.path])[consumer.entries]
+                rows = self._refitted(consumer, operands[1 - number], rows)
+                fitted[consumer.path] = rows
+                left[number] = consumer.weight(rows, whole[number])
+            results = evaluate(eqn, whole)
+            is_same = all(x.whole is x.left for x in operands)
+            others = results if is_same and consumer is None else evaluate(eqn, left)
+            return list(map(_Pair, results, others))
+
+        pairs = map(_Pair, jax.tree.leaves(params), jax.tree.leaves(masked))
+        arguments = [*pairs, *(_Pair(x, x) for x in rest)]
+        _through(self.closed, arguments, do, lambda value: _Pair(value, value))
+        return fitted
+
+    def _refitted(self, consumer: _Consumer, x: _Pair, rows: jax.Array) -> jax.Array:
+        """The new weights, zero where they do not stay."""
+        kept = consumer.kept
+        whole, left = map(consumer.inputs, x)
+        left = left[:, kept]
+        both = jnp.concatenate([left, whole], axis=1)
+        sums = self.total(jnp.matmul(left.T, both, precision="highest"))
+        own, crossed = sums[:, : len(kept)], sums[:, len(kept) :]
+        size = self.ridge * jnp.maximum(jnp.trace(own) / len(kept), 1e-30)
+        rows = rows.astype(jnp.float32)
+        wanted = jnp.matmul(crossed, rows, precision="highest") + size * rows[kept]
+        new = jax.scipy.linalg.solve(
+            own + size * jnp.eye(len(kept)), wanted, assume_a="pos"
+        )
+        return jnp.where(consumer.alive, rows.at[kept].set(new), 0.0)
+
+
+def _through(
+    program: Any,
+    arguments: Sequence[Any],
+    do: Callable[[core.JaxprEqn, list[Any], _Place], Sequence[Any]],
+    constant: Callable[[Any], Any],
+    place: _Place = (),
+) -> list[Any]:
+    """Goes through a program and those that it calls, with the place of everything."""
+    numbers = itertools.count()
+
+    def at(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        here = (*place, next(numbers))
+        if eqn.primitive.name in _CALLS:
+            return _through(called_program(eqn), operands, do, constant, here)
+        return do(eqn, operands, here)
+
+    return interpret(program, arguments, at, constant)
+
+
+class _Index(NamedTuple):
+    """Which entries of a parameter a value consists of."""
+
+    path: str
+    entries: np.ndarray
+
+
+def _consumers(closed: Any, parameters: Part) -> dict[_Place, _Consumer]:
+    """Products that read what goes, of parameters that nothing else reads."""
+    alive = {path: np.ravel(_alive(parameters, path)) for path in parameters.shapes}
+    found: dict[_Place, _Consumer] = {}
+    read = list[str]()
+
+    def do(eqn: core.JaxprEqn, operands: list[Any], place: _Place) -> Sequence[Any]:
+        indexed = [x for x in operands if x is not None]
+        if len(operands) == len(indexed) == 1:
+            if eqn.primitive.name in _STAYS:
+                return operands
+            if eqn.primitive.name in _MOVES:
+                (index,) = operands
+                (moved,) = evaluate(eqn, [jnp.asarray(index.entries)])
+                return [_Index(index.path, np.asarray(moved))]
+        read.extend(index.path for index in indexed)
+        consumer = _consumer(eqn, operands, alive)
+        if consumer is not None:
+            found[place] = consumer
+        return [None] * len(eqn.outvars)
+
+    indices = [
+        _Index(path, np.arange(math.prod(shape)).reshape(shape))
+        for path, shape in parameters.shapes.items()
+    ]
+    others = [None] * (len(closed.jaxpr.invars) - len(indices))
+    results = _through(closed, [*indices, *others], do, lambda value: None)
+    read.extend(x.path for x in results if x is not None)
+    return {
+        place: each
+        for place, each in found.items()
+        if read.count(each.path) == 1 and len(each.kept) < len(each.entries)
+    }
+
+
+def _alive(parameters: Part, path: str) -> np.ndarray:
+    """Which entries of a parameter stay."""
+    shape = parameters.shapes[path]
+    alive = np.ones(shape, bool)
+    for axis, layout in parameters.layouts.get(path, {}).items():
+        stays = np.ones(shape[axis], bool)
+        for name, positions in layout.slices:
+            stays[positions[~parameters.masks[name]]] = False
+        alive &= np.expand_dims(stays, [n for n in range(len(shape)) if n != axis])
+    return alive
+
+
+def _consumer(
+    eqn: core.JaxprEqn, operands: Sequence[Any], alive: Mapping[str, np.ndarray]
+) -> _Consumer | None:
+    """What an equation reads by a parameter; None where it is no such product."""
+    name, params = eqn.primitive.name, dict[str, Any](eqn.params)
+    if name not in ("dot_general", "conv_general_dilated"):
+        return None
+    indexed = [number for number, x in enumerate(operands) if x is not None]
+    if len(indexed) != 1:
+        return None
+    (number,) = indexed
+    if name == "dot_general":
+        contracted, batch = params["dimension_numbers"]
+        if batch[number] or not contracted[number]:
+            return None
+        weight_axes, input_axes = contracted[number], contracted[1 - number]
+    else:
+        groups = params["feature_group_count"], params["batch_group_count"]
+        if number == 0 or groups != (1, 1):
+            return None
+        numbers = params["dimension_numbers"]
+        weight_axes, input_axes = numbers.rhs_spec[1:2], numbers.lhs_spec[1:2]
+    path, entries = operands[number]
+    moved = np.moveaxis(entries, weight_axes, range(len(weight_axes)))
+    entries = moved.reshape(math.prod(moved.shape[: len(weight_axes)]), -1)
+    axes = tuple(weight_axes), tuple(input_axes)
+    return _Consumer(path, entries, alive[path][entries], number, *axes)

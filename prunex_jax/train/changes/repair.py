@@ -1,0 +1,90 @@
+"""Refits what reads removed channels to those that stay, in mid-run."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from prunex_jax.base.trees import PyTree
+from prunex_jax.comm import mean_over_mesh, sum_over_mesh
+from prunex_jax.mesh import MeshAxes, map_over, specs_of, vary
+from prunex_jax.models import from_moments, to_moments
+from prunex_jax.shrink.refit import repair
+from prunex_jax.tasks import Batch
+from prunex_jax.train.build.experiment import Experiment
+from prunex_jax.train.changes.transitions import cut_of, program_of, trace_of_now
+from prunex_jax.train.steps.state import TrainState
+
+_AXES = MeshAxes()
+_BATCH = jax.P(_AXES.names)
+
+
+def repaired(
+    experiment: Experiment, before: tuple[PyTree, PyTree], state: TrainState, step: int
+) -> TrainState:
+    """Moves a network that has just lost channels to where it reads the rest best.
+
+    What the round before has left is refitted, as it was with all channels and as it is
+    without; the difference is added to the network and to all copies of it.
+
+    Args:
+      experiment: The run.
+      before: Parameters and statistics of the network before channels went.
+      state: The training state after that, in which their entries are zero.
+      step: Steps done; the next batches are looked at.
+    Collectives:
+      A sum over the mesh per product that reads removed channels, of
+      (kept inputs) x (kept + all inputs) float32, and of the running statistics.
+    """
+    found = experiment.current.method.pruning.masks(state.opt_state)
+    masks = {name: np.asarray(mask) for name, mask in found.items()}
+    program = program_of("repair", _repairer, experiment, masks)
+    count = experiment.config.sparsity.repair_batches
+    with experiment.batches(step) as batches:
+        changed: TrainState = program(
+            state, *before, tuple(itertools.islice(batches, count))
+        )
+    return changed
+
+
+def _repairer(
+    run: Experiment, masks: Mapping[str, np.ndarray]
+) -> Callable[..., TrainState]:
+    """The program that does it."""
+    current, objective = run.current, run.task.objective
+    stored, method = current.programs.stored, current.method
+    model = current.model.in_float32()
+    cut = cut_of(current.model, trace_of_now(run), masks)
+
+    def total(sums: PyTree) -> PyTree:
+        return sum_over_mesh(sums, _AXES)
+
+    def fn(
+        state: TrainState, params: PyTree, statistics: PyTree, batches: Sequence[Batch]
+    ) -> TrainState:
+        state = stored.read(state)
+        parts = [objective.inputs(batch) for batch in batches]
+        inputs = jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
+        if jax.tree.leaves(statistics):  # A mean of networks has none of its own.
+            seen = model.reestimate(params, statistics, inputs, jnp.int32(0))
+            moments = mean_over_mesh(to_moments(vary(seen, _AXES.names)), _AXES)
+            statistics = from_moments(moments)
+        fitted = repair(
+            model.apply, params, cut, inputs, statistics=statistics, total=total
+        )
+        change = optax.tree.sub(fitted, cut.mask(params))
+        places = method.placements
+        own = change if places.slicing is None else places.slicing.take(change)
+        assert method.pruning.moved is not None, "checked with the settings"
+        after = state._replace(
+            params=optax.tree.add(state.params, places.own_params(change)),
+            opt_state=method.pruning.moved(state.opt_state, own),
+        )
+        return stored.write(after)
+
+    specs: Any = specs_of(stored.placements)
+    return map_over(run.mesh, fn, (specs, jax.P(), jax.P(), _BATCH), specs)
