@@ -1,0 +1,138 @@
+"""What a trained network keeps when channels go at once and nothing trains after it.
+
+Scores the network of a run on its validation split: whole, with channels of small norm
+set to zero, the same with batch statistics of its own, and repaired. Prints a table.
+
+    python -m benchmarks one_shot --workdir=RUN [--data-dir=FOLDER] [--examples=1024]
+"""
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prunex_jax.base.trees import PyTree, shapes_by_path
+from prunex_jax.channels import layouts_of
+from prunex_jax.data import evaluation_batches
+from prunex_jax.models import Model
+from prunex_jax.shrink import Cut, make_cut, repair, trace_model
+from prunex_jax.shrink.cost import count_macs, count_params
+from prunex_jax.sparsity import (
+    CountLimits,
+    channel_scores,
+    choose_keep_indices,
+    masks_of,
+    uniform_keep_counts,
+)
+from prunex_jax.train.records.restoring import TrainedNetwork, load_trained
+from prunex_jax.train.records.scores import evaluate_split
+
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", required=True, help="folder of a run that ended")
+    parser.add_argument("--data-dir", default="", help="if not where it found the data")
+    parser.add_argument("--examples", type=int, default=1024, help="to fit on")
+    parser.add_argument("--shares", type=float, nargs="*", default=SHARES)
+    parser.add_argument("--ridge", type=float, default=1e-3)
+    given = parser.parse_args()
+    found = load_trained(given.workdir, data_dir=given.data_dir, simulates=True)
+    rows = rows_of(found, given.shares, given.examples, given.ridge)
+    for row in rows:
+        sys.stdout.write(" | ".join(["", *row, ""]).strip() + "\n")
+        sys.stdout.flush()
+
+
+def rows_of(
+    found: TrainedNetwork, shares: Iterable[float], num_examples: int, ridge: float
+) -> Iterable[list[str]]:
+    """Head and rows of the table."""
+    network, model = found.masked, found.masked.model
+    params, statistics = network.params, network.statistics
+    score = functools.partial(_score, found)
+    inputs = _examples(found, num_examples)
+    yield [
+        *("channels removed", "parameters", "multiply-accumulates", "set to zero"),
+        *("own statistics", "repaired", "and own statistics", "seconds to repair"),
+    ]
+    yield ["---"] * 8
+    yield ["none", "1", "1", score(params, statistics), "", "", "", ""]
+    for share in shares:
+        cut = _cut_of(model, params, statistics, share)
+        masked = cut.mask(params)
+        own = functools.partial(_own_statistics, model, statistics, inputs)
+        began = time.perf_counter()
+        fitted = jax.block_until_ready(
+            repair(model.apply, params, cut, inputs, statistics=statistics, ridge=ridge)
+        )
+        seconds = time.perf_counter() - began
+        yield [
+            f"{share:.0%}",
+            *_size_of(model, cut),
+            score(masked, statistics),
+            score(masked, own(masked)),
+            score(fitted, statistics),
+            score(fitted, own(fitted)),
+            f"{seconds:.0f}",
+        ]
+
+
+def _score(found: TrainedNetwork, params: PyTree, statistics: PyTree) -> str:
+    """Accuracy on the validation split; of tasks without one, the loss."""
+    run = found.experiment
+    program, split = run.current.programs.evaluate, run.task.dataset.validation
+    measures = evaluate_split(run, program, (params, statistics), split)
+    if measures is None:
+        sys.exit("error: this run has no validation split; set data.validation_share")
+    return f"{measures.get('accuracy', measures['loss']):.4f}"
+
+
+def _examples(found: TrainedNetwork, count: int) -> PyTree:
+    """Inputs of training examples drawn at random."""
+    task = found.experiment.task
+    split = task.dataset.train
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.choice(len(split), min(count, len(split)), replace=False))
+    with evaluation_batches(split, len(rows), rows) as batches:
+        return jax.tree.map(jnp.asarray, task.objective.inputs(next(batches)))
+
+
+def _cut_of(model: Model, params: PyTree, statistics: PyTree, share: float) -> Cut:
+    """Leaves the same share of every group, of the largest norms."""
+    trace = trace_model(model)
+    sizes = {group.name: group.size for group in trace.groups}
+    layouts = layouts_of(trace.groups, shapes_by_path(params))
+    counts = uniform_keep_counts(CountLimits(sizes), 1 - share)
+    kept = choose_keep_indices(channel_scores("norm", params, layouts), counts)
+    return make_cut(trace, masks_of(kept, sizes), params, statistics)
+
+
+def _own_statistics(
+    model: Model, statistics: PyTree, inputs: PyTree, params: PyTree
+) -> PyTree:
+    return jax.jit(model.reestimate)(params, statistics, inputs, jnp.int32(0))
+
+
+def _size_of(model: Model, cut: Cut) -> list[str]:
+    """Parameters and multiply-accumulates, as shares of the whole network's."""
+
+    def sizes(each: Model) -> Mapping[str, Any]:
+        arrays = jax.eval_shape(each.init, jax.random.key(0))
+        macs = count_macs(each.apply, *arrays, each.example())
+        return {"params": count_params(arrays[0]), "macs": macs}
+
+    whole, small = sizes(model), sizes(model.after(cut))
+    return [f"{small[name] / whole[name]:.3f}" for name in whole]
+
+
+if __name__ == "__main__":
+    main()
