@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         register_method,
         topk,
     )
-    from prunex_jax.shrink import certify, make_cut
+    from prunex_jax.shrink import certify, make_cut, repair
     from prunex_jax.sparsity import project_channels
     from prunex_jax.train.build.config import default_config
 
@@ -49,6 +49,7 @@ __all__ = [
     "project_channels",
     "read_model",
     "register_method",
+    "repair",
     "topk",
     "trace_channels",
 ]
@@ -63,7 +64,7 @@ _HOMES = {
         *("METHODS", "average_gradients", "dgc", "hsadmm", "importance", "pactrain"),
         *("powersgd", "register_method", "topk"),
     ),
-    "shrink": ("certify", "make_cut"),
+    "shrink": ("certify", "make_cut", "repair"),
     "sparsity": ("project_channels",),
     "train.build.config": ("default_config",),
 }

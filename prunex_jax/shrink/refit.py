@@ -1,15 +1,14 @@
 """Refits what reads channels that go to those that stay, in closed form.
 
 The function and its masked form are computed side by side on some examples. Where one
-reads its inputs x by a matrix product or a convolution of a parameter W, and the other
-has x' left of them, on the kept channels k,
+has y as a matrix product, or a convolution, of a parameter W, and the other has x left
+to read of the kept channels k, with all taps of a convolution,
 
-    W_k <- (C + lambda I)^-1 (D W + lambda W_k)
-    C = sum of x'_k x'_k^T,   D = sum of x'_k x^T
+    W_k <- (C + lambda I)^-1 (D + lambda W_k)
+    C = sum of x x^T,   D = sum of x y^T
 
-is the ridge regression of what the product gave on what is left, over examples and
-positions; the taps of a convolution share it. The masked form goes on with the new
-weights, so that later products make up for what earlier ones could not.
+is the ridge regression of y on x, over examples and positions. The masked form goes on
+with the new weights, so that later products make up for what earlier ones could not.
 
 The traced program says where parameters are read, so it works for any JAX function.
 
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
@@ -45,6 +45,8 @@ _CALLS = {
 _MOVES = {"broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "transpose"}
 # Operations after which they are where they were, on an array of numbers or a mesh.
 _STAYS = {"convert_element_type", "copy", "pcast", "pvary", "reshard"}
+# So many positions of a device are enough for thousands of inputs.
+_MOST_POSITIONS = 2**16
 # Adds up over hosts.
 Total = Callable[[Any], Any]
 _Place = tuple[int, ...]  # Number of an equation, in the programs around it.
@@ -69,8 +71,9 @@ def repair(
       *inputs: Some hundred examples; no labels.
       statistics: Running statistics of full size; None if the function takes none.
       ridge: lambda, as a share of the mean square of the kept inputs.
-      total: Adds up what hosts have found of their own examples, one float32 array of
-        (kept inputs) x (kept + all inputs) numbers per product; None is one host.
+      total: Adds up what hosts have found of their own examples: per product one
+        float32 array of (kept inputs) x (kept inputs + outputs), where inputs are
+        channels times taps.
     Returns:
       Parameters of full size with zeros for what goes, as from `Cut.mask`, for
       `Cut.take`. Running statistics of norms fit them no longer: take them anew.
@@ -118,11 +121,13 @@ class _Consumer:
 
     Attributes:
       path: The parameter.
-      entries: int[inputs, rest], which entry of the flat parameter is where.
-      alive: bool[inputs, rest], which of them stay.
+      entries: int[inputs, outputs], which entry of the flat parameter is where. The
+        taps of a convolution are inputs of their own.
+      alive: bool[inputs, outputs], which of them stay.
       operand: Number of the operand that is the parameter; the other one is x.
       weight_axes: Axes of that which are summed over,
       input_axes: and the same of x.
+      eqn: The product.
     """
 
     path: str
@@ -131,6 +136,7 @@ class _Consumer:
     operand: int
     weight_axes: tuple[int, ...]
     input_axes: tuple[int, ...]
+    eqn: core.JaxprEqn
 
     @property
     def kept(self) -> np.ndarray:
@@ -138,18 +144,29 @@ class _Consumer:
         return np.flatnonzero(self.alive.any(1))
 
     def weight(self, rows: jax.Array, like: jax.Array) -> jax.Array:
-        """The operand that is the parameter, of its [inputs, rest]; `like` the old."""
+        """The operand of these [inputs, outputs]; `like` the old one."""
         front = tuple(range(len(self.weight_axes)))
         zeros = jnp.zeros_like(like)  # Varies over a mesh as the old one does.
         moved = jnp.moveaxis(zeros, self.weight_axes, front)
         moved += rows.reshape(moved.shape).astype(like.dtype)
         return jnp.moveaxis(moved, front, self.weight_axes)
 
-    def inputs(self, x: jax.Array) -> jax.Array:
-        """float32[positions, inputs] of the other operand."""
-        last = tuple(range(-len(self.input_axes), 0))
-        moved = jnp.moveaxis(x, self.input_axes, last)
-        return moved.reshape(-1, len(self.entries)).astype(jnp.float32)
+    def read_and_given(self, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """float32[positions, inputs] and [positions, outputs], of some positions.
+
+        Args:
+          x: The other operand.
+          y: A result.
+        """
+        if self.eqn.primitive.name == "dot_general":
+            weight: Any = self.eqn.invars[self.operand].aval
+            count = weight.ndim - len(self.weight_axes)
+            given = tuple(range(count) if self.operand == 0 else range(-count, 0))
+            read = self.input_axes
+        else:
+            x, y, axis = _patches(self.eqn, x, y)
+            read = given = (axis,)
+        return _rows(x, read, len(self.entries)), _rows(y, given, self.entries.shape[1])
 
 
 class _Pair(NamedTuple):
@@ -179,14 +196,13 @@ class _Refit:
             eqn: core.JaxprEqn, operands: list[_Pair], place: _Place
         ) -> Sequence[_Pair]:
             whole, left = ([x[side] for x in operands] for side in (0, 1))
-            consumer = self.consumers.get(place)
+            consumer, results = self.consumers.get(place), evaluate(eqn, whole)
             if consumer is not None:
                 number = consumer.operand
                 rows = jnp.ravel(leaves[consumer.path])[consumer.entries]
-                rows = self._refitted(consumer, operands[1 - number], rows)
+                rows = self._refitted(consumer, left[1 - number], results[0], rows)
                 fitted[consumer.path] = rows
                 left[number] = consumer.weight(rows, whole[number])
-            results = evaluate(eqn, whole)
             is_same = all(x.whole is x.left for x in operands)
             others = results if is_same and consumer is None else evaluate(eqn, left)
             return list(map(_Pair, results, others))
@@ -196,21 +212,58 @@ class _Refit:
         _through(self.closed, arguments, do, lambda value: _Pair(value, value))
         return fitted
 
-    def _refitted(self, consumer: _Consumer, x: _Pair, rows: jax.Array) -> jax.Array:
+    def _refitted(
+        self, consumer: _Consumer, x: jax.Array, y: jax.Array, rows: jax.Array
+    ) -> jax.Array:
         """The new weights, zero where they do not stay."""
         kept = consumer.kept
-        whole, left = map(consumer.inputs, x)
+        left, wanted = consumer.read_and_given(x, y)
         left = left[:, kept]
-        both = jnp.concatenate([left, whole], axis=1)
+        both = jnp.concatenate([left, wanted], axis=1)
         sums = self.total(jnp.matmul(left.T, both, precision="highest"))
         own, crossed = sums[:, : len(kept)], sums[:, len(kept) :]
         size = self.ridge * jnp.maximum(jnp.trace(own) / len(kept), 1e-30)
-        rows = rows.astype(jnp.float32)
-        wanted = jnp.matmul(crossed, rows, precision="highest") + size * rows[kept]
+        old = rows.astype(jnp.float32)
         new = jax.scipy.linalg.solve(
-            own + size * jnp.eye(len(kept)), wanted, assume_a="pos"
+            own + size * jnp.eye(len(kept)), crossed + size * old[kept], assume_a="pos"
         )
-        return jnp.where(consumer.alive, rows.at[kept].set(new), 0.0)
+        return jnp.where(consumer.alive, old.at[kept].set(new), 0.0)
+
+
+def _rows(x: jax.Array, axes: tuple[int, ...], size: int) -> jax.Array:
+    """float32[positions, size] of an array, with these axes together as the last."""
+    moved = jnp.moveaxis(x, axes, tuple(range(-len(axes), 0)))
+    return moved.reshape(-1, size)[:_MOST_POSITIONS].astype(jnp.float32)
+
+
+def _patches(
+    eqn: core.JaxprEqn, x: jax.Array, y: jax.Array
+) -> tuple[jax.Array, jax.Array, int]:
+    """What every position of a convolution reads, and what it gives, and where.
+
+    Returns:
+      What is read, of the first examples, as features: channels, then taps; what these
+      give; and the axis of the features.
+    """
+    params: Any = eqn.params
+    kernel: Any = eqn.invars[1].aval
+    numbers = params["dimension_numbers"]
+    batch, features, *space = numbers.out_spec
+    # All taps of all positions of large images would not fit into memory.
+    count = math.ceil(_MOST_POSITIONS / math.prod(y.shape[axis] for axis in space))
+    x = lax.slice_in_dim(x, 0, min(count, y.shape[batch]), axis=numbers.lhs_spec[0])
+    y = lax.slice_in_dim(y, 0, min(count, y.shape[batch]), axis=batch)
+    read = lax.conv_general_dilated_patches(
+        x.astype(jnp.float32),
+        filter_shape=[kernel.shape[axis] for axis in numbers.rhs_spec[2:]],
+        window_strides=params["window_strides"],
+        padding=params["padding"],
+        lhs_dilation=params["lhs_dilation"],
+        rhs_dilation=params["rhs_dilation"],
+        dimension_numbers=numbers,
+        precision=lax.Precision.HIGHEST,
+    )
+    return read, y, features
 
 
 def _through(
@@ -307,9 +360,9 @@ def _consumer(
         if number == 0 or groups != (1, 1):
             return None
         numbers = params["dimension_numbers"]
-        weight_axes, input_axes = numbers.rhs_spec[1:2], numbers.lhs_spec[1:2]
+        weight_axes, input_axes = numbers.rhs_spec[1:], numbers.lhs_spec[1:2]
     path, entries = operands[number]
     moved = np.moveaxis(entries, weight_axes, range(len(weight_axes)))
     entries = moved.reshape(math.prod(moved.shape[: len(weight_axes)]), -1)
     axes = tuple(weight_axes), tuple(input_axes)
-    return _Consumer(path, entries, alive[path][entries], number, *axes)
+    return _Consumer(path, entries, alive[path][entries], number, *axes, eqn)

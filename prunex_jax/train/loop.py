@@ -32,7 +32,7 @@ from prunex_jax.train.build.rounds import Round
 from prunex_jax.train.build.work import macs_left_out
 from prunex_jax.train.changes.ahead import CompilerAhead, calls_to_come
 from prunex_jax.train.changes.means import Means, gather_means
-from prunex_jax.train.changes.repair import repaired
+from prunex_jax.train.changes.repair import repaired, repairs
 from prunex_jax.train.changes.transitions import change_method, describe, hand_over
 from prunex_jax.train.console import Console, in_words
 from prunex_jax.train.records.checkpoint import Checkpointer
@@ -364,7 +364,8 @@ class Loop:
         kept_before = self.position.keep_counts
         self._move(num_rounds=self.position.num_rounds + 1)
         self._choose_counts(due.stage.density)
-        is_repaired = self._repairs() and self.position.keep_counts != kept_before
+        has_removed = self.position.keep_counts != kept_before
+        is_repaired = has_removed and repairs(self.experiment)
         current, counts = self.experiment.current, self.position.keep_counts
         exchange = current.programs.exchange
         options = current.exchange_options(counts, due.kind)
@@ -375,12 +376,6 @@ class Loop:
         self.state = exchange(self.state, **options)
         if before is not None:
             self._repair(before)
-
-    def _repairs(self) -> bool:
-        """Whether what reads removed channels is refitted."""
-        experiment = self.experiment
-        is_asked = experiment.config.sparsity.repair_batches > 0
-        return is_asked and experiment.current.method.pruning.moved is not None
 
     def _repair(self, before: tuple[PyTree, PyTree]) -> None:
         """Refits what reads the channels that a round has just removed."""

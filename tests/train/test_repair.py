@@ -6,9 +6,11 @@ import pytest
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.comm import wire_bytes
 from prunex_jax.mesh import make_topology
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
+from prunex_jax.train.changes.repair import sent_by_repair
 from prunex_jax.train.run import train
 from tests.helpers.tiny_runs import ROUNDING, merged, rows_of, settings
 
@@ -92,7 +94,7 @@ def test_copies_are_at_the_consensus_and_what_went_is_zero(repaired):
 
 @pytest.mark.slow
 def test_its_bytes_are_in_the_ledger(repaired, never):
-    """Sums of (kept inputs) x (kept + all inputs) of every product, and statistics."""
+    """Sums of (kept inputs) x (kept inputs + outputs) of products, and statistics."""
     with_, without = (
         {row["step"]: row["host_wire_bytes"] for row in rows}
         for rows in (repaired[1], never[1])
@@ -102,13 +104,21 @@ def test_its_bytes_are_in_the_ledger(repaired, never):
     num_sums = 0
     for path, leaf in flatten_by_path(state.opt_state.global_consensus).items():
         if path.endswith("kernel"):
-            rows = np.moveaxis(leaf, -2, 0).reshape(leaf.shape[-2], -1)
+            rows = leaf.reshape(-1, leaf.shape[-1])  # Taps and inputs.
             kept = int(rows.any(1).sum())
-            num_sums += kept * (kept + len(rows)) if kept < len(rows) else 0
+            num_sums += kept * (kept + rows.shape[1]) if kept < len(rows) else 0
     num_statistics = sum(x[0, 0].size for x in jax.tree.leaves(state.statistics))
     # Those of the network as it was, and those that it has of its own.
     sent = num_sums + 2 * num_statistics
-    assert with_[REMOVED] - without[REMOVED] == pytest.approx(4 * sent, rel=0.01)
+    added = with_[REMOVED] - without[REMOVED]
+    assert added == pytest.approx(4 * sent, rel=0.01)  # But for padding.
+    experiment = make_experiment(resolve_config(VALUES), make_topology("2x2"))
+    programs, counts = experiment.current.programs, experiment.channels.keep_counts
+    listed = [
+        *programs.network.collectives(programs.abstract_state()),
+        *sent_by_repair(experiment, counts),
+    ]
+    assert added == wire_bytes(listed, dict(experiment.mesh.shape))["host"]
 
 
 @pytest.mark.rotates

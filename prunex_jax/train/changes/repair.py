@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import mean_over_mesh, sum_over_mesh
+from prunex_jax.comm import Collective, mean_over_mesh, sum_over_mesh
 from prunex_jax.mesh import MeshAxes, map_over, specs_of, vary
 from prunex_jax.models import from_moments, to_moments
 from prunex_jax.shrink.refit import repair
@@ -37,18 +37,35 @@ def repaired(
       state: The training state after that, in which their entries are zero.
       step: Steps done; the next batches are looked at.
     Collectives:
-      A sum over the mesh per product that reads removed channels, of
-      (kept inputs) x (kept + all inputs) float32, and of the running statistics.
+      Sums over the mesh as `shrink.repair` says, and of the running statistics.
     """
     found = experiment.current.method.pruning.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
     program = program_of("repair", _repairer, experiment, masks)
     count = experiment.config.sparsity.repair_batches
     with experiment.batches(step) as batches:
-        changed: TrainState = program(
-            state, *before, tuple(itertools.islice(batches, count))
-        )
+        looked_at = tuple(itertools.islice(batches, count))
+    changed: TrainState = program(state, *before, looked_at)
     return changed
+
+
+def repairs(experiment: Experiment) -> bool:
+    """Whether a run refits what reads channels when its method removes them."""
+    is_asked = experiment.config.sparsity.repair_batches > 0
+    return is_asked and experiment.current.method.pruning.moved is not None
+
+
+def sent_by_repair(
+    experiment: Experiment, keep_counts: Mapping[str, int]
+) -> list[Collective]:
+    """What a repair sends that leaves so many channels, by its trace."""
+    sizes = {group.name: group.size for group in experiment.current.groups}
+    masks = {name: np.arange(n) < keep_counts[name] for name, n in sizes.items()}
+    network = jax.eval_shape(experiment.current.model.init, jax.random.key(0))
+    batches = (experiment.batch_shapes(),) * experiment.config.sparsity.repair_batches
+    state = experiment.current.programs.abstract_state()
+    program = program_of("repair", _repairer, experiment, masks)
+    return program.collectives(state, *network, batches)
 
 
 def _repairer(

@@ -36,6 +36,7 @@ from prunex_jax.train.build.joining import (
 )
 from prunex_jax.train.build.work import seen_until
 from prunex_jax.train.changes.ahead import exchanges_to_come
+from prunex_jax.train.changes.repair import repairs, sent_by_repair
 from prunex_jax.train.changes.transitions import saved_shapes
 from prunex_jax.train.console import Console, start_screen
 from prunex_jax.train.records.folder import holds_run
@@ -274,13 +275,16 @@ def _calls_of(experiment: Experiment) -> Iterator[tuple[str, list[Collective]]]:
     else:
         yield "the first step", step(first_options)
         yield "the last step", step(last_options)
-    total = sum(channels.sizes.values())
+    total, before = sum(channels.sizes.values()), dict(channels.sizes)
     for options in _exchanges(experiment):
         kept = dict(options["keep_counts"])
         share = sum(kept.values()) / total if total and kept else 1.0
         part = "all channels" if share == 1 else f"{share:.3g} of the channels"
         what = f"an exchange with {part}, {options['kind']}"
         yield what, programs.exchange.collectives(state, **options)
+        if repairs(experiment) and kept != before:
+            yield f"a repair with {part}", sent_by_repair(experiment, kept)
+        before = kept
 
 
 def _with_times(needs: Needs, experiment: Experiment) -> Needs:
