@@ -58,6 +58,11 @@ def uses_gradients(criterion: Criterion) -> bool:
     return criterion in ("taylor", "mixture")
 
 
+def estimates_damage(criterion: Criterion) -> bool:
+    """Whether scores say what the loss loses: then they compare between groups."""
+    return criterion == "taylor"
+
+
 def gradient_scores(
     criterion: Criterion,
     params: PyTree,

@@ -18,7 +18,8 @@ class SparsityConfig:
     # channels | params | macs | bytes (of one exchange). In the last three, as few
     # channels are removed as reach the share, at every density on the way.
     unit: Literal["channels", "params", "macs", "bytes"] = "channels"
-    # uniform (the same share of every group) | global (ranked over all groups).
+    # uniform (the same share of every group) | global (ranked over all groups: taylor
+    # scores per what a channel costs in `unit`, others per their mean in the group).
     budget: Literal["uniform", "global"] = "uniform"
     # No group loses more than this share of its channels, whatever the budget.
     max_group_sparsity: float = setting(1.0, above=0, at_most=1)

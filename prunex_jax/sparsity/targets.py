@@ -7,6 +7,7 @@ A `CountFamily` lists the kept counts that one rule can give, each inside the ne
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal
@@ -24,6 +25,7 @@ from prunex_jax.sparsity.counts import (
     uniform_family,
     uniform_keep_counts,
 )
+from prunex_jax.sparsity.criteria import estimates_damage
 from prunex_jax.sparsity.quanta import read_multiples
 from prunex_jax.sparsity.settings import SparsityConfig
 
@@ -304,8 +306,7 @@ class Budget:
         """
         config, ranked = self.config, None
         if config.budget == "global" and scores is not None:
-            raw = {name: jnp.asarray(score) for name, score in scores.items()}
-            ranked = {n: np.asarray(s) for n, s in normalise_scores(raw).items()}
+            ranked = self._comparable(scores)
         if density == 1.0 or (config.unit == "channels" and ranked is None):
             return uniform_keep_counts(self.limits, density)
         if config.unit == "channels" and ranked is not None:
@@ -318,6 +319,37 @@ class Budget:
         except UserError as error:
             raise UserError(f"{_asked_by(config)}: {error}") from error
         return dict(solution.keep_counts)
+
+    def _comparable(self, scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Scores that rank channels of all groups; their mean is about 1.
+
+        What the loss loses is divided by what a channel costs; other scores by their
+        mean in the group.
+        """
+        if not estimates_damage(self.config.criterion):
+            raw = {name: jnp.asarray(score) for name, score in scores.items()}
+            return {name: np.asarray(s) for name, s in normalise_scores(raw).items()}
+        per_cost = {
+            name: np.asarray(score, np.float64) / self._channel_costs[name]
+            for name, score in scores.items()
+        }
+        every = np.concatenate(list(per_cost.values()))
+        mean = np.mean(every, where=np.isfinite(every)) or 1.0
+        return {name: score / mean for name, score in per_cost.items()}
+
+    @functools.cached_property
+    def _channel_costs(self) -> Mapping[str, float]:
+        """What one channel of every group costs, where nothing else was removed."""
+        limits, cost = self.limits, self.costs.get(self.config.unit)
+        if cost is None:
+            return dict.fromkeys(limits.sizes, 1.0)
+        dense, found = cost(limits.sizes), dict[str, float]()
+        for name, size in limits.sizes.items():
+            fewer = min(limits.quanta[name], size - 1)
+            saved = dense - cost({**limits.sizes, name: size - fewer}) if fewer else 0.0
+            # What saves nothing is removed last.
+            found[name] = max(saved, dense * 1e-12) / max(fewer, 1)
+        return found
 
 
 def _asked_by(config: SparsityConfig) -> str:

@@ -124,3 +124,47 @@ def test_more_than_every_group_may_lose_is_refused():
     validate_sparsity(work)
     with pytest.raises(UserError, match=r"max_group_sparsity=0 must lie in \(0, 1\]"):
         validate_sparsity(SparsityConfig(max_group_sparsity=0))
+
+
+COSTS = {"a": 1.0, "b": 4.0, "c": 2.0}
+
+
+def ranking_budget(criterion, unit="macs"):
+    sizes = dict.fromkeys(COSTS, 32)
+    config = SparsityConfig(
+        budget="global", criterion=criterion, unit=unit, round_to=1, sparsity=0.5
+    )
+    cost = {unit: lambda counts: sum(COSTS[name] * n for name, n in counts.items())}
+    return Budget(config, limits_of(config, sizes), cost if unit != "channels" else {})
+
+
+def test_equal_damage_goes_where_it_saves_most():
+    scores = {name: np.linspace(1.0, 2.0, 32) for name in COSTS}
+    counts = ranking_budget("taylor").keep_counts_at(0.3, scores)
+    assert counts["b"] < counts["c"] < counts["a"] == 32
+    # Of channels all cost the same, and so they do where scores are no damage.
+    assert set(
+        ranking_budget("taylor", "channels").keep_counts_at(0.5, scores).values()
+    ) == {16}
+    even = ranking_budget("norm").keep_counts_at(0.5, scores).values()
+    assert max(even) - min(even) <= 1
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_the_scale_of_damages_does_not_matter(scale):
+    rng = np.random.default_rng(0)
+    scores = {name: rng.exponential(size=32) for name in COSTS}
+    budget = ranking_budget("taylor")
+    wanted = budget.keep_counts_at(0.5, scores)
+    found = budget.keep_counts_at(0.5, {n: scale * s for n, s in scores.items()})
+    assert found == wanted
+    after = budget.keep_counts_at(0.25, scores, wanted)
+    assert all(after[name] <= wanted[name] for name in COSTS)
+
+
+def test_damages_compare_between_groups_and_norms_do_not():
+    scores = {name: np.full(32, 1.0 if name == "a" else 1e-3) for name in COSTS}
+    damage = ranking_budget("taylor", "channels").keep_counts_at(0.5, scores)
+    assert damage["a"] == 32
+    norm = ranking_budget("norm", "channels").keep_counts_at(0.5, scores)
+    assert set(norm.values()) == {16}

@@ -157,6 +157,8 @@ def test_cutting_and_training_commute(form, tmp_path):
     kept = [x.model.kept for x in (cut_later.current, small.current, shrunk.network)]
     assert kept[0] == kept[1] == kept[2]
     _, at_event, _ = checkpoint_of(values, tmp_path / "shrunk", EVENT)
+    # On the host: operation by operation, sums over devices can wait for each other.
+    state, cut_state, at_event = jax.device_get((state, cut_state, at_event))
 
     found, wanted = flatten_by_path(state), flatten_by_path(cut_state)
     scale = optax.tree.norm(optax.tree.sub(state.params, at_event.params))
