@@ -1,16 +1,20 @@
 """What a trained network keeps when channels go at once and nothing trains after it.
 
-Scores the network of a run on its validation split: whole, with channels of small norm
-set to zero, the same with batch statistics of its own, and repaired. Prints a table.
+Scores the network of a run on its validation split: whole, with channels set to zero,
+the same with batch statistics of its own, and repaired. Prints a table.
 
     python -m benchmarks one_shot --workdir=RUN [--data-dir=FOLDER] [--examples=1024]
+        [--unit=channels] [--budget=uniform] [--criterion=norm] [--shares 0.3 0.5]
+
+The last four are as in `config.sparsity`; scores of gradients are means over batches of
+training examples, of a network that trains no more.
 """
 
 import argparse
 import functools
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -18,22 +22,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.trees import PyTree, shapes_by_path
-from prunex_jax.channels import layouts_of
+from prunex_jax.channels import ChannelTrace, layouts_of
 from prunex_jax.data import evaluation_batches
 from prunex_jax.models import Model
 from prunex_jax.shrink import Cut, make_cut, repair, trace_model
-from prunex_jax.shrink.cost import count_macs, count_params
+from prunex_jax.shrink.cost import count_macs, count_params, model_budget
 from prunex_jax.sparsity import (
-    CountLimits,
     channel_scores,
     choose_keep_indices,
+    gradient_scores,
     masks_of,
-    uniform_keep_counts,
+    running_mean,
+    uses_gradients,
+    validate_sparsity,
 )
+from prunex_jax.sparsity.settings import Criterion, SparsityConfig
+from prunex_jax.tasks import Batch
 from prunex_jax.train.records.restoring import TrainedNetwork, load_trained
 from prunex_jax.train.records.scores import evaluate_split
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
+# What scores of gradients are means over.
+_BATCHES, _BATCH_SIZE = 40, 64
 
 
 def main() -> None:
@@ -44,16 +54,25 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=1024, help="to fit on")
     parser.add_argument("--shares", type=float, nargs="*", default=SHARES)
     parser.add_argument("--ridge", type=float, default=1e-3)
+    for name in ("unit", "budget", "criterion"):
+        parser.add_argument(f"--{name}", default=getattr(SparsityConfig(), name))
     given = parser.parse_args()
+    config = SparsityConfig(
+        unit=given.unit, budget=given.budget, criterion=given.criterion
+    )
+    validate_sparsity(config)
     found = load_trained(given.workdir, data_dir=given.data_dir, simulates=True)
-    rows = rows_of(found, given.shares, given.examples, given.ridge)
-    for row in rows:
+    for row in rows_of(found, config, given.shares, given.examples, given.ridge):
         sys.stdout.write(" | ".join(["", *row, ""]).strip() + "\n")
         sys.stdout.flush()
 
 
 def rows_of(
-    found: TrainedNetwork, shares: Iterable[float], num_examples: int, ridge: float
+    found: TrainedNetwork,
+    config: SparsityConfig,
+    shares: Iterable[float],
+    num_examples: int,
+    ridge: float,
 ) -> Iterable[list[str]]:
     """Head and rows of the table."""
     network, model = found.masked, found.masked.model
@@ -61,13 +80,24 @@ def rows_of(
     score = functools.partial(_score, found)
     inputs = _examples(found, num_examples)
     yield [
-        *("channels removed", "parameters", "multiply-accumulates", "set to zero"),
+        *(
+            f"{config.unit} removed",
+            "parameters",
+            "multiply-accumulates",
+            "set to zero",
+        ),
         *("own statistics", "repaired", "and own statistics", "seconds to repair"),
     ]
     yield ["---"] * 8
     yield ["none", "1", "1", score(params, statistics), "", "", "", ""]
+    trace = trace_model(model)
+    budget = model_budget(config, model, trace)
+    scores = _scores(found, config.criterion, trace)
+    sizes = {group.name: group.size for group in trace.groups}
     for share in shares:
-        cut = _cut_of(model, params, statistics, share)
+        counts = budget.keep_counts_at(1 - share, scores)
+        kept = choose_keep_indices(scores, counts)
+        cut = make_cut(trace, masks_of(kept, sizes), params, statistics)
         masked = cut.mask(params)
         own = functools.partial(_own_statistics, model, statistics, inputs)
         began = time.perf_counter()
@@ -97,23 +127,46 @@ def _score(found: TrainedNetwork, params: PyTree, statistics: PyTree) -> str:
 
 
 def _examples(found: TrainedNetwork, count: int) -> PyTree:
-    """Inputs of training examples drawn at random."""
-    task = found.experiment.task
-    split = task.dataset.train
-    rng = np.random.default_rng(0)
+    """Inputs of training examples."""
+    return found.experiment.task.objective.inputs(_batch(found, count, seed=0))
+
+
+def _batch(found: TrainedNetwork, count: int, seed: int) -> Batch:
+    """Training examples drawn at random."""
+    split = found.experiment.task.dataset.train
+    rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(len(split), min(count, len(split)), replace=False))
     with evaluation_batches(split, len(rows), rows) as batches:
-        return jax.tree.map(jnp.asarray, task.objective.inputs(next(batches)))
+        return jax.tree.map(jnp.asarray, next(batches))
 
 
-def _cut_of(model: Model, params: PyTree, statistics: PyTree, share: float) -> Cut:
-    """Leaves the same share of every group, of the largest norms."""
-    trace = trace_model(model)
-    sizes = {group.name: group.size for group in trace.groups}
+def _scores(
+    found: TrainedNetwork, criterion: Criterion, trace: ChannelTrace
+) -> dict[str, jax.Array]:
+    """Scores of all channels; of gradients, means over batches."""
+    task, (model, params) = found.experiment.task, _functions_of(found)
     layouts = layouts_of(trace.groups, shapes_by_path(params))
-    counts = uniform_keep_counts(CountLimits(sizes), 1 - share)
-    kept = choose_keep_indices(channel_scores("norm", params, layouts), counts)
-    return make_cut(trace, masks_of(kept, sizes), params, statistics)
+    mean = None
+    if uses_gradients(criterion):
+        mean = {g.name: jnp.zeros(g.size) for g in trace.groups}
+        slope = jax.jit(jax.grad(lambda p, x: task.objective.loss(model(p, x), x)))
+        for number in range(_BATCHES):
+            batch = _batch(found, _BATCH_SIZE, seed=1 + number)
+            grads = slope(params, batch)
+            new = gradient_scores(criterion, params, grads, layouts)
+            mean = running_mean(mean, new, jnp.int32(number))
+    return channel_scores(criterion, params, layouts, mean)
+
+
+def _functions_of(found: TrainedNetwork) -> tuple[Callable[..., Any], PyTree]:
+    """(parameters, batch) -> answers in evaluation; and the parameters."""
+    network, objective = found.masked, found.experiment.task.objective
+
+    def answers(params: PyTree, batch: Batch) -> PyTree:
+        inputs = objective.inputs(batch)
+        return network.model.apply(params, network.statistics, inputs)
+
+    return answers, network.params
 
 
 def _own_statistics(
