@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from benchmarks import __main__ as front_door
-from benchmarks import compression, coverage_table, gpu, start
+from benchmarks import compression, coverage_table, gpu, one_shot, start
+from prunex_jax.train.run import train
 from tests.helpers.common import ROOT
+from tests.helpers.tiny_runs import settings
 
 
 @pytest.mark.slow
@@ -20,6 +22,23 @@ def test_what_methods_compute_is_timed_without_communication(monkeypatch, capsys
     timed = re.findall(r"^(\S+) +([\d.]+) ms", capsys.readouterr().out, re.M)
     assert [name for name, _ in timed] == names
     assert all(float(milliseconds) > 0 for _, milliseconds in timed)
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("how", [(), ("--budget=global", "--criterion=taylor")])
+def test_what_a_network_keeps_is_scored_whole_and_repaired(
+    how, monkeypatch, capsys, tmp_path
+):
+    train(settings(method={"name": "dense"}, run={"steps": 60}), tmp_path)
+    capsys.readouterr()
+    changes = [f"--workdir={tmp_path}", "--shares", "0.5", "--unit=params", *how]
+    monkeypatch.setattr(sys, "argv", ["one_shot", *changes])
+    one_shot.main()
+    _, _, whole, half = capsys.readouterr().out.splitlines()
+    dense = float(whole.split(" | ")[3])
+    _, share, _, zeroed, _, repaired, *_ = half.split(" | ")
+    assert 0 < float(share) <= 0.5
+    assert float(zeroed) < float(repaired) <= dense + 0.1
 
 
 @pytest.mark.rotates
