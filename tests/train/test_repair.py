@@ -17,7 +17,7 @@ from tests.helpers.tiny_runs import ROUNDING, merged, rows_of, settings
 # Half of the channels go at once, in the round that ends at step 68.
 BEFORE, REMOVED, NUM_STEPS = 64, 68, 80
 VALUES = settings(
-    topology={"layout": "2x2"},
+    topology={"layout": "2"},
     sparsity={
         "start_share": 0.8,
         "freeze_share": 0.9,
@@ -112,7 +112,7 @@ def test_its_bytes_are_in_the_ledger(repaired, never):
     sent = num_sums + 2 * num_statistics
     added = with_[REMOVED] - without[REMOVED]
     assert added == pytest.approx(4 * sent, rel=0.01)  # But for padding.
-    experiment = make_experiment(resolve_config(VALUES), make_topology("2x2"))
+    experiment = make_experiment(resolve_config(VALUES), make_topology("2"))
     programs, counts = experiment.current.programs, experiment.channels.keep_counts
     listed = [
         *programs.network.collectives(programs.abstract_state()),
@@ -145,7 +145,7 @@ def test_a_run_goes_on_to_the_same_bits(repaired, stopped_at, tmp_path):
     [
         {"topology": {"shard": "state"}},
         {"topology": {"shard": "params"}},
-        {"topology": {"layout": "1", "simulated": "2x2"}},
+        {"topology": {"layout": "1", "simulated": "2x4"}},
     ],
 )
 def test_it_is_the_same_on_other_meshes(repaired, changes, tmp_path):
@@ -187,4 +187,4 @@ def test_forms_with_duals_are_repaired(preset, tmp_path):
 def test_repairs_that_mean_nothing_are_refused(changes, text):
     with pytest.raises(UserError, match=text):
         config = resolve_config(merged(VALUES, changes))
-        make_experiment(config, make_topology("2x2"))
+        make_experiment(config, make_topology("2"))
