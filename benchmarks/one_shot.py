@@ -14,8 +14,7 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +24,8 @@ from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.channels import ChannelTrace, layouts_of
 from prunex_jax.data import evaluation_batches
 from prunex_jax.models import Model
-from prunex_jax.shrink import Cut, make_cut, repair, trace_model
-from prunex_jax.shrink.cost import count_macs, count_params, model_budget
+from prunex_jax.shrink import make_cut, repair, trace_model
+from prunex_jax.shrink.cost import macs_cost, model_budget, size_costs
 from prunex_jax.sparsity import (
     channel_scores,
     choose_keep_indices,
@@ -80,13 +79,9 @@ def rows_of(
     score = functools.partial(_score, found)
     inputs = _examples(found, num_examples)
     yield [
-        *(
-            f"{config.unit} removed",
-            "parameters",
-            "multiply-accumulates",
-            "set to zero",
-        ),
-        *("own statistics", "repaired", "and own statistics", "seconds to repair"),
+        *(f"{config.unit} removed", "parameters", "multiply-accumulates"),
+        *("set to zero", "own statistics", "repaired", "and own statistics"),
+        "seconds to repair",
     ]
     yield ["---"] * 8
     yield ["none", "1", "1", score(params, statistics), "", "", "", ""]
@@ -94,6 +89,9 @@ def rows_of(
     budget = model_budget(config, model, trace)
     scores = _scores(found, config.criterion, trace)
     sizes = {group.name: group.size for group in trace.groups}
+    example = model.example()
+    macs = macs_cost(model.apply, trace, params, example, statistics=statistics)
+    costs = size_costs(trace)["params"], macs
     for share in shares:
         counts = budget.keep_counts_at(1 - share, scores)
         kept = choose_keep_indices(scores, counts)
@@ -107,7 +105,7 @@ def rows_of(
         seconds = time.perf_counter() - began
         yield [
             f"{share:.0%}",
-            *_size_of(model, cut),
+            *(f"{cost(counts) / cost(sizes):.3f}" for cost in costs),
             score(masked, statistics),
             score(masked, own(masked)),
             score(fitted, statistics),
@@ -144,12 +142,19 @@ def _scores(
     found: TrainedNetwork, criterion: Criterion, trace: ChannelTrace
 ) -> dict[str, jax.Array]:
     """Scores of all channels; of gradients, means over batches."""
-    task, (model, params) = found.experiment.task, _functions_of(found)
+    network, objective = found.masked, found.experiment.task.objective
+    params = network.params
     layouts = layouts_of(trace.groups, shapes_by_path(params))
     mean = None
     if uses_gradients(criterion):
         mean = {g.name: jnp.zeros(g.size) for g in trace.groups}
-        slope = jax.jit(jax.grad(lambda p, x: task.objective.loss(model(p, x), x)))
+
+        def loss(params: PyTree, batch: Batch) -> jax.Array:
+            inputs = objective.inputs(batch)
+            outputs = network.model.apply(params, network.statistics, inputs)
+            return objective.loss(outputs, batch)
+
+        slope = jax.jit(jax.grad(loss))
         for number in range(_BATCHES):
             batch = _batch(found, _BATCH_SIZE, seed=1 + number)
             grads = slope(params, batch)
@@ -158,33 +163,10 @@ def _scores(
     return channel_scores(criterion, params, layouts, mean)
 
 
-def _functions_of(found: TrainedNetwork) -> tuple[Callable[..., Any], PyTree]:
-    """(parameters, batch) -> answers in evaluation; and the parameters."""
-    network, objective = found.masked, found.experiment.task.objective
-
-    def answers(params: PyTree, batch: Batch) -> PyTree:
-        inputs = objective.inputs(batch)
-        return network.model.apply(params, network.statistics, inputs)
-
-    return answers, network.params
-
-
 def _own_statistics(
     model: Model, statistics: PyTree, inputs: PyTree, params: PyTree
 ) -> PyTree:
     return jax.jit(model.reestimate)(params, statistics, inputs, jnp.int32(0))
-
-
-def _size_of(model: Model, cut: Cut) -> list[str]:
-    """Parameters and multiply-accumulates, as shares of the whole network's."""
-
-    def sizes(each: Model) -> Mapping[str, Any]:
-        arrays = jax.eval_shape(each.init, jax.random.key(0))
-        macs = count_macs(each.apply, *arrays, each.example())
-        return {"params": count_params(arrays[0]), "macs": macs}
-
-    whole, small = sizes(model), sizes(model.after(cut))
-    return [f"{small[name] / whole[name]:.3f}" for name in whole]
 
 
 if __name__ == "__main__":

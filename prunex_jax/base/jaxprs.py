@@ -11,6 +11,14 @@ from jax.extend import core
 
 _Value = TypeVar("_Value")
 
+# Primitives that call a program once.
+CALLS = frozenset(
+    (
+        *("checkpoint", "closed_call", "composite", "core_call", "custom_jvp_call"),
+        *("custom_vjp_call", "jit", "pjit", "remat2"),
+    )
+)
+
 
 def inner_programs(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
     """Programs that an equation calls, branches or loops over, in order of parameters.

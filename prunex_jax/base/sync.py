@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -31,8 +32,8 @@ class SyncSchedule:
 
     def __post_init__(self) -> None:
         """Refuses rounds without steps."""
-        gaps = self._gaps()
-        if self.period < 1 or min(gaps, default=1) < 1:
+        rounds = itertools.pairwise((0, *self.ends))
+        if self.period < 1 or any(end <= start for start, end in rounds):
             raise UserError(
                 f"sync_period = {self.period} must be at least 1, and rounds end one "
                 f"after the other: {self.ends[:10]}"
@@ -108,15 +109,12 @@ class SyncSchedule:
             return f"every {self.period} steps"
         return f"every {self.period} steps or more, {len(self.ends)} times"
 
-    def _gaps(self) -> list[int]:
-        starts = (0, *self.ends[:-1])
-        return [end - start for start, end in zip(starts, self.ends, strict=False)]
-
     def _equal_rounds(self, step: int) -> tuple[int, int]:
         """Before and behind those that are listed: where they start, their length."""
         if not self.ends or step < 0:
             return 0, self.ends[0] if self.ends else self.period
-        return self.ends[-1], self._gaps()[-1]
+        before, last = (0, *self.ends)[-2:]
+        return last, last - before
 
 
 def quadratic_schedule(

@@ -10,6 +10,7 @@ from jax.extend import core
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.jaxprs import (
+    CALLS,
     called_program,
     constants_of,
     interpret,
@@ -37,11 +38,6 @@ from prunex_jax.channels.labels import (
 )
 from prunex_jax.channels.numbers import is_positive, may_be_infinite
 
-# Primitives that call a program once.
-_CALLS = {
-    *("checkpoint", "closed_call", "composite", "core_call", "custom_jvp_call"),
-    *("custom_vjp_call", "jit", "pjit", "remat2"),
-}
 # Those whose values may be read outside; others are derived or done again as a whole.
 _INLINED = {"closed_call", "composite", "core_call", "jit", "pjit"}
 # Operations that leave whole numbers what they are, where they fit.
@@ -102,7 +98,7 @@ class Walk:
         self, eqn: core.JaxprEqn, operands: list[Traced], site: core.JaxprEqn
     ) -> LabelledEquation:
         name = eqn.primitive.name
-        if name in _CALLS and name not in self.rules:
+        if name in CALLS and name not in self.rules:
             if name.startswith("custom_"):
                 operands = _without_shared(operands)
             inner = self._inside(called_program(eqn), operands, site)

@@ -130,7 +130,7 @@ def macs_cost(
     """
 
     def cost(keep_counts: KeepCounts) -> int:
-        cut = _first_kept(trace, keep_counts, params, statistics)
+        cut = first_kept(trace, keep_counts, params, statistics)
         small = [_shapes_left(params, cut.parameters)]
         if cut.statistics is not None:
             small.append(_shapes_left(statistics, cut.statistics))
@@ -139,7 +139,7 @@ def macs_cost(
     return Memoised(cost)
 
 
-def _first_kept(
+def first_kept(
     trace: ChannelTrace, keep_counts: KeepCounts, params: PyTree, statistics: PyTree
 ) -> Cut:
     """Keeps the first channels of every group; which ones costs the same."""
@@ -163,7 +163,7 @@ def small_calls(
     """What `latency_cost` calls for any traced function, on these inputs."""
 
     def make_call(keep_counts: KeepCounts) -> Callable[[], Any]:
-        cut = _first_kept(trace, keep_counts, params, statistics)
+        cut = first_kept(trace, keep_counts, params, statistics)
         small = [cut.take(params)]
         if statistics is not None:
             small.append(cut.take_statistics(statistics))

@@ -147,9 +147,13 @@ class Part:
     def tell(self, status: np.ndarray, values: Mapping[str, Traced]) -> None:
         """Marks the labels of what is dead and of what is kept."""
         for path, value in values.items():
-            axes = self.layouts.get(path, {})
             for axis, labels in enumerate(value.labels):
-                told = np.full(len(labels), ALIVE, np.int8)
-                for name, positions in axes[axis].slices if axis in axes else ():
-                    told[positions[~self.masks[name]]] = DEAD
-                status[labels] |= told
+                stays = self.stays(path, axis)
+                status[labels] |= np.where(stays, ALIVE, DEAD).astype(np.int8)
+
+    def stays(self, path: str, axis: int) -> np.ndarray:
+        """bool[size], which positions of an axis of a leaf are left."""
+        found, axes = np.ones(self.shapes[path][axis], bool), self.layouts.get(path, {})
+        for name, positions in axes[axis].slices if axis in axes else ():
+            found[positions[~self.masks[name]]] = False
+        return found

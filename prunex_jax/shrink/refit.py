@@ -18,6 +18,7 @@ References:
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,17 +31,12 @@ from jax import lax
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.jaxprs import called_program, interpret
+from prunex_jax.base.jaxprs import CALLS, called_program, interpret
 from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
 from prunex_jax.channels.walk import evaluate
 from prunex_jax.shrink.cut import Cut
 from prunex_jax.shrink.part import Part
 
-# Calls whose programs are gone through.
-_CALLS = {
-    *("checkpoint", "closed_call", "composite", "core_call", "custom_jvp_call"),
-    *("custom_vjp_call", "jit", "pjit", "remat2"),
-}
 # Operations that move entries of a parameter and change none.
 _MOVES = {"broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "transpose"}
 # Operations after which they are where they were, on an array of numbers or a mesh.
@@ -103,7 +99,8 @@ def repair(
         )
     fit = jax.jit(_Refit(closed, consumers, ridge, total))
     rest = jax.tree.leaves((*running, inputs))
-    fitted = fit(params, cut.mask(params), rest)
+    masked = cut.mask(params)
+    fitted = fit(params, masked, rest)
     entries = {each.path: each.entries for each in consumers.values()}
 
     def new(path: str, leaf: Any) -> Any:
@@ -112,7 +109,7 @@ def repair(
         flat = jnp.ravel(leaf).at[entries[path]].set(fitted[path].astype(leaf.dtype))
         return flat.reshape(np.shape(leaf))
 
-    return map_with_path(new, cut.mask(params))
+    return map_with_path(new, masked)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -278,7 +275,7 @@ def _through(
 
     def at(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         here = (*place, next(numbers))
-        if eqn.primitive.name in _CALLS:
+        if eqn.primitive.name in CALLS:
             return _through(called_program(eqn), operands, do, constant, here)
         return do(eqn, operands, here)
 
@@ -294,7 +291,14 @@ class _Index(NamedTuple):
 
 def _consumers(closed: Any, parameters: Part) -> dict[_Place, _Consumer]:
     """Products that read what goes, of parameters that nothing else reads."""
-    alive = {path: np.ravel(_alive(parameters, path)) for path in parameters.shapes}
+    alive = {
+        path: functools.reduce(
+            np.logical_and.outer,
+            (parameters.stays(path, axis) for axis in range(len(shape))),
+            np.array(True),
+        ).ravel()
+        for path, shape in parameters.shapes.items()
+    }
     found: dict[_Place, _Consumer] = {}
     read = list[str]()
 
@@ -325,18 +329,6 @@ def _consumers(closed: Any, parameters: Part) -> dict[_Place, _Consumer]:
         for place, each in found.items()
         if read.count(each.path) == 1 and len(each.kept) < len(each.entries)
     }
-
-
-def _alive(parameters: Part, path: str) -> np.ndarray:
-    """Which entries of a parameter stay."""
-    shape = parameters.shapes[path]
-    alive = np.ones(shape, bool)
-    for axis, layout in parameters.layouts.get(path, {}).items():
-        stays = np.ones(shape[axis], bool)
-        for name, positions in layout.slices:
-            stays[positions[~parameters.masks[name]]] = False
-        alive &= np.expand_dims(stays, [n for n in range(len(shape)) if n != axis])
-    return alive
 
 
 def _consumer(

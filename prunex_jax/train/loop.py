@@ -379,8 +379,8 @@ class Loop:
 
     def _repair(self, before: tuple[PyTree, PyTree]) -> None:
         """Refits what reads the channels that a round has just removed."""
-        self._around.at("compile", None)
-        with self.clock.paused(), self._busy("refitting what reads removed channels"):
+        text = "refitting what reads removed channels"
+        with self.clock.paused(), self._busy(text, "compile"):
             step = self.position.step
             self.state = repaired(self.experiment, before, self.state, step)
 

@@ -181,9 +181,9 @@ def test_later_products_make_up_for_earlier_ones():
     cut = half_of(deep, params, x)
     fitted = repair(deep, params, cut, x, ridge=RIDGE)
     alone = dict(cut.mask(params))
-    for path in ("1", "2", "3", "last"):
+    for depth, path in enumerate(("1", "2", "3", "last"), 1):
         h = x
-        for number in range({"1": 1, "2": 2, "3": 3, "last": 4}[path]):
+        for number in range(depth):
             h = jax.nn.relu(h @ params[f"{number}"])
         kept = np.arange(24) % 2 == 0
         fit = np.linalg.lstsq(h[:, kept], h @ params[path], rcond=None)[0]

@@ -319,6 +319,10 @@ def test_the_law_goes_on_with_the_movement_that_a_cut_has_left(long_run):
     assert logged[16]["round_cosine"] == pytest.approx(float(after.cosine))
 
 
+# All that go do so at once, after a tenth of the run.
+EARLY = {"start_share": 0.1, "freeze_share": 0.2, "num_stairs": 1}
+
+
 def sent_by_step(rows):
     """Bytes of every step, by its number."""
     return dict(enumerate(np.diff([0, *(row["host_wire_bytes"] for row in rows)]), 1))
@@ -333,12 +337,7 @@ def test_a_streamed_run_resumes_with_means_under_way():
             "hsadmm": {"sync_period": 4, "preset": "reset"},
             "rounds": {"fragments": 2, "delay": 2},
         },
-        sparsity={
-            "start_share": 0.1,
-            "freeze_share": 0.2,
-            "shrink_share": 0.6,
-            "num_stairs": 1,
-        },
+        sparsity={**EARLY, "shrink_share": 0.6},
         run={"steps": 19, "log_every_steps": 1, "checkpoint_every_steps": 1},
     )
     checkpoints = Checkpoints([])
@@ -375,12 +374,7 @@ def test_rounds_become_rarer_as_the_learning_rate_falls(streaming):
             "hsadmm": {"sync_period": 2, "preset": "reset"},
             "rounds": {"sync_rule": "quadratic", **streaming},
         },
-        sparsity={
-            "start_share": 0.1,
-            "freeze_share": 0.2,
-            "shrink_share": 0.5,
-            "num_stairs": 1,
-        },
+        sparsity={**EARLY, "shrink_share": 0.5},
         run={"steps": 24, "log_every_steps": 1, "checkpoint_every_steps": 1},
     )
     plan = experiment.current.plan

@@ -10,13 +10,14 @@ import numpy as np
 import optax
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.comm import Collective, mean_over_mesh, sum_over_mesh
+from prunex_jax.comm import Collective, sum_over_mesh
 from prunex_jax.mesh import MeshAxes, map_over, specs_of, vary
-from prunex_jax.models import from_moments, to_moments
-from prunex_jax.shrink.refit import repair
+from prunex_jax.shrink import Cut, repair
+from prunex_jax.shrink.cost import first_kept
 from prunex_jax.tasks import Batch
 from prunex_jax.train.build.experiment import Experiment
 from prunex_jax.train.changes.transitions import cut_of, program_of, trace_of_now
+from prunex_jax.train.steps.programs import mean_statistics
 from prunex_jax.train.steps.state import TrainState
 
 _AXES = MeshAxes()
@@ -41,7 +42,8 @@ def repaired(
     """
     found = experiment.current.method.pruning.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
-    program = program_of("repair", _repairer, experiment, masks)
+    cut = cut_of(experiment.current.model, trace_of_now(experiment), masks)
+    program = program_of("repair", _repairer, experiment, cut)
     count = experiment.config.sparsity.repair_batches
     with experiment.batches(step) as batches:
         looked_at = tuple(itertools.islice(batches, count))
@@ -59,23 +61,19 @@ def sent_by_repair(
     experiment: Experiment, keep_counts: Mapping[str, int]
 ) -> list[Collective]:
     """What a repair sends that leaves so many channels, by its trace."""
-    sizes = {group.name: group.size for group in experiment.current.groups}
-    masks = {name: np.arange(n) < keep_counts[name] for name, n in sizes.items()}
     network = jax.eval_shape(experiment.current.model.init, jax.random.key(0))
+    cut = first_kept(trace_of_now(experiment), keep_counts, *network)
     batches = (experiment.batch_shapes(),) * experiment.config.sparsity.repair_batches
     state = experiment.current.programs.abstract_state()
-    program = program_of("repair", _repairer, experiment, masks)
+    program = program_of("repair", _repairer, experiment, cut)
     return program.collectives(state, *network, batches)
 
 
-def _repairer(
-    run: Experiment, masks: Mapping[str, np.ndarray]
-) -> Callable[..., TrainState]:
+def _repairer(run: Experiment, cut: Cut) -> Callable[..., TrainState]:
     """The program that does it."""
     current, objective = run.current, run.task.objective
     stored, method = current.programs.stored, current.method
     model = current.model.in_float32()
-    cut = cut_of(current.model, trace_of_now(run), masks)
 
     def total(sums: PyTree) -> PyTree:
         return sum_over_mesh(sums, _AXES)
@@ -88,8 +86,7 @@ def _repairer(
         inputs = jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
         if jax.tree.leaves(statistics):  # A mean of networks has none of its own.
             seen = model.reestimate(params, statistics, inputs, jnp.int32(0))
-            moments = mean_over_mesh(to_moments(vary(seen, _AXES.names)), _AXES)
-            statistics = from_moments(moments)
+            statistics = mean_statistics(vary(seen, _AXES.names))
         fitted = repair(
             model.apply, params, cut, inputs, statistics=statistics, total=total
         )

@@ -70,6 +70,15 @@ def placements_of(method: Method) -> TrainState:
     return placements
 
 
+def mean_statistics(statistics: PyTree) -> PyTree:
+    """Batch statistics of all devices together, replicated, from those of each.
+
+    Collectives:
+      As `comm.mean_over_mesh` of their moments.
+    """
+    return from_moments(mean_over_mesh(to_moments(statistics), _AXES))
+
+
 class Programs:
     """The programs of a run; nothing is compiled before it is called.
 
@@ -269,9 +278,7 @@ class Programs:
         def fn(state: TrainState) -> tuple[PyTree, PyTree]:
             state = self.stored.read(state)
             params = self._method.network(state.params, state.opt_state)
-            moments = to_moments(state.statistics)
-            moments = mean_over_mesh(moments, _AXES)
-            return params, from_moments(moments)
+            return params, mean_statistics(state.statistics)
 
         return self._shard(fn, (self._specs,), (jax.P(), jax.P()))
 
