@@ -25,6 +25,7 @@ from prunex_jax.mesh.axes import (
     axis_size,
     position,
     vary,
+    vary_as,
 )
 from prunex_jax.mesh.described import described_topology, lacking_compiler
 from prunex_jax.mesh.mesh import Topology, check_has_links, make_topology
@@ -76,4 +77,5 @@ __all__ = [
     "sharding_on",
     "specs_of",
     "vary",
+    "vary_as",
 ]

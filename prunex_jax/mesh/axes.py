@@ -83,6 +83,24 @@ def vary(tree: PyTree, names: Iterable[str | None]) -> PyTree:
     return jax.tree.map(cast, tree)
 
 
+def vary_as(tree: PyTree, like: PyTree) -> PyTree:
+    """Marks values as differing along the mesh axes along which others do.
+
+    Branches of a `cond` have to agree in that, too.
+
+    Args:
+      tree: Any values.
+      like: Values in the same tree.
+    Returns:
+      The same values, typed as varying over the axes of their counterparts as well.
+    """
+
+    def cast(leaf: jax.Array, other: jax.Array) -> jax.Array:
+        return vary(leaf, varying.axes_of(jax.typeof(other)))
+
+    return jax.tree.map(cast, tree, like)
+
+
 def varies(leaf: jax.Array, name: str) -> bool:
     """Whether `shard_map` knows a value as differing along an axis."""
     return name in varying.axes_of(jax.typeof(leaf))

@@ -23,7 +23,7 @@ from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup, Layouts, mask_channels
 from prunex_jax.comm import Slicing, check_local, mean_over_devices
-from prunex_jax.mesh import ALONE, MeshAxes, vary
+from prunex_jax.mesh import ALONE, MeshAxes, vary, vary_as
 from prunex_jax.mesh.ordering import after
 from prunex_jax.methods.hsadmm import choose, move
 from prunex_jax.methods.hsadmm.arithmetic import add, add_scaled
@@ -317,7 +317,8 @@ class Hsadmm:
             updates, state = operand
             moved = optax.apply_updates(params, updates)
             moved, state = self._round_of_kind(moved, state, keep_counts, kind)
-            return optax.tree.cast_like(optax.tree.sub(moved, params), updates), state
+            step = optax.tree.cast_like(optax.tree.sub(moved, params), updates)
+            return vary_as((step, state), operand)
 
         if sync is None:
             is_due = self.sync.is_due_after(state.num_steps)
@@ -361,7 +362,11 @@ class Hsadmm:
         kind: RoundKind | None,
     ) -> tuple[PyTree, HsadmmState]:
         def run(chosen: RoundKind) -> Callable[..., tuple[PyTree, HsadmmState]]:
-            return lambda *x: self.exchange(*x, keep_counts=keep_counts, kind=chosen)
+            counts = keep_counts
+            # A caller may hold as different what all hosts agree on.
+            return lambda *x: vary_as(
+                self.exchange(*x, keep_counts=counts, kind=chosen), x
+            )
 
         if kind is None and self.freeze_round is not None:
             stage = jnp.sign(state.num_rounds - self.freeze_round) + 1
