@@ -177,9 +177,10 @@ class Loop:
           TrainingDivergedError: See `scores.check_health`.
         """
         self._restore_or_start()
+        if self.is_complete:  # Nothing is to be done, or saved.
+            return
         try:
-            if not self.is_complete:
-                yield from self._train()
+            yield from self._train()
         except GeneratorExit:
             self._save(wait=True)
             raise

@@ -86,11 +86,26 @@ def test_metrics_are_one_row_per_logged_step(whole_run):
 
 
 @pytest.mark.slow
-def test_same_command_again_changes_nothing(whole_run):
+def test_same_command_again_changes_nothing(whole_run, monkeypatch):
+    """Neither files nor figures; the test split is read once."""
     result, workdir = whole_run
-    again = train(SETTINGS, workdir)
-    assert again.summary["test_loss"] == result.summary["test_loss"]
-    assert again.summary["num_rounds"] == result.summary["num_rounds"]
+    names = ("summary.json", "metrics.jsonl", "config.json")
+    before = {name: (workdir / name).read_bytes() for name in names}
+    with monkeypatch.context() as patched:
+        patched.setattr("prunex_jax.train.records.scores.evaluation_batches", None)
+        again = train(SETTINGS, workdir)
+    assert before == {name: (workdir / name).read_bytes() for name in names}
+    assert again.summary == json.loads(before["summary.json"])
+    for found, wanted in zip(
+        *(jax.tree.leaves(r.network.params) for r in (again, result)), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    # A run that ended while its summary was not written yet says the same.
+    (workdir / "summary.json").unlink()
+    same = train(SETTINGS, workdir).summary
+    timed = [key for key in same if "second" in key or key == "num_compilations"]
+    for key in same.keys() - set(timed):
+        assert same[key] == result.summary[key], key
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ def finish(
     clock: Clock,
     state: TrainState,
     mean: NetworkMean | None = None,
+    written: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Makes the network that a run stands for, and says what it is worth.
 
@@ -50,9 +51,9 @@ def finish(
       clock: Times of its steps.
       state: Its training state.
       mean: What the final network is, if not that of the state.
-
+      written: The summary, if the run had ended before; then nothing is scored again.
     Returns:
-      The network and the summary, which is not written yet.
+      The network and the summary.
     Collectives:
       Those of evaluating two splits.
     """
@@ -63,6 +64,8 @@ def finish(
         shrunk = network_of(experiment, state, mean)
         masks = handover.masks(experiment.channels.sizes)
         error = handover.max_abs_error
+    if written is not None:
+        return TrainResult(written, shrunk, masks)
     num_channels = sum(mask.size for mask in masks.values())
     num_kept = sum(int(mask.sum()) for mask in masks.values())
     summary = {
