@@ -3,10 +3,13 @@
 What is done with them is the caller's business.
 """
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax.extend import core
 
 _Value = TypeVar("_Value")
@@ -40,6 +43,46 @@ def _programs(values: Iterable[Any]) -> Iterator[core.Jaxpr]:
             yield value
         elif isinstance(value, tuple | list):
             yield from _programs(value)
+
+
+# What a printed program has of the process that traced it: names and addresses.
+_OF_PROCESS = re.compile(r"name=[^\s\]]+| at 0x[0-9a-f]+")
+
+
+def digest_of(program: core.ClosedJaxpr) -> str:
+    """What tells a traced program from another: what it computes, and its constants.
+
+    Names of functions do not count. Other versions of jax write programs differently.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> doubled, added, other = (
+      ...     digest_of(jax.make_jaxpr(f)(1.0))
+      ...     for f in (jax.jit(lambda x: 2 * x), jax.jit(lambda y: 2 * y), jnp.tanh)
+      ... )
+      >>> doubled == added, doubled == other
+      (True, False)
+    """
+    digest = hashlib.sha256(_OF_PROCESS.sub("", str(program)).encode())
+    for constant in _constants_inside(program):
+        is_key = jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(constant) if is_key else constant)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _constants_inside(value: Any) -> Iterator[Any]:
+    """Arrays of a program and of those that it calls, in order."""
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _constants_inside(each)
+    if not isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+        return
+    yield from (x for x in constants_of(value) if hasattr(x, "dtype"))
+    for eqn in open_program(value).eqns:
+        yield from _constants_inside(list(eqn.params.values()))
 
 
 def open_program(program: Any) -> core.Jaxpr:

@@ -47,7 +47,8 @@ def check_same(described: Mapping[str, Any], remedy: str) -> None:
     """Refuses to go on where processes differ in something.
 
     Args:
-      described: What has to be the same -> its value, which JSON can hold.
+      described: What has to be the same -> its value, which JSON can hold; what tells
+        people most comes first.
       remedy: What the user can do.
     Raises:
       AgreedError: Processes differ; it names the first thing in which, and both values.
@@ -58,9 +59,9 @@ def check_same(described: Mapping[str, Any], remedy: str) -> None:
     digests = gather_texts(hashlib.sha256(own.encode()).hexdigest())
     if len(set(digests)) == 1:
         return
-    everybody = [json.loads(text) for text in gather_texts(own)]
+    everybody = [json.loads(text) for text in gather_texts(json.dumps(dict(described)))]
     for process, values in enumerate(everybody):
-        for key in sorted(values.keys() | everybody[0].keys()):
+        for key in {**everybody[0], **values}:
             here, there = (d.get(key, "absent") for d in (everybody[0], values))
             if here != there:
                 raise AgreedError(

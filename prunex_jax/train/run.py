@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
+import json
 import types
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import ml_collections
 from prunex_jax.base.environment import environment
 from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
-from prunex_jax.mesh import Topology, run_together
+from prunex_jax.mesh import Topology, gather_texts, run_together
 from prunex_jax.processes import Heartbeat, LaunchFlags
 from prunex_jax.tasks import Own
 from prunex_jax.train.build.config import (
@@ -22,6 +23,7 @@ from prunex_jax.train.build.config import (
     resolve_config,
 )
 from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.fingerprints import fingerprints_of
 from prunex_jax.train.build.joining import (
     check_same_reading,
     check_same_settings,
@@ -35,6 +37,7 @@ from prunex_jax.train.loop import AfterStep, Loop, Progress, Surroundings
 from prunex_jax.train.records.checkpoint import Checkpointer
 from prunex_jax.train.records.folder import (
     ADDRESSES,
+    FINGERPRINTS,
     WEIGHTS,
     RunFolder,
     holds_run,
@@ -196,7 +199,7 @@ def _running(asked: types.SimpleNamespace) -> _Running:
             lambda: _prepared(asked, config, topology, described, goes_on, in_use)
         )
         check_shared_folder(folder.workdir)
-        check_same_reading(experiment)
+        check_same_reading(experiment, described[FINGERPRINTS])
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
         settings = config_to_dict(experiment.config)
@@ -207,7 +210,6 @@ def _running(asked: types.SimpleNamespace) -> _Running:
         )
         result = yield from _trained(asked, experiment, folder, console, heartbeat)
         if result is not None:
-            folder.write_summary(result.summary)
             console.line(last_screen(result.summary, str(workdir)))
         return result
 
@@ -222,11 +224,15 @@ def _prepared(
 ) -> tuple[Experiment, RunFolder]:
     """The run, and its folder, which no other run uses from now on."""
     weights = find_weights(config.model.weights, asked.workdir, fresh=asked.fresh)
+    own = _own(asked)
     experiment = make_experiment(
-        config, topology, _own(asked), asked.optimizer, weights, goes_on=goes_on
+        config, topology, own, asked.optimizer, weights, goes_on=goes_on
     )
     if weights is not None:
         described[WEIGHTS] = weights.record()
+    described[FINGERPRINTS] = fingerprints_of(
+        experiment.task, experiment.config, own, asked.optimizer
+    )
     in_use.enter_context(alone_in(asked.workdir, topology.is_primary))
     folder = RunFolder.open(
         asked.workdir,
@@ -271,7 +277,9 @@ def _trained(
             exact_topology=asked.exact_topology,
         )
         loop = Loop(experiment, around)
+        has_ended = True
         for _ in loop.steps():
+            has_ended = False
             yield loop
         if not loop.is_complete:
             console.line(
@@ -280,6 +288,15 @@ def _trained(
             )
             return None
         with console.busy("shrinking and testing the network"):
-            return finish(
-                loop.experiment, loop.position, loop.clock, loop.state, loop.means.final
-            )
+            end = loop.experiment, loop.position, loop.clock, loop.state
+            written = _same_everywhere(folder.read_summary()) if has_ended else None
+            result = finish(*end, loop.means.final, written)
+        if written is None:
+            folder.write_summary(result.summary)
+        return result
+
+
+def _same_everywhere(summary: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What process 0 has read."""
+    read: dict[str, Any] | None = json.loads(gather_texts(json.dumps(summary))[0])
+    return read

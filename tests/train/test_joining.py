@@ -8,6 +8,7 @@ import pytest
 
 from prunex_jax.base.errors import AgreedError
 from prunex_jax.data import open_own
+from prunex_jax.data.fingerprint import fingerprint_of
 from prunex_jax.data.settings import DataConfig
 from prunex_jax.mesh import agreement
 from prunex_jax.train.build import joining
@@ -124,15 +125,17 @@ def dataset_of(x):
 
 def test_data_that_differ(two):
     x = np.arange(40, dtype=np.float32).reshape(20, 2)
-    last = x.copy()
-    last[-1] += 1
-    said = two.said(joining.check_same_data, [dataset_of(x), dataset_of(last)])
-    assert "the last example of train is" in said
-    said = two.said(joining.check_same_data, [dataset_of(x), dataset_of(x + 1)])
-    assert "the first example of train is" in said
-    said = two.said(
-        joining.check_same_data, [dataset_of(x), dataset_of(np.delete(x, 5, 0))]
-    )
-    assert "number of examples in train is 20 on process 0 and 19 on process 1" in said
+    other = x.copy()
+    other[7] += 1
+
+    def check(x):
+        joining.check_same_fingerprints({"data": fingerprint_of(dataset_of(x))})
+
+    said = two.said(check, [x, other])
+    assert "the content of the examples in train is" in said
     assert "give all processes the same data" in said
-    assert two.said(joining.check_same_data, [dataset_of(x), dataset_of(x)]) is None
+    said = two.said(check, [x, np.delete(x, 5, 0)])
+    assert "number of examples in train is 20 on process 0 and 19 on process 1" in said
+    said = two.said(check, [x, x.astype(np.float16)])
+    assert "the form of the examples in train is" in said
+    assert two.said(check, [x, x]) is None

@@ -3,7 +3,6 @@
 It refuses those that differ in settings, packages, data, weights or folders.
 """
 
-import hashlib
 import os
 import time
 import uuid
@@ -12,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from prunex_jax.base.environment import versions
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.trees import flatten_by_path
-from prunex_jax.data import Dataset, Split
 from prunex_jax.mesh import (
     Topology,
     check_same,
@@ -108,15 +104,20 @@ def check_same_settings(
     check_same(described, "start all processes with the same")
 
 
-def check_same_reading(experiment: Experiment) -> None:
+def check_same_reading(
+    experiment: Experiment, fingerprints: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Compares what all processes have read: data, trained weights, when hosts meet.
 
+    Args:
+      experiment: The run.
+      fingerprints: As `fingerprints.fingerprints_of` gives them.
     Raises:
       AgreedError: They differ; it names what does.
     Collectives:
       As `mesh.check_same`.
     """
-    check_same_data(experiment.task.dataset)
+    check_same_fingerprints(fingerprints)
     if experiment.start is not None:
         check_same_weights(experiment.start.weights)
     sync = experiment.current.plan.sync
@@ -124,6 +125,20 @@ def check_same_reading(experiment: Experiment) -> None:
         # Devices may round learning rates differently, and rounds would wait for ever.
         found = {"the steps after which hosts meet": list(sync.ends)}
         check_same(found, "run the same jax on the same kind of device, on every host")
+
+
+def check_same_fingerprints(fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compares the data and the functions that all processes have.
+
+    Args:
+      fingerprints: Kind of thing -> what is described -> its value.
+    Raises:
+      AgreedError: They differ; it names what does.
+    Collectives:
+      As `mesh.check_same`, for each kind.
+    """
+    for kind, described in fingerprints.items():
+        check_same(described, f"give all processes the same {kind}")
 
 
 def check_same_weights(weights: Weights) -> None:
@@ -136,28 +151,6 @@ def check_same_weights(weights: Weights) -> None:
     """
     named = {f"{SETTING}={weights.source!r}": dict(weights.digests)}
     check_same(named, "copy the same file to every host")
-
-
-def check_same_data(dataset: Dataset) -> None:
-    """Compares how many examples all processes see, and the first and last of each.
-
-    The test split stays unread.
-
-    Raises:
-      AgreedError: They differ; it names the split.
-    Collectives:
-      As `mesh.check_same`.
-    """
-    if jax.process_count() == 1:
-        return
-    described: dict[str, Any] = {}
-    for name in ("train", "validation", "test"):
-        split = getattr(dataset, name)
-        described[f"the number of examples in {name}"] = len(split)
-        if len(split) and name != "test":
-            described[f"the first example of {name}"] = _digest(split, 0)
-            described[f"the last example of {name}"] = _digest(split, len(split) - 1)
-    check_same(described, "give all processes the same data")
 
 
 def check_shared_folder(workdir: Path) -> None:
@@ -182,16 +175,6 @@ def check_shared_folder(workdir: Path) -> None:
     finally:
         if is_first:
             file.unlink(missing_ok=True)
-
-
-def _digest(split: Split, index: int) -> str:
-    batch = split.evaluation_batch(np.asarray([index], np.int64))
-    content = hashlib.sha256()
-    for path, leaf in sorted(flatten_by_path(batch).items()):
-        array = np.asarray(leaf)
-        content.update(f"{path} {array.dtype} {array.shape}".encode())
-        content.update(array.tobytes())
-    return content.hexdigest()
 
 
 def _find(file: Path, token: str) -> None:

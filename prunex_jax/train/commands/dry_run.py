@@ -28,6 +28,7 @@ from prunex_jax.processes import LaunchFlags
 from prunex_jax.tasks import Batch
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment, with_method
+from prunex_jax.train.build.fingerprints import fingerprints_of
 from prunex_jax.train.build.joining import (
     check_same_reading,
     check_same_settings,
@@ -132,7 +133,9 @@ def dry_run(
     with make_heartbeat(config, launch), Console(topology.is_primary) as console:
         check_same_settings(config)
         experiment = run_together(prepare)
-        check_same_reading(experiment)
+        several = jax.process_count() > 1  # Alone, there is nothing to compare.
+        read = fingerprints_of(experiment.task, experiment.config) if several else {}
+        check_same_reading(experiment, read)
         console.line(
             start_screen(experiment, str(workdir), described, started.described)
         )

@@ -6,7 +6,8 @@ Other programs read these files:
     environment.json   Versions, devices, host x device table, source revision;
                        `earlier` lists those of earlier starts where they differ;
                        `weights` says which trained weights it started from,
-                       `addresses` where each of its processes was met.
+                       `addresses` where each of its processes was met,
+                       `fingerprints` what tells its data and functions from others.
     metrics.jsonl      One JSON object per logged step, in order of `step`.
     summary.json       Written once, at the end; SUMMARY_KEYS are always there.
     checkpoints/       See `checkpoint`.
@@ -37,6 +38,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import expanded, read_object, write_json, write_whole
 from prunex_jax.processes import LastStart
 from prunex_jax.train.build.config import dotted_keys, fixed_differences
+from prunex_jax.train.build.fingerprints import first_difference
 from prunex_jax.train.build.start import Weights
 from prunex_jax.train.records.trackers import FILES_OF_TRACKERS, Trackers
 from prunex_jax.train.steps.profiling import PROFILE
@@ -46,10 +48,12 @@ ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
-# Entries of ENVIRONMENT: the trained weights that the run has started from, and where
-# each of its processes was met.
+# Entries of ENVIRONMENT: the trained weights that the run has started from, where each
+# of its processes was met,
 WEIGHTS = "weights"
 ADDRESSES = "addresses"
+# and what it learns from, and by which functions.
+FINGERPRINTS = "fingerprints"
 
 SUMMARY_KEYS = tuple(
     "method steps seed hosts devices_per_host test_loss params_dense "
@@ -108,6 +112,7 @@ class RunFolder:
             if holds_run and not fresh:
                 held = _read_json(path / ENVIRONMENT)
                 _check_same_run(path, config)
+                _check_same_fingerprints(path, held, environment)
                 if exact_topology:
                     _check_same_mesh(path, held, environment)
                 environment["earlier"] = _earlier(held, environment)
@@ -187,6 +192,12 @@ class RunFolder:
         if self.is_primary:
             with self._writing():
                 write_json(self.workdir / SUMMARY, _plain(summary, "summary"))
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """How the run ended, on the primary process; None if it has not."""
+        path = self.workdir / SUMMARY
+        held = read_object(path) if self.is_primary and path.is_file() else None
+        return held if held is not None and held.keys() >= {*SUMMARY_KEYS} else None
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -288,6 +299,23 @@ def _check_same_run(path: Path, config: Mapping[str, Any]) -> None:
         raise UserError(
             f"--workdir={path} holds a run with {key}={was!r}, this one has "
             f"{is_now!r}; choose another --workdir, or --fresh to start over"
+        )
+
+
+def _check_same_fingerprints(
+    path: Path, held: Mapping[str, Any], environment: Mapping[str, Any]
+) -> None:
+    """Refuses to continue a run on other data, or with another network or loss."""
+    before = held.get(FINGERPRINTS)
+    if not isinstance(before, Mapping):  # Of a version that did not record them.
+        return
+    different = first_difference(before, environment.get(FINGERPRINTS, {}))
+    if different is not None:
+        what, was, is_now = different
+        raise UserError(
+            f"--workdir={path} holds a run in which {what} was {was!r}, and is "
+            f"{is_now!r} now; give it what it had, choose another --workdir, or "
+            "--fresh (fresh=True) to start over"
         )
 
 

@@ -1,0 +1,74 @@
+"""Tells data apart: how many examples there are, their form, and what they hold."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from prunex_jax.base.trees import flatten_by_path
+from prunex_jax.data.order import Positions
+from prunex_jax.data.splits import Batch, Dataset, Split
+
+# Bytes that are read of a split in memory, and examples of one that is not.
+_SAMPLE_BYTES = 2**26
+_SAMPLE_SIZE = 32
+# What is said of examples that are not twice the same, such as augmented ones.
+_VARIES = "varies"
+
+
+def fingerprint_of(dataset: Dataset) -> dict[str, Any]:
+    """Describes a data set by what differs if it is another one.
+
+    Evenly spaced examples are read: of a split in memory as many as fit into 64 MiB,
+    which are mostly all, and 32 of others. The test split stays unread.
+
+    Returns:
+      What is described -> its value: number, form and content of the examples.
+    Example:
+      >>> from prunex_jax.data.own import open_own
+      >>> from prunex_jax.data.settings import DataConfig
+      >>> same, other = (
+      ...     fingerprint_of(open_own(np.full(9, value), DataConfig()))
+      ...     for value in (1.0, 2.0)
+      ... )
+      >>> [key for key in same if same[key] != other[key]]
+      ['the content of the examples in train', 'the content of the examples in \
+validation']
+    """
+    described: dict[str, Any] = {}
+    for name in ("train", "validation", "test"):
+        split = getattr(dataset, name)
+        described[f"the number of examples in {name}"] = len(split)
+        if len(split) and name != "test":
+            form, content = _form_and_content(split)
+            described[f"the form of the examples in {name}"] = form
+            described[f"the content of the examples in {name}"] = content
+    return described
+
+
+def _form_and_content(split: Split) -> tuple[str, str]:
+    first = _leaves(split, np.arange(1))
+    form = ", ".join(f"{k} {x.dtype}{list(x.shape[1:])}" for k, x in first.items())
+    count = _SAMPLE_SIZE
+    if split.in_memory:
+        count = _SAMPLE_BYTES // max(sum(x.nbytes for x in first.values()), 1)
+    count = min(max(count, _SAMPLE_SIZE), len(split))
+    # The first and the last of them are always read.
+    sample = np.arange(count) * (len(split) - 1) // max(count - 1, 1)
+    content = _digest(split, sample)
+    if not split.in_memory and content != _digest(split, sample):
+        content = _VARIES
+    return form, content
+
+
+def _leaves(split: Split, examples: Positions) -> dict[str, Any]:
+    batch: Batch = split.evaluation_batch(examples)
+    return {k: np.asarray(x) for k, x in sorted(flatten_by_path(batch).items())}
+
+
+def _digest(split: Split, examples: Positions) -> str:
+    content = hashlib.sha256()
+    for path, array in _leaves(split, examples).items():
+        content.update(f"{path} {array.dtype} {array.shape}".encode())
+        content.update(np.ascontiguousarray(array).data)
+    return content.hexdigest()[:16]

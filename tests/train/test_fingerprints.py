@@ -1,0 +1,163 @@
+"""A run goes on only with the data and the functions that it began with."""
+
+import importlib.util
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from prunex_jax.base.errors import UserError
+from prunex_jax.data import open_own
+from prunex_jax.data.fingerprint import fingerprint_of
+from prunex_jax.data.settings import DataConfig
+from prunex_jax.tasks import Own, make_task
+from prunex_jax.train import train
+from prunex_jax.train.build.config import resolve_config
+from prunex_jax.train.build.fingerprints import fingerprints_of, first_difference
+
+CONTENT = "the content of the examples in train"
+SETTINGS = {"run": {"steps": 8}, "data": {"batch_size": 16}}
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 3)).astype(np.float32)
+LABELS = (X[:, 0] > 0).astype(np.int32)
+TABLE = np.linspace(0, 1, 2, dtype=np.float32)
+
+
+def init(key):
+    return {"w": jax.random.normal(key, (3, 4)), "out": jnp.zeros((4, 2))}
+
+
+def network(activation=jnp.tanh, table=TABLE):
+    @jax.jit
+    def hidden(params, x):
+        return activation(x @ params["w"])
+
+    return init, lambda params, x: hidden(params, x) @ params["out"] + table[None]
+
+
+def distance(answers, examples):
+    return jnp.sum((answers - examples[1][:, None]) ** 2, axis=-1)
+
+
+# What a caller brings, and the same with something else in one place.
+OWN = {
+    "model": network(),
+    "data": (X, LABELS),
+    "metrics": {"distance": distance},
+}
+CHANGED = {
+    "activation": ({"model": network(jnp.sin)}, "the network"),
+    "constant": ({"model": network(table=TABLE + 1)}, "the network"),
+    "example": ({"data": (np.where(X == X[40], 0, X), LABELS)}, CONTENT),
+    "labels": ({"data": (X, 1 - LABELS)}, CONTENT),
+    "number": ({"data": (X[:-4], LABELS[:-4])}, "the number of examples in train"),
+    "type": ({"data": (X.astype("f2"), LABELS)}, "the form of the examples in train"),
+    "loss": ({"loss": distance}, "the loss"),
+    "inputs": ({"inputs": lambda examples: 2 * examples[0]}, "the loss"),
+    "metrics": ({"metrics": {"distance": lambda *a: 2 * distance(*a)}}, "the loss"),
+    "optimizer": ({"optimizer": optax.adam}, "the optimizer"),
+}
+
+
+def fingerprints(**given):
+    optimizer = given.pop("optimizer", None)
+    own = Own(**given)
+    config = resolve_config(SETTINGS)
+    task = make_task(config.data, config.model, 0, own)
+    return fingerprints_of(task, config, own, optimizer)
+
+
+def test_the_same_things_are_the_same():
+    """Also functions that were written anew, under other names."""
+    data = X.copy(), LABELS.astype(np.int64)
+    again = {**OWN, "model": network(), "data": data}
+    assert first_difference(fingerprints(**OWN), fingerprints(**again)) is None
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_is_changed_is_named(name):
+    changed, what = CHANGED[name]
+    before, now = fingerprints(**OWN), fingerprints(**{**OWN, **changed})
+    assert first_difference(before, now)[0] == what
+    assert first_difference(json.loads(json.dumps(before)), now)[0] == what
+
+
+def test_other_versions_trace_differently():
+    before, now = fingerprints(**OWN), fingerprints(**OWN, optimizer=optax.adam)
+    before["functions"]["the versions of packages"] = "jax 0.1"
+    assert first_difference(before, now) is None
+    before["data"]["the versions of packages"] = "pillow 1"
+    before["data"]["the number of examples in train"] += 1
+    assert first_difference(before, now)[0] == "the number of examples in train"
+
+
+class Augmented:
+    """Examples that are never twice the same."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, number):
+        return X[number] + RNG.normal(), LABELS[number]
+
+
+def test_examples_that_vary_are_told_by_their_form():
+    first, second = (
+        fingerprint_of(open_own(Augmented(), DataConfig())) for _ in range(2)
+    )
+    assert first == second
+    assert first[CONTENT] == "varies"
+    assert first["the form of the examples in train"].startswith("example/0 float32[3]")
+
+
+def test_the_test_split_stays_unread():
+    class Unread(Augmented):
+        def __getitem__(self, number):
+            raise AssertionError("the test split was read")
+
+    dataset = open_own({"train": (X, LABELS)}, DataConfig())
+    unread = open_own({"train": Augmented(), "test": Augmented()}, DataConfig())
+    object.__setattr__(unread.test.source, "elements", Unread())
+    assert fingerprint_of(unread)["the number of examples in test"] == len(X)
+    assert fingerprint_of(dataset)["the number of examples in test"] == 0
+
+
+def test_a_used_folder_refuses_other_things(tmp_path):
+    """Before anything is trained, and the folder stays as it was."""
+    train(SETTINGS, tmp_path / "run", **OWN)
+    files = ("summary.json", "metrics.jsonl", "environment.json", "config.json")
+    held = {name: (tmp_path / "run" / name).read_bytes() for name in files}
+    for changed, what in CHANGED.values():
+        if "optimizer" in changed:
+            continue  # Which settings name.
+        with pytest.raises(
+            UserError, match=rf"a run in which {what} was .* \(fresh=True\)"
+        ):
+            train(SETTINGS, tmp_path / "run", **{**OWN, **changed})
+        assert held == {n: (tmp_path / "run" / n).read_bytes() for n in files}
+    changed, _ = CHANGED["activation"]
+    result = train(SETTINGS, tmp_path / "run", **{**OWN, **changed}, fresh=True)
+    assert result.summary["steps"] == 8
+
+
+def test_networks_that_settings_name_are_compared_too(tmp_path, monkeypatch):
+    found = []
+    for activation in ("tanh", "sin"):
+        (tmp_path / f"named_{activation}.py").write_text(
+            "import jax, jax.numpy as jnp\n"
+            "def init(key): return {'w': jax.random.normal(key, (64, 10))}\n"
+            "def apply(params, x):\n"
+            f"    return jnp.{activation}(x.reshape(len(x), -1)) @ params['w']\n"
+            "model = (init, apply)\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        assert importlib.util.find_spec(f"named_{activation}")
+        config = resolve_config(
+            {**SETTINGS, "model": {"name": f"named_{activation}:model"}}
+        )
+        task = make_task(config.data, config.model, 0)
+        found.append(fingerprints_of(task, config))
+    assert first_difference(*found)[0] == "the network"
