@@ -31,6 +31,8 @@ _SUFFIXES = {
     "validation": ("_validation", "_valid", "_val"),
     "test": ("_test",),
 }
+# Classes that labels may speak of, however few examples there are.
+_MOST_CLASSES = 10_000
 # RuntimeError is that of encrypted files, and of unknown kinds of compression.
 _UNREADABLE = (
     *(OSError, ValueError, KeyError, EOFError, RuntimeError),
@@ -288,7 +290,14 @@ def _header(
 
 
 def _num_classes(sources: Mapping[str, _NpzSource]) -> int:
-    highest = int(sources["train"].labels.max())
+    train = sources["train"]
+    highest = int(train.labels.max())
+    if highest >= max(_MOST_CLASSES, len(train)):
+        raise UserError(
+            f"{train.part.y} of {train.part.x.file} has label {highest} among "
+            f"{len(train)} examples, for which a network would need {highest + 1} "
+            "outputs: number the classes from 0, without gaps"
+        )
     for source in sources.values():
         low, high = int(source.labels.min()), int(source.labels.max())
         if low < 0 or high > highest:

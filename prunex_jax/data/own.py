@@ -212,18 +212,32 @@ def _checked(data: Any, split: str) -> PyTree:
 
 
 def _as_arrays(tree: Any) -> PyTree:
-    def narrowed(path: str, leaf: Any) -> np.ndarray:
+    def as_array(path: str, leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
         if array.dtype.kind not in "biuf":
             raise UserError(
                 f"data: {path or 'an example'} is {array.dtype}, and networks read "
                 "numbers; leave it out, or make it numbers"
             )
-        return array.astype(_NARROWED.get(array.dtype.name, array.dtype), copy=False)
+        return _narrowed(array, path)
 
     if isinstance(tree, Mapping):
         tree = dict(tree)
-    return map_with_path(narrowed, tree)
+    return map_with_path(as_array, tree)
+
+
+def _narrowed(array: np.ndarray, path: str) -> np.ndarray:
+    """The array in the type that jax would give it; no integer changes."""
+    wanted = np.dtype(_NARROWED.get(array.dtype.name, array.dtype))
+    if wanted != array.dtype and wanted.kind == "i" and array.size:
+        limits = np.iinfo(wanted)
+        for extreme in (int(array.min()), int(array.max())):
+            if not limits.min <= extreme <= limits.max:
+                raise UserError(
+                    f"data: {path or 'an example'} has the number {extreme}, which "
+                    f"does not fit into {wanted}; number from 0"
+                )
+    return array.astype(wanted, copy=False)
 
 
 def labels_of(examples: PyTree) -> Labels | None:

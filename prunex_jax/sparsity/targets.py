@@ -40,6 +40,8 @@ _NOUNS = {
     "bytes": "bytes per exchange",
     "latency": "seconds per call",
 }
+# What rounding of counts may change of a share before it is said.
+_ROUNDED = 0.02
 # The least, the most, and the dense network.
 _FIXED_EVALUATIONS = 3
 
@@ -319,6 +321,38 @@ class Budget:
         except UserError as error:
             raise UserError(f"{_asked_by(config)}: {error}") from error
         return dict(solution.keep_counts)
+
+    def rounding(self, keep_counts: KeepCounts) -> str:
+        """What is to be said of counts that are far from the share that was asked for.
+
+        Args:
+          keep_counts: Kept channels of every group at the end.
+        Returns:
+          A line for people; "" where the share is met within two points.
+        Example:
+          >>> config = SparsityConfig(sparsity=0.3)
+          >>> budget = Budget(config, limits_of(config, {'a': 64}))
+          >>> budget.rounding(budget.keep_counts_at(0.7))
+          '25.0% of the channels will be removed and sparsity.sparsity=0.3 asks for \
+30.0%: kept counts are multiples of sparsity.round_to=8'
+        """
+        config, limits = self.config, self.limits
+        if config.unit == "channels":
+            open_groups = limits.open_groups
+            kept = float(sum(keep_counts[name] for name in open_groups))
+            dense = float(sum(limits.sizes[name] for name in open_groups))
+        else:
+            cost = self.costs[config.unit]
+            kept, dense = cost(keep_counts), cost(limits.sizes)
+        removed = 1 - kept / dense if dense else 0.0
+        if abs(removed - config.sparsity) <= _ROUNDED:
+            return ""
+        return (
+            f"{removed:.1%} of the {_NOUNS[config.unit]} will be removed and "
+            f"sparsity.sparsity={config.sparsity:g} asks for {config.sparsity:.1%}: "
+            f"kept counts are multiples of sparsity.round_to={config.round_to}"
+            f"{' and of sparsity.multiples' if config.multiples else ''}"
+        )
 
     def _comparable(self, scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Scores that rank channels of all groups; their mean is about 1.

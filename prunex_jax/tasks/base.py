@@ -126,3 +126,4 @@ class Task:
     dataset: Dataset  # The examples.
     model: Model  # The network at full width.
     objective: Objective  # What it minimises, and what is measured.
+    warnings: tuple[str, ...] = ()  # What is odd about them, for people.

@@ -36,6 +36,12 @@ from prunex_jax.tasks.base import (
     sum_valid,
     valid_rows,
 )
+from prunex_jax.tasks.checks import (
+    ROWS,
+    check_answers,
+    check_examples,
+    check_labels,
+)
 from prunex_jax.tasks.classification import Classification
 
 # (answers, examples) -> float32[] or float32[batch].
@@ -177,8 +183,11 @@ def own_task(
     objective = _objective(own, read, examples, classification)
     if not isinstance(objective, Classification):
         check_defaults("data", data, MIXING, "a loss of your own")
-    _check_objective(objective, network, first)
-    return Task(dataset, network, objective)
+    answers = _check_objective(own, objective, network, first)
+    warnings = check_examples(dataset)
+    if isinstance(objective, Classification):
+        warnings += check_labels(dataset, answers.shape[-1])
+    return Task(dataset, network, objective, warnings)
 
 
 def examples_of(batch: Batch) -> PyTree:
@@ -283,22 +292,26 @@ def _squared_error(answers: PyTree, examples: PyTree) -> jax.Array:
     return jnp.mean(errors.reshape(errors.shape[0], -1), axis=1)
 
 
-def _check_objective(objective: Objective, model: Model, batch: Batch) -> None:
-    """Calls everything once, in shapes, before anything is compiled."""
+def _check_objective(
+    own: Own, objective: Objective, model: Model, first: Batch
+) -> PyTree:
+    """Calls everything once, in shapes, before anything is compiled.
 
-    def score(batch: Batch) -> Sums:
-        arrays = model.init(jax.random.key(0))
-        outputs = model.apply(*arrays, objective.inputs(batch))
-        loss = objective.loss(outputs, batch)
-        if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
-            raise UserError(
-                f"loss gives {loss.dtype}{list(loss.shape)}; give one number, or one "
-                "for every example"
-            )
-        return objective.score(outputs, {**batch, VALID: jnp.ones(1)})
-
+    Returns:
+      Shapes of the answers for `ROWS` examples.
+    """
+    batch = jax.tree.map(lambda x: np.repeat(x[:1], ROWS, axis=0), dict(first))
+    examples = examples_of(batch)
+    measures = {**own.metrics, "loss": getattr(objective, "loss_of", None)}
     try:
-        jax.eval_shape(score, dict(batch))
+        answers = check_answers(model, jax.eval_shape(objective.inputs, batch))
+        if isinstance(objective, Classification):
+            _check_scores(answers)
+        for name, measure in measures.items():
+            if measure is not None:
+                _check_measure(name, jax.eval_shape(measure, answers, examples))
+        valid = {VALID: np.ones(ROWS, np.float32)}
+        jax.eval_shape(objective.score, answers, {**batch, **valid})
     except UserError:
         raise
     except Exception as error:
@@ -306,3 +319,26 @@ def _check_objective(objective: Objective, model: Model, batch: Batch) -> None:
             "loss or metrics cannot be called with the answers of the network and an "
             f"example: {one_line(error, 300)}"
         ) from error
+    return answers
+
+
+def _check_scores(answers: PyTree) -> None:
+    shapes = [x.shape for x in jax.tree.leaves(answers)]
+    if len(shapes) != 1 or len(shapes[0]) != 2:
+        said = ", ".join(str(list(shape)) for shape in shapes)
+        raise UserError(
+            f"the network answers {ROWS} examples with numbers of shape {said}, and "
+            "integer targets are classes: give one number per class, [examples, "
+            "classes], or a loss(answers, examples) of your own"
+        )
+
+
+def _check_measure(name: str, found: PyTree) -> None:
+    shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", None)
+    is_float = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    if shape not in ((), (ROWS,)) or not (is_float or name != "loss"):
+        said = type(found).__name__ if shape is None else f"{dtype}{list(shape)}"
+        raise UserError(
+            f"{name} gives {said} for {ROWS} examples; give one number, or one for "
+            "every example"
+        )

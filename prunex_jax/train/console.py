@@ -10,6 +10,7 @@ import math
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Self, TextIO
 
@@ -29,6 +30,8 @@ _LABELS = r"(?m)^[a-z]+( link)?(?= {2})"
 # Seconds between two lines that say that something still goes on.
 _PATIENCE = 10.0
 
+# Channel groups that are named one by one on the start screen.
+_MOST_GROUPS = 4
 _FLOPS = ("F/s", "kF/s", "MF/s", "GF/s", "TF/s", "PF/s")
 
 
@@ -309,9 +312,11 @@ def start_screen(
         experiment.topology.table(),
         *_what_is_trained(experiment),
         *_what_is_sent(experiment),
+        *_what_is_kept(experiment),
         f"settings  {changed[0] if changed else 'all at their defaults'}",
         *(f"          {text}" for text in changed[1:]),
         f"run       {experiment.num_steps} steps into {workdir}",
+        *(f"warning   {text}" for text in experiment.warnings),
     ]
     return "\n".join(lines)
 
@@ -395,6 +400,26 @@ def _what_its_method_sends(experiment: Experiment) -> list[str]:
         f"payload   {payload:,} bytes per exchange at the end, "
         f"{payload / dense_bytes:.3f} of the dense {dense_bytes:,}",
     ]
+
+
+def _what_is_kept(experiment: Experiment) -> list[str]:
+    """Channels of every group at the end, or how many groups have so many."""
+    counts, sizes = experiment.final_counts, experiment.channels.sizes
+    if not experiment.prunes or not sizes:
+        return []
+    if experiment.config.sparsity.budget == "global":
+        return [
+            f"kept      ranked over all groups in training; with equal shares "
+            f"{sum(counts.values())} of {sum(sizes.values())} channels"
+        ]
+    each = [f"{counts[name]} of {size} {name}" for name, size in sizes.items()]
+    if len(each) > _MOST_GROUPS:
+        alike = Counter((counts[name], size) for name, size in sizes.items())
+        each = [
+            f"{kept} of {size} in {number} {'group' if number == 1 else 'groups'}"
+            for (kept, size), number in sorted(alike.items(), key=lambda x: x[0][1])
+        ]
+    return [f"kept      channels at the end: {', '.join(each)}"]
 
 
 def last_screen(summary: Mapping[str, Any], workdir: str) -> str:

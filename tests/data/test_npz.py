@@ -138,6 +138,10 @@ def test_other_arrays_are_examples_as_those_given_in_python(
             {"x": FEATURES, "y": LABELS, "x_test": FEATURES},
             "x_test .* beside x .* all splits a y, or none",
         ),
+        (
+            {"x": IMAGES, "y": LABELS + 10**6},
+            "has label 1000003 among 40 examples, for",
+        ),
         ({"x": IMAGES, "y": LABELS - 1}, "has label -1, outside of 0..2"),
         (
             {"x": IMAGES, "y": LABELS, "x_test": IMAGES, "y_test": LABELS + 1},

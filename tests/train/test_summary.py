@@ -7,12 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from prunex_jax.base.environment import environment
+from prunex_jax.base.errors import TrainingDivergedError
 from prunex_jax.mesh import HOST_AXIS, make_topology, peak_flops
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
 from prunex_jax.train.build.work import speed_of
 from prunex_jax.train.changes.transitions import experiment_at
+from prunex_jax.train.console import start_screen
 from prunex_jax.train.records.folder import SUMMARY_KEYS
+from prunex_jax.train.records.scores import evaluate_split
 from prunex_jax.train.records.summary import finish
 from prunex_jax.train.steps.clock import Clock, ClockTotals
 from prunex_jax.train.steps.position import Handover, RunPosition
@@ -26,7 +30,8 @@ shrink_step
 host_wire_bytes host_wire_bytes_dense device_wire_bytes host_wire_ratio
 host_payload_bytes_steady host_payload_bytes_dense host_payload_ratio num_rounds
 num_compilations seconds_total seconds_per_step_median
-seconds_per_step_median_masked flops_per_second flops_utilisation""".split()
+seconds_per_step_median_masked flops_per_second flops_utilisation
+warnings""".split()
 CLOCK = ClockTotals(50.0, 6.0, 12, (0.5, 0.25, 0.25))
 
 
@@ -93,6 +98,47 @@ def test_both_splits_are_scored(dense):
         right = np.argmax(logits, axis=-1) == data.labels()
         accuracy = result.summary[f"{split}_accuracy"]
         assert accuracy == pytest.approx(right.mean(), abs=2 / len(data))
+
+
+def test_a_loss_of_held_out_examples_that_is_no_number_ends_the_run(dense):
+    experiment, _ = dense
+    split = experiment.task.dataset.validation
+
+    def broken(batch):
+        return {"loss": jnp.nan, "correct": 1.0, "examples": 8.0}
+
+    with pytest.raises(TrainingDivergedError, match="loss of the validation split is"):
+        evaluate_split(experiment, broken, (), split)
+
+
+def test_rounding_that_moves_the_share_is_a_warning():
+    experiment = experiment_of(sparsity={"sparsity": 0.3, "round_to": 32})
+    (warning,) = experiment.warnings
+    assert "sparsity.sparsity=0.3 asks for 30.0%" in warning
+    assert f"warning   {warning}" in start_screen_of(experiment)
+    assert finished(experiment).summary["warnings"] == [warning]
+    assert experiment_of(sparsity={"sparsity": 0.5}).warnings == ()
+    dense = experiment_of(sparsity={"sparsity": 0.3}, method={"name": "dense"})
+    assert dense.warnings == ()
+
+
+def start_screen_of(experiment):
+    described = environment(experiment.topology.describe())
+    return start_screen(experiment, "run", described, "no launcher found")
+
+
+def test_the_start_screen_says_what_every_group_keeps():
+    experiment = experiment_of(sparsity={"sparsity": 0.5})
+    said, counts = start_screen_of(experiment), experiment.final_counts
+    for name, size in experiment.channels.sizes.items():
+        assert f"{counts[name]} of {size} {name}" in said
+    deeper = experiment_of(model={"name": "resnet20"})
+    grouped = "8 of 16 in 4 groups, 16 of 32 in 4 groups, 32 of 64 in 4 groups"
+    assert f"kept      channels at the end: {grouped}" in start_screen_of(deeper)
+    ranked = experiment_of(sparsity={"budget": "global", "criterion": "taylor"})
+    assert "kept      ranked over all groups in training" in start_screen_of(ranked)
+    dense = experiment_of(method={"name": "dense"})
+    assert "\nkept " not in start_screen_of(dense)
 
 
 def test_a_test_split_that_is_not_read_is_null(dense):

@@ -154,7 +154,20 @@ class Experiment(_Basis):
     learning_rate: optax.Schedule  # Schedule over steps.
     current: Setup  # What is trained now, and how. All other parts stay.
     batch_size: int  # Examples of a batch that are trained on; see `make_experiment`.
+    prunes: bool = False  # Whether some method of the run removes channels.
     start: Start | None = None  # The trained network that it starts from.
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is odd about the run, for people."""
+        channels = self.channels
+        rounding = channels.budget.rounding(channels.keep_counts) if self.prunes else ""
+        return (*self.task.warnings, *filter(None, [rounding]))
+
+    @property
+    def final_counts(self) -> Mapping[str, int]:
+        """Channels that every group keeps at the end, under a uniform budget."""
+        return self.channels.keep_counts if self.prunes else self.channels.sizes
 
     @property
     def left_out(self) -> int:
@@ -298,6 +311,8 @@ def make_experiment(
         learning_rate=learning_rate,
         current=setups[0],
         batch_size=batch_size,
+        prunes=any(setup.method.pruning.in_rounds for setup in setups)
+        or any(setup.method.preparation is not None for setup in setups),
         start=start,
     )
 

@@ -341,28 +341,22 @@ def _arithmetic(experiment: Experiment) -> list[str]:
         f"{steps} steps, {seen}"
     ]
     channels = experiment.channels
-    sizes, counts = channels.sizes, _counts_at_the_end(experiment)
+    sizes, counts = channels.sizes, experiment.final_counts
     whole = sum(counts[name] == size for name, size in sizes.items())
     lines.append(
         f"channels  {len(sizes)} groups with {sum(sizes.values())} prunable channels; "
         f"{sum(counts.values())} kept at the end, {whole} groups whole"
     )
+    if experiment.prunes:
+        lines += [
+            f"          {counts[name]:>6} of {size:>6} kept of {name}"
+            for name, size in sizes.items()
+        ]
     reasons = list(dict.fromkeys(frozen.reason for frozen in channels.trace.frozen))
     lines += [f"          stays: {reason}" for reason in reasons[:_MOST_REASONS]]
     if len(reasons) > _MOST_REASONS:
         lines.append(f"          and for {len(reasons) - _MOST_REASONS} more reasons")
     return lines
-
-
-def _counts_at_the_end(experiment: Experiment) -> Mapping[str, int]:
-    """Channels that every group keeps, if some method of the run prunes."""
-    methods = [experiment.current.method]
-    methods += [
-        with_method(experiment, phase.method).current.method
-        for phase in experiment.phases[1:]
-    ]
-    prunes = [m.pruning.in_rounds or m.preparation is not None for m in methods]
-    return experiment.channels.keep_counts if any(prunes) else experiment.channels.sizes
 
 
 def _in_words(needs: Needs) -> list[str]:

@@ -51,6 +51,8 @@ def evaluate_split(
     Returns:
       Metric of the task -> its mean over all examples; None if there is none, or
       scoring was stopped.
+    Raises:
+      TrainingDivergedError: The loss is not finite.
     Collectives:
       One sum over the mesh of a few numbers per batch.
     """
@@ -67,7 +69,14 @@ def evaluate_split(
             sums = {name: total + float(score[name]) for name, total in sums.items()}
     if not sums[objective.unit]:
         return None
-    return {k: float(x) for k, x in objective.measures(sums).items()}
+    found = {k: float(x) for k, x in objective.measures(sums).items()}
+    if not math.isfinite(found["loss"]):
+        raise TrainingDivergedError(
+            f"the loss of the {split.name} split is {found['loss']}, and those of "
+            "training were finite; look there for labels or numbers that the training "
+            "split does not have. The network is in the newest checkpoint"
+        )
+    return found
 
 
 def check_health(

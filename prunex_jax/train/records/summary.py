@@ -92,6 +92,7 @@ def finish(
         "seconds_per_step_median": clock.seconds_per_step_median,
         "seconds_per_step_median_masked": handover and handover.seconds_per_step_median,
         **speed_of(experiment, clock.seconds_per_step_median),
+        "warnings": list(experiment.warnings),
     }
     return TrainResult(summary, shrunk, masks)
 
