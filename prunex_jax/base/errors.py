@@ -26,6 +26,14 @@ class TrainingDivergedError(RuntimeError):
     """
 
 
+class RunStopped(KeyboardInterrupt):
+    """Raised where a run was asked to stop, by Ctrl-C or a signal, and was saved.
+
+    The same call goes on. It is a KeyboardInterrupt, so that `except Exception` in the
+    caller's code does not take it for a failure.
+    """
+
+
 class AgreedStopError(Exception):
     """Raised by all processes of a run at the same time, to end it early."""
 

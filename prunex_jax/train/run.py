@@ -12,6 +12,7 @@ from typing import Any
 import ml_collections
 
 from prunex_jax.base.environment import environment
+from prunex_jax.base.errors import RunStopped
 from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import Topology, gather_texts, run_together
@@ -63,7 +64,7 @@ def train(
     exact_topology: bool = False,
     launch: LaunchFlags | None = None,
     after_step: Sequence[AfterStep] = (),
-) -> TrainResult | None:
+) -> TrainResult:
     """Trains, resuming if the folder holds an unfinished run of the same settings.
 
     Args:
@@ -92,9 +93,10 @@ def train(
         the first step and after every one, on every process; or pairs of what says
         when, such as `every(100)`, and such a function. What one raises ends the run.
     Returns:
-      The network and its summary, or None if Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2
-      stopped the run, which is saved then and goes on with the next call.
+      The network and its summary.
     Raises:
+      RunStopped: Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 stopped the run. It is saved, and
+        goes on with the next call.
       UserError: Something about the settings, the machine or the folder cannot work, or
         another process trains into it.
       TrainingDivergedError: The loss became infinite or not a number.
@@ -120,7 +122,7 @@ def train(
         try:
             next(running)
         except StopIteration as end:
-            result: TrainResult | None = end.value
+            result: TrainResult = end.value
             return result
 
 
@@ -142,7 +144,8 @@ def train_steps(
       How far the run is, and what it trains, before the first step and after every
       one. The next step takes the arrays over: copy what is to stay.
     Raises:
-      UserError: As from `train`.
+      RunStopped: As from `train`.
+      UserError: As there.
       TrainingDivergedError: As there.
     Example:
       >>> import tempfile
@@ -170,15 +173,25 @@ def train_steps(
             yield loop.progress, loop.state
 
 
-_Running = Generator[Loop, None, TrainResult | None]
-
-
-def _running(asked: types.SimpleNamespace) -> _Running:
+def _running(asked: types.SimpleNamespace) -> Generator[Loop, None, TrainResult]:
     """The loop of a run, before the first step and after every one; then its result.
 
     Args:
       asked: The arguments of `train`.
+    Raises:
+      RunStopped: It was asked to stop, and all that watches over it was left.
     """
+    result = yield from _watched(asked)
+    if result is None:
+        raise RunStopped("the run was stopped and saved; the same call goes on")
+    return result
+
+
+_Running = Generator[Loop, None, TrainResult | None]
+
+
+def _watched(asked: types.SimpleNamespace) -> _Running:
+    """The same among processes that are watched over; None if it was stopped."""
     config, workdir = resolve_config(asked.config), asked.workdir
     launch = asked.launch or LaunchFlags()
     check_trackers(config.run)

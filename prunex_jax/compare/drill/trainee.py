@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.command import EXIT_STOPPED, Command, Flag, Values, run_command
+from prunex_jax.base.errors import RunStopped
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.compare.drill.plan import CHECKPOINT_STEPS, FULL_DISK, HANG
 from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
@@ -145,14 +146,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(values: Values, rest: list[str]) -> int:
     del rest
-    result = train(
-        settings_of(values),
-        values.workdir,
-        model=network(),
-        launch=given_launch(values),
-        after_step=[Trainee(values)],
-    )
-    return EXIT_STOPPED if result is None else 0
+    try:
+        train(
+            settings_of(values),
+            values.workdir,
+            model=network(),
+            launch=given_launch(values),
+            after_step=[Trainee(values)],
+        )
+    except RunStopped:
+        return EXIT_STOPPED
+    return 0
 
 
 if __name__ == "__main__":

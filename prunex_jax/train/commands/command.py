@@ -26,7 +26,7 @@ from prunex_jax.base.command import (
     run_command,
     true_or_false,
 )
-from prunex_jax.base.errors import UserError, suggest
+from prunex_jax.base.errors import RunStopped, UserError, suggest
 
 # What takes seconds to import is imported where it is used: `--help` and bad flags need
 # not wait for it.
@@ -211,11 +211,14 @@ def _train(values: Values, overrides: list[str]) -> int:
         return 0
     from prunex_jax.train.run import train
 
-    result = train(
-        config,
-        values.workdir,
-        fresh=values.fresh,
-        exact_topology=values.exact_topology,
-        launch=given_launch(values),
-    )
-    return code if result is None else 0
+    try:
+        train(
+            config,
+            values.workdir,
+            fresh=values.fresh,
+            exact_topology=values.exact_topology,
+            launch=given_launch(values),
+        )
+    except RunStopped:
+        return code
+    return 0

@@ -1,0 +1,51 @@
+"""A run that is asked to stop is saved, and says so to whoever called it."""
+
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.base.errors import RunStopped
+from prunex_jax.train import train
+from prunex_jax.train.run import train_steps
+
+X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+GIVEN = {
+    "model": (lambda key: {"w": jnp.zeros((3, 2))}, lambda params, x: x @ params["w"]),
+    "data": (X, (X[:, 0] > 0).astype(np.int32)),
+}
+SETTINGS = {
+    "run": {"steps": 6},
+    "data": {"batch_size": 16},
+    "method": {"name": "dense"},
+}
+
+
+def interrupt_at(step, number=signal.SIGINT):
+    def watch(progress, state):
+        if progress.step == step:
+            signal.raise_signal(number)
+
+    return [watch]
+
+
+def test_a_stopped_call_is_interrupted_and_goes_on_when_called_again(tmp_path, capsys):
+    with pytest.raises(RunStopped, match="the same call goes on") as stopped:
+        train(SETTINGS, tmp_path / "run", **GIVEN, after_step=interrupt_at(2))
+    assert isinstance(stopped.value, KeyboardInterrupt)
+    assert not isinstance(stopped.value, Exception), "nobody takes it for a failure"
+    assert not (tmp_path / "run" / "summary.json").exists()
+    with pytest.raises(RunStopped):
+        stopping = interrupt_at(4, signal.SIGTERM)
+        steps = train_steps(SETTINGS, tmp_path / "run", **GIVEN, after_step=stopping)
+        assert [progress.step for progress, _ in steps]
+    result = train(SETTINGS, tmp_path / "run", **GIVEN)
+    told = capsys.readouterr().out
+    assert "stopped at step 2 of 6" in told and "resumed at step 4 of 6" in told
+    whole = train(SETTINGS, tmp_path / "whole", **GIVEN)
+    for found, wanted in zip(
+        *(jax.tree.leaves(r.network.params) for r in (result, whole)), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
