@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
 from prunex_jax.data.npz import NPZ, npz_arrays, npz_has_images
 from prunex_jax.data.order import Positions
@@ -19,6 +19,8 @@ from prunex_jax.data.splits import SPLITS, ArraySource, Batch, Dataset, Labels, 
 EXAMPLE = "example"
 # What settings call data that were given.
 OWN = "own"
+# Arrays that a message names.
+_MOST_SAID = 5
 # Types that arrays get, where jax would make them so anyway.
 _NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
@@ -194,7 +196,7 @@ def _source_of(data: Any, split: str) -> Source:
         return ArraySource(jax.tree.map(lambda *rows: np.stack(rows), *found))
     except ValueError as error:
         raise UserError(
-            f"data: examples of split {split!r} differ in shape: {error}"
+            f"data: examples of split {split!r} differ in shape: {one_line(error, 200)}"
         ) from error
 
 
@@ -203,12 +205,35 @@ def _checked(data: Any, split: str) -> PyTree:
     arrays = _as_arrays(data)
     lengths = {path: np.shape(x)[:1] for path, x in flatten_by_path(arrays).items()}
     if not lengths or () in lengths.values() or len(set(lengths.values())) > 1:
-        said = ", ".join(f"{k or 'array'} {list(v)}" for k, v in lengths.items())
+        first = list(lengths.items())[:_MOST_SAID]
+        said = ", ".join(f"{k or 'array'} {list(v)}" for k, v in first)
+        said += ", ..." if len(lengths) > len(first) else ""
         raise UserError(
             f"data: arrays of split {split!r} must have the examples along their first "
             f"axis, as many in each; there are {said or 'none'}"
         )
     return arrays
+
+
+def _of_numbers(leaf: Any) -> bool:
+    """Whether this is a list of numbers, or of such lists."""
+    if not isinstance(leaf, list) or not leaf:
+        return False
+    first = leaf[0]
+    return _of_numbers(first) or isinstance(first, int | float | np.number)
+
+
+def _as_array(leaf: Any) -> Any:
+    """Lists of numbers as arrays."""
+    if not _of_numbers(leaf):
+        return leaf
+    try:
+        return np.asarray(leaf)
+    except ValueError as error:
+        raise UserError(
+            f"data: a list of {len(leaf)} has parts of different lengths; make them "
+            "alike, or give a list of examples"
+        ) from error
 
 
 def _as_arrays(tree: Any) -> PyTree:
@@ -223,6 +248,7 @@ def _as_arrays(tree: Any) -> PyTree:
 
     if isinstance(tree, Mapping):
         tree = dict(tree)
+    tree = jax.tree.map(_as_array, tree, is_leaf=_of_numbers)
     return map_with_path(as_array, tree)
 
 
@@ -254,15 +280,22 @@ def labels_of(examples: PyTree) -> Labels | None:
 def _check_alike(sources: Mapping[str, Source]) -> None:
     """Refuses splits whose examples differ in form."""
 
-    def form(source: Source) -> dict[str, Any]:
+    def form(source: Source) -> dict[str, str]:
         first = flatten_by_path(source.read(np.arange(1)))
-        return {path: (x.shape[1:], x.dtype.name) for path, x in first.items()}
+        return {path: f"{x.dtype}{list(x.shape[1:])}" for path, x in first.items()}
 
     wanted = form(sources["train"])
     for name, source in sources.items():
         found = form(source)
-        if found != wanted:
+        differing = {
+            path
+            for path in wanted.keys() | found.keys()
+            if wanted.get(path) != found.get(path)
+        }
+        if differing:
+            path = min(differing)
             raise UserError(
-                f"data: examples of split {name!r} are {found}, and those of training "
-                f"{wanted}; make them alike"
+                f"data: entry {path!r} of the examples in {name} is "
+                f"{found.get(path, 'absent')}, and of those for training "
+                f"{wanted.get(path, 'absent')}; make them alike"
             )

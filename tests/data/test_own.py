@@ -42,6 +42,8 @@ GIVEN = {
     "source": Source(),
     "iterable": Sized(),
     "list": list(zip(X, Y, strict=True)),
+    "lists": (X.tolist(), Y.tolist()),
+    "list of lists": list(zip(X.tolist(), Y.tolist(), strict=True)),
 }
 
 
@@ -115,10 +117,26 @@ def test_labels_deal_examples_to_hosts():
         ([], "split 'train' has no examples"),
         ([X[0], X[1, :2]], "differ in shape"),
         (iter([1, 2]), "whose length is not known"),
-        ({"train": (X, Y), "test": (X,)}, "examples of split 'test' are"),
+        (
+            {"train": (X, Y), "test": (X,)},
+            "entry '1' .* in test is absent",
+        ),
+        (
+            {"train": X, "test": X[:, :3]},
+            r"float32\[3\], and .*\[4\]; make",
+        ),
+        (([[1.0], [2.0, 3.0]], [0, 1]), "a list of 2 has parts of different lengths"),
+        ([[[1.0], [2.0, 3.0]]], "a list of 2 has parts of different lengths"),
         (np.float32(3), "as many in each"),
     ],
 )
 def test_what_cannot_be_read_is_refused(data, message):
     with pytest.raises(UserError, match=message):
         open_own(data, CONFIG)
+
+
+def test_messages_are_short_however_many_parts_there_are():
+    many = {str(number): X[: SIZE - number] for number in range(20)}
+    with pytest.raises(UserError, match="as many in each") as caught:
+        open_own(many, CONFIG)
+    assert len(str(caught.value)) < 400
