@@ -55,13 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
       arguments: The command line without the program's name; None takes the real one.
     Returns:
-      The exit code of the command; 2 where there is no such command.
+      The exit code of the command; 2 where there is no such command. Without a command
+      the help is shown.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
         return importlib.import_module(COMMANDS[name][0]).main(arguments[1:])
-    if name in ("-h", "--help"):
+    if name in ("", "-h", "--help"):
         sys.stdout.write(_help())
         return 0
     if name == "--version":

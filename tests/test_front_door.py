@@ -20,6 +20,13 @@ def test_every_command_has_help(name, capsys):
     assert f"prunex-jax {name}" in out and "--help" in out
 
 
+def test_without_a_command_the_help_is_shown(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == shown
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"prunex-jax {prunex_jax.__version__}\n"
@@ -28,7 +35,6 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "'' is no command; choose one of train, "),
         (["trian"], "did you mean 'train'"),
         (["--config=x"], "'--config=x' is no command"),
         (["train"], "--config is required"),

@@ -90,6 +90,12 @@ def run_command(
         return _fail(error, EXIT_DIVERGED)
     except UserError as error:
         return _fail(error, EXIT_BAD_INPUT)
+    except SystemExit as error:
+        sys.stderr.write(
+            f"error: sys.exit({error.code!r}) was called before the command had ended, "
+            "perhaps by a plugin; leave it out there\n"
+        )
+        return EXIT_FAILED
     except BrokenPipeError:
         # Whoever reads the output has seen enough; Python would complain at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

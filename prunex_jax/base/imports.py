@@ -35,7 +35,8 @@ def import_named(name: str, setting: str) -> Any:
         return functools.reduce(
             getattr, attribute.split("."), importlib.import_module(module)
         )
-    except Exception as error:
+    # Also SystemExit: a module that exits must not end the command as if it were done.
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"{setting}={name!r} cannot be imported as package.module:object: "
             f"{one_line(error)}"

@@ -166,9 +166,10 @@ def load_plugins(names: Iterable[str]) -> None:
                 _import_file(Path(name).resolve())
             else:
                 importlib.import_module(name)
-        except Exception as error:
+        # Also SystemExit: a run must not end as if it were done.
+        except (Exception, SystemExit) as error:
             raise UserError(
-                f"config.method.plugins: {name!r} cannot be imported: {error}"
+                f"config.method.plugins: {name!r} cannot be imported: {error!r}"
             ) from error
 
 

@@ -5,9 +5,9 @@ bold, and a bar below them.
 """
 
 import contextlib
-import functools
 import math
 import sys
+import textwrap
 import threading
 import time
 from collections import Counter
@@ -27,6 +27,10 @@ from prunex_jax.train.build.experiment import Experiment, with_method
 # The word in front of a line of the start screen and of the last screen.
 _LABELS = r"(?m)^[a-z]+( link)?(?= {2})"
 
+# Where text begins that follows a label.
+_INDENT = " " * 10
+# Steps before the time that is left is said.
+_FIRST_ETA = 10
 # Seconds between two lines that say that something still goes on.
 _PATIENCE = 10.0
 
@@ -65,29 +69,31 @@ class Console:
         self._bar = rich.progress.Progress(
             rich.progress.BarColumn(bar_width=None),
             rich.progress.TaskProgressColumn(),
-            rich.progress.TimeRemainingColumn(),
+            rich.progress.TextColumn("{task.fields[eta]}"),
             console=self._terminal,
             auto_refresh=False,
             transient=True,
             disable=not (is_primary and self._is_terminal),
         )
         self._lock = threading.Lock()  # Of the thread that says what goes on.
-        self._task = self._bar.add_task("steps", total=num_steps)
+        self._said_at = time.monotonic()
+        self._task = self._bar.add_task("steps", total=num_steps, eta="")
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self._said_at = time.monotonic()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
     def line(self, text: str) -> None:
-        """Writes one or more lines at once."""
+        """Writes one or more lines at once; a terminal gets them wrapped."""
         if not self._is_primary:
             return
         with self._lock:
+            self._said_at = time.monotonic()
             if self._is_terminal:
-                styled = rich.text.Text(text)
+                styled = rich.text.Text(wrapped(text, self._terminal.width))
                 styled.highlight_regex(_LABELS, "bold")
                 self._terminal.print(styled)
             else:
@@ -97,7 +103,7 @@ class Console:
 
     @contextlib.contextmanager
     def busy(self, text: str) -> Iterator[None]:
-        """Says every few seconds that something goes on; nothing if it is quick.
+        """Says what goes on whenever nothing was said for some seconds.
 
         Example:
           >>> with Console(True, patience=0.2) as console:
@@ -111,7 +117,7 @@ class Console:
         ended, started = threading.Event(), time.monotonic()
 
         def tell() -> None:
-            while not ended.wait(self._patience):
+            while not ended.wait(self._said_at + self._patience - time.monotonic()):
                 self.line(f"{text} ({time.monotonic() - started:.0f} s so far)")
 
         # A daemon: a process that is told to end does not wait for it.
@@ -132,17 +138,50 @@ class Console:
     ) -> None:
         """Shows how far the run is; arguments as for `format_progress`.
 
-        The first time it says what the columns are.
+        The first time it says what the columns are, and a terminal gets its bar.
         """
         if not self._has_explained:
             self._has_explained = True
             self.line(explain_progress(objective, row["flops_utilisation"] is not None))
-        self.line(format_progress(row, num_steps, batch_size, objective))
-        self._bar.update(self._task, completed=row["step"], refresh=True)
+            self._bar.start()
+        width = self._terminal.width if self._is_terminal else None
+        self.line(format_progress(row, num_steps, batch_size, objective, width))
+        eta = f"eta {_eta(row, num_steps)}"
+        self._bar.update(self._task, completed=row["step"], eta=eta, refresh=True)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Breaks lines between words, and goes on below their text.
+
+    Args:
+      text: Lines, each perhaps with a label in front of its text.
+      width: Columns of the terminal.
+    Example:
+      >>> print(wrapped('model     a network with many words', 26))
+      model     a network with
+                many words
+    """
+    if width <= 2 * len(_INDENT):
+        return text
+    lines = (
+        textwrap.fill(
+            line,
+            width,
+            subsequent_indent=_INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
+    return "\n".join(lines)
 
 
 def format_progress(
-    row: Mapping[str, Any], num_steps: int, batch_size: int, objective: Objective
+    row: Mapping[str, Any],
+    num_steps: int,
+    batch_size: int,
+    objective: Objective,
+    width: int | None = None,
 ) -> str:
     """Says how far a run is in one line of at most 132 columns, aligned with others.
 
@@ -152,6 +191,7 @@ def format_progress(
       num_steps: Length of the run.
       batch_size: Examples per step over the whole mesh.
       objective: What is measured.
+      width: Columns that there are; what matters least is left out. None for all.
     Example:
       >>> from prunex_jax.tasks import Classification
       >>> row = dict(
@@ -160,21 +200,39 @@ def format_progress(
       ...     sparsity=0.5, loss=1.234, accuracy=0.712, primal_residual=1.2e-3)
       >>> print(format_progress(row, 20000, 64, Classification())[:56].strip(), '...')
       1200/20000   6% eta   16m   1228 img/s 52.1ms   310GF/s ...
+      >>> print(format_progress(row, 20000, 64, Classification(), 60).strip())
+      1200/20000   6% eta   16m  loss 1.234  acc 71.2%
     """
     step, seconds = row["step"], row["seconds_per_step_median"]
     units = batch_size * objective.units_per_example
     host_bytes = row["host_wire_bytes"] / step / 1000
     kilobytes = _scaled(host_bytes, ("kB", "MB", "GB", "TB")) if host_bytes else "0B"
-    return (
-        f"{step:>{len(str(num_steps))}}/{num_steps} {100 * step // num_steps:>3}%"
-        f" eta {_duration((num_steps - step) * seconds):>5}"
-        f"  {_speed(units / max(seconds, 1e-9)):>5} {objective.example}/s"
-        f" {_scaled(1000 * seconds, ('ms', 's')):>6}{_flops(row)}"
-        f"  host {kilobytes:>6} {_ratio(row['host_wire_ratio']):>6}"
-        f"  sparsity {_percent(row['sparsity'], 0):>3}"
-        f"  res {_power(row.get('primal_residual')):>6}"
-        + "".join(map(functools.partial(_measured, row), objective.metrics))
-    )
+    # In their order; the larger the number, the sooner a column is left out.
+    columns = [
+        (0, f"{step:>{len(str(num_steps))}}/{num_steps} {100 * step // num_steps:>3}%"),
+        (2, f" eta {_eta(row, num_steps):>5}"),
+        (5, f"  {_speed(units / max(seconds, 1e-9)):>5} {objective.example}/s"),
+        (6, f" {_scaled(1000 * seconds, ('ms', 's')):>6}"),
+        (7, _flops(row)),
+        (3, f"  host {kilobytes:>6} {_ratio(row['host_wire_ratio']):>6}"),
+        (4, f"  sparsity {_percent(row['sparsity'], 0):>3}"),
+        (8, f"  res {_power(row.get('primal_residual')):>6}"),
+        *((1, _measured(row, metric)) for metric in objective.metrics),
+    ]
+    while width is not None and sum(len(text) for _, text in columns) > width:
+        last = max(rank for rank, _ in columns)
+        if last <= 1:
+            break
+        columns = [column for column in columns if column[0] != last]
+    return "".join(text for _, text in columns)
+
+
+def _eta(row: Mapping[str, Any], num_steps: int) -> str:
+    """The time that is left, once there are steps enough to tell."""
+    step, seconds = row["step"], row["seconds_per_step_median"]
+    if step < min(_FIRST_ETA, num_steps):
+        return "-"
+    return _duration((num_steps - step) * seconds)
 
 
 def explain_progress(objective: Objective, has_peak: bool) -> str:

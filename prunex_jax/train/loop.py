@@ -48,6 +48,11 @@ from prunex_jax.train.steps.profiling import PROFILE, Profiler, profile_window
 from prunex_jax.train.steps.programs import Report
 from prunex_jax.train.steps.state import SavedRun, TrainState
 
+_FIRST_STEP = (
+    "compiling the first step: seconds for a small network, a minute or two for a "
+    "large one"
+)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Progress:
@@ -220,6 +225,7 @@ class Loop:
 
     def _train(self) -> Iterator[None]:
         batches_from_here = self.experiment.batches(self.position.step)
+        self._tell(_FIRST_STEP)
         with self._ahead, self._profiler, batches_from_here as batches:
             self._do_what_callers_want()
             yield

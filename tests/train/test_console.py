@@ -9,7 +9,12 @@ import time
 import pytest
 
 from prunex_jax.tasks import Classification
-from prunex_jax.train.console import Console, explain_progress, format_progress
+from prunex_jax.train.console import (
+    Console,
+    explain_progress,
+    format_progress,
+    wrapped,
+)
 
 OBJECTIVE = Classification()
 ROW = {
@@ -156,8 +161,63 @@ def test_what_is_quick_or_elsewhere_says_nothing(is_primary, patience):
 def test_terminals_get_the_same_lines_and_a_bar():
     shown = told(Terminal())
     assert "4 steps" in shown and "and [no] markup" in shown
-    assert format_progress(ROW, 20000, 64, OBJECTIVE) in shown
-    assert "6%" in shown.rpartition("acc 71.2%")[2], "the bar follows"
+    line = format_progress(ROW, 20000, 64, OBJECTIVE, 80)
+    assert f"{line}\n" in shown
+    bar = shown.rpartition("acc 71.2%")[2]
+    assert "6%" in bar and "eta 16m" in bar, "the bar follows, with the same estimate"
+
+
+def test_the_bar_comes_with_the_first_steps():
+    stream = Terminal()
+    with Console(True, stream, num_steps=20000) as console:
+        console.line("compiling the first step")
+        assert "%" not in stream.getvalue()
+        console.progress(ROW, 20000, 64, OBJECTIVE)
+        assert "6%" in stream.getvalue()
+
+
+def test_time_is_not_foreseen_before_ten_steps():
+    early, first, last = (
+        format_progress({**ROW, "step": step}, total, 64, OBJECTIVE)
+        for step, total in ((9, 20000), (10, 20000), (4, 4))
+    )
+    assert "eta     -" in early and "eta   17m" in first and "eta    0s" in last
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 132])
+def test_lines_fit_the_terminal(width):
+    whole = format_progress(ROW, 20000, 64, OBJECTIVE)
+    line = format_progress(ROW, 20000, 64, OBJECTIVE, width)
+    assert len(line) <= max(width, 40)
+    assert "loss 1.234  acc 71.2%" in line and "1200/20000" in line
+    parts = line.split("  ")
+    assert all(part in whole for part in parts), "columns stay as they are"
+    if width >= 80:
+        assert "host 12.3MB x0.065" in line
+    if width >= len(whole):
+        assert line == whole
+
+
+@pytest.mark.parametrize("width", [15, 30, 80])
+def test_words_are_wrapped_below_their_text(width):
+    text = "model     resnet20: 272,474 parameters\n          and 12 channel groups"
+    lines = wrapped(text, width).split("\n")
+    if width == 15:
+        assert lines == text.split("\n"), "too narrow to wrap"
+    else:
+        assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+
+
+def test_silence_is_counted_over_short_works():
+    """Ten seconds without a word end, however many things were done meanwhile."""
+    stream = io.StringIO()
+    with Console(True, stream, patience=0.3) as console:
+        deadline = time.monotonic() + 20
+        while not stream.getvalue() and time.monotonic() < deadline:
+            with console.busy("compiling"):
+                time.sleep(0.1)
+    assert stream.getvalue() == "compiling (0 s so far)\n"
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
