@@ -1,8 +1,12 @@
 """Imports what settings name, and packages that only some runs need."""
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 from prunex_jax.base.errors import UserError, one_line
@@ -19,11 +23,13 @@ def is_named(name: str) -> bool:
 
 
 def import_named(name: str, setting: str) -> Any:
-    """Imports an object that a setting names.
+    """Imports an object that a setting or a flag names.
+
+    Modules of the working directory are found, too, as `python -m` finds them.
 
     Args:
       name: `package.module:object`; the object may be an attribute of another.
-      setting: Dotted path of the setting, for messages.
+      setting: The flag, or the dotted path of the setting, for messages.
     Raises:
       UserError: It cannot be imported, or the module has no such object.
     Example:
@@ -32,15 +38,28 @@ def import_named(name: str, setting: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     try:
-        return functools.reduce(
-            getattr, attribute.split("."), importlib.import_module(module)
-        )
+        with _here_on_path():
+            found = importlib.import_module(module)
+        return functools.reduce(getattr, attribute.split("."), found)
     # Also SystemExit: a module that exits must not end the command as if it were done.
     except (Exception, SystemExit) as error:
         raise UserError(
             f"{setting}={name!r} cannot be imported as package.module:object: "
             f"{one_line(error)}"
         ) from error
+
+
+@contextlib.contextmanager
+def _here_on_path() -> Iterator[None]:
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 def need_package(package: str, extra: str, what: str) -> None:

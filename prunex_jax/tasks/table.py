@@ -101,8 +101,8 @@ def _check_is_there(data: DataConfig, model: ModelConfig, own: Own | None) -> No
         if name:
             raise UserError(
                 f"config.{part}.name={name!r} was brought to `train` in Python, and "
-                f"settings do not hold it; call `train` with the same {part} again, or "
-                "export with `export_model`"
+                f"settings do not hold it; give the same {part} again: to `train` or "
+                f"`open_run`, or on the command line as --{part}=package.module:object"
             )
 
 

@@ -12,20 +12,34 @@ build/     a run from its settings, before anything is compiled
 steps/     what a step is: its state, its programs, its time
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prunex_jax.train.loop import every
+    from prunex_jax.train.records.opened import OpenedRun, open_run
     from prunex_jax.train.records.summary import TrainResult
     from prunex_jax.train.run import train, train_steps
 
-__all__ = ["TrainResult", "every", "train", "train_steps"]
+__all__ = [
+    "OpenedRun",
+    "TrainResult",
+    "every",
+    "open_run",
+    "train",
+    "train_steps",
+]
+# Public name -> its module, where that is not `run`.
+_HOMES = {
+    "OpenedRun": "records.opened",
+    "every": "loop",
+    "open_run": "records.opened",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Imports the trainer when it is first asked for: it takes seconds."""
     if name in __all__:
-        from prunex_jax.train import loop, run
-
-        return getattr(loop if name == "every" else run, name)
+        home = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'run')}")
+        return getattr(home, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """What settings name is imported, and a missing package is named with its remedy."""
 
 import importlib.util
+import sys
 
 import pytest
 
@@ -14,6 +15,19 @@ from prunex_jax.export import export_model
 def test_what_cannot_be_imported_is_one_line():
     with pytest.raises(UserError, match=r"model.name='nowhere:it' cannot be imported"):
         import_named("nowhere:it", "model.name")
+
+
+def test_modules_of_the_working_directory_are_found(tmp_path, monkeypatch):
+    (tmp_path / "found_here.py").write_text("it = 7")
+    (tmp_path / "ends_here.py").write_text("raise SystemExit(0)")
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    with pytest.raises(UserError, match="cannot be imported"):
+        import_named("found_here:it", "--model")
+    monkeypatch.chdir(tmp_path)
+    assert import_named("found_here:it", "--model") == 7
+    assert str(tmp_path) not in sys.path
+    with pytest.raises(UserError, match="SystemExit: 0"):
+        import_named("ends_here:it", "--model")
 
 
 @pytest.fixture

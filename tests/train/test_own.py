@@ -9,8 +9,12 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.train import train
+from prunex_jax.export import read_model
+from prunex_jax.tasks import Own
+from prunex_jax.train import open_run, train
 from prunex_jax.train.commands.evaluate import evaluate
+from prunex_jax.train.commands.evaluate import main as evaluate_command
+from prunex_jax.train.commands.export import main as export_command
 from prunex_jax.train.records.restoring import load_trained
 from tests.helpers import own_networks
 from tests.helpers.own_networks import LinenNet, NnxNet, problem
@@ -243,6 +247,34 @@ def test_a_network_is_named_on_the_command_line(tmp_path):
         train(values, tmp_path / "other")
 
 
+def _check_exports(folder, result):
+    """By the result, the opened folder and the command line: the same network."""
+    opened = open_run(folder / "run", model=NnxNet, data=DATA)
+    assert opened.summary == json.loads(json.dumps(result.summary))
+    assert [row["step"] for row in opened.rows] == list(range(5, 41, 5))
+    assert opened.config.run.steps == 40
+    assert opened.at(30).step == 30
+    named = "--model=tests.helpers.own_networks:NnxNet", f"--data={__name__}:DATA"
+    made = {
+        "result": lambda out: result.export(out),
+        "opened": lambda out: opened.export(out),
+        "command": lambda out: export_command(
+            [f"--workdir={folder / 'run'}", f"--out={out}", *named, "--quiet"]
+        ),
+    }
+    x, _ = DATA["test"]
+    for name, export in made.items():
+        export(folder / name)
+        found = read_model(folder / name)
+        assert found.manifest["certificate"]["forward_error"] < 1e-5
+        answers = np.asarray(found(x))
+        np.testing.assert_allclose(answers, result.network.logits(x), atol=1e-5)
+        assert evaluate_command([f"--model={folder / name}", named[1], "--quiet"]) == 0
+    measured = evaluate(folder / "result", own=Own(data=DATA)).measures
+    assert measured["accuracy"] == pytest.approx(result.summary["test_accuracy"])
+    assert export_command([f"--workdir={folder / 'run'}", f"--out={folder / 'x'}"]) == 2
+
+
 @pytest.mark.slow
 def test_what_is_of_ones_own_is_not_run_from_settings(tmp_path):
     """Settings say that something was brought, and the same call goes on."""
@@ -255,6 +287,7 @@ def test_what_is_of_ones_own_is_not_run_from_settings(tmp_path):
         train(SETTINGS, tmp_path / "run")
     with pytest.raises(UserError, match="'own' was brought to `train` in Python"):
         load_trained(tmp_path / "run").export(tmp_path / "out")
+    _check_exports(tmp_path, result)
     data = {**config, "data": {**config["data"], "name": "digits"}}
     with pytest.raises(UserError, match="'own NnxNet' was brought to `train`"):
         train(data, tmp_path / "other")

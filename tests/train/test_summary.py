@@ -1,6 +1,7 @@
 """The summary of a run: its keys in their order, and how its numbers follow."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ def finished(experiment, **position):
     counts = position.pop("keep_counts", experiment.channels.sizes)
     place = RunPosition(counts, step=experiment.num_steps, **position)
     clock = Clock(CLOCK, now=lambda: 7.0)
-    return finish(experiment, place, clock, state)
+    return finish(experiment, place, clock, state, Path("run"))
 
 
 @pytest.fixture(scope="module")

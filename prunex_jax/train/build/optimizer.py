@@ -118,8 +118,9 @@ def make_inner(
     elif config.name == OWN_OPTIMIZER:
         raise UserError(
             f"config.optimizer.name={OWN_OPTIMIZER!r} was brought to `train` in "
-            "Python, and settings do not hold it; call `train` with the same "
-            "optimizer again, or export with `export_model`"
+            "Python, and settings do not hold it; give the same optimizer again: to "
+            "`train` or `open_run`, or on the command line as --optimizer="
+            "package.module:object"
         )
     elif is_named(config.name):
         setting = f"config.optimizer.name={config.name!r}"

@@ -2,12 +2,14 @@
 
     prunex-jax evaluate --model=FOLDER [--split=test|validation]
         [--data_dir=FOLDER] [--batch_size=N] [--json] [--quiet]
+        [--data=MODULE:OBJECT] [--loss=MODULE:OBJECT] [--inputs=MODULE:OBJECT]
 
 FOLDER was made by prunex-jax export. Its files are compared with their
 checksums, and its StableHLO program, not the network's code, runs on the data set that
 its manifest names, on one device: the metrics are those of its task, such as accuracy,
-or bits per byte. Where these data lie is printed, unless --data_dir says it. Exit code
-0: scored; 2: bad input.
+or bits per byte. Where these data lie is printed, unless --data_dir says it. Data and
+functions that were brought to the run in Python are named as package.module:object.
+Exit code 0: scored; 2: bad input.
 """
 
 import dataclasses
@@ -33,9 +35,11 @@ from prunex_jax.data import (
     evaluation_batches,
 )
 from prunex_jax.export import ExportedModel, read_model
+from prunex_jax.models import is_own
 from prunex_jax.processes import keep_compiled
 from prunex_jax.tasks import LOSS, Objective, Own, Task, make_task
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config
+from prunex_jax.train.commands.own import OWN_FLAGS, given_own
 
 SPLITS = ("test", "validation")
 # Settings that say what is read and how. Others are of no use here, and plugins would
@@ -49,9 +53,10 @@ COMMAND = Command(
         Flag("model", "", "Folder made by prunex_jax.export.", is_required=True),
         Flag("split", "test", "What it is scored on.", choices=SPLITS),
         Flag("data_dir", "", "Where the data set lies, if not where the run found it."),
-        Flag("batch_size", 256, "Examples at a time."),
+        Flag("batch_size", 256, "Examples at a time.", at_least=1),
         Flag("json", False, "Print one JSON object."),
         Flag("quiet", False, "Print the metrics only."),
+        *OWN_FLAGS,
     ),
 )
 
@@ -93,6 +98,7 @@ def evaluate(
     *,
     data_dir: str = "",
     batch_size: int = 256,
+    own: Own | None = None,
 ) -> Evaluation:
     """Scores an exported network on the data set that its manifest names.
 
@@ -102,6 +108,7 @@ def evaluate(
       data_dir: Where the data set lies, if not where the run found it.
       batch_size: Examples at a time; the last batch is filled up with what does not
         count, so that one program is compiled.
+      own: Data, loss, inputs and metrics that were brought to the run, if any.
     Returns:
       The metrics of the run's task, means over the whole split.
     Raises:
@@ -114,7 +121,7 @@ def evaluate(
         raise UserError(f"--split={split} is not one of {', '.join(SPLITS)}")
     model = read_model(folder)
     try:
-        return _evaluated(model, str(folder), split, data_dir, batch_size)
+        return _evaluated(model, str(folder), split, data_dir, batch_size, own)
     except UserError:
         raise
     except _ODD as error:
@@ -125,10 +132,15 @@ def evaluate(
 
 
 def _evaluated(
-    model: ExportedModel, folder: str, split: str, data_dir: str, batch_size: int
+    model: ExportedModel,
+    folder: str,
+    split: str,
+    data_dir: str,
+    batch_size: int,
+    own: Own | None,
 ) -> Evaluation:
     config = _config_of(model.manifest, Path(folder), data_dir)
-    task = _task_of(model, config)
+    task = _task_of(model, config, own)
     dataset, objective = task.dataset, task.objective
     part = dataset.test if split == "test" else dataset.validation
     if not len(part):
@@ -166,6 +178,7 @@ def _evaluate(values: Values, rest: list[str]) -> None:
         values.split,
         data_dir=values.data_dir,
         batch_size=values.batch_size,
+        own=given_own(values),
     )
     if values.json:
         sys.stdout.write(json.dumps(found.plain()) + "\n")
@@ -205,11 +218,10 @@ def _score(
     return {k: float(value) for k, value in objective.measures(sums).items()}
 
 
-def _task_of(model: ExportedModel, config: ExperimentConfig) -> Task:
+def _task_of(model: ExportedModel, config: ExperimentConfig, own: Own | None) -> Task:
     """The task of the run, on its data set with its splits."""
-    own = None
-    if is_named(config.model.name):
-        own = Own(model=_network_of(model))
+    if own is not None or is_named(config.model.name) or is_own(config.model.name):
+        own = dataclasses.replace(own or Own(), model=_network_of(model))
     task = make_task(config.data, config.model, config.seed, own)
     if not isinstance(task.dataset, ImageDataset):
         return task

@@ -2,13 +2,15 @@
 
     prunex-jax export --workdir=FOLDER --out=FOLDER [--step=N]
         [--data_dir=FOLDER] [--overwrite] [--compare=1,8,64] [--quiet]
+        [--model=MODULE:OBJECT] [--data=MODULE:OBJECT] [--loss=MODULE:OBJECT] ...
 
 Makes a folder of what a run has learned: its network without the dead channels, as
 safetensors, a StableHLO program and a JSON manifest, for use without this package. The
 run may have ended, been stopped, or still be training; its folder is only read. Masked
 and shrunk network are compared first, forward and gradients, and nothing is written if
-they differ. --compare also measures both on this device and prints a table. Exit code
-0: written; 2: bad input.
+they differ. --compare also measures both on this device and prints a table. What was
+brought to the run in Python is named by --model, --data, --loss, --inputs and
+--optimizer, as package.module:object. Exit code 0: written; 2: bad input.
 
 The run is rebuilt on as many devices as it had, simulated on the CPU:
 
@@ -25,6 +27,7 @@ from prunex_jax.base.files import expanded
 from prunex_jax.export.folder import check_target
 from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import LaunchFlags, start_processes
+from prunex_jax.train.commands.own import OWN_FLAGS, given_own, named_object
 from prunex_jax.train.records.restoring import load_trained, mesh_in_folder
 
 COMMAND = Command(
@@ -32,11 +35,14 @@ COMMAND = Command(
     flags=(
         Flag("workdir", "", "Run folder.", is_required=True),
         Flag("out", "", "Folder to make.", is_required=True),
-        Flag("step", -1, "Checkpoint to export; -1 takes the newest."),
+        Flag("step", -1, "Checkpoint to export; -1 takes the newest.", at_least=-1),
         Flag("data_dir", "", "Where the data set lies, if not where the run found it."),
         Flag("overwrite", False, "Replace an earlier export in --out."),
         Flag("compare", "", "Batch sizes, as in 1,8,64, for which both are measured."),
         Flag("quiet", False, "Print nothing but errors."),
+        Flag("model", "", "Network that was brought to the run: MODULE:OBJECT."),
+        *OWN_FLAGS,
+        Flag("optimizer", "", "What makes its optimizer, if that was brought."),
     ),
 )
 
@@ -55,7 +61,13 @@ def _export(values: Values, rest: list[str]) -> None:
     batch_sizes = _batch_sizes(values.compare)
     check_target(values.out, values.overwrite)  # Before all that takes time.
     step = None if values.step < 0 else values.step
-    trained = load_trained(values.workdir, step=step, data_dir=values.data_dir)
+    trained = load_trained(
+        values.workdir,
+        step=step,
+        data_dir=values.data_dir,
+        own=given_own(values, named_object(values, "model")),
+        own_optimizer=named_object(values, "optimizer"),
+    )
     manifest = trained.export(values.out, overwrite=values.overwrite)
     if not values.quiet:
         sys.stdout.write(_described(manifest, values.out))

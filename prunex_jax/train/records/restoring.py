@@ -24,8 +24,10 @@ from prunex_jax.shrink import (
     certify_networks,
 )
 from prunex_jax.shrink.compare import Comparison, Subject, compare
+from prunex_jax.tasks import Own
 from prunex_jax.train.build.config import config_to_dict, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.optimizer import MakeOptimizer
 from prunex_jax.train.build.settings import DistillConfig
 from prunex_jax.train.build.teaching import SELF
 from prunex_jax.train.changes.regroup import (
@@ -126,11 +128,23 @@ class TrainedNetwork:
     """What a checkpoint stands for."""
 
     workdir: Path  # The run folder.
-    experiment: Experiment  # The run with its full network.
+    experiment: Experiment  # The run; its task has the full network.
     step: int  # Steps done.
-    masked: Network  # Full widths, dead channels zero.
     shrunk: Network  # Cut widths.
     cut: Cut  # Which channels are kept.
+    # Full widths, if that is what was trained until now.
+    whole: Network | None = None
+
+    @functools.cached_property
+    def masked(self) -> Network:
+        """Full widths, dead channels zero; host arrays."""
+        if self.whole is not None:
+            return on_host(self.whole.masked(self.cut))
+        widened = (
+            self.cut.put(self.shrunk.params),
+            self.cut.put_statistics(self.shrunk.statistics),
+        )
+        return on_host(Network(self.experiment.task.model, *widened))
 
     def certify(self) -> Certificate:
         """Compares the masked and the shrunk network on examples of the run."""
@@ -191,6 +205,8 @@ def load_trained(
     step: int | None = None,
     data_dir: str = "",
     simulates: bool = False,
+    own: Own | None = None,
+    own_optimizer: MakeOptimizer | None = None,
 ) -> TrainedNetwork:
     """Makes the network that a checkpoint of a run stands for.
 
@@ -199,6 +215,8 @@ def load_trained(
       step: The checkpoint; None takes the newest.
       data_dir: Where the data set lies, if not where the run found it.
       simulates: Let one device stand for all that the run had.
+      own: What the caller had brought to the run, if anything.
+      own_optimizer: The same of what makes the inner optimizer.
     Returns:
       The masked and the shrunk network, host arrays.
     Raises:
@@ -206,7 +224,7 @@ def load_trained(
         fewer devices than the run had.
     """
     path = expanded(workdir)
-    full = _experiment(path, data_dir, simulates)
+    full = _experiment(path, data_dir, simulates, own, own_optimizer)
     with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
         found = restore_run(checkpointer, full, step)
     position, experiment, saved_run = found.position, found.experiment, found.run
@@ -215,18 +233,14 @@ def load_trained(
     is_last = position.step == experiment.num_steps
     state, mean = saved_run.state, saved_run.final_mean if is_last else None
     network = network_of(experiment, state, mean)
-    if handover is None:
-        masks = jax.device_get(experiment.current.method.pruning.masks(state.opt_state))
-    else:
+    if handover is not None:
         masks = handover.masks(full.channels.sizes)
+        cut = cut_of(full.task.model, full.channels.trace, masks)
+        return TrainedNetwork(path, full, position.step, network, cut)
+    masks = jax.device_get(experiment.current.method.pruning.masks(state.opt_state))
     cut = cut_of(full.task.model, full.channels.trace, masks)
-    if handover is None:
-        pair = network.masked(cut), network.shrunk(cut)
-    else:
-        widened = cut.put(network.params), cut.put_statistics(network.statistics)
-        pair = Network(full.task.model, *widened), network
-    masked, shrunk = map(on_host, pair)
-    return TrainedNetwork(path, full, position.step, masked, shrunk, cut)
+    shrunk = on_host(network.shrunk(cut))
+    return TrainedNetwork(path, full, position.step, shrunk, cut, network)
 
 
 def mesh_in_folder(path: Path) -> tuple[int, int]:
@@ -269,7 +283,13 @@ def _on_new_mesh(
     )
 
 
-def _experiment(path: Path, data_dir: str, simulates: bool) -> Experiment:
+def _experiment(
+    path: Path,
+    data_dir: str,
+    simulates: bool,
+    own: Own | None,
+    own_optimizer: MakeOptimizer | None,
+) -> Experiment:
     """Builds the run again, on the first devices of this process."""
     hosts, per_host = mesh_in_folder(path)
     config = resolve_config(_read_json(path / CONFIG))
@@ -285,11 +305,13 @@ def _experiment(path: Path, data_dir: str, simulates: bool) -> Experiment:
     simulated = f"{hosts}x{per_host}" if simulates else ""
     topology = make_topology(str(hosts), devices[: hosts * per_host], simulated)
     if config.distill.teacher == SELF:  # Checkpoints hold it.
-        return make_experiment(config, topology, weights=weights, goes_on=True)
+        return make_experiment(
+            config, topology, own, own_optimizer, weights, goes_on=True
+        )
     # Another teacher has nothing more to say, and may be gone.
     without_teacher = dataclasses.replace(config, distill=DistillConfig())
     experiment = make_experiment(
-        without_teacher, topology, weights=weights, goes_on=True
+        without_teacher, topology, own, own_optimizer, weights, goes_on=True
     )
     return dataclasses.replace(experiment, config=config)
 

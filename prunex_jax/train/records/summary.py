@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ from prunex_jax.shrink import Network
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.build.experiment import Experiment, macs_of_one_example
 from prunex_jax.train.build.work import seen_until, speed_of, work_of_training
-from prunex_jax.train.changes.transitions import cut_out, network_of
+from prunex_jax.train.changes.transitions import cut_of, cut_out, network_of
+from prunex_jax.train.records.restoring import TrainedNetwork
 from prunex_jax.train.records.scores import evaluate_split
 from prunex_jax.train.steps.clock import Clock
 from prunex_jax.train.steps.position import RunPosition
@@ -28,11 +30,17 @@ class TrainResult:
       summary: The content of summary.json.
       network: The trained network, shrunk where the method prunes; host arrays.
       masks: Which channels of the full network it kept, bool[size] per group.
+      trained: The same network with its run, for certificates and exports.
     """
 
     summary: Mapping[str, Any]
     network: Network
     masks: Mapping[str, np.ndarray]
+    trained: TrainedNetwork
+
+    def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
+        """Exports the network, with a certificate; see `TrainedNetwork.export`."""
+        return self.trained.export(folder, overwrite=overwrite)
 
 
 def finish(
@@ -40,6 +48,7 @@ def finish(
     position: RunPosition,
     clock: Clock,
     state: TrainState,
+    workdir: Path,
     mean: NetworkMean | None = None,
     written: Mapping[str, Any] | None = None,
 ) -> TrainResult:
@@ -50,6 +59,7 @@ def finish(
       position: Where it ended.
       clock: Times of its steps.
       state: Its training state.
+      workdir: Its folder.
       mean: What the final network is, if not that of the state.
       written: The summary, if the run had ended before; then nothing is scored again.
     Returns:
@@ -64,8 +74,10 @@ def finish(
         shrunk = network_of(experiment, state, mean)
         masks = handover.masks(experiment.channels.sizes)
         error = handover.max_abs_error
+    cut = cut_of(task.model, experiment.channels.trace, masks)
+    trained = TrainedNetwork(workdir, experiment, position.step, shrunk, cut)
     if written is not None:
-        return TrainResult(written, shrunk, masks)
+        return TrainResult(written, shrunk, masks, trained)
     num_channels = sum(mask.size for mask in masks.values())
     num_kept = sum(int(mask.sum()) for mask in masks.values())
     summary = {
@@ -94,7 +106,7 @@ def finish(
         **speed_of(experiment, clock.seconds_per_step_median),
         "warnings": list(experiment.warnings),
     }
-    return TrainResult(summary, shrunk, masks)
+    return TrainResult(summary, shrunk, masks, trained)
 
 
 def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any]:
