@@ -9,13 +9,14 @@ import dataclasses
 import fnmatch
 import math
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.trees import PyTree, flatten_by_path, path_of
 from prunex_jax.channels.context import Rule
 from prunex_jax.channels.factors import Factors
@@ -43,6 +44,8 @@ from prunex_jax.channels.rules import RULES
 from prunex_jax.channels.walk import Walk
 
 _MAX_NAMED = 4
+# Groups and reasons that a printed trace shows.
+_MAX_ROWS, _MAX_REASONS = 60, 3
 # A parameter axis: (path, axis). A path may hold wildcards where that is said.
 AxisName = tuple[str, int]
 
@@ -79,9 +82,9 @@ class TraceOptions:
             raise UserError(f"factors={self.factors!r} is unknown; use one or all")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ChannelTrace:
-    """What `trace_channels` found.
+    """What `trace_channels` found; printed, a table of its groups.
 
     Attributes:
       groups: Channels that can be removed, in the order in which they are made.
@@ -95,6 +98,40 @@ class ChannelTrace:
     shapes: Mapping[str, tuple[int, ...]]
     options: TraceOptions
 
+    def __repr__(self) -> str:
+        """Group by group: channels, parameters that go with them, and where."""
+        total = sum(math.prod(shape) for shape in self.shapes.values())
+        rows = [("group", "channels", "parameters", "in")]
+        for group in self.groups[:_MAX_ROWS]:
+            shapes = layouts_of([group], self.shapes)
+            left = sum(
+                math.prod(kept_shape(shape, shapes.get(path), {group.name: 0}))
+                for path, shape in self.shapes.items()
+            )
+            where = [f"{member.path} axis {member.axis}" for member in group.members]
+            more = f" and {len(where) - 2} more" if len(where) > 2 else ""
+            listed = ", ".join(where[:2]) + more
+            rows.append((group.name, f"{group.size:,}", f"{total - left:,}", listed))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [
+            f"{name:<{widths[0]}}  {size:>{widths[1]}}  {count:>{widths[2]}}  {where}"
+            for name, size, count, where in rows
+        ]
+        if len(self.groups) > _MAX_ROWS:
+            lines.append(f"and {len(self.groups) - _MAX_ROWS} more groups")
+        num_channels = sum(group.size for group in self.groups)
+        lines.append(
+            f"{len(self.groups)} groups, {num_channels:,} channels, "
+            f"{self.prunable_share():.1%} of {total:,} parameters can go"
+        )
+        reasons = Counter(each.reason for each in self.frozen for _ in each.members)
+        shown = [f"{why} ({count})" for why, count in reasons.most_common(_MAX_REASONS)]
+        if len(reasons) > _MAX_REASONS:
+            shown.append(f"{len(reasons) - _MAX_REASONS} more reasons")
+        if shown:
+            lines.append(f"axes that stay, and why: {'; '.join(shown)}")
+        return "\n".join(lines)
+
     def explain(self, path: str | None = None) -> str:
         """Says for every axis of a parameter which group it is in, or why it stays.
 
@@ -103,16 +140,23 @@ class ChannelTrace:
         that are tied by it.
 
         Args:
-          path: Path of the parameter; None for all.
+          path: Path of the parameter, of NNX with or without `/value`; None for all.
         Raises:
           UserError: There is no such parameter.
         """
         if path is None:
             return "\n".join(self.explain(each) for each in self.shapes)
         if path not in self.shapes:
-            raise UserError(
-                f"no parameter {path!r}; there are {', '.join(self.shapes)}"
-            )
+            names = (f"{path}/value", path.removesuffix("/value"))
+            found = next((name for name in names if name in self.shapes), None)
+            if found is None:
+                first = ", ".join(list(self.shapes)[:_MAX_NAMED])
+                more = ", ..." if len(self.shapes) > _MAX_NAMED else ""
+                raise UserError(
+                    f"no parameter {path!r}{suggest(path, self.shapes)}; there are "
+                    f"{first}{more}"
+                )
+            path = found
         shape = self.shapes[path]
         lines = [
             f"{path} axis {axis} ({size}){where}: {what}"

@@ -8,7 +8,7 @@ row; `table` lists the rows, and `register_method` adds to them.
 
 from prunex_jax.methods.dense import average_gradients
 from prunex_jax.methods.dgc import dgc
-from prunex_jax.methods.hsadmm import hsadmm
+from prunex_jax.methods.hsadmm import hsadmm, kept_channels
 from prunex_jax.methods.importance import importance
 from prunex_jax.methods.method import (
     InnerState,
@@ -63,6 +63,7 @@ __all__ = [
     "find_variants",
     "hsadmm",
     "importance",
+    "kept_channels",
     "load_plugins",
     "make_method",
     "method_config",

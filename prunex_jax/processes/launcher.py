@@ -70,6 +70,9 @@ class Launch:
     # deactivate when nothing is missing.
     detection: str = "deactivate"
     warning: str = ""  # What the user should look at, in one line; empty for nothing.
+    # Hosts x devices that one device has to simulate, because jax ran here before with
+    # other devices than were asked for; empty where it has those.
+    simulated: str = ""
     # On process 0, where each process was met, by the number it was started with.
     addresses: tuple[str, ...] = ()
 

@@ -77,8 +77,9 @@ def start_processes(
       What was detected; the start screen prints its `reason`.
 
     Raises:
-      UserError: The processes cannot be joined, or jax runs already and with other
-        devices than `config` asks for.
+      UserError: The processes cannot be joined, or jax runs already in a process of
+        several, or of a command's own, with other devices than `config` asks for. In
+        others `Launch.simulated` says what stands in for them.
     """
     check_settings(config, "topology")
     parse_layout(config.layout)
@@ -94,8 +95,10 @@ def start_processes(
         launch = _with_those_there(launch, join_seconds, min_processes, last)
         _join(launch, join_seconds, silence_seconds)
         launch = _with_gpus_apart(launch, config, environ, join_seconds)
-    if cpu_devices:
+    if cpu_devices and (launch.is_distributed or flags.owns_process):
         _check_cpu_devices(cpu_devices)
+    elif cpu_devices:
+        launch = _with_what_runs(launch, config.layout, cpu_devices)
     if flags.owns_process:
         keep_compiled(compile_cache, environ)
         if jax.default_backend() == "cpu":
@@ -166,6 +169,31 @@ def _check_cpu_devices(count: int) -> None:
         f"{platform} devices in this process: {_RESTART}, or set topology.cpu_devices="
         f"{len(devices) if platform == 'cpu' else 0}"
     )
+
+
+def _with_what_runs(launch: Launch, layout: str, count: int) -> Launch:
+    """Lets a device of those that jax has stand for the virtual ones.
+
+    In a notebook any array that was made before has started jax.
+    """
+    devices = jax.local_devices()
+    platform = devices[0].platform
+    if platform == "cpu" and len(devices) == count:
+        return launch
+    asked = parse_layout(layout)
+    hosts = asked if isinstance(asked, int) else (stand_ins(asked) or (1, count))[0]
+    if count % hosts:
+        raise UserError(
+            f"topology.layout={hosts} cannot be cut from topology.cpu_devices={count}; "
+            "make it divide them"
+        )
+    grid = f"{hosts}x{count // hosts}"
+    running = f"{len(devices)} {platform} device{'s' if len(devices) > 1 else ''}"
+    warning = (
+        f"jax was in use before, with {running}, so one of them simulates {grid}: the "
+        f"same numbers up to rounding; {_RESTART} for devices of their own"
+    )
+    return dataclasses.replace(launch, simulated=grid, warning=warning)
 
 
 def _check_unused(launch: Launch) -> None:

@@ -23,6 +23,7 @@ from prunex_jax.mesh import HOST_AXIS
 from prunex_jax.tasks import Metric, Objective
 from prunex_jax.train.build.config import config_difference
 from prunex_jax.train.build.experiment import Experiment, with_method
+from prunex_jax.train.records.summary import worth_of
 
 # The word in front of a line of the start screen and of the last screen.
 _LABELS = r"(?m)^[a-z]+( link)?(?= {2})"
@@ -274,18 +275,6 @@ def _measured(row: Mapping[str, Any], metric: Metric) -> str:
     return f"  {metric.label or metric.name} {text:>5}"
 
 
-def in_words(measures: Mapping[str, float], split: str = "") -> str:
-    """Metrics by name, in a few words; the loss comes last.
-
-    Example:
-      >>> in_words({'loss': 0.5, 'accuracy': 0.75}, 'test')
-      'test accuracy 0.7500, test loss 0.5000'
-    """
-    names = sorted(measures, key=lambda name: name == "loss")
-    said = (f"{split} {name} {measures[name]:.4f}".strip() for name in names)
-    return ", ".join(said)
-
-
 def _duration(seconds: float) -> str:
     """At most five characters: 42s, 23m, 1h23m, 12h, 3d04h, 12d."""
     if not math.isfinite(seconds):
@@ -338,19 +327,6 @@ def _four_digits(value: float) -> str:
         if abs(value) < limit:
             return f"{value:.{digits}f}"
     return f"{value:.0e}" if math.isfinite(value) else str(value)
-
-
-def worth_of(summary: Mapping[str, Any]) -> str:
-    """What the network of a summary is worth, in words.
-
-    On the test split, unless the run has left that alone, as one that chooses settings.
-    """
-    split = "validation" if summary["test_loss"] is None else "test"
-    start = f"{split}_"
-    found = {
-        k.removeprefix(start): v for k, v in summary.items() if k.startswith(start)
-    }
-    return in_words(found, split)
 
 
 def start_screen(

@@ -34,12 +34,13 @@ from prunex_jax.train.changes.ahead import CompilerAhead, calls_to_come
 from prunex_jax.train.changes.means import Means, gather_means
 from prunex_jax.train.changes.repair import repaired, repairs
 from prunex_jax.train.changes.transitions import change_method, describe, hand_over
-from prunex_jax.train.console import Console, in_words
+from prunex_jax.train.console import Console
 from prunex_jax.train.records.checkpoint import Checkpointer
 from prunex_jax.train.records.folder import RunFolder
 from prunex_jax.train.records.restoring import restore_run
 from prunex_jax.train.records.rows import channel_sparsity, spent, training_row
 from prunex_jax.train.records.scores import check_health, validate
+from prunex_jax.train.records.summary import in_words
 from prunex_jax.train.steps.clock import Clock
 from prunex_jax.train.steps.compiled import Program, shapes_of
 from prunex_jax.train.steps.in_flight import StepsInFlight

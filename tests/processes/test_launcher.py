@@ -607,9 +607,9 @@ def test_jax_gives_up_on_a_process_later_than_the_pulse(monkeypatch, silence, gi
 @pytest.mark.parametrize(
     ("settings", "environ", "made"),
     [
-        ({"layout": "3x2"}, {}, [6, 6]),
+        ({"layout": "3x2"}, {}, [6]),
         ({"layout": "3x2"}, BY_VARIABLES, []),
-        ({"layout": "3x2", "cpu_devices": 9}, {}, [9, 9]),
+        ({"layout": "3x2", "cpu_devices": 9}, {}, [9]),
         ({"layout": "3x2", "simulated": "4x1"}, {}, []),
         ({"layout": "3"}, {}, []),
     ],
@@ -626,6 +626,36 @@ def test_devices_stand_in_for_hosts_of_one_process(
         monkeypatch.setattr(start, name, counts.append)
     start_processes(TopologyConfig(**settings), LaunchFlags(), environ)
     assert counts == made
+
+
+@pytest.mark.parametrize(
+    ("settings", "simulated"),
+    [
+        ({"layout": "3x2"}, "3x2"),
+        ({"layout": "2", "cpu_devices": 6}, "2x3"),
+        ({"layout": "auto", "cpu_devices": 5}, "1x5"),
+        ({"layout": "2x2", "simulated": "4x1"}, ""),
+        ({"layout": "2"}, ""),
+    ],
+)
+def test_where_jax_runs_already_a_device_simulates_what_was_asked_for(
+    settings, simulated
+):
+    """Any array that a notebook has made before starts jax."""
+    count = len(jax.devices())
+    launch = start_processes(TopologyConfig(**settings), LaunchFlags(), {})
+    assert launch.simulated == simulated
+    assert bool(launch.warning) == bool(simulated)
+    if simulated:
+        assert f"with {count} cpu devices, so one of them simulates" in launch.described
+    there = TopologyConfig(layout="2", cpu_devices=count)
+    assert start_processes(there, LaunchFlags(), {}).simulated == ""
+    with pytest.raises(UserError, match=r"layout=4 cannot be cut .*cpu_devices=6"):
+        uneven = TopologyConfig(layout="4", cpu_devices=6)
+        start_processes(uneven, LaunchFlags(), {})
+    with pytest.raises(UserError, match="restart the program"):
+        flags = LaunchFlags(owns_process=True)
+        start_processes(TopologyConfig(cpu_devices=count + 1), flags, {})
 
 
 def test_a_failed_start_is_one_readable_line(monkeypatch):

@@ -123,6 +123,21 @@ def test_rounding_that_moves_the_share_is_a_warning():
     assert dense.warnings == ()
 
 
+def test_a_result_is_printed_as_a_short_table(dense):
+    experiment = experiment_of(method={"name": "pactrain"})
+    result = finished(experiment)
+    first, *groups, size, sent = str(result).splitlines()
+    assert first.startswith("pactrain, 26 steps: test accuracy 0.")
+    for line, (name, (kept, total)) in zip(
+        groups, result.summary["channels_kept"].items(), strict=True
+    ):
+        assert line.split() == [name, str(kept), "of", str(total)]
+    assert f"{result.summary['params_kept']:,} of" in size and "dense" in sent
+    assert repr(result) == str(result), "in a notebook, too"
+    _, other = dense
+    assert f"{other.summary['host_wire_bytes']:,.0f} bytes sent per host" in str(other)
+
+
 def start_screen_of(experiment):
     described = environment(experiment.topology.describe())
     return start_screen(experiment, "run", described, "no launcher found")

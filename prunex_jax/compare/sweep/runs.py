@@ -21,8 +21,8 @@ from prunex_jax.compare.subprocesses import last_lines, run_process
 from prunex_jax.compare.sweep.figure import Point
 from prunex_jax.compare.sweep.study import Row, Sweep, overrides_of, settings_of
 from prunex_jax.train.build.config import config_to_dict, dotted_keys, fixed_differences
-from prunex_jax.train.console import worth_of
 from prunex_jax.train.records.folder import CONFIG, ENVIRONMENT, SUMMARY, RunFolder
+from prunex_jax.train.records.summary import worth_of
 
 # What a run that diverged leaves beside its folder's other files.
 DIVERGED = "diverged.json"

@@ -9,7 +9,7 @@ from prunex_jax.methods.hsadmm.presets import (
     Sending,
     preset,
 )
-from prunex_jax.methods.hsadmm.state import HsadmmState, state_placements
+from prunex_jax.methods.hsadmm.state import HsadmmState, kept_channels, state_placements
 
 __all__ = [
     "PRESETS",
@@ -20,6 +20,7 @@ __all__ = [
     "Moving",
     "Sending",
     "hsadmm",
+    "kept_channels",
     "preset",
     "state_placements",
 ]

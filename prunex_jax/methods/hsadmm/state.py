@@ -3,7 +3,9 @@
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import IN_SLICES, Placement
 from prunex_jax.methods.hsadmm.choose import ChannelState
@@ -36,6 +38,49 @@ class HsadmmState(NamedTuple):
     def masks(self) -> dict[str, jax.Array]:
         """Channels that are left: bool[size] per group, replicated."""
         return self.channels.masks
+
+
+def kept_channels(state: PyTree) -> dict[str, np.ndarray]:
+    """The channels that a state has left, as `make_cut` takes them.
+
+    Args:
+      state: That of `hsadmm`, or a tree that holds it, such as that of `optax.chain`;
+        with leading axes for hosts and devices, or without.
+    Returns:
+      bool[size] per group.
+    Raises:
+      UserError: There is no such state, or hosts have different masks, as in the midst
+        of a round.
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from prunex_jax.channels import trace_channels
+      >>> from prunex_jax.methods.hsadmm import hsadmm, kept_channels
+      >>> params = {'a': jnp.ones((4, 2)), 'b': jnp.ones((2, 1))}
+      >>> apply = lambda params, x: jnp.tanh(x @ params['a']) @ params['b']
+      >>> groups = trace_channels(apply, params, jnp.ones((1, 4))).groups
+      >>> state = hsadmm(optax.sgd(0.1), groups, {'a': 1}).init(params)
+      >>> kept_channels(jax.tree.map(lambda x: jnp.stack([x, x]), state))['a'].tolist()
+      [True, True]
+    """
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, HsadmmState))
+    found = next((x for x in leaves if isinstance(x, HsadmmState)), None)
+    if found is None:
+        raise UserError(
+            f"state={type(state).__name__} holds no state of hsadmm; give what its "
+            "init and update return"
+        )
+    return {name: _agreed(name, mask) for name, mask in found.masks.items()}
+
+
+def _agreed(name: str, mask: jax.Array) -> np.ndarray:
+    """The mask that all copies have; of several processes, those that are here."""
+    shards = [np.asarray(shard.data) for shard in mask.addressable_shards]
+    copies = np.concatenate([x.reshape(-1, mask.shape[-1]) for x in shards])
+    if np.any(copies != copies[0]):
+        raise UserError(f"the hosts have different masks of channel group {name!r}")
+    kept: np.ndarray = copies[0]
+    return kept
 
 
 def state_placements(device_level: DeviceLevel, in_slices: bool = False) -> HsadmmState:

@@ -75,8 +75,8 @@ def join_processes(
         silence_seconds=config.run.silence_seconds,
         last=last,
     )
-    layout, simulated = config.topology.layout, config.topology.simulated
-    return started, make_topology(layout, simulated=simulated)
+    simulated = config.topology.simulated or started.simulated
+    return started, make_topology(config.topology.layout, simulated=simulated)
 
 
 def make_heartbeat(config: ExperimentConfig, launch: LaunchFlags) -> Heartbeat:

@@ -22,9 +22,9 @@ from prunex_jax.train.steps.programs import Programs
 from prunex_jax.train.steps.state import NetworkMean, TrainState
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TrainResult:
-    """What a run leaves behind, for notebooks and tests.
+    """What a run leaves behind, for notebooks and tests; printed, a short table.
 
     Attributes:
       summary: The content of summary.json.
@@ -37,6 +37,23 @@ class TrainResult:
     network: Network
     masks: Mapping[str, np.ndarray]
     trained: TrainedNetwork
+
+    def __repr__(self) -> str:
+        """What the network is worth, what it has kept, and what was sent."""
+        found, kept = self.summary, self.summary["channels_kept"]
+        width = max(map(len, kept), default=0)
+        groups = [f"  {k:<{width}}  {n:>6} of {size}" for k, (n, size) in kept.items()]
+        return "\n".join(
+            [
+                f"{found['method']}, {found['steps']} steps: {worth_of(found)}",
+                *groups,
+                f"{found['params_kept']:,} of {found['params_dense']:,} parameters, "
+                f"{found['macs_kept']:,} of {found['macs_dense']:,} "
+                "multiply-accumulates",
+                f"{found['host_wire_bytes']:,.0f} bytes sent per host, "
+                f"{found['host_wire_ratio']:.4f} of dense averaging",
+            ]
+        )
 
     def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
         """Exports the network, with a certificate; see `TrainedNetwork.export`."""
@@ -156,3 +173,28 @@ def _what_was_sent(experiment: Experiment, position: RunPosition) -> dict[str, A
         "num_rounds": position.num_rounds,
         "num_compilations": ledger.num_compilations,
     }
+
+
+def in_words(measures: Mapping[str, float], split: str = "") -> str:
+    """Metrics by name, in a few words; the loss comes last.
+
+    Example:
+      >>> in_words({'loss': 0.5, 'accuracy': 0.75}, 'test')
+      'test accuracy 0.7500, test loss 0.5000'
+    """
+    names = sorted(measures, key=lambda name: name == "loss")
+    said = (f"{split} {name} {measures[name]:.4f}".strip() for name in names)
+    return ", ".join(said)
+
+
+def worth_of(summary: Mapping[str, Any]) -> str:
+    """What the network of a summary is worth, in words.
+
+    On the test split, unless the run has left that alone, as one that chooses settings.
+    """
+    split = "validation" if summary["test_loss"] is None else "test"
+    start = f"{split}_"
+    found = {
+        k.removeprefix(start): v for k, v in summary.items() if k.startswith(start)
+    }
+    return in_words(found, split)
