@@ -6,10 +6,10 @@ In: data settings and a seed. Out: a `Dataset` of three splits, and batches of i
                  -> evaluation_batches             -> place_batch -> evaluation step
 
 `sources` opens a set of images (digits and synthetic, or by `folder`, `npz`,
-`huggingface` and `tfds_source`) and cuts its validation split; `own` opens examples of
-any other kind; `splits` is what is opened; `order` and `shards` say which example
-comes when and at which host; `images` makes pixels, with `rand_augment`, and `mixing`
-mixes two of them. `text` opens text: `text_files` finds it, `tokenizer` makes tokens,
+`huggingface`, `tfds_source` and `cifar`) and cuts its validation split; `own` opens
+examples of any other kind, and `fingerprint` tells data apart; `splits` is what is
+opened; `order` and `shards` say which example comes when and at which host; `images`
+makes pixels, with `rand_augment`, and `mixing` mixes two of them. `text` opens text: `text_files` finds it, `tokenizer` makes tokens,
 `encoded` keeps them in files, `tokens` cuts them into sequences, `masking` hides some
 of them, and `token_files` opens those of others.
 """

@@ -9,6 +9,12 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.settings import check_defaults, check_settings
+from prunex_jax.data.cifar import (
+    ARCHIVES,
+    find_archive,
+    open_archive,
+    where_archives_are_looked_for,
+)
 from prunex_jax.data.folder import open_folder
 from prunex_jax.data.huggingface import HUGGINGFACE, open_huggingface
 from prunex_jax.data.images import Normalization, Pixels, Recipe, resize_box
@@ -125,7 +131,21 @@ def _open_stored(config: DataConfig, seed: int) -> StoredSet:
         return open_huggingface(config)
     if config.name == NPZ:
         return open_npz(config)
-    return open_tfds(config.name, config.dir)
+    return _open_prepared(config.name, config.dir)
+
+
+def _open_prepared(name: str, data_dir: str) -> StoredSet:
+    """A set that TFDS has prepared, or the archive of its authors."""
+    if name not in ARCHIVES:
+        return open_tfds(name, data_dir)
+    try:
+        return open_tfds(name, data_dir)
+    except UserError as error:
+        place = find_archive(name, data_dir)
+        if place is None:
+            looked = where_archives_are_looked_for(name, data_dir)
+            raise UserError(f"{error}; {looked}") from None
+        return open_archive(name, place)
 
 
 def _image_shape(config: DataConfig, stored: StoredSet) -> tuple[int, int, int]:
