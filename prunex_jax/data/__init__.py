@@ -9,9 +9,10 @@ In: data settings and a seed. Out: a `Dataset` of three splits, and batches of i
 `huggingface`, `tfds_source` and `cifar`) and cuts its validation split; `own` opens
 examples of any other kind, and `fingerprint` tells data apart; `splits` is what is
 opened; `order` and `shards` say which example comes when and at which host; `images`
-makes pixels, with `rand_augment`, and `mixing` mixes two of them. `text` opens text: `text_files` finds it, `tokenizer` makes tokens,
-`encoded` keeps them in files, `tokens` cuts them into sequences, `masking` hides some
-of them, and `token_files` opens those of others.
+makes pixels, with `rand_augment`, and `mixing` mixes two of them. `text` opens text:
+`text_files` finds it, `tokenizer` makes tokens, `encoded` keeps them in files, `tokens`
+cuts them into sequences, `masking` hides some of them, and `token_files` opens those of
+others.
 """
 
 from prunex_jax.data.images import Normalization
