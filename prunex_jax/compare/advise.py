@@ -2,17 +2,21 @@
 
     prunex-jax advise --config=FILE[:ARGUMENT] [--config.KEY=VALUE ...]
         [--measure] [--margin=PERCENT] [--out=FILE.json]
+        [--link=1Gbit/s --hosts=8 --devices=8 --step=120ms [--hop=0.2ms]]
         [--coordinator=HOST:PORT --num_processes=N --process_id=I] [--launcher=NAME]
 
 Started like training, on all hosts. It measures the links between hosts and inside
 them, times the computation of a step, and prints what a step of every method would
-take and send. The advice may be not to compress. Exit code 0: advised; 2: bad input.
+take and send. The advice may be not to compress. With --link, nothing is measured: the
+links, hosts and steps are those that are given, and need not be here. Exit code 0:
+advised; 2: bad input.
 """
 
 import dataclasses
 import functools
 import json
 import math
+import re
 import statistics
 import sys
 import time
@@ -27,11 +31,15 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.comm.largest import CHUNK
 from prunex_jax.compare.probe import ProbedLink, probe_links, slowest
 from prunex_jax.compare.report.tables import Column, make_table
-from prunex_jax.compare.step_time import late_options, steady_traffic
+from prunex_jax.compare.step_time import Link, late_options, steady_traffic
 from prunex_jax.mesh import HOST_AXIS, check_has_links, run_together
 from prunex_jax.methods import METHODS, MethodConfig
 from prunex_jax.tasks import Batch
-from prunex_jax.train.build.config import config_to_dict, resolve_config
+from prunex_jax.train.build.config import (
+    ExperimentConfig,
+    config_to_dict,
+    resolve_config,
+)
 from prunex_jax.train.build.experiment import Experiment, make_experiment, with_method
 from prunex_jax.train.build.joining import join_processes
 from prunex_jax.train.changes.means import empty_mean, with_network
@@ -49,6 +57,13 @@ from prunex_jax.train.steps.state import TrainState
 BASE = "dense"
 _TIMED_STEPS = 5
 
+# What --link needs to know beside the link.
+_ELSEWHERE = (
+    Flag("hosts", 0, "With --link: hosts.", at_least=0),
+    Flag("devices", 1, "With --link: devices of each.", at_least=1),
+    Flag("step", "", "With --link: computation of a step, as in 120ms."),
+    Flag("hop", "0ms", "With --link: time until a message reaches a neighbour."),
+)
 COMMAND = Command(
     text=str(__doc__),
     flags=(
@@ -58,6 +73,8 @@ COMMAND = Command(
         Flag("margin", 10, "Least gain over dense, in percent.", at_least=1),
         Flag("seconds", 10, "Time for measuring the links.", at_least=1),
         Flag("out", "", "File for the same as JSON; written by the first process."),
+        Flag("link", "", "Speed of a host's link, as in 1Gbit/s; nothing is measured."),
+        *_ELSEWHERE,
     ),
     takes_settings=True,
 )
@@ -82,10 +99,18 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
+class Assumed:
+    """Links and steps that are not here."""
+
+    link: Link  # Of a host.
+    compute_seconds: float  # Of a step that exchanges nothing between hosts.
+
+
+@dataclasses.dataclass(frozen=True)
 class Advice:
     """What was found and what follows."""
 
-    links: Mapping[str, ProbedLink]  # Mesh axis -> its links.
+    links: Mapping[str, ProbedLink | Link]  # Mesh axis -> its links.
     compute_seconds: float  # Of a step that exchanges nothing between hosts.
     predictions: tuple[Prediction, ...]  # Of every method, `dense` first.
     # Label -> why a method cannot be used with these settings.
@@ -145,6 +170,7 @@ def advise(
     is_measured: bool = False,
     margin: float = 0.1,
     probe_seconds: float = 10.0,
+    assumed: Assumed | None = None,
 ) -> Advice:
     """Measures links and computation, and predicts the step of every method.
 
@@ -153,13 +179,20 @@ def advise(
       is_measured: Whether to run real steps of every method, too.
       margin: Least gain over `dense` that is advised, as a share.
       probe_seconds: Time for measuring the links.
+      assumed: Links and steps to advise for, instead of those that are measured here.
     Returns:
       The advice, the same on every process.
     Raises:
       UserError: The probe has no time.
     """
-    links, batch = probe_links(experiment.mesh, probe_seconds), _first_batch(experiment)
-    compute_seconds = _step_seconds(with_method(experiment, "none"), batch)
+    links: Mapping[str, ProbedLink | Link]
+    if assumed is None:
+        links = probe_links(experiment.mesh, probe_seconds)
+        batch = _first_batch(experiment)
+        compute_seconds = _step_seconds(with_method(experiment, "none"), batch)
+    else:
+        links, batch = {HOST_AXIS: assumed.link}, {}
+        compute_seconds = assumed.compute_seconds
     found: list[Prediction] = []
     refused: dict[str, str] = {}
     for label, settings in candidates(experiment.config.method).items():
@@ -174,7 +207,11 @@ def advise(
             dict(experiment.mesh.shape),
             _keep_counts(changed),
         )
-        exchange = links[HOST_AXIS].link.seconds(*sent) if HOST_AXIS in links else 0.0
+        exchange = 0.0
+        if HOST_AXIS in links and experiment.topology.num_hosts > 1:
+            found_link = links[HOST_AXIS]
+            link = found_link if isinstance(found_link, Link) else found_link.link
+            exchange = link.seconds(*sent)
         measured = _step_seconds(changed, batch) if is_measured else None
         seconds = compute_seconds + exchange
         row = Prediction(label, settings, sent.host_bytes, exchange, seconds, measured)
@@ -223,7 +260,12 @@ def _times(base: Prediction, row: Prediction) -> str:
 
 
 def report(advice: Advice, is_simulated: bool) -> str:
-    """The advice as lines of text."""
+    """The advice as lines of text.
+
+    Args:
+      advice: What was found.
+      is_simulated: Whether links were measured that are not real.
+    """
     lines = [f"{axis} axis: {link}" for axis, link in advice.links.items()]
     lines.append(f"computation of a step: {advice.compute_seconds:.4g} s")
     has_times = any(row.measured_seconds is not None for row in advice.predictions)
@@ -241,7 +283,8 @@ def report(advice: Advice, is_simulated: bool) -> str:
     lines += [f"{label}: not possible: {why}" for label, why in advice.refused.items()]
     lines += ["", advice.text, ""]
     lines.append(
-        "Not known here: the accuracy that each method reaches in as many steps."
+        "Not known here: the accuracy that each method reaches in as many steps; "
+        "docs/results/accuracy.md has what was measured."
     )
     if not has_times:
         lines.append(
@@ -253,6 +296,83 @@ def report(advice: Advice, is_simulated: bool) -> str:
             "Hosts share a machine: the links that were measured are not real."
         )
     return "\n".join(lines) + "\n"
+
+
+_SPEED = re.compile(r"([0-9.]+)\s*([kMG])bit(/s|ps)?")
+_MEGABITS = {"k": 1e-3, "M": 1.0, "G": 1e3}
+_TIME = re.compile(r"([0-9.]+)\s*(us|ms|s)")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def read_speed(flag: str, text: str) -> float:
+    """Mbit/s of a text.
+
+    Raises:
+      UserError: It is none.
+    Example:
+      >>> read_speed('link', '2.5Gbit/s'), read_speed('link', '100 Mbit/s')
+      (2500.0, 100.0)
+    """
+    return _read(flag, text, _SPEED, _MEGABITS, "1Gbit/s")
+
+
+def read_seconds(flag: str, text: str) -> float:
+    """Seconds of a text.
+
+    Raises:
+      UserError: It is none.
+    Example:
+      >>> read_seconds('step', '120ms')
+      0.12
+    """
+    return _read(flag, text, _TIME, _SECONDS, "120ms")
+
+
+def _read(
+    flag: str,
+    text: str,
+    pattern: re.Pattern[str],
+    units: Mapping[str, float],
+    example: str,
+) -> float:
+    match = pattern.fullmatch(text.strip())
+    try:
+        if match is not None:
+            return float(match[1]) * units[match[2]]
+    except ValueError:  # Such as 1.2.3.
+        pass
+    raise UserError(f"--{flag}={text} cannot be read; write it as in {example}")
+
+
+def _assumed(values: Values) -> Assumed | None:
+    """What the flags say of links and steps; None where they are to be measured.
+
+    Raises:
+      UserError: They say a part of it.
+    """
+    if not values.link:
+        for flag in _ELSEWHERE:
+            name, value = flag.name, getattr(values, flag.name)
+            if value != flag.default:
+                raise UserError(
+                    f"--{name}={value} is of links that are not here; give --link, as "
+                    "in --link=1Gbit/s, or leave it out"
+                )
+        return None
+    for name in ("hosts", "step"):
+        if not getattr(values, name):
+            raise UserError(
+                f"--link={values.link} is for hosts that are not here: give --hosts, "
+                "--devices of each and --step as well, as in --hosts=8 --step=120ms"
+            )
+    if values.measure:
+        raise UserError("--measure runs real steps, and --link has none; leave one out")
+    megabits, step = read_speed("link", values.link), read_seconds("step", values.step)
+    if not (megabits > 0 and step > 0):
+        raise UserError(
+            f"--link={values.link} and --step={values.step} must be more than nothing"
+        )
+    return Assumed(Link(megabits, read_seconds("hop", values.hop)), step)
 
 
 def _with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
@@ -332,26 +452,43 @@ def _advise(values: Values, overrides: list[str]) -> None:
     if out is not None and not out.parent.is_dir():
         raise UserError(f"--out={out}: there is no folder {out.parent}; make it first")
     config = resolve_config(override_config(load_config(values.config), overrides))
-    check_has_links(config.topology.simulated)
-    started, topology = join_processes(config, given_launch(values))
+    assumed, launch = _assumed(values), given_launch(values)
+    if assumed is None:
+        check_has_links(config.topology.simulated)
+    else:
+        config = _elsewhere(config, f"{values.hosts}x{values.devices}")
+        launch = dataclasses.replace(launch, launcher="none")
+    started, topology = join_processes(config, launch)
+    # Batches of a plan need not divide among devices that are not here.
+    weights, goes_on = find_weights(config.model.weights), assumed is not None
     experiment = run_together(
-        lambda: make_experiment(
-            config, topology, weights=find_weights(config.model.weights)
-        )
+        lambda: make_experiment(config, topology, weights=weights, goes_on=goes_on)
     )
+    where = f"start     {started.described}\n{topology.table()}"
+    if assumed is not None:
+        where = f"{values.hosts} hosts x {values.devices} devices that are not here"
     if topology.is_primary:
-        sys.stdout.write(f"start     {started.described}\n{topology.table()}\n\n")
+        sys.stdout.write(f"{where}\n\n")
     advice = advise(
         experiment,
         is_measured=values.measure,
         margin=values.margin / 100,
         probe_seconds=float(values.seconds),
+        assumed=assumed,
     )
     if not topology.is_primary:
         return
-    sys.stdout.write(report(advice, topology.is_simulated))
+    sys.stdout.write(report(advice, topology.is_simulated and assumed is None))
     if out is not None:
         out.write_text(json.dumps(_plain(dataclasses.asdict(advice)), indent=2) + "\n")
+
+
+def _elsewhere(config: ExperimentConfig, grid: str) -> ExperimentConfig:
+    """The settings of a run on hosts x devices that are not here."""
+    elsewhere = dataclasses.replace(
+        config.topology, layout="auto", cpu_devices=0, simulated=grid, shard="none"
+    )
+    return dataclasses.replace(config, topology=elsewhere)
 
 
 def _plain(value: Any) -> Any:

@@ -92,6 +92,9 @@ class Link:
     megabits: float
     hop_seconds: float = 0.0  # Until a message of no length has reached a neighbour.
 
+    def __str__(self) -> str:
+        return f"{self.megabits:,.4g} Mbit/s, {1e3 * self.hop_seconds:.3g} ms per hop"
+
     def seconds(self, num_bytes: float, hops: float) -> float:
         """Time of sending so many bytes in so many hops.
 

@@ -1,10 +1,12 @@
 """Processes that this one starts: their environment, their ports, how they end."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from prunex_jax.base.signals import STOPPING, handling
@@ -27,6 +29,36 @@ def last_lines(log: Path, count: int) -> list[str]:
     if not log.exists():
         return []
     return log.read_text(errors="replace").splitlines()[-count:]
+
+
+@contextlib.contextmanager
+def following(
+    log: Path, say: Callable[[str], None], seconds: float = 10
+) -> Iterator[None]:
+    """Says the newest line of a log every few seconds, where there is a new one.
+
+    Args:
+      log: What a process writes meanwhile; it may not be there yet.
+      say: Called with the line, on another thread.
+      seconds: Between two looks.
+    """
+    ended, said = threading.Event(), last_lines(log, 1)
+
+    def follow() -> None:
+        nonlocal said
+        while not ended.wait(seconds):
+            newest = last_lines(log, 1)
+            if newest and newest != said:
+                said = newest
+                say(newest[0].strip())
+
+    thread = threading.Thread(target=follow, name="following", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def run_process(command: Sequence[str], log: Path) -> int:

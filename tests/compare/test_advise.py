@@ -80,6 +80,44 @@ def test_fast_links_do_not(monkeypatch, experiment):
     assert "Use dense." in advice.text
 
 
+ELSEWHERE = ["--link=100Mbit/s", "--hosts=8", "--devices=4", "--step=100ms"]
+
+
+@pytest.mark.slow
+def test_links_that_are_not_here(capsys, tmp_path):
+    """The same bytes as on a mesh of that size, at the speed that was given."""
+    out = tmp_path / "advice.json"
+    assert main([*DEMO[:1], *DEMO[2:], *ELSEWHERE, "--hop=1ms", f"--out={out}"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("8 hosts x 4 devices that are not here")
+    assert "host axis: 100 Mbit/s, 1 ms per hop" in said and "not real" not in said
+    found = json.loads(out.read_text())
+    dense = found["predictions"][0]
+    # Every host sends what its four devices have, twice 7/8 of it, over 14 hops.
+    hops = dense["exchange_seconds"] - 8e-8 * dense["host_bytes"]
+    assert hops == pytest.approx(14e-3)
+    assert dense["seconds"] == pytest.approx(0.1 + dense["exchange_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--link=1Gbit/s"], "give --hosts, --devices of each and --step as well"),
+        (["--hosts=8"], "--hosts=8 is of links that are not here; give --link"),
+        (["--step=1s"], "--step=1s is of links that are not here"),
+        (["--link=fast", "--hosts=2", "--step=1s"], "--link=fast cannot be read"),
+        (["--link=1.2.3Gbit/s", "--hosts=2", "--step=1s"], "cannot be read; write it"),
+        (["--link=1Gbit/s", "--hosts=2", "--step=1h"], "--step=1h cannot be read"),
+        (["--link=0Gbit/s", "--hosts=2", "--step=1s"], "must be more than nothing"),
+        ([*ELSEWHERE, "--measure"], "--link has none; leave one out"),
+    ],
+)
+def test_parts_of_what_is_elsewhere_are_refused(flags, message, capsys):
+    assert main([*DEMO, *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
 def test_what_is_worth_a_change_is_asked_for():
     rows = [Prediction("dense", {}, 1e6, 0.025, 0.125), Prediction("a", {}, 1, 0, 0.1)]
     assert recommend(rows, 0.1, num_hosts=2).startswith("Use a")

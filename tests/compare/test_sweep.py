@@ -15,6 +15,7 @@ from benchmarks.links.tasks import row_settings
 from benchmarks.study import LinkStudy
 from prunex_jax.base.command import EXIT_STOPPED
 from prunex_jax.base.errors import UserError
+from prunex_jax.compare.subprocesses import following
 from prunex_jax.compare.sweep import runs as sweep_runs
 from prunex_jax.compare.sweep.__main__ import main as sweep_main
 from prunex_jax.compare.sweep.runs import (
@@ -146,8 +147,22 @@ def test_a_failing_run_is_told_and_the_others_go_on(tmp_path):
     assert run_missing(runs, said.append, start) == runs
     assert sum("exit code 7\n  line\n  KeyError: lost" in line for line in said) == 2
     assert read_findings(sweep, runs).num_missing == 2
+    assert read_findings(sweep, runs, runs[:1]).num_missing == 1, "of those asked for"
     assert run_missing(runs, said.append, lambda command, log: EXIT_STOPPED) == runs
     assert "was stopped" in said[-1], "a run that saves when stopped has not failed"
+
+
+def test_the_newest_line_of_a_run_is_told_while_it_works(tmp_path):
+    log, said = tmp_path / "log.txt", []
+    log.write_text("of an earlier start\n")
+    with following(log, said.append, seconds=0.01):
+        for line in ("8/40  20%", "16/40  40%"):
+            with log.open("a") as file:
+                file.write(f"  {line}\n")
+            deadline = time.monotonic() + 20
+            while line not in said and time.monotonic() < deadline:
+                time.sleep(0.005)
+    assert said == ["8/40  20%", "16/40  40%"], "each once, and nothing of before"
 
 
 @pytest.mark.sampled(1)

@@ -264,3 +264,14 @@ def test_curves_say_what_they_leave_out():
     assert across == "MB sent by a host (not shown: 1 that send nothing)"
     assert drawn["curves-seconds_tiny"].across == "seconds in steps"
     assert [s.row for s in drawn["curves-bytes_tiny"].series] == ["dense"]
+
+
+def test_the_page_says_what_made_it():
+    """The command, and settings that it gave to all rows."""
+    found = findings_of({"dense": made_up("dense", [0.9], 1.0)})
+    sweep = dataclasses.replace(found.sweep, overrides=("--config.run.steps=7",))
+    found = dataclasses.replace(found, sweep=sweep, command="prunex-jax sweep --x=1")
+    tables = [table for section in make_sections(found) for table in section.tables]
+    texts = {(row[0].text, row[1].text) for table in tables for row in table.rows}
+    assert ("command", "prunex-jax sweep --x=1") in texts
+    assert ("command line", "run.steps=7") in texts

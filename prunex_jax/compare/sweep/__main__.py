@@ -82,7 +82,8 @@ def _run(values: Values, overrides: Sequence[str]) -> int:
         if values.retry:
             forget(runs)
         failed = run_missing(runs, _say)
-    found = read_findings(whole, everything)
+    command = shlex.join(sys.orig_argv)
+    found = read_findings(whole, everything, runs, command)
     if found.results or not failed:
         _say(str(write_report(found, workdir / whole.name, png)))
     return 1 if failed else 0

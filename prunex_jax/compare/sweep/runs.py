@@ -8,6 +8,7 @@ report, so that it can be made at any time.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from prunex_jax.base.command import EXIT_DIVERGED, EXIT_STOPPED
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import write_json
-from prunex_jax.compare.subprocesses import last_lines, run_process
+from prunex_jax.compare.subprocesses import following, last_lines, run_process
 from prunex_jax.compare.sweep.figure import Point
 from prunex_jax.compare.sweep.study import Row, Sweep, overrides_of, settings_of
 from prunex_jax.train.build.config import config_to_dict, dotted_keys, fixed_differences
@@ -73,7 +74,8 @@ class Findings:
     sweep: Sweep  # The sweep.
     # Row name -> its runs that have ended, by seed; rows without any are absent.
     results: Mapping[str, Sequence[Result]]
-    num_missing: int = 0  # Runs that have not ended.
+    num_missing: int = 0  # Runs that were asked for and have not ended.
+    command: str = ""  # What has made them; empty if that is not known.
 
     @property
     def reference(self) -> Result | None:
@@ -156,7 +158,8 @@ def run_missing(
         say(f"{name}: {run.workdir}")
         run.workdir.parent.mkdir(parents=True, exist_ok=True)
         log = run.workdir.with_suffix(".log.txt")
-        code = (start or run_process)(run.command, log)
+        with following(log, functools.partial(_tell, say, name)):
+            code = (start or run_process)(run.command, log)
         if code == EXIT_DIVERGED:
             _keep_divergence(run, log)
         if run.is_done:
@@ -170,21 +173,37 @@ def run_missing(
     return failed
 
 
+def _tell(say: Callable[[str], None], name: str, line: str) -> None:
+    say(f"{name}: {line}")
+
+
 def forget(runs: Sequence[Run]) -> None:
     """Lets runs that diverged run again; what they have logged is kept until then."""
     for run in runs:
         (run.workdir / DIVERGED).unlink(missing_ok=True)
 
 
-def read_findings(sweep: Sweep, runs: Sequence[Run]) -> Findings:
-    """Reads what has ended."""
+def read_findings(
+    sweep: Sweep,
+    runs: Sequence[Run],
+    asked: Sequence[Run] | None = None,
+    command: str = "",
+) -> Findings:
+    """Reads what has ended.
+
+    Args:
+      sweep: The sweep.
+      runs: All its runs.
+      asked: Those of them that somebody waits for; None for all.
+      command: What has made them, for the report.
+    """
     results: dict[str, list[Result]] = {row.name: [] for row in sweep.rows}
     for run in runs:
         if run.is_done:
             results[run.row.name].append(_read(run, sweep.metric))
-    num_missing = sum(not run.is_done for run in runs)
+    num_missing = sum(not run.is_done for run in (runs if asked is None else asked))
     known = {name: found for name, found in results.items() if found}
-    return Findings(sweep, known, num_missing)
+    return Findings(sweep, known, num_missing, command)
 
 
 def _keep_divergence(run: Run, log: Path) -> None:

@@ -84,7 +84,11 @@ def make_sections(findings: Findings) -> list[Section]:
         Section("Health", (), health_plots(findings, looks)),
         Section(
             "Where and how",
-            [settings_table(findings), facts_table("Machine", _machine(findings))],
+            [
+                *_how(findings),
+                settings_table(findings),
+                facts_table("Machine", _machine(findings)),
+            ],
         ),
     ]
 
@@ -131,6 +135,9 @@ def settings_table(findings: Findings) -> Table:
 
     sweep = findings.sweep
     lines = [(Cell("all rows"), Cell(text(sweep.settings)))]
+    if sweep.overrides:
+        given = ", ".join(each.removeprefix("--config.") for each in sweep.overrides)
+        lines.append((Cell("command line"), Cell(given)))
     lines += [(Cell(row.title), Cell(text(row.settings))) for row in sweep.rows]
     return Table(f"Settings: {sweep.name}", ("row", "value"), tuple(lines))
 
@@ -275,6 +282,12 @@ def _notes(findings: Findings, has_baselines: bool) -> list[str]:
     if findings.num_missing:
         notes.append(f"{many(findings.num_missing, 'run')} have not ended yet.")
     return notes
+
+
+def _how(findings: Findings) -> list[Table]:
+    if not findings.command:
+        return []
+    return [facts_table("Made by", {"command": findings.command})]
 
 
 def _machine(findings: Findings) -> Mapping[str, Any]:
