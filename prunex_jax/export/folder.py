@@ -41,12 +41,26 @@ import numpy as np
 
 from prunex_jax.base.environment import versions
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import digests_of, expanded, find_damage, whole_folder
+from prunex_jax.base.files import (
+    digest_of,
+    digests_of,
+    expanded,
+    find_damage,
+    whole_folder,
+)
 from prunex_jax.base.imports import need_package
-from prunex_jax.base.tensor_files import TensorFileError, load_tensors, save_tensors
+from prunex_jax.base.tensor_files import load_tensors, save_tensors
 from prunex_jax.base.trees import PyTree
+from prunex_jax.export.checks import (
+    check_calls,
+    check_file,
+    check_program_file,
+    most_of_arrays,
+    read_manifest,
+)
 from prunex_jax.export.program import (
     PLATFORMS,
+    describe_shapes,
     fixed_batch_error,
     flat_arrays,
     load_program,
@@ -192,16 +206,25 @@ def export_model(
     return manifest
 
 
-def read_model(folder: str | os.PathLike[str]) -> ExportedModel:
+def read_model(
+    folder: str | os.PathLike[str], *, trusted: bool = False
+) -> ExportedModel:
     """Reads an exported function, after checking that its files are as written.
+
+    The folder need not be trusted: files are regular and as large as the manifest says,
+    nothing is unpickled, and the program calls nothing but libraries that compute
+    numbers. It may still ask for much time and memory.
 
     Args:
       folder: Made by `export_model`.
+      trusted: Whether its program may call anything, such as kernels that it brings
+        along, and callbacks into this process.
     Raises:
-      UserError: It is no export, was damaged, or this jax cannot read it.
+      UserError: It is no export, was damaged, calls what it may not, or this jax cannot
+        read it.
     """
     path = expanded(folder)
-    model, exported = _read(path)
+    model, exported = _read(path, trusted)
     if not runs_here(exported):
         raise UserError(
             f"the program in {path} was made for {', '.join(exported.platforms)} and "
@@ -227,11 +250,18 @@ def read_arrays(
     manifest = _read_manifest(path)
     wanted = {name: manifest["files"].get(name, "") for name in (ARRAYS, PROGRAM)}
     try:
-        damage = find_damage(wanted, digests_of(path))
+        check_file(path / ARRAYS, most_of_arrays(manifest["arrays"]))
+        check_program_file(path / PROGRAM)
+        found = {
+            name: digest_of(path / name) for name in wanted if (path / name).is_file()
+        }
+        damage = find_damage(wanted, found)
         if damage:
             raise UserError(f"{path} is damaged: {damage}; copy or export it again")
         return manifest, load_tensors(path / ARRAYS)
-    except (OSError, TensorFileError) as error:
+    except (OSError, ValueError, TypeError, MemoryError) as error:
+        if isinstance(error, UserError):
+            raise
         raise _cannot_read(path, error) from error
 
 
@@ -261,7 +291,7 @@ def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Pat
     return path
 
 
-def _read(path: Path) -> tuple[ExportedModel, Any]:
+def _read(path: Path, trusted: bool) -> tuple[ExportedModel, Any]:
     """The function, and the program as jax knows it."""
     manifest, arrays = read_arrays(path)
     described = {name: shape_word(array) for name, array in arrays.items()}
@@ -275,6 +305,15 @@ def _read(path: Path) -> tuple[ExportedModel, Any]:
     except OSError as error:
         raise _cannot_read(path, error) from error
     exported = load_program(content, manifest["versions"].get("jax"))
+    if not trusted:
+        check_calls(exported.mlir_module())
+    for key, value in describe_shapes(exported).items():
+        if manifest["program"].get(key) != value:
+            raise UserError(
+                f"{path} is damaged: {MANIFEST} says {key}="
+                f"{str(manifest['program'].get(key))[:80]}, and the program has "
+                f"{str(value)[:80]}; copy or export it again"
+            )
     return ExportedModel(manifest, arrays, exported.call), exported
 
 
@@ -284,14 +323,16 @@ def _cannot_read(path: Path, error: Exception) -> UserError:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_manifest(folder / MANIFEST)
         written_as = manifest["format"]
         complete = all(key in manifest for key in _OWN_KEYS) and all(
             isinstance(manifest.get(key), kind) for key, kind in _KINDS.items()
         )
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         written_as, complete = _FORMAT, False
-    if written_as != _FORMAT:
+    if type(written_as) is not int or written_as != _FORMAT:
         raise UserError(
             f"{folder} has format {written_as} and this version reads {_FORMAT}; use "
             "the version of prunex_jax that wrote it"
@@ -359,7 +400,7 @@ def _check_readback(
 
     Where there are only shapes, it is compiled and not run.
     """
-    model, exported = _read(folder)
+    model, exported = _read(folder, trusted=True)
     given = list(inputs) if fixed_batch else one_more(inputs)
     if given is None or not runs_here(exported):
         return

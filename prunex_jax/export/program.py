@@ -16,6 +16,7 @@ export.html#compatibility-guarantees says. The arrays have no such limit.
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -235,17 +236,23 @@ def _is_possible(
 
 def _describe(exported: export.Exported, is_mapped: bool) -> dict[str, Any]:
     """What a reader has to know to call the program."""
-    (_, *inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-    outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
-    described = [jax.tree.map(shape_word, tree) for tree in inputs]
     return {
         "call": "jax.export.deserialize(bytearray(content)).call(arrays, *inputs)",
         "platforms": list(exported.platforms),
         "calling_convention_version": exported.calling_convention_version,
         "is_mapped_over_examples": is_mapped,
-        "inputs": described,
-        "outputs": jax.tree.map(shape_word, outputs),
+        **describe_shapes(exported),
     }
+
+
+def describe_shapes(exported: export.Exported) -> dict[str, Any]:
+    """Types and shapes of inputs and outputs, as JSON can hold them."""
+    (_, *inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+    described = [jax.tree.map(shape_word, tree) for tree in inputs]
+    found = {"inputs": described, "outputs": jax.tree.map(shape_word, outputs)}
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
 
 
 def shape_word(shaped: Any) -> str:

@@ -14,6 +14,7 @@ Exit code 0: scored; 2: bad input.
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -215,7 +216,14 @@ def _score(
         for batch in batches:
             found = jax.device_get(score(model(objective.inputs(batch)), batch))
             sums = {name: total + float(found[name]) for name, total in sums.items()}
-    return {k: float(value) for k, value in objective.measures(sums).items()}
+    measures = {k: float(value) for k, value in objective.measures(sums).items()}
+    if not math.isfinite(measures[LOSS.name]):
+        raise UserError(
+            f"the loss of the {split.name} split is {measures[LOSS.name]}: the "
+            "program answers with what are no numbers, or labels have no output; "
+            "export it again"
+        )
+    return measures
 
 
 def _task_of(model: ExportedModel, config: ExperimentConfig, own: Own | None) -> Task:
@@ -287,6 +295,12 @@ def _noun(dataset: Dataset) -> str:
 def _normalized(dataset: ImageDataset, about: Mapping[str, Any]) -> ImageDataset:
     """Images as the network was trained on them, whatever is measured here."""
     normalization = Normalization(tuple(about["mean"]), tuple(about["std"]))
+    values = (*normalization.mean, *normalization.std)
+    if not all(map(math.isfinite, values)) or not all(x > 0 for x in normalization.std):
+        raise UserError(
+            f"the manifest normalizes by mean={about['mean']} and std={about['std']}, "
+            "which must be finite, the latter above 0; export it again"
+        )
 
     def normalized(split: Split) -> Split:
         assert isinstance(split, ImageSplit)
