@@ -25,6 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -191,6 +192,7 @@ class Heartbeat:
         self._stragglers = Stragglers(self._answered)
         self._over = threading.Event()
         self._verdict = ""
+        self._folder: Path | None = None
         self._threads = [
             threading.Thread(target=self._watch, name="heartbeat-watch", daemon=True)
         ]
@@ -235,6 +237,10 @@ class Heartbeat:
         """Takes what every beat asks how long steps take."""
         self._measure = measure
 
+    def writes_into(self, folder: Path) -> None:
+        """Takes the folder for what is too long for people."""
+        self._folder = folder
+
     def fail(self, error: BaseException) -> None:
         """Tells the other processes of an error, which they all wait for in vain.
 
@@ -245,7 +251,7 @@ class Heartbeat:
             return
         is_user_error = isinstance(error, UserError)
         said = " ".join(str(error).split()) if is_user_error else one_line(error)
-        is_victim = not is_user_error and _is_of_links(said)
+        is_victim = _is_of_links(error)
         if not is_victim:
             if not is_user_error:
                 traceback.print_exception(error)
@@ -257,9 +263,23 @@ class Heartbeat:
         self._wait_for_verdict()
         if self._ends_process:
             if is_victim:
-                traceback.print_exception(error)
-                self._end(self._verdict or f"the links broke: {said}", EXIT_LOST)
+                reason = self._verdict or f"the links broke: {said}"
+                self._end(f"{reason}{self._kept(error)}", EXIT_LOST)
             _leave(EXIT_BAD_INPUT if is_user_error else EXIT_FAILED)
+
+    def _kept(self, error: BaseException) -> str:
+        """Writes down what the runtime says of a lost process, and says where.
+
+        Pages of it would hide the one line that matters; they are printed in front of
+        it where there is no file.
+        """
+        if self._folder is not None:
+            file = self._folder / f"traceback-{self._process}.txt"
+            with contextlib.suppress(OSError):
+                file.write_text("".join(traceback.format_exception(error)))
+                return f" (traceback in {file})"
+        traceback.print_exception(error)
+        return ""
 
     def _wait_for_verdict(self) -> None:
         """Gives the others the time to hear of the error."""
@@ -358,10 +378,18 @@ class Heartbeat:
         self._over.set()
 
 
-def _is_of_links(text: str) -> bool:
-    """Whether an error comes from a collective, and so from another process."""
+def _is_of_links(error: BaseException) -> bool:
+    """Whether an error comes from a collective, and so from another process.
+
+    A save that waits for others in vain fails like one that finds no space; what it was
+    raised from tells them apart.
+    """
+    told = error.__cause__ if isinstance(error, UserError) else error
+    if told is None or (isinstance(error, UserError) and isinstance(told, OSError)):
+        return False
     words = ("Gloo", "gloo", "NCCL", "Connection", "UNAVAILABLE", "DEADLINE_EXCEEDED")
-    return any(word in text for word in (*words, "coordination", "Barrier", "barrier"))
+    others = ("coordination", "Barrier", "barrier")
+    return any(word in one_line(told) for word in (*words, *others))
 
 
 def _leave(code: int) -> NoReturn:

@@ -211,6 +211,7 @@ def _watched(asked: types.SimpleNamespace) -> _Running:
         experiment, folder = run_together(
             lambda: _prepared(asked, config, topology, described, goes_on, in_use)
         )
+        heartbeat.writes_into(folder.workdir)
         check_shared_folder(folder.workdir)
         check_same_reading(experiment, described[FINGERPRINTS])
         console = Console(topology.is_primary, num_steps=experiment.num_steps)

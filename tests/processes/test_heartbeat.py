@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from prunex_jax.base.errors import UserError
+from prunex_jax.processes import heartbeat as heartbeat_module
 from prunex_jax.processes.heartbeat import Beat, Heartbeat, Judge, Limits
 
 LIMITS = Limits(silence=12.0, stall=0.0)  # One beat in a second.
@@ -111,6 +113,58 @@ def test_an_error_is_told_to_the_others_before_it_leaves():
         raise OSError("no such disk")
     verdict = json.loads(table.entries["verdict/0"])["text"]
     assert "failed at step 40, phase save: OSError: no such disk" in verdict
+
+
+def save_error(cause):
+    error = UserError("cannot write the checkpoint of step 40; free space")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_victim"),
+    [
+        (save_error(OSError("No space left on device")), False),
+        (save_error(OSError("Connection reset")), False),
+        (save_error(ValueError("RESOURCE_EXHAUSTED: disk full")), False),
+        (save_error(ValueError("Gloo AllGather failed")), True),
+        (save_error(RuntimeError("UNAVAILABLE: Connection reset by peer")), True),
+        (save_error(None), False),
+        (RuntimeError("Gloo AllGather failed"), True),
+        (KeyError("Gloo"), True),
+        (KeyError("loss"), False),
+    ],
+)
+def test_who_waits_for_a_lost_process_is_no_cause(error, is_victim, capfd, tmp_path):
+    """Also in the midst of a save, which fails like one that finds no space."""
+    table = Memory()
+    with Heartbeat(Limits(0.4, 0.0), ends_process=False, table=table) as heartbeat:
+        heartbeat.writes_into(tmp_path)
+        heartbeat.fail(error)
+    verdict = json.loads(table.entries["verdict/0"])["text"]
+    assert ("lost each other" in verdict) == is_victim
+    assert ("failed at" in verdict) != is_victim
+    assert Beat.from_text(table.entries["beats/0"]).is_victim == is_victim
+
+
+def test_pages_of_the_runtime_go_to_a_file(monkeypatch, capfd, tmp_path):
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(heartbeat_module, "_leave", leave)
+    beats = Heartbeat(Limits(0.4, 0.0), ends_process=True, table=Memory())
+    beats.writes_into(tmp_path)
+    with pytest.raises(SystemExit) as left, beats:
+        try:
+            raise RuntimeError("Gloo AllGather failed: a page of it")
+        except RuntimeError as error:
+            beats.fail(error)
+    beats._over.set()
+    assert left.value.code == 69
+    said = capfd.readouterr().err.strip().splitlines()
+    file = tmp_path / "traceback-0.txt"
+    assert len(said) == 1 and f"(traceback in {file})" in said[0]
+    assert "RuntimeError: Gloo AllGather failed: a page of it" in file.read_text()
 
 
 SCRIPT = """

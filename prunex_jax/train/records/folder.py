@@ -13,7 +13,7 @@ Other programs read these files:
     checkpoints/       See `checkpoint`.
 
 and where settings ask for it `tensorboard/` and `wandb.json` (see `trackers`), and
-`profile/` (see `profiling`).
+`profile/` (see `profiling`); `traceback-N.txt` where process N has lost another one.
 
 All of it is strict JSON: a number that is not finite is written as null. Files are
 replaced by rename and rows appended, so a killed run can only leave a cut last row.
@@ -284,7 +284,9 @@ def _holds_run(path: Path) -> bool:
 
 def _remove_results(path: Path) -> None:
     """Removes the run but for config and environment, which are replaced afterwards."""
-    for name in (CHECKPOINTS, METRICS, SUMMARY, PROFILE, *FILES_OF_TRACKERS):
+    tracebacks = [file.name for file in path.glob("traceback-*.txt")]
+    named = (CHECKPOINTS, METRICS, SUMMARY, PROFILE, *FILES_OF_TRACKERS)
+    for name in (*named, *tracebacks):
         if (path / name).is_dir():
             shutil.rmtree(path / name)
         else:
