@@ -71,8 +71,8 @@ def run_command(
         given without a flag. Its result is the exit code; None means 0.
       arguments: The command line without the program's name; None takes the real one.
     Returns:
-      The exit code: that of `run`, or EXIT_DIVERGED or EXIT_BAD_INPUT after one line on
-      the error output.
+      The exit code: that of `run`, or EXIT_DIVERGED, EXIT_BAD_INPUT or EXIT_FAILED
+      after one line on the error output.
     Example:
       >>> command = Command('Greets.', (Flag('name', 'world', 'Whom.'),))
       >>> greet = lambda values, rest: print(f'hello {values.name}')
@@ -96,10 +96,24 @@ def run_command(
             "perhaps by a plugin; leave it out there\n"
         )
         return EXIT_FAILED
+    except MemoryError as error:
+        sys.stderr.write(
+            f"error: there is not enough memory for this ({one_line(error, 200)}); ask "
+            "for less, such as smaller batches or files\n"
+        )
+        return EXIT_BAD_INPUT
     except BrokenPipeError:
         # Whoever reads the output has seen enough; Python would complain at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None:  # Not of a path that somebody has given.
+            raise
+        sys.stderr.write(
+            f"error: {error.filename} cannot be used ({error.strerror}); choose "
+            "another path, or make it readable and writable\n"
+        )
+        return EXIT_BAD_INPUT
 
 
 def find_file(given: str | Path, flag: str) -> Path:

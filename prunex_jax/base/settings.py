@@ -7,6 +7,7 @@ refuses what lies outside its range.
 
 import dataclasses
 import math
+import operator
 import sys
 import types
 import typing
@@ -18,6 +19,8 @@ from prunex_jax.base.errors import UserError, suggest
 _SettingsT = TypeVar("_SettingsT")
 # Counts end as int32 in arrays; no setting needs more.
 _MAX_INT = 2**31 - 1
+# What is smaller is 0 in float32, or as good as that.
+_SMALLEST = 1.2e-38
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +96,20 @@ def setting(
     """
     limits = Range(at_least, above, at_most, below)
     return dataclasses.field(default=default, metadata={"range": limits})
+
+
+def check_whole_number(name: str, value: Any) -> int:
+    """The value, if it is a whole number, of Python or of numpy.
+
+    Raises:
+      UserError: It is something else, such as True or 1.5.
+    Example:
+      >>> check_whole_number('sync_period', 4)
+      4
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UserError(f"{name}={value!r} must be a whole number")
+    return operator.index(value)
 
 
 def check_settings(settings: Any, where: str) -> None:
@@ -237,7 +254,7 @@ class OptimizerConfig:
     name: str = "sgd"
     # Muon: parts of paths of the matrices that take adamw.
     adamw_paths: tuple[str, ...] = ("embedding", "position", "classifier", "head")
-    learning_rate: float = setting(0.1, above=0)
+    learning_rate: float = setting(0.1, at_least=_SMALLEST)
     momentum: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = True
     # Part of the gradient for sgd, decoupled for the others; kernels only.

@@ -148,7 +148,7 @@ def make_cut(
     running = None if statistics is None else shapes_by_path(statistics)
     _check_traced(trace, shapes, running or {})
     kept = {
-        group.name: np.asarray(masks.get(group.name, np.ones(group.size, bool)))
+        group.name: np.asarray(masks.get(group.name, np.ones(group.size)), bool)
         for group in trace.groups
     }
     layouts = layouts_of(trace.groups, shapes)
@@ -177,6 +177,13 @@ def _check_masks(groups: Sequence[ChannelGroup], masks: Mapping[str, Any]) -> No
             raise UserError(
                 f"the mask of channel group {name} has shape {np.shape(mask)} and "
                 f"should have ({sizes[name]},); use the masks of this network"
+            )
+        values = np.asarray(mask)
+        if values.dtype != bool and not np.isin(values, (0, 1)).all():
+            raise UserError(
+                f"the mask of channel group {name} has the value "
+                f"{values[~np.isin(values, (0, 1))][0]}; give True where a channel is "
+                "kept, not its number or a score"
             )
         if not np.any(mask):
             raise UserError(

@@ -12,7 +12,7 @@ from typing import Any
 import ml_collections
 
 from prunex_jax.base.environment import environment
-from prunex_jax.base.errors import RunStopped
+from prunex_jax.base.errors import RunStopped, UserError
 from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import Topology, gather_texts, run_together
@@ -193,6 +193,10 @@ _Running = Generator[Loop, None, TrainResult | None]
 def _watched(asked: types.SimpleNamespace) -> _Running:
     """The same among processes that are watched over; None if it was stopped."""
     config, workdir = resolve_config(asked.config), asked.workdir
+    for name in ("fresh", "exact_topology"):
+        value = getattr(asked, name)
+        if not isinstance(value, bool):  # A word would count as true, and remove a run.
+            raise UserError(f"{name}={value!r} must be True or False")
     launch = asked.launch or LaunchFlags()
     check_trackers(config.run)
     # Before process 0 may write there.

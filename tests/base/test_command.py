@@ -118,6 +118,36 @@ def test_errors_become_one_line_and_a_code(error, code, capsys):
     assert capsys.readouterr().err == "error: a b\n"
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (MemoryError("4 TiB"), 2, "error: there is not enough memory for this (Mem"),
+        (
+            FileExistsError(17, "File exists", "runs/a"),
+            2,
+            "error: runs/a cannot be used",
+        ),
+        (NotADirectoryError(20, "Not a directory", "a/b"), 2, "(Not a directory)"),
+        (SystemExit(0), 70, "error: sys.exit(0) was called before the command had"),
+    ],
+)
+def test_what_a_path_or_a_plugin_does_is_one_line(error, code, said, capsys):
+    def run(values, rest):
+        raise error
+
+    assert run_command(COMMAND, run, ["--name=x"]) == code
+    shown = capsys.readouterr().err
+    assert said in shown and shown.count("\n") == 1
+
+
+def test_errors_of_the_program_keep_their_traceback():
+    def run(values, rest):
+        raise OSError("of nothing that was given")
+
+    with pytest.raises(OSError, match="of nothing"):
+        run_command(COMMAND, run, ["--name=x"])
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
     script = tmp_path / "talks.py"
     script.write_text(

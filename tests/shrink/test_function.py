@@ -605,3 +605,20 @@ def test_what_is_dead_is_zero_after_masking_and_gone_after_taking():
             np.testing.assert_array_equal(
                 np.asarray(params[path])[alive], np.ravel(smaller[path])
             )
+
+
+@pytest.mark.parametrize(
+    ("mask", "value"),
+    [([0, 2, 5, 7], "2"), ([-0.5, 0.5, 1.0, -1.0], "-0.5"), ([1, 1, 0, np.nan], "nan")],
+)
+def test_masks_are_no_positions_and_no_scores(mask, value):
+    params = {"in": jnp.ones((3, 4)), "out": jnp.ones((4, 2))}
+    apply = lambda params, x: jnp.tanh(x @ params["in"]) @ params["out"]  # noqa: E731
+    trace = trace_channels(apply, params, jnp.ones((1, 3)))
+    with pytest.raises(UserError, match=rf"group in has the value {value}; give True"):
+        make_cut(trace, {"in": np.array(mask)}, params)
+    same = [
+        make_cut(trace, {"in": np.array([1, 0, 1, 1], dtype)}, params).masks["in"]
+        for dtype in (bool, np.int32, np.float32)
+    ]
+    assert all(found.tolist() == [True, False, True, True] for found in same)

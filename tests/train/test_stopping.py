@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prunex_jax.base.errors import RunStopped
+from prunex_jax.base.errors import RunStopped, UserError
 from prunex_jax.train import train
 from prunex_jax.train.run import train_steps
 
@@ -29,6 +29,13 @@ def interrupt_at(step, number=signal.SIGINT):
             signal.raise_signal(number)
 
     return [watch]
+
+
+@pytest.mark.parametrize("name", ["fresh", "exact_topology"])
+def test_a_word_is_no_switch(name, tmp_path):
+    """fresh="no" would remove a run."""
+    with pytest.raises(UserError, match=f"{name}='no' must be True or False"):
+        train(SETTINGS, tmp_path / "run", **GIVEN, **{name: "no"})
 
 
 def test_a_stopped_call_is_interrupted_and_goes_on_when_called_again(tmp_path, capsys):

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.settings import check_whole_number
 from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup, Layouts, mask_channels
@@ -438,6 +439,7 @@ def _check_counts(
             "per channel group"
         )
     for name, count in keep_counts.items():
+        check_whole_number(f"keep_counts[{name!r}]", count)
         if not 1 <= count <= sizes[name]:
             raise UserError(
                 f"keep_counts[{name!r}]={count} is outside [1, {sizes[name]}], the "
@@ -523,7 +525,15 @@ def hsadmm(
     """
     sync = sync_period
     if not isinstance(sync, SyncSchedule):
-        sync = SyncSchedule(sync)
+        sync = SyncSchedule(check_whole_number("sync_period", sync))
+    if (
+        freeze_round is not None
+        and check_whole_number("freeze_round", freeze_round) < 0
+    ):
+        raise UserError(
+            f"freeze_round={freeze_round} is before the first round, which is 0; None "
+            "never freezes"
+        )
     if isinstance(parameters, str):
         parameters = preset(parameters, sync.period)
     core = Hsadmm(

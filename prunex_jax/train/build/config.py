@@ -102,6 +102,8 @@ def add_plugins(config: ml_collections.ConfigDict) -> None:
                 config.method[key] = value
 
 
+# Steps are counted in int32.
+_MOST_STEPS = 2**31 - 1
 # Settings that earlier versions had, at the values at which they changed nothing: a run
 # folder of theirs goes on without them.
 _DEPARTED = {
@@ -250,6 +252,8 @@ def _check_run(run: RunConfig, data: DataConfig) -> None:
 def total_steps(config: ExperimentConfig, num_examples: int) -> int:
     """Length of the run in steps, whichever unit it was given in.
 
+    Raises:
+      UserError: They are more than can be counted.
     Example:
       >>> config = resolve_config({'run': {'epochs': 2.0}, 'data': {'batch_size': 10}})
       >>> total_steps(config, 105)
@@ -257,4 +261,10 @@ def total_steps(config: ExperimentConfig, num_examples: int) -> int:
     """
     if config.run.steps:
         return config.run.steps
-    return max(1, round(config.run.epochs * num_examples / config.data.batch_size))
+    steps = config.run.epochs * num_examples / config.data.batch_size
+    if steps > _MOST_STEPS:
+        raise UserError(
+            f"config.run.epochs={config.run.epochs:g} are {steps:.3g} steps, and a run "
+            f"has at most {_MOST_STEPS}; lower it"
+        )
+    return max(1, round(steps))
