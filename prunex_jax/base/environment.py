@@ -1,5 +1,6 @@
 """Describes what a program runs on: versions, devices, source revision, command."""
 
+import hashlib
 import importlib.metadata
 import platform
 import shlex
@@ -69,6 +70,15 @@ def source_revision(folder: Path) -> dict[str, Any] | None:
         return {"revision": revision, "is_dirty": bool(git("status", "--short", "."))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def source_digest(folder: Path) -> str:
+    """A digest of the Python files below a folder, wherever they come from."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def versions() -> dict[str, str | None]:

@@ -387,6 +387,15 @@ def _check_storable(arrays: Mapping[str, np.ndarray]) -> None:
                 f"parameter {path!r} is {array.dtype.name}, which safetensors does not "
                 f"store; convert it to one of {', '.join(_STORABLE)}"
             )
+        # Infinity may be meant, as in a mask of scores.
+        if (
+            jax.numpy.issubdtype(array.dtype, jax.numpy.inexact)
+            and np.isnan(array).any()
+        ):
+            raise UserError(
+                f"parameter {path!r} has what is not a number, so the network answers "
+                "with none; export one that has not diverged"
+            )
 
 
 def _check_readback(

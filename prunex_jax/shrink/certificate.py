@@ -173,8 +173,8 @@ def certify(
     Returns:
       The errors. Integer outputs have to be equal.
     Raises:
-      UserError: Outputs of the two differ in paths, shapes or types, or `take` does not
-        lead to `small_params`.
+      UserError: Outputs of the two differ in paths, shapes or types, `take` does not
+        lead to `small_params`, or a tolerance is no finite number.
     Example:
       >>> def apply(params, x):
       ...     return jnp.tanh(x @ params['hidden']) @ params['out']
@@ -187,6 +187,15 @@ def certify(
       >>> certify(apply, apply, masked, take(masked), [jnp.ones((4, 3))], take).is_equal
       True
     """
+    for name, tolerance in (
+        ("forward_tolerance", forward_tolerance),
+        ("gradient_tolerance", gradient_tolerance),
+    ):
+        if not 0 <= tolerance < math.inf:
+            raise UserError(
+                f"{name}={tolerance} accepts everything or nothing; give a share of "
+                "the largest value, such as 1e-5"
+            )
     program, shapes = jax.make_jaxpr(full, return_shape=True)(masked_params, *inputs)
     _check_alike(shapes, jax.eval_shape(small, small_params, *inputs))
     weights = _projection(shapes, seed) if gradients else {}

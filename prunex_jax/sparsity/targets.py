@@ -328,7 +328,8 @@ class Budget:
         Args:
           keep_counts: Kept channels of every group at the end.
         Returns:
-          A line for people; "" where the share is met within two points.
+          A line for people; "" where the share is met within two points, and is not
+          rounded to nothing.
         Example:
           >>> config = SparsityConfig(sparsity=0.3)
           >>> budget = Budget(config, limits_of(config, {'a': 64}))
@@ -345,7 +346,8 @@ class Budget:
             cost = self.costs[config.unit]
             kept, dense = cost(keep_counts), cost(limits.sizes)
         removed = 1 - kept / dense if dense else 0.0
-        if abs(removed - config.sparsity) <= _ROUNDED:
+        is_nothing = removed == 0 and config.sparsity > 0
+        if abs(removed - config.sparsity) <= _ROUNDED and not is_nothing:
             return ""
         return (
             f"{removed:.1%} of the {_NOUNS[config.unit]} will be removed and "

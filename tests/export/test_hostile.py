@@ -179,3 +179,9 @@ def test_a_callback_of_another_process_does_not_end_this_one(model):
         timeout=120,
     )
     assert f"calls {CALLBACK}" in done.stdout
+
+
+def test_a_network_that_has_diverged_is_not_exported(tmp_path):
+    params = {"w": np.where(np.eye(3, 4) > 0, np.nan, 1).astype(np.float32)}
+    with pytest.raises(UserError, match="parameter 'w' has what is not a number"):
+        export_model(tmp_path / "m", apply, params, [X], certificate=None)

@@ -89,6 +89,20 @@ def test_settings_that_differ(two, other, text):
     assert said == text if text is None else text in said
 
 
+def test_sources_that_differ(two, monkeypatch):
+    """Also where both have the same version, and no git."""
+    digests = threading.local()
+    monkeypatch.setattr(joining, "source_digest", lambda folder: digests.value)
+
+    def check(value):
+        digests.value = value
+        joining.check_same_settings(resolve_config(STEPS), {})
+
+    said = two.said(check, ["3fa9", "b7c1"])
+    assert "the source of prunex_jax is '3fa9' on process 0 and 'b7c1' on" in said
+    assert two.said(check, ["3fa9", "3fa9"]) is None
+
+
 def test_versions_that_differ(two):
     other = {**VERSIONS, "jax": "0.9.1"}
     config = resolve_config(STEPS)

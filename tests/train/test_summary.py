@@ -118,6 +118,8 @@ def test_rounding_that_moves_the_share_is_a_warning():
     assert "sparsity.sparsity=0.3 asks for 30.0%" in warning
     assert f"warning   {warning}" in start_screen_of(experiment)
     assert finished(experiment).summary["warnings"] == [warning]
+    (nothing,) = experiment_of(sparsity={"sparsity": 0.01}).warnings
+    assert nothing.startswith("0.0% of the channels will be removed")
     assert experiment_of(sparsity={"sparsity": 0.5}).warnings == ()
     dense = experiment_of(sparsity={"sparsity": 0.3}, method={"name": "dense"})
     assert dense.warnings == ()

@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from prunex_jax.base.environment import versions
+import prunex_jax
+from prunex_jax.base.environment import source_digest, versions
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import (
     Topology,
@@ -88,7 +89,7 @@ def make_heartbeat(config: ExperimentConfig, launch: LaunchFlags) -> Heartbeat:
 def check_same_settings(
     config: ExperimentConfig, environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Compares settings, versions and variables of all processes.
+    """Compares settings, versions, variables and this package of all processes.
 
     Raises:
       AgreedError: They differ; it names the first difference.
@@ -100,6 +101,7 @@ def check_same_settings(
         **{f"config.{k}": repr(v) for k, v in settings.items() if k not in _LOCAL},
         **{f"the version of {k}": v for k, v in versions().items()},
         **{f"variable {k}": environ.get(k, "") for k in _VARIABLES},
+        "the source of prunex_jax": source_digest(Path(prunex_jax.__file__).parent),
     }
     check_same(described, "start all processes with the same")
 
