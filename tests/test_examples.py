@@ -154,6 +154,28 @@ def test_the_slurm_script_trains_over_two_tasks(tmp_path):
     assert (tmp_path / "runs" / "prunex" / "summary.json").exists()
 
 
+def test_the_task_of_skypilot_is_one_run():
+    yaml = pytest.importorskip("yaml")
+    task = yaml.safe_load((EXAMPLES / "skypilot.yaml").read_text())
+    check_trains(task["run"].split()[3:])
+    count = task["num_nodes"]
+    starts = set()
+    for rank in range(count):
+        environ = {
+            "SKYPILOT_NODE_RANK": str(rank),
+            "SKYPILOT_NODE_IPS": "\n".join(f"10.0.0.{n + 1}" for n in range(count)),
+            "SKYPILOT_NUM_NODES": str(count),
+            "SKYPILOT_TASK_ID": "sky-prunex",
+        }
+        launch = detect_launch(environ, LaunchFlags(), Probes())
+        assert (launch.num_processes, launch.process_id) == (count, rank)
+        starts.add(launch.coordinator)
+    assert len(starts) == 1
+    # Checkpoints lie where all nodes see them.
+    (place,) = task["volumes"]
+    assert f"--workdir={place}/" in task["run"]
+
+
 def test_the_manifest_of_kubernetes_is_one_run():
     yaml = pytest.importorskip("yaml")
     service, job = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())

@@ -46,6 +46,7 @@ _KUBEFLOW_VARIABLES = (
     "PROCESS_ID",
 )
 _KUBERNETES_VARIABLES = ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX")
+_SKYPILOT_VARIABLES = ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")
 # Where the coordinator of a Kubernetes job listens; pods have all ports to themselves.
 _KUBERNETES_PORT = 55527
 # Ports above those that Linux gives to outgoing connections.
@@ -443,6 +444,48 @@ def _pod_zero(name: str, index: int) -> str | None:
     return f"{job}-0.{domain}:{_KUBERNETES_PORT}"
 
 
+def _find_skypilot(
+    environ: Environ, required: bool, probes: Probes
+) -> LaunchedTask | None:
+    """This process as the one of a node of a SkyPilot task."""
+    del probes
+    problem = "skypilot, but this is no task of SkyPilot"
+    remedy = "start it with sky launch or sky jobs launch"
+    missing = _missing(environ, _SKYPILOT_VARIABLES, required, problem, remedy)
+    if len(missing) == len(_SKYPILOT_VARIABLES):
+        return None
+    if missing:
+        raise UserError(
+            f"{_listed(environ, _SKYPILOT_VARIABLES)} is set as SkyPilot does, but not "
+            f"{', '.join(missing)}: set them too, or use --launcher=none for a run of "
+            "its own"
+        )
+    nodes = environ["SKYPILOT_NODE_IPS"].split()
+    rank = _integer(environ, "SKYPILOT_NODE_RANK")
+    count = len(nodes)
+    said = "SKYPILOT_NUM_NODES"
+    if not 0 <= rank < count or (said in environ and _integer(environ, said) != count):
+        raise UserError(
+            f"SKYPILOT_NODE_RANK={rank} and {said}={environ.get(said, '')} do not fit "
+            f"the {count} addresses of SKYPILOT_NODE_IPS; use --launcher=none for a "
+            "run of its own"
+        )
+    task = environ.get("SKYPILOT_TASK_ID", "")
+    if count == 1:
+        return LaunchedTask("skypilot", "SkyPilot task on one node")
+    gpus = "SKYPILOT_NUM_GPUS_PER_NODE"
+    return LaunchedTask(
+        "skypilot",
+        f"SkyPilot task, node {rank} of {count}",
+        num_processes=count,
+        process_id=rank,
+        coordinator=f"{nodes[0]}:{_spread_port(zlib.crc32(task.encode()))}",
+        local_tasks=1,
+        # Zero on nodes without GPUs.
+        num_gpus=(_integer(environ, gpus) or None) if gpus in environ else None,
+    )
+
+
 def _missing(
     environ: Environ, names: tuple[str, ...], required: bool, problem: str, remedy: str
 ) -> list[str]:
@@ -490,4 +533,5 @@ FINDERS: Mapping[str, Callable[[Environ, bool, Probes], LaunchedTask | None]] = 
     "torchrun": _find_torchrun,
     "kubeflow": _find_kubeflow,
     "kubernetes": _find_kubernetes,
+    "skypilot": _find_skypilot,
 }

@@ -50,6 +50,13 @@ JAXJOB = {
     "NUM_PROCESSES": "4",
     "PROCESS_ID": "3",
 }
+SKYPILOT = {
+    "SKYPILOT_NODE_RANK": "2",
+    "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3\n",
+    "SKYPILOT_NUM_NODES": "3",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    "SKYPILOT_TASK_ID": "sky-1",
+}
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}
 SERVICE = "train-2.jaxpods.default.svc.cluster.local"
 BY_VARIABLES = {
@@ -354,10 +361,43 @@ def test_half_a_launcher_is_refused_and_no_run_of_its_own(environ, missing):
     assert detect(rest, launcher="none").launcher == "single"
 
 
-@pytest.mark.parametrize("launcher", ["pmi", "torchrun", "kubeflow"])
+@pytest.mark.parametrize("launcher", ["pmi", "torchrun", "kubeflow", "skypilot"])
 def test_a_launcher_that_is_named_must_have_started_the_process(launcher):
-    with pytest.raises(UserError, match=r"no PMI_RANK|but not"):
+    with pytest.raises(UserError, match=r"no (PMI|SKYPILOT_NODE)_RANK|but not"):
         detect({}, launcher=launcher)
+
+
+def test_a_task_of_skypilot_is_one_process_per_node():
+    launch = detect(SKYPILOT, num_gpus=8)
+    assert (launch.launcher, launch.detection) == ("skypilot", "deactivate")
+    assert (launch.num_processes, launch.process_id) == (3, 2)
+    assert launch.coordinator.startswith("10.0.0.1:")
+    others = [detect({**SKYPILOT, "SKYPILOT_NODE_RANK": rank}) for rank in "01"]
+    assert {each.coordinator for each in others} == {launch.coordinator}
+    other = detect({**SKYPILOT, "SKYPILOT_TASK_ID": "sky-2"}).coordinator
+    assert other != launch.coordinator, "tasks side by side do not meet"
+    alone = {**SKYPILOT, "SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NUM_NODES": "1"}
+    alone["SKYPILOT_NODE_RANK"] = "0"
+    assert detect(alone).launcher == "single"
+    inside = detect({**SKYPILOT, **TORCHRUN}, num_gpus=4)
+    assert inside.launcher == "torchrun", "which a task may start"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"SKYPILOT_NODE_IPS": None}, "but not SKYPILOT_NODE_IPS: .*--launcher=none"),
+        ({"SKYPILOT_NODE_RANK": None}, "but not SKYPILOT_NODE_RANK"),
+        ({"SKYPILOT_NODE_RANK": "3"}, "RANK=3 and .* do not fit the 3 addresses"),
+        ({"SKYPILOT_NUM_NODES": "4"}, "NUM_NODES=4 do not fit the 3 addresses"),
+        ({"SKYPILOT_NODE_RANK": "one"}, "'one' is not a whole number"),
+    ],
+)
+def test_variables_of_skypilot_that_do_not_fit_are_refused(changes, said):
+    environ = {k: v for k, v in {**SKYPILOT, **changes}.items() if v is not None}
+    with pytest.raises(UserError, match=said):
+        detect(environ)
+    assert detect(environ, launcher="none").launcher == "single"
 
 
 def test_openmpi_5_asks_for_the_coordinator():

@@ -49,7 +49,8 @@ LAUNCH_FLAGS = (
     Flag(
         "launcher",
         "auto",
-        "auto, none, or one of openmpi, slurm, pmi, torchrun, kubeflow and kubernetes.",
+        "auto, none, or one of openmpi, slurm, pmi, torchrun, kubeflow, kubernetes and "
+        "skypilot.",
     ),
 )
 _PLUGINS = "method.plugins"
