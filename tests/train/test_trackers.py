@@ -1,6 +1,7 @@
 """Metrics in TensorBoard and W&B: at the right steps, and never in the way."""
 
 import json
+import subprocess
 import sys
 import types
 
@@ -131,6 +132,63 @@ def test_a_run_outlives_wandb_and_says_so_once(tmp_path, wandb, fails_at):
     assert line.startswith("W&B failed, the run goes on without it: ")
     assert "\n" not in line
     assert len(wandb.inits) == 1
+
+
+class FakeTrackio:
+    """What we use of the module, which keeps what it is told."""
+
+    def __init__(self):
+        self.inits, self.rows, self.num_finished = [], [], 0
+
+    def init(self, **options):
+        self.inits.append(options)
+        return types.SimpleNamespace(
+            log=lambda values, step: self.rows.append((step, values)),
+            finish=self._finish,
+        )
+
+    def _finish(self):
+        self.num_finished += 1
+
+
+def test_trackio_goes_on_with_the_same_run_and_repeats_no_step(tmp_path, monkeypatch):
+    fake, config = FakeTrackio(), RunConfig(trackio="mine")
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    run(tmp_path, config, [2, 4, 6])
+    run(tmp_path, config, [4, 6, 8], resumed_at=2)
+    run(tmp_path, config, [3], fresh=True)
+    first, second, fresh = fake.inits
+    assert (first["project"], first["config"]) == ("mine", CONFIG)
+    assert first["name"] == second["name"] != fresh["name"]
+    assert first["name"].startswith(f"{tmp_path.name}-")
+    told = [step for step, values in fake.rows if "loss" in values]
+    assert told == [2, 4, 6, 8, 3]
+    assert fake.rows[0] == (2, {"loss": 0.25, "drift/conv": 0.25})
+    assert fake.num_finished == 3
+
+
+def test_trackio_itself_keeps_every_number(tmp_path, monkeypatch):
+    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "kept"))
+    script = (
+        "import pathlib\n"
+        "from prunex_jax.train.build.settings import RunConfig\n"
+        "from prunex_jax.train.records.trackers import make_trackers\n"
+        f"folder = pathlib.Path({str(tmp_path)!r}) / 'run'\n"
+        "folder.mkdir()\n"
+        "config = RunConfig(trackio='mine')\n"
+        "with make_trackers(config, folder, {'seed': 1}, print) as trackers:\n"
+        "    for step in (2, 4):\n"
+        "        trackers.show({'step': step, 'loss': step / 8})\n"
+        "from trackio.sqlite_storage import SQLiteStorage\n"
+        "(name,) = SQLiteStorage.get_runs('mine')\n"
+        "print('kept', [(row['step'], row['loss']) for row in "
+        "SQLiteStorage.get_logs('mine', name)])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert "kept [(2, 0.25), (4, 0.5)]" in done.stdout, done.stdout + done.stderr
 
 
 def test_an_error_that_ends_the_run_ends_wandb_as_failed(tmp_path, wandb):

@@ -49,6 +49,7 @@ FREE_ON_RESUME = (
     "run.silence_seconds",
     "run.stall_seconds",
     "run.tensorboard",
+    "run.trackio",
     "run.wandb",
     "topology.cpu_devices",
     "topology.layout",

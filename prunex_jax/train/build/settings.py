@@ -69,6 +69,9 @@ class RunConfig:
     # Shows the metrics in TensorBoard, too: event files in the run folder (extra
     # `tensorboard`).
     tensorboard: bool = False
+    # Project of trackio that shows the metrics, too, without an account (extra
+    # `trackio`); empty for none.
+    trackio: str = ""
     # Project of Weights & Biases that shows the metrics, too (extra `wandb`); empty for
     # none.
     wandb: str = ""

@@ -12,8 +12,9 @@ Other programs read these files:
     summary.json       Written once, at the end; SUMMARY_KEYS are always there.
     checkpoints/       See `checkpoint`.
 
-and where settings ask for it `tensorboard/` and `wandb.json` (see `trackers`), and
-`profile/` (see `profiling`); `traceback-N.txt` where process N has lost another one.
+and where settings ask for it `tensorboard/`, `trackio.json` and `wandb.json` (see
+`trackers`), and `profile/` (see `profiling`); `traceback-N.txt` where process N has
+lost another one.
 
 All of it is strict JSON: a number that is not finite is written as null. Files are
 replaced by rename and rows appended, so a killed run can only leave a cut last row.

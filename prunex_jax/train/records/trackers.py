@@ -1,8 +1,8 @@
-"""Shows the rows of a run's metrics in TensorBoard and Weights & Biases.
+"""Shows the rows of a run's metrics in TensorBoard, trackio and Weights & Biases.
 
-Both are optional packages. What is missing is refused before any work; what fails later
-is said once, and the run goes on without it. TensorBoard reads RUN/tensorboard, and
-RUN/wandb.json keeps the name under which a resumed run goes on.
+All are optional packages. What is missing is refused before any work; what fails later
+is said once, and the run goes on without it. TensorBoard reads RUN/tensorboard;
+RUN/wandb.json and RUN/trackio.json keep the name under which a resumed run goes on.
 """
 
 import functools
@@ -21,9 +21,12 @@ from prunex_jax.train.build.settings import RunConfig
 _TENSORBOARD = "tensorboard"
 _WANDB = "wandb"
 _WANDB_RUN = "wandb.json"
+_TRACKIO_RUN = "trackio.json"
+# Setting -> the package that it needs; the extra is called like the setting.
+_PACKAGES = {"tensorboard": "tensorboardX", "trackio": "trackio", "wandb": "wandb"}
 _LOGIN_SECONDS = 60
 # What a tracker leaves in a run folder.
-FILES_OF_TRACKERS = (_TENSORBOARD, _WANDB, _WANDB_RUN)
+FILES_OF_TRACKERS = (_TENSORBOARD, _WANDB, _WANDB_RUN, _TRACKIO_RUN)
 
 
 class Tracker(Protocol):
@@ -108,7 +111,7 @@ def check_trackers(config: RunConfig) -> None:
     Raises:
       UserError: With the command that installs it.
     """
-    for setting, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
+    for setting, package in _PACKAGES.items():
         value = getattr(config, setting)
         if value:
             need_package(package, setting, f"config.run.{setting}={value}")
@@ -131,6 +134,10 @@ def make_trackers(
     makers: dict[str, Callable[[int, int], Tracker]] = {}
     if config.tensorboard:
         makers["TensorBoard"] = functools.partial(_TensorBoard, workdir)
+    if config.trackio:
+        makers["trackio"] = lambda _, last: _Trackio(
+            config.trackio, workdir, settings, last
+        )
     if config.wandb:
         makers["W&B"] = lambda _, last: _Wandb(config.wandb, workdir, settings, last)
     return Trackers(makers, tell)
@@ -160,6 +167,17 @@ class _TensorBoard:
         self._writer.close()
 
 
+def _remembered(file: Path, project: str) -> tuple[dict[str, Any], bool]:
+    """What a run is called in a project, and whether it is new there.
+
+    The run folder keeps the name, so that a resumed run goes on with its curves.
+    """
+    held = read_object(file) or {}
+    if held.get("project") == project and isinstance(held.get("id"), str):
+        return held, False
+    return {"project": project, "id": uuid.uuid4().hex}, True
+
+
 class _Wandb:
     """A run of a project, found again by the name that the run folder keeps."""
 
@@ -168,10 +186,7 @@ class _Wandb:
     ) -> None:
         import wandb
 
-        held = read_object(workdir / _WANDB_RUN) or {}
-        is_new = held.get("project") != project or not isinstance(held.get("id"), str)
-        if is_new:
-            held = {"project": project, "id": uuid.uuid4().hex}
+        held, is_new = _remembered(workdir / _WANDB_RUN, project)
         # Rows do not vanish there: what a resumed run repeats is left out.
         self._last_shown = -1 if is_new else last_shown
         self._run = wandb.init(
@@ -195,3 +210,32 @@ class _Wandb:
 
     def close(self, is_good: bool) -> None:
         self._run.finish(exit_code=0 if is_good else 1)
+
+
+class _Trackio:
+    """A run of a project on this machine, or on a server that trackio is told of."""
+
+    def __init__(
+        self, project: str, workdir: Path, settings: Mapping[str, Any], last_shown: int
+    ) -> None:
+        import trackio
+
+        held, is_new = _remembered(workdir / _TRACKIO_RUN, project)
+        self._last_shown = -1 if is_new else last_shown
+        self._run = trackio.init(
+            project=project,
+            # Runs are known by their names, and folders may have the same.
+            name=f"{workdir.name}-{held['id'][:8]}",
+            resume="allow",
+            config=dict(settings),
+            embed=False,
+        )
+        write_json(workdir / _TRACKIO_RUN, held)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if step > self._last_shown:
+            self._run.log(dict(values), step=step)
+
+    def close(self, is_good: bool) -> None:
+        del is_good
+        self._run.finish()
