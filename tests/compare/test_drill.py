@@ -300,6 +300,8 @@ def test_tables_count_what_is_good(recorded):
         (["--limit_seconds=1"], "--limit_seconds=1 must be at least 60"),
         (["--processes=1000"], "must be at most 64"),
         (["--num_processes=2", "--process_id=0"], "--coordinator"),
+        (["--faults=,"], "--faults=, names nothing; leave it out for all"),
+        (["--method=,"], "--method=, names nothing"),
     ],
 )
 def test_bad_flags_are_one_line(flags, message, tmp_path, capsys):
@@ -308,6 +310,14 @@ def test_bad_flags_are_one_line(flags, message, tmp_path, capsys):
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("more", [[], ["--fresh"]])
+def test_a_folder_of_somebody_else_is_left_alone(more, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("mine")
+    assert main(["drill", f"--workdir={tmp_path}", "--faults=kill", *more]) == 2
+    assert "holds thesis.tex and no drill; choose" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_another_drill_in_the_folder_is_refused(tmp_path, capsys):

@@ -113,6 +113,10 @@ def _check(values: Values, launch: Launch) -> None:
             f"{launch.reason}: the launcher does not tell the drill where process 0 "
             "is; give --coordinator, --num_processes and --process_id"
         )
+    for flag in ("faults", "method"):
+        given = getattr(values, flag)
+        if given and not split_list(given):
+            raise UserError(f"--{flag}={given} names nothing; leave it out for all")
     for name in split_list(values.faults):
         known = RANDOM if values.random else tuple(FAULTS)
         if name not in known:

@@ -92,6 +92,13 @@ def _prepare(plans: Sequence[Plan], crew: Crew, fresh: bool) -> None:
         raise UserError(
             f"--workdir={crew.workdir} holds another drill; --fresh removes it"
         )
+    if before is None and crew.workdir.is_dir():
+        foreign = sorted(entry.name for entry in crew.workdir.iterdir())
+        if foreign:
+            raise UserError(
+                f"--workdir={crew.workdir} holds {foreign[0]} and no drill; choose a new "
+                "or empty folder"
+            )
     crew.workdir.mkdir(parents=True, exist_ok=True)
     write_json(file, wanted)
     for plan in plans:
