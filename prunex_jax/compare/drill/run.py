@@ -96,8 +96,8 @@ def _prepare(plans: Sequence[Plan], crew: Crew, fresh: bool) -> None:
         foreign = sorted(entry.name for entry in crew.workdir.iterdir())
         if foreign:
             raise UserError(
-                f"--workdir={crew.workdir} holds {foreign[0]} and no drill; choose a new "
-                "or empty folder"
+                f"--workdir={crew.workdir} holds {foreign[0]} and no drill; choose a "
+                "new or empty folder"
             )
     crew.workdir.mkdir(parents=True, exist_ok=True)
     write_json(file, wanted)
