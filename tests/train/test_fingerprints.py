@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.data import open_own
+from prunex_jax.data import open_dataset, open_own
 from prunex_jax.data.fingerprint import fingerprint_of
 from prunex_jax.data.settings import DataConfig
 from prunex_jax.tasks import Own, make_task
@@ -18,7 +18,7 @@ from prunex_jax.train import train
 from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.fingerprints import fingerprints_of, first_difference
 
-CONTENT = "the content of the examples in train"
+CONTENT = "the content of 58 examples in train"
 SETTINGS = {"run": {"steps": 8}, "data": {"batch_size": 16}}
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 3)).astype(np.float32)
@@ -109,8 +109,23 @@ def test_examples_that_vary_are_told_by_their_form():
         fingerprint_of(open_own(Augmented(), DataConfig())) for _ in range(2)
     )
     assert first == second
-    assert first[CONTENT] == "varies"
+    assert first["the content of 32 examples in train"] == "varies"
     assert first["the form of the examples in train"].startswith("example/0 float32[3]")
+
+
+def test_a_split_that_leaves_memory_is_the_same():
+    """The loader may be another one when a run goes on."""
+    found = [
+        fingerprint_of(open_dataset(DataConfig(name="digits", loader=loader), seed=0))
+        for loader in ("memory", "grain")
+    ]
+    assert first_difference({"data": found[0]}, {"data": found[1]}) is None
+    assert "the content of 32 examples in train" in found[1]
+    assert (
+        found[0]["the form of the examples in train"]
+        == "image uint8[8, 8, 1], \
+label int32[]"
+    )
 
 
 def test_the_test_split_stays_unread():
