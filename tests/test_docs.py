@@ -57,9 +57,12 @@ CHECKS = {
 
 
 @pytest.mark.slow
-def test_python_of_every_page_runs(tmp_path: Path) -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("is_in_use", [False, True], ids=["fresh", "jax in use"])
+def test_python_of_every_page_runs(is_in_use: bool, tmp_path: Path) -> None:
+    """Also where an array was made before, as in a notebook, on one device."""
     # One process for all pages, each in names of its own: imports are paid once.
-    lines = []
+    lines = ["import jax.numpy as jnp", "jnp.ones(3)"] if is_in_use else []
     for page in WITH_PYTHON:
         script = tmp_path / f"{page.stem}_page.py"
         script.write_text(python_of(page) + "\n" + CHECKS.get(page.name, ""))
@@ -67,7 +70,8 @@ def test_python_of_every_page_runs(tmp_path: Path) -> None:
         lines.append(f"runpy.run_path({str(script)!r})")
     driver = tmp_path / "driver.py"
     driver.write_text("\n".join(["import runpy", *lines]))
-    output = run_script(driver, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="4")
+    count = "1" if is_in_use else "4"
+    output = run_script(driver, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=count)
     assert "group hidden" in output
 
 

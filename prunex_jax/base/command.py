@@ -106,6 +106,14 @@ def run_command(
         # Whoever reads the output has seen enough; Python would complain at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):  # As jax says it.
+            raise
+        sys.stderr.write(
+            "error: a device has not enough memory for this "
+            f"({one_line(error, 200)}); ask for less, such as smaller batches\n"
+        )
+        return EXIT_BAD_INPUT
     except OSError as error:
         if error.filename is None:  # Not of a path that somebody has given.
             raise

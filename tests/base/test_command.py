@@ -128,6 +128,7 @@ def test_errors_become_one_line_and_a_code(error, code, capsys):
             "error: runs/a cannot be used",
         ),
         (NotADirectoryError(20, "Not a directory", "a/b"), 2, "(Not a directory)"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), 2, "error: a device has"),
         (SystemExit(0), 70, "error: sys.exit(0) was called before the command had"),
     ],
 )
@@ -141,11 +142,13 @@ def test_what_a_path_or_a_plugin_does_is_one_line(error, code, said, capsys):
 
 
 def test_errors_of_the_program_keep_their_traceback():
-    def run(values, rest):
-        raise OSError("of nothing that was given")
+    for kind in (OSError, RuntimeError):
 
-    with pytest.raises(OSError, match="of nothing"):
-        run_command(COMMAND, run, ["--name=x"])
+        def run(values, rest, kind=kind):
+            raise kind("of nothing that was given")
+
+        with pytest.raises(kind, match="of nothing"):
+            run_command(COMMAND, run, ["--name=x"])
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):

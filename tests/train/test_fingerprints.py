@@ -153,6 +153,18 @@ def test_a_used_folder_refuses_other_things(tmp_path):
         ):
             train(SETTINGS, tmp_path / "run", **{**OWN, **changed})
         assert held == {n: (tmp_path / "run" / n).read_bytes() for n in files}
+    manifest = tmp_path / "run" / "checkpoints" / "8" / "manifest.json"
+    content = manifest.read_text()
+    for counts, said in (
+        ({"w": 2, "x": 1}, "has channel group 'x', other than the network; put back"),
+        ({}, "misses channel group 'w', other than the network"),
+        ({"w": 5}, "keeps 5 of the 4 channels of 'w'; put back"),
+    ):
+        spoiled = json.loads(content)
+        spoiled["extra"]["keep_counts"] = counts
+        manifest.write_text(json.dumps(spoiled))
+        with pytest.raises(UserError, match=said):
+            train(SETTINGS, tmp_path / "run", **OWN)
     changed, _ = CHANGED["activation"]
     result = train(SETTINGS, tmp_path / "run", **{**OWN, **changed}, fresh=True)
     assert result.summary["steps"] == 8

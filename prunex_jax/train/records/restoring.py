@@ -104,6 +104,7 @@ def restore_run(
 
     def shapes(extra: Mapping[str, Any], leaves: Mapping[str, str]) -> SavedRun:
         position = RunPosition.from_dict(extra)
+        _check_groups(position, experiment.channels.sizes)
         then = experiment_at(experiment, position)
         wanted = saved_shapes(then, position)
         regrouping = _regrouping(then, wanted, saved_shapes_of(leaves))
@@ -257,6 +258,32 @@ def mesh_in_folder(path: Path) -> tuple[int, int]:
             f"{path / ENVIRONMENT} does not say on how many hosts and devices the run "
             "was trained; give the --workdir of a run"
         ) from None
+
+
+def _check_groups(position: RunPosition, sizes: Mapping[str, int]) -> None:
+    """Refuses a position of another network, or one that was changed by hand.
+
+    Raises:
+      UserError: It names a channel group that is not there or misses one, or counts
+        that do not fit.
+    """
+    cut = position.handover
+    named = [position.keep_counts] if cut is None else [position.keep_counts, cut.kept]
+    saved = f"the checkpoint of step {position.step}"
+    remedy = "put back a copy of it, or start over with --fresh"
+    for groups in named:
+        for name in sorted(groups.keys() ^ sizes.keys()):
+            problem = "misses" if name in sizes else "has"
+            raise UserError(
+                f"{saved} {problem} channel group {name!r}, other than the network; "
+                f"{remedy}"
+            )
+    for name, count in position.keep_counts.items():
+        if not 1 <= count <= sizes[name]:
+            raise UserError(
+                f"{saved} keeps {count} of the {sizes[name]} channels of {name!r}; "
+                f"{remedy}"
+            )
 
 
 def _regrouping(
