@@ -1,5 +1,6 @@
 """The job scripts in `examples/`, as far as a machine without their schedulers can."""
 
+import importlib.util
 import json
 import os
 import re
@@ -152,6 +153,41 @@ def test_the_slurm_script_trains_over_two_tasks(tmp_path):
     assert "Slurm job 4211, task 0 of 2" in done.stdout
     assert "2 processes, layout process" in done.stdout
     assert (tmp_path / "runs" / "prunex" / "summary.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "package", "more"),
+    [
+        ("submitit_job.py", "submitit", ["--cluster=local"]),
+        ("ray_actors.py", "ray", []),
+    ],
+)
+def test_two_processes_of_this_machine_are_one_run(script, package, more, tmp_path):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    values = settings(
+        topology={"cpu_devices": 1, "layout": "process"},
+        run={"steps": 6},
+        method={"name": "dense"},
+    )
+    config = write_config(tmp_path, values)
+    done = subprocess.run(
+        [
+            *(sys.executable, str(EXAMPLES / script), f"--config={config}"),
+            *(f"--workdir={tmp_path / 'run'}", "--hosts=2", *more),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["hosts"], summary["steps"]) == (2, 6)
+    assert str(summary["test_accuracy"]) in done.stdout
 
 
 def test_the_task_of_skypilot_is_one_run():
