@@ -5,7 +5,7 @@ What is done with them is the caller's business.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -45,14 +45,17 @@ def _programs(values: Iterable[Any]) -> Iterator[core.Jaxpr]:
             yield from _programs(value)
 
 
-# What a printed program has of the process that traced it: names and addresses.
-_OF_PROCESS = re.compile(r"name=[^\s\]]+| at 0x[0-9a-f]+")
+# Where an object of another process prints its place in memory.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Parameters of equations that say nothing of what is computed.
+_NAMES = frozenset(("name", "debug_info"))
 
 
 def digest_of(program: core.ClosedJaxpr) -> str:
     """What tells a traced program from another: what it computes, and its constants.
 
-    Names of functions do not count. Other versions of jax write programs differently.
+    Names of functions do not count, nor does the process that traces. Other versions of
+    jax write programs differently.
 
     Example:
       >>> import jax
@@ -64,25 +67,60 @@ def digest_of(program: core.ClosedJaxpr) -> str:
       >>> doubled == added, doubled == other
       (True, False)
     """
-    digest = hashlib.sha256(_OF_PROCESS.sub("", str(program)).encode())
-    for constant in _constants_inside(program):
-        is_key = jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key)
-        array = np.asarray(jax.random.key_data(constant) if is_key else constant)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()[:16]
+    text = repr(_described(program))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _constants_inside(value: Any) -> Iterator[Any]:
-    """Arrays of a program and of those that it calls, in order."""
+def _described(value: Any) -> Any:
+    """Nested tuples of texts that are the same in every process."""
+    if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+        return _described_program(value)
+    if isinstance(value, Mapping):
+        return tuple(sorted((str(k), _described(x)) for k, x in value.items()))
+    if isinstance(value, set | frozenset):
+        return tuple(sorted(repr(_described(x)) for x in value))
     if isinstance(value, tuple | list):
-        for each in value:
-            yield from _constants_inside(each)
-    if not isinstance(value, core.ClosedJaxpr | core.Jaxpr):
-        return
-    yield from (x for x in constants_of(value) if hasattr(x, "dtype"))
-    for eqn in open_program(value).eqns:
-        yield from _constants_inside(list(eqn.params.values()))
+        return tuple(map(_described, value))
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        keys: Any = value
+        array = np.asarray(jax.random.key_data(keys) if is_key else value)
+        content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        return str(array.dtype), array.shape, content
+    if callable(value):  # Rules of derivatives, whose programs are not traced yet.
+        return "function"
+    return _ADDRESS.sub("", str(value))
+
+
+def _described_program(program: core.ClosedJaxpr | core.Jaxpr) -> Any:
+    jaxpr = open_program(program)
+    numbers: dict[Any, int] = {}
+
+    def numbered(atom: Any) -> Any:
+        shaped = str(atom.aval.dtype), tuple(map(str, atom.aval.shape))
+        if isinstance(atom, core.Literal):
+            return "literal", _described(atom.val), shaped
+        return numbers.setdefault(atom, len(numbers)), shaped
+
+    def form(atom: Any) -> Any:
+        return numbered(atom) if hasattr(atom.aval, "dtype") else str(atom.aval)
+
+    start = [form(x) for x in (*jaxpr.constvars, *jaxpr.invars)]
+    eqns = [
+        (
+            eqn.primitive.name,
+            [form(x) for x in eqn.invars],
+            [form(x) for x in eqn.outvars],
+            [
+                (key, _described(eqn.params[key]))
+                for key in sorted(eqn.params)
+                if key not in _NAMES
+            ],
+        )
+        for eqn in jaxpr.eqns
+    ]
+    constants = [_described(x) for x in constants_of(program)]
+    return start, eqns, [form(x) for x in jaxpr.outvars], constants
 
 
 def open_program(program: Any) -> core.Jaxpr:

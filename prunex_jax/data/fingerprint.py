@@ -7,20 +7,21 @@ import numpy as np
 
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.data.order import Positions
-from prunex_jax.data.splits import Batch, Dataset, Split
+from prunex_jax.data.own import OwnSplit
+from prunex_jax.data.splits import Batch, Dataset, ImageSplit, Split
 
 # Bytes that are read of a split in memory, and examples of one that is not.
 _SAMPLE_BYTES = 2**26
 _SAMPLE_SIZE = 32
-# What is said of examples that are not twice the same, such as augmented ones.
-_VARIES = "varies"
 
 
 def fingerprint_of(dataset: Dataset) -> dict[str, Any]:
     """Describes a data set by what differs if it is another one.
 
     Evenly spaced examples are read: of a split in memory as many as fit into 64 MiB,
-    which are mostly all, and 32 of others. The test split stays unread.
+    which are mostly all, and 32 of others. The test split stays unread, and so does
+    what a user's own data set holds, which may be another thing at every look, as where
+    examples are augmented.
 
     Returns:
       What is described -> its value: number, form and content of the examples.
@@ -42,27 +43,24 @@ def fingerprint_of(dataset: Dataset) -> dict[str, Any]:
             first = _leaves(split, np.arange(1))
             form = [f"{k} {x.dtype}{list(x.shape[1:])}" for k, x in first.items()]
             described[f"the form of the examples in {name}"] = ", ".join(form)
+            if isinstance(split, OwnSplit) and split.may_vary:
+                continue
             # Samples of different sizes, as where another loader keeps the split in
             # memory, say nothing of each other: their names differ.
             sample = _sample(split, sum(x.nbytes for x in first.values()))
             what = f"the content of {len(sample)} examples in {name}"
-            described[what] = _content(split, sample)
+            described[what] = _digest(split, sample)
     return described
 
 
 def _sample(split: Split, bytes_of_one: int) -> Positions:
     """Evenly spaced examples, the first and the last among them."""
-    count = _SAMPLE_BYTES // max(bytes_of_one, 1) if split.in_memory else _SAMPLE_SIZE
+    is_quick = isinstance(split, OwnSplit) and split.is_loaded
+    is_quick |= isinstance(split, ImageSplit) and split.in_memory
+    count = _SAMPLE_BYTES // max(bytes_of_one, 1) if is_quick else _SAMPLE_SIZE
     count = min(max(count, _SAMPLE_SIZE), len(split))
     sample: Positions = np.arange(count) * (len(split) - 1) // max(count - 1, 1)
     return sample
-
-
-def _content(split: Split, sample: Positions) -> str:
-    content = _digest(split, sample)
-    if not split.in_memory and content != _digest(split, sample):
-        return _VARIES
-    return content
 
 
 def _leaves(split: Split, examples: Positions) -> dict[str, Any]:

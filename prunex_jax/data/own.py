@@ -62,6 +62,18 @@ class OwnSplit:
         """Whether they are arrays."""
         return isinstance(self.source, ArraySource)
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether they are arrays that lie in memory, and not in mapped files."""
+        if not isinstance(self.source, ArraySource):
+            return False
+        return not any(map(is_mapped, jax.tree.leaves(self.source.arrays)))
+
+    @property
+    def may_vary(self) -> bool:
+        """Whether code of the user's makes them, perhaps other ones at every look."""
+        return isinstance(self.source, _IndexedExamples)
+
     def __len__(self) -> int:
         """Number of examples."""
         return len(self.numbers)
@@ -129,6 +141,21 @@ def open_own(data: Any, config: DataConfig) -> Dataset:
         for name, own in numbers.items()
     }
     return Dataset(name=OWN, **splits)
+
+
+def is_mapped(array: np.ndarray) -> bool:
+    """Whether an array lies in a file that is mapped, or is a part of one that does.
+
+    Example:
+      >>> is_mapped(np.ones(3)[1:])
+      False
+    """
+    base: Any = array
+    while base is not None:
+        if isinstance(base, np.memmap):
+            return True
+        base = getattr(base, "base", None)
+    return False
 
 
 def names_arrays(config: DataConfig) -> bool:

@@ -48,21 +48,29 @@ _WAITS = re.compile(r"\bstablehlo\.(send|recv|infeed|outfeed)\b")
 _SHAPE = re.compile(r"([a-z0-9_]+)\[([0-9,]*)\]")
 
 
-def check_file(file: Path, most: float) -> None:
+def check_file(file: Path, most: float, *, links: bool = False) -> None:
     """Refuses what is no regular file, or too large, before it is opened.
 
     A link may lead anywhere, a pipe waits for ever, and a file with holes in it may
     promise more than memory.
 
+    Args:
+      file: The file.
+      most: Bytes that it may have.
+      links: Whether it may be a link to such a file.
+
     Raises:
       UserError: It is one of these; a missing file is nobody's fault here.
     """
     try:
-        found = os.lstat(file)
+        found = os.stat(file) if links else os.lstat(file)
     except OSError:
         return
     if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{file} is no regular file; copy or export the folder again")
+        raise UserError(
+            f"{file} is no regular file; copy or export the folder again, or read it "
+            "with trusted=True if it is a link and you know who made it"
+        )
     if found.st_size > most:
         raise UserError(
             f"{file} has {found.st_size:,} bytes, and at most {most:,.0f} are "
@@ -70,7 +78,7 @@ def check_file(file: Path, most: float) -> None:
         )
 
 
-def read_manifest(file: Path) -> dict[str, Any]:
+def read_manifest(file: Path, *, links: bool = False) -> dict[str, Any]:
     """Reads a manifest strictly.
 
     Raises:
@@ -78,7 +86,7 @@ def read_manifest(file: Path) -> dict[str, Any]:
       OSError: It cannot be read.
       ValueError: It is no JSON object, or has a key twice.
     """
-    check_file(file, _MOST_OF_MANIFEST)
+    check_file(file, _MOST_OF_MANIFEST, links=links)
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -117,9 +125,9 @@ def _itemsize(name: str) -> int:
     return 2 if name == "bfloat16" else np.dtype(name).itemsize
 
 
-def check_program_file(file: Path) -> None:
+def check_program_file(file: Path, *, links: bool = False) -> None:
     """Refuses a program file that is none; see `check_file`."""
-    check_file(file, _MOST_OF_PROGRAM)
+    check_file(file, _MOST_OF_PROGRAM, links=links)
 
 
 def check_calls(program: str) -> None:

@@ -218,7 +218,7 @@ def read_model(
     Args:
       folder: Made by `export_model`.
       trusted: Whether its program may call anything, such as kernels that it brings
-        along, and callbacks into this process.
+        along, and callbacks into this process; and files may be links.
     Raises:
       UserError: It is no export, was damaged, calls what it may not, or this jax cannot
         read it.
@@ -235,23 +235,24 @@ def read_model(
 
 
 def read_arrays(
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str], *, links: bool = True
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Reads what an export holds beside its program, which need not run here.
 
     Args:
       folder: Made by `export_model`.
+      links: Whether its files may be links to regular files, as in a cache.
     Returns:
       The manifest, and path -> parameter.
     Raises:
       UserError: It is no export, or was damaged.
     """
     path = expanded(folder)
-    manifest = _read_manifest(path)
+    manifest = _read_manifest(path, links)
     wanted = {name: manifest["files"].get(name, "") for name in (ARRAYS, PROGRAM)}
     try:
-        check_file(path / ARRAYS, most_of_arrays(manifest["arrays"]))
-        check_program_file(path / PROGRAM)
+        check_file(path / ARRAYS, most_of_arrays(manifest["arrays"]), links=links)
+        check_program_file(path / PROGRAM, links=links)
         found = {
             name: digest_of(path / name) for name in wanted if (path / name).is_file()
         }
@@ -293,7 +294,7 @@ def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Pat
 
 def _read(path: Path, trusted: bool) -> tuple[ExportedModel, Any]:
     """The function, and the program as jax knows it."""
-    manifest, arrays = read_arrays(path)
+    manifest, arrays = read_arrays(path, links=trusted)
     described = {name: shape_word(array) for name, array in arrays.items()}
     if described != manifest["arrays"]:
         raise UserError(
@@ -321,9 +322,9 @@ def _cannot_read(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} cannot be read ({error}); copy or export it again")
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path, links: bool) -> dict[str, Any]:
     try:
-        manifest = read_manifest(folder / MANIFEST)
+        manifest = read_manifest(folder / MANIFEST, links=links)
         written_as = manifest["format"]
         complete = all(key in manifest for key in _OWN_KEYS) and all(
             isinstance(manifest.get(key), kind) for key, kind in _KINDS.items()

@@ -48,6 +48,8 @@ _BEATS = 12
 _PATIENCE = 20
 # Runs of one program, in order, so that they do not read each other's entries.
 _runs = itertools.count()
+# Until a traceback is given up that cannot be written.
+_WRITE_SECONDS = 3.0
 _REMEDY = "start the run again with the same command; it goes on from its checkpoint"
 
 
@@ -273,12 +275,16 @@ class Heartbeat:
         Pages of it would hide the one line that matters; they are printed in front of
         it where there is no file.
         """
+        text = "".join(traceback.format_exception(error))
         if self._folder is not None:
             file = self._folder / f"traceback-{self._process}.txt"
-            with contextlib.suppress(OSError):
-                file.write_text("".join(traceback.format_exception(error)))
+            # The folder may lie on the machine that is lost, and then this never ends.
+            thread = threading.Thread(target=_write, args=(file, text), daemon=True)
+            thread.start()
+            thread.join(_WRITE_SECONDS)
+            if not thread.is_alive() and file.is_file():
                 return f" (traceback in {file})"
-        traceback.print_exception(error)
+        warn(text)
         return ""
 
     def _wait_for_verdict(self) -> None:
@@ -384,12 +390,20 @@ def _is_of_links(error: BaseException) -> bool:
     A save that waits for others in vain fails like one that finds no space; what it was
     raised from tells them apart.
     """
-    told = error.__cause__ if isinstance(error, UserError) else error
-    if told is None or (isinstance(error, UserError) and isinstance(told, OSError)):
-        return False
+    if isinstance(error, UserError):
+        told = error.__cause__
+        words: tuple[str, ...] = ("Gloo ", "NCCL ", "UNAVAILABLE:", "DEADLINE_EXCEEDED")
+        return isinstance(told, RuntimeError | ValueError) and any(
+            word in one_line(told) for word in words
+        )
     words = ("Gloo", "gloo", "NCCL", "Connection", "UNAVAILABLE", "DEADLINE_EXCEEDED")
-    others = ("coordination", "Barrier", "barrier")
-    return any(word in one_line(told) for word in (*words, *others))
+    words = (*words, "coordination", "Barrier", "barrier")
+    return any(word in one_line(error) for word in words)
+
+
+def _write(file: Path, text: str) -> None:
+    with contextlib.suppress(OSError):
+        file.write_text(text)
 
 
 def _leave(code: int) -> NoReturn:

@@ -338,6 +338,8 @@ class Budget:
 30.0%: kept counts are multiples of sparsity.round_to=8'
         """
         config, limits = self.config, self.limits
+        if config.budget == "global":  # Scores decide, over all groups together.
+            return ""
         if config.unit == "channels":
             open_groups = limits.open_groups
             kept = float(sum(keep_counts[name] for name in open_groups))

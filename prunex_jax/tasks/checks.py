@@ -22,11 +22,15 @@ ROWS = 3
 _SAMPLE_SIZE = 32
 
 
-def check_examples(dataset: Dataset) -> tuple[str, ...]:
+def check_examples(dataset: Dataset, has_own_loss: bool = False) -> tuple[str, ...]:
     """Refuses examples of a user's own that no network can learn from.
 
     All are looked at that lie in memory, and of others the first 32 for training.
 
+    Args:
+      dataset: The examples.
+      has_own_loss: Whether a loss of the user's own may leave out what is no number,
+        as where targets are masked: then it is a warning.
     Returns:
       Warnings of what is odd.
     Raises:
@@ -41,7 +45,14 @@ def check_examples(dataset: Dataset) -> tuple[str, ...]:
     for name, examples in _read(dataset):
         for path, array in flatten_by_path(examples).items():
             called = f"entry {path} of the examples" if path else "the examples"
-            _check_finite(array, f"data: {called} in {name}")
+            problem = _not_finite(array)
+            if problem and not has_own_loss:
+                raise UserError(
+                    f"data: {called} in {name} has numbers that are not finite in "
+                    f"{problem}; remove these examples or replace the numbers"
+                )
+            if problem:
+                warnings.append(f"{called} in {name} is not finite in {problem}")
             if name == "train" and array.ndim > 1 and _is_constant(array):
                 warnings.append(f"{called} for training are all the same")
     return tuple(warnings)
@@ -91,28 +102,28 @@ def check_labels(dataset: Dataset, num_outputs: int) -> tuple[str, ...]:
     return _unused_classes(dataset.train, num_outputs)
 
 
-def check_answers(model: Model, inputs: PyTree) -> PyTree:
-    """Refuses answers that are not one per example.
+def answers_of(model: Model, inputs: PyTree) -> PyTree:
+    """Shapes of a network's answers.
 
     Args:
       model: The network.
       inputs: What it reads of `ROWS` examples, as arrays or their shapes.
-    Returns:
-      Shapes of its answers.
-    Raises:
-      UserError: An answer does not have the examples along its first axis.
     """
     arrays = jax.eval_shape(model.init, jax.random.key(0))
-    answers = jax.eval_shape(model.apply, *arrays, inputs)
+    return jax.eval_shape(model.apply, *arrays, inputs)
+
+
+def without_rows(answers: PyTree) -> str:
+    """Says which of the answers for `ROWS` examples has no row for each; "" if none."""
     for path, leaf in flatten_by_path(answers).items():
         if leaf.shape[:1] != (ROWS,):
             which = f"answer {path}" if path else "answer"
-            raise UserError(
+            return (
                 f"the network's {which} for {ROWS} examples is "
                 f"{leaf.dtype}{list(leaf.shape)}, without the examples along its "
-                "first axis; give one row per example"
+                "first axis"
             )
-    return answers
+    return ""
 
 
 def check_token_scores(answers: PyTree, length: int, num_tokens: int) -> None:
@@ -146,7 +157,7 @@ def _read(dataset: Dataset) -> Iterator[tuple[str, PyTree]]:
         split = getattr(dataset, name)
         if not isinstance(split, OwnSplit) or not len(split):
             continue
-        if isinstance(split.source, ArraySource):
+        if split.is_loaded and isinstance(split.source, ArraySource):
             if name == "train" or split.source is not _source_of(dataset.train):
                 yield name, split.source.arrays
         elif name == "train":
@@ -158,18 +169,19 @@ def _source_of(split: Split) -> Any:
     return split.source if isinstance(split, OwnSplit) else None
 
 
-def _check_finite(array: np.ndarray, called: str) -> None:
+def _not_finite(array: np.ndarray) -> str:
+    """In how many examples numbers are not finite, and the first; "" in none."""
     # A sum is finite where all numbers are, and needs no memory.
     if array.dtype.kind != "f" or np.isfinite(np.sum(array, dtype=np.float64)):
-        return
+        return ""
     rows = np.isfinite(array).reshape(len(array), -1).all(axis=1)
     wrong = np.flatnonzero(~rows)
-    if len(wrong):
-        raise UserError(
-            f"{called} has numbers that are not finite in {len(wrong)} of {len(array)} "
-            f"examples, the first of which is number {wrong[0]}; remove these examples "
-            "or replace the numbers"
-        )
+    if not len(wrong):
+        return ""
+    return (
+        f"{len(wrong)} of {len(array)} examples, the first of which is number "
+        f"{wrong[0]}"
+    )
 
 
 def _is_constant(array: np.ndarray) -> bool:

@@ -38,9 +38,10 @@ from prunex_jax.tasks.base import (
 )
 from prunex_jax.tasks.checks import (
     ROWS,
-    check_answers,
+    answers_of,
     check_examples,
     check_labels,
+    without_rows,
 )
 from prunex_jax.tasks.classification import Classification
 
@@ -183,8 +184,8 @@ def own_task(
     objective = _objective(own, read, examples, classification)
     if not isinstance(objective, Classification):
         check_defaults("data", data, MIXING, "a loss of your own")
-    answers = _check_objective(own, objective, network, first)
-    warnings = check_examples(dataset)
+    answers, warnings = _check_objective(own, objective, network, first)
+    warnings += check_examples(dataset, has_own_loss=callable(own.loss))
     if isinstance(objective, Classification):
         warnings += check_labels(dataset, answers.shape[-1])
     return Task(dataset, network, objective, warnings)
@@ -294,22 +295,30 @@ def _squared_error(answers: PyTree, examples: PyTree) -> jax.Array:
 
 def _check_objective(
     own: Own, objective: Objective, model: Model, first: Batch
-) -> PyTree:
+) -> tuple[PyTree, tuple[str, ...]]:
     """Calls everything once, in shapes, before anything is compiled.
 
     Returns:
-      Shapes of the answers for `ROWS` examples.
+      Shapes of the answers for `ROWS` examples, and warnings.
     """
     batch = jax.tree.map(lambda x: np.repeat(x[:1], ROWS, axis=0), dict(first))
     examples = examples_of(batch)
     measures = {**own.metrics, "loss": getattr(objective, "loss_of", None)}
     try:
-        answers = check_answers(model, jax.eval_shape(objective.inputs, batch))
-        if isinstance(objective, Classification):
-            _check_scores(answers)
+        answers = answers_of(model, jax.eval_shape(objective.inputs, batch))
+        problem = without_rows(answers)
+        # A mean is taken example by example where networks are scored, and then answers
+        # have rows; a loss of each example may read others beside them.
+        needs_rows = not callable(own.loss)
         for name, measure in measures.items():
             if measure is not None:
-                _check_measure(name, jax.eval_shape(measure, answers, examples))
+                found = jax.eval_shape(measure, answers, examples)
+                _check_measure(name, found)
+                needs_rows |= found.shape != (ROWS,)
+        if problem and needs_rows:
+            raise UserError(f"{problem}; give one row per example")
+        if isinstance(objective, Classification):
+            _check_scores(answers)
         valid = {VALID: np.ones(ROWS, np.float32)}
         jax.eval_shape(objective.score, answers, {**batch, **valid})
     except UserError:
@@ -319,7 +328,7 @@ def _check_objective(
             "loss or metrics cannot be called with the answers of the network and an "
             f"example: {one_line(error, 300)}"
         ) from error
-    return answers
+    return answers, (problem,) if problem else ()
 
 
 def _check_scores(answers: PyTree) -> None:
@@ -336,7 +345,8 @@ def _check_scores(answers: PyTree) -> None:
 def _check_measure(name: str, found: PyTree) -> None:
     shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", None)
     is_float = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-    if shape not in ((), (ROWS,)) or not (is_float or name != "loss"):
+    has_rows = shape is not None and shape[:1] in ((), (ROWS,))
+    if not has_rows or not (is_float or name != "loss"):
         said = type(found).__name__ if shape is None else f"{dtype}{list(shape)}"
         raise UserError(
             f"{name} gives {said} for {ROWS} examples; give one number, or one for "

@@ -33,7 +33,7 @@ from prunex_jax.models import (
 )
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.tasks.base import Task
-from prunex_jax.tasks.checks import ROWS, check_answers, check_token_scores
+from prunex_jax.tasks.checks import ROWS, answers_of, check_token_scores
 from prunex_jax.tasks.classification import Classification
 from prunex_jax.tasks.language import Language
 from prunex_jax.tasks.masked import MaskedLanguage
@@ -138,7 +138,7 @@ def _language(
     if own is not None and own.model is not None:
         example = objective.inputs(dataset.train.evaluation_batch(np.arange(1)))
         network = own_model(own.model, example)
-        answers = check_answers(network, network.example(ROWS))
+        answers = answers_of(network, network.example(ROWS))
         check_token_scores(answers, dataset.length, dataset.num_tokens)
     else:
         network = make_language_model(model, dataset.num_tokens, dataset.length)

@@ -212,12 +212,16 @@ def _watched(asked: types.SimpleNamespace) -> _Running:
         make_heartbeat(config, launch) as heartbeat,
     ):
         check_same_settings(config)
-        experiment, folder = run_together(
-            lambda: _prepared(asked, config, topology, described, goes_on, in_use)
+        experiment = run_together(
+            lambda: _prepared(asked, config, topology, described, goes_on)
+        )
+        # Nothing is written before all have read the same.
+        check_same_reading(experiment, described[FINGERPRINTS])
+        folder = run_together(
+            lambda: _opened(asked, experiment, topology, described, in_use)
         )
         heartbeat.writes_into(folder.workdir)
         check_shared_folder(folder.workdir)
-        check_same_reading(experiment, described[FINGERPRINTS])
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
         settings = config_to_dict(experiment.config)
@@ -238,9 +242,8 @@ def _prepared(
     topology: Topology,
     described: dict[str, Any],
     goes_on: bool,
-    in_use: contextlib.ExitStack,
-) -> tuple[Experiment, RunFolder]:
-    """The run, and its folder, which no other run uses from now on."""
+) -> Experiment:
+    """The run; what its start has found is added to what describes it."""
     weights = find_weights(config.model.weights, asked.workdir, fresh=asked.fresh)
     own = _own(asked)
     experiment = make_experiment(
@@ -251,8 +254,19 @@ def _prepared(
     described[FINGERPRINTS] = fingerprints_of(
         experiment.task, experiment.config, own, asked.optimizer
     )
+    return experiment
+
+
+def _opened(
+    asked: types.SimpleNamespace,
+    experiment: Experiment,
+    topology: Topology,
+    described: dict[str, Any],
+    in_use: contextlib.ExitStack,
+) -> RunFolder:
+    """The folder of the run, which no other run uses from now on."""
     in_use.enter_context(alone_in(asked.workdir, topology.is_primary))
-    folder = RunFolder.open(
+    return RunFolder.open(
         asked.workdir,
         config_to_dict(experiment.config),
         described,
@@ -260,7 +274,6 @@ def _prepared(
         fresh=asked.fresh,
         exact_topology=asked.exact_topology,
     )
-    return experiment, folder
 
 
 def _own(asked: types.SimpleNamespace) -> Own | None:

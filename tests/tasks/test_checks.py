@@ -101,6 +101,46 @@ def test_numbers_that_are_not_finite_are_refused(value, split):
         task_of(data)
 
 
+def test_a_loss_of_ones_own_may_leave_out_what_is_no_number():
+    def masked(answers, examples):
+        errors = answers - examples[1]
+        return jnp.mean(jnp.nan_to_num(errors) ** 2)
+
+    targets = with_one(np.ones((SIZE, CLASSES), np.float32), np.nan)
+    (warning,) = task_of((X, targets), loss=masked).warnings
+    assert warning.startswith("entry 1 of the examples in train is not finite in 1 of")
+
+
+def test_losses_of_each_example_may_read_more_than_rows():
+    """Such as what layers of experts have to say of a batch; it is a warning."""
+
+    def each(answers, examples):
+        return jnp.sum(answers["a"] ** 2, axis=-1) + answers["b"]
+
+    def all_numbers(answers, examples):
+        return answers["a"] ** 2
+
+    model = network(answer=lambda x: {"a": x, "b": jnp.mean(x)})
+    (warning,) = task_of(model=model, loss=each).warnings
+    assert warning.startswith("the network's answer b for 3 examples is float32[]")
+    with pytest.raises(UserError, match=r"answer b .* give one row per example"):
+        task_of(model=model, loss=lambda a, e: jnp.mean(each(a, e)))
+    with pytest.raises(UserError, match="give one row per example"):
+        task_of(model=model, loss=all_numbers)
+    rows = network(answer=lambda x: {"a": x})
+    assert task_of(model=rows, loss=all_numbers).warnings == ()
+
+
+def test_files_that_are_mapped_are_not_read_whole(tmp_path):
+    mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=(SIZE, 4))
+    mapped[:] = X
+    mapped[38:] = np.nan
+    assert task_of((mapped, LABELS)).warnings == ()
+    mapped[:8] = np.nan
+    with pytest.raises(UserError, match=r"not finite in . of 32 examples"):
+        task_of((mapped, LABELS))
+
+
 def test_numbers_too_large_for_float32_are_refused():
     with np.errstate(over="ignore"), pytest.raises(UserError, match="not finite in 1"):
         task_of((with_one(X.astype(np.float64), 1e300), LABELS))

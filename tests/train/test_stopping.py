@@ -56,3 +56,37 @@ def test_a_stopped_call_is_interrupted_and_goes_on_when_called_again(tmp_path, c
         *(jax.tree.leaves(r.network.params) for r in (result, whole)), strict=True
     ):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_is_no_number_is_shown_again(tmp_path, capsys):
+    """A metric that was not finite is null in the summary."""
+    nowhere = {
+        "metrics": {"nowhere": lambda answers, examples: jnp.nan * answers[:, 0]}
+    }
+    first = train(SETTINGS, tmp_path / "run", **GIVEN, **nowhere)
+    assert np.isnan(first.summary["validation_nowhere"])
+    again = train(SETTINGS, tmp_path / "run", **GIVEN, **nowhere)
+    assert again.summary["validation_nowhere"] is None
+    assert "validation nowhere -, validation loss 0." in capsys.readouterr().out
+
+
+def test_a_run_without_held_out_examples_says_so(tmp_path, capsys):
+    settings = {**SETTINGS, "data": {"batch_size": 16, "validation_share": 0.0}}
+    result = train(settings, tmp_path / "run", **GIVEN)
+    assert "network   not scored" in capsys.readouterr().out
+    assert str(result).startswith("dense, 6 steps: not scored")
+
+
+def test_a_start_that_trained_nothing_may_be_mended(tmp_path):
+    """Its folder knows the functions that it began with, and nothing was learned."""
+
+    def fail(progress, state):
+        raise KeyError("at once")
+
+    with pytest.raises(KeyError):
+        train(SETTINGS, tmp_path / "run", **GIVEN, after_step=[fail])
+    x, labels = GIVEN["data"]
+    mended = {**GIVEN, "data": (2 * x, labels)}
+    assert train(SETTINGS, tmp_path / "run", **mended).summary["steps"] == 6
+    with pytest.raises(UserError, match="a run in which the content of"):
+        train(SETTINGS, tmp_path / "run", **GIVEN)

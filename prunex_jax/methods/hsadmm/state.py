@@ -62,6 +62,8 @@ def kept_channels(state: PyTree) -> dict[str, np.ndarray]:
       >>> state = hsadmm(optax.sgd(0.1), groups, {'a': 1}).init(params)
       >>> kept_channels(jax.tree.map(lambda x: jnp.stack([x, x]), state))['a'].tolist()
       [True, True]
+      >>> kept_channels(jax.device_get(state))['a'].tolist()
+      [True, True]
     """
     leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, HsadmmState))
     found = next((x for x in leaves if isinstance(x, HsadmmState)), None)
@@ -75,7 +77,9 @@ def kept_channels(state: PyTree) -> dict[str, np.ndarray]:
 
 def _agreed(name: str, mask: jax.Array) -> np.ndarray:
     """The mask that all copies have; of several processes, those that are here."""
-    shards = [np.asarray(shard.data) for shard in mask.addressable_shards]
+    is_spread = isinstance(mask, jax.Array) and not mask.is_fully_addressable
+    here = [shard.data for shard in mask.addressable_shards] if is_spread else [mask]
+    shards = [np.asarray(part) for part in here]
     copies = np.concatenate([x.reshape(-1, mask.shape[-1]) for x in shards])
     if np.any(copies != copies[0]):
         raise UserError(f"the hosts have different masks of channel group {name!r}")

@@ -6,12 +6,14 @@ only call `own`, and files may have changed since.
 
 import importlib.metadata
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from prunex_jax.base.environment import versions
+import prunex_jax
+from prunex_jax.base.environment import source_digest
 from prunex_jax.base.imports import is_named
 from prunex_jax.base.jaxprs import digest_of
 from prunex_jax.base.trees import PyTree
@@ -21,10 +23,12 @@ from prunex_jax.tasks import Own, Task
 from prunex_jax.train.build.config import ExperimentConfig
 from prunex_jax.train.build.optimizer import MakeOptimizer, make_inner
 
-# Packages of which another version may trace the same function differently.
-_TRACED_BY = ("jax", "flax", "optax")
+# Packages of which another version may trace the same function differently, beside this
+# one.
+_TRACED_BY = ("jax", "jaxlib", "flax", "optax", "equinox")
 _OF_SETTINGS = "of the settings"
 _VERSIONS = "the versions of packages"
+_INPUTS, _METRICS = "function of inputs", "function of metrics"
 # Examples of the batches that programs are traced with.
 _BATCH_SIZE = 2
 
@@ -46,26 +50,37 @@ def fingerprints_of(
       `data` and `functions`: what is described -> its value, which JSON can hold, and
       the versions of the packages without which digests say nothing of each other.
     """
-    known = versions()
-    traced_by = ", ".join(f"{name} {known[name]}" for name in _TRACED_BY)
-    functions = dict.fromkeys(("network", "loss", "optimizer"), _OF_SETTINGS)
+    names = ("network", _INPUTS, "loss", _METRICS, "optimizer")
+    functions = dict.fromkeys(names, _OF_SETTINGS)
     own = own or Own()
     if own.model is not None or is_named(config.model.name):
         functions["network"] = _network_digest(task)
     if any(x is not None for x in (own.data, own.loss, own.inputs)) or own.metrics:
-        functions["loss"] = _loss_digest(task)
+        functions |= _loss_digests(task)
     if own_optimizer is not None or is_named(config.optimizer.name):
         functions["optimizer"] = _optimizer_digest(task, config, own_optimizer)
     return {
         "data": {
             **fingerprint_of(task.dataset),
-            _VERSIONS: f"pillow {importlib.metadata.version('pillow')}",
+            _VERSIONS: _version_of("pillow"),
         },
         "functions": {
             **{f"the {name}": value for name, value in functions.items()},
-            _VERSIONS: traced_by,
+            _VERSIONS: ", ".join(
+                (
+                    *map(_version_of, _TRACED_BY),
+                    f"prunex_jax {source_digest(Path(prunex_jax.__file__).parent)}",
+                )
+            ),
         },
     }
+
+
+def _version_of(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"no {package}"
 
 
 def first_difference(
@@ -99,19 +114,24 @@ def _network_digest(task: Task) -> str:
     return digest_of(jax.make_jaxpr(model.apply)(*arrays, model.example(_BATCH_SIZE)))
 
 
-def _loss_digest(task: Task) -> str:
-    """Of the loss, of what the network reads, and of what is measured."""
+def _loss_digests(task: Task) -> dict[str, str]:
+    """Of what the network reads, of the loss, and of what is measured."""
     model, objective, split = task.model, task.objective, task.dataset.train
     one = split.finished(split.evaluation_batch(np.arange(1)))
     batch = {VALID: np.ones(1, np.float32), **one}
     arrays = jax.eval_shape(model.init, jax.random.key(0))
     outputs = jax.eval_shape(model.apply, *arrays, objective.inputs(batch))
 
-    def measured(outputs: PyTree, batch: Mapping[str, Any]) -> PyTree:
+    def metrics(outputs: PyTree, batch: Mapping[str, Any]) -> PyTree:
         measures = objective.measures(objective.score(outputs, batch))
-        return objective.inputs(batch), objective.loss(outputs, batch), measures
+        return {name: x for name, x in measures.items() if name != "loss"}
 
-    return digest_of(jax.make_jaxpr(measured)(outputs, batch))
+    found = {
+        _INPUTS: jax.make_jaxpr(objective.inputs)(batch),
+        "loss": jax.make_jaxpr(objective.loss)(outputs, batch),
+        _METRICS: jax.make_jaxpr(metrics)(outputs, batch),
+    }
+    return {name: digest_of(program) for name, program in found.items()}
 
 
 def _optimizer_digest(

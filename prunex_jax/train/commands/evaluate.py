@@ -3,6 +3,7 @@
     prunex-jax evaluate --model=FOLDER [--split=test|validation]
         [--data_dir=FOLDER] [--batch_size=N] [--json] [--quiet]
         [--data=MODULE:OBJECT] [--loss=MODULE:OBJECT] [--inputs=MODULE:OBJECT]
+        [--trusted]
 
 FOLDER was made by prunex-jax export. Its files are compared with their
 checksums, and its StableHLO program, not the network's code, runs on the data set that
@@ -17,6 +18,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from prunex_jax.data import (
 )
 from prunex_jax.export import ExportedModel, read_model
 from prunex_jax.models import is_own
+from prunex_jax.models.settings import ModelConfig
 from prunex_jax.processes import keep_compiled
 from prunex_jax.tasks import LOSS, Objective, Own, Task, make_task
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config
@@ -57,6 +60,9 @@ COMMAND = Command(
         Flag("batch_size", 256, "Examples at a time.", at_least=1),
         Flag("json", False, "Print one JSON object."),
         Flag("quiet", False, "Print the metrics only."),
+        Flag(
+            "trusted", False, "Run a program that calls anything, whose maker you know."
+        ),
         *OWN_FLAGS,
     ),
 )
@@ -100,6 +106,7 @@ def evaluate(
     data_dir: str = "",
     batch_size: int = 256,
     own: Own | None = None,
+    trusted: bool = False,
 ) -> Evaluation:
     """Scores an exported network on the data set that its manifest names.
 
@@ -110,6 +117,7 @@ def evaluate(
       batch_size: Examples at a time; the last batch is filled up with what does not
         count, so that one program is compiled.
       own: Data, loss, inputs and metrics that were brought to the run, if any.
+      trusted: As of `read_model`.
     Returns:
       The metrics of the run's task, means over the whole split.
     Raises:
@@ -120,7 +128,7 @@ def evaluate(
         raise UserError(f"--batch_size={batch_size} must be positive")
     if split not in SPLITS:
         raise UserError(f"--split={split} is not one of {', '.join(SPLITS)}")
-    model = read_model(folder)
+    model = read_model(folder, trusted=trusted)
     try:
         return _evaluated(model, str(folder), split, data_dir, batch_size, own)
     except UserError:
@@ -180,6 +188,7 @@ def _evaluate(values: Values, rest: list[str]) -> None:
         data_dir=values.data_dir,
         batch_size=values.batch_size,
         own=given_own(values),
+        trusted=values.trusted,
     )
     if values.json:
         sys.stdout.write(json.dumps(found.plain()) + "\n")
@@ -228,15 +237,17 @@ def _score(
 
 def _task_of(model: ExportedModel, config: ExperimentConfig, own: Own | None) -> Task:
     """The task of the run, on its data set with its splits."""
-    if own is not None or is_named(config.model.name) or is_own(config.model.name):
-        own = dataclasses.replace(own or Own(), model=_network_of(model))
-    task = make_task(config.data, config.model, config.seed, own)
+    settings = config.model
+    if own is not None or is_named(settings.name) or is_own(settings.name):
+        # The program stands for the network, of which settings have nothing to say.
+        own, settings = replace(own or Own(), model=_network_of(model)), ModelConfig()
+    task = make_task(config.data, settings, config.seed, own)
     if not isinstance(task.dataset, ImageDataset):
         return task
     about = model.manifest["dataset"]
     _check_classes(task.dataset, about["classes"])
     normalized = _normalized(task.dataset, about["preprocessing"])
-    return dataclasses.replace(task, dataset=normalized)
+    return replace(task, dataset=normalized)
 
 
 def _network_of(model: ExportedModel) -> Any:
@@ -274,8 +285,8 @@ def _config_of(
     config = resolve_config({key: values[key] for key in _SECTIONS})
     if not data_dir:
         return config
-    data = dataclasses.replace(config.data, dir=data_dir)
-    return dataclasses.replace(config, data=data)
+    data = replace(config.data, dir=data_dir)
+    return replace(config, data=data)
 
 
 def _difference(of_run: Mapping[str, Any], here: Mapping[str, Any]) -> str:
@@ -304,9 +315,9 @@ def _normalized(dataset: ImageDataset, about: Mapping[str, Any]) -> ImageDataset
 
     def normalized(split: Split) -> Split:
         assert isinstance(split, ImageSplit)
-        return dataclasses.replace(split, normalization=normalization)
+        return replace(split, normalization=normalization)
 
-    return dataclasses.replace(
+    return replace(
         dataset,
         test=normalized(dataset.test),
         validation=normalized(dataset.validation),

@@ -310,7 +310,9 @@ def _check_same_fingerprints(
 ) -> None:
     """Refuses to continue a run on other data, or with another network or loss."""
     before = held.get(FINGERPRINTS)
-    if not isinstance(before, Mapping):  # Of a version that did not record them.
+    # Of a version that did not record them; or of a start that has trained nothing.
+    is_new = not any((path / CHECKPOINTS).glob("*/manifest.json"))
+    if not isinstance(before, Mapping) or is_new:
         return
     different = first_difference(before, environment.get(FINGERPRINTS, {}))
     if different is not None:

@@ -56,7 +56,12 @@ class TrainResult:
         )
 
     def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
-        """Exports the network, with a certificate; see `TrainedNetwork.export`."""
+        """Exports the network, with a certificate; see `TrainedNetwork.export`.
+
+        Of several processes the first one writes; the others get {}.
+        """
+        if jax.process_index() != 0:
+            return {}
         return self.trained.export(folder, overwrite=overwrite)
 
 
@@ -175,7 +180,7 @@ def _what_was_sent(experiment: Experiment, position: RunPosition) -> dict[str, A
     }
 
 
-def in_words(measures: Mapping[str, float], split: str = "") -> str:
+def in_words(measures: Mapping[str, float | None], split: str = "") -> str:
     """Metrics by name, in a few words; the loss comes last.
 
     Example:
@@ -183,8 +188,13 @@ def in_words(measures: Mapping[str, float], split: str = "") -> str:
       'test accuracy 0.7500, test loss 0.5000'
     """
     names = sorted(measures, key=lambda name: name == "loss")
-    said = (f"{split} {name} {measures[name]:.4f}".strip() for name in names)
+    said = (f"{split} {name} {_four_digits(measures[name])}".strip() for name in names)
     return ", ".join(said)
+
+
+def _four_digits(value: float | None) -> str:
+    """A file has null for what is no number, and for what was not measured."""
+    return "-" if value is None else f"{value:.4f}"
 
 
 def worth_of(summary: Mapping[str, Any]) -> str:
@@ -197,4 +207,6 @@ def worth_of(summary: Mapping[str, Any]) -> str:
     found = {
         k.removeprefix(start): v for k, v in summary.items() if k.startswith(start)
     }
-    return in_words(found, split)
+    return (
+        in_words(found, split) if summary[f"{start}loss"] is not None else "not scored"
+    )
