@@ -325,7 +325,8 @@ print(json.dumps({
     "table": topology.table(),
     "devices": topology.describe()["devices"],
     "again": refusal(4),
-    "other": refusal(3),
+    "other": refusal(3, owns_process=True),
+    "elsewhere": refusal(3),
     "none": refusal(0),
     "late": refusal(4, coordinator="localhost:1", num_processes=2, process_id=1),
 }))
@@ -342,7 +343,8 @@ def test_one_process_simulates_hosts():
     assert "simulated" in result["table"]
     assert result["again"] is None, "a notebook calls it again with the same settings"
     assert "runs with 4 cpu devices" in result["other"]
-    assert "restart the kernel" in result["other"]
+    assert "restart the kernel" in result["other"], "a command has its own process"
+    assert result["elsewhere"] is None, "in a notebook one device simulates them"
     assert result["none"] is None, "no wish for devices cannot be disappointed"
     assert "jax was used before the processes were joined" in result["late"]
 

@@ -146,7 +146,6 @@ ARGUMENTS = {
 }
 # Whole command lines -> part of the message.
 COMMANDS = {
-    "": "is no command",
     "trian": "did you mean 'train'",
     "train": "--config is required",
     f"train {CONFIG}": "--workdir is required",
@@ -179,7 +178,7 @@ COMMANDS = {
     "evaluate --model=/nowhere": "is no exported model",
     "evaluate --model=/dev/null": "is no exported model",
     "evaluate --model=x --split=train": "split",
-    "evaluate --model=x --batch_size=0": "--batch_size=0 must be positive",
+    "evaluate --model=x --batch_size=0": "--batch_size=0 must be at least 1",
     "evaluate --model=x --batch_size=x": "batch_size",
     "evaluate --model=x --quiet=x": "quiet",
     "export": "--workdir is required",
