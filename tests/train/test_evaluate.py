@@ -295,7 +295,7 @@ def test_bad_flags_of_the_export(arguments, message, run, exported, tmp_path, ca
         ((), "--model is required"),
         (("--model={tmp}",), "is no exported model"),
         (("--model={exported}", "--split=train"), "split"),
-        (("--model={exported}", "--batch_size=0"), "--batch_size=0 must be positive"),
+        (("--model={exported}", "--batch_size=0"), "--batch_size=0 must be at least 1"),
         (("--model={exported}", "--bach_size=1"), "bach_size"),
         (("--model={exported}", "stray"), "'stray' is not understood"),
     ],
