@@ -91,17 +91,12 @@ def run_command(
     except UserError as error:
         return _fail(error, EXIT_BAD_INPUT)
     except SystemExit as error:
-        sys.stderr.write(
-            f"error: sys.exit({error.code!r}) was called before the command had ended, "
-            "perhaps by a plugin; leave it out there\n"
-        )
-        return EXIT_FAILED
+        said = f"sys.exit({error.code!r}) was called before the command had ended"
+        return _fail(f"{said}, perhaps by a plugin; leave it out there", EXIT_FAILED)
     except MemoryError as error:
-        sys.stderr.write(
-            f"error: there is not enough memory for this ({one_line(error, 200)}); ask "
-            "for less, such as smaller batches or files\n"
-        )
-        return EXIT_BAD_INPUT
+        said = f"there is not enough memory for this ({one_line(error, 200)})"
+        remedy = "ask for less, such as smaller batches or files"
+        return _fail(f"{said}; {remedy}", EXIT_BAD_INPUT)
     except BrokenPipeError:
         # Whoever reads the output has seen enough; Python would complain at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -109,19 +104,14 @@ def run_command(
     except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):  # As jax says it.
             raise
-        sys.stderr.write(
-            "error: a device has not enough memory for this "
-            f"({one_line(error, 200)}); ask for less, such as smaller batches\n"
-        )
-        return EXIT_BAD_INPUT
+        said = f"a device has not enough memory for this ({one_line(error, 200)})"
+        return _fail(f"{said}; ask for less, such as smaller batches", EXIT_BAD_INPUT)
     except OSError as error:
         if error.filename is None:  # Not of a path that somebody has given.
             raise
-        sys.stderr.write(
-            f"error: {error.filename} cannot be used ({error.strerror}); choose "
-            "another path, or make it readable and writable\n"
-        )
-        return EXIT_BAD_INPUT
+        said = f"{error.filename} cannot be used ({error.strerror})"
+        remedy = "choose another path, or make it readable and writable"
+        return _fail(f"{said}; {remedy}", EXIT_BAD_INPUT)
 
 
 def find_file(given: str | Path, flag: str) -> Path:
@@ -300,6 +290,6 @@ def _parse(command: Command, arguments: Sequence[str]) -> tuple[Values, list[str
     return values, settings
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: Exception | str, code: int) -> int:
     sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
     return code

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+_PACKAGE = Path(__file__).parents[1]
 _DISTRIBUTIONS = {
     "jax": "jax",
     "jaxlib": "jaxlib",
@@ -41,7 +42,7 @@ def environment(topology: Mapping[str, Any]) -> dict[str, Any]:
         "device_kinds": dict(sorted(kinds.items())),
         "num_processes": jax.process_count(),
         "topology": dict(topology),
-        "source": source_revision(Path(__file__).parents[1]),
+        "source": source_revision(_PACKAGE),
         "operating_system": platform.platform(),
         "command": shlex.join(sys.orig_argv),
     }
@@ -72,11 +73,11 @@ def source_revision(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def source_digest(folder: Path) -> str:
-    """A digest of the Python files below a folder, wherever they come from."""
+def source_digest() -> str:
+    """A digest of the Python files of this package, wherever they come from."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode())
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -1,13 +1,16 @@
 """Times calls so that the times can be compared: in turn, after warm-up, until done.
 
-It owns the stop watch of everything that is compared in one table. Times of steps in a
-run are `progress`'s business. It imports nothing of the package.
+It owns the stop watch of everything that is compared in one table, and what is done
+every so often while something else runs. Times of steps in a run are `progress`'s
+business. It imports nothing of the package.
 """
 
+import contextlib
 import dataclasses
 import statistics
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -70,3 +73,38 @@ def time_in_turn(
             jax.block_until_ready(call())
             seconds[name].append(now() - start)
     return {name: Timing(tuple(times)) for name, times in seconds.items()}
+
+
+@contextlib.contextmanager
+def meanwhile(
+    name: str, do: Callable[[], None], pause: Callable[[], float]
+) -> Iterator[None]:
+    """Does something on another thread, after every pause, while it is entered.
+
+    Args:
+      name: Of the thread.
+      do: What it does.
+      pause: Seconds until it does it again; asked every time.
+    Example:
+      >>> import time
+      >>> told = []
+      >>> with meanwhile("tell", lambda: told.append("still"), lambda: 0.01):
+      ...     while not told:
+      ...         time.sleep(0.01)
+      >>> told[0]
+      'still'
+    """
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(pause()):
+            do()
+
+    # A daemon: a process that is told to end does not wait for it.
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -5,11 +5,11 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from prunex_jax.base.signals import STOPPING, handling
+from prunex_jax.base.timing import meanwhile
 
 
 def environment_of_process() -> dict[str, str]:
@@ -42,23 +42,17 @@ def following(
       say: Called with the line, on another thread.
       seconds: Between two looks.
     """
-    ended, said = threading.Event(), last_lines(log, 1)
+    said = last_lines(log, 1)
 
     def follow() -> None:
         nonlocal said
-        while not ended.wait(seconds):
-            newest = last_lines(log, 1)
-            if newest and newest != said:
-                said = newest
-                say(newest[0].strip())
+        newest = last_lines(log, 1)
+        if newest and newest != said:
+            said = newest
+            say(newest[0].strip())
 
-    thread = threading.Thread(target=follow, name="following", daemon=True)
-    thread.start()
-    try:
+    with meanwhile("following", follow, lambda: seconds):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def run_process(command: Sequence[str], log: Path) -> int:

@@ -373,11 +373,7 @@ def _find_kubeflow(
     if ":" in environ.get(address, "") and port_name in missing:
         missing.remove(port_name)
     if missing:
-        raise UserError(
-            f"{_listed(environ, _KUBEFLOW_VARIABLES) or 'nothing'} is set as a JAXJob "
-            f"does, but not {', '.join(missing)}: set them too, or use --launcher=none "
-            "for a run of its own"
-        )
+        raise _half(environ, _KUBEFLOW_VARIABLES, missing, "a JAXJob")
     size, rank = (_integer(environ, name) for name in counts)
     if size == 1:
         return LaunchedTask("kubeflow", "JAXJob with one process")
@@ -455,11 +451,7 @@ def _find_skypilot(
     if len(missing) == len(_SKYPILOT_VARIABLES):
         return None
     if missing:
-        raise UserError(
-            f"{_listed(environ, _SKYPILOT_VARIABLES)} is set as SkyPilot does, but not "
-            f"{', '.join(missing)}: set them too, or use --launcher=none for a run of "
-            "its own"
-        )
+        raise _half(environ, _SKYPILOT_VARIABLES, missing, "SkyPilot")
     nodes = environ["SKYPILOT_NODE_IPS"].split()
     rank = _integer(environ, "SKYPILOT_NODE_RANK")
     count = len(nodes)
@@ -501,6 +493,17 @@ def _missing(
             "launcher=none"
         )
     return missing
+
+
+def _half(
+    environ: Environ, names: tuple[str, ...], missing: list[str], launcher: str
+) -> UserError:
+    """Says that a part of what a launcher sets is there."""
+    return UserError(
+        f"{_listed(environ, names) or 'nothing'} is set as {launcher} does, but not "
+        f"{', '.join(missing)}: set them too, or use --launcher=none for a run of "
+        "its own"
+    )
 
 
 def _listed(environ: Environ, names: tuple[str, ...]) -> str:

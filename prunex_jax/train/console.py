@@ -19,6 +19,7 @@ import rich.progress
 import rich.text
 
 import prunex_jax
+from prunex_jax.base.timing import meanwhile
 from prunex_jax.mesh import HOST_AXIS
 from prunex_jax.tasks import Metric, Objective
 from prunex_jax.train.build.config import config_difference
@@ -81,7 +82,6 @@ class Console:
         self._task = self._bar.add_task("steps", total=num_steps, eta="")
 
     def __enter__(self) -> Self:
-        self._said_at = time.monotonic()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -115,20 +115,16 @@ class Console:
         if not self._is_primary:
             yield
             return
-        ended, started = threading.Event(), time.monotonic()
+        started = time.monotonic()
 
         def tell() -> None:
-            while not ended.wait(self._said_at + self._patience - time.monotonic()):
-                self.line(f"{text} ({time.monotonic() - started:.0f} s so far)")
+            self.line(f"{text} ({time.monotonic() - started:.0f} s so far)")
 
-        # A daemon: a process that is told to end does not wait for it.
-        thread = threading.Thread(target=tell, name="busy", daemon=True)
-        thread.start()
-        try:
+        def pause() -> float:
+            return self._said_at + self._patience - time.monotonic()
+
+        with meanwhile("busy", tell, pause):
             yield
-        finally:
-            ended.set()
-            thread.join()
 
     def progress(
         self,

@@ -92,7 +92,7 @@ def test_settings_that_differ(two, other, text):
 def test_sources_that_differ(two, monkeypatch):
     """Also where both have the same version, and no git."""
     digests = threading.local()
-    monkeypatch.setattr(joining, "source_digest", lambda folder: digests.value)
+    monkeypatch.setattr(joining, "source_digest", lambda: digests.value)
 
     def check(value):
         digests.value = value

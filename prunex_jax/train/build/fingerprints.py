@@ -6,13 +6,11 @@ only call `own`, and files may have changed since.
 
 import importlib.metadata
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-import prunex_jax
 from prunex_jax.base.environment import source_digest
 from prunex_jax.base.imports import is_named
 from prunex_jax.base.jaxprs import digest_of
@@ -67,10 +65,7 @@ def fingerprints_of(
         "functions": {
             **{f"the {name}": value for name, value in functions.items()},
             _VERSIONS: ", ".join(
-                (
-                    *map(_version_of, _TRACED_BY),
-                    f"prunex_jax {source_digest(Path(prunex_jax.__file__).parent)}",
-                )
+                (*map(_version_of, _TRACED_BY), f"prunex_jax {source_digest()}")
             ),
         },
     }

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 
-import prunex_jax
 from prunex_jax.base.environment import source_digest, versions
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh import (
@@ -101,7 +100,7 @@ def check_same_settings(
         **{f"config.{k}": repr(v) for k, v in settings.items() if k not in _LOCAL},
         **{f"the version of {k}": v for k, v in versions().items()},
         **{f"variable {k}": environ.get(k, "") for k in _VARIABLES},
-        "the source of prunex_jax": source_digest(Path(prunex_jax.__file__).parent),
+        "the source of prunex_jax": source_digest(),
     }
     check_same(described, "start all processes with the same")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import expanded, read_object
+from prunex_jax.base.files import expanded
 from prunex_jax.shrink import Network
 from prunex_jax.tasks import Own
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config
@@ -19,7 +19,11 @@ from prunex_jax.train.records.folder import (
     RunFolder,
     holds_run,
 )
-from prunex_jax.train.records.restoring import TrainedNetwork, load_trained
+from prunex_jax.train.records.restoring import (
+    TrainedNetwork,
+    load_trained,
+    read_json,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,20 +123,10 @@ def open_run(
     has_own = metrics or any(part is not None for part in given)
     return OpenedRun(
         workdir=path,
-        config=resolve_config(_read(path / CONFIG)),
-        environment=_read(path / ENVIRONMENT),
+        config=resolve_config(read_json(path / CONFIG)),
+        environment=read_json(path / ENVIRONMENT),
         rows=RunFolder(path, is_primary=False).read_rows(),
-        summary=_read(path / SUMMARY) if (path / SUMMARY).is_file() else None,
+        summary=read_json(path / SUMMARY) if (path / SUMMARY).is_file() else None,
         _own=Own(*given, metrics or {}) if has_own else None,
         _optimizer=optimizer,
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = read_object(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    if found is None:
-        raise UserError(f"{path} is no JSON object; put back a copy of it")
-    return found

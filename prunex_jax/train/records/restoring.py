@@ -193,7 +193,7 @@ class TrainedNetwork:
                 },
                 "dataset": experiment.task.dataset.about(),
                 "metrics": _metrics(workdir, self.step),
-                "config": config_to_dict(resolve_config(_read_json(workdir / CONFIG))),
+                "config": config_to_dict(resolve_config(read_json(workdir / CONFIG))),
             },
             in_float32=functools.partial(apply, shrunk.model.in_float32()),
             overwrite=overwrite,
@@ -250,7 +250,7 @@ def mesh_in_folder(path: Path) -> tuple[int, int]:
     Raises:
       UserError: It does not say.
     """
-    topology = _read_json(path / ENVIRONMENT).get("topology", {})
+    topology = read_json(path / ENVIRONMENT).get("topology", {})
     try:
         return int(topology["num_hosts"]), int(topology["devices_per_host"])
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -319,7 +319,7 @@ def _experiment(
 ) -> Experiment:
     """Builds the run again, on the first devices of this process."""
     hosts, per_host = mesh_in_folder(path)
-    config = resolve_config(_read_json(path / CONFIG))
+    config = resolve_config(read_json(path / CONFIG))
     if data_dir:
         data = dataclasses.replace(config.data, dir=data_dir)
         config = dataclasses.replace(config, data=data)
@@ -347,7 +347,7 @@ def _metrics(path: Path, step: int) -> dict[str, Any]:
     """What the run has measured of this very network."""
     summary: dict[str, Any] | None = None
     if (path / SUMMARY).exists():
-        summary = _read_json(path / SUMMARY)
+        summary = read_json(path / SUMMARY)
         if summary.get("steps") != step:
             summary = None  # Of a later network.
     rows = RunFolder(path, is_primary=False).read_rows()
@@ -355,7 +355,12 @@ def _metrics(path: Path, step: int) -> dict[str, Any]:
     return {"summary": summary, "logged": logged[-1] if logged else None}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a run folder.
+
+    Raises:
+      UserError: It is missing, or cannot be read.
+    """
     try:
         content = read_object(path)
     except OSError:
