@@ -37,10 +37,12 @@ from prunex_jax.tasks.base import (
     valid_rows,
 )
 from prunex_jax.tasks.checks import (
+    FEW,
     ROWS,
     answers_of,
     check_examples,
     check_labels,
+    check_teaches,
     without_rows,
 )
 from prunex_jax.tasks.classification import Classification
@@ -188,6 +190,11 @@ def own_task(
     warnings += check_examples(dataset, has_own_loss=callable(own.loss))
     if isinstance(objective, Classification):
         warnings += check_labels(dataset, answers.shape[-1])
+    else:
+        few = dataset.train.evaluation_batch(np.arange(min(len(dataset.train), FEW)))
+        batch = dataset.train.finished(few)
+        answers = answers_of(network, jax.eval_shape(objective.inputs, batch))
+        warnings += check_teaches(lambda x: objective.loss(x, batch), answers)
     return Task(dataset, network, objective, warnings)
 
 
