@@ -8,7 +8,6 @@ from typing import Any
 from prunex_jax.compare.report.plots import QUIET
 from prunex_jax.compare.report.tables import Cell, digits, figures
 
-
 # Behind words on a plot, so that no line goes through them.
 _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 

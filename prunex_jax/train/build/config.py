@@ -48,9 +48,9 @@ FREE_ON_RESUME = (
     "run.profile_steps",
     "run.silence_seconds",
     "run.stall_seconds",
-    "run.tensorboard",
-    "run.trackio",
+    "run.tensorboard",  # This one and the next of an earlier version.
     "run.wandb",
+    "run.trackers",
     "topology.cpu_devices",
     "topology.layout",
     "topology.link_gbits",
@@ -113,6 +113,8 @@ _DEPARTED = {
     "method.rounds.top_k_mean": "hosts",
     "method.local_sgd.channel_share": 1.0,
     "method.local_sgd.channel_choice": "moved",
+    "run.tensorboard": False,
+    "run.wandb": "",
 }
 
 

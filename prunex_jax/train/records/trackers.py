@@ -12,18 +12,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from prunex_jax.base.errors import one_line
+from prunex_jax.base.errors import UserError, one_line, suggest
 from prunex_jax.base.files import read_object, write_json
 from prunex_jax.base.imports import need_package
 from prunex_jax.train.build.config import dotted_keys
 from prunex_jax.train.build.settings import RunConfig
 
-_TENSORBOARD = "tensorboard"
-_WANDB = "wandb"
+_TENSORBOARD, _TRACKIO, _WANDB = "tensorboard", "trackio", "wandb"
 _WANDB_RUN = "wandb.json"
 _TRACKIO_RUN = "trackio.json"
-# Setting -> the package that it needs; the extra is called like the setting.
-_PACKAGES = {"tensorboard": "tensorboardX", "trackio": "trackio", "wandb": "wandb"}
+_PROJECT = "prunex_jax"  # Where none is given.
+# Tracker -> the package that it needs; the extra is called like the tracker.
+_PACKAGES = {_TENSORBOARD: "tensorboardX", _TRACKIO: "trackio", _WANDB: "wandb"}
 _LOGIN_SECONDS = 60
 # What a tracker leaves in a run folder.
 FILES_OF_TRACKERS = (_TENSORBOARD, _WANDB, _WANDB_RUN, _TRACKIO_RUN)
@@ -106,15 +106,29 @@ class Trackers:
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Refuses trackers whose package is not installed.
+    """Refuses trackers that there are not, or whose package is not installed.
 
     Raises:
-      UserError: With the command that installs it.
+      UserError: With what to write, or the command that installs it.
     """
-    for setting, package in _PACKAGES.items():
-        value = getattr(config, setting)
-        if value:
-            need_package(package, setting, f"config.run.{setting}={value}")
+    said = f"config.run.trackers={config.trackers}"
+    for entry in config.trackers:
+        name, project = _parsed(entry)
+        if name not in _PACKAGES:
+            raise UserError(
+                f"{said} has {entry!r}; trackers are {', '.join(_PACKAGES)}, "
+                f"with a project as in 'wandb:mine'{suggest(name, _PACKAGES)}"
+            )
+        if project and name == _TENSORBOARD:
+            raise UserError(
+                f"{said} has {entry!r}, and TensorBoard shows folders, no projects; "
+                "leave out what follows its name"
+            )
+        need_package(_PACKAGES[name], name, said)
+    names = [_parsed(entry)[0] for entry in config.trackers]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UserError(f"{said} has {twice} twice; name one project")
 
 
 def make_trackers(
@@ -123,7 +137,7 @@ def make_trackers(
     settings: Mapping[str, Any],
     tell: Callable[[str], None],
 ) -> Trackers:
-    """Makes the trackers that settings ask for.
+    """Makes the trackers that settings ask for, which `check_trackers` has seen.
 
     Args:
       config: Says which.
@@ -131,16 +145,21 @@ def make_trackers(
       settings: All settings of the run, shown beside its curves.
       tell: As for `Trackers`.
     """
-    makers: dict[str, Callable[[int, int], Tracker]] = {}
-    if config.tensorboard:
-        makers["TensorBoard"] = functools.partial(_TensorBoard, workdir)
-    if config.trackio:
-        makers["trackio"] = lambda _, last: _Trackio(
-            config.trackio, workdir, settings, last
-        )
-    if config.wandb:
-        makers["W&B"] = lambda _, last: _Wandb(config.wandb, workdir, settings, last)
-    return Trackers(makers, tell)
+
+    def maker(name: str, project: str) -> Callable[[int, int], Tracker]:
+        if name == _TENSORBOARD:
+            return functools.partial(_TensorBoard, workdir)
+        make = _Wandb if name == _WANDB else _Trackio
+        return lambda _, last: make(project or _PROJECT, workdir, settings, last)
+
+    asked = dict(map(_parsed, config.trackers))
+    return Trackers({name: maker(name, asked[name]) for name in asked}, tell)
+
+
+def _parsed(entry: str) -> tuple[str, str]:
+    """Name and project of a tracker; an empty project where none is given."""
+    name, _, project = entry.partition(":")
+    return name, project
 
 
 class _TensorBoard:
