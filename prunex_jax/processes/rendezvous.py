@@ -169,7 +169,7 @@ def _meet_elsewhere(call: Call, seconds: float) -> Roster:
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         try:
-            return _roll_of_first(call, before, own, left)
+            return _roster_of_first(call, before, own, left)
         except _NoRegistryError:  # The registry is given up, perhaps for one before it.
             time.sleep(ACCEPT_SECONDS)
     raise UserError(
@@ -179,7 +179,7 @@ def _meet_elsewhere(call: Call, seconds: float) -> Roster:
     )
 
 
-def _roll_of_first(call: Call, before: list[str], own: str, seconds: float) -> Roster:
+def _roster_of_first(call: Call, before: list[str], own: str, seconds: float) -> Roster:
     """Who is there, by the first registry, which may be that of this process."""
     try:
         server = listen(call.port, own)
