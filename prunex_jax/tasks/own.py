@@ -23,6 +23,7 @@ from prunex_jax.data import (
 )
 from prunex_jax.data.own import labels_of
 from prunex_jax.data.settings import DataConfig
+from prunex_jax.mesh.varying import untyped
 from prunex_jax.models import Model, check_norm_scope, make_model, own_model
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.tasks.base import (
@@ -286,11 +287,12 @@ def _objective(
             f"config.optimizer.label_smoothing={classification['label_smoothing']:g} "
             "is for classes, and the loss is another one; set it to 0"
         )
-    return OwnObjective(loss, inputs_of, measured)
+    return OwnObjective(untyped(loss), inputs_of, measured)
 
 
 def _measured(measure: OwnMeasure) -> Measure:
-    return lambda outputs, batch: each_of(measure, outputs, examples_of(batch))
+    called = untyped(measure)
+    return lambda outputs, batch: each_of(called, outputs, examples_of(batch))
 
 
 def _squared_error(answers: PyTree, examples: PyTree) -> jax.Array:
