@@ -12,15 +12,26 @@ import jax
 import numpy as np
 
 PyTree = Any
+# The last key of an array in a state of NNX.
+_VALUE = jax.tree_util.GetAttrKey("value")
 
 
 def path_of(key_path: tuple[Any, ...]) -> str:
     """Joins a jax key path into one readable path.
 
+    A state of NNX has variables with a `value` where its pure form has arrays: both are
+    the same parameter.
+
     Example:
-      >>> path_of((jax.tree_util.DictKey('blocks'), jax.tree_util.SequenceKey(0)))
+      >>> from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+      >>> path_of((DictKey('blocks'), SequenceKey(0)))
       'blocks/0'
+      >>> path_of((DictKey('kernel'), GetAttrKey('value')))
+      'kernel'
     """
+    *_, above, last = (None, None, *key_path)
+    if isinstance(above, jax.tree_util.DictKey) and last == _VALUE:
+        key_path = key_path[:-1]
     return jax.tree_util.keystr(key_path, simple=True, separator="/")
 
 

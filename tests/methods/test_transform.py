@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.channels import ChannelGroup, ChannelSlice, trace_channels
@@ -259,3 +260,29 @@ def test_enter_undoes_leave_for_a_whole_state():
     back = enter(placements, leave(placements, state))
     assert jax.tree.structure(back) == jax.tree.structure(state)
     assert_close(back, state, 0)
+
+
+def test_an_optimizer_of_nnx_finds_channels_that_were_traced_on_its_state():
+    """Its arrays lie under `value` in a state of NNX, and not where it updates them."""
+
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.hidden = nnx.Linear(4, 16, rngs=rngs)
+            self.out = nnx.Linear(16, 2, rngs=rngs)
+
+        def __call__(self, x):
+            return self.out(jax.nn.relu(self.hidden(x)))
+
+    network, x = Network(nnx.Rngs(0)), jnp.ones((8, 4))
+    definition, params = nnx.split(network, nnx.Param)
+    trace = trace_channels(lambda p, x: nnx.merge(definition, p)(x), params, x)
+    (group,) = trace.groups
+    assert "value" not in group.name and trace.explain("hidden/kernel/value")
+    tx = hsadmm(
+        optax.sgd(0.1), trace.groups, {group.name: 8}, sync_period=2, freeze_round=2
+    )
+    optimizer = nnx.Optimizer(network, tx, wrt=nnx.Param)
+    for _ in range(6):
+        grads = nnx.grad(lambda network: jnp.mean((network(x) - 1) ** 2))(network)
+        optimizer.update(network, grads)
+    assert int((network.hidden.kernel[...] != 0).any(0).sum()) == 8
