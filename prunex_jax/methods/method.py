@@ -128,8 +128,6 @@ class Recipe:
       shapes: Shape of every parameter by path.
       axes: Mesh axes.
       total_steps: Length of the run.
-      fade_steps: Steps over which channels fade before they are removed; none if they
-        do not.
       criterion: What hsadmm ranks channels by.
       optimizer: Settings of the inner optimizer, for methods that do part of its work.
       settings: The method's own settings; `make_method` takes them from `config`.
@@ -145,7 +143,6 @@ class Recipe:
     shapes: Mapping[str, tuple[int, ...]]
     axes: MeshAxes = dataclasses.field(default_factory=MeshAxes)
     total_steps: int = 0
-    fade_steps: range = range(0)
     criterion: Criterion = "norm"
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     settings: Any = None

@@ -42,9 +42,6 @@ class SparsityConfig:
     # Batches on which, whenever channels are removed, what reads them is refitted to
     # those that stay, in closed form; 0 leaves it to training. See `shrink.refit`.
     repair_batches: int = setting(0, at_least=0, at_most=10_000)
-    # stairs (weak channels are set to zero, a few at every density on the way) | fade
-    # (rounds of hsadmm shrink all that will go, and the freeze sets them to zero).
-    path: Literal["stairs", "fade"] = "stairs"
     # Number of densities between dense and final; each recompiles the exchange.
     num_stairs: int = setting(8, at_least=1, at_most=10_000)
     # Kept counts are multiples of this where a group is wide enough.

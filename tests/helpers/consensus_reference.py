@@ -178,7 +178,6 @@ def reference(form, level, targets, rounds=ROUNDS):
             average([tree(np.add, theta[i, j], u[i, j]) for j in range(num_copies)])
             for i in range(num_hosts)
         ]
-        w = kept = m  # what a round leaves of every entry, and what it keeps
         if kind != "frozen":
             of_hosts = [None] * num_hosts
             if seen is not None:
@@ -187,35 +186,30 @@ def reference(form, level, targets, rounds=ROUNDS):
                     for i in range(num_hosts)
                 ]
             scores = scores_of(choosing.criterion, means, of_hosts)
-            chosen = best(scores, masks, counts)
-            if kind == "moving" and choosing.fade:
-                kept = entry_masks(chosen)
-                w = tree(lambda m, c: c + choosing.fade * (m - c), m, kept)
-            else:
-                masks = chosen
-                w = m = kept = entry_masks(masks)
+            masks = best(scores, masks, counts)
+            m = entry_masks(masks)
         a = with_dual
         if rho2:
             weigh = functools.partial(host_average, num_copies * rho1, rho2)
             a = [tree(weigh, with_dual[i], z, v[i]) for i in range(num_hosts)]
-        a, v = ([tree(np.multiply, x, w) for x in xs] for xs in (a, v))
+        a, v = ([tree(np.multiply, x, m) for x in xs] for xs in (a, v))
         to_send = functools.partial(difference, sending.error_decay)
-        s = [tree(to_send, a[i], v[i], z, e[i], w) for i in range(num_hosts)]
+        s = [tree(to_send, a[i], v[i], z, e[i], m) for i in range(num_hosts)]
         is_whole = sending.top is None or kind == "freeze"
         sent = s if is_whole else [largest(x, sending.top.per_chunk) for x in s]
         e = [tree(np.subtract, s[i], sent[i]) for i in range(num_hosts)]
         mean = average(sent)
         d = tree(np.negative, mean)
         if last is not None:
-            cosine = cosine_of(d, tree(np.multiply, last, w))
+            cosine = cosine_of(d, tree(np.multiply, last, m))
             rho = 0.8 * rho + 0.2 * max(cosine, 0.0)
         last = d
         if moving.outer == "law":
             alpha = 1.5 / (1 + beta / (1 - beta * rho))
-        o = tree(lambda o, w, d: beta * o * w + d, o, w, d)
+        o = tree(lambda o, m, d: beta * o * m + d, o, m, d)
         old_z, old_zi = z, zi
         ahead = tree(lambda d, o: d + beta * o, d, o)
-        z = tree(lambda z, w, x, alpha=alpha: z * w - alpha * x, z, w, ahead)
+        z = tree(lambda z, m, x, alpha=alpha: z * m - alpha * x, z, m, ahead)
         zi = a if rho2 else [z] * num_hosts
         if rho2:
             v = [
@@ -234,7 +228,7 @@ def reference(form, level, targets, rounds=ROUNDS):
             )
             moved = minus(zi[i], old_zi[i])
             health[i, j] = {
-                "host_drift": norm_of(tree(np.multiply, minus(theta[i, j], z), kept))
+                "host_drift": norm_of(tree(np.multiply, minus(theta[i, j], z), m))
                 / norm_of(z),
                 "primal_by_group": {
                     "a": norm_of({"a": gap["a"], "b": gap["b"]}),

@@ -454,18 +454,6 @@ def test_formula_bytes_of_every_variant_of_the_table(variant):
     check_formula_bytes(Runner(variant_rows()[variant], (2, 4)))
 
 
-@pytest.mark.parametrize("row", ["hsadmm per device", "hsadmm top_k"])
-def test_formula_bytes_while_channels_fade(row):
-    """Until the freeze all channels are sent, and no fewer than the formula says."""
-    runner = Runner(row, (2, 4), fade_steps=range(8))
-    check_formula_bytes(runner)
-    mesh_shape = {"host": 2, "device": 4}
-    formula = runner.formulas.exchange
-    sent = [wire_bytes(formula(mesh_shape, c, "moving"), mesh_shape)
-            for c in (FINAL, FULL)]  # fmt: skip
-    assert sent[0] == sent[1]
-
-
 @pytest.mark.parametrize("criterion", ["taylor", "scale", "mixture"])
 @pytest.mark.parametrize(
     "config",

@@ -56,9 +56,6 @@ CASES = (
     ("all", "consensus"),
     ("largest", "gradient"),
     ("largest paper", "consensus"),
-    ("largest fading", "gradient"),
-    ("fading", "gradient"),
-    ("fading paper", "consensus"),
     ("law", "gradient"),
     ("taylor", "gradient"),
     ("taylor leaky", "consensus"),
@@ -331,29 +328,6 @@ def test_no_channel_is_revived(form):
     _, state = core.exchange(params, state, keep_counts=FULL)
     assert_same(state.masks, first, "a dead channel came back")
     assert_zero(dead_part(state.global_consensus, first), "z outside the masks")
-
-
-def test_what_fades_lives_and_shrinks_by_its_share_until_the_freeze():
-    """Copies alike: losing entries go down as fade says, all others stay."""
-    core = make_core(PLAIN.replace(fade=0.5), on_mesh=False)
-    exchange = jax.jit(core.exchange, static_argnames="kind", compiler_options=QUICK)
-    chosen = project_channels(START, LAYOUTS, FINAL).masks
-    state, params = core.init(START), START
-    left = START
-    for _ in range(2):
-        params, state = exchange(params, state, kind="moving")
-        left = jax.tree.map(
-            lambda x, m: np.where(m, x, 0.5 * x), left, entry_masks(chosen)
-        )
-        assert_close(params, left, "not half of what loses")
-        assert all(mask.all() for mask in state.masks.values()), "removed too early"
-        assert int(state.channels.num_changed) == 0
-    params, state = exchange(params, state, kind="freeze")
-    assert_same(state.masks, chosen, "what has faded is not what is removed")
-    assert_zero(dead_part(params, chosen), "left after the freeze")
-    # Later rounds in which masks could move revive nothing.
-    _, state = exchange(START, state, kind="moving")
-    assert_zero(dead_part(state.global_consensus, chosen), "a dead channel came back")
 
 
 @pytest.mark.slow

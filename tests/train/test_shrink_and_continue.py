@@ -108,10 +108,7 @@ FORMS = {
         },
     },
     "channels where they matter": {"sparsity": {"budget": "global"}},
-    "channels that fade, an outer step by law": {
-        "sparsity": {"path": "fade"},
-        "method": {"rounds": {"outer": "law"}},
-    },
+    "an outer step by law": {"method": {"rounds": {"outer": "law"}}},
     "a mixture of criteria inside of blocks": {
         "sparsity": {"criterion": "mixture", "scope": "inner"}
     },
@@ -273,7 +270,6 @@ def test_a_run_goes_on_between_cuts(stairs_run, tmp_path, step):
     ("changes", "said"),
     [
         ({"sparsity": {**STAIRS, "shrink_share": 1.0}}, "shrink_share=1"),
-        ({"sparsity": {**STAIRS, "path": "fade"}}, "path='fade'"),
         ({"sparsity": {**STAIRS, "budget": "global"}}, "budget='global'"),
         (
             {"sparsity": STAIRS, "method": {"hsadmm": {"preset": "leaky"}}},

@@ -1,4 +1,4 @@
-"""The first stage of a round: which channels stay, and what is left of the others."""
+"""The first stage of a round: which channels stay."""
 
 import dataclasses
 import functools
@@ -7,13 +7,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup, KeepIndices, Layouts, mask_channels
 from prunex_jax.comm import mean_over_hosts, sum_over_hosts, sum_over_slices
 from prunex_jax.mesh import MeshAxes
-from prunex_jax.methods.hsadmm.arithmetic import add_scaled
 from prunex_jax.methods.hsadmm.copies import Copies
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
 from prunex_jax.methods.hsadmm.round import Round
@@ -131,27 +129,21 @@ def network_scores(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-    """Which channels a round keeps, and what it leaves of the others; replicated."""
+    """Which channels a round keeps; replicated."""
 
     layouts: Layouts  # Where channels are.
-    kept: dict[str, jax.Array]  # bool[size] per group: stay as they are
-    masks: dict[str, jax.Array]  # bool[size] per group: live on
+    masks: dict[str, jax.Array]  # bool[size] per group: those that stay
     sent: KeepIndices  # int32[count] per group, sorted: those that are sent
-    left: float = 0.0  # What is left of entries that live on and are not kept.
 
     def apply(self, tree: PyTree) -> PyTree:
-        """Projects a tree, or only shrinks what the projection would remove."""
-        kept = mask_channels(tree, self.layouts, self.kept)
-        if not self.left:
-            return kept
-        losing = optax.tree.sub(mask_channels(tree, self.layouts, self.masks), kept)
-        return add_scaled(kept, self.left, losing)
+        """Projects a tree: zeros in the channels that go."""
+        return mask_channels(tree, self.layouts, self.masks)
 
 
 def choose(
     theta: PyTree, target: PyTree, z: PyTree, state: ChannelState, this: Round
 ) -> Choice:
-    """Scores, projects and agrees; where channels fade, all live on for now.
+    """Scores, projects and agrees.
 
     Args:
       theta: mean_j theta_ij, which is scored; per_host.
@@ -166,14 +158,7 @@ def choose(
     found = project_channels(
         target, this.layouts, this.keep_counts, scores=scores, alive=state.masks
     )
-    fade = this.form.choosing.fade
-    if this.kind != "moving" or not fade:
-        return Choice(this.layouts, found.masks, found.masks, found.keep_indices)
-    everything = {
-        name: jnp.arange(mask.shape[0], dtype=jnp.int32)
-        for name, mask in state.masks.items()
-    }
-    return Choice(this.layouts, found.masks, state.masks, everything, fade)
+    return Choice(this.layouts, found.masks, found.keep_indices)
 
 
 def after_choice(state: ChannelState, choice: Choice, this: Round) -> ChannelState:

@@ -196,10 +196,6 @@ class Hsadmm:
         or the largest numbers of it. With outer="law", alpha follows from the cosines
         of successive d, see `outer`.
 
-        With `fade`, s, a "moving" round leaves the masks as they are, sends all
-        channels that live, and multiplies a_i, z, v_i, e_i and o by s on those that
-        lose, where it would set them to zero; the freeze removes them.
-
         What streaming rounds have under way is applied before, and all that copies have
         moved since then is averaged: afterwards nothing is under way.
 

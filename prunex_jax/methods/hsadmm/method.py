@@ -98,22 +98,6 @@ def rounds_of(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-# What is left of a channel that has faded, before the freeze sets it to zero.
-_FADED = 0.01
-
-
-def fade_of(steps: range, sync: SyncSchedule) -> float:
-    """What a round leaves of losing channels that fade over some steps.
-
-    Example:
-      >>> round(fade_of(range(20, 120), SyncSchedule(10)) ** 10, 6)
-      0.01
-      >>> fade_of(range(0), SyncSchedule(10))
-      0.0
-    """
-    return _FADED ** (1 / sync.rounds_within(steps)) if steps else 0.0
-
-
 # What remains of copies that have gone on while a mean was under way: alpha of
 # Streaming DiLoCo, section 3.
 _MIXING = 0.5
@@ -164,7 +148,6 @@ def parameters_of(recipe: Recipe, sync: SyncSchedule) -> HsadmmParameters:
         outer_step=step,
         outer_momentum=momentum,
         adapt=config.adapt,
-        fade=fade_of(recipe.fade_steps, sync),
         criterion=recipe.criterion,
         **rounds,
     )
@@ -249,7 +232,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         scores=core.scores if prunes else None,
         in_rounds=prunes,
         moved=moved if prunes else None,
-        removes_at_once=prunes and form.moving.resets_copies and not form.choosing.fade,
+        removes_at_once=prunes and form.moving.resets_copies,
     )
     return Method(
         transform=optax.GradientTransformationExtraArgs(core.init, update),

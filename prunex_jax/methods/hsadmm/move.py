@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.trees import PyTree, map_with_path
-from prunex_jax.channels import Layouts, mask_channels
+from prunex_jax.channels import Layouts
 from prunex_jax.comm import mean_over_hosts, sum_over_slices
 from prunex_jax.mesh import MeshAxes, vary
 from prunex_jax.mesh.ordering import after
@@ -198,8 +198,8 @@ def move_consensus(
 ) -> Consensus:
     """Moves z along the mean difference to it, and z_i.
 
-    What the choice does to a_i, the target, it does to z, v_i, the momentum of z and
-    the last movement as well.
+    Channels that go leave a_i, the target, z, v_i, the momentum of z and the last
+    movement.
 
     Args:
       target: a_i, per_host.
@@ -303,8 +303,7 @@ def _distances(
     has_levels = moved.host is not None
     apart = None
     if has_levels or layouts:
-        kept = mask_channels(optax.tree.sub(params, z), layouts, choice.kept)
-        apart = squares(kept)
+        apart = squares(choice.apply(optax.tree.sub(params, z)))
     return Distances(
         moved=between(z, before.values),
         level_moved=between(level, before.of_host) if has_levels else None,

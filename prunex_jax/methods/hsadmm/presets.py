@@ -30,12 +30,9 @@ class Choosing:
 
     Attributes:
       criterion: What channels are ranked by; see `sparsity.criteria`.
-      fade: What a round leaves of the size of losing channels while masks move, in
-        [0, 1); they keep living until the freeze. 0 sets them to zero at once.
     """
 
     criterion: Criterion = "norm"
-    fade: float = setting(0.0, at_least=0, below=1)
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and words that are no choice."""
@@ -161,8 +158,8 @@ class HsadmmParameters:
         Raises:
           UserError: No stage has such a number, or it means nothing with the others.
         Example:
-          >>> HsadmmParameters().replace(fade=0.5, outer_step=0.7).choosing
-          Choosing(criterion='norm', fade=0.5)
+          >>> HsadmmParameters().replace(criterion='taylor', outer_step=0.7).choosing
+          Choosing(criterion='taylor')
         """
         stages = {}
         for stage in dataclasses.fields(self):

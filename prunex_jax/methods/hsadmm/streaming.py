@@ -226,7 +226,7 @@ class Fragments:
         scores = {name: x.astype(jnp.float32) for name, x in state.masks.items()}
         kept = choose_keep_indices(scores, self.keep_counts, state.masks)
         this = self._round(own)
-        choice = Choice(this.layouts, state.masks, state.masks, kept)
+        choice = Choice(this.layouts, state.masks, kept)
         _, target = move.host_means(own, before, self.copies)
         difference = move.difference_to_consensus(target, choice, before)
         sending = state.sending
@@ -275,7 +275,7 @@ class Fragments:
             form.outer_step,
             form.outer_momentum,
         )
-        choice = Choice(this.layouts, state.masks, state.masks, {})
+        choice = Choice(this.layouts, state.masks, {})
         after = before._replace(values=z, momentum=momentum)
         after, distances = move.settle(own, after, before, choice, self.copies.axes)
         moved, pulled, residuals, health = move.pull_copies(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping
 
-from prunex_jax.channels import Layouts, kept_shape, layouts_of
+from prunex_jax.channels import kept_shape, layouts_of
 from prunex_jax.comm import Collective, dense_size
 from prunex_jax.comm.formulas import MeshShape, largest_sum
 from prunex_jax.methods.hsadmm import Sending, send
@@ -56,27 +56,17 @@ class HsadmmFormulas(Formulas):
         count = 1 if core.streaming is None else core.streaming.num_fragments
         self.fragments = fragments_of(recipe.own_shapes, count)
 
-    def sent_channels(
-        self, keep_counts: Mapping[str, int], kind: RoundKind
-    ) -> tuple[Layouts, Mapping[str, int]]:
-        """Channels that one round sends: all of them while some only fade."""
-        if kind == "moving" and self.core.parameters.choosing.fade:
-            keep_counts = {group.name: group.size for group in self.core.groups}
-        return self.layouts, keep_counts
-
     def sizes(
         self,
         keep_counts: Mapping[str, int],
-        kind: RoundKind = "frozen",
         paths: Iterable[str] | None = None,
     ) -> dict[int, int]:
         """Elements of all compact leaves, or of some, of so many axes."""
-        layouts, counts = self.sent_channels(keep_counts, kind)
         if self.slicing is not None:
-            left = self.slicing.own_kept_shapes(layouts, counts)
+            left = self.slicing.own_kept_shapes(self.layouts, keep_counts)
         else:
             left = {
-                path: kept_shape(shape, layouts.get(path), counts)
+                path: kept_shape(shape, self.layouts.get(path), keep_counts)
                 for path, shape in self.shapes.items()
             }
         sizes: dict[int, int] = {}
@@ -86,20 +76,16 @@ class HsadmmFormulas(Formulas):
         return sizes
 
     def slices_sent(
-        self,
-        keep_counts: Mapping[str, int],
-        kind: RoundKind,
-        paths: Collection[str],
+        self, keep_counts: Mapping[str, int], paths: Collection[str]
     ) -> list[Collective]:
         """What slices of parameters tell each other to send what is kept of them."""
         slicing, form = self.slicing, self.core.parameters.sending
         if slicing is None:
             return []
-        layouts, counts = self.sent_channels(keep_counts, kind)
-        own = {path: layouts[path] for path in paths if path in layouts}
+        own = {path: self.layouts[path] for path in paths if path in self.layouts}
         puts = 2 if form.error_decay else 1
-        taken = slices.taking(slicing, own, counts)
-        return taken + puts * slices.putting(slicing, own, counts)
+        taken = slices.taking(slicing, own, keep_counts)
+        return taken + puts * slices.putting(slicing, own, keep_counts)
 
     def norms_of_slices(
         self, paths: Collection[str], more: int = 0
@@ -142,7 +128,7 @@ class HsadmmFormulas(Formulas):
         counts = self.core.keep_counts if keep_counts is None else dict(keep_counts)
         sizes = self.sizes(counts, paths=paths)
         form = self.core.parameters.sending
-        sent += self.slices_sent(counts, "frozen", paths)
+        sent += self.slices_sent(counts, paths)
         return sent + sent_differences(sizes, form, mesh_shape, "frozen")
 
     def exchange(
@@ -167,8 +153,8 @@ class HsadmmFormulas(Formulas):
             sent += host_sum(4, mesh_shape)
         if is_scored:
             sent += host_sum(self.num_channels, mesh_shape)
-        sizes = self.sizes(keep_counts, kind)
-        sent += self.slices_sent(keep_counts, kind, self.shapes)
+        sizes = self.sizes(keep_counts)
+        sent += self.slices_sent(keep_counts, self.shapes)
         if not (is_scored and criterion == "taylor"):
             sent += self.numbers_of_slices([self.num_channels])
         sent += self.norms_of_slices(self.shapes)

@@ -18,7 +18,6 @@ from prunex_jax.methods.method import Recipe
 from prunex_jax.methods.pactrain import method as pactrain_method
 from prunex_jax.methods.powersgd import plan_of
 from prunex_jax.methods.sliced import recipe_in_slices
-from prunex_jax.sparsity import fade_steps
 from prunex_jax.train.build.experiment import Experiment
 from tests.helpers.formulas import slices
 from tests.helpers.formulas.base import Formulas
@@ -66,7 +65,6 @@ def formulas_of_run(experiment: Experiment) -> Formulas:
         keep_counts=experiment.channels.keep_counts,
         shapes=current.shapes,
         total_steps=experiment.num_steps,
-        fade_steps=fade_steps(config.sparsity, experiment.num_steps),
         criterion=config.sparsity.criterion,
         optimizer=config.optimizer,
     )
