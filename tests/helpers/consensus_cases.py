@@ -56,7 +56,7 @@ FORMS = {
     "paper": preset("paper", SYNC_PERIOD),
     # One level, full dual: the pull of the paper without z_i and v.
     "flat": preset("paper", SYNC_PERIOD, rho_host=0.0),
-    # Everything at once, with penalties that start badly and must move.
+    # Everything at once.
     "all": PLAIN.replace(
         prox_strength=0.3,
         dual_decay=0.7,
@@ -64,7 +64,6 @@ FORMS = {
         rho_host=5.0,
         outer_step=0.8,
         outer_momentum=0.4,
-        adapt="residual",
         outer="measured",
     ),
     # The step follows the cosines of movements, while channels are removed.

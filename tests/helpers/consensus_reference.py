@@ -132,7 +132,7 @@ def reference(form, level, targets, rounds=ROUNDS):
     kappa, gamma = moving.prox_strength, moving.dual_decay
     alpha, beta = moving.outer_step, moving.outer_momentum
     is_reset = kappa == 1 and gamma == 0
-    is_frozen, residuals, history = False, None, []
+    is_frozen, history = False, []
     num_steps, seen = 0, None
     if choosing.criterion != "norm":
         seen = {ij: {n: np.zeros(size) for n, size in SIZES.items()} for ij in pairs}
@@ -160,17 +160,6 @@ def reference(form, level, targets, rounds=ROUNDS):
                     x = tree(np.multiply, x, m)
                 theta[i, j] = x
         num_steps += SYNC_PERIOD
-        if moving.adapt == "residual" and residuals is not None:
-            primal, dual, primal_host, dual_host = np.mean(
-                [residuals[ij] for ij in pairs], axis=0
-            )
-            f1 = 2.0 if primal > 10 * dual else 0.5 if dual > 10 * primal else 1.0
-            f2 = 2.0 if primal_host > 10 * dual_host else 1.0
-            f2 = 0.5 if dual_host > 10 * primal_host else f2
-            rho1, rho2 = rho1 * f1, rho2 * f2
-            u = {ij: tree(lambda x, f=f1: x / f, u[ij]) for ij in pairs}
-            v = [tree(lambda x, f=f2: x / f, x) for x in v]
-
         means = [
             average([theta[i, j] for j in range(num_copies)]) for i in range(num_hosts)
         ]

@@ -80,10 +80,8 @@ ROWS = {
     "hsadmm int4": _hsadmm(wire_dtype="int4"),
     "hsadmm leaky": _hsadmm(preset="leaky"),
     "hsadmm leaky per device": _hsadmm(preset="leaky", device_level="consensus"),
-    "hsadmm paper": _hsadmm(preset="paper", adapt="residual"),
-    "hsadmm paper per device": _hsadmm(
-        preset="paper", adapt="residual", device_level="consensus"
-    ),
+    "hsadmm paper": _hsadmm(preset="paper"),
+    "hsadmm paper per device": _hsadmm(preset="paper", device_level="consensus"),
 }
 ROWS |= {"hsadmm mixture": _hsadmm()}
 # What rows are made from beside the settings of their method.

@@ -92,7 +92,6 @@ FORMS = {
             "hsadmm": {
                 "preset": "paper",
                 "device_level": "consensus",
-                "adapt": "residual",
             }
         },
     },

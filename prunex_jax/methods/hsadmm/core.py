@@ -219,16 +219,13 @@ class Hsadmm:
           if there is u; where the criterion looks at gradients, of one float32 per
           channel, unless frozen. Over hosts, each as `comm.mean_over_hosts`: one
           float32 per channel, unless frozen; and the kept channels as `send` says.
-          With adapt="residual", four float32 more over each axis.
         """
         form, copies, layouts = self.parameters, self.copies, self._layouts(params)
         counts = self._counts(keep_counts)
         this = Round(form, copies, layouts, counts, kind)
         if self.streaming is not None:
             params, state = self._fragments(counts).land_all(params, state)
-        channels, before, residuals = state.channels, state.consensus, state.residuals
-        if form.moving.adapt == "residual":
-            before = move.balance_penalties(before, residuals, form.moving, copies)
+        channels, before = state.channels, state.consensus
         theta, target = move.host_means(params, before, copies)
 
         choice = choose.choose(theta, target, before.values, channels, this)

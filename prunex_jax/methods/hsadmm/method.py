@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -66,8 +66,6 @@ class HsadmmConfig:
     dual_decay: float | None = setting(None, at_least=0, at_most=1)
     outer_step: float | None = setting(None, at_least=0)
     outer_momentum: float | None = setting(None, at_least=0, below=1)
-    # none | residual: residual balancing of the penalties (paper preset).
-    adapt: Literal["none", "residual"] = "none"
 
 
 # What remains of an error, where a form needs it and nothing else is asked for: of
@@ -147,7 +145,6 @@ def parameters_of(recipe: Recipe, sync: SyncSchedule) -> HsadmmParameters:
         dual_decay=config.dual_decay,
         outer_step=step,
         outer_momentum=momentum,
-        adapt=config.adapt,
         criterion=recipe.criterion,
         **rounds,
     )

@@ -12,7 +12,7 @@ import optax
 
 from prunex_jax.base.trees import PyTree, map_with_path
 from prunex_jax.channels import Layouts
-from prunex_jax.comm import mean_over_hosts, sum_over_slices
+from prunex_jax.comm import sum_over_slices
 from prunex_jax.mesh import MeshAxes, vary
 from prunex_jax.mesh.ordering import after
 from prunex_jax.methods.hsadmm.arithmetic import (
@@ -20,7 +20,6 @@ from prunex_jax.methods.hsadmm.arithmetic import (
     add_scaled,
     norm,
     norm_of,
-    scaled,
     squares,
 )
 from prunex_jax.methods.hsadmm.choose import Choice
@@ -34,13 +33,6 @@ from prunex_jax.methods.hsadmm.outer import (
 )
 from prunex_jax.methods.hsadmm.presets import Moving
 from prunex_jax.methods.hsadmm.round import Round
-
-# Residual balancing (Boyd et al., 2011, section 3.4.1): a penalty doubles or halves
-# when the residuals differ tenfold. It stays within a factor 1024 of its start: where z
-# stands still the dual residual is zero, and doubling would not end before infinity.
-_TOLERATED_RATIO = 10.0
-_FACTOR = 2.0
-_LARGEST_CHANGE = 1024.0
 
 
 class HostLevel(NamedTuple):
@@ -61,8 +53,8 @@ class Consensus(NamedTuple):
     movements: Movements | None  # of rounds, where they are measured; replicated
     host: HostLevel | None  # None where z_i = z
     device_dual: PyTree | None  # u_ij scaled, as params
-    rho_device: jax.Array  # float32[], replicated
-    rho_host: jax.Array  # float32[], replicated
+    rho_device: jax.Array  # float32[], replicated; that of the form
+    rho_host: jax.Array  # float32[], replicated; that of the form
 
     @property
     def of_host(self) -> PyTree:
@@ -110,7 +102,7 @@ class Residuals(NamedTuple):
 
 
 def zero_residuals() -> Residuals:
-    """Residuals before the first round, from which no penalty adapts."""
+    """Residuals before the first round."""
     nothing = jnp.zeros((), jnp.float32)
     return Residuals(nothing, nothing, nothing, nothing)
 
@@ -131,32 +123,6 @@ def zero_health(names: Iterable[str]) -> RoundHealth:
     nothing = jnp.zeros((), jnp.float32)
     by_group = dict.fromkeys(names, nothing)
     return RoundHealth(nothing, by_group, dict(by_group))
-
-
-def balance_penalties(
-    state: Consensus, residuals: Residuals, form: Moving, copies: Copies
-) -> Consensus:
-    """Adapts both penalties to the residuals of the last round; see `balanced`.
-
-    Collectives:
-      Four float32 as `Copies.mean_in_host`, then as `comm.mean_over_hosts`.
-    """
-    found = mean_over_hosts(copies.mean_in_host(residuals), copies.axes)
-    rho_device = balanced(
-        state.rho_device, form.rho_device, found.primal_device, found.dual_device
-    )
-    rho_host = balanced(
-        state.rho_host, form.rho_host, found.primal_host, found.dual_host
-    )
-    host = state.host
-    if host is not None:
-        host = host._replace(dual=scaled(state.rho_host / rho_host, host.dual))
-    return state._replace(
-        rho_device=rho_device,
-        rho_host=rho_host,
-        device_dual=scaled(state.rho_device / rho_device, state.device_dual),
-        host=host,
-    )
 
 
 def host_means(
@@ -420,26 +386,3 @@ def norms_by_group(
         for name in {name for layout in axes.values() for name, _ in layout.slices}:
             members.setdefault(name, {})[path] = squares[path]
     return {name: norm_of(members[name]) for name in sorted(members)}
-
-
-def balanced(
-    penalty: jax.Array, start: float, primal: jax.Array, dual: jax.Array
-) -> jax.Array:
-    """Penalty of the next round: more where copies disagree, less where z races.
-
-    Args:
-      penalty: float32[], now.
-      start: What the run began with.
-      primal: float32[], primal residual of the last round.
-      dual: float32[], its dual residual.
-    Returns:
-      float32[], within a factor 1024 of `start`. The scaled dual must be multiplied by
-      old / new, so that the dual itself, penalty times scaled dual, does not jump.
-    Example:
-      >>> one = jnp.ones(())
-      >>> float(balanced(one, 1.0, 11 * one, one)), float(balanced(one, 1.0, one, one))
-      (2.0, 1.0)
-    """
-    wanted = jnp.where(primal > _TOLERATED_RATIO * dual, penalty * _FACTOR, penalty)
-    wanted = jnp.where(dual > _TOLERATED_RATIO * primal, penalty / _FACTOR, wanted)
-    return jnp.clip(wanted, start / _LARGEST_CHANGE, start * _LARGEST_CHANGE)

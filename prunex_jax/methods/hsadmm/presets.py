@@ -6,7 +6,7 @@ for each stage of a round.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import check_settings, setting
@@ -82,7 +82,6 @@ class Moving:
         z_i = z, and there is no host dual.
       outer_step: alpha > 0, the step of z along the mean difference.
       outer_momentum: beta in [0, 1), Nesterov momentum of that step.
-      adapt: "residual" balances the penalties by their residuals.
       outer: "measured" keeps the last movement, and its cosine with the one before;
         "law" chooses the outer step of every round from that, see `outer`.
     """
@@ -93,7 +92,6 @@ class Moving:
     rho_host: float = setting(0.0, at_least=0)
     outer_step: float = setting(1.0, above=0)
     outer_momentum: float = setting(0.0, at_least=0, below=1)
-    adapt: Literal["none", "residual"] = "none"
     outer: OuterRule = "fixed"
 
     def __post_init__(self) -> None:
@@ -103,11 +101,6 @@ class Moving:
             raise UserError(
                 f"rho_host={self.rho_host} needs rho_device > 0: two-level consensus "
                 "weighs host against device penalty"
-            )
-        if self.adapt == "residual" and not self.rho_device:
-            raise UserError(
-                "adapt='residual' balances rho_device, which is 0 in this form; take "
-                "the paper preset or set rho_device"
             )
         _check_outer(self)
 

@@ -125,11 +125,7 @@ def check_streams(form: HsadmmParameters) -> None:
       UserError: Names the form's parameter.
     """
     moving = form.moving
-    duals = {
-        "dual_decay": moving.dual_decay,
-        "rho_host": moving.rho_host,
-        "adapt": moving.adapt if moving.adapt != "none" else 0,
-    }
+    duals = {"dual_decay": moving.dual_decay, "rho_host": moving.rho_host}
     for name, value in duals.items():
         if value:
             raise UserError(

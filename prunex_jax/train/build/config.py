@@ -114,6 +114,7 @@ _DEPARTED = {
     "method.local_sgd.channel_share": 1.0,
     "method.local_sgd.channel_choice": "moved",
     "sparsity.path": "stairs",
+    "method.hsadmm.adapt": "none",
 }
 
 

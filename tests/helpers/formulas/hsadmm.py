@@ -144,13 +144,9 @@ class HsadmmFormulas(Formulas):
         if self.core.device_level == "consensus":
             num_copies = 2 if form.dual_decay else 1
             num_elements = num_copies * dense_size(self.shapes)
-            if form.adapt == "residual":
-                sent += device_sum(4, mesh_shape)
             sent += device_sum(num_elements, mesh_shape)
             if is_scored and uses_gradients(criterion):
                 sent += device_sum(self.num_channels, mesh_shape)
-        if form.adapt == "residual":
-            sent += host_sum(4, mesh_shape)
         if is_scored:
             sent += host_sum(self.num_channels, mesh_shape)
         sizes = self.sizes(keep_counts)
