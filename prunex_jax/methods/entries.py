@@ -126,8 +126,6 @@ class Sparsifier:
     """Sends the largest entries of a tree."""
 
     density: float  # Share of the entries that every host sends.
-    # Whether they are the largest, or 95 % of them: see `sparsity.largest_entries`.
-    is_exact: bool = True
     wire: Wire = FLOAT32  # Format of their values on the host axis.
     # Whether the largest are those of every 4,096 entries, whose positions need twelve
     # bits, or of all, whose positions are int32.
@@ -182,7 +180,7 @@ class Sparsifier:
     def _send_of_all(self, competing: jax.Array, density: float) -> _Buffers:
         size = competing.size
         count = entry_count(density, size)
-        positions = largest_entries(competing, count, is_exact=self.is_exact)
+        positions = largest_entries(competing, count)
         values = competing[positions]
         mean, sent = mean_of_entries(positions, values, size, self.axes, self.wire)
         held_back = competing.at[positions].set(values - sent, unique_indices=True)

@@ -127,7 +127,7 @@ ROWS |= {
 ROWS |= {
     "topk": method_config("topk", topk=TopkConfig(density=0.5)),
     "topk int8": method_config("topk", topk=TopkConfig(density=0.5), wire_dtype="int8"),
-    "dgc": method_config("dgc", dgc=DgcConfig(density=0.5, is_exact=False)),
+    "dgc": method_config("dgc", dgc=DgcConfig(density=0.5)),
 }
 ROWS |= {
     "topk chunks": method_config("topk", topk=TopkConfig(density=0.01, in_chunks=True)),

@@ -115,6 +115,8 @@ _DEPARTED = {
     "method.local_sgd.channel_choice": "moved",
     "sparsity.path": "stairs",
     "method.hsadmm.adapt": "none",
+    "method.topk.is_exact": True,
+    "method.dgc.is_exact": True,
 }
 
 
