@@ -6,7 +6,7 @@ from typing import Literal
 from prunex_jax.base.settings import setting
 
 # What channels are ranked by; see `sparsity.criteria`.
-Criterion = Literal["norm", "taylor", "scale", "mixture"]
+Criterion = Literal["norm", "taylor", "scale"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class SparsityConfig:
     scope: Literal["all", "inner"] = "all"
     # What hsadmm ranks the channels of a group by: norm (of all entries that carry the
     # channel) | taylor (what its removal would change the loss by, to first order) |
-    # scale (of the norms behind it) | mixture (HESSO's, of norm and gradients).
+    # scale (of the norms behind it).
     criterion: Criterion = "norm"
     # Share of the run at which pruning starts, and at which the mask freezes.
     start_share: float = setting(0.1, at_least=0, at_most=1)

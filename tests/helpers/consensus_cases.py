@@ -71,7 +71,6 @@ FORMS = {
     # Channels are ranked by what their gradients say.
     "taylor": PLAIN.replace(outer_momentum=0.3, criterion="taylor"),
     "taylor leaky": preset("leaky", SYNC_PERIOD, criterion="taylor"),
-    "mixture": PLAIN.replace(outer_momentum=0.3, criterion="mixture"),
     # Ten of 72 numbers are sent; the other levels and duals are there as well.
     "largest": PLAIN.replace(outer_momentum=0.3, error_decay=0.9, top=TopK(10)),
     "largest paper": PLAIN.replace(

@@ -51,22 +51,9 @@ def by_channel(t):
     return {"a": a.sum(0) + b.sum(1), "b": b.sum(0)}
 
 
-def normal(x):
-    return x / x.mean()
-
-
-def seen_in_gradients(criterion, theta, g):
-    """|<theta, g>| of every channel, or the terms of the mixture with gradients."""
-    products = by_channel(tree(np.multiply, theta, g))
-    if criterion == "taylor":
-        return tree(np.abs, products)
-    squares = (by_channel(tree(np.square, x)) for x in (theta, g))
-    sizes = tree(lambda x, y: np.sqrt(x * y), *squares)
-    return tree(
-        lambda p, size: normal(1 - p / np.where(size > 0, size, 1))
-        + normal(abs(p)) + normal(p**2 / 2),
-        products, sizes,
-    )  # fmt: skip
+def seen_in_gradients(theta, g):
+    """|<theta, g>| of every channel."""
+    return tree(np.abs, by_channel(tree(np.multiply, theta, g)))
 
 
 def scores_of(criterion, thetas, seen):
@@ -74,12 +61,6 @@ def scores_of(criterion, thetas, seen):
     if criterion == "taylor":
         return tree(lambda *xs: sum(xs), *seen)
     squares = [by_channel(tree(np.square, t)) for t in thetas]
-    if criterion == "mixture":
-        norms = [tree(lambda x: normal(np.sqrt(x)), s) for s in squares]
-        squares = [
-            tree(lambda n, x: (2 * n + x) / 5, *pair)
-            for pair in zip(norms, seen, strict=True)
-        ]
     return tree(lambda *xs: sum(xs), *squares)
 
 
@@ -144,7 +125,7 @@ def reference(form, level, targets, rounds=ROUNDS):
                 if is_reset or is_frozen:
                     g = tree(np.multiply, g, m)
                 if seen is not None:
-                    now = seen_in_gradients(choosing.criterion, x, g)
+                    now = seen_in_gradients(x, g)
                     share = 1 / (num_steps + step + 1)  # a plain mean at first
                     seen[i, j] = tree(
                         lambda old, new, share=share: old + share * (new - old),

@@ -57,7 +57,6 @@ CASES = (
     ("law", "gradient"),
     ("taylor", "gradient"),
     ("taylor leaky", "consensus"),
-    ("mixture", "consensus"),
 )
 LAYOUTS = layouts_of(GROUPS, {k: v.shape for k, v in flatten_by_path(START).items()})
 
@@ -163,12 +162,9 @@ def test_the_reference_run_exercises_what_it_should():
 @pytest.mark.slow
 def test_another_criterion_keeps_other_channels():
     """Or the reference would say little of it."""
-    forms = (("recommended", "gradient"), ("taylor", "gradient"))
-    forms += (("mixture", "consensus"), ("recommended", "consensus"))
-    kept = [history_of(*form, (2, 2))[2][1].masks for form in forms]
-    found = {np.concatenate([*masks.values()]).tobytes() for masks in kept[:3]}
-    assert len(found) == 3
-    assert any((kept[3][name] != mask).any() for name, mask in kept[2].items())
+    forms = ("recommended", "taylor")
+    kept = [history_of(form, "gradient", (2, 2))[2][1].masks for form in forms]
+    assert any((kept[1][name] != mask).any() for name, mask in kept[0].items())
 
 
 @pytest.mark.sampled(3)

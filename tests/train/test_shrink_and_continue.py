@@ -108,8 +108,8 @@ FORMS = {
     },
     "channels where they matter": {"sparsity": {"budget": "global"}},
     "an outer step by law": {"method": {"rounds": {"outer": "law"}}},
-    "a mixture of criteria inside of blocks": {
-        "sparsity": {"criterion": "mixture", "scope": "inner"}
+    "slopes of the loss inside of blocks": {
+        "sparsity": {"criterion": "taylor", "scope": "inner"}
     },
 }
 
@@ -118,7 +118,7 @@ EXHAUSTIVE_FORMS = (
     "a leaky dual, adamw",
     "a copy and dual per device, two levels",
     "channels where they matter",
-    "a mixture of criteria inside of blocks",
+    "slopes of the loss inside of blocks",
 )
 
 

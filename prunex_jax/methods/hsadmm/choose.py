@@ -66,20 +66,18 @@ def after_gradients(
     grads: PyTree,
     num_steps: jax.Array,
     layouts: Layouts,
-    criterion: Criterion,
     axes: MeshAxes,
 ) -> ChannelState:
     """The state after what a step's gradients, of a copy, say of channels.
 
     Collectives:
-      Of slices, as `comm.sum_over_slices` for one float32 per channel, or three with
-      the mixture.
+      Of slices, as `comm.sum_over_slices` for one float32 per channel.
     """
     before = state.gradient_scores
     if before is None:
         return state
     total = functools.partial(sum_over_slices, axes=axes)
-    found = gradient_scores(criterion, params, grads, layouts, total)
+    found = gradient_scores(params, grads, layouts, total)
     return state._replace(gradient_scores=running_mean(before, found, num_steps))
 
 

@@ -148,13 +148,7 @@ class Hsadmm:
         living = choose.living_of(state.channels, form)
         grads = mask_channels(grads, layouts, living)
         channels = choose.after_gradients(
-            state.channels,
-            params,
-            grads,
-            state.num_steps,
-            layouts,
-            form.choosing.criterion,
-            self.axes,
+            state.channels, params, grads, state.num_steps, layouts, self.axes
         )
         inner = optax.with_extra_args_support(self.inner)
         updates, inner_state = inner.update(grads, state.inner_state, params, **extra)

@@ -115,8 +115,7 @@ class HsadmmFormulas(Formulas):
             sent += device_sum(dense_size(self.shapes), mesh_shape)
         criterion = self.core.parameters.choosing.criterion
         if uses_gradients(criterion):
-            count = 1 if criterion == "taylor" else 3
-            sent += self.numbers_of_slices([count * self.num_channels])
+            sent += self.numbers_of_slices([self.num_channels])
         if lands is not None:
             sent += self.norms_of_slices(self.fragments[lands], 1)
         if sends is None:
