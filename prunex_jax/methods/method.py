@@ -25,9 +25,9 @@ from prunex_jax.sparsity.settings import Criterion
 # moving: masks follow the scores. freeze: they are chosen one last time, and the copies
 # are set to the consensus. frozen: masks stay, no scores are exchanged.
 RoundKind = Literal["moving", "freeze", "frozen"]
-# How a round steps along the mean movement of the hosts: by settings; by settings, with
-# the cosine of successive movements in the log; or as the period and that cosine say.
-OuterRule = Literal["fixed", "measured", "law"]
+# How a round steps along the mean movement of the hosts: by settings, or as the period
+# and the cosine of successive movements say.
+OuterRule = Literal["fixed", "law"]
 KeepCounts = Mapping[str, int]
 # Static, hashable keyword arguments of an update.
 Options = dict[str, Any]
@@ -75,9 +75,9 @@ class RoundsConfig:
     # Streaming: what remains of the local copies when a mean is applied. None: 0.5 with
     # a delay, else what the method leaves of them in whole rounds.
     mixing: float | None = setting(None, at_least=0, below=1)
-    # fixed (the outer step and momentum of the method) | measured (the same; the cosine
-    # of successive round movements is logged, for one more copy of the parameters) |
-    # law (momentum from the period, and a step from that cosine in every round).
+    # fixed (the outer step and momentum of the method) | law (momentum from the period,
+    # and in every round a step from the cosine of successive movements, for one more
+    # copy of the parameters).
     outer: OuterRule = "fixed"
 
 

@@ -64,7 +64,6 @@ FORMS = {
         rho_host=5.0,
         outer_step=0.8,
         outer_momentum=0.4,
-        outer="measured",
     ),
     # The step follows the cosines of movements, while channels are removed.
     "law": PLAIN.replace(outer="law", outer_momentum=0.6),

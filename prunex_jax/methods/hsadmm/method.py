@@ -277,9 +277,8 @@ def _health(
             found[name] = norm(dual, axes)
     if movements is not None:
         found["round_cosine"] = movements.cosine
-        if movements.average is not None:
-            momentum = form.moving.outer_momentum
-            found["outer_step"] = law_step(momentum, movements.average)
+        momentum = form.moving.outer_momentum
+        found["outer_step"] = law_step(momentum, movements.average)
     if health.primal_by_group:
         found["primal_residual_by_group"] = health.primal_by_group
         found["dual_residual_by_group"] = health.dual_by_group

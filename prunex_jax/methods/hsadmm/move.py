@@ -50,7 +50,7 @@ class Consensus(NamedTuple):
 
     values: PyTree  # z, replicated
     momentum: PyTree | None  # of z, replicated
-    movements: Movements | None  # of rounds, where they are measured; replicated
+    movements: Movements | None  # of rounds, where the step follows them; replicated
     host: HostLevel | None  # None where z_i = z
     device_dual: PyTree | None  # u_ij scaled, as params
     rho_device: jax.Array  # float32[], replicated; that of the form
@@ -197,7 +197,7 @@ def move_consensus(
 
 def _step_of(form: Moving, movements: Movements | None) -> jax.typing.ArrayLike:
     """Outer step of a round: that of the form, or what the law says."""
-    if movements is None or movements.average is None:
+    if movements is None:
         return form.outer_step
     return law_step(form.outer_momentum, movements.average)
 

@@ -75,20 +75,18 @@ class Movements(NamedTuple):
 
     last: PyTree  # As params.
     cosine: jax.Array  # float32[]: of the last two movements; 0 where one is zero
-    # float32[]: exponential average of the cosines, negative ones as zero; None where
-    # nothing is chosen by it.
-    average: jax.Array | None
+    average: jax.Array  # float32[]: exponential, of cosines with negative ones as zero
 
 
 def start_movements(rule: OuterRule, zeros: PyTree) -> Movements | None:
     """Before the first round; `zeros` are shaped as the parameters.
 
     Returns:
-      None where steps are fixed and nothing is measured.
+      None where steps are fixed.
     """
     if rule == "fixed":
         return None
-    average = jnp.asarray(_FIRST_COSINE, jnp.float32) if rule == "law" else None
+    average = jnp.asarray(_FIRST_COSINE, jnp.float32)
     last = jax.tree.map(jnp.copy, zeros)
     return Movements(last, jnp.zeros((), jnp.float32), average)
 
@@ -108,10 +106,8 @@ def follow(before: Movements, moved: PyTree, axes: MeshAxes = ALONE) -> Movement
     scale = norm(moved, axes) * norm(before.last, axes)
     is_known = scale > 0
     cosine = jnp.where(is_known, dot(moved, before.last, axes) / scale, 0.0)
-    average = before.average
-    if average is not None:
-        toward = (1 - _KEPT) * (jnp.clip(cosine, 0.0, 1.0) - average)
-        average = jnp.where(is_known, average + toward, average)
+    toward = (1 - _KEPT) * (jnp.clip(cosine, 0.0, 1.0) - before.average)
+    average = jnp.where(is_known, before.average + toward, before.average)
     # Written where the old one lies, once that was read: XLA would copy it otherwise.
     last = after([cosine], moved)
     return Movements(last, cosine, average)

@@ -82,8 +82,8 @@ class Moving:
         z_i = z, and there is no host dual.
       outer_step: alpha > 0, the step of z along the mean difference.
       outer_momentum: beta in [0, 1), Nesterov momentum of that step.
-      outer: "measured" keeps the last movement, and its cosine with the one before;
-        "law" chooses the outer step of every round from that, see `outer`.
+      outer: "law" chooses the outer step of every round from the cosines of movements,
+        see `outer`.
     """
 
     prox_strength: float = setting(1.0, at_least=0, at_most=1)
