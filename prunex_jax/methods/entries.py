@@ -27,7 +27,7 @@ from prunex_jax.comm import (
     mean_over_devices,
     mean_over_hosts,
 )
-from prunex_jax.comm.largest import CHUNK
+from prunex_jax.comm.chunks import CHUNK
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods.method import Recipe
 from prunex_jax.sparsity import entry_count, largest_entries

@@ -19,7 +19,7 @@ from prunex_jax.comm import (
     mean_over_hosts,
     mean_with_error,
 )
-from prunex_jax.comm.largest import CHUNK
+from prunex_jax.comm.chunks import CHUNK
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm.arithmetic import add_scaled
 from prunex_jax.methods.hsadmm.choose import Choice

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable, Mapping
 
 from prunex_jax.channels import kept_shape, layouts_of
 from prunex_jax.comm import Collective, dense_size
-from prunex_jax.comm.formulas import MeshShape, largest_sum
 from prunex_jax.methods.hsadmm import Sending, send
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.streaming import fragments_of
@@ -13,7 +12,13 @@ from prunex_jax.methods.method import Recipe, RoundKind
 from prunex_jax.sparsity import uses_gradients
 from tests.helpers.formulas import slices
 from tests.helpers.formulas.base import Formulas
-from tests.helpers.formulas.means import device_sum, host_sum, host_sum_with_error
+from tests.helpers.formulas.means import (
+    MeshShape,
+    device_sum,
+    host_sum,
+    host_sum_with_error,
+    largest_sum,
+)
 
 FixedCounts = tuple[tuple[str, int], ...]
 

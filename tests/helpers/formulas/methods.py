@@ -8,7 +8,6 @@ import optax
 
 from prunex_jax.channels import layouts_of
 from prunex_jax.comm import Collective, Slicing, dense_size
-from prunex_jax.comm.formulas import host_gather, largest_sum
 from prunex_jax.methods import METHODS
 from prunex_jax.methods.entries import EntrySizes, top_of
 from prunex_jax.methods.hsadmm import method as hsadmm_method
@@ -26,8 +25,10 @@ from tests.helpers.formulas.means import (
     device_sum,
     entry_gather,
     flat_sum,
+    host_gather,
     host_sum,
     host_sum_with_error,
+    largest_sum,
     mesh_sum,
     ring_sum,
     ternary_sum,
