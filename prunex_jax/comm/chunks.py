@@ -69,20 +69,13 @@ class TopK:
 def largest_buffer(wire: Wire, mesh_shape: Mapping[str, int]) -> int:
     """Elements of the largest buffer that is cut into chunks; 0 is no limit.
 
-    Choosing takes several times the memory of a buffer, and of what is chosen a message
-    is but a small part: so the size of messages limits the float32 that they stand for.
+    Choosing takes several times the memory of a buffer, and a message is but a small
+    part of it: so the size of messages limits the float32 that they stand for. Whole
+    chunks, at least one; where that is enough, as many for every device.
 
-    Args:
-      wire: How numbers cross hosts, and in messages of which size.
-      mesh_shape: Axes of the mesh and their sizes.
-    Returns:
-      Elements of as many whole chunks as fit, at least one; where that is enough, the
-      same number for every device of every host.
     Example:
       >>> largest_buffer(Wire('int2', 2**28), {'host': 3, 'device': 2}) // CHUNK
       16380
-      >>> largest_buffer(Wire('int2'), {'host': 3, 'device': 2})
-      0
     """
     if not wire.bucket_bytes:
         return 0
@@ -231,10 +224,8 @@ def _by_owners(
 
 
 def pack_positions(positions: jax.Array) -> jax.Array:
-    """Puts two positions below 4,096 into three bytes, uint8[n, 3 k / 2].
+    """Puts two positions into three bytes: int32[n, k] to uint8[n, 3 k / 2].
 
-    Args:
-      positions: int32[n, k], k even.
     Example:
       >>> packed = pack_positions(jnp.array([[1, 4095, 256, 2]]))
       >>> packed.tolist(), unpack_positions(packed).tolist()

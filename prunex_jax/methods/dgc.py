@@ -176,13 +176,10 @@ def warmup_density(
 
 
 def make_dgc(recipe: Recipe) -> Method:
-    """Builds the DGC method.
+    """Builds the DGC method, which needs SGD inside.
 
     It takes over clipping and momentum of the inner optimizer, which keeps its weight
     decay and learning rate.
-
-    Raises:
-      UserError: The inner optimizer is not SGD.
     """
     config: DgcConfig = recipe.settings
     sizes = EntrySizes(recipe, config.in_chunks)

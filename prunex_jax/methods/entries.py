@@ -51,8 +51,6 @@ def zeros_like(params: PyTree) -> PyTree:
 def mean_in_host(grads: PyTree, axes: MeshAxes) -> PyTree:
     """Mean gradient of the host, in float32.
 
-    Raises:
-      UserError: They are summed already; see `comm.check_local`.
     Collectives:
       As `comm.mean_over_devices`.
     """
@@ -140,11 +138,10 @@ class Sparsifier:
         _DENSITY.check("density", self.density)
 
     def send(self, tree: PyTree, density: float | None = None) -> Sent:
-        """Averages the largest entries over hosts.
+        """Averages the largest entries of a tree, float32, per_host, over hosts.
 
-        Args:
-          tree: float32, per_host.
-          density: Instead of the usual one.
+        `density` takes the place of the usual one.
+
         Collectives:
           As `comm.mean_of_entries`, or in chunks as `comm.mean_of_largest`, and as
           `comm.mean_over_hosts` for what is sent whole. With one host nothing is sent,

@@ -67,15 +67,9 @@ def largest_entries(buffer: jax.Array, count: int) -> jax.Array:
 def by_blocks(buffer: jax.Array, count: int) -> jax.Array:
     """Positions of the largest magnitudes, looked for in the most promising blocks.
 
-    The buffer is cut into blocks; of all blocks, those with the `count` largest maxima
-    hold all of the `count` largest entries. Blocks of sqrt(n / count) entries make both
-    choices equally large.
-
-    Args:
-      buffer: float32[n].
-      count: How many, at most n.
-    Returns:
-      int32[count], exact.
+    Of all blocks of the buffer, those with the `count` largest maxima hold all of the
+    `count` largest entries. Blocks of sqrt(n / count) entries make both choices equally
+    large.
     """
     size = buffer.size
     num_slices = max(1, min(_MAX_SLICES, math.isqrt(size // count)))
@@ -91,16 +85,10 @@ def by_blocks(buffer: jax.Array, count: int) -> jax.Array:
 
 
 def by_threshold(buffer: jax.Array, count: int) -> jax.Array:
-    """Positions of the largest magnitudes, all above one that is found by counting.
+    """Positions of the largest magnitudes, rising, above one found by counting.
 
     Of floats without sign the bits are in order, so 31 halvings find the magnitude of
     the last entry that is chosen. Of those equal to it, the first are.
-
-    Args:
-      buffer: float32[n].
-      count: How many, at most n.
-    Returns:
-      int32[count], exact, ascending.
     """
     bits = jax.lax.bitcast_convert_type(buffer, jnp.int32) & jnp.int32(0x7FFFFFFF)
 

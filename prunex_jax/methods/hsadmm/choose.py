@@ -91,9 +91,9 @@ def agreed_scores(
     the masks the masks stay, and with smaller ones the weakest channels of z go.
 
     Collectives:
-      Unless frozen, one float32 per channel as `comm.sum_over_hosts`; where
-      the criterion looks at gradients, before that the same as `Copies.mean_in_host`.
-      Of slices, what `channel_scores` adds up as `comm.sum_over_slices`.
+      Unless frozen, one float32 per channel as `comm.sum_over_hosts`; where the
+      criterion looks at gradients, before that the same as `Copies.mean_in_host`. Of
+      slices, what `channel_scores` adds up.
     """
     copies, criterion = this.copies, this.form.choosing.criterion
     total = functools.partial(sum_over_slices, axes=copies.axes)
@@ -141,14 +141,8 @@ class Choice:
 def choose(
     theta: PyTree, target: PyTree, z: PyTree, state: ChannelState, this: Round
 ) -> Choice:
-    """Scores, projects and agrees.
+    """Scores theta, and projects a_i, the target, onto the channels of all hosts.
 
-    Args:
-      theta: mean_j theta_ij, which is scored; per_host.
-      target: a_i, which is projected; per_host.
-      z: The global consensus.
-      state: Its masks are never revived.
-      this: The round.
     Collectives:
       As `agreed_scores`.
     """

@@ -106,10 +106,8 @@ def streaming_of(
 ) -> Streaming | None:
     """Whether rounds are in fragments; None if everything is exchanged at once.
 
-    Args:
-      method: The settings.
-      sync: When rounds would end.
-      left_by_rounds: What whole rounds leave of the copies.
+    `left_by_rounds` is what whole rounds leave of the copies.
+
     Raises:
       UserError: Fragments or a delay for which a period has no room.
     """

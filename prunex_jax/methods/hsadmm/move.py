@@ -162,19 +162,13 @@ def difference_to_consensus(target: PyTree, choice: Choice, state: Consensus) ->
 def move_consensus(
     target: PyTree, moved: PyTree, choice: Choice, state: Consensus, this: Round
 ) -> Consensus:
-    """Moves z along the mean difference to it, and z_i.
+    """Moves z along the mean difference to it, as hosts have received it, and z_i.
 
     Channels that go leave a_i, the target, z, v_i, the momentum of z and the last
     movement.
 
-    Args:
-      target: a_i, per_host.
-      moved: Mean difference to z as hosts have received it, replicated.
-      choice: Which channels the round keeps.
-      state: The consensus before.
-      this: The round.
     Collectives:
-      As `outer.follow` where movements are measured.
+      As `outer.follow` where the step follows movements.
     """
     form, host, movements = this.form.moving, state.host, state.movements
     if host is not None:
@@ -227,17 +221,11 @@ def settle(
 ) -> tuple[Consensus, Distances]:
     """Puts z, its momentum and z_i where the old ones lie, after all were compared.
 
-    Every leaf waits until it was compared with the old one and with the copies. XLA
-    would copy what is compared later, or compare in the pass that writes the new leaf,
-    which then has to lie elsewhere, and copy that. Where copies are set to z they wait
-    with it: values that wait apart would be computed apart, and rounded so.
+    Every leaf waits until it was compared with the old one and with theta. XLA would
+    copy what is compared later, or compare in the pass that writes the new leaf, which
+    then has to lie elsewhere, and copy that. Where copies are set to z they wait with
+    it: values that wait apart would be computed apart, and rounded so.
 
-    Args:
-      params: theta before the pull.
-      moved: The new consensus.
-      before: The old one.
-      choice: Which channels the round keeps.
-      axes: Mesh axes.
     Returns:
       The new consensus, to be read from here on, and the distances.
     Collectives:
@@ -289,18 +277,10 @@ def _after_each(
 def pull_copies(
     params: PyTree, state: Consensus, found: Distances, choice: Choice, this: Round
 ) -> tuple[PyTree, Consensus, Residuals, RoundHealth]:
-    """Duals, the proximal pull, and the residuals of the round.
+    """Duals, the proximal pull of theta, and the residuals, after `settle`.
 
     Drift is that of channels that the round keeps: from others it moves z away itself.
 
-    Args:
-      params: theta before the pull.
-      state: The consensus after `settle`.
-      found: From there.
-      choice: Which channels the round keeps.
-      this: The round.
-    Returns:
-      theta, the consensus with its duals, and what the round says of itself.
     Collectives:
       As `comm.sum_over_slices` for the squares of a tree.
     """
@@ -363,23 +343,10 @@ def harden(state: Consensus, copies: Copies) -> tuple[PyTree, Consensus]:
 def norms_by_group(
     squares: Mapping[str, jax.Array], layouts: Layouts
 ) -> dict[str, jax.Array]:
-    """Norm of what carries the channels of each group.
+    """Norm of what carries the channels of each group, from squares by path.
 
     A parameter whose axes belong to two groups counts in both, and one that belongs to
     none in no group, so squares of these norms do not add up to that of `norm`.
-
-    Args:
-      squares: Of the tree.
-      layouts: Where channels are.
-    Returns:
-      float32[] per group that has parameters.
-    Example:
-      >>> import numpy as np
-      >>> from prunex_jax.channels import AxisLayout
-      >>> rows = AxisLayout(2, (('a', np.array([[0], [1]])),), np.array([]))
-      >>> found = squares({'x': jnp.array([3.0, 4.0]), 'y': jnp.ones(2)})
-      >>> {k: float(x) for k, x in norms_by_group(found, {'x': {0: rows}}).items()}
-      {'a': 5.0}
     """
     members: dict[str, dict[str, jax.Array]] = {}
     for path, axes in layouts.items():

@@ -60,21 +60,13 @@ class SentChannels(NamedTuple):
     slicing: Slicing | None = None  # How trees lie in slices; None if they are whole.
 
     def take(self, tree: PyTree) -> PyTree:
-        """What is sent of a tree, in smaller leaves.
-
-        Collectives:
-          Of slices, as `Slicing.take_kept`.
-        """
+        """What is sent of a tree, smaller; of slices, as `Slicing.take_kept`."""
         if self.slicing is not None:
             return self.slicing.take_kept(tree, self.layouts, self.keep_indices)
         return take_channels(tree, self.layouts, self.keep_indices)
 
     def put(self, tree: PyTree) -> PyTree:
-        """Puts it back where it came from, zeros elsewhere.
-
-        Collectives:
-          Of slices, as `Slicing.put_kept`.
-        """
+        """Puts it back among zeros; of slices, as `Slicing.put_kept`."""
         if self.slicing is not None:
             return self.slicing.put_kept(tree, self.layouts, self.keep_indices)
         return put_channels(tree, self.layouts, self.keep_indices)
@@ -101,8 +93,8 @@ def send(
     Returns:
       The mean, replicated; and e_i, per_host, or None.
     Collectives:
-      The channels that are sent, as `mean_of_differences`. Of slices, also as
-      `SentChannels.take` and `put`, the latter twice where there is an error.
+      As `mean_of_differences`; of slices, also as `SentChannels.take` and `put`, the
+      latter twice where there is an error.
     """
     sending, axes = this.form.sending, this.copies.axes
     if error is not None:
@@ -123,15 +115,11 @@ def mean_of_differences(
     key: jax.Array,
     kind: RoundKind,
 ) -> tuple[PyTree, PyTree | None]:
-    """Averages compact differences over hosts.
+    """Averages compact differences with the last error, per_host, over hosts.
 
-    Args:
-      sent: Differences of the kept channels, with the last error, per_host.
-      form: How they are sent.
-      axes: Mesh axes.
-      key: Random key, the same everywhere, for formats that round stochastically.
-      kind: A freeze round sends everything, in eight bits at least: it follows a change
-        of the network that a few entries would not repair.
+    A freeze round sends everything, in eight bits at least: it follows a change of the
+    network that a few entries would not repair.
+
     Returns:
       The mean, replicated, and the error, per_host; None where the form keeps none.
     Collectives:
@@ -162,10 +150,8 @@ def mean_of_differences(
 def payload_of(sizes: Mapping[int, int], form: Sending) -> tuple[int, int]:
     """Numbers that stand for a tree in a frozen round, and bytes of their positions.
 
-    Args:
-      sizes: Number of axes -> elements of all compact leaves that have so many. What is
-        sent whole beside the largest numbers is little, and not counted.
-      form: How they are sent.
+    `sizes` are elements of all compact leaves by number of axes. What is sent whole
+    beside the largest numbers is little, and not counted.
     """
     if form.top is None:
         return sum(sizes.values()), 0

@@ -119,11 +119,7 @@ class Streaming:
 
 
 def check_streams(form: HsadmmParameters) -> None:
-    """Refuses forms whose duals, or measured movements, belong to whole rounds.
-
-    Raises:
-      UserError: Names the form's parameter.
-    """
+    """Refuses forms whose duals, or outer steps by law, belong to whole rounds."""
     moving = form.moving
     duals = {"dual_decay": moving.dual_decay, "rho_host": moving.rho_host}
     for name, value in duals.items():
@@ -144,20 +140,14 @@ def check_streams(form: HsadmmParameters) -> None:
 def fragments_of(
     shapes: Mapping[str, tuple[int, ...]], num_fragments: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Divides leaves among fragments of about the same size.
+    """Divides leaves among fragments of about the same size, as paths.
 
     The largest leaves first, each to the fragment that has least so far.
 
-    Args:
-      shapes: Shape of every parameter by path.
-      num_fragments: How many.
-    Returns:
-      Paths of every fragment, in the order of `shapes`.
     Raises:
       UserError: There are fewer leaves.
     Example:
-      >>> shapes = {'a': (2, 3), 'b': (4,), 'c': (3,)}
-      >>> fragments_of(shapes, 2)
+      >>> fragments_of({'a': (2, 3), 'b': (4,), 'c': (3,)}, 2)
       (('a',), ('b', 'c'))
     """
     if num_fragments > len(shapes):
@@ -187,15 +177,7 @@ class Arrival(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fragments:
-    """The fragments of some parameters, on their way.
-
-    Attributes:
-      streaming: When.
-      form: Its outer step, its error feedback and how numbers are sent.
-      groups: Channel groups, whose masks do not move.
-      keep_counts: Static number of channels that each keeps.
-      copies: Where the parameters live.
-    """
+    """The fragments of some parameters, on their way; masks do not move."""
 
     streaming: Streaming
     form: HsadmmParameters
@@ -208,10 +190,6 @@ class Fragments:
     ) -> tuple[Arrival, HsadmmState]:
         """Averages the movement of a fragment since it was last applied.
 
-        Args:
-          number: The fragment.
-          params: theta.
-          state: The state; its consensus is that of the last application.
         Returns:
           The mean, and the state, which holds it too if it is due in a later step.
         Collectives:
@@ -253,13 +231,7 @@ class Fragments:
     ) -> tuple[PyTree, HsadmmState]:
         """Moves the consensus of a fragment, and its copies towards it.
 
-        Args:
-          number: The fragment.
-          found: Its mean.
-          params: theta, a `delay` later than what was sent.
-          state: The state.
-        Returns:
-          theta and the state.
+        theta is a `delay` later than what was sent.
         """
         paths = self._paths(number, params)
         own, before = _part(params, paths), _part_of(state.consensus, paths)
