@@ -69,9 +69,9 @@ class RoundsConfig:
     # of its own, so that the largest message is about so many times smaller. 1
     # exchanges all at once.
     fragments: int = setting(1, at_least=1)
-    # Streaming: steps until a mean is applied; its exchange runs beside the first of
-    # them. With 0, steps wait for it.
-    delay: int = setting(0, at_least=0)
+    # Streaming: 1 exchanges beside a step and applies the mean after it; with 0, steps
+    # wait for it.
+    delay: int = setting(0, at_least=0, at_most=1)
     # Streaming: what remains of the local copies when a mean is applied. None: 0.5 with
     # a delay, else what the method leaves of them in whole rounds.
     mixing: float | None = setting(None, at_least=0, below=1)

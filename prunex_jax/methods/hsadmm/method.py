@@ -22,7 +22,7 @@ from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.outer import law_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
-from prunex_jax.methods.hsadmm.send import FLIGHT_IN_SLICES, payload_of
+from prunex_jax.methods.hsadmm.send import payload_of
 from prunex_jax.methods.hsadmm.state import HsadmmState, state_placements
 from prunex_jax.methods.hsadmm.streaming import Streaming, fragments_of
 from prunex_jax.methods.method import (
@@ -181,9 +181,6 @@ def core_of(recipe: Recipe) -> Hsadmm:
 def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
     """What all methods share whose copies meet in a consensus every so many steps."""
     placements = state_placements(core.device_level, core.slicing is not None)
-    if core.slicing is not None and core.streaming is not None:
-        sending = placements.sending._replace(flight=FLIGHT_IN_SLICES)
-        placements = placements._replace(sending=sending)
     streaming = core.streaming
 
     def own_counts(keep_counts: KeepCounts) -> KeepCounts:

@@ -6,7 +6,7 @@ Whatever the form, hosts end with the same mean; what a host has not sent, it ke
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -32,21 +32,13 @@ _MIN_NDIM = 2
 
 
 class Flight(NamedTuple):
-    """What streaming rounds have under way between two steps."""
+    """What streaming rounds remember of whole ones."""
 
     whole_at: jax.Array  # int32[], replicated: steps done at the last whole round
-    # Mean difference to z of every fragment under way, shaped as params, replicated;
-    # None where means are applied in the step that has sent them.
-    means: PyTree | None
-    is_under_way: jax.Array | None  # bool[fragments], replicated; None with them
-
-
-# Where the parts of a flight are if its means lie in slices.
-FLIGHT_IN_SLICES: Any = Flight("replicated", "slices", "replicated")  # type: ignore[arg-type]
 
 
 class SendState(NamedTuple):
-    """What hosts have not sent yet, and what is on the way."""
+    """What hosts have not sent yet, and when they sent all."""
 
     error: PyTree | None  # e_i, per_host: what host i has not sent yet
     flight: Flight | None  # of streaming rounds

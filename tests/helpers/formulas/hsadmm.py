@@ -111,7 +111,6 @@ class HsadmmFormulas(Formulas):
         self,
         mesh_shape: Mapping[str, int],
         sends: int | None = None,
-        lands: int | None = None,
         keep_counts: FixedCounts | None = None,
     ) -> list[Collective]:
         is_consensus = self.core.device_level == "consensus"
@@ -121,11 +120,10 @@ class HsadmmFormulas(Formulas):
         criterion = self.core.parameters.choosing.criterion
         if uses_gradients(criterion):
             sent += self.numbers_of_slices([self.num_channels])
-        if lands is not None:
-            sent += self.norms_of_slices(self.fragments[lands], 1)
         if sends is None:
             return sent
         paths = self.fragments[sends]
+        sent += self.norms_of_slices(paths, 1)
         if is_consensus:
             size = dense_size({path: self.shapes[path] for path in paths})
             sent += device_sum(size, mesh_shape)
@@ -160,8 +158,5 @@ class HsadmmFormulas(Formulas):
         sent += self.norms_of_slices(self.shapes)
         if form.outer != "fixed":
             sent += self.numbers_of_slices([len(self.shapes)] * 2 + [1])
-        if self.core.streaming is not None and self.core.streaming.keeps_means:
-            for paths in self.fragments:
-                sent += self.norms_of_slices(paths, 1)
         sending = self.core.parameters.sending
         return sent + sent_differences(sizes, sending, mesh_shape, kind)
