@@ -205,7 +205,6 @@ def selections(size: int) -> Iterator[tuple[str, Call]]:
         "threshold of a sample": by_sample,
         "by_threshold": selection.by_threshold,
         "by_blocks": selection.by_blocks,
-        "by_buckets (approximate)": selection.by_buckets,
     }
     for density in SELECTED:
         for name, way in ways.items():

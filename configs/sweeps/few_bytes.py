@@ -49,7 +49,7 @@ def make_rows() -> tuple[Row, ...]:
 
 def _outer(period: int) -> tuple[Row, ...]:
     """DiLoCo in int8 with its published outer step and momentum, and by law."""
-    rules = {"measured": "outer step 0.7, momentum 0.9", "law": "outer step by law"}
+    rules = {"fixed": "outer step 0.7, momentum 0.9", "law": "outer step by law"}
     return tuple(
         variant_row(
             "diloco-8-int8",

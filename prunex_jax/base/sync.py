@@ -84,20 +84,6 @@ class SyncSchedule:
         is_between = self.start_of(num_steps) == num_steps
         return num_steps if is_between else self.end_of(num_steps)
 
-    def rounds_within(self, steps: range) -> float:
-        """How many rounds some steps are, parts of rounds included.
-
-        Example:
-          >>> SyncSchedule(4).rounds_within(range(2, 12))
-          2.5
-        """
-        found, step = 0.0, steps.start
-        while step < steps.stop:
-            start, end = self.start_of(step), self.end_of(step)
-            found += (min(end, steps.stop) - step) / (end - start)
-            step = end
-        return found
-
     @property
     def rounds_per_step(self) -> float:
         """How many rounds a step has, as a mean over those that are listed."""

@@ -2,8 +2,7 @@
 
 In come trees or flat buffers inside `shard_map`, the mesh axes and a `Wire`; out come
 means and sums over hosts and devices. `list_collectives` lists what a traced program
-sends, `wire_bytes` turns that into bytes per axis, and `formulas` say the same from
-sizes alone.
+sends, and `wire_bytes` turns that into bytes per axis.
 """
 
 from prunex_jax.comm.accounting import (
@@ -26,11 +25,10 @@ from prunex_jax.comm.averaging import (
     sum_over_mesh,
     take_from_host,
 )
-from prunex_jax.comm.chunks import mean_of_largest
+from prunex_jax.comm.chunks import Route, TopK, mean_of_largest
 from prunex_jax.comm.collectives import check_local
 from prunex_jax.comm.formats import FORMATS
 from prunex_jax.comm.formulas import compact_size, dense_size
-from prunex_jax.comm.largest import Route, TopK
 from prunex_jax.comm.ring import ring_mean_over_hosts
 from prunex_jax.comm.slices import (
     Slicing,

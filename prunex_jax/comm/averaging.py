@@ -49,8 +49,7 @@ def mean_over_devices(tree: PyTree, axes: MeshAxes) -> PyTree:
 def _neighbours(tree: PyTree, at_least: int) -> Iterator[list[int]]:
     """Splits the leaves of a tree into groups of so many elements, by their places.
 
-    Leaves stay whole, and layers that are numbered follow each other: so gradients of a
-    group are known at about the same time.
+    Numbered layers follow each other: gradients of a group are known at about one time.
     """
     paths = list(flatten_by_path(tree))
     sizes = [jnp.size(leaf) for leaf in jax.tree.leaves(tree)]

@@ -34,18 +34,17 @@ def in_buffers(
     max_elements: int = 0,
     in_turn: bool = False,
 ) -> Any:
-    """Applies a function of flat buffers to all leaves.
+    """Applies a function of flat buffers to all leaves; to nothing, if there are none.
 
     Args:
-      tree: Arrays; without any, nothing happens.
+      tree: Arrays.
       fn: (buffer [n], number of elements before it) -> buffer [n], or several.
-      max_elements: Largest n; 0 takes all leaves at once. Leaves are cut where that is
-        needed, and a buffer depends on those leaves only that it holds.
+      max_elements: Largest n, for which leaves are cut; 0 takes all leaves at once.
       in_turn: Whether a buffer also waits for the results of the one before the last,
         so that few of them are in memory at one time.
     Returns:
-      The tree of the results, in its own types, or as many trees as `fn` returns
-      buffers; buffers have the widest of the types.
+      As many trees as `fn` returns buffers, in the types of the tree; buffers have the
+      widest of them.
     """
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:

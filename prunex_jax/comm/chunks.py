@@ -8,16 +8,82 @@ the host sends next.
 Sits on `comm.collectives` and `comm.wires`, as `comm.averaging` does.
 """
 
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
+from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import collectives, wires
 from prunex_jax.comm.buffers import in_buffers
-from prunex_jax.comm.formulas import route_of
-from prunex_jax.comm.largest import CHUNK, TopK, largest_buffer
 from prunex_jax.comm.wires import FLOAT32, Wire
 from prunex_jax.mesh import MeshAxes, axis_size, position, vary
+
+# Numbers of which a few are sent. Twelve bits are a position.
+CHUNK = 4096
+
+# gather: all hosts get the entries of all. owners: every chunk has a host that adds up
+# what all send of it, and sends the largest of the sum to all. auto: see `route_of`.
+Route = Literal["auto", "gather", "owners"]
+# Up to so many hosts all get the entries of all: owners would send half as much at the
+# least, which is not much for a sum that is cut down once more.
+FEW_HOSTS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK:
+    """Which numbers of a chunk are sent, and how.
+
+    Attributes:
+      per_chunk: Numbers of each chunk that a host sends; even, since two positions
+        make three bytes.
+      route: gather sends M - 1 times the entries of a host of M; owners about twice,
+        whatever M, but cuts the sum down to as many entries once more.
+    """
+
+    per_chunk: int
+    route: Route = "gather"
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of the positions of a chunk: twelve bits each."""
+        return self.per_chunk * 3 // 2
+
+    def __post_init__(self) -> None:
+        """Raises UserError for what cannot be sent."""
+        if not 2 <= self.per_chunk <= CHUNK or self.per_chunk % 2:
+            raise UserError(
+                f"top_k={self.per_chunk} must be an even number from 2 to {CHUNK}, the "
+                "numbers of a chunk; 0 sends all of them"
+            )
+        if self.route not in ("auto", "gather", "owners"):
+            raise UserError(
+                f"top_k_route={self.route!r} must be auto, gather or owners"
+            )
+
+
+def largest_buffer(wire: Wire, mesh_shape: Mapping[str, int]) -> int:
+    """Elements of the largest buffer that is cut into chunks; 0 is no limit.
+
+    Choosing takes several times the memory of a buffer, and a message is but a small
+    part of it: so the size of messages limits the float32 that they stand for. Whole
+    chunks, at least one; where that is enough, as many for every device.
+
+    Example:
+      >>> largest_buffer(Wire('int2', 2**28), {'host': 3, 'device': 2}) // CHUNK
+      16380
+    """
+    if not wire.bucket_bytes:
+        return 0
+    num_chunks = max(1, wire.bucket_bytes // (4 * CHUNK))
+    num_owners = math.prod(mesh_shape.values())
+    if num_chunks > num_owners:
+        num_chunks -= num_chunks % num_owners
+    return CHUNK * num_chunks
 
 
 def mean_of_largest(
@@ -32,9 +98,9 @@ def mean_of_largest(
       axes: Mesh axes.
       wire: How the numbers cross hosts; they are rounded to nearest.
     Returns:
-      The mean, replicated; and the error, per_host: what this host has not sent. With
-      mean "hosts", the mean of the trees is the first plus the mean of the errors. With
-      one host, the tree, and zero.
+      The mean, replicated; and the error, per_host: what this host has not sent. The
+      mean of the trees is the first plus the mean of the errors. With one host, the
+      tree, and zero.
     Collectives:
       For every buffer, with c = ceil(n / 4096) chunks of k entries, M hosts and P
       devices per host:
@@ -74,6 +140,47 @@ def mean_of_largest(
     room = largest_buffer(wire, mesh_shape)
     mean, error = in_buffers(tree, mean_and_error, room, wire.in_turn)
     return mean, error
+
+
+def route_of(
+    num_elements: int, top: TopK, mesh_shape: Mapping[str, int], wire: Wire = FLOAT32
+) -> Route:
+    """How `mean_of_largest` sends a tree of `num_elements`: gather or owners.
+
+    Returns:
+      As `top` says. With "auto", gather up to `FEW_HOSTS`; beyond, the route on which a
+      host sends fewer bytes to others: owners, but for trees of few chunks, of which
+      not every device has a share.
+    Example:
+      >>> top = TopK(64, route='auto')
+      >>> meshes = [{'host': n, 'device': 2} for n in (4, 5)]
+      >>> [route_of(100_000, top, mesh) for mesh in meshes]
+      ['gather', 'owners']
+      >>> route_of(5000, top, meshes[1])
+      'gather'
+    """
+    if top.route != "auto":
+        return top.route
+    num_hosts, num_devices = mesh_shape.values()
+    if num_hosts <= FEW_HOSTS or not num_elements:
+        return "gather"
+    room = largest_buffer(wire, mesh_shape) or num_elements
+    gathered = owned = 0  # Bytes of a device, of which each other host gets as many.
+    for start in range(0, num_elements, room):
+        num_chunks = -(-min(room, num_elements - start) // CHUNK)
+        own = -(-num_chunks // (num_hosts * num_devices))
+        for size, width in _messages(num_chunks, top, wire):
+            gathered += -(-size // num_devices) * width
+        # Entries to the owner, and the largest of the sum from there.
+        owned += 2 * sum(size * width for size, width in _messages(own, top, wire))
+    return "owners" if owned < gathered else "gather"
+
+
+def _messages(num_chunks: int, top: TopK, wire: Wire) -> list[tuple[int, int]]:
+    """Elements, and bytes of each, of what stands for chunks: values and positions."""
+    width = jnp.dtype(wire.format.carrier).itemsize
+    values = wire.num_carriers(num_chunks * top.per_chunk)
+    return [(values, width), (num_chunks * top.position_bytes, 1)]
 
 
 def _by_gather(
@@ -117,10 +224,8 @@ def _by_owners(
 
 
 def pack_positions(positions: jax.Array) -> jax.Array:
-    """Puts two positions below 4,096 into three bytes, uint8[n, 3 k / 2].
+    """Puts two positions into three bytes: int32[n, k] to uint8[n, 3 k / 2].
 
-    Args:
-      positions: int32[n, k], k even.
     Example:
       >>> packed = pack_positions(jnp.array([[1, 4095, 256, 2]]))
       >>> packed.tolist(), unpack_positions(packed).tolist()

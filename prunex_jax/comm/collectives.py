@@ -57,13 +57,11 @@ def sum_over_devices(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
 
 
 def sum_over_hosts(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
-    """Sums a buffer over hosts; each device carries an equal slice of it.
+    """Sums a buffer [n], per_host, over hosts; each device carries an equal slice.
 
     A plain sum over the host axis would send the whole buffer once per device. Here
     every byte crosses the host link once, and every network port of a host works.
 
-    Args:
-      buffer: [n], per_host: the same on every device of a host.
     Collectives:
       With P devices per host and m = ceil(n / P): a sum over the host axis of m
       elements, then a gather over the device axis of m elements from each device. With
@@ -78,12 +76,10 @@ def sum_over_hosts(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
 
 
 def gather_over_hosts(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
-    """Collects the buffers of all hosts; each device carries an equal slice of them.
+    """Collects the buffers [n], per_host, of all hosts: [hosts, n], replicated.
 
-    Args:
-      buffer: [n] of any type, per_host: the same on every device of a host.
-    Returns:
-      [hosts, n], replicated, in the order of the hosts.
+    Each device carries an equal slice of them.
+
     Collectives:
       With P devices per host, M hosts and m = ceil(n / P): a gather over the host axis
       of m elements, then one over the device axis of M * m elements from each device.
@@ -130,15 +126,11 @@ def sum_at_once(buffer: jax.Array, axis: Axis) -> jax.Array:
 
 
 def scatter_sum(buffer: jax.Array, device_axis: str | None, dim: int = 0) -> jax.Array:
-    """Sums a buffer over the devices of a host; each keeps its share of the sum.
+    """Sums an array over the devices of a host; each keeps its share along one axis.
 
-    Args:
-      buffer: [P * m] with P devices per host, per_device; or an array of that length
-        along another of its axes.
-      device_axis: Their axis, or None.
-      dim: Axis of the array along which it is shared out.
-    Returns:
-      [m], the share of this device; `join_shares` puts shares together.
+    The length of that axis is a multiple of the devices; `join_shares` puts shares
+    together.
+
     Collectives:
       A scattered sum over `device_axis` of all elements; with one device, nothing
       that moves. On CPU with several processes an exchange of as many, which sends
@@ -158,15 +150,10 @@ def scatter_sum(buffer: jax.Array, device_axis: str | None, dim: int = 0) -> jax
 
 
 def exchange(rows: jax.Array, axis: Axis) -> jax.Array:
-    """Sends every position its part of the rows, and takes the parts for this one.
+    """Sends part i of [size * n, ...] to position i, and returns what each sent here.
 
-    Args:
-      rows: [size * n, ...] of any type: part i is for position i.
-      axis: Axis, or several as one, of `size` positions.
-    Returns:
-      [size * n, ...]: part i is from position i.
     Collectives:
-      One exchange over `axis` of all rows.
+      One exchange over `axis`, or several as one, of all rows.
     """
     varying = vary(rows, _as_tuple(axis))
     return jax.lax.all_to_all(varying, axis, 0, 0, tiled=True)
@@ -182,10 +169,8 @@ def collect(rows: jax.Array, axis: Axis) -> jax.Array:
 
 
 def shift(buffer: jax.Array, axis: str) -> jax.Array:
-    """Sends a buffer to the next position along an axis, and takes the previous one's.
+    """Sends a buffer to the next position of a ring; takes that of the one before.
 
-    Returns:
-      What the position before sent; the first gets it from the last.
     Collectives:
       One shift over `axis` of the whole buffer.
     """
@@ -211,10 +196,6 @@ def share_of(buffer: jax.Array, device_axis: str | None) -> jax.Array:
 def join_shares(share: jax.Array, device_axis: str | None, dim: int = 0) -> jax.Array:
     """Puts the shares of all devices of a host together; inverse of `share_of`.
 
-    Args:
-      share: [m, ...], of this device.
-      device_axis: Axis of the devices, or None.
-      dim: Axis of the array along which shares lie one after the other.
     Collectives:
       A gather over `device_axis`; with one device, nothing that moves.
     """

@@ -28,15 +28,14 @@ class Format:
 
     Attributes:
       encode: (float32[n, block], noise) -> [n, width] of the carrier type. A number is
-        rounded up if the share that it has of the way there is larger than its noise;
-        without noise, and always where `is_biased`, it is rounded to nearest.
+        rounded up if its share of the way there is larger than its noise; without
+        noise, and where `is_biased`, it is rounded to nearest.
       decode: Its inverse, up to that rounding.
       carrier: Type that is given to the collectives. Integers of the same width stand
         for floats, which some backends would widen.
       width: Carriers of a block, with its scale or its table.
-      block: Numbers that are encoded together: they share a scale where the format has
-        one. Blocks are counted from the start of a tree, so what becomes of a number
-        depends neither on the devices of a host nor on buckets.
+      block: Numbers that are encoded together, counted from the start of a tree, so
+        that neither the devices of a host nor buckets change them.
       is_biased: Whether numbers are always rounded to nearest, so that errors add up.
 
     Example:

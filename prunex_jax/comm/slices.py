@@ -145,12 +145,7 @@ class Slicing:
         return map_with_path(lambda path, leaf: whole.get(path, leaf), tree)
 
     def owners(self, tree: PyTree, shapes: Mapping[str, Shape]) -> dict[str, str]:
-        """Path of every leaf that is named and shaped as a parameter, and whose.
-
-        Args:
-          tree: Holds trees of parameters, or of slices.
-          shapes: Shape of each by the parameter's path.
-        """
+        """Path of every leaf that is named and shaped as a parameter, and whose."""
         return {
             path: name
             for path, shape in shapes_by_path(tree).items()
@@ -405,11 +400,8 @@ def _in_messages(
 ) -> list[jax.Array]:
     """Sends large arrays as they are, and all small ones as one.
 
-    Args:
-      arrays: What every device puts in.
-      dims: Along which axis of each it is shared out, or put together.
-      send: (array, that axis) -> what this device gets of it.
-      parts: How many parts of a whole array go in, and come out.
+    `send` takes an array and the axis along which it is shared out, or put together;
+    `parts` says how many parts of a whole array go in, and come out.
     """
     before, after = parts
     is_large = [_is_large(array.size * after) for array in arrays]

@@ -61,7 +61,7 @@ class Wire:
     def bucket_elements(self) -> int:
         """Elements of a buffer whose message fits into a bucket; 0 is no limit.
 
-        Narrow formats fill whole blocks. At least one element, or block, is sent.
+        Narrow formats fill whole blocks; at least one element, or block, is sent.
 
         Example:
           >>> Wire('float32', 1000).bucket_elements, Wire('int8', 1000).bucket_elements
@@ -107,11 +107,7 @@ def refuse_biased(wire: Wire, sender: str) -> None:
 
 
 def write(values: jax.Array, wire: Wire) -> jax.Array:
-    """Makes one message of few numbers, float32[n]; they are rounded to nearest.
-
-    Returns:
-      [wire.num_carriers(n)] of the carrier type.
-    """
+    """Makes one message of few numbers, float32[n], which are rounded to nearest."""
     block = wire.format.block
     padded = jnp.pad(values, (0, -values.size % block))
     return wire.format.encode(padded.reshape(-1, block), None).ravel()
@@ -140,17 +136,15 @@ def mean_of_shares(
     """Averages the shares of one device per host in a narrow format.
 
     Args:
-      share: float32[size * blocks * block], with as many positions along the axis as
-        `size` says.
+      share: float32[size * blocks * block], with `size` positions along the axis.
       axis: The axis of the hosts, or several that are taken as one.
       first_block: Number of the first block of the share in the whole.
       wire: A narrow format.
-      key: Random key, the same everywhere: rounding is stochastic, the mean unbiased.
-        The draws of different hosts are independent. None rounds to nearest.
+      key: As in `mean_over_hosts`; the draws of different hosts are independent.
     Returns:
       [size * blocks, width]: the mean, still encoded, the same along the axis. And
-      [size * blocks * block], what both roundings have lost here: the mean over the
-      axis of what was given is what the first decodes to plus the mean of the second.
+      what both roundings have lost here, like the share: the mean over the axis of
+      what was given is what the first decodes to plus the mean of the second.
     Collectives:
       An exchange over `axis` of size * blocks * width carriers, and a gather of
       blocks * width from each position.

@@ -28,7 +28,7 @@ import jax
 
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
-from prunex_jax.comm.largest import CHUNK
+from prunex_jax.comm.chunks import CHUNK
 from prunex_jax.compare.probe import ProbedLink, probe_links, slowest
 from prunex_jax.compare.report.tables import Column, make_table
 from prunex_jax.compare.step_time import Link, late_options, steady_traffic

@@ -35,15 +35,8 @@ def local_machine(
 
     The kernel's boot identifier is the same in all containers of a machine, where
     the hostname is not, and differs between machines that were given the same name.
-
-    Args:
-      environ: Environment variables; `PRUNEX_HOST_ID` replaces the identity, to
-        make one machine several hosts, or several one.
-      boot_id_file: Where the kernel tells its boot identifier; without it the
-        hostname is the identity.
-
-    Returns:
-      The machine.
+    Without it the hostname is the identity. `PRUNEX_HOST_ID` replaces both, to make one
+    machine several hosts, or several one.
     """
     chosen = environ.get("PRUNEX_HOST_ID")
     name = chosen or socket.gethostname()
@@ -57,11 +50,10 @@ def local_machine(
 def gather_machines() -> tuple[Machine, ...]:
     """Exchanges the machines between all processes of the run.
 
-    Collectives:
-      As `gather_texts`.
-
     Raises:
       UserError: Processes have different numbers of devices.
+    Collectives:
+      As `gather_texts`.
     """
     local = local_machine()
     if jax.process_count() == 1:
@@ -131,9 +123,6 @@ class Host:
 def parse_layout(text: str) -> str | int:
     """Checks `topology.layout`, and turns a number of hosts into an int.
 
-    Raises:
-      UserError: It is neither a known word, nor a positive number, nor `stand_ins`.
-
     Example:
       >>> parse_layout("host"), parse_layout("2")
       ('host', 2)
@@ -202,14 +191,9 @@ def arrange_hosts(
       records: All devices, in any order.
       layout: host (same machine), process, slice, or the number of hosts, which are
         then cut from the devices in order.
-
-    Returns:
-      The hosts, all with the same number of devices.
-
     Raises:
       UserError: The hosts would be uneven, a host would consist of parts of several
         processes, or the platform has no slices.
-
     Example:
       >>> records = [DeviceRecord(process=i // 2, device=i) for i in range(4)]
       >>> [[r.device for r in host.devices] for host in arrange_hosts(records, 2)]

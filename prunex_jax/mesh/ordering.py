@@ -10,16 +10,12 @@ from prunex_jax.mesh.varying import agreed, axes_of
 
 
 def zero_after(values: Iterable[jax.Array]) -> jax.Array:
-    """A zero that can be had only when some values have been computed.
+    """An int32[] zero that can be had only when some values have been computed.
 
     Added to a position, or multiplied with one added to it, it makes what follows wait.
     XLA's optimization barriers do not: they are gone before it joins equal operations
     and orders them.
 
-    Args:
-      values: Floating arrays; those without elements are skipped.
-    Returns:
-      int32[], 0 whatever they are, and so known as equal along every mesh axis.
     Example:
       >>> int(zero_after([jnp.array([jnp.nan]), jnp.array(3.0)]))
       0

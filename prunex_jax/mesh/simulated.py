@@ -139,8 +139,7 @@ def _over_all(
 ) -> Callable[..., PyTree]:
     """Runs a function for all simulated devices, whose blocks lead with their axes.
 
-    What is the same along an axis is not repeated: a convolution of many images with
-    one kernel stays one.
+    What is the same along an axis is not repeated.
     """
     for name, size in reversed(mesh.axis_sizes):
         leads = jax.tree.map(

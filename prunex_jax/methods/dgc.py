@@ -42,8 +42,6 @@ class DgcConfig:
     density: float = setting(0.001, above=0, at_most=1)
     # Share of the run in which the density falls to that.
     warmup_share: float = setting(0.05, at_least=0, at_most=1)
-    # False misses one in twenty of the largest, for a faster choice.
-    is_exact: bool = True
     # Of every 4096 entries the largest, with positions of 12 bits instead of 32.
     in_chunks: bool = False
     # Density at which the warm-up starts; each of its stages has a quarter of it.
@@ -67,7 +65,6 @@ def dgc(
     momentum: float = 0.9,
     nesterov: bool = False,
     clip_norm: float = 0.0,
-    is_exact: bool = True,
     in_chunks: bool = False,
     wire: Wire = FLOAT32,
     send_whole: Sequence[str] = (),
@@ -96,7 +93,6 @@ def dgc(
       nesterov: As in `optax.sgd`.
       clip_norm: Largest norm of the mean gradient of all hosts, if those of the hosts
         were independent; 0 means no clipping.
-      is_exact: As in `topk`.
       in_chunks: As in `topk`.
       wire: As in `topk`.
       send_whole: Leaves whose path contains one of these do not compete: they are sent
@@ -133,7 +129,7 @@ def dgc(
     """
     Range(at_least=0, below=1).check("momentum", momentum)
     Range(at_least=0).check("clip_norm", clip_norm)
-    sparsifier = Sparsifier(density, is_exact, wire, in_chunks, tuple(send_whole), axes)
+    sparsifier = Sparsifier(density, wire, in_chunks, tuple(send_whole), axes)
 
     def init(params: PyTree) -> DgcState:
         return DgcState(zeros_like(params), zeros_like(params))
@@ -180,13 +176,10 @@ def warmup_density(
 
 
 def make_dgc(recipe: Recipe) -> Method:
-    """Builds the DGC method.
+    """Builds the DGC method, which needs SGD inside.
 
     It takes over clipping and momentum of the inner optimizer, which keeps its weight
     decay and learning rate.
-
-    Raises:
-      UserError: The inner optimizer is not SGD.
     """
     config: DgcConfig = recipe.settings
     sizes = EntrySizes(recipe, config.in_chunks)
@@ -204,7 +197,6 @@ def make_dgc(recipe: Recipe) -> Method:
         dgc(
             config.density,
             **momentum_of(recipe),
-            is_exact=config.is_exact,
             in_chunks=config.in_chunks,
             wire=recipe.wire,
             send_whole=recipe.config.send_whole,

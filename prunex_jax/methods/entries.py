@@ -27,7 +27,7 @@ from prunex_jax.comm import (
     mean_over_devices,
     mean_over_hosts,
 )
-from prunex_jax.comm.largest import CHUNK
+from prunex_jax.comm.chunks import CHUNK
 from prunex_jax.mesh import ALONE, MeshAxes, axis_size
 from prunex_jax.methods.method import Recipe
 from prunex_jax.sparsity import entry_count, largest_entries
@@ -51,8 +51,6 @@ def zeros_like(params: PyTree) -> PyTree:
 def mean_in_host(grads: PyTree, axes: MeshAxes) -> PyTree:
     """Mean gradient of the host, in float32.
 
-    Raises:
-      UserError: They are summed already; see `comm.check_local`.
     Collectives:
       As `comm.mean_over_devices`.
     """
@@ -126,8 +124,6 @@ class Sparsifier:
     """Sends the largest entries of a tree."""
 
     density: float  # Share of the entries that every host sends.
-    # Whether they are the largest, or 95 % of them: see `sparsity.largest_entries`.
-    is_exact: bool = True
     wire: Wire = FLOAT32  # Format of their values on the host axis.
     # Whether the largest are those of every 4,096 entries, whose positions need twelve
     # bits, or of all, whose positions are int32.
@@ -142,11 +138,10 @@ class Sparsifier:
         _DENSITY.check("density", self.density)
 
     def send(self, tree: PyTree, density: float | None = None) -> Sent:
-        """Averages the largest entries over hosts.
+        """Averages the largest entries of a tree, float32, per_host, over hosts.
 
-        Args:
-          tree: float32, per_host.
-          density: Instead of the usual one.
+        `density` takes the place of the usual one.
+
         Collectives:
           As `comm.mean_of_entries`, or in chunks as `comm.mean_of_largest`, and as
           `comm.mean_over_hosts` for what is sent whole. With one host nothing is sent,
@@ -182,7 +177,7 @@ class Sparsifier:
     def _send_of_all(self, competing: jax.Array, density: float) -> _Buffers:
         size = competing.size
         count = entry_count(density, size)
-        positions = largest_entries(competing, count, is_exact=self.is_exact)
+        positions = largest_entries(competing, count)
         values = competing[positions]
         mean, sent = mean_of_entries(positions, values, size, self.axes, self.wire)
         held_back = competing.at[positions].set(values - sent, unique_indices=True)

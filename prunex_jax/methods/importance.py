@@ -333,8 +333,7 @@ def chosen_counts(
     """Entries that one host chooses of every leaf; 0 where it is sent whole.
 
     Example:
-      >>> shapes = {'kernel': (3, 100), 'bias': (100,), 'tiny': (2, 2)}
-      >>> chosen_counts(shapes, 0.01, 4)
+      >>> chosen_counts({'kernel': (3, 100), 'bias': (100,), 'tiny': (2, 2)}, 0.01, 4)
       [3, 0, 0]
     """
     counts = []
@@ -350,17 +349,10 @@ def chosen_counts(
 def choosers_of(
     num_choices: jax.Array, num_hosts: int, num_choosers: int, seed: int = 0
 ) -> jax.Array:
-    """Says whose turn it is: the same on every host, without asking.
+    """Says whose turn it is, int32[num_choosers], the same on every host.
 
     Hosts are shuffled, take their turns, and are shuffled again.
 
-    Args:
-      num_choices: int32[], turns so far.
-      num_hosts: Hosts.
-      num_choosers: Those of them that choose at a time.
-      seed: Of the shuffling.
-    Returns:
-      int32[num_choosers], distinct.
     Example:
       >>> turns = [choosers_of(jnp.int32(i), 4, 2).tolist() for i in range(2)]
       >>> sorted(turns[0] + turns[1])
@@ -392,13 +384,10 @@ def without_twins(positions: jax.Array, nowhere: int) -> jax.Array:
 
 
 def make_importance(recipe: Recipe) -> Method:
-    """Builds the method of importance-weighted pruning.
+    """Builds the method of importance-weighted pruning, which needs SGD inside.
 
     It takes over clipping and momentum of the inner optimizer, which keeps its weight
     decay and learning rate.
-
-    Raises:
-      UserError: The inner optimizer is not SGD.
     """
     refuse_biased(recipe.wire, "importance")
     config: ImportanceConfig = recipe.settings

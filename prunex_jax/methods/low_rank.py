@@ -52,20 +52,12 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """The side of a matrix that lies in slices, as axes of the leaf it is a view of.
-
-    Attributes:
-      is_rows: Whether it is the rows.
-      is_short: Whether it is the shorter side, over which the basis is.
-      axes: Sizes of its axes in the leaf.
-      dim: That of them which is cut.
-      parts: Slices.
-    """
+    """The side of a matrix that lies in slices, as axes of the leaf it is a view of."""
 
     is_rows: bool
-    is_short: bool
-    axes: tuple[int, ...]
-    dim: int
+    is_short: bool  # Whether it is the shorter side, over which the basis is.
+    axes: tuple[int, ...]  # Sizes of its axes in the leaf.
+    dim: int  # That of them which is cut.
     parts: int
 
     @property
@@ -92,23 +84,16 @@ def side_of(view: Matrix, shape: Sequence[int], dim: int, parts: int) -> Side:
 def view_of(shape: Sequence[int], rank: int) -> Matrix | None:
     """Splits the axes of a leaf where rows and columns are fewest together.
 
-    Kernels are [kh, kw, c_in, c_out]. With c_out >= kh * kw, as nearly always, they
-    become [kh * kw * c_in, c_out]: outputs against all the rest, as PowerSGD's authors
-    view [c_out, c_in, kh, kw]. Dense kernels [c_in, c_out] stay as they are, and those
-    of attention, [width, heads, size], become [width, heads * size].
+    Kernels [kh, kw, c_in, c_out] with c_out >= kh * kw, as nearly always, become
+    [kh * kw * c_in, c_out], as PowerSGD's authors view them; dense kernels stay as they
+    are, and those of attention, [width, heads, size], become [width, heads * size].
+    Scalars, vectors and leaves without elements have no view.
 
-    Args:
-      shape: Of the leaf.
-      rank: Largest rank; that of the matrix is capped by its shorter side.
-    Returns:
-      The view, or None for scalars, vectors and leaves without elements.
     Example:
       >>> view_of((3, 3, 64, 128), 2)
       Matrix(rows=576, cols=128, rank=2)
       >>> view_of((3, 3, 1, 256), 2)
       Matrix(rows=9, cols=256, rank=2)
-      >>> view_of((64,), 2) is None
-      True
     """
     if len(shape) < 2 or not math.prod(shape):
         return None
@@ -145,13 +130,8 @@ def make_plan(
     min_gain: float,
     is_whole: Sequence[bool] | None = None,
 ) -> Plan:
-    """Decides which leaves low rank pays for.
+    """Decides which leaves are factored: where it makes them `min_gain` smaller.
 
-    Args:
-      shapes: Of all leaves, in order.
-      rank: Largest rank of a matrix.
-      min_gain: Matrices whose factors are not this much smaller are sent whole.
-      is_whole: Which leaves are sent whole in any case; None is none of them.
     Example:
       >>> make_plan([(64, 10), (10,), (64, 10), (4, 4)], rank=2, min_gain=2.0)
       Plan(batches=((Matrix(rows=64, cols=10, rank=2), (0, 2)),), whole=(1, 3))
@@ -171,13 +151,7 @@ def make_plan(
 def stack(
     view: Matrix, leaves: Sequence[jax.Array], side: Side | None = None
 ) -> jax.Array:
-    """Views leaves of one shape as float[batch, rows, cols], or slices of such leaves.
-
-    Args:
-      view: Of the whole leaves.
-      leaves: All of them, or their slices.
-      side: Which side of them lies in slices.
-    """
+    """Views leaves of one shape, or slices of them, as float[batch, rows, cols]."""
     rows, cols = view.rows, view.cols
     if side is not None and side.is_rows:
         rows = math.prod(side.own_axes)
@@ -206,26 +180,17 @@ def product(view: Matrix, basis: jax.Array, coefficients: jax.Array) -> jax.Arra
 
 
 def orthonormal(matrices: jax.Array) -> jax.Array:
-    """Makes the columns of every matrix of a batch orthonormal, each matrix alone.
+    """Makes the columns of every matrix of float32[batch, n, rank] orthonormal.
 
     Gram-Schmidt, with every projection taken twice, which is enough for orthogonality
-    to rounding. A column that is zero, or depends on those before it, is replaced by a
-    fixed random direction: the result is a full basis whatever comes in, not a matter
-    of rounding, and not blind to any row for ever.
+    to rounding (Giraud et al., 2005). A column that is zero, or depends on those before
+    it, is replaced by a fixed random direction: the result is a full basis whatever
+    comes in, and not blind to any row for ever. Not finite where the input is not.
 
-    Args:
-      matrices: float32[batch, n, rank], rank <= n.
-    Returns:
-      float32[batch, n, rank]; spans what the columns span. Not finite where the input
-      is not.
     Example:
       >>> basis = orthonormal(jnp.ones((1, 4, 2)))  # two equal columns
       >>> bool(jnp.allclose(basis[0].T @ basis[0], jnp.eye(2), atol=1e-6))
       True
-
-    References:
-      Giraud et al., Rounding error analysis of the classical Gram-Schmidt
-      orthogonalization process, 2005 (twice is enough).
     """
     return jax.vmap(_orthonormal)(matrices)
 
@@ -257,14 +222,10 @@ def _orthonormal(matrix: jax.Array) -> jax.Array:
 
 
 def unit_columns(matrices: jax.Array, otherwise: jax.Array) -> jax.Array:
-    """Scales the columns of every matrix of a batch to length one.
+    """Scales the columns of every matrix of float32[batch, n, rank] to length one.
 
-    Args:
-      matrices: float32[batch, n, rank].
-      otherwise: Taken for columns that are nothing but rounding beside the longest of
-        their matrix, or zero: their direction would mean nothing.
-    Returns:
-      float32[batch, n, rank].
+    Columns that are zero, or nothing but rounding beside the longest of their matrix,
+    have no direction: those of `otherwise` are taken.
     """
     largest = jnp.max(jnp.abs(matrices), axis=(1, 2), keepdims=True)
     scaled = matrices / jnp.where(largest > 0, largest, 1)

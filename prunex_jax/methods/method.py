@@ -25,9 +25,9 @@ from prunex_jax.sparsity.settings import Criterion
 # moving: masks follow the scores. freeze: they are chosen one last time, and the copies
 # are set to the consensus. frozen: masks stay, no scores are exchanged.
 RoundKind = Literal["moving", "freeze", "frozen"]
-# How a round steps along the mean movement of the hosts: by settings; by settings, with
-# the cosine of successive movements in the log; or as the period and that cosine say.
-OuterRule = Literal["fixed", "measured", "law"]
+# How a round steps along the mean movement of the hosts: by settings, or as the period
+# and the cosine of successive movements say.
+OuterRule = Literal["fixed", "law"]
 KeepCounts = Mapping[str, int]
 # Static, hashable keyword arguments of an update.
 Options = dict[str, Any]
@@ -69,15 +69,15 @@ class RoundsConfig:
     # of its own, so that the largest message is about so many times smaller. 1
     # exchanges all at once.
     fragments: int = setting(1, at_least=1)
-    # Streaming: steps until a mean is applied; its exchange runs beside the first of
-    # them. With 0, steps wait for it.
-    delay: int = setting(0, at_least=0)
+    # Streaming: 1 exchanges beside a step and applies the mean after it; with 0, steps
+    # wait for it.
+    delay: int = setting(0, at_least=0, at_most=1)
     # Streaming: what remains of the local copies when a mean is applied. None: 0.5 with
     # a delay, else what the method leaves of them in whole rounds.
     mixing: float | None = setting(None, at_least=0, below=1)
-    # fixed (the outer step and momentum of the method) | measured (the same; the cosine
-    # of successive round movements is logged, for one more copy of the parameters) |
-    # law (momentum from the period, and a step from that cosine in every round).
+    # fixed (the outer step and momentum of the method) | law (momentum from the period,
+    # and in every round a step from the cosine of successive movements, for one more
+    # copy of the parameters).
     outer: OuterRule = "fixed"
 
 
@@ -128,8 +128,6 @@ class Recipe:
       shapes: Shape of every parameter by path.
       axes: Mesh axes.
       total_steps: Length of the run.
-      fade_steps: Steps over which channels fade before they are removed; none if they
-        do not.
       criterion: What hsadmm ranks channels by.
       optimizer: Settings of the inner optimizer, for methods that do part of its work.
       settings: The method's own settings; `make_method` takes them from `config`.
@@ -145,7 +143,6 @@ class Recipe:
     shapes: Mapping[str, tuple[int, ...]]
     axes: MeshAxes = dataclasses.field(default_factory=MeshAxes)
     total_steps: int = 0
-    fade_steps: range = range(0)
     criterion: Criterion = "norm"
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     settings: Any = None

@@ -37,21 +37,7 @@ def map_moments(
 def mask_moments(
     inner_state: PyTree, params: PyTree, layouts: Layouts, masks: Masks
 ) -> PyTree:
-    """Zeroes the dead entries of every moment; see `map_moments` for which they are.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import numpy as np
-      >>> import optax
-      >>> from prunex_jax.channels import ChannelGroup, ChannelSlice, layouts_of
-      >>> rows = ChannelSlice('a', 0, np.arange(3)[:, None])
-      >>> layouts = layouts_of([ChannelGroup('g', 3, (rows,))], {'a': (3,)})
-      >>> params = {'a': jnp.ones(3)}
-      >>> state = optax.TraceState({'a': jnp.ones(3)})
-      >>> masks = {'g': jnp.array([True, False, True])}
-      >>> mask_moments(state, params, layouts, masks).trace['a'].tolist()
-      [1.0, 0.0, 1.0]
-    """
+    """Zeroes the dead entries of every moment; see `map_moments`."""
 
     def mask(name: str, leaf: jax.Array) -> jax.Array:
         return mask_channels({name: leaf}, layouts, masks)[name]

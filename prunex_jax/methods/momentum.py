@@ -22,21 +22,13 @@ _TINY = 1e-30
 
 
 def clip_of_host(local: PyTree, clip_norm: float, axes: MeshAxes) -> PyTree:
-    """Clips the mean gradient of a host.
+    """Clips the mean gradient of a host, float32; a norm of 0 is no limit.
 
-    Args:
-      local: float32, per_host.
-      clip_norm: Largest norm of the mean over hosts, if their gradients were
-        independent: that of one host may be sqrt(hosts) times as large. 0 is no limit.
-      axes: Mesh axes.
-    Returns:
-      A tree like it, per_host.
+    `clip_norm` is for the mean over hosts, if their gradients were independent: that of
+    one host may be sqrt(hosts) times as large.
+
     Collectives:
       Of slices, as `comm.sum_over_slices` for one number.
-    Example:
-      >>> from prunex_jax.mesh import ALONE
-      >>> clip_of_host(jnp.array([3.0, 4.0]), 1.0, ALONE).round(3).tolist()
-      [0.6000000238418579, 0.800000011920929]
     """
     if not clip_norm:
         return local
@@ -72,11 +64,6 @@ def after_momentum(
     decay keeps the momentum and the state that it has in `inner`, and for SGD, which is
     linear, decay and direction add up to what `inner` does to gradients.
 
-    Args:
-      inner: SGD with momentum, weight decay and learning rate, in that order or any.
-      learning_rate: The one it has.
-    Returns:
-      A transformation for directions that have momentum already.
     Example:
       >>> sgd = optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1, 0.9))
       >>> tx = after_momentum(sgd, 0.1)
@@ -104,10 +91,8 @@ def after_momentum(
 
 
 def momentum_of(recipe: Recipe) -> dict[str, Any]:
-    """What a method takes over of the inner optimizer that applies momentum itself.
+    """Momentum, nesterov and clip_norm of the inner optimizer, for a method's exchange.
 
-    Returns:
-      momentum, nesterov and clip_norm, for the factory of its exchange.
     Raises:
       UserError: The inner optimizer is not SGD.
     """

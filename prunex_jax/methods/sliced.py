@@ -36,13 +36,8 @@ def recipe_in_slices(recipe: Recipe, slicing: Slicing) -> Recipe:
 def with_sliced_params(method: Method, slicing: Slicing) -> Method:
     """Lets a method that works on slices train parameters that lie in slices, too.
 
-    Args:
-      method: From `recipe_in_slices`.
-      slicing: How parameters are cut.
-    Returns:
-      The method. Its parameters and gradients are slices, as
-      `Slicing.value_and_grad` takes and makes them; the network that it stands for is
-      whole.
+    Its parameters and gradients are slices, as `Slicing.value_and_grad` takes and makes
+    them; the network that it stands for is whole.
     """
     base = _on_whole(method, slicing)
     placements = base.placements
@@ -60,14 +55,9 @@ def with_sliced_params(method: Method, slicing: Slicing) -> Method:
 def around_slices(method: Method, slicing: Slicing, axes: MeshAxes) -> Method:
     """Lets a method that works on slices train parameters that all devices have whole.
 
-    Args:
-      method: From `recipe_in_slices`.
-      slicing: How parameters are cut.
-      axes: Mesh axes, with that of the devices.
-    Returns:
-      The method, whose functions take and return whole parameters, and whose state is
-      in slices. A step sends, beside what the method sends, what `Slicing.mean_of` and
-      `Slicing.join` do; a round what `Slicing.join` does.
+    Its functions take and return whole parameters, and its state is in slices. A step
+    sends, beside what the method sends, what `Slicing.mean_of` and `Slicing.join` do; a
+    round what `Slicing.join` does.
     """
     base = _on_whole(method, slicing)
 

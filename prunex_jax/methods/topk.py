@@ -28,8 +28,6 @@ class TopkConfig:
 
     # Share of the entries that every host sends in every step.
     density: float = setting(0.01, above=0, at_most=1)
-    # False misses one in twenty of the largest, for a faster choice.
-    is_exact: bool = True
     # Of every 4096 entries the largest, with positions of 12 bits instead of 32.
     in_chunks: bool = False
 
@@ -47,7 +45,6 @@ TOPK_PLACEMENTS = TopkState("per_host")
 def topk(
     density: float = 0.01,
     *,
-    is_exact: bool = True,
     in_chunks: bool = False,
     wire: Wire = FLOAT32,
     send_whole: Sequence[str] = (),
@@ -71,11 +68,8 @@ def topk(
 
     Args:
       density: Share of all entries that every host sends, in (0, 1].
-      is_exact: False may miss some of the largest for a faster choice; what is missed
-        is held back. See `sparsity.largest_entries`.
       in_chunks: Whether the largest are those of every 4,096 entries, an even number
         and at least two: positions then have twelve bits, and choosing is cheaper.
-        `is_exact` means nothing then.
       wire: Format of the values on the host axis; positions are int32, or in chunks
         twelve bits.
       send_whole: Leaves whose path contains one of these do not compete: they are sent
@@ -113,7 +107,7 @@ def topk(
       by layer or globally. Dense inside a host, sparse between hosts only. What is held
       back is in the scale of gradients, not of updates, so that any optimizer follows.
     """
-    sparsifier = Sparsifier(density, is_exact, wire, in_chunks, tuple(send_whole), axes)
+    sparsifier = Sparsifier(density, wire, in_chunks, tuple(send_whole), axes)
 
     def init(params: PyTree) -> TopkState:
         return TopkState(zeros_like(params))
@@ -144,7 +138,6 @@ def make_topk(recipe: Recipe) -> Method:
         recipe,
         topk(
             config.density,
-            is_exact=config.is_exact,
             in_chunks=config.in_chunks,
             wire=recipe.wire,
             send_whole=recipe.config.send_whole,

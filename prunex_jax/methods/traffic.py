@@ -35,13 +35,9 @@ def step_collectives(
     """Lists what the update of one step sends.
 
     What the network itself sends is not in it, such as statistics over the devices of a
-    host, or the gathers of parameters that lie in slices.
+    host, or the gathers of parameters that lie in slices. Shapes are those of the
+    parameters by path; the mesh has its slow axis first; options are of `StepOptions`.
 
-    Args:
-      method: From `make_method`, with the axes of the mesh.
-      shapes: Shape of every parameter by path.
-      mesh_shape: Axes of the mesh, slow axis first, and their sizes.
-      **options: As of `StepOptions`.
     Example:
       >>> from prunex_jax.methods.dense import average_gradients
       >>> axes = MeshAxes('host', 'device')
@@ -69,15 +65,7 @@ def exchange_collectives(
     keep_counts: KeepCounts,
     kind: RoundKind = "frozen",
 ) -> list[Collective]:
-    """Lists what one exchange sends; arguments as of `step_collectives`.
-
-    Args:
-      method: A method that has exchanges beside its steps.
-      shapes: Shape of every parameter by path.
-      mesh_shape: Axes of the mesh, slow axis first, and their sizes.
-      keep_counts: Kept channels of every group.
-      kind: Of the exchange.
-    """
+    """Lists what one exchange beside the steps sends; see `step_collectives`."""
     rounds = method.rounds
     assert rounds is not None, f"{method.name} exchanges in its steps"
 

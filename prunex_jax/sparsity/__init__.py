@@ -38,7 +38,6 @@ from prunex_jax.sparsity.criteria import (
 from prunex_jax.sparsity.schedule import (
     Stage,
     density_stairs,
-    fade_steps,
     stage_at,
     step_of_share,
     validate_sparsity,
@@ -64,7 +63,6 @@ __all__ = [
     "choose_keep_indices",
     "density_stairs",
     "entry_count",
-    "fade_steps",
     "global_keep_counts",
     "gradient_scores",
     "largest_entries",

@@ -53,13 +53,7 @@ def normalise_scores(scores: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def group_sizes(layouts: Layouts) -> dict[str, int]:
-    """Reads the number of channels of every group off its layouts.
-
-    Args:
-      layouts: From `channels.groups.layouts_of`.
-    Returns:
-      Number of channels by group name.
-    """
+    """Reads the number of channels of every group off its layouts."""
     return {
         name: positions.shape[0]
         for by_axis in layouts.values()

@@ -213,11 +213,7 @@ def _admissible(size: int, ceiling: int, floor: int, quantum: int) -> np.ndarray
 def _ceilings_of(
     sizes: Mapping[str, int], previous: Mapping[str, int] | None
 ) -> Mapping[str, int]:
-    """The most that each group may keep: what it kept before, or all.
-
-    Raises:
-      UserError: A group is missing from `previous`.
-    """
+    """The most that each group may keep: what it kept before, or all."""
     if previous is None:
         return sizes
     missing = sorted(set(sizes) - set(previous))
@@ -301,12 +297,9 @@ class CountFamily:
 def uniform_family(limits: CountLimits) -> CountFamily:
     """Lists counts of one density in every group, to rounding, over all densities.
 
-    All counts that `uniform_keep_counts` gives are members. Groups that grow at the
-    same density do so one by one, in the given order, so that members lie close
-    together also where all groups have the same number of steps.
+    Groups that grow at the same density do so one by one, in the given order, so that
+    members lie close together.
 
-    Raises:
-      UserError: What `quanta_of` refuses.
     Example:
       >>> family = uniform_family(CountLimits({'a': 16, 'b': 4}))
       >>> [family.counts(i) for i in (0, 1, 2, len(family) - 1)]
@@ -324,19 +317,10 @@ def ranked_family(
 
     Each group's channels are ranked and taken in blocks of its quantum; the blocks of
     all groups are ranked by their mean score. Up to 1/8 of a group its density is
-    uniform, so that no layer vanishes because its scores are small before all others
-    are at their floor.
+    uniform, so that no layer vanishes because its scores are small. Arguments are those
+    of `global_keep_counts`, which fits a number of channels better where groups have
+    several quanta, but whose counts are not always inside each other.
 
-    Where all groups have one quantum this is what `global_keep_counts` chooses for the
-    same number of channels. Where they have several, that function fits the number
-    better and its counts are not always inside each other; these are.
-
-    Args:
-      limits: Sizes of the groups, and what their counts may be.
-      scores: As for `global_keep_counts`, the same on every host.
-      previous: Counts that may not be exceeded, those of the stair before.
-    Raises:
-      UserError: What `quanta_of` refuses, or a group missing from `previous`.
     Example:
       >>> scores = {'a': np.linspace(3, 2, 16), 'b': np.linspace(1, 0.1, 16)}
       >>> family = ranked_family(CountLimits({'a': 16, 'b': 16}), scores)

@@ -1,25 +1,19 @@
 """What the channels of a group are ranked by: criteria beside the norm.
 
 Every criterion gives one float32 per channel and ranks within a group; how groups
-compare is up to `normalise_scores`. Two of them look at gradients, which are there in
+compare is up to `normalise_scores`. One of them looks at gradients, which are there in
 local steps and not in rounds: `gradient_scores` says what one step adds to a running
-mean, and `channel_scores` makes scores of it and of the parameters. With theta all
-entries that carry a channel, and g their gradient:
+mean. With theta all entries that carry a channel, and g their gradient:
 
     norm      ||theta||^2
     taylor    |<theta, g>|, the mean over local steps
     scale     ||gamma||^2, of the vectors among theta that scale the channel
-    mixture   (2 n(||theta||) + n(1 - cos(theta, g)) + n(|<theta, g>|)
-              + n(<theta, g>^2 / 2)) / 5, where n divides by the mean over the group; of
-              terms with g, the mean over local steps
 
 References:
   Molchanov et al., Importance Estimation for Neural Network Pruning, 2019,
   arXiv:1906.10771 (taylor; squared there, which ranks alike in one step).
   Liu et al., Learning Efficient Convolutional Networks through Network Slimming, 2017,
   arXiv:1708.06519 (scale).
-  Chen et al., HESSO: Towards Automatic Efficient and User Friendly Any Neural Network
-  Training and Pruning, 2024, arXiv:2409.09085 (mixture).
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +28,6 @@ from prunex_jax.channels.slicing import (
     sum_products_by_channel,
     sum_squares_by_channel,
 )
-from prunex_jax.sparsity.choice import normalise_scores
 from prunex_jax.sparsity.settings import Criterion
 
 Scores = dict[str, jax.Array]
@@ -45,8 +38,6 @@ Total = Callable[[Any], Any]
 _MEMORY = 0.99
 # Vectors of these names are added to a channel; all others scale it.
 _OFFSETS = {"b", "beta", "bias", "offset"}
-# Terms of the mixture.
-_NUM_TERMS = 5
 
 
 def _as_they_are(sums: Any) -> Any:
@@ -55,7 +46,7 @@ def _as_they_are(sums: Any) -> Any:
 
 def uses_gradients(criterion: Criterion) -> bool:
     """Whether a criterion needs what `gradient_scores` finds in local steps."""
-    return criterion in ("taylor", "mixture")
+    return criterion == "taylor"
 
 
 def estimates_damage(criterion: Criterion) -> bool:
@@ -64,44 +55,29 @@ def estimates_damage(criterion: Criterion) -> bool:
 
 
 def gradient_scores(
-    criterion: Criterion,
-    params: PyTree,
-    grads: PyTree,
-    layouts: Layouts,
-    total: Total = _as_they_are,
+    params: PyTree, grads: PyTree, layouts: Layouts, total: Total = _as_they_are
 ) -> Scores:
     """What the gradients of one step say of every channel.
 
     Args:
-      criterion: "taylor" or "mixture".
       params: Floating leaves.
       grads: Gradients of the loss, the same structure.
       layouts: From `channels.layouts_of`.
       total: Adds up what devices found in slices of these trees: one number per
-        channel, for the mixture three.
+        channel.
     Returns:
-      float32[size] per group, not negative: |<theta, g>|, or the sum of the last three
-      terms of the mixture, each divided by its mean over the group.
+      |<theta, g>|, float32[size] per group.
     Example:
       >>> import numpy as np
       >>> from prunex_jax.channels import AxisLayout
       >>> row = AxisLayout(2, (('a', np.array([[0], [1]])),), np.array([]))
       >>> theta, grads = {'x': jnp.array([3.0, 4.0])}, {'x': jnp.array([1.0, -0.5])}
-      >>> found = gradient_scores('taylor', theta, grads, {'x': {0: row}})
+      >>> found = gradient_scores(theta, grads, {'x': {0: row}})
       >>> found['a'].tolist()
       [3.0, 2.0]
     """
-    products = sum_products_by_channel(params, grads, layouts)
-    if criterion == "taylor":
-        return {name: jnp.abs(x) for name, x in total(products).items()}
-    squares = [sum_squares_by_channel(tree, layouts) for tree in (params, grads)]
-    products, *squares = total([products, *squares])
-    norms, slopes = map(_roots, squares)
-    first = {name: jnp.abs(x) for name, x in products.items()}
-    against = {n: 1.0 - _cosine(x, norms[n] * slopes[n]) for n, x in products.items()}
-    second = {n: jnp.square(x) / 2 for n, x in products.items()}
-    against, first, second = map(normalise_scores, (against, first, second))
-    return {n: against[n] + first[n] + second[n] for n in products}
+    products = total(sum_products_by_channel(params, grads, layouts))
+    return {name: jnp.abs(x) for name, x in products.items()}
 
 
 def running_mean(
@@ -143,8 +119,7 @@ def channel_scores(
         channels of a layer without a norm, is ranked by its norm.
       tree: Parameters; floating leaves.
       layouts: From `channels.layouts_of`; every group must touch at least one leaf.
-      of_gradients: Mean over steps of what `gradient_scores` gives, where the criterion
-        uses it.
+      of_gradients: Mean over steps of what `gradient_scores` gives, for "taylor".
       total: Adds up what devices found in slices of the tree: one number per channel,
         for "taylor" nothing.
     Returns:
@@ -159,12 +134,6 @@ def channel_scores(
       [13.0, 5.0]
       >>> channel_scores('scale', tree, layouts)['a'].tolist()
       [9.0, 1.0]
-
-    Differs from:
-      HESSO's code: it divides by norms over all groups, and not by means in one; its
-      scores are those of one step; it adds 1 + cos, but what a step along -g makes
-      smaller (cos > 0) is worth less. Its mean magnitude is the norm over the number of
-      entries, which all channels of a group share, so that the norm counts twice.
     """
     if criterion == "taylor":
         assert of_gradients is not None, "it needs the mean of gradient scores"
@@ -173,20 +142,7 @@ def channel_scores(
     if criterion == "scale":
         found |= sum_squares_by_channel(tree, _scales(tree, layouts))
     squares: Scores = total(found)
-    if criterion != "mixture":
-        return squares
-    assert of_gradients is not None, "it needs the mean of gradient scores"
-    norms = normalise_scores(_roots(squares))
-    return {n: (2 * norms[n] + x) / _NUM_TERMS for n, x in of_gradients.items()}
-
-
-def _roots(squares: Scores) -> Scores:
-    return {name: jnp.sqrt(x) for name, x in squares.items()}
-
-
-def _cosine(product: jax.Array, size: jax.Array) -> jax.Array:
-    """Of the angle between vectors of some product; 0 where one of them is zero."""
-    return jnp.where(size > 0, product / jnp.where(size > 0, size, 1.0), 0.0)
+    return squares
 
 
 def _scales(tree: PyTree, layouts: Layouts) -> Layouts:

@@ -21,11 +21,8 @@ def quantum_of(size: int, round_to: int = 8) -> int:
     """Finds the step in which the kept count of a group moves, by its size.
 
     The largest power of two up to `round_to` of which the group holds at least eight,
-    and 1 for smaller groups: accelerators like multiples of 8, small groups cannot
-    afford them.
+    and 1 for smaller groups.
 
-    Raises:
-      UserError: `round_to` is below 1.
     Example:
       >>> [quantum_of(size) for size in (5, 16, 32, 64, 512)]
       [1, 2, 4, 8, 8]
@@ -44,15 +41,9 @@ def quanta_of(
 
     The first row of `multiples` that is for a group says its step. Where there is none,
     or the group has fewer channels than the row's multiple, its size does, by
-    `quantum_of`. So a group of at least its multiple keeps a multiple of it, or all.
+    `quantum_of`. Rows name groups with wildcards, `'blocks/*'`, and perhaps their least
+    size, `'*>=512'`.
 
-    Args:
-      sizes: Number of channels per group.
-      round_to: The most by which counts are rounded where no row says otherwise.
-      multiples: Groups -> multiple. Groups are named with wildcards, `'blocks/*'`, and
-        may be restricted to those of some size, `'*>=512'`. Rows are read in order.
-    Returns:
-      Step per group, at most its size.
     Raises:
       UserError: `round_to` or a multiple is below 1, or a row names no group.
     Example:

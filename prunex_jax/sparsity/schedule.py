@@ -39,9 +39,8 @@ def validate_sparsity(config: SparsityConfig) -> None:
     Raises:
       UserError: A number outside its range; a start after the freeze, or a freeze
         after the shrinking; cuts after stairs where there are none, or with a global
-        budget; repair of what fades; more channels to remove than every group may lose;
-        an unknown budget; an empty exclude pattern; a row of multiples that cannot be
-        read.
+        budget; more channels to remove than every group may lose; an unknown budget; an
+        empty exclude pattern; a row of multiples that cannot be read.
     """
     check_settings(config, "sparsity")
     read_multiples(config.multiples)
@@ -56,23 +55,11 @@ def validate_sparsity(config: SparsityConfig) -> None:
             f"sparsity.freeze_share = {config.freeze_share:g}; channels can be cut out "
             "when it is settled which ones, so raise it"
         )
-    if config.path == "fade" and config.start_share == config.freeze_share:
-        raise UserError(
-            f"sparsity.path = 'fade' needs time: sparsity.start_share = "
-            f"{config.start_share:g} is sparsity.freeze_share; start earlier"
-        )
-    if config.repair_batches and config.path == "fade":
-        raise UserError(
-            f"sparsity.repair_batches={config.repair_batches} makes up for channels "
-            "that are removed at once, and with sparsity.path='fade' they fade before; "
-            "set the one to 0 or the other to 'stairs'"
-        )
-    if config.shrink_stairs and (config.shrink_share == 1.0 or config.path == "fade"):
+    if config.shrink_stairs and config.shrink_share == 1.0:
         raise UserError(
             "sparsity.shrink_stairs=True cuts out what stairs remove before the last "
-            f"cut, and there are none with sparsity.shrink_share="
-            f"{config.shrink_share:g} and sparsity.path={config.path!r}; lower the "
-            "first below 1 and set the second to 'stairs', or leave it out"
+            "cut, and there are none with sparsity.shrink_share=1; lower it, or leave "
+            "shrink_stairs out"
         )
     if config.shrink_stairs and config.budget == "global":
         raise UserError(
@@ -105,8 +92,7 @@ def density_stairs(
 
     so that most channels go early, while the network can still recover; then frozen.
     The last stair has the final density already, with the mask still free, so that
-    copies settle on it before it is frozen. With `path` "fade" there is one stair, of
-    the final density, in which rounds shrink what the freeze will remove.
+    copies settle on it before it is frozen.
 
     Every stage starts where a round ends, rounded up, so that whole rounds have one
     density. Where that leaves no room for all stairs, later ones replace
@@ -154,31 +140,15 @@ def density_stairs(
     freeze_step = min(start_of(config.freeze_share), last_start)
     densities = {0: 1.0}
     span = config.freeze_share - config.start_share
-    num_stairs = 1 if config.path == "fade" else config.num_stairs
-    for k in range(1, num_stairs + 1):
-        progress = k / num_stairs
-        start = start_of(config.start_share + span * (k - 1) / num_stairs)
+    for k in range(1, config.num_stairs + 1):
+        progress = k / config.num_stairs
+        start = start_of(config.start_share + span * (k - 1) / config.num_stairs)
         density = 1.0 - config.sparsity * (1.0 - (1.0 - progress) ** 3)
         densities[start] = density
     stairs = [
         Stage(s, d, False) for s, d in sorted(densities.items()) if s < freeze_step
     ]
     return (*stairs, Stage(freeze_step, 1.0 - config.sparsity, True))
-
-
-def fade_steps(config: SparsityConfig, total_steps: int) -> range:
-    """Steps over which channels that will be removed fade; none where they do not.
-
-    Example:
-      >>> config = SparsityConfig(path='fade', start_share=0.2, freeze_share=0.25)
-      >>> fade_steps(config, 1000)
-      range(200, 250)
-    """
-    if config.path != "fade":
-        return range(0)
-    start = round(config.start_share * total_steps)
-    count = round((config.freeze_share - config.start_share) * total_steps)
-    return range(start, start + max(1, count))
 
 
 def step_of_share(share: float, total_steps: int, sync: SyncSchedule) -> int:

@@ -1,24 +1,21 @@
 """Chooses the largest entries of a flat buffer, many of very many.
 
-JAX has `lax.top_k`, which on CPUs and GPUs looks at or sorts the whole buffer, and
-`lax.approx_max_k`, which is fast on TPUs and the same sort elsewhere. Both are used
-here on little of the buffer only. Counts are static, so shapes are.
+JAX has `lax.top_k`, which on CPUs and GPUs looks at or sorts the whole buffer. Here it
+sees little of the buffer only. Counts are static, so shapes are.
 
 Which of them runs, and how long 0.1 % and 1 % of 11.2 M entries take on two CPU cores
 (`make benchmark-compression`, where the ways not taken are rows, too; n=15):
 
-- exact, few entries: `by_blocks`, 16 and 137 ms; top_k takes 75 and 216 ms.
-- exact, many entries: `by_threshold`, 0.3 s for any number of them; the others take
-  several seconds for a quarter of all entries.
-- approximate, on TPUs: `lax.approx_max_k`; elsewhere that is top_k.
-- approximate, elsewhere: `by_buckets`, 12 and 73 ms.
+- few entries: `by_blocks`, 16 and 137 ms; top_k takes 75 and 216 ms.
+- many entries: `by_threshold`, 0.3 s for any number of them; the others take several
+  seconds for a quarter of all entries.
 
 A threshold that is guessed from a sample, as DGC has it, is not faster, 128 and 130 ms:
 what it leaves must be counted off in order.
 
-All but the TPU's are plain array programs, and exact ones give the same entries, but
-for ties, on every backend. On GPUs, where nothing was measured, the same choice leaves
-two small sorts, instead of one of everything.
+Both are plain array programs, and give the same entries, but for ties, on every
+backend. On GPUs, where nothing was measured, the same choice leaves two small sorts,
+instead of one of everything.
 """
 
 import functools
@@ -33,8 +30,6 @@ _SMALL = 4096
 _LARGE_SHARE = 0.02
 # Slices of the buffer that are compared with each other; every one is an operation.
 _MAX_SLICES = 64
-# Of entries that fall into as many buckets times ten, 95 % have one for themselves.
-_BUCKETS_PER_ENTRY = 10
 
 
 def entry_count(density: float, size: int) -> int:
@@ -47,16 +42,12 @@ def entry_count(density: float, size: int) -> int:
     return min(size, max(1, round(density * size)))
 
 
-def largest_entries(
-    buffer: jax.Array, count: int, *, is_exact: bool = True
-) -> jax.Array:
+def largest_entries(buffer: jax.Array, count: int) -> jax.Array:
     """Positions of the entries of largest magnitude, in the fastest way known.
 
     Args:
       buffer: float32[n]. What is not finite counts as large.
       count: How many, static.
-      is_exact: Whether none of them may be missed. Otherwise about 95 % of the chosen
-        entries are the largest; the others are the largest of their neighbourhood.
     Returns:
       int32[count], without repetition, in no order that means anything.
     Example:
@@ -68,25 +59,17 @@ def largest_entries(
         return jnp.arange(size, dtype=jnp.int32)
     if size <= _SMALL:
         return jax.lax.top_k(jnp.abs(buffer), count)[1]
-    if not is_exact and jax.default_backend() == "tpu":
-        return jax.lax.approx_max_k(jnp.abs(buffer), count)[1]
     if count > _LARGE_SHARE * size:
         return by_threshold(buffer, count)
-    return by_blocks(buffer, count) if is_exact else by_buckets(buffer, count)
+    return by_blocks(buffer, count)
 
 
 def by_blocks(buffer: jax.Array, count: int) -> jax.Array:
     """Positions of the largest magnitudes, looked for in the most promising blocks.
 
-    The buffer is cut into blocks; of all blocks, those with the `count` largest maxima
-    hold all of the `count` largest entries. Blocks of sqrt(n / count) entries make both
-    choices equally large.
-
-    Args:
-      buffer: float32[n].
-      count: How many, at most n.
-    Returns:
-      int32[count], exact.
+    Of all blocks of the buffer, those with the `count` largest maxima hold all of the
+    `count` largest entries. Blocks of sqrt(n / count) entries make both choices equally
+    large.
     """
     size = buffer.size
     num_slices = max(1, min(_MAX_SLICES, math.isqrt(size // count)))
@@ -101,42 +84,11 @@ def by_blocks(buffer: jax.Array, count: int) -> jax.Array:
     return candidates[jax.lax.top_k(jnp.abs(buffer[candidates]), count)[1]]
 
 
-def by_buckets(buffer: jax.Array, count: int) -> jax.Array:
-    """Positions of large magnitudes: the largest of the maxima of buckets.
-
-    Args:
-      buffer: float32[n].
-      count: How many; a hundredth of n or less, for there to be enough buckets.
-    Returns:
-      int32[count]. The algorithm that `lax.approx_max_k` has on TPUs (Chern et al.,
-      2022, arXiv:2206.14286): of two of the largest in one bucket, one is missed.
-    """
-    size = buffer.size
-    num_slices = max(1, min(_MAX_SLICES, size // (_BUCKETS_PER_ENTRY * count)))
-    width = size // num_slices
-    maxima, row = jnp.abs(buffer[:width]), jnp.zeros(width, jnp.int32)
-    for index, part in enumerate(_slices(buffer, num_slices)):
-        is_larger = (jnp.abs(part) > maxima) | jnp.isnan(part)
-        row = jnp.where(is_larger, index, row)
-        maxima = jnp.maximum(maxima, jnp.abs(part))
-    # Fewer entries than slices are left over at the end; they are buckets of their own.
-    maxima = jnp.concatenate([maxima, jnp.abs(buffer[num_slices * width :])])
-    chosen = jax.lax.top_k(maxima, count)[1]
-    inside = chosen + width * row[jnp.minimum(chosen, width - 1)]
-    return jnp.where(chosen < width, inside, chosen + (num_slices - 1) * width)
-
-
 def by_threshold(buffer: jax.Array, count: int) -> jax.Array:
-    """Positions of the largest magnitudes, all above one that is found by counting.
+    """Positions of the largest magnitudes, rising, above one found by counting.
 
     Of floats without sign the bits are in order, so 31 halvings find the magnitude of
     the last entry that is chosen. Of those equal to it, the first are.
-
-    Args:
-      buffer: float32[n].
-      count: How many, at most n.
-    Returns:
-      int32[count], exact, ascending.
     """
     bits = jax.lax.bitcast_convert_type(buffer, jnp.int32) & jnp.int32(0x7FFFFFFF)
 

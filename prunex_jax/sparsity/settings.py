@@ -6,7 +6,7 @@ from typing import Literal
 from prunex_jax.base.settings import setting
 
 # What channels are ranked by; see `sparsity.criteria`.
-Criterion = Literal["norm", "taylor", "scale", "mixture"]
+Criterion = Literal["norm", "taylor", "scale"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class SparsityConfig:
     scope: Literal["all", "inner"] = "all"
     # What hsadmm ranks the channels of a group by: norm (of all entries that carry the
     # channel) | taylor (what its removal would change the loss by, to first order) |
-    # scale (of the norms behind it) | mixture (HESSO's, of norm and gradients).
+    # scale (of the norms behind it).
     criterion: Criterion = "norm"
     # Share of the run at which pruning starts, and at which the mask freezes.
     start_share: float = setting(0.1, at_least=0, at_most=1)
@@ -42,9 +42,6 @@ class SparsityConfig:
     # Batches on which, whenever channels are removed, what reads them is refitted to
     # those that stay, in closed form; 0 leaves it to training. See `shrink.refit`.
     repair_batches: int = setting(0, at_least=0, at_most=10_000)
-    # stairs (weak channels are set to zero, a few at every density on the way) | fade
-    # (rounds of hsadmm shrink all that will go, and the freeze sets them to zero).
-    path: Literal["stairs", "fade"] = "stairs"
     # Number of densities between dense and final; each recompiles the exchange.
     num_stairs: int = setting(8, at_least=1, at_most=10_000)
     # Kept counts are multiples of this where a group is wide enough.

@@ -43,15 +43,6 @@ def test_rounds_are_due_where_they_end(sync):
         )
 
 
-@pytest.mark.parametrize("sync", SCHEDULES)
-def test_parts_of_rounds_add_up(sync):
-    whole = sync.rounds_within(range(0, 400))
-    parts = [sync.rounds_within(range(k, k + 50)) for k in range(0, 400, 50)]
-    assert whole == pytest.approx(sum(parts))
-    end = sync.end_of(300)
-    assert sync.rounds_within(range(0, end)) == sum(map(sync.is_due, range(end + 1)))
-
-
 def test_listed_rounds_at_equal_distances_are_those_of_a_period():
     listed, equal = SyncSchedule(4, (4, 8, 12)), SyncSchedule(4)
     for step in range(-5, 40):

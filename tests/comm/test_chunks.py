@@ -13,12 +13,16 @@ from prunex_jax.comm import (
     mean_of_largest,
     wire_bytes,
 )
-from prunex_jax.comm.chunks import pack_positions, unpack_positions
-from prunex_jax.comm.formulas import FEW_HOSTS, largest_sum, route_of
-from prunex_jax.comm.largest import CHUNK
+from prunex_jax.comm.chunks import (
+    CHUNK,
+    FEW_HOSTS,
+    pack_positions,
+    route_of,
+    unpack_positions,
+)
 from prunex_jax.mesh import ALONE, vary
 from tests.helpers.common import MESH, ROOT, make_mesh
-from tests.helpers.formulas.means import host_sum_with_error
+from tests.helpers.formulas.means import host_sum_with_error, largest_sum
 from tests.helpers.mean_cases import AXES, BY_SIZE, MESHES, assert_same, on_mesh
 
 # Three chunks, the last one not full, in leaves whose ends lie inside chunks.

@@ -56,7 +56,7 @@ FORMS = {
     "paper": preset("paper", SYNC_PERIOD),
     # One level, full dual: the pull of the paper without z_i and v.
     "flat": preset("paper", SYNC_PERIOD, rho_host=0.0),
-    # Everything at once, with penalties that start badly and must move.
+    # Everything at once.
     "all": PLAIN.replace(
         prox_strength=0.3,
         dual_decay=0.7,
@@ -64,24 +64,14 @@ FORMS = {
         rho_host=5.0,
         outer_step=0.8,
         outer_momentum=0.4,
-        adapt="residual",
-        outer="measured",
     ),
-    # Losing channels shrink until the freeze; with both levels and duals as well.
-    "fading": PLAIN.replace(outer_momentum=0.3, fade=0.6),
-    "fading paper": preset("paper", SYNC_PERIOD, fade=0.6),
-    # The step follows the cosines of movements, while channels fade and are removed.
-    "law": PLAIN.replace(outer="law", outer_momentum=0.6, fade=0.6),
+    # The step follows the cosines of movements, while channels are removed.
+    "law": PLAIN.replace(outer="law", outer_momentum=0.6),
     # Channels are ranked by what their gradients say.
     "taylor": PLAIN.replace(outer_momentum=0.3, criterion="taylor"),
     "taylor leaky": preset("leaky", SYNC_PERIOD, criterion="taylor"),
-    "mixture": PLAIN.replace(outer_momentum=0.3, criterion="mixture"),
     # Ten of 72 numbers are sent; the other levels and duals are there as well.
     "largest": PLAIN.replace(outer_momentum=0.3, error_decay=0.9, top=TopK(10)),
-    # The largest are sent while channels fade and are removed.
-    "largest fading": PLAIN.replace(
-        outer_momentum=0.3, error_decay=0.9, top=TopK(10), fade=0.6
-    ),
     "largest paper": PLAIN.replace(
         prox_strength=0.3,
         dual_decay=0.7,

@@ -51,22 +51,9 @@ def by_channel(t):
     return {"a": a.sum(0) + b.sum(1), "b": b.sum(0)}
 
 
-def normal(x):
-    return x / x.mean()
-
-
-def seen_in_gradients(criterion, theta, g):
-    """|<theta, g>| of every channel, or the terms of the mixture with gradients."""
-    products = by_channel(tree(np.multiply, theta, g))
-    if criterion == "taylor":
-        return tree(np.abs, products)
-    squares = (by_channel(tree(np.square, x)) for x in (theta, g))
-    sizes = tree(lambda x, y: np.sqrt(x * y), *squares)
-    return tree(
-        lambda p, size: normal(1 - p / np.where(size > 0, size, 1))
-        + normal(abs(p)) + normal(p**2 / 2),
-        products, sizes,
-    )  # fmt: skip
+def seen_in_gradients(theta, g):
+    """|<theta, g>| of every channel."""
+    return tree(np.abs, by_channel(tree(np.multiply, theta, g)))
 
 
 def scores_of(criterion, thetas, seen):
@@ -74,12 +61,6 @@ def scores_of(criterion, thetas, seen):
     if criterion == "taylor":
         return tree(lambda *xs: sum(xs), *seen)
     squares = [by_channel(tree(np.square, t)) for t in thetas]
-    if criterion == "mixture":
-        norms = [tree(lambda x: normal(np.sqrt(x)), s) for s in squares]
-        squares = [
-            tree(lambda n, x: (2 * n + x) / 5, *pair)
-            for pair in zip(norms, seen, strict=True)
-        ]
     return tree(lambda *xs: sum(xs), *squares)
 
 
@@ -132,7 +113,7 @@ def reference(form, level, targets, rounds=ROUNDS):
     kappa, gamma = moving.prox_strength, moving.dual_decay
     alpha, beta = moving.outer_step, moving.outer_momentum
     is_reset = kappa == 1 and gamma == 0
-    is_frozen, residuals, history = False, None, []
+    is_frozen, history = False, []
     num_steps, seen = 0, None
     if choosing.criterion != "norm":
         seen = {ij: {n: np.zeros(size) for n, size in SIZES.items()} for ij in pairs}
@@ -144,7 +125,7 @@ def reference(form, level, targets, rounds=ROUNDS):
                 if is_reset or is_frozen:
                     g = tree(np.multiply, g, m)
                 if seen is not None:
-                    now = seen_in_gradients(choosing.criterion, x, g)
+                    now = seen_in_gradients(x, g)
                     share = 1 / (num_steps + step + 1)  # a plain mean at first
                     seen[i, j] = tree(
                         lambda old, new, share=share: old + share * (new - old),
@@ -160,17 +141,6 @@ def reference(form, level, targets, rounds=ROUNDS):
                     x = tree(np.multiply, x, m)
                 theta[i, j] = x
         num_steps += SYNC_PERIOD
-        if moving.adapt == "residual" and residuals is not None:
-            primal, dual, primal_host, dual_host = np.mean(
-                [residuals[ij] for ij in pairs], axis=0
-            )
-            f1 = 2.0 if primal > 10 * dual else 0.5 if dual > 10 * primal else 1.0
-            f2 = 2.0 if primal_host > 10 * dual_host else 1.0
-            f2 = 0.5 if dual_host > 10 * primal_host else f2
-            rho1, rho2 = rho1 * f1, rho2 * f2
-            u = {ij: tree(lambda x, f=f1: x / f, u[ij]) for ij in pairs}
-            v = [tree(lambda x, f=f2: x / f, x) for x in v]
-
         means = [
             average([theta[i, j] for j in range(num_copies)]) for i in range(num_hosts)
         ]
@@ -178,7 +148,6 @@ def reference(form, level, targets, rounds=ROUNDS):
             average([tree(np.add, theta[i, j], u[i, j]) for j in range(num_copies)])
             for i in range(num_hosts)
         ]
-        w = kept = m  # what a round leaves of every entry, and what it keeps
         if kind != "frozen":
             of_hosts = [None] * num_hosts
             if seen is not None:
@@ -187,35 +156,30 @@ def reference(form, level, targets, rounds=ROUNDS):
                     for i in range(num_hosts)
                 ]
             scores = scores_of(choosing.criterion, means, of_hosts)
-            chosen = best(scores, masks, counts)
-            if kind == "moving" and choosing.fade:
-                kept = entry_masks(chosen)
-                w = tree(lambda m, c: c + choosing.fade * (m - c), m, kept)
-            else:
-                masks = chosen
-                w = m = kept = entry_masks(masks)
+            masks = best(scores, masks, counts)
+            m = entry_masks(masks)
         a = with_dual
         if rho2:
             weigh = functools.partial(host_average, num_copies * rho1, rho2)
             a = [tree(weigh, with_dual[i], z, v[i]) for i in range(num_hosts)]
-        a, v = ([tree(np.multiply, x, w) for x in xs] for xs in (a, v))
+        a, v = ([tree(np.multiply, x, m) for x in xs] for xs in (a, v))
         to_send = functools.partial(difference, sending.error_decay)
-        s = [tree(to_send, a[i], v[i], z, e[i], w) for i in range(num_hosts)]
+        s = [tree(to_send, a[i], v[i], z, e[i], m) for i in range(num_hosts)]
         is_whole = sending.top is None or kind == "freeze"
         sent = s if is_whole else [largest(x, sending.top.per_chunk) for x in s]
         e = [tree(np.subtract, s[i], sent[i]) for i in range(num_hosts)]
         mean = average(sent)
         d = tree(np.negative, mean)
         if last is not None:
-            cosine = cosine_of(d, tree(np.multiply, last, w))
+            cosine = cosine_of(d, tree(np.multiply, last, m))
             rho = 0.8 * rho + 0.2 * max(cosine, 0.0)
         last = d
         if moving.outer == "law":
             alpha = 1.5 / (1 + beta / (1 - beta * rho))
-        o = tree(lambda o, w, d: beta * o * w + d, o, w, d)
+        o = tree(lambda o, m, d: beta * o * m + d, o, m, d)
         old_z, old_zi = z, zi
         ahead = tree(lambda d, o: d + beta * o, d, o)
-        z = tree(lambda z, w, x, alpha=alpha: z * w - alpha * x, z, w, ahead)
+        z = tree(lambda z, m, x, alpha=alpha: z * m - alpha * x, z, m, ahead)
         zi = a if rho2 else [z] * num_hosts
         if rho2:
             v = [
@@ -234,7 +198,7 @@ def reference(form, level, targets, rounds=ROUNDS):
             )
             moved = minus(zi[i], old_zi[i])
             health[i, j] = {
-                "host_drift": norm_of(tree(np.multiply, minus(theta[i, j], z), kept))
+                "host_drift": norm_of(tree(np.multiply, minus(theta[i, j], z), m))
                 / norm_of(z),
                 "primal_by_group": {
                     "a": norm_of({"a": gap["a"], "b": gap["b"]}),

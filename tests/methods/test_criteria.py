@@ -32,7 +32,7 @@ from tests.helpers.consensus_cases import (
 )
 
 LAYOUTS = layouts_of(GROUPS, {k: v.shape for k, v in flatten_by_path(START).items()})
-CRITERIA = ("taylor", "scale", "mixture")
+CRITERIA = ("taylor", "scale")
 
 
 def form_of(criterion, **changes):
@@ -55,7 +55,7 @@ def assert_equal(found, wanted, what=""):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("criterion", "level"), [("mixture", "gradient"), ("taylor", "consensus")]
+    ("criterion", "level"), [("taylor", "gradient"), ("taylor", "consensus")]
 )
 def test_devices_with_the_same_data_change_nothing(criterion, level):
     """2x1 and 2x2: scores and masks are those of the hosts."""
@@ -178,4 +178,4 @@ def test_streaming_counts_every_step_once():
 def test_criteria_that_are_none_are_refused():
     with pytest.raises(UserError, match="'loss' is not one of norm, taylor, scale"):
         form_of("loss")
-    assert {form.choosing.criterion for form in FORMS.values()} >= {"taylor", "mixture"}
+    assert {form.choosing.criterion for form in FORMS.values()} >= {"taylor"}

@@ -1,6 +1,5 @@
 """Laws of H-SADMM; the equations themselves are in `consensus_reference`."""
 
-import dataclasses
 import functools
 
 import jax
@@ -17,7 +16,6 @@ from prunex_jax.comm import Wire
 from prunex_jax.methods import hsadmm
 from prunex_jax.methods.hsadmm import preset, state_placements
 from prunex_jax.methods.hsadmm.choose import agreed_scores
-from prunex_jax.methods.hsadmm.move import HostLevel, Residuals, balance_penalties
 from prunex_jax.methods.hsadmm.round import Round
 from prunex_jax.sparsity import project_channels
 from tests.helpers.common import make_mesh
@@ -56,13 +54,9 @@ CASES = (
     ("all", "consensus"),
     ("largest", "gradient"),
     ("largest paper", "consensus"),
-    ("largest fading", "gradient"),
-    ("fading", "gradient"),
-    ("fading paper", "consensus"),
     ("law", "gradient"),
     ("taylor", "gradient"),
     ("taylor leaky", "consensus"),
-    ("mixture", "consensus"),
 )
 LAYOUTS = layouts_of(GROUPS, {k: v.shape for k, v in flatten_by_path(START).items()})
 
@@ -149,7 +143,7 @@ def test_rounds_follow_the_equations(form, level):
 
 
 def test_the_reference_run_exercises_what_it_should():
-    """Masks shrink by choice, and the penalties of "all" really move."""
+    """Masks shrink by choice."""
     history = history_of("all", "gradient", (2, 2))
     kept = [{n: int(m.sum()) for n, m in s.masks.items()} for _, s in history]
     assert kept == [counts for _, counts in ROUNDS]
@@ -161,21 +155,16 @@ def test_the_reference_run_exercises_what_it_should():
         True,
         True,
     ]
-    final, form = history[-1][1], FORMS["all"].moving
-    assert float(final.consensus.rho_device) != pytest.approx(form.rho_device)
-    assert float(final.consensus.rho_host) != pytest.approx(form.rho_host)
+    final = history[-1][1]
     assert (int(final.num_steps), int(final.num_rounds)) == (8, 4)
 
 
 @pytest.mark.slow
 def test_another_criterion_keeps_other_channels():
     """Or the reference would say little of it."""
-    forms = (("recommended", "gradient"), ("taylor", "gradient"))
-    forms += (("mixture", "consensus"), ("recommended", "consensus"))
-    kept = [history_of(*form, (2, 2))[2][1].masks for form in forms]
-    found = {np.concatenate([*masks.values()]).tobytes() for masks in kept[:3]}
-    assert len(found) == 3
-    assert any((kept[3][name] != mask).any() for name, mask in kept[2].items())
+    forms = ("recommended", "taylor")
+    kept = [history_of(form, "gradient", (2, 2))[2][1].masks for form in forms]
+    assert any((kept[1][name] != mask).any() for name, mask in kept[0].items())
 
 
 @pytest.mark.sampled(3)
@@ -305,7 +294,6 @@ def test_a_round_changes_nothing_where_all_agree(form):
     masks = {"a": np.arange(8) % 2 == 0, "b": np.arange(6) < 3}
     start = jax.tree.map(np.float32, mask_channels(START, LAYOUTS, masks))
     core = make_core(form, inner=optax.sgd(0.0))
-    core = dataclasses.replace(core, parameters=core.parameters.replace(adapt="none"))
     rounds = (("moving", FINAL),)
     params, state = run_rounds(core, (2, 2), targets_of((2, 2)), rounds, start)[0]
     assert_same(block(params, "per_host", 1, 0), start, "copies moved")
@@ -331,29 +319,6 @@ def test_no_channel_is_revived(form):
     _, state = core.exchange(params, state, keep_counts=FULL)
     assert_same(state.masks, first, "a dead channel came back")
     assert_zero(dead_part(state.global_consensus, first), "z outside the masks")
-
-
-def test_what_fades_lives_and_shrinks_by_its_share_until_the_freeze():
-    """Copies alike: losing entries go down as fade says, all others stay."""
-    core = make_core(PLAIN.replace(fade=0.5), on_mesh=False)
-    exchange = jax.jit(core.exchange, static_argnames="kind", compiler_options=QUICK)
-    chosen = project_channels(START, LAYOUTS, FINAL).masks
-    state, params = core.init(START), START
-    left = START
-    for _ in range(2):
-        params, state = exchange(params, state, kind="moving")
-        left = jax.tree.map(
-            lambda x, m: np.where(m, x, 0.5 * x), left, entry_masks(chosen)
-        )
-        assert_close(params, left, "not half of what loses")
-        assert all(mask.all() for mask in state.masks.values()), "removed too early"
-        assert int(state.channels.num_changed) == 0
-    params, state = exchange(params, state, kind="freeze")
-    assert_same(state.masks, chosen, "what has faded is not what is removed")
-    assert_zero(dead_part(params, chosen), "left after the freeze")
-    # Later rounds in which masks could move revive nothing.
-    _, state = exchange(START, state, kind="moving")
-    assert_zero(dead_part(state.global_consensus, chosen), "a dead channel came back")
 
 
 @pytest.mark.slow
@@ -420,41 +385,6 @@ def test_narrow_on_the_wire_is_close_to_float32(wire_dtype, error):
     assert error / 50 < largest < error
 
 
-@pytest.mark.parametrize(
-    ("primal", "dual", "factor"), [(11, 1, 2.0), (1, 11, 0.5), (9, 1, 1.0), (0, 0, 1.0)]
-)
-def test_penalties_follow_the_residuals(primal, dual, factor):
-    core = make_core("all", on_mesh=False)
-    before = core.init(START).consensus
-    before = before._replace(
-        device_dual=draw(1), host=HostLevel(before.host.values, draw(2))
-    )
-    residuals = Residuals(*map(jnp.float32, (primal, dual, dual, primal)))
-    form = core.parameters.moving
-    after = balance_penalties(before, residuals, form, core.copies)
-    assert float(after.rho_device / before.rho_device) == factor
-    assert float(after.rho_host / before.rho_host) == 1 / factor
-    # The dual itself, penalty times scaled dual, does not jump.
-    for now, then, factor_ in (
-        (after.device_dual, before.device_dual, factor),
-        (after.host.dual, before.host.dual, 1 / factor),
-    ):
-        unscaled = jax.tree.map(lambda u, f=factor_: u * f, now)
-        assert_close(unscaled, then, "a dual jumped", 1e-6)
-
-
-def test_penalties_stay_within_bounds():
-    """Where z stands still, the dual residual is zero and doubling has no end."""
-    core = make_core("all", on_mesh=False)
-    state, form = core.init(START).consensus, core.parameters.moving
-    residuals = Residuals(*map(jnp.float32, (1, 0, 0, 1)))
-    for _ in range(30):
-        state = balance_penalties(state, residuals, form, core.copies)
-    assert float(state.rho_device) == pytest.approx(1024 * form.rho_device)
-    assert float(state.rho_host) == pytest.approx(form.rho_host / 1024)
-    assert np.all(np.isfinite(state.device_dual["free"]))
-
-
 def test_arguments_that_cannot_work_are_refused():
     sgd = optax.sgd(0.1)
     for match, make in (
@@ -481,7 +411,6 @@ def test_arguments_that_cannot_work_are_refused():
         ),
         ("wire_dtype='f7'", lambda: PLAIN.replace(wire=Wire("f7"))),
         ("needs rho_device", lambda: PLAIN.replace(rho_host=1.0)),
-        ("which is 0", lambda: preset("reset", 4, adapt="residual")),
     ):
         with pytest.raises(UserError, match=match):
             make()

@@ -210,7 +210,7 @@ def test_powersgd_factors_whole_matrices(rank, parts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("criterion", ["mixture", "taylor", "scale"])
+@pytest.mark.parametrize("criterion", ["taylor", "scale"])
 def test_criteria_rank_whole_channels(criterion):
     config = _hsadmm(rounds=RoundsConfig(error_decay=1.0))
     targets = batch_of(_targets(4))
@@ -262,7 +262,7 @@ def test_sliced_parameters_are_gathered_at_most_twice(row):
             assert wire_bytes(sent, mesh_shape) == wire_bytes(formula, mesh_shape)
 
 
-@pytest.mark.parametrize("delay", [0, 1, 2])
+@pytest.mark.parametrize("delay", [0, 1])
 def test_formula_bytes_of_streaming_rounds(delay):
     rounds = RoundsConfig(fragments=2, delay=delay, mixing=0.5)
     settings = HsadmmConfig(sync_period=4)

@@ -65,7 +65,7 @@ def test_taylor_is_the_slope_of_the_loss_along_a_channel():
     """Of a factor that multiplies all entries which carry the channel, at one."""
     ones = {group.name: jnp.ones(group.size) for group in TRACE.groups}
     slopes = jax.grad(lambda by: loss(scaled(PARAMS, by)))(ones)
-    found = gradient_scores("taylor", PARAMS, GRADS, LAYOUTS)
+    found = gradient_scores(PARAMS, GRADS, LAYOUTS)
     assert_close(found, jax.tree.map(jnp.abs, slopes), rtol=1e-4, atol=1e-6)
     assert all(score.max() > 1e-3 for score in found.values())
 
@@ -78,46 +78,11 @@ def test_taylor_does_not_see_scales_that_cancel():
     other["mid"]["bias"] = other["mid"]["bias"] * factor
     other["out"]["kernel"] = other["out"]["kernel"] / factor[:, None]
     np.testing.assert_allclose(loss(other), loss(PARAMS), rtol=1e-5)
-    found = gradient_scores("taylor", other, jax.grad(loss)(other), LAYOUTS)
-    wanted = gradient_scores("taylor", PARAMS, GRADS, LAYOUTS)
+    found = gradient_scores(other, jax.grad(loss)(other), LAYOUTS)
+    wanted = gradient_scores(PARAMS, GRADS, LAYOUTS)
     assert_close(found, wanted, rtol=1e-3, atol=1e-5)
     norms = [channel_scores("norm", p, LAYOUTS)["mid"] for p in (PARAMS, other)]
     assert (np.argsort(norms[0]) != np.argsort(norms[1])).any(), "norms do"
-
-
-def test_the_mixture_does_not_see_the_scale_of_loss_or_group():
-    def mixture(params, grads):
-        of_gradients = gradient_scores("mixture", params, grads, LAYOUTS)
-        return channel_scores("mixture", params, LAYOUTS, of_gradients)
-
-    wanted = mixture(PARAMS, GRADS)
-    for factor in (1e-2, 30.0):
-        louder = jax.tree.map(lambda g, f=factor: f * g, GRADS)
-        larger = jax.tree.map(lambda p, f=factor: f * p, PARAMS)
-        assert_close(mixture(PARAMS, louder), wanted, rtol=1e-4)
-        assert_close(mixture(larger, GRADS), wanted, rtol=1e-4)
-    for name, score in wanted.items():
-        np.testing.assert_allclose(score.mean(), 1.0, rtol=1e-5, err_msg=name)
-
-
-def test_terms_of_the_mixture():
-    theta = {"x": jnp.array([[3.0, 0.0, 1.0, 2.0], [4.0, 0.0, 0.0, 0.0]])}
-    grads = {"x": jnp.array([[6.0, 1.0, 0.0, -1.0], [8.0, 0.0, 2.0, 0.0]])}
-    trace = trace_channels(
-        lambda p, x: jnp.tanh(x @ p["x"]) @ p["y"],
-        {"x": theta["x"], "y": jnp.ones((4, 1))},
-        jnp.ones((1, 2)),
-    )
-    layouts = layouts_of(trace.groups, {"x": (2, 4)})
-    (found,) = gradient_scores("mixture", theta, grads, layouts).values()
-    # Products are 50, 0, 0 and -2. What steps make smaller is worth nothing, by the
-    # angle, and what they make larger is worth most.
-    against = np.array([0, 1, 1, 2])
-    first, second = np.array([50, 0, 0, 2]) / 13, np.array([1250, 0, 0, 2]) / 313
-    np.testing.assert_allclose(found, against + first + second, atol=1e-5)
-    (score,) = channel_scores("mixture", theta, layouts, {"x": found}).values()
-    norms = np.array([5, 0, 1, 2]) / 2
-    np.testing.assert_allclose(score, (2 * norms + np.array(found)) / 5, rtol=1e-5)
 
 
 def test_scales_rank_the_channels_that_have_some():
@@ -170,13 +135,12 @@ def test_the_norm_is_the_norm():
     )
 
 
-@pytest.mark.parametrize("criterion", ["taylor", "mixture"])
-def test_what_cannot_be_compared_stays_finite(criterion):
+def test_what_cannot_be_compared_stays_finite():
     """A channel that is zero, and gradients that are."""
     dead = jax.tree.map(lambda x: x.at[..., 0].set(0.0), PARAMS)
-    assert uses_gradients(criterion) and not uses_gradients("scale")
+    assert uses_gradients("taylor") and not uses_gradients("scale")
     for grads in (GRADS, jax.tree.map(jnp.zeros_like, GRADS)):
-        found = gradient_scores(criterion, dead, grads, LAYOUTS)
-        for name, score in channel_scores(criterion, dead, LAYOUTS, found).items():
+        found = gradient_scores(dead, grads, LAYOUTS)
+        for name, score in channel_scores("taylor", dead, LAYOUTS, found).items():
             assert score.dtype == jnp.float32, name
             assert np.isfinite(score).all() and (score >= 0).all(), name

@@ -11,7 +11,6 @@ from prunex_jax.sparsity import (
     Stage,
     check_excludes,
     density_stairs,
-    fade_steps,
     stage_at,
     validate_sparsity,
 )
@@ -58,19 +57,6 @@ def test_shape_of_an_ordinary_run():
     assert stages[-2].density == pytest.approx(0.2), "the last stair settles"
     # The cubic half way: 1 - 0.8 * (1 - 1/8).
     assert stages[4].density == pytest.approx(0.3)
-
-
-def test_what_fades_has_one_stair_of_the_final_density():
-    config = settings(path="fade", start_share=0.2, freeze_share=0.3, sparsity=0.6)
-    assert density_stairs(config, 1000, SyncSchedule(4)) == (
-        Stage(0, 1.0, False),
-        Stage(200, 0.4, False),
-        Stage(300, 0.4, True),
-    )
-    assert len(fade_steps(config, 1000)) == 100
-    assert fade_steps(settings(start_share=0.2, freeze_share=0.3), 1000) == range(0)
-    with pytest.raises(UserError, match="needs time"):
-        validate_sparsity(settings(path="fade", start_share=0.3, freeze_share=0.3))
 
 
 def test_shares_do_not_slip_by_float_noise():

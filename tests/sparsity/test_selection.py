@@ -10,12 +10,11 @@ from tests.helpers.common import make_mesh
 
 # Long enough for every way to be taken, and no multiple of anything.
 SIZE = 6007
-largest = jax.jit(largest_entries, static_argnums=1, static_argnames="is_exact")
+largest = jax.jit(largest_entries, static_argnums=1)
 EXACT = {
     "blocks": jax.jit(selection.by_blocks, static_argnums=1),
     "threshold": jax.jit(selection.by_threshold, static_argnums=1),
 }
-by_buckets = jax.jit(selection.by_buckets, static_argnums=1)
 
 
 def draw(kind, size=SIZE):
@@ -60,39 +59,25 @@ def test_exact_ways_find_the_largest(way, kind, count):
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("is_exact", [True, False])
 @pytest.mark.parametrize("size", [1, 2, 37, 4096, 4097, SIZE])
-def test_any_size_and_density(size, is_exact):
+def test_any_size_and_density(size):
     buffer = draw("normal", size)
     wanted = np.sort(np.abs(buffer))
     for density in (1e-6, 0.02, 0.03, 1.0):
         count = entry_count(density, size)
         assert count == min(size, max(1, round(density * size)))
-        positions = np.asarray(largest(buffer, count, is_exact=is_exact))
+        positions = np.asarray(largest(buffer, count))
         check_positions(positions, count, size)
-        if is_exact:
-            found = np.sort(np.abs(buffer[positions]))
-            np.testing.assert_array_equal(found, wanted[-count:])
+        found = np.sort(np.abs(buffer[positions]))
+        np.testing.assert_array_equal(found, wanted[-count:])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_buckets_miss_few_and_the_very_largest_never(kind):
-    buffer, count = draw(kind, 60_011), 60
-    positions = np.asarray(by_buckets(buffer, count))
-    check_positions(positions, count, len(buffer))
-    found = np.sort(np.abs(buffer[positions]))
-    wanted = np.sort(np.abs(buffer))[-count:]
-    assert found[-1] == wanted[-1]
-    # 95 % are expected; of 60, less than 80 % are once in a million.
-    assert np.mean(found >= wanted[0]) >= 0.8
-
-
-def test_buckets_look_at_every_entry():
+def test_they_look_at_every_entry():
     """Also at those at the end that fill no slice."""
     for at in (0, 999, SIZE // 2, *range(SIZE - 70, SIZE)):
         buffer = np.zeros(SIZE, np.float32)
         buffer[at] = -1.0
-        for way in (by_buckets, *EXACT.values()):
+        for way in EXACT.values():
             assert way(buffer, 1).tolist() == [at]
 
 
@@ -101,35 +86,22 @@ def test_what_is_not_finite_is_chosen(bad):
     """It must reach the parameters, for the loss to show it."""
     buffer = draw("normal")
     buffer[[17, 4000, SIZE - 1]] = bad
-    for way in (by_buckets, *EXACT.values()):
+    for way in EXACT.values():
         chosen = set(way(buffer, 50).tolist())
         assert {17, 4000, SIZE - 1} <= chosen, way.__name__
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
-@pytest.mark.parametrize("is_exact", [True, False])
-def test_chooses_for_every_host_of_a_mesh(density, is_exact):
+def test_chooses_for_every_host_of_a_mesh(density):
     """Inside shard_map, where loops insist on types that say what varies."""
     rows = np.stack([draw("normal"), draw("heavy tails")])
     count = entry_count(density, SIZE)
 
     def choose(row):
-        return largest_entries(row[0], count, is_exact=is_exact)[None]
+        return largest_entries(row[0], count)[None]
 
     spec = jax.P("host")
     run = jax.shard_map(choose, mesh=make_mesh(2, 1), in_specs=(spec,), out_specs=spec)
     for found, row in zip(jax.jit(run)(rows), rows, strict=True):
-        alone = largest(row, count, is_exact=is_exact)
+        alone = largest(row, count)
         assert set(found.tolist()) == set(alone.tolist())
-
-
-def test_tpus_choose_by_their_own_means(monkeypatch):
-    """What runs on a TPU can be traced anywhere, for large buffers only."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-
-    def ways(size, is_exact):
-        traced = jax.make_jaxpr(lambda x: largest_entries(x, 9, is_exact=is_exact))
-        return "approx_top_k" in str(traced(jnp.zeros(size)))
-
-    assert ways(SIZE, False)
-    assert not ways(SIZE, True) and not ways(100, False)

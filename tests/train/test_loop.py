@@ -329,13 +329,13 @@ def sent_by_step(rows):
 
 
 @pytest.mark.rotates
-def test_a_streamed_run_resumes_with_means_under_way():
+def test_a_streamed_run_resumes_between_fragments():
     """Whole rounds until masks are frozen, then fragments; whole at cut and end."""
     experiment = experiment_of(
         method={
             "name": "hsadmm",
             "hsadmm": {"sync_period": 4, "preset": "reset"},
-            "rounds": {"fragments": 2, "delay": 2},
+            "rounds": {"fragments": 2, "delay": 1},
         },
         sparsity={**EARLY, "shrink_share": 0.6},
         run={"steps": 19, "log_every_steps": 1, "checkpoint_every_steps": 1},
@@ -343,14 +343,8 @@ def test_a_streamed_run_resumes_with_means_under_way():
     checkpoints = Checkpoints([])
     loop, state, _, _, rows = run_one(experiment, checkpoints)
     states = {step: saved for step, (saved, _) in checkpoints.saved.items()}
-    under_way = {
-        step: np.asarray(saved.opt_state.sending.flight.is_under_way).tolist()
-        for step, saved in states.items()
-    }
     # The freeze is at step 8 and the cut at step 12. What the step right after a whole
     # round sends has not moved, and is not applied.
-    flying = [step for step in under_way if any(under_way[step])]
-    assert flying == [11, 15, 17]
     sent = sent_by_step(rows)
     exchanged = [step for step in sent if sent[step] > 1000]
     assert exchanged == [4, 8, 9, 11, 12, 13, 15, 17, 19]

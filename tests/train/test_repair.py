@@ -180,7 +180,6 @@ def test_forms_with_duals_are_repaired(preset, tmp_path):
     [
         ({"method": {"name": "dense"}}, "method dense has none that do"),
         ({"method": {"name": "local_sgd"}}, "method local_sgd has none that do"),
-        ({"sparsity": {"path": "fade"}}, "they fade before"),
         ({"sparsity": {"repair_batches": -1}}, "repair_batches"),
     ],
 )

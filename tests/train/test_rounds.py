@@ -14,7 +14,6 @@ CASES = [
     (SparsityConfig(start_share=0.5, freeze_share=1.0), 33, 4),
     (SparsityConfig(sparsity=0.0), 20, 4),
     (SparsityConfig(), 40, 1),
-    (SparsityConfig(path="fade", start_share=0.2, freeze_share=0.25), 400, 8),
     (
         SparsityConfig(num_stairs=4),
         100,

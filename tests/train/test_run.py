@@ -157,7 +157,6 @@ VARIANTS = {
             "hsadmm": {
                 "preset": "paper",
                 "device_level": "consensus",
-                "adapt": "residual",
             }
         }
     },

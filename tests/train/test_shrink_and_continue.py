@@ -92,7 +92,6 @@ FORMS = {
             "hsadmm": {
                 "preset": "paper",
                 "device_level": "consensus",
-                "adapt": "residual",
             }
         },
     },
@@ -108,12 +107,9 @@ FORMS = {
         },
     },
     "channels where they matter": {"sparsity": {"budget": "global"}},
-    "channels that fade, an outer step by law": {
-        "sparsity": {"path": "fade"},
-        "method": {"rounds": {"outer": "law"}},
-    },
-    "a mixture of criteria inside of blocks": {
-        "sparsity": {"criterion": "mixture", "scope": "inner"}
+    "an outer step by law": {"method": {"rounds": {"outer": "law"}}},
+    "slopes of the loss inside of blocks": {
+        "sparsity": {"criterion": "taylor", "scope": "inner"}
     },
 }
 
@@ -122,7 +118,7 @@ EXHAUSTIVE_FORMS = (
     "a leaky dual, adamw",
     "a copy and dual per device, two levels",
     "channels where they matter",
-    "a mixture of criteria inside of blocks",
+    "slopes of the loss inside of blocks",
 )
 
 
@@ -273,7 +269,6 @@ def test_a_run_goes_on_between_cuts(stairs_run, tmp_path, step):
     ("changes", "said"),
     [
         ({"sparsity": {**STAIRS, "shrink_share": 1.0}}, "shrink_share=1"),
-        ({"sparsity": {**STAIRS, "path": "fade"}}, "path='fade'"),
         ({"sparsity": {**STAIRS, "budget": "global"}}, "budget='global'"),
         (
             {"sparsity": STAIRS, "method": {"hsadmm": {"preset": "leaky"}}},

@@ -21,11 +21,6 @@ def add_scaled(tree: PyTree, scale: jax.typing.ArrayLike, other: PyTree) -> PyTr
     return jax.tree.map(lambda x, y: (x + scale * y).astype(x.dtype), tree, other)
 
 
-def scaled(scale: jax.Array, tree: PyTree | None) -> PyTree | None:
-    """scale * tree, in the types of `tree`, which may be absent."""
-    return jax.tree.map(lambda x: (scale * x).astype(x.dtype), tree)
-
-
 def dot(tree: PyTree, other: PyTree, axes: MeshAxes = ALONE) -> jax.Array:
     """Inner product of two trees, float32[] whatever their types.
 

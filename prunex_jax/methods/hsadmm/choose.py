@@ -1,4 +1,4 @@
-"""The first stage of a round: which channels stay, and what is left of the others."""
+"""The first stage of a round: which channels stay."""
 
 import dataclasses
 import functools
@@ -7,13 +7,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup, KeepIndices, Layouts, mask_channels
 from prunex_jax.comm import mean_over_hosts, sum_over_hosts, sum_over_slices
 from prunex_jax.mesh import MeshAxes
-from prunex_jax.methods.hsadmm.arithmetic import add_scaled
 from prunex_jax.methods.hsadmm.copies import Copies
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
 from prunex_jax.methods.hsadmm.round import Round
@@ -68,20 +66,18 @@ def after_gradients(
     grads: PyTree,
     num_steps: jax.Array,
     layouts: Layouts,
-    criterion: Criterion,
     axes: MeshAxes,
 ) -> ChannelState:
     """The state after what a step's gradients, of a copy, say of channels.
 
     Collectives:
-      Of slices, as `comm.sum_over_slices` for one float32 per channel, or three with
-      the mixture.
+      Of slices, as `comm.sum_over_slices` for one float32 per channel.
     """
     before = state.gradient_scores
     if before is None:
         return state
     total = functools.partial(sum_over_slices, axes=axes)
-    found = gradient_scores(criterion, params, grads, layouts, total)
+    found = gradient_scores(params, grads, layouts, total)
     return state._replace(gradient_scores=running_mean(before, found, num_steps))
 
 
@@ -95,9 +91,9 @@ def agreed_scores(
     the masks the masks stay, and with smaller ones the weakest channels of z go.
 
     Collectives:
-      Unless frozen, one float32 per channel as `comm.sum_over_hosts`; where
-      the criterion looks at gradients, before that the same as `Copies.mean_in_host`.
-      Of slices, what `channel_scores` adds up as `comm.sum_over_slices`.
+      Unless frozen, one float32 per channel as `comm.sum_over_hosts`; where the
+      criterion looks at gradients, before that the same as `Copies.mean_in_host`. Of
+      slices, what `channel_scores` adds up.
     """
     copies, criterion = this.copies, this.form.choosing.criterion
     total = functools.partial(sum_over_slices, axes=copies.axes)
@@ -131,34 +127,22 @@ def network_scores(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-    """Which channels a round keeps, and what it leaves of the others; replicated."""
+    """Which channels a round keeps; replicated."""
 
     layouts: Layouts  # Where channels are.
-    kept: dict[str, jax.Array]  # bool[size] per group: stay as they are
-    masks: dict[str, jax.Array]  # bool[size] per group: live on
+    masks: dict[str, jax.Array]  # bool[size] per group: those that stay
     sent: KeepIndices  # int32[count] per group, sorted: those that are sent
-    left: float = 0.0  # What is left of entries that live on and are not kept.
 
     def apply(self, tree: PyTree) -> PyTree:
-        """Projects a tree, or only shrinks what the projection would remove."""
-        kept = mask_channels(tree, self.layouts, self.kept)
-        if not self.left:
-            return kept
-        losing = optax.tree.sub(mask_channels(tree, self.layouts, self.masks), kept)
-        return add_scaled(kept, self.left, losing)
+        """Projects a tree: zeros in the channels that go."""
+        return mask_channels(tree, self.layouts, self.masks)
 
 
 def choose(
     theta: PyTree, target: PyTree, z: PyTree, state: ChannelState, this: Round
 ) -> Choice:
-    """Scores, projects and agrees; where channels fade, all live on for now.
+    """Scores theta, and projects a_i, the target, onto the channels of all hosts.
 
-    Args:
-      theta: mean_j theta_ij, which is scored; per_host.
-      target: a_i, which is projected; per_host.
-      z: The global consensus.
-      state: Its masks are never revived.
-      this: The round.
     Collectives:
       As `agreed_scores`.
     """
@@ -166,14 +150,7 @@ def choose(
     found = project_channels(
         target, this.layouts, this.keep_counts, scores=scores, alive=state.masks
     )
-    fade = this.form.choosing.fade
-    if this.kind != "moving" or not fade:
-        return Choice(this.layouts, found.masks, found.masks, found.keep_indices)
-    everything = {
-        name: jnp.arange(mask.shape[0], dtype=jnp.int32)
-        for name, mask in state.masks.items()
-    }
-    return Choice(this.layouts, found.masks, state.masks, everything, fade)
+    return Choice(this.layouts, found.masks, found.keep_indices)
 
 
 def after_choice(state: ChannelState, choice: Choice, this: Round) -> ChannelState:

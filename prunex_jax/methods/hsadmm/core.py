@@ -31,13 +31,12 @@ from prunex_jax.methods.hsadmm.arithmetic import add, add_scaled
 from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
 from prunex_jax.methods.hsadmm.round import Round
-from prunex_jax.methods.hsadmm.send import SendState, send
+from prunex_jax.methods.hsadmm.send import Flight, SendState, send
 from prunex_jax.methods.hsadmm.state import HsadmmState
 from prunex_jax.methods.hsadmm.streaming import (
     Fragments,
     Streaming,
     check_streams,
-    start_flight,
 )
 from prunex_jax.methods.method import RoundKind
 from prunex_jax.methods.moments import mask_moments
@@ -106,7 +105,7 @@ class Hsadmm:
             ),
             sending=SendState(
                 vary(zeros, on_hosts) if form.sending.error_decay else None,
-                start_flight(self.streaming, zeros) if self.streaming else None,
+                Flight(jnp.zeros((), jnp.int32)) if self.streaming else None,
             ),
             consensus=move.start_consensus(params, form.moving, copies),
             residuals=copies.spread(move.zero_residuals()),
@@ -148,13 +147,7 @@ class Hsadmm:
         living = choose.living_of(state.channels, form)
         grads = mask_channels(grads, layouts, living)
         channels = choose.after_gradients(
-            state.channels,
-            params,
-            grads,
-            state.num_steps,
-            layouts,
-            form.choosing.criterion,
-            self.axes,
+            state.channels, params, grads, state.num_steps, layouts, self.axes
         )
         inner = optax.with_extra_args_support(self.inner)
         updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
@@ -196,13 +189,6 @@ class Hsadmm:
         or the largest numbers of it. With outer="law", alpha follows from the cosines
         of successive d, see `outer`.
 
-        With `fade`, s, a "moving" round leaves the masks as they are, sends all
-        channels that live, and multiplies a_i, z, v_i, e_i and o by s on those that
-        lose, where it would set them to zero; the freeze removes them.
-
-        What streaming rounds have under way is applied before, and all that copies have
-        moved since then is averaged: afterwards nothing is under way.
-
         When the mask changes, z, z_i, v_i, e_i and o are zero outside it from then on;
         where copies are set to z (kappa = 1, no dual), so are they and the moments of
         the inner optimizer. Otherwise theta and u stay, and u drives the dead entries
@@ -223,16 +209,11 @@ class Hsadmm:
           if there is u; where the criterion looks at gradients, of one float32 per
           channel, unless frozen. Over hosts, each as `comm.mean_over_hosts`: one
           float32 per channel, unless frozen; and the kept channels as `send` says.
-          With adapt="residual", four float32 more over each axis.
         """
         form, copies, layouts = self.parameters, self.copies, self._layouts(params)
         counts = self._counts(keep_counts)
         this = Round(form, copies, layouts, counts, kind)
-        if self.streaming is not None:
-            params, state = self._fragments(counts).land_all(params, state)
-        channels, before, residuals = state.channels, state.consensus, state.residuals
-        if form.moving.adapt == "residual":
-            before = move.balance_penalties(before, residuals, form.moving, copies)
+        channels, before = state.channels, state.consensus
         theta, target = move.host_means(params, before, copies)
 
         choice = choose.choose(theta, target, before.values, channels, this)
@@ -252,9 +233,7 @@ class Hsadmm:
             params, consensus = move.harden(consensus, copies)
         if kind == "freeze" or (kind == "moving" and form.moving.resets_copies):
             inner_state = mask_moments(inner_state, params, layouts, channels.masks)
-        flight = state.sending.flight
-        if flight is not None:
-            flight = flight._replace(whole_at=state.num_steps)
+        flight = None if self.streaming is None else Flight(state.num_steps)
         return params, HsadmmState(
             num_steps=state.num_steps,
             num_rounds=state.num_rounds + 1,
@@ -276,7 +255,6 @@ class Hsadmm:
         keep_counts: Mapping[str, int] | None = None,
         kind: RoundKind | None = None,
         sends: int | None = None,
-        lands: int | None = None,
         **extra: Any,
     ) -> tuple[PyTree, HsadmmState]:
         """The optax update: a local step, then a round where one is due.
@@ -293,9 +271,8 @@ class Hsadmm:
           keep_counts: Static K_g of this round; None takes the final ones.
           kind: Static kind of the round. None lets the round count decide inside the
             program: moving before `freeze_round`, then freeze, then frozen.
-          sends: Static: the fragment whose mean is taken in this step; it needs
-            sync=False, and masks that hold `keep_counts`.
-          lands: Static: the fragment whose mean is applied at its end.
+          sends: Static: the fragment whose mean is taken in this step, and applied at
+            its end; it needs sync=False, and masks that hold `keep_counts`.
           **extra: For the inner optimizer.
         Returns:
           Updates for `optax.apply_updates`, and the state. Adding the updates of a
@@ -309,9 +286,9 @@ class Hsadmm:
         """
         if params is None:
             raise UserError("hsadmm needs params: call update(grads, state, params)")
-        if sends is not None or lands is not None:
+        if sends is not None:
             fragments, step = self._fragments(keep_counts), (grads, state, params)
-            return self._streamed(fragments, step, sends, lands, **extra)
+            return self._streamed(fragments, step, sends, **extra)
         updates, state = self.local_update(grads, state, params, **extra)
 
         def round_(operand: tuple[PyTree, HsadmmState]) -> tuple[PyTree, HsadmmState]:
@@ -330,29 +307,23 @@ class Hsadmm:
         self,
         fragments: Fragments,
         step: tuple[PyTree, HsadmmState, PyTree],
-        sends: int | None,
-        lands: int | None,
+        number: int,
         **extra: Any,
     ) -> tuple[PyTree, HsadmmState]:
-        """A local step with what a fragment sends before it, and applies after it."""
-        (grads, state, params), streaming = step, fragments.streaming
-        arrival = None
-        if sends is not None and streaming.delay:
-            arrival, state = fragments.send(sends, params, state)
+        """A local step, and a fragment that is sent beside or after it."""
+        grads, state, params = step
+        is_beside = bool(fragments.streaming.delay)
+        if is_beside:
+            arrival, state = fragments.send(number, params, state)
             # Devices sum gradients once hosts are done: XLA runs one sum at a time on
             # GPUs, and would put this one behind the passes of the network, beside
             # nothing, where it now is beside them.
             grads = after(jax.tree.leaves(arrival.mean), grads)
         updates, state = self.local_update(grads, state, params, **extra)
         moved = optax.apply_updates(params, updates)
-        if sends is not None and not streaming.delay:
-            arrival, state = fragments.send(sends, moved, state)
-        if lands is None:
-            return updates, state
-        if streaming.keeps_means:
-            arrival, state = fragments.arrival(lands, state)
-        assert arrival is not None, "without a longer delay, a step lands what it sends"
-        moved, state = fragments.land(lands, arrival, moved, state)
+        if not is_beside:
+            arrival, state = fragments.send(number, moved, state)
+        moved, state = fragments.land(number, arrival, moved, state)
         return optax.tree.cast_like(optax.tree.sub(moved, params), updates), state
 
     def _round_of_kind(

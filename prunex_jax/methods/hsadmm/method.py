@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -22,7 +22,7 @@ from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.outer import law_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
-from prunex_jax.methods.hsadmm.send import FLIGHT_IN_SLICES, payload_of
+from prunex_jax.methods.hsadmm.send import payload_of
 from prunex_jax.methods.hsadmm.state import HsadmmState, state_placements
 from prunex_jax.methods.hsadmm.streaming import Streaming, fragments_of
 from prunex_jax.methods.method import (
@@ -66,8 +66,6 @@ class HsadmmConfig:
     dual_decay: float | None = setting(None, at_least=0, at_most=1)
     outer_step: float | None = setting(None, at_least=0)
     outer_momentum: float | None = setting(None, at_least=0, below=1)
-    # none | residual: residual balancing of the penalties (paper preset).
-    adapt: Literal["none", "residual"] = "none"
 
 
 # What remains of an error, where a form needs it and nothing else is asked for: of
@@ -98,22 +96,6 @@ def rounds_of(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-# What is left of a channel that has faded, before the freeze sets it to zero.
-_FADED = 0.01
-
-
-def fade_of(steps: range, sync: SyncSchedule) -> float:
-    """What a round leaves of losing channels that fade over some steps.
-
-    Example:
-      >>> round(fade_of(range(20, 120), SyncSchedule(10)) ** 10, 6)
-      0.01
-      >>> fade_of(range(0), SyncSchedule(10))
-      0.0
-    """
-    return _FADED ** (1 / sync.rounds_within(steps)) if steps else 0.0
-
-
 # What remains of copies that have gone on while a mean was under way: alpha of
 # Streaming DiLoCo, section 3.
 _MIXING = 0.5
@@ -124,10 +106,8 @@ def streaming_of(
 ) -> Streaming | None:
     """Whether rounds are in fragments; None if everything is exchanged at once.
 
-    Args:
-      method: The settings.
-      sync: When rounds would end.
-      left_by_rounds: What whole rounds leave of the copies.
+    `left_by_rounds` is what whole rounds leave of the copies.
+
     Raises:
       UserError: Fragments or a delay for which a period has no room.
     """
@@ -163,8 +143,6 @@ def parameters_of(recipe: Recipe, sync: SyncSchedule) -> HsadmmParameters:
         dual_decay=config.dual_decay,
         outer_step=step,
         outer_momentum=momentum,
-        adapt=config.adapt,
-        fade=fade_of(recipe.fade_steps, sync),
         criterion=recipe.criterion,
         **rounds,
     )
@@ -203,9 +181,6 @@ def core_of(recipe: Recipe) -> Hsadmm:
 def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
     """What all methods share whose copies meet in a consensus every so many steps."""
     placements = state_placements(core.device_level, core.slicing is not None)
-    if core.slicing is not None and core.streaming is not None:
-        sending = placements.sending._replace(flight=FLIGHT_IN_SLICES)
-        placements = placements._replace(sending=sending)
     streaming = core.streaming
 
     def own_counts(keep_counts: KeepCounts) -> KeepCounts:
@@ -249,7 +224,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         scores=core.scores if prunes else None,
         in_rounds=prunes,
         moved=moved if prunes else None,
-        removes_at_once=prunes and form.moving.resets_copies and not form.choosing.fade,
+        removes_at_once=prunes and form.moving.resets_copies,
     )
     return Method(
         transform=optax.GradientTransformationExtraArgs(core.init, update),
@@ -297,9 +272,8 @@ def _health(
             found[name] = norm(dual, axes)
     if movements is not None:
         found["round_cosine"] = movements.cosine
-        if movements.average is not None:
-            momentum = form.moving.outer_momentum
-            found["outer_step"] = law_step(momentum, movements.average)
+        momentum = form.moving.outer_momentum
+        found["outer_step"] = law_step(momentum, movements.average)
     if health.primal_by_group:
         found["primal_residual_by_group"] = health.primal_by_group
         found["dual_residual_by_group"] = health.dual_by_group

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from prunex_jax.base.trees import PyTree, map_with_path
-from prunex_jax.channels import Layouts, mask_channels
-from prunex_jax.comm import mean_over_hosts, sum_over_slices
+from prunex_jax.channels import Layouts
+from prunex_jax.comm import sum_over_slices
 from prunex_jax.mesh import MeshAxes, vary
 from prunex_jax.mesh.ordering import after
 from prunex_jax.methods.hsadmm.arithmetic import (
@@ -20,7 +20,6 @@ from prunex_jax.methods.hsadmm.arithmetic import (
     add_scaled,
     norm,
     norm_of,
-    scaled,
     squares,
 )
 from prunex_jax.methods.hsadmm.choose import Choice
@@ -34,13 +33,6 @@ from prunex_jax.methods.hsadmm.outer import (
 )
 from prunex_jax.methods.hsadmm.presets import Moving
 from prunex_jax.methods.hsadmm.round import Round
-
-# Residual balancing (Boyd et al., 2011, section 3.4.1): a penalty doubles or halves
-# when the residuals differ tenfold. It stays within a factor 1024 of its start: where z
-# stands still the dual residual is zero, and doubling would not end before infinity.
-_TOLERATED_RATIO = 10.0
-_FACTOR = 2.0
-_LARGEST_CHANGE = 1024.0
 
 
 class HostLevel(NamedTuple):
@@ -58,11 +50,11 @@ class Consensus(NamedTuple):
 
     values: PyTree  # z, replicated
     momentum: PyTree | None  # of z, replicated
-    movements: Movements | None  # of rounds, where they are measured; replicated
+    movements: Movements | None  # of rounds, where the step follows them; replicated
     host: HostLevel | None  # None where z_i = z
     device_dual: PyTree | None  # u_ij scaled, as params
-    rho_device: jax.Array  # float32[], replicated
-    rho_host: jax.Array  # float32[], replicated
+    rho_device: jax.Array  # float32[], replicated; that of the form
+    rho_host: jax.Array  # float32[], replicated; that of the form
 
     @property
     def of_host(self) -> PyTree:
@@ -110,7 +102,7 @@ class Residuals(NamedTuple):
 
 
 def zero_residuals() -> Residuals:
-    """Residuals before the first round, from which no penalty adapts."""
+    """Residuals before the first round."""
     nothing = jnp.zeros((), jnp.float32)
     return Residuals(nothing, nothing, nothing, nothing)
 
@@ -131,32 +123,6 @@ def zero_health(names: Iterable[str]) -> RoundHealth:
     nothing = jnp.zeros((), jnp.float32)
     by_group = dict.fromkeys(names, nothing)
     return RoundHealth(nothing, by_group, dict(by_group))
-
-
-def balance_penalties(
-    state: Consensus, residuals: Residuals, form: Moving, copies: Copies
-) -> Consensus:
-    """Adapts both penalties to the residuals of the last round; see `balanced`.
-
-    Collectives:
-      Four float32 as `Copies.mean_in_host`, then as `comm.mean_over_hosts`.
-    """
-    found = mean_over_hosts(copies.mean_in_host(residuals), copies.axes)
-    rho_device = balanced(
-        state.rho_device, form.rho_device, found.primal_device, found.dual_device
-    )
-    rho_host = balanced(
-        state.rho_host, form.rho_host, found.primal_host, found.dual_host
-    )
-    host = state.host
-    if host is not None:
-        host = host._replace(dual=scaled(state.rho_host / rho_host, host.dual))
-    return state._replace(
-        rho_device=rho_device,
-        rho_host=rho_host,
-        device_dual=scaled(state.rho_device / rho_device, state.device_dual),
-        host=host,
-    )
 
 
 def host_means(
@@ -196,19 +162,13 @@ def difference_to_consensus(target: PyTree, choice: Choice, state: Consensus) ->
 def move_consensus(
     target: PyTree, moved: PyTree, choice: Choice, state: Consensus, this: Round
 ) -> Consensus:
-    """Moves z along the mean difference to it, and z_i.
+    """Moves z along the mean difference to it, as hosts have received it, and z_i.
 
-    What the choice does to a_i, the target, it does to z, v_i, the momentum of z and
-    the last movement as well.
+    Channels that go leave a_i, the target, z, v_i, the momentum of z and the last
+    movement.
 
-    Args:
-      target: a_i, per_host.
-      moved: Mean difference to z as hosts have received it, replicated.
-      choice: Which channels the round keeps.
-      state: The consensus before.
-      this: The round.
     Collectives:
-      As `outer.follow` where movements are measured.
+      As `outer.follow` where the step follows movements.
     """
     form, host, movements = this.form.moving, state.host, state.movements
     if host is not None:
@@ -231,7 +191,7 @@ def move_consensus(
 
 def _step_of(form: Moving, movements: Movements | None) -> jax.typing.ArrayLike:
     """Outer step of a round: that of the form, or what the law says."""
-    if movements is None or movements.average is None:
+    if movements is None:
         return form.outer_step
     return law_step(form.outer_momentum, movements.average)
 
@@ -261,17 +221,11 @@ def settle(
 ) -> tuple[Consensus, Distances]:
     """Puts z, its momentum and z_i where the old ones lie, after all were compared.
 
-    Every leaf waits until it was compared with the old one and with the copies. XLA
-    would copy what is compared later, or compare in the pass that writes the new leaf,
-    which then has to lie elsewhere, and copy that. Where copies are set to z they wait
-    with it: values that wait apart would be computed apart, and rounded so.
+    Every leaf waits until it was compared with the old one and with theta. XLA would
+    copy what is compared later, or compare in the pass that writes the new leaf, which
+    then has to lie elsewhere, and copy that. Where copies are set to z they wait with
+    it: values that wait apart would be computed apart, and rounded so.
 
-    Args:
-      params: theta before the pull.
-      moved: The new consensus.
-      before: The old one.
-      choice: Which channels the round keeps.
-      axes: Mesh axes.
     Returns:
       The new consensus, to be read from here on, and the distances.
     Collectives:
@@ -303,8 +257,7 @@ def _distances(
     has_levels = moved.host is not None
     apart = None
     if has_levels or layouts:
-        kept = mask_channels(optax.tree.sub(params, z), layouts, choice.kept)
-        apart = squares(kept)
+        apart = squares(choice.apply(optax.tree.sub(params, z)))
     return Distances(
         moved=between(z, before.values),
         level_moved=between(level, before.of_host) if has_levels else None,
@@ -324,18 +277,10 @@ def _after_each(
 def pull_copies(
     params: PyTree, state: Consensus, found: Distances, choice: Choice, this: Round
 ) -> tuple[PyTree, Consensus, Residuals, RoundHealth]:
-    """Duals, the proximal pull, and the residuals of the round.
+    """Duals, the proximal pull of theta, and the residuals, after `settle`.
 
     Drift is that of channels that the round keeps: from others it moves z away itself.
 
-    Args:
-      params: theta before the pull.
-      state: The consensus after `settle`.
-      found: From there.
-      choice: Which channels the round keeps.
-      this: The round.
-    Returns:
-      theta, the consensus with its duals, and what the round says of itself.
     Collectives:
       As `comm.sum_over_slices` for the squares of a tree.
     """
@@ -398,49 +343,13 @@ def harden(state: Consensus, copies: Copies) -> tuple[PyTree, Consensus]:
 def norms_by_group(
     squares: Mapping[str, jax.Array], layouts: Layouts
 ) -> dict[str, jax.Array]:
-    """Norm of what carries the channels of each group.
+    """Norm of what carries the channels of each group, from squares by path.
 
     A parameter whose axes belong to two groups counts in both, and one that belongs to
     none in no group, so squares of these norms do not add up to that of `norm`.
-
-    Args:
-      squares: Of the tree.
-      layouts: Where channels are.
-    Returns:
-      float32[] per group that has parameters.
-    Example:
-      >>> import numpy as np
-      >>> from prunex_jax.channels import AxisLayout
-      >>> rows = AxisLayout(2, (('a', np.array([[0], [1]])),), np.array([]))
-      >>> found = squares({'x': jnp.array([3.0, 4.0]), 'y': jnp.ones(2)})
-      >>> {k: float(x) for k, x in norms_by_group(found, {'x': {0: rows}}).items()}
-      {'a': 5.0}
     """
     members: dict[str, dict[str, jax.Array]] = {}
     for path, axes in layouts.items():
         for name in {name for layout in axes.values() for name, _ in layout.slices}:
             members.setdefault(name, {})[path] = squares[path]
     return {name: norm_of(members[name]) for name in sorted(members)}
-
-
-def balanced(
-    penalty: jax.Array, start: float, primal: jax.Array, dual: jax.Array
-) -> jax.Array:
-    """Penalty of the next round: more where copies disagree, less where z races.
-
-    Args:
-      penalty: float32[], now.
-      start: What the run began with.
-      primal: float32[], primal residual of the last round.
-      dual: float32[], its dual residual.
-    Returns:
-      float32[], within a factor 1024 of `start`. The scaled dual must be multiplied by
-      old / new, so that the dual itself, penalty times scaled dual, does not jump.
-    Example:
-      >>> one = jnp.ones(())
-      >>> float(balanced(one, 1.0, 11 * one, one)), float(balanced(one, 1.0, one, one))
-      (2.0, 1.0)
-    """
-    wanted = jnp.where(primal > _TOLERATED_RATIO * dual, penalty * _FACTOR, penalty)
-    wanted = jnp.where(dual > _TOLERATED_RATIO * primal, penalty / _FACTOR, wanted)
-    return jnp.clip(wanted, start / _LARGEST_CHANGE, start * _LARGEST_CHANGE)

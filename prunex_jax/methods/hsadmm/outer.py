@@ -42,10 +42,8 @@ _KEPT = 0.8
 
 
 def law_momentum(sync_period: int) -> float:
-    """Momentum of the outer step, by law.
+    """Momentum of the outer step for so many steps per round, by law.
 
-    Args:
-      sync_period: Steps per round, at least 1.
     Example:
       >>> [law_momentum(period) for period in (1, 4, 8, 16, 32, 64, 500)]
       [0.0, 0.25, 0.375, 0.5, 0.7, 0.9, 0.9]
@@ -56,13 +54,8 @@ def law_momentum(sync_period: int) -> float:
 
 
 def law_step(momentum: float, cosine: jax.Array) -> jax.Array:
-    """Outer step at which the effective step is `EFFECTIVE_STEP`.
+    """Outer step at which the effective one is `EFFECTIVE_STEP`; cosines in [0, 1].
 
-    Args:
-      momentum: That of the step.
-      cosine: float32[] in [0, 1], rho; replicated.
-    Returns:
-      float32[], replicated. With the momenta of `law_momentum` it is in [0.15, 1.5].
     Example:
       >>> [round(float(law_step(0.9, jnp.float32(rho))), 2) for rho in (0.0, 0.5, 1.0)]
       [0.79, 0.57, 0.15]
@@ -75,20 +68,14 @@ class Movements(NamedTuple):
 
     last: PyTree  # As params.
     cosine: jax.Array  # float32[]: of the last two movements; 0 where one is zero
-    # float32[]: exponential average of the cosines, negative ones as zero; None where
-    # nothing is chosen by it.
-    average: jax.Array | None
+    average: jax.Array  # float32[]: exponential, of cosines with negative ones as zero
 
 
 def start_movements(rule: OuterRule, zeros: PyTree) -> Movements | None:
-    """Before the first round; `zeros` are shaped as the parameters.
-
-    Returns:
-      None where steps are fixed and nothing is measured.
-    """
+    """Before the first round; None where steps are fixed."""
     if rule == "fixed":
         return None
-    average = jnp.asarray(_FIRST_COSINE, jnp.float32) if rule == "law" else None
+    average = jnp.asarray(_FIRST_COSINE, jnp.float32)
     last = jax.tree.map(jnp.copy, zeros)
     return Movements(last, jnp.zeros((), jnp.float32), average)
 
@@ -96,22 +83,16 @@ def start_movements(rule: OuterRule, zeros: PyTree) -> Movements | None:
 def follow(before: Movements, moved: PyTree, axes: MeshAxes = ALONE) -> Movements:
     """Compares the movement of a round with the one before.
 
-    Args:
-      before: Movements until now, zero where channels were removed since.
-      moved: Mean difference to z as hosts have received it, replicated.
-      axes: Mesh axes.
-    Returns:
-      The movements. A round that cannot be compared leaves the average as it is.
+    A round that cannot be compared leaves the average as it is.
+
     Collectives:
       As `comm.sum_over_slices` for the squares of two trees and one number.
     """
     scale = norm(moved, axes) * norm(before.last, axes)
     is_known = scale > 0
     cosine = jnp.where(is_known, dot(moved, before.last, axes) / scale, 0.0)
-    average = before.average
-    if average is not None:
-        toward = (1 - _KEPT) * (jnp.clip(cosine, 0.0, 1.0) - average)
-        average = jnp.where(is_known, average + toward, average)
+    toward = (1 - _KEPT) * (jnp.clip(cosine, 0.0, 1.0) - before.average)
+    average = jnp.where(is_known, before.average + toward, before.average)
     # Written where the old one lies, once that was read: XLA would copy it otherwise.
     last = after([cosine], moved)
     return Movements(last, cosine, average)

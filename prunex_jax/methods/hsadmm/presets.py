@@ -6,7 +6,7 @@ for each stage of a round.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from prunex_jax.base.errors import UserError, suggest
 from prunex_jax.base.settings import check_settings, setting
@@ -30,12 +30,9 @@ class Choosing:
 
     Attributes:
       criterion: What channels are ranked by; see `sparsity.criteria`.
-      fade: What a round leaves of the size of losing channels while masks move, in
-        [0, 1); they keep living until the freeze. 0 sets them to zero at once.
     """
 
     criterion: Criterion = "norm"
-    fade: float = setting(0.0, at_least=0, below=1)
 
     def __post_init__(self) -> None:
         """Rejects numbers outside their range, and words that are no choice."""
@@ -85,9 +82,8 @@ class Moving:
         z_i = z, and there is no host dual.
       outer_step: alpha > 0, the step of z along the mean difference.
       outer_momentum: beta in [0, 1), Nesterov momentum of that step.
-      adapt: "residual" balances the penalties by their residuals.
-      outer: "measured" keeps the last movement, and its cosine with the one before;
-        "law" chooses the outer step of every round from that, see `outer`.
+      outer: "law" chooses the outer step of every round from the cosines of movements,
+        see `outer`.
     """
 
     prox_strength: float = setting(1.0, at_least=0, at_most=1)
@@ -96,7 +92,6 @@ class Moving:
     rho_host: float = setting(0.0, at_least=0)
     outer_step: float = setting(1.0, above=0)
     outer_momentum: float = setting(0.0, at_least=0, below=1)
-    adapt: Literal["none", "residual"] = "none"
     outer: OuterRule = "fixed"
 
     def __post_init__(self) -> None:
@@ -106,11 +101,6 @@ class Moving:
             raise UserError(
                 f"rho_host={self.rho_host} needs rho_device > 0: two-level consensus "
                 "weighs host against device penalty"
-            )
-        if self.adapt == "residual" and not self.rho_device:
-            raise UserError(
-                "adapt='residual' balances rho_device, which is 0 in this form; take "
-                "the paper preset or set rho_device"
             )
         _check_outer(self)
 
@@ -161,8 +151,8 @@ class HsadmmParameters:
         Raises:
           UserError: No stage has such a number, or it means nothing with the others.
         Example:
-          >>> HsadmmParameters().replace(fade=0.5, outer_step=0.7).choosing
-          Choosing(criterion='norm', fade=0.5)
+          >>> HsadmmParameters().replace(criterion='taylor', outer_step=0.7).choosing
+          Choosing(criterion='taylor')
         """
         stages = {}
         for stage in dataclasses.fields(self):

@@ -6,7 +6,7 @@ Whatever the form, hosts end with the same mean; what a host has not sent, it ke
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -19,7 +19,7 @@ from prunex_jax.comm import (
     mean_over_hosts,
     mean_with_error,
 )
-from prunex_jax.comm.largest import CHUNK
+from prunex_jax.comm.chunks import CHUNK
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm.arithmetic import add_scaled
 from prunex_jax.methods.hsadmm.choose import Choice
@@ -32,21 +32,13 @@ _MIN_NDIM = 2
 
 
 class Flight(NamedTuple):
-    """What streaming rounds have under way between two steps."""
+    """What streaming rounds remember of whole ones."""
 
     whole_at: jax.Array  # int32[], replicated: steps done at the last whole round
-    # Mean difference to z of every fragment under way, shaped as params, replicated;
-    # None where means are applied in the step that has sent them.
-    means: PyTree | None
-    is_under_way: jax.Array | None  # bool[fragments], replicated; None with them
-
-
-# Where the parts of a flight are if its means lie in slices.
-FLIGHT_IN_SLICES: Any = Flight("replicated", "slices", "replicated")  # type: ignore[arg-type]
 
 
 class SendState(NamedTuple):
-    """What hosts have not sent yet, and what is on the way."""
+    """What hosts have not sent yet, and when they sent all."""
 
     error: PyTree | None  # e_i, per_host: what host i has not sent yet
     flight: Flight | None  # of streaming rounds
@@ -60,21 +52,13 @@ class SentChannels(NamedTuple):
     slicing: Slicing | None = None  # How trees lie in slices; None if they are whole.
 
     def take(self, tree: PyTree) -> PyTree:
-        """What is sent of a tree, in smaller leaves.
-
-        Collectives:
-          Of slices, as `Slicing.take_kept`.
-        """
+        """What is sent of a tree, smaller; of slices, as `Slicing.take_kept`."""
         if self.slicing is not None:
             return self.slicing.take_kept(tree, self.layouts, self.keep_indices)
         return take_channels(tree, self.layouts, self.keep_indices)
 
     def put(self, tree: PyTree) -> PyTree:
-        """Puts it back where it came from, zeros elsewhere.
-
-        Collectives:
-          Of slices, as `Slicing.put_kept`.
-        """
+        """Puts it back among zeros; of slices, as `Slicing.put_kept`."""
         if self.slicing is not None:
             return self.slicing.put_kept(tree, self.layouts, self.keep_indices)
         return put_channels(tree, self.layouts, self.keep_indices)
@@ -101,8 +85,8 @@ def send(
     Returns:
       The mean, replicated; and e_i, per_host, or None.
     Collectives:
-      The channels that are sent, as `mean_of_differences`. Of slices, also as
-      `SentChannels.take` and `put`, the latter twice where there is an error.
+      As `mean_of_differences`; of slices, also as `SentChannels.take` and `put`, the
+      latter twice where there is an error.
     """
     sending, axes = this.form.sending, this.copies.axes
     if error is not None:
@@ -123,15 +107,11 @@ def mean_of_differences(
     key: jax.Array,
     kind: RoundKind,
 ) -> tuple[PyTree, PyTree | None]:
-    """Averages compact differences over hosts.
+    """Averages compact differences with the last error, per_host, over hosts.
 
-    Args:
-      sent: Differences of the kept channels, with the last error, per_host.
-      form: How they are sent.
-      axes: Mesh axes.
-      key: Random key, the same everywhere, for formats that round stochastically.
-      kind: A freeze round sends everything, in eight bits at least: it follows a change
-        of the network that a few entries would not repair.
+    A freeze round sends everything, in eight bits at least: it follows a change of the
+    network that a few entries would not repair.
+
     Returns:
       The mean, replicated, and the error, per_host; None where the form keeps none.
     Collectives:
@@ -162,10 +142,8 @@ def mean_of_differences(
 def payload_of(sizes: Mapping[int, int], form: Sending) -> tuple[int, int]:
     """Numbers that stand for a tree in a frozen round, and bytes of their positions.
 
-    Args:
-      sizes: Number of axes -> elements of all compact leaves that have so many. What is
-        sent whole beside the largest numbers is little, and not counted.
-      form: How they are sent.
+    `sizes` are elements of all compact leaves by number of axes. What is sent whole
+    beside the largest numbers is little, and not counted.
     """
     if form.top is None:
         return sum(sizes.values()), 0

@@ -1,19 +1,20 @@
 """Streaming rounds: parameters in fragments, each averaged at a time of its own.
 
 In place of everything at once after every `sync_period` steps, a step sends one
-fragment, beside its own gradients, and what comes back is applied some steps later. A
-fragment is whole leaves. `Streaming` says which fragment is sent and applied when;
-`Fragments` does it to parameters and the state of H-SADMM, with the stages of a round:
-`send` for a fragment alone, and some steps later `move`.
+fragment, beside its own gradients, and applies what comes back at its end. A fragment
+is whole leaves. `Streaming` says when it is sent; `Fragments` does it to parameters and
+the state of H-SADMM, with the stages of a round: `send` for a fragment alone, and then
+`move`.
 
     sent     s = theta_f - z_f + delta e_f, its kept channels, before the step; its mean
              over hosts on the way beside the gradients;  e_f <- s - sent
-    applied  `delay` steps later:  z_f takes the outer step along the mean;
+    applied  after the step:  z_f takes the outer step along the mean;
              theta_f <- m theta_f + (1 - m) z_f
 
 References:
   Douillard et al., Streaming DiLoCo with overlapping communication, 2025,
-  arXiv:2501.18512, algorithm 2; m is its alpha, `delay` its tau.
+  arXiv:2501.18512, algorithm 2; m is its alpha, `delay` its tau, of 1 at most: what is
+  sent in a program is there when the program ends.
 """
 
 import dataclasses
@@ -43,33 +44,30 @@ from prunex_jax.methods.hsadmm.move import Consensus, RoundHealth
 from prunex_jax.methods.hsadmm.outer import outer_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
 from prunex_jax.methods.hsadmm.round import Round
-from prunex_jax.methods.hsadmm.send import Flight, send
+from prunex_jax.methods.hsadmm.send import send
 from prunex_jax.methods.hsadmm.state import HsadmmState
 from prunex_jax.sparsity import choose_keep_indices
-
-# From so many steps on, what a step has sent is applied in another one.
-_LONG_DELAY = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Streaming:
-    """When fragments are sent and applied, and how copies take them.
+    """When fragments are sent, and how copies take them.
 
     Attributes:
       sync: When whole rounds would end; every fragment is sent once in each.
       num_fragments: Parts of the parameters, at most one per step.
-      delay: Steps between the state of the copies that is sent and the application of
-        its mean; 0 sends and applies at the end of a step, with nothing beside.
+      delay: 1 sends copies as they are before a step, beside it, and applies their mean
+        after it; 0 sends them as they are after it, with nothing beside.
       mixing: What remains of the copies when a mean is applied.
     """
 
     sync: SyncSchedule
     num_fragments: int = setting(1, at_least=1)
-    delay: int = setting(0, at_least=0)
+    delay: int = setting(0, at_least=0, at_most=1)
     mixing: float = setting(0.0, at_least=0, below=1)
 
     def __post_init__(self) -> None:
-        """Rejects what leaves no step to send a fragment in, or to apply it."""
+        """Rejects what leaves no step to send a fragment in, or to work beside it."""
         check_settings(self, "rounds")
         if self.num_fragments > self.sync.period:
             raise UserError(
@@ -80,16 +78,11 @@ class Streaming:
         if self.delay >= self.sync.period:
             raise UserError(
                 f"rounds.delay={self.delay} must be below sync_period="
-                f"{self.sync.period}: a fragment is applied before it is sent again"
+                f"{self.sync.period}: copies would not move between two rounds"
             )
 
-    @property
-    def keeps_means(self) -> bool:
-        """Whether means wait in the state between the steps of their flight."""
-        return self.delay >= _LONG_DELAY
-
     def options_in(self, step: int) -> dict[str, Any]:
-        """What a step of number `step`, from 0, sends and applies, as fragments.
+        """The fragment that a step of number `step`, from 0, sends and applies.
 
         The last fragment is sent as whole rounds would be, the others at equal
         distances before.
@@ -97,17 +90,10 @@ class Streaming:
         Example:
           >>> streaming = Streaming(SyncSchedule(4), num_fragments=2, delay=1)
           >>> [streaming.options_in(step) for step in (2, 3, 4)]
-          [{'sends': 0, 'lands': 0}, {}, {'sends': 1, 'lands': 1}]
-          >>> later = Streaming(SyncSchedule(4), delay=2)
-          >>> [later.options_in(step) for step in (4, 5)]
-          [{'sends': 0}, {'lands': 0}]
+          [{'sends': 0}, {}, {'sends': 1}]
         """
-        ended = step + 1
-        due = {
-            "sends": self._due_after(step if self.delay else ended),
-            "lands": self._due_after(ended - self.delay),
-        }
-        return {name: number for name, number in due.items() if number is not None}
+        number = self._due_after(step + 1 - self.delay)
+        return {} if number is None else {"sends": number}
 
     def _due_after(self, num_steps: int) -> int | None:
         """The fragment whose copies are sent as they are after so many steps."""
@@ -119,17 +105,9 @@ class Streaming:
 
 
 def check_streams(form: HsadmmParameters) -> None:
-    """Refuses forms whose duals, or measured movements, belong to whole rounds.
-
-    Raises:
-      UserError: Names the form's parameter.
-    """
+    """Refuses forms whose duals, or outer steps by law, belong to whole rounds."""
     moving = form.moving
-    duals = {
-        "dual_decay": moving.dual_decay,
-        "rho_host": moving.rho_host,
-        "adapt": moving.adapt if moving.adapt != "none" else 0,
-    }
+    duals = {"dual_decay": moving.dual_decay, "rho_host": moving.rho_host}
     for name, value in duals.items():
         if value:
             raise UserError(
@@ -148,20 +126,14 @@ def check_streams(form: HsadmmParameters) -> None:
 def fragments_of(
     shapes: Mapping[str, tuple[int, ...]], num_fragments: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Divides leaves among fragments of about the same size.
+    """Divides leaves among fragments of about the same size, as paths.
 
     The largest leaves first, each to the fragment that has least so far.
 
-    Args:
-      shapes: Shape of every parameter by path.
-      num_fragments: How many.
-    Returns:
-      Paths of every fragment, in the order of `shapes`.
     Raises:
       UserError: There are fewer leaves.
     Example:
-      >>> shapes = {'a': (2, 3), 'b': (4,), 'c': (3,)}
-      >>> fragments_of(shapes, 2)
+      >>> fragments_of({'a': (2, 3), 'b': (4,), 'c': (3,)}, 2)
       (('a',), ('b', 'c'))
     """
     if num_fragments > len(shapes):
@@ -191,15 +163,7 @@ class Arrival(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fragments:
-    """The fragments of some parameters, on their way.
-
-    Attributes:
-      streaming: When.
-      form: Its outer step, its error feedback and how numbers are sent.
-      groups: Channel groups, whose masks do not move.
-      keep_counts: Static number of channels that each keeps.
-      copies: Where the parameters live.
-    """
+    """The fragments of some parameters, on their way; masks do not move."""
 
     streaming: Streaming
     form: HsadmmParameters
@@ -212,12 +176,6 @@ class Fragments:
     ) -> tuple[Arrival, HsadmmState]:
         """Averages the movement of a fragment since it was last applied.
 
-        Args:
-          number: The fragment.
-          params: theta.
-          state: The state; its consensus is that of the last application.
-        Returns:
-          The mean, and the state, which holds it too if it is due in a later step.
         Collectives:
           As `Copies.mean_in_host` for the fragment, and its kept channels as `send`.
         """
@@ -226,7 +184,7 @@ class Fragments:
         scores = {name: x.astype(jnp.float32) for name, x in state.masks.items()}
         kept = choose_keep_indices(scores, self.keep_counts, state.masks)
         this = self._round(own)
-        choice = Choice(this.layouts, state.masks, state.masks, kept)
+        choice = Choice(this.layouts, state.masks, kept)
         _, target = move.host_means(own, before, self.copies)
         difference = move.difference_to_consensus(target, choice, before)
         sending = state.sending
@@ -238,33 +196,12 @@ class Fragments:
             error = _where(counts, error, held_back)
             sending = sending._replace(error=_merged(sending.error, error))
         state = state._replace(num_rounds=state.num_rounds + 1, sending=sending)
-        found = Arrival(mean, counts)
-        if self.streaming.keeps_means:
-            state = self._keep(number, found, state)
-        return found, state
-
-    def arrival(self, number: int, state: HsadmmState) -> tuple[Arrival, HsadmmState]:
-        """Takes a mean that is due out of the state."""
-        flight = state.sending.flight
-        assert flight is not None and flight.is_under_way is not None
-        mean = _part(flight.means, self._paths(number, flight.means))
-        found = Arrival(mean, flight.is_under_way[number])
-        landed = flight.is_under_way.at[number].set(False)
-        return found, _with_flight(state, flight._replace(is_under_way=landed))
+        return Arrival(mean, counts), state
 
     def land(
         self, number: int, found: Arrival, params: PyTree, state: HsadmmState
     ) -> tuple[PyTree, HsadmmState]:
-        """Moves the consensus of a fragment, and its copies towards it.
-
-        Args:
-          number: The fragment.
-          found: Its mean.
-          params: theta, a `delay` later than what was sent.
-          state: The state.
-        Returns:
-          theta and the state.
-        """
+        """Moves the consensus of a fragment, and its copies towards it."""
         paths = self._paths(number, params)
         own, before = _part(params, paths), _part_of(state.consensus, paths)
         form, this = self.form.moving, self._round(own)
@@ -275,7 +212,7 @@ class Fragments:
             form.outer_step,
             form.outer_momentum,
         )
-        choice = Choice(this.layouts, state.masks, state.masks, {})
+        choice = Choice(this.layouts, state.masks, {})
         after = before._replace(values=z, momentum=momentum)
         after, distances = move.settle(own, after, before, choice, self.copies.axes)
         moved, pulled, residuals, health = move.pull_copies(
@@ -295,26 +232,6 @@ class Fragments:
             consensus=consensus, residuals=residuals, health=health
         )
 
-    def land_all(
-        self, params: PyTree, state: HsadmmState
-    ) -> tuple[PyTree, HsadmmState]:
-        """Applies at once what is under way, for a whole round to follow."""
-        if self.streaming.keeps_means:
-            for number in range(self.streaming.num_fragments):
-                found, state = self.arrival(number, state)
-                params, state = self.land(number, found, params, state)
-        return params, state
-
-    def _keep(self, number: int, found: Arrival, state: HsadmmState) -> HsadmmState:
-        """Puts a mean into the state, until it is due."""
-        flight = state.sending.flight
-        assert flight is not None and flight.is_under_way is not None
-        flight = flight._replace(
-            means=_merged(flight.means, found.mean),
-            is_under_way=flight.is_under_way.at[number].set(found.counts),
-        )
-        return _with_flight(state, flight)
-
     def _round(self, params: PyTree) -> Round:
         """A round of these leaves alone, after which copies mix."""
         form = self.form.replace(prox_strength=1.0 - self.streaming.mixing)
@@ -332,21 +249,6 @@ def _part_of(consensus: Consensus, paths: tuple[str, ...]) -> Consensus:
     return consensus._replace(
         values=_part(consensus.values, paths),
         momentum=None if momentum is None else _part(momentum, paths),
-    )
-
-
-def _with_flight(state: HsadmmState, flight: Flight) -> HsadmmState:
-    return state._replace(sending=state.sending._replace(flight=flight))
-
-
-def start_flight(streaming: Streaming, zeros: PyTree) -> Flight:
-    """Nothing under way; `zeros` are shaped as the parameters."""
-    count = streaming.num_fragments
-    keeps = streaming.keeps_means
-    return Flight(
-        whole_at=jnp.zeros((), jnp.int32),
-        means=jax.tree.map(jnp.copy, zeros) if keeps else None,
-        is_under_way=jnp.zeros(count, bool) if keeps else None,
     )
 
 

@@ -181,14 +181,10 @@ def pactrain(
 
 
 def hosts_agree(pattern: Pattern, axes: MeshAxes) -> jax.Array:
-    """Whether all hosts have the same pattern.
+    """Whether all hosts have the same pattern of integers; bool[], the same everywhere.
 
-    Args:
-      pattern: Integers, said to be the same everywhere.
-      axes: Mesh axes.
-    Returns:
-      bool[], the same everywhere. Two patterns that differ pass as equal with a
-      probability of about 2^-64.
+    Two patterns that differ pass as equal with a probability of about 2^-64.
+
     Collectives:
       As `comm.gather_over_hosts` for two uint32.
     """

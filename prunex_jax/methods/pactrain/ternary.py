@@ -23,12 +23,9 @@ _MAX_HOSTS = 127
 def ternary_mean_over_mesh(tree: PyTree, axes: MeshAxes, key: jax.Array) -> PyTree:
     """Averages a tree over all devices, of which every host sends -1, 0 or 1 per entry.
 
-    Args:
-      tree: Floating leaves, per_device.
-      axes: Mesh axes. With one host, nothing is drawn.
-      key: Random key, the same everywhere and another one in every call.
-    Returns:
-      The mean, replicated, in the types of the tree; unbiased.
+    The mean is unbiased; with one host, nothing is drawn. The key is the same
+    everywhere and another one in every call.
+
     Raises:
       UserError: More hosts than a byte can count.
     Collectives:

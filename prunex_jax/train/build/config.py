@@ -115,6 +115,10 @@ _DEPARTED = {
     "method.local_sgd.channel_choice": "moved",
     "run.tensorboard": False,
     "run.wandb": "",
+    "sparsity.path": "stairs",
+    "method.hsadmm.adapt": "none",
+    "method.topk.is_exact": True,
+    "method.dgc.is_exact": True,
 }
 
 

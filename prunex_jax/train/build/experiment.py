@@ -40,7 +40,6 @@ from prunex_jax.shrink.cost import count_macs, model_budget
 from prunex_jax.sparsity import (
     Budget,
     check_excludes,
-    fade_steps,
     validate_sparsity,
 )
 from prunex_jax.tasks import Batch, Own, Task, make_task
@@ -373,7 +372,6 @@ def _make_setup(
             keep_counts=keep_counts,
             shapes=shapes,
             total_steps=num_steps,
-            fade_steps=fade_steps(config.sparsity, num_steps),
             criterion=config.sparsity.criterion,
             optimizer=config.optimizer,
         ),

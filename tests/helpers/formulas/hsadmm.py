@@ -3,9 +3,8 @@
 import math
 from collections.abc import Collection, Iterable, Mapping
 
-from prunex_jax.channels import Layouts, kept_shape, layouts_of
+from prunex_jax.channels import kept_shape, layouts_of
 from prunex_jax.comm import Collective, dense_size
-from prunex_jax.comm.formulas import MeshShape, largest_sum
 from prunex_jax.methods.hsadmm import Sending, send
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.streaming import fragments_of
@@ -13,7 +12,13 @@ from prunex_jax.methods.method import Recipe, RoundKind
 from prunex_jax.sparsity import uses_gradients
 from tests.helpers.formulas import slices
 from tests.helpers.formulas.base import Formulas
-from tests.helpers.formulas.means import device_sum, host_sum, host_sum_with_error
+from tests.helpers.formulas.means import (
+    MeshShape,
+    device_sum,
+    host_sum,
+    host_sum_with_error,
+    largest_sum,
+)
 
 FixedCounts = tuple[tuple[str, int], ...]
 
@@ -56,27 +61,17 @@ class HsadmmFormulas(Formulas):
         count = 1 if core.streaming is None else core.streaming.num_fragments
         self.fragments = fragments_of(recipe.own_shapes, count)
 
-    def sent_channels(
-        self, keep_counts: Mapping[str, int], kind: RoundKind
-    ) -> tuple[Layouts, Mapping[str, int]]:
-        """Channels that one round sends: all of them while some only fade."""
-        if kind == "moving" and self.core.parameters.choosing.fade:
-            keep_counts = {group.name: group.size for group in self.core.groups}
-        return self.layouts, keep_counts
-
     def sizes(
         self,
         keep_counts: Mapping[str, int],
-        kind: RoundKind = "frozen",
         paths: Iterable[str] | None = None,
     ) -> dict[int, int]:
         """Elements of all compact leaves, or of some, of so many axes."""
-        layouts, counts = self.sent_channels(keep_counts, kind)
         if self.slicing is not None:
-            left = self.slicing.own_kept_shapes(layouts, counts)
+            left = self.slicing.own_kept_shapes(self.layouts, keep_counts)
         else:
             left = {
-                path: kept_shape(shape, layouts.get(path), counts)
+                path: kept_shape(shape, self.layouts.get(path), keep_counts)
                 for path, shape in self.shapes.items()
             }
         sizes: dict[int, int] = {}
@@ -86,20 +81,16 @@ class HsadmmFormulas(Formulas):
         return sizes
 
     def slices_sent(
-        self,
-        keep_counts: Mapping[str, int],
-        kind: RoundKind,
-        paths: Collection[str],
+        self, keep_counts: Mapping[str, int], paths: Collection[str]
     ) -> list[Collective]:
         """What slices of parameters tell each other to send what is kept of them."""
         slicing, form = self.slicing, self.core.parameters.sending
         if slicing is None:
             return []
-        layouts, counts = self.sent_channels(keep_counts, kind)
-        own = {path: layouts[path] for path in paths if path in layouts}
+        own = {path: self.layouts[path] for path in paths if path in self.layouts}
         puts = 2 if form.error_decay else 1
-        taken = slices.taking(slicing, own, counts)
-        return taken + puts * slices.putting(slicing, own, counts)
+        taken = slices.taking(slicing, own, keep_counts)
+        return taken + puts * slices.putting(slicing, own, keep_counts)
 
     def norms_of_slices(
         self, paths: Collection[str], more: int = 0
@@ -120,7 +111,6 @@ class HsadmmFormulas(Formulas):
         self,
         mesh_shape: Mapping[str, int],
         sends: int | None = None,
-        lands: int | None = None,
         keep_counts: FixedCounts | None = None,
     ) -> list[Collective]:
         is_consensus = self.core.device_level == "consensus"
@@ -129,20 +119,18 @@ class HsadmmFormulas(Formulas):
             sent += device_sum(dense_size(self.shapes), mesh_shape)
         criterion = self.core.parameters.choosing.criterion
         if uses_gradients(criterion):
-            count = 1 if criterion == "taylor" else 3
-            sent += self.numbers_of_slices([count * self.num_channels])
-        if lands is not None:
-            sent += self.norms_of_slices(self.fragments[lands], 1)
+            sent += self.numbers_of_slices([self.num_channels])
         if sends is None:
             return sent
         paths = self.fragments[sends]
+        sent += self.norms_of_slices(paths, 1)
         if is_consensus:
             size = dense_size({path: self.shapes[path] for path in paths})
             sent += device_sum(size, mesh_shape)
         counts = self.core.keep_counts if keep_counts is None else dict(keep_counts)
         sizes = self.sizes(counts, paths=paths)
         form = self.core.parameters.sending
-        sent += self.slices_sent(counts, "frozen", paths)
+        sent += self.slices_sent(counts, paths)
         return sent + sent_differences(sizes, form, mesh_shape, "frozen")
 
     def exchange(
@@ -158,24 +146,17 @@ class HsadmmFormulas(Formulas):
         if self.core.device_level == "consensus":
             num_copies = 2 if form.dual_decay else 1
             num_elements = num_copies * dense_size(self.shapes)
-            if form.adapt == "residual":
-                sent += device_sum(4, mesh_shape)
             sent += device_sum(num_elements, mesh_shape)
             if is_scored and uses_gradients(criterion):
                 sent += device_sum(self.num_channels, mesh_shape)
-        if form.adapt == "residual":
-            sent += host_sum(4, mesh_shape)
         if is_scored:
             sent += host_sum(self.num_channels, mesh_shape)
-        sizes = self.sizes(keep_counts, kind)
-        sent += self.slices_sent(keep_counts, kind, self.shapes)
+        sizes = self.sizes(keep_counts)
+        sent += self.slices_sent(keep_counts, self.shapes)
         if not (is_scored and criterion == "taylor"):
             sent += self.numbers_of_slices([self.num_channels])
         sent += self.norms_of_slices(self.shapes)
         if form.outer != "fixed":
             sent += self.numbers_of_slices([len(self.shapes)] * 2 + [1])
-        if self.core.streaming is not None and self.core.streaming.keeps_means:
-            for paths in self.fragments:
-                sent += self.norms_of_slices(paths, 1)
         sending = self.core.parameters.sending
         return sent + sent_differences(sizes, sending, mesh_shape, kind)

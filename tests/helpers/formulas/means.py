@@ -1,8 +1,11 @@
 """Closed formulas of means over the mesh, from sizes alone."""
 
-from prunex_jax.comm.accounting import Collective
-from prunex_jax.comm.formulas import MeshShape, host_gather
-from prunex_jax.comm.wires import FLOAT32, Wire
+from collections.abc import Mapping
+
+from prunex_jax.comm import FLOAT32, Collective, TopK, Wire
+from prunex_jax.comm.chunks import CHUNK, largest_buffer, route_of
+
+MeshShape = Mapping[str, int]
 
 
 def device_sum(num_elements: int, mesh_shape: MeshShape) -> list[Collective]:
@@ -109,6 +112,72 @@ def ring_sum(
         ),
         Collective("gather", (device_axis,), (num_devices,), share, "float32"),
     ]
+
+
+def host_gather(
+    num_elements: int, mesh_shape: MeshShape, dtype: str = "float32"
+) -> list[Collective]:
+    """What `averaging.gather_over_hosts` sends for one leaf of `num_elements`."""
+    (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    if num_hosts == 1:
+        return []
+    share = -(-num_elements // num_devices)
+    return [
+        Collective("gather", (host_axis,), (num_hosts,), share, dtype),
+        Collective("gather", (device_axis,), (num_devices,), num_hosts * share, dtype),
+    ]
+
+
+def largest_sum(
+    num_elements: int, top: TopK, mesh_shape: MeshShape, wire: Wire = FLOAT32
+) -> list[Collective]:
+    """What `chunks.mean_of_largest` sends for a tree of `num_elements`."""
+    (_, num_hosts), _ = mesh_shape.items()
+    if num_hosts == 1 or not num_elements:
+        return []
+    route = route_of(num_elements, top, mesh_shape, wire)
+    send = _gathered_chunks if route == "gather" else _owned_chunks
+    return [
+        sent
+        for size in _sizes(num_elements, largest_buffer(wire, mesh_shape))
+        for sent in send(-(-size // CHUNK), top, mesh_shape, wire)
+    ]
+
+
+def _gathered_chunks(
+    num_chunks: int, top: TopK, mesh_shape: MeshShape, wire: Wire
+) -> list[Collective]:
+    """Everybody gets the entries of all hosts."""
+    gathers = [
+        host_gather(n, mesh_shape, dtype)
+        for n, dtype in _entries(num_chunks, top, wire)
+    ]
+    return [each for gather in gathers for each in gather]
+
+
+def _owned_chunks(
+    num_chunks: int, top: TopK, mesh_shape: MeshShape, wire: Wire
+) -> list[Collective]:
+    """Every device of every host gets the entries of its chunks, and sends the sums."""
+    (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
+    own = -(-num_chunks // (num_hosts * num_devices))
+    hosts, devices = ((host_axis,), (num_hosts,)), ((device_axis,), (num_devices,))
+    sent = []
+    for size, dtype in _entries(own, top, wire):
+        sent += [
+            Collective("exchange", *hosts, num_hosts * size, dtype),
+            Collective("gather", *hosts, size, dtype),
+            Collective("gather", *devices, num_hosts * size, dtype),
+        ]
+    errors = num_hosts * own * CHUNK
+    return [*sent, Collective("gather", *devices, errors, "float32")]
+
+
+def _entries(num_chunks: int, top: TopK, wire: Wire) -> tuple[tuple[int, str], ...]:
+    """Sizes and types of the messages for values of chunks, and for their positions."""
+    values = wire.num_carriers(num_chunks * top.per_chunk)
+    places = num_chunks * top.position_bytes
+    return (values, wire.format.carrier), (places, "uint8")
 
 
 def entry_gather(

@@ -8,7 +8,6 @@ import optax
 
 from prunex_jax.channels import layouts_of
 from prunex_jax.comm import Collective, Slicing, dense_size
-from prunex_jax.comm.formulas import host_gather, largest_sum
 from prunex_jax.methods import METHODS
 from prunex_jax.methods.entries import EntrySizes, top_of
 from prunex_jax.methods.hsadmm import method as hsadmm_method
@@ -18,7 +17,6 @@ from prunex_jax.methods.method import Recipe
 from prunex_jax.methods.pactrain import method as pactrain_method
 from prunex_jax.methods.powersgd import plan_of
 from prunex_jax.methods.sliced import recipe_in_slices
-from prunex_jax.sparsity import fade_steps
 from prunex_jax.train.build.experiment import Experiment
 from tests.helpers.formulas import slices
 from tests.helpers.formulas.base import Formulas
@@ -27,8 +25,10 @@ from tests.helpers.formulas.means import (
     device_sum,
     entry_gather,
     flat_sum,
+    host_gather,
     host_sum,
     host_sum_with_error,
+    largest_sum,
     mesh_sum,
     ring_sum,
     ternary_sum,
@@ -66,7 +66,6 @@ def formulas_of_run(experiment: Experiment) -> Formulas:
         keep_counts=experiment.channels.keep_counts,
         shapes=current.shapes,
         total_steps=experiment.num_steps,
-        fade_steps=fade_steps(config.sparsity, experiment.num_steps),
         criterion=config.sparsity.criterion,
         optimizer=config.optimizer,
     )
