@@ -147,8 +147,6 @@ def interpret(
       arguments: What stands for its arguments.
       do: Makes results of an equation and its operands; called in order.
       constant: Says what stands for a constant; the constant itself, if not given.
-    Returns:
-      What stands for its results.
     Example:
       >>> import jax
       >>> closed = jax.make_jaxpr(lambda x, y: x * y + 1)(1.0, 1.0)

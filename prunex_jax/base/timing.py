@@ -57,11 +57,6 @@ def time_in_turn(
       now: Seconds from any origin; a test passes its own.
     Returns:
       The times, by name; the i-th of all were measured one after the other.
-    Example:
-      >>> seconds = iter([0.0, 1.0, 1.0, 4.0, 4.0, 5.0, 5.0, 8.0])
-      >>> timings = time_in_turn({'a': list, 'b': dict}, 2, now=lambda: next(seconds))
-      >>> timings['a'].seconds, timings['b'].seconds
-      ((1.0, 1.0), (3.0, 3.0))
     """
     for _ in range(warm_up):
         for call in calls.values():
@@ -79,20 +74,12 @@ def time_in_turn(
 def meanwhile(
     name: str, do: Callable[[], None], pause: Callable[[], float]
 ) -> Iterator[None]:
-    """Does something on another thread, after every pause, while it is entered.
+    """Does something on another thread while it is entered.
 
     Args:
       name: Of the thread.
       do: What it does.
       pause: Seconds until it does it again; asked every time.
-    Example:
-      >>> import time
-      >>> told = []
-      >>> with meanwhile("tell", lambda: told.append("still"), lambda: 0.01):
-      ...     while not told:
-      ...         time.sleep(0.01)
-      >>> told[0]
-      'still'
     """
     ended = threading.Event()
 
