@@ -119,13 +119,7 @@ class Advice:
 
 
 def candidates(config: MethodConfig) -> dict[str, dict[str, Any]]:
-    """Lists what is compared: label -> settings over those of the config.
-
-    Example:
-      >>> from prunex_jax.methods import method_config
-      >>> candidates(method_config())['dense, int8']
-      {'method.name': 'dense', 'method.wire_dtype': 'int8'}
-    """
+    """Lists what is compared: label -> settings over those of the config."""
     rows: dict[str, dict[str, Any]] = {}
     for wire in ("float32", "bfloat16", "int8", "int4"):
         label = BASE if wire == "float32" else f"dense, {wire}"
@@ -174,16 +168,14 @@ def advise(
 ) -> Advice:
     """Measures links and computation, and predicts the step of every method.
 
+    Every process of the run that is planned calls this, and gets the same advice.
+
     Args:
-      experiment: The run that is planned; every process of it calls this.
+      experiment: The run.
       is_measured: Whether to run real steps of every method, too.
       margin: Least gain over `dense` that is advised, as a share.
       probe_seconds: Time for measuring the links.
       assumed: Links and steps to advise for, instead of those that are measured here.
-    Returns:
-      The advice, the same on every process.
-    Raises:
-      UserError: The probe has no time.
     """
     links: Mapping[str, ProbedLink | Link]
     if assumed is None:
@@ -260,12 +252,7 @@ def _times(base: Prediction, row: Prediction) -> str:
 
 
 def report(advice: Advice, is_simulated: bool) -> str:
-    """The advice as lines of text.
-
-    Args:
-      advice: What was found.
-      is_simulated: Whether links were measured that are not real.
-    """
+    """The advice as lines of text, which say whether the links are simulated."""
     lines = [f"{axis} axis: {link}" for axis, link in advice.links.items()]
     lines.append(f"computation of a step: {advice.compute_seconds:.4g} s")
     has_times = any(row.measured_seconds is not None for row in advice.predictions)
@@ -307,8 +294,6 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 def read_speed(flag: str, text: str) -> float:
     """Mbit/s of a text.
 
-    Raises:
-      UserError: It is none.
     Example:
       >>> read_speed('link', '2.5Gbit/s'), read_speed('link', '100 Mbit/s')
       (2500.0, 100.0)
@@ -317,14 +302,7 @@ def read_speed(flag: str, text: str) -> float:
 
 
 def read_seconds(flag: str, text: str) -> float:
-    """Seconds of a text.
-
-    Raises:
-      UserError: It is none.
-    Example:
-      >>> read_seconds('step', '120ms')
-      0.12
-    """
+    """Seconds of a text, as in 120ms."""
     return _read(flag, text, _TIME, _SECONDS, "120ms")
 
 
@@ -345,11 +323,7 @@ def _read(
 
 
 def _assumed(values: Values) -> Assumed | None:
-    """What the flags say of links and steps; None where they are to be measured.
-
-    Raises:
-      UserError: They say a part of it.
-    """
+    """What the flags say of links and steps; None where they are to be measured."""
     if not values.link:
         for flag in _ELSEWHERE:
             name, value = flag.name, getattr(values, flag.name)

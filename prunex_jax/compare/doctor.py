@@ -115,15 +115,13 @@ def examine(
     seconds: float = 4.0,
     checkpoint_bytes: int = 0,
 ) -> list[Verdict]:
-    """Tries everything; every process of the mesh calls this.
+    """Tries everything; all processes of the mesh call this, and get the same verdicts.
 
     Args:
       topology: Hosts and devices.
       workdir: Run folder to try; empty for none.
       seconds: Time for measuring the links.
       checkpoint_bytes: Of one checkpoint, over all hosts; 0 if unknown.
-    Returns:
-      A verdict per item, the same on every process.
     Collectives:
       Small gathers, and sums over both axes of the mesh.
     """
@@ -145,13 +143,10 @@ def examine(
 
 
 def gather_found(find: Callable[[], Found]) -> list[Found]:
-    """Lets every process know what all have found.
+    """What every process finds, in the order of processes.
 
-    Args:
-      find: Finds it on this process; must not communicate. What it raises as OSError is
-        found too, as `error`.
-    Returns:
-      What each found, in the order of processes.
+    `find` must not communicate. An OSError that it raises is found too, as `error`.
+
     Collectives:
       As `mesh.gather_texts`.
     """
@@ -248,11 +243,7 @@ def _clock_readings() -> list[list[float]]:
 
 
 def judge_clocks(readings: Sequence[Sequence[float]]) -> Verdict:
-    """Whether clocks agree; the reading with the least difference counts.
-
-    Args:
-      readings: Seconds of every process, several times.
-    """
+    """Whether clocks agree; the reading with the least difference counts."""
     best = min(readings, key=lambda reading: max(reading) - min(reading))
     apart = max(best) - min(best)
     if apart > _MOST_CLOCK_SECONDS:
@@ -330,9 +321,8 @@ def _speed_of(workdir: Path) -> Found:
 def judge_speed(found: Sequence[Found], checkpoint_bytes: int = 0) -> Verdict:
     """Whether a folder has room, and takes checkpoints fast.
 
-    Args:
-      found: Free bytes and bytes per second of every process, all writing at once.
-      checkpoint_bytes: Of one checkpoint, over all hosts; 0 if unknown.
+    `found` are free bytes and bytes per second of every process, all writing at once;
+    `checkpoint_bytes` those of one checkpoint over all hosts, 0 if unknown.
     """
     for process, each in enumerate(found):
         if "error" in each:

@@ -89,22 +89,15 @@ class Probes:
 
 
 def find_task(environ: Environ, launcher: str, probes: Probes) -> LaunchedTask | None:
-    """This process as its launcher describes it.
+    """This process as its launcher describes it; None where no launcher started it.
 
     Args:
       environ: Environment variables.
       launcher: One of `FINDERS`, or auto for the first that started several processes,
         or else one.
       probes: Questions about the machine.
-    Returns:
-      The task; None where no launcher started this process.
     Raises:
       UserError: Variables that are missing or malformed.
-    Example:
-      >>> environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a",
-      ...            "MASTER_PORT": "29500"}
-      >>> find_task(environ, "auto", Probes()).coordinator
-      'a:29500'
     """
     if launcher != "auto":
         return FINDERS[launcher](environ, True, probes)
@@ -481,11 +474,7 @@ def _find_skypilot(
 def _missing(
     environ: Environ, names: tuple[str, ...], required: bool, problem: str, remedy: str
 ) -> list[str]:
-    """Variables that a launcher sets and are not there.
-
-    Raises:
-      UserError: Some are not, and the launcher was named.
-    """
+    """Variables of a launcher that are not there; a UserError if it was named."""
     missing = [name for name in names if name not in environ]
     if missing and required:
         raise UserError(

@@ -20,19 +20,12 @@ _SHARE_GPUS = "PRUNEX_SHARE_GPUS"
 
 @dataclasses.dataclass(frozen=True)
 class Reservation:
-    """What one process is about to take.
+    """What one process is about to take."""
 
-    Attributes:
-      machine: Equal for processes on the same machine, and for them only.
-      name: Of the machine, for people.
-      gpus: Names that all processes of the machine have for them.
-      is_shared: Whether others may take them too.
-    """
-
-    machine: str
-    name: str
-    gpus: tuple[str, ...] = ()
-    is_shared: bool = False
+    machine: str  # Equal for processes on the same machine, and for them only.
+    name: str  # Of the machine, for people.
+    gpus: tuple[str, ...] = ()  # Names that all processes of the machine have for them.
+    is_shared: bool = False  # Whether others may take them too.
 
     @property
     def text(self) -> str:
@@ -49,8 +42,7 @@ def read_reservation(text: str) -> Reservation:
 def has_gpu_support(platforms: str | None) -> bool:
     """Whether jax is going to look for GPUs: its plugin is installed, and allowed.
 
-    Args:
-      platforms: Those that are allowed, as `JAX_PLATFORMS` lists them; None for all.
+    `platforms` are those that are allowed, as `JAX_PLATFORMS` lists them; None for all.
     """
     gpu = ("cuda", "rocm", "gpu")
     if platforms and not any(name in platforms.lower() for name in gpu):
@@ -66,13 +58,13 @@ def reserve_gpus(
 ) -> Reservation:
     """What this process is about to take.
 
+    Without GPUs that are cut into parts and are not named by part, because it cannot be
+    known who takes which.
+
     Args:
       environ: Environment variables.
       positions: Of its GPUs among those that it sees; None for all of them.
       files: What the kernel tells of GPUs; None asks the one of this machine.
-    Returns:
-      The reservation; without GPUs that are cut into parts and are not named by part,
-      because it cannot be known who takes which.
     """
     files = files or GpuFiles()
     visible = visible_gpus(environ, files)
@@ -98,15 +90,6 @@ def check_reservations(reservations: Sequence[Reservation]) -> str:
       A warning where both share it on purpose; empty for nothing.
     Raises:
       AgreedError: Two processes take a GPU.
-    Example:
-      >>> one, other = (Reservation("a", "node1", (gpu,)) for gpu in "01")
-      >>> check_reservations([one, other])
-      ''
-      >>> try:
-      ...     check_reservations([one, one])
-      ... except AgreedError as error:
-      ...     print(str(error).partition(":")[0])
-      GPU 0 of node1 is taken by process 0 and by process 1
     """
     owners: dict[tuple[str, str], int] = {}
     warning = ""

@@ -31,16 +31,11 @@ def _can_open(file: Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class GpuFiles:
-    """What the kernel tells of the GPUs of this machine, without starting a driver.
+    """What the kernel tells of the GPUs of this machine, without starting a driver."""
 
-    Attributes:
-      devices: Folder of device files.
-      driver: Folder in which NVIDIA's driver describes itself.
-      can_open: Whether this process may use a GPU, by its device file.
-    """
-
-    devices: Path = Path("/dev")
-    driver: Path = Path("/proc/driver/nvidia")
+    devices: Path = Path("/dev")  # Folder of device files.
+    driver: Path = Path("/proc/driver/nvidia")  # In which it describes itself.
+    # Whether this process may use a GPU, by its device file.
     can_open: Callable[[Path], bool] = _can_open
 
     @property
@@ -94,14 +89,10 @@ def visible_gpus(
 ) -> tuple[str, ...]:
     """Names of the GPUs that CUDA or ROCm will show to this process, in their order.
 
-    Args:
-      environ: Environment variables; `CUDA_VISIBLE_DEVICES` chooses among the GPUs when
-        it is set, and on machines with AMD GPUs `ROCR_VISIBLE_DEVICES` before
-        `HIP_VISIBLE_DEVICES`.
-      files: What the kernel tells; None asks the one of this machine.
-    Returns:
-      A name for each: the same for all processes of the machine, whatever number each
-      has for it, as far as can be known.
+    The same for all processes of the machine, whatever number each has for a GPU, as
+    far as can be known. `CUDA_VISIBLE_DEVICES` chooses among the GPUs when it is set,
+    and on machines with AMD GPUs `ROCR_VISIBLE_DEVICES` before `HIP_VISIBLE_DEVICES`.
+
     Example:
       >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "6,MIG-77"})
       ('6', 'MIG-77')
@@ -157,7 +148,7 @@ def split_gpus(
     gpus_per_task: int | None = None,
     num_given: int | None = None,
 ) -> tuple[int, ...]:
-    """Chooses the GPUs of one of several processes on a machine.
+    """The GPUs of one of several processes, by position among those it sees.
 
     A process takes an equal, contiguous share of what it sees. It takes everything it
     sees when it is alone, or when the launcher has already bound GPUs to processes:
@@ -169,8 +160,6 @@ def split_gpus(
       local_tasks: Processes of this run on the machine.
       gpus_per_task: GPUs the launcher promised to each process, if it did.
       num_given: GPUs of the machine that the run may use, as far as anybody knows.
-    Returns:
-      Positions among the visible GPUs, increasing.
     Raises:
       UserError: The GPUs cannot be split evenly, or processes would share some.
     Example:

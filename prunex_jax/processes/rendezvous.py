@@ -118,9 +118,8 @@ def _may_meet_elsewhere(call: Call) -> bool:
 def _report(host: str, call: Call, seconds: float) -> Roster:
     """Tells process 0 that this process is there, and waits for its answer.
 
-    Who answers otherwise, or hangs up, is not process 0 at its registry: as after a
-    restart, when the service of the run before may still be there. Then it is tried
-    again.
+    Who answers otherwise, or hangs up, is not process 0 at its registry, as after a
+    restart when the service of the run before may still be there. It is tried again.
     """
     at, began = joined(host, call.port), time.monotonic()
     said, reason = began, "nobody answers"
@@ -183,7 +182,7 @@ def _find_registry(hosts: list[str], call: Call) -> tuple[socket.socket, str] | 
 
 
 def _come_to(host: str, call: Call, *, timeout: float) -> socket.socket:
-    """Says at a registry that this process is there; the connection, once it is noted.
+    """The connection to a registry that has noted this process.
 
     Raises:
       _NoRegistryError: There is none.

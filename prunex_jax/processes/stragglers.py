@@ -61,11 +61,7 @@ class Slow(NamedTuple):
 
 
 class Stragglers:
-    """Says which processes have become slow, or have caught up; each change once.
-
-    Args:
-      now: Seconds of the start, by any clock.
-    """
+    """Says which processes have become slow, or have caught up; each change once."""
 
     def __init__(self, now: float) -> None:
         self._compared = now
@@ -75,13 +71,9 @@ class Stragglers:
         self._said: dict[int, str] = {}
 
     def news(self, times: Mapping[int, tuple[str, StepTimes]], now: float) -> list[str]:
-        """Compares the newest steps of all processes.
+        """What has changed in the newest steps of all processes, one line per process.
 
-        Args:
-          times: Process -> its machine, and its steps so far.
-          now: Seconds by the clock of the start.
-        Returns:
-          What has changed, one line per process.
+        `times` are, by process, its machine and its steps so far; `now` is in seconds.
         """
         newest = {
             process: each.since(self._before.get(process, NO_STEP_TIMES))

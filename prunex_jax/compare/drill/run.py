@@ -32,12 +32,7 @@ def meeting_points(address: str) -> Callable[[Start], str]:
 def run_on_machine(
     plans: Sequence[Plan], crew: Crew, say: Callable[[str], None], *, fresh: bool
 ) -> None:
-    """Runs all that is not recorded yet, and ends all processes if that cannot go on.
-
-    Raises:
-      UserError: The folder holds another drill.
-      DrillFailedError: See `Supervisor.run`.
-    """
+    """Runs all that is not recorded yet, and ends all processes if it cannot go on."""
     _prepare(plans, crew, fresh)
     supervisors = [Supervisor(n, crew, say) for n in range(crew.num_processes)]
     problems: list[BaseException] = []
@@ -67,12 +62,7 @@ def run_on_machine(
 def run_on_cluster(
     process: int, plans: Sequence[Plan], crew: Crew, say: Callable[[str], None]
 ) -> None:
-    """Looks after one process of every run; the other supervisors do the same.
-
-    Raises:
-      UserError: The folder holds a drill, or another one than this.
-      DrillFailedError: Another process of the drill does not go on.
-    """
+    """Looks after one process of every run; the other supervisors do the same."""
     _meet(process, plans, crew)
     supervisor = Supervisor(process, crew, say)
     try:

@@ -113,11 +113,7 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Reads run folders; names are those of folders, or paths where these are equal.
-
-    Raises:
-      UserError: A folder holds no run, or a file of it cannot be read.
-    """
+    """Reads run folders; names are those of folders, or paths where these are equal."""
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
@@ -125,13 +121,8 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def write_runs(folders: Sequence[Path], output: Path | None = None) -> Path:
-    """Writes the page of run folders.
+    """Writes the page of run folders, by default into the first of them.
 
-    Args:
-      folders: At least one.
-      output: The HTML file; None for report.html in the first folder.
-    Returns:
-      Path of the HTML file.
     Raises:
       UserError: A folder holds no run, or the file cannot be written.
     """

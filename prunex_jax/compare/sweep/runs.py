@@ -112,9 +112,7 @@ class Findings:
 def runs_of(sweep: Sweep, workdir: Path) -> list[Run]:
     """Lists all runs: every row with the first seed, then with the next.
 
-    Raises:
-      UserError: Settings that do not exist or cannot run, of any row; or a folder that
-        holds a run with other settings.
+    A UserError names settings that cannot run, or a folder with other ones.
     """
     runs = []
     for seed in sweep.seeds:
@@ -141,13 +139,8 @@ def run_missing(
 ) -> list[Run]:
     """Starts all runs that are not done, one after the other.
 
-    Args:
-      runs: From `runs_of`.
-      say: Where lines for people go.
-      start: Runs a command; a process of its own without.
-    Returns:
-      Those that were stopped, or failed otherwise than by diverging; the end of their
-      logs was said.
+    Gives those that were stopped, or failed otherwise than by diverging; the end of
+    their logs was said. `start` runs a command; without, a process of its own does.
     """
     failed = []
     for number, run in enumerate(runs, start=1):
@@ -189,13 +182,10 @@ def read_findings(
     asked: Sequence[Run] | None = None,
     command: str = "",
 ) -> Findings:
-    """Reads what has ended.
+    """Reads what has ended of a sweep.
 
-    Args:
-      sweep: The sweep.
-      runs: All its runs.
-      asked: Those of them that somebody waits for; None for all.
-      command: What has made them, for the report.
+    `asked` are those of its runs that somebody waits for, None for all; `command` is
+    what has made them.
     """
     results: dict[str, list[Result]] = {row.name: [] for row in sweep.rows}
     for run in runs:

@@ -56,11 +56,7 @@ _HEALTH = (
 
 
 def write_report(findings: Findings, folder: Path, png: Path | None = None) -> Path:
-    """Writes the report of a sweep.
-
-    Raises:
-      UserError: Nothing has ended yet.
-    """
+    """Writes the report of a sweep, of which something has ended."""
     name = findings.sweep.name
     if not findings.results:
         raise UserError(f"{folder} has no run of sweep {name!r} that ended")
