@@ -52,7 +52,7 @@ def cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
     """
     sweep, plots = findings.sweep, []
     for cost in COSTS:
-        marks = marks_of(findings, looks, cost.key)
+        marks = _marks_of(findings, looks, cost.key)
         series = [mark for mark in marks.values() if mark.points[0][0] > 0]
         if len({mark.points[0][0] for mark in series}) > 1:
             heading = f"{sweep.figure.heading} {cost.title}"
@@ -102,7 +102,7 @@ def value_cell(findings: Findings, row: str) -> Cell:
     return Cell(text, statistics.fmean(values))
 
 
-def marks_of(findings: Findings, looks: Looks, key: str) -> dict[str, Series]:
+def _marks_of(findings: Findings, looks: Looks, key: str) -> dict[str, Series]:
     """Row -> mean metric and its standard deviation, at a share of the reference."""
     marks, factor = {}, findings.sweep.figure.factor
     for row in looks:

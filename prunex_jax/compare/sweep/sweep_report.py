@@ -5,7 +5,6 @@ its gradients in every step, its parameters, its multiply-accumulates, and those
 training at full width.
 """
 
-import dataclasses
 import functools
 import json
 import math
@@ -32,7 +31,6 @@ from prunex_jax.compare.sweep.figure import curve_plots
 from prunex_jax.compare.sweep.frontier import (
     cost_plots,
     front_table,
-    marks_of,
     plot_name,
     value_cell,
 )
@@ -75,7 +73,7 @@ def make_sections(findings: Findings) -> list[Section]:
                 *front_table(findings, priced),
                 *divergence_table(findings),
             ],
-            [*priced, *way_plots(findings, looks), *size_plots(findings, looks)],
+            [*priced, *way_plots(findings, looks)],
         ),
         Section("Health", (), health_plots(findings, looks)),
         Section(
@@ -151,29 +149,6 @@ def way_plots(findings: Findings, looks: Looks) -> list[Plot]:
         for key, title in titles.items()
     }
     return curve_plots(names, points, looks, figure)
-
-
-def size_plots(findings: Findings, looks: Looks) -> list[Plot]:
-    """The metric against size, where rows form a curve."""
-    sizes = marks_of(findings, looks, "params_kept")
-    curves: dict[str, list[Series]] = {}
-    for row in findings.sweep.rows:
-        if row.curve and row.name in sizes:
-            curves.setdefault(row.curve, []).append(sizes[row.name])
-    joined = [_joined(parts) for parts in curves.values() if len(parts) > 1]
-    if not joined:
-        return []
-    sweep = findings.sweep
-    labels = (
-        *plot_name(findings, "sizes", f"{sweep.figure.heading} against size"),
-        "share of the parameters that is left",
-        sweep.figure.title(sweep.split),
-    )
-    called = {
-        parts[0].row: dataclasses.replace(looks[parts[0].row], title=curve)
-        for curve, parts in curves.items()
-    }
-    return [Plot(*labels, joined, called, log="")]
 
 
 def health_plots(findings: Findings, looks: Looks) -> list[Plot]:
@@ -308,10 +283,3 @@ def _looks(findings: Findings) -> Looks:
     titles = {row.name: row.title for row in sweep.rows}
     looks = make_looks(titles, methods, sweep.baselines)
     return {name: look for name, look in looks.items() if name in findings.results}
-
-
-def _joined(marks: Sequence[Series]) -> Series:
-    """One series of several marks, from left to right."""
-    ordered = sorted(marks, key=lambda mark: mark.points[0])
-    points = [mark.points[0] for mark in ordered]
-    return Series(marks[0].row, points, [mark.spread[0] for mark in ordered])
