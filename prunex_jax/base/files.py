@@ -131,12 +131,7 @@ def digest_of(path: Path) -> str:
 
 
 def find_damage(files: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """Says which file is missing or altered, by what `digests_of` gave; empty for none.
-
-    Example:
-      >>> find_damage({'a': '1', 'b': '2'}, {'a': '1', 'b': '3'})
-      'b is not as it was written'
-    """
+    """Says which file is missing or altered, by their digests; empty for none."""
     for name, digest in files.items():
         if name not in found:
             return f"{name} is missing"

@@ -13,12 +13,7 @@ from prunex_jax.base.errors import UserError, one_line
 
 
 def is_named(name: str) -> bool:
-    """Whether a setting names an object to be imported.
-
-    Example:
-      >>> is_named('optax:lamb'), is_named('sgd')
-      (True, False)
-    """
+    """Whether a setting names an object to be imported, as `optax:lamb` does."""
     return ":" in name
 
 
@@ -59,12 +54,9 @@ def _here_on_path() -> Iterator[None]:
 
 
 def need_package(package: str, extra: str, what: str) -> None:
-    """Refuses what needs a package that is not installed, with what installs it.
+    """Refuses what needs a package that is not installed, and says what installs it.
 
-    Args:
-      package: As it is imported.
-      extra: The extra of this package that brings it.
-      what: What needs it, as the beginning of a sentence.
+    `extra` is that of this package which brings it; `what` begins a sentence.
     """
     if importlib.util.find_spec(package) is None:
         raise UserError(

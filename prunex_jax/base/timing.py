@@ -18,15 +18,7 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of one call, measured several times.
-
-    Example:
-      >>> timing = Timing((0.3, 0.1, 0.2, 0.2, 9.0))
-      >>> timing.median, len(timing.seconds)
-      (0.2, 5)
-      >>> timing.quartiles
-      (0.2, 0.3)
-    """
+    """Seconds of one call, measured several times."""
 
     seconds: tuple[float, ...]  # In the order in which they were measured; at least two
 
@@ -74,12 +66,8 @@ def time_in_turn(
 def meanwhile(
     name: str, do: Callable[[], None], pause: Callable[[], float]
 ) -> Iterator[None]:
-    """Does something on another thread while it is entered.
-
-    Args:
-      name: Of the thread.
-      do: What it does.
-      pause: Seconds until it does it again; asked every time.
+    """Does something on another thread while it is entered, after every `pause()`
+    seconds.
     """
     ended = threading.Event()
 

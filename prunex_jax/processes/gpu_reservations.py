@@ -59,12 +59,8 @@ def reserve_gpus(
     """What this process is about to take.
 
     Without GPUs that are cut into parts and are not named by part, because it cannot be
-    known who takes which.
-
-    Args:
-      environ: Environment variables.
-      positions: Of its GPUs among those that it sees; None for all of them.
-      files: What the kernel tells of GPUs; None asks the one of this machine.
+    known who takes which. `positions` are those of its GPUs among those that it sees,
+    None for all.
     """
     files = files or GpuFiles()
     visible = visible_gpus(environ, files)
@@ -82,14 +78,9 @@ def reserve_gpus(
 
 
 def check_reservations(reservations: Sequence[Reservation]) -> str:
-    """Refuses processes that take the same GPU of a machine.
+    """Refuses processes that take the same GPU of a machine, for all of them.
 
-    Args:
-      reservations: Of all processes, in their order.
-    Returns:
-      A warning where both share it on purpose; empty for nothing.
-    Raises:
-      AgreedError: Two processes take a GPU.
+    Gives a warning where both share it on purpose; empty for nothing.
     """
     owners: dict[tuple[str, str], int] = {}
     warning = ""

@@ -92,12 +92,6 @@ def detect_launch(
 ) -> Launch:
     """Finds out how many processes the run has and which one this is.
 
-    Args:
-      environ: Environment variables.
-      flags: What the user said; each value given replaces what would be detected.
-      probes: Questions about the machine; None asks this one.
-    Returns:
-      The launch, complete up to what jax finds by itself.
     Raises:
       UserError: Flags that are incomplete or contradictory, a launcher that is named
         but did not start this process, or tells too little, GPUs that cannot be split

@@ -41,15 +41,10 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class LastStart:
-    """What is known of the last start of a run.
+    """What is known of the last start of a run."""
 
-    Attributes:
-      run: The run folder, which says so.
-      addresses: Where each process was met, by number; may be empty.
-    """
-
-    run: str = ""
-    addresses: tuple[str, ...] = ()
+    run: str = ""  # The run folder, which says so.
+    addresses: tuple[str, ...] = ()  # Where each process was met, by number; may be ().
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,15 +227,8 @@ class Registry:
 
 
 def listen(port: int, host: str = "") -> socket.socket:
-    """Opens a port for a registry, on IPv6 as well where there is any.
-
-    Args:
-      port: The port.
-      host: Address of this machine; the port is opened on all addresses it has.
-    Raises:
-      OSError: The port is taken.
-    """
-    del host
+    """Opens a port for a registry, on IPv6 as well; OSError where it is taken."""
+    del host  # The port is opened on all addresses of the machine.
     try:
         server = socket.create_server(
             ("::", port), family=socket.AF_INET6, dualstack_ipv6=True

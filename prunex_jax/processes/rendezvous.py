@@ -61,7 +61,7 @@ def register(
     name: str = "",
     say: Say | None = None,
 ) -> Roster:
-    """Returns when all processes of the run are there, or enough of them.
+    """Returns who is there when all processes of the run are, or enough of them.
 
     Args:
       coordinator: Address of process 0 as HOST:PORT.
@@ -73,8 +73,6 @@ def register(
       last: The last start of the run, if it was started before.
       name: Of this machine; its hostname where empty.
       say: Called with a line every ten seconds of waiting; None prints it.
-    Returns:
-      Who is there.
     Raises:
       UserError: Somebody does not come, two have the same number, processes disagree on
         how many they are, or the port is taken. Everybody who is there gets it.

@@ -145,13 +145,7 @@ class NamespaceHosts(Hosts):
 
 
 class LoopbackHosts(Hosts):
-    """Hosts that all are this machine, if there can be no sandbox; see `Hosts`.
-
-    Example:
-      >>> with LoopbackHosts(2) as hosts:
-      ...     hosts.address(1), hosts.command(1, ['true'])[-1]
-      ('127.0.0.1', 'true')
-    """
+    """Hosts that all are this machine, if there can be no sandbox; see `Hosts`."""
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """See `Hosts`; where it can be, it ends with this process, which starts it."""
