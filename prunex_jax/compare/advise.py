@@ -285,41 +285,26 @@ def report(advice: Advice, is_simulated: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-_SPEED = re.compile(r"([0-9.]+)\s*([kMG])bit(/s|ps)?")
-_MEGABITS = {"k": 1e-3, "M": 1.0, "G": 1e3}
-_TIME = re.compile(r"([0-9.]+)\s*(us|ms|s)")
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+# Units of flags, in Mbit/s and in seconds.
+_SPEEDS = {"kbit": 1e-3, "Mbit": 1.0, "Gbit": 1e3}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-def read_speed(flag: str, text: str) -> float:
-    """Mbit/s of a text.
+def _read(flag: str, text: str, units: Mapping[str, float], example: str) -> float:
+    """The value of a text like the example; speeds may end with bit/s, bitps or bit.
 
     Example:
-      >>> read_speed('link', '2.5Gbit/s'), read_speed('link', '100 Mbit/s')
-      (2500.0, 100.0)
+      >>> _read('link', '2.5Gbit/s', _SPEEDS, '1Gbit/s')
+      2500.0
     """
-    return _read(flag, text, _SPEED, _MEGABITS, "1Gbit/s")
-
-
-def read_seconds(flag: str, text: str) -> float:
-    """Seconds of a text, as in 120ms."""
-    return _read(flag, text, _TIME, _SECONDS, "120ms")
-
-
-def _read(
-    flag: str,
-    text: str,
-    pattern: re.Pattern[str],
-    units: Mapping[str, float],
-    example: str,
-) -> float:
-    match = pattern.fullmatch(text.strip())
+    unit = text.strip().lstrip("0123456789.")
+    number = text.strip().removesuffix(unit)
     try:
-        if match is not None:
-            return float(match[1]) * units[match[2]]
-    except ValueError:  # Such as 1.2.3.
-        pass
-    raise UserError(f"--{flag}={text} cannot be read; write it as in {example}")
+        return float(number) * units[re.sub("bit(/s|ps)$", "bit", unit.strip())]
+    except (ValueError, KeyError):
+        raise UserError(
+            f"--{flag}={text} cannot be read; write it as in {example}"
+        ) from None
 
 
 def _assumed(values: Values) -> Assumed | None:
@@ -341,12 +326,13 @@ def _assumed(values: Values) -> Assumed | None:
             )
     if values.measure:
         raise UserError("--measure runs real steps, and --link has none; leave one out")
-    megabits, step = read_speed("link", values.link), read_seconds("step", values.step)
+    megabits = _read("link", values.link, _SPEEDS, "1Gbit/s")
+    step = _read("step", values.step, _TIMES, "120ms")
     if not (megabits > 0 and step > 0):
         raise UserError(
             f"--link={values.link} and --step={values.step} must be more than nothing"
         )
-    return Assumed(Link(megabits, read_seconds("hop", values.hop)), step)
+    return Assumed(Link(megabits, _read("hop", values.hop, _TIMES, "120ms")), step)
 
 
 def _with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
@@ -374,7 +360,6 @@ def _step_seconds(experiment: Experiment, batch: Batch) -> float:
     taught = _taught(experiment, state)
     total, kinds = 0.0, late_options(method)
     for share, options in kinds:
-        programs.local_step.compile(state, taught(batch), **options)
 
         def step(state: Any, options: Mapping[str, Any] = options) -> Any:
             return programs.local_step(state, taught(batch), **options)[0]
@@ -385,7 +370,6 @@ def _step_seconds(experiment: Experiment, batch: Batch) -> float:
         return total
     counts = tuple(sorted(_keep_counts(experiment).items()))
     state = programs.exchange(state, keep_counts=counts, kind="freeze")
-    programs.exchange.compile(state, keep_counts=counts, kind="frozen")
     seconds, _ = _timed(
         lambda state: programs.exchange(state, keep_counts=counts, kind="frozen"), state
     )

@@ -17,7 +17,7 @@ from prunex_jax.mesh.hosts import parse_layout, stand_ins
 from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes.compilation_cache import AUTO, keep_compiled
 from prunex_jax.processes.environments import Probes
-from prunex_jax.processes.gpu_reservations import (
+from prunex_jax.processes.gpus import (
     Reservation,
     check_reservations,
     has_gpu_support,

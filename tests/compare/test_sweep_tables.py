@@ -10,10 +10,14 @@ from matplotlib.figure import Figure
 
 from prunex_jax.compare.report import plots
 from prunex_jax.compare.sweep.figure import Point
-from prunex_jax.compare.sweep.frontier import front_table
 from prunex_jax.compare.sweep.runs import Findings, Result
 from prunex_jax.compare.sweep.study import Row, Sweep
-from prunex_jax.compare.sweep.sweep_report import difference, make_sections, price_table
+from prunex_jax.compare.sweep.sweep_report import (
+    difference,
+    front_table,
+    make_sections,
+    price_table,
+)
 
 
 def findings_of(results: dict[str, list[Result]], **changes) -> Findings:

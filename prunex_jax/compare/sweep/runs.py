@@ -9,7 +9,6 @@ report, so that it can be made at any time.
 
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from prunex_jax.base.command import EXIT_DIVERGED, EXIT_STOPPED
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import write_json
+from prunex_jax.base.files import read_object, write_json
 from prunex_jax.compare.subprocesses import following, last_lines, run_process
 from prunex_jax.compare.sweep.figure import Point
 from prunex_jax.compare.sweep.study import Row, Sweep, overrides_of, settings_of
@@ -49,8 +48,7 @@ class Run:
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of its folder; {} if it is not there."""
-        path = self.workdir / name
-        return json.loads(path.read_text()) if path.exists() else {}
+        return read_object(self.workdir / name) or {}
 
 
 @dataclasses.dataclass(frozen=True)
