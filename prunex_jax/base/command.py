@@ -191,6 +191,12 @@ def true_or_false(text: str) -> bool:
     return _BOOLS[text.lower()]
 
 
+def say(text: str) -> None:
+    """Writes a line to the output, where it is seen at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def warn(text: str) -> None:
     """Writes a line to the error output, where it is seen at once."""
     sys.stderr.write(f"{text}\n")

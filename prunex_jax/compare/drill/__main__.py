@@ -32,6 +32,7 @@ from prunex_jax.base.command import (
     Flag,
     Values,
     run_command,
+    say,
     split_list,
     warn,
 )
@@ -84,9 +85,8 @@ def _drill(arguments: Sequence[str], values: Values, rest: list[str]) -> int:
     del rest
     launch = detect_launch(os.environ, given_launch(values))
     _check(values, launch)
-    is_alone, no_links = not launch.is_distributed, ""
-    if not is_alone:
-        no_links = "links of a cluster are left alone"
+    is_alone = not launch.is_distributed
+    no_links = "" if is_alone else "links of a cluster are left alone"
     if is_alone and LINK in _faults(values, "")[0] and not is_in_sandbox():
         kind, no_links = sandbox_kind()
         if kind is not None:
@@ -100,9 +100,9 @@ def _drill(arguments: Sequence[str], values: Values, rest: list[str]) -> int:
         plans = _plans(values, faults, crew.num_processes)
         try:
             if is_alone:
-                run_on_machine(plans, crew, _say, fresh=values.fresh)
+                run_on_machine(plans, crew, say, fresh=values.fresh)
             else:
-                run_on_cluster(launch.process_id or 0, plans, crew, _say)
+                run_on_cluster(launch.process_id or 0, plans, crew, say)
         except DrillFailedError as error:
             warn(f"error: {error}")
             return EXIT_FAULTY
@@ -184,7 +184,7 @@ def _report(
     crew: Crew, command: str, verdicts: Sequence[Verdict], skipped: dict[str, str]
 ) -> None:
     """Writes and says what came of the faults; the first process does."""
-    _say(write_tables(crew.workdir, command, verdicts, skipped).rstrip("\n"))
+    say(write_tables(crew.workdir, command, verdicts, skipped).rstrip("\n"))
     for verdict in verdicts:
         if verdict.problems:
             warn(f"error: {_said(verdict)}")
@@ -195,11 +195,6 @@ def _said(verdict: Verdict) -> str:
         f"{verdict.method}, {verdict.fault} of process {verdict.process} at step "
         f"{verdict.step}: {'; '.join(verdict.problems)}; see {verdict.log}"
     )
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
