@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.report.marks import draw_levels
 from benchmarks.report.steps import speed_up_plot
 from prunex_jax.compare.report.plots import Looks, Plot, Series, make_looks, render
-from prunex_jax.compare.sweep.frontier import COSTS, Cost
+from prunex_jax.compare.sweep.sweep_report import COSTS, Cost
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -46,6 +46,7 @@ from prunex_jax.base.command import (
     Flag,
     Values,
     run_command,
+    say,
     split_list,
 )
 from prunex_jax.base.environment import source_revision, versions
@@ -105,7 +106,7 @@ def _run(values: Values, overrides: Sequence[str], arguments: Sequence[str]) -> 
     write_environment(workdir, study)
     make_hosts: type[LinkedHosts] = ShapedHosts if kind == "namespaces" else PlainHosts
     try:
-        records = run_study(study, workdir, make_hosts, _say)
+        records = run_study(study, workdir, make_hosts, say)
     except ProcessFailedError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -114,15 +115,15 @@ def _run(values: Values, overrides: Sequence[str], arguments: Sequence[str]) -> 
 
 def _run_on_cluster(values: Values, study: LinkStudy) -> int:
     workdir = Path(values.workdir)
-    if not run_on_cluster(study, workdir, given_launch(values), _say):
+    if not run_on_cluster(study, workdir, given_launch(values), say):
         return 0
     write_environment(workdir, study)
-    _say(str(write_report(workdir, read_findings([workdir]))))
+    say(str(write_report(workdir, read_findings([workdir]))))
     return 0
 
 
 def _report(workdir: Path, records: Sequence[Record]) -> int:
-    _say(str(write_report(workdir, read_findings([workdir]))))
+    say(str(write_report(workdir, read_findings([workdir]))))
     disagreements = byte_disagreements(records)
     for disagreement in disagreements:
         sys.stderr.write(f"error: {disagreement}\n")
@@ -138,14 +139,14 @@ def _hosts_kind(asked: str) -> str:
         return "namespaces"
     if asked == "namespaces":
         raise UserError(f"--hosts=namespaces is not possible here: {reason}")
-    _say(f"hosts are plain processes, links are neither limited nor counted: {reason}")
+    say(f"hosts are plain processes, links are neither limited nor counted: {reason}")
     return "loopback"
 
 
 def _without_links(study: LinkStudy) -> LinkStudy:
     left = [link for link in study.links if link != UNLIMITED]
     if left:
-        _say(f"links cannot be limited here, so these are left out: {', '.join(left)}")
+        say(f"links cannot be limited here, so these are left out: {', '.join(left)}")
     return narrow_study(study, links=(UNLIMITED,))
 
 
@@ -166,11 +167,6 @@ def write_environment(workdir: Path, study: LinkStudy) -> None:
         **{k: {**before.get(k, {}), study.name: v} for k, v in asked.items()},
     }
     write_json(path, facts)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

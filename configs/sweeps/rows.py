@@ -17,8 +17,8 @@ def hsadmm(name: str, title: str, sync_period: int, **changes: Any) -> Row:
 
 
 def by_sparsity(*percents: int) -> tuple[Row, ...]:
-    """H-SADMM every 10 steps that removes these shares of the channels: one curve."""
-    rows = (
+    """H-SADMM every 10 steps that removes these shares of the channels."""
+    return tuple(
         hsadmm(
             f"hsadmm-10-{percent}",
             f"H-SADMM, every 10 steps, int8, {percent} % of the channels removed",
@@ -29,8 +29,6 @@ def by_sparsity(*percents: int) -> tuple[Row, ...]:
         )
         for percent in percents
     )
-    curve = "H-SADMM, every 10 steps"
-    return tuple(dataclasses.replace(row, curve=curve) for row in rows)
 
 
 def go_on_small(*rows: Row) -> tuple[Row, ...]:

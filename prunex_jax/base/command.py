@@ -62,17 +62,12 @@ def run_command(
     run: Callable[[Values, list[str]], int | None],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Parses a command line and runs the command.
+    """Parses a command line, runs the command and gives the exit code.
 
-    Args:
-      command: What it understands.
-      run: Called with the values of the flags, and the settings given: each as
-        `--config.KEY=VALUE`, `--config.KEY` or `--noconfig.KEY`; or the paths that are
-        given without a flag. Its result is the exit code; None means 0.
-      arguments: The command line without the program's name; None takes the real one.
-    Returns:
-      The exit code: that of `run`, or EXIT_DIVERGED, EXIT_BAD_INPUT or EXIT_FAILED
-      after one line on the error output.
+    `run` gets the values of the flags and what is given without a flag: settings, each
+    as `--config.KEY=VALUE`, `--config.KEY` or `--noconfig.KEY`, or paths. It may give
+    an exit code. After an error one line is on the error output.
+
     Example:
       >>> command = Command('Greets.', (Flag('name', 'world', 'Whom.'),))
       >>> greet = lambda values, rest: print(f'hello {values.name}')
@@ -115,11 +110,7 @@ def run_command(
 
 
 def find_file(given: str | Path, flag: str) -> Path:
-    """Finds a file that a flag names: by its path, or a shipped one by its bare name.
-
-    Raises:
-      UserError: There is no such file.
-    """
+    """Finds the file of a flag: by its path, or a shipped one by its bare name."""
     with contextlib.suppress(OSError):  # Such as of a name that is too long.
         if Path(given).is_file():
             return Path(given)
@@ -141,15 +132,9 @@ def find_file(given: str | Path, flag: str) -> Path:
 
 
 def call_in_file(file: str | Path, flag: str, function: str, *arguments: Any) -> Any:
-    """Calls a function of a Python file that a flag names.
+    """Calls a function of a Python file that a flag names, as `find_file` finds it.
 
-    Args:
-      file: Its path, or the name of a shipped one; it may import its neighbours.
-      flag: As in `find_file`.
-      function: Name of a function of the file.
-      *arguments: For it.
-    Raises:
-      UserError: The file does not exist, cannot be run, or has no such function.
+    The file may import its neighbours. A UserError says what is wrong with it.
     """
     path = find_file(file, flag)
     spec = importlib.util.spec_from_file_location(f"prunex_jax_{flag}", path)
@@ -200,14 +185,16 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def true_or_false(text: str) -> bool:
-    """Reads true or false, t or f, 1 or 0.
-
-    Raises:
-      ValueError: It is something else.
-    """
+    """Reads true or false, t or f, 1 or 0; ValueError for something else."""
     if text.lower() not in _BOOLS:
         raise ValueError(f"{text!r} is neither true nor false")
     return _BOOLS[text.lower()]
+
+
+def say(text: str) -> None:
+    """Writes a line to the output, where it is seen at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def warn(text: str) -> None:

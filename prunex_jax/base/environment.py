@@ -26,14 +26,8 @@ _DISTRIBUTIONS = {
 
 
 def environment(topology: Mapping[str, Any]) -> dict[str, Any]:
-    """Describes what a run ran on.
-
-    Args:
-      topology: The host x device table as plain values (`Topology.describe`).
-    Returns:
-      `versions`, `platform`, `device_kinds` (kind -> count), `num_processes`,
-      `topology`, `source` (revision and whether it was changed; None outside a git
-      checkout), `operating_system`, `command`.
+    """Describes what a run ran on; `topology` is the host x device table as plain
+    values.
     """
     kinds = Counter(device.device_kind for device in jax.devices())
     return {
@@ -49,11 +43,9 @@ def environment(topology: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def source_revision(folder: Path) -> dict[str, Any] | None:
-    """Finds the git revision of the Python files in a folder; never fails.
+    """The git revision of the Python files in a folder, and whether something differs.
 
-    Returns:
-      `revision` and `is_dirty` (something in the folder differs from the revision), or
-      None when git does not track the folder, as for an installed package.
+    None where git does not track the folder, as for an installed package. Never fails.
     """
 
     def git(*arguments: str) -> str:
@@ -83,11 +75,7 @@ def source_digest() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Lists the versions of python and of the packages that decide a result.
-
-    Returns:
-      Name -> version; None for a package that is not installed.
-    """
+    """Versions of python and of what decides a result; None where it is missing."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name, distribution in _DISTRIBUTIONS.items():
         try:

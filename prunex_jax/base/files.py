@@ -20,9 +20,7 @@ _LOCK = ".lock"
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file by rename: readers see the old content or the new, nothing else.
 
-    Args:
-      path: The file; its folder exists. Other processes must not write it too.
-      content: What it will hold; text is stored as UTF-8.
+    Its folder exists, and other processes must not write it too.
     """
     unfinished = path.with_name(f".{path.name}.tmp")
     with open(unfinished, "wb") as file:
@@ -35,13 +33,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Our folder in the user's cache folder, as the XDG specification has it.
 
-    Args:
-      environ: Environment variables.
     Raises:
       RuntimeError: There is no home folder.
-    Example:
-      >>> cache_folder({'XDG_CACHE_HOME': '/var/cache'}).as_posix()
-      '/var/cache/prunex_jax'
     """
     chosen = Path(environ.get("XDG_CACHE_HOME", ""))
     base = chosen if chosen.is_absolute() else Path("~/.cache").expanduser()
@@ -49,21 +42,13 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def write_json(path: Path, content: Any, *, sort_keys: bool = False) -> None:
-    """Writes strict JSON with two spaces of indentation by `write_whole`.
-
-    Raises:
-      ValueError: A number is not finite, which JSON cannot hold.
-    """
+    """Writes strict JSON by `write_whole`; ValueError for numbers not finite."""
     text = json.dumps(content, indent=2, sort_keys=sort_keys, allow_nan=False)
     write_whole(path, text + "\n")
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Reads a file that holds a JSON object; None if it does not.
-
-    Raises:
-      OSError: There is a file, and it cannot be read.
-    """
+    """Reads a file that holds a JSON object; None if it does not, or is missing."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, FileNotFoundError):
@@ -72,14 +57,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """The path, with the home folder for `~`.
-
-    Raises:
-      UserError: There is no such home folder.
-    Example:
-      >>> expanded('runs/first').as_posix()
-      'runs/first'
-    """
+    """The path, with the home folder for `~`; a UserError where there is none."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -89,15 +67,9 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def check_whole(path: Path, size: int) -> None:
-    """Looks whether a file still has its bytes before it is read.
+    """Refuses a file that has fewer bytes than when it was opened.
 
     Who reads a mapped file beyond its end is killed by a signal.
-
-    Args:
-      path: The file.
-      size: Its bytes when it was opened.
-    Raises:
-      UserError: It is gone, or shorter.
     """
     try:
         found = path.stat().st_size
@@ -114,20 +86,8 @@ def check_whole(path: Path, size: int) -> None:
 def whole_folder(path: Path) -> Iterator[Path]:
     """Gives an empty folder that takes the place of another when it has been filled.
 
-    Args:
-      path: The folder to make or to replace.
-    Yields:
-      A folder beside it. It is renamed to `path` at the end, after its files are on the
-      disk; if an exception is raised it is removed, and what was at `path` stays.
-    Raises:
-      OSError: The folder cannot be written.
-    Example:
-      >>> import tempfile
-      >>> with tempfile.TemporaryDirectory() as parent:
-      ...     with whole_folder(Path(parent) / 'model') as folder:
-      ...         _ = (folder / 'a').write_text('hello')
-      ...     os.listdir(f'{parent}/model')
-      ['a']
+    It lies beside `path`, and is renamed at the end, after its files are on the disk.
+    If an exception is raised it is removed, and what was at `path` stays.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
@@ -157,19 +117,7 @@ def _flush(path: Path) -> None:
 
 
 def digests_of(folder: Path) -> dict[str, str]:
-    """Takes the SHA-256 of every file below a folder.
-
-    Args:
-      folder: Any folder; a missing one has no files.
-    Returns:
-      Path of the file below the folder, with `/` -> digest in hexadecimal digits.
-    Example:
-      >>> import tempfile
-      >>> with tempfile.TemporaryDirectory() as folder:
-      ...     _ = (Path(folder) / 'a').write_text('hello')
-      ...     digests_of(Path(folder))['a'][:16]
-      '2cf24dba5fb0a30e'
-    """
+    """SHA-256 of every file below a folder, which may be missing, by path with `/`."""
     return {
         path.relative_to(folder).as_posix(): digest_of(path)
         for path in sorted(path for path in folder.rglob("*") if path.is_file())
@@ -183,17 +131,7 @@ def digest_of(path: Path) -> str:
 
 
 def find_damage(files: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """Says which file is missing or altered.
-
-    Args:
-      files: What `digests_of` gave when the files were written.
-      found: What it gives now; files that were not there then do not matter.
-    Returns:
-      What is wrong with the first such file, or an empty string.
-    Example:
-      >>> find_damage({'a': '1', 'b': '2'}, {'a': '1', 'b': '3'})
-      'b is not as it was written'
-    """
+    """Says which file is missing or altered, by their digests; empty for none."""
     for name, digest in files.items():
         if name not in found:
             return f"{name} is missing"
@@ -204,24 +142,14 @@ def find_damage(files: Mapping[str, str], found: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def alone_in(workdir: Path | str, is_primary: bool) -> Iterator[None]:
-    """Keeps a second run out of a folder, which would spoil the first.
+    """Keeps a second run out of a run folder, which would spoil the first.
 
     The folder is locked until the context is left or the process has ended, however it
-    ends. File systems that cannot lock, such as some of networks, keep nobody out.
+    ends. File systems that cannot lock, such as some of networks, keep nobody out; nor
+    do processes that are not primary, and do not write.
 
-    Args:
-      workdir: A run folder, made if it is missing.
-      is_primary: Whether this process writes; others do nothing.
     Raises:
       UserError: Another process trains into it.
-    Example:
-      >>> import tempfile
-      >>> with tempfile.TemporaryDirectory() as folder, alone_in(folder, True):
-      ...     with alone_in(folder, True):  # doctest: +ELLIPSIS
-      ...         pass
-      Traceback (most recent call last):
-        ...
-      prunex_jax.base.errors.UserError: --workdir=... is in use: ...
     """
     if not is_primary:
         yield
@@ -249,15 +177,8 @@ def alone_in(workdir: Path | str, is_primary: bool) -> Iterator[None]:
 def one_at_a_time(path: Path) -> Iterator[None]:
     """Makes other processes wait that would do the same at the same time.
 
-    File systems that cannot lock, such as some of networks, make nobody wait.
-
-    Args:
-      path: A file for the lock, made if it is missing; its folder exists.
-    Example:
-      >>> import tempfile
-      >>> with tempfile.TemporaryDirectory() as folder:
-      ...     with one_at_a_time(Path(folder) / 'a.lock'):
-      ...         done = True
+    File systems that cannot lock, such as some of networks, make nobody wait. The
+    folder of the lock file exists.
     """
     lock = FileLock(path, fallback_to_soft=False)
     with contextlib.suppress(OSError):

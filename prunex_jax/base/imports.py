@@ -13,25 +13,16 @@ from prunex_jax.base.errors import UserError, one_line
 
 
 def is_named(name: str) -> bool:
-    """Whether a setting names an object to be imported.
-
-    Example:
-      >>> is_named('optax:lamb'), is_named('sgd')
-      (True, False)
-    """
+    """Whether a setting names an object to be imported, as `optax:lamb` does."""
     return ":" in name
 
 
 def import_named(name: str, setting: str) -> Any:
-    """Imports an object that a setting or a flag names.
+    """Imports `package.module:object`, which a setting or a flag names.
 
-    Modules of the working directory are found, too, as `python -m` finds them.
+    Modules of the working directory are found, too, as `python -m` finds them; the
+    object may be an attribute of another.
 
-    Args:
-      name: `package.module:object`; the object may be an attribute of another.
-      setting: The flag, or the dotted path of the setting, for messages.
-    Raises:
-      UserError: It cannot be imported, or the module has no such object.
     Example:
       >>> import_named('flax.nnx:Linear', 'config.model.name').__name__
       'Linear'
@@ -63,16 +54,9 @@ def _here_on_path() -> Iterator[None]:
 
 
 def need_package(package: str, extra: str, what: str) -> None:
-    """Refuses what needs a package that is not installed.
+    """Refuses what needs a package that is not installed, and says what installs it.
 
-    Args:
-      package: As it is imported.
-      extra: The extra of this package that brings it.
-      what: What needs it, as the beginning of a sentence.
-    Raises:
-      UserError: With the command that installs it.
-    Example:
-      >>> need_package('numpy', 'none', 'This example')
+    `extra` is that of this package which brings it; `what` begins a sentence.
     """
     if importlib.util.find_spec(package) is None:
         raise UserError(

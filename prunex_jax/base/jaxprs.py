@@ -24,14 +24,7 @@ CALLS = frozenset(
 
 
 def inner_programs(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
-    """Programs that an equation calls, branches or loops over, in order of parameters.
-
-    Example:
-      >>> import jax
-      >>> closed = jax.make_jaxpr(jax.jit(lambda x: x + 1))(1.0)
-      >>> [len(list(inner_programs(eqn))) for eqn in closed.jaxpr.eqns]
-      [1]
-    """
+    """Programs that an equation calls, branches or loops over."""
     yield from _programs(eqn.params.values())
 
 
@@ -84,16 +77,6 @@ def digest_of(program: core.ClosedJaxpr) -> str:
 
     Names of functions do not count, nor does the process that traces. Other versions of
     jax write programs differently.
-
-    Example:
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> doubled, added, other = (
-      ...     digest_of(jax.make_jaxpr(f)(1.0))
-      ...     for f in (jax.jit(lambda x: 2 * x), jax.jit(lambda y: 2 * y), jnp.tanh)
-      ... )
-      >>> doubled == added, doubled == other
-      (True, False)
     """
     text = repr(_described(program))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -175,8 +158,6 @@ def interpret(
       arguments: What stands for its arguments.
       do: Makes results of an equation and its operands; called in order.
       constant: Says what stands for a constant; the constant itself, if not given.
-    Returns:
-      What stands for its results.
     Example:
       >>> import jax
       >>> closed = jax.make_jaxpr(lambda x, y: x * y + 1)(1.0, 1.0)

@@ -99,14 +99,7 @@ def setting(
 
 
 def check_whole_number(name: str, value: Any) -> int:
-    """The value, if it is a whole number, of Python or of numpy.
-
-    Raises:
-      UserError: It is something else, such as True or 1.5.
-    Example:
-      >>> check_whole_number('sync_period', 4)
-      4
-    """
+    """The value if it is a whole number, of Python or of numpy; not True, not 1.5."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise UserError(f"{name}={value!r} must be a whole number")
     return operator.index(value)
@@ -140,20 +133,10 @@ def check_defaults(part: str, config: Any, names: Collection[str], what: str) ->
     """Refuses settings that would have no effect.
 
     Args:
-      part: The section of the settings.
-      config: It.
-      names: Those of its settings that must be at their defaults; settings within
-        settings are looked through.
-      what: On what they have none.
-    Raises:
-      UserError: One is not.
-    Example:
-      >>> given = OptimizerConfig(label_smoothing=0.1)
-      >>> check_defaults('optimizer', given, ('label_smoothing',), 'text')
-      Traceback (most recent call last):
-        ...
-      prunex_jax.base.errors.UserError: config.optimizer.label_smoothing=0.1 has no\
- effect on text; leave it at 0.0
+      part: The section of the settings, which `config` is.
+      config: Settings; those within them are looked through.
+      names: What must be at its default.
+      what: On what it has no effect.
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -203,12 +186,7 @@ def read_settings(
 
 
 def without_none(hint: Any) -> Any:
-    """The type that an optional setting has where it is not None.
-
-    Example:
-      >>> without_none(float | None)
-      <class 'float'>
-    """
+    """The type that an optional setting has where it is not None."""
     options = _options(hint)
     return next(option for option in options if option is not types.NoneType)
 

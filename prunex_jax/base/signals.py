@@ -20,13 +20,10 @@ def handling(
     *,
     also_ignored: bool = False,
 ) -> Iterator[None]:
-    """Handles signals while it is entered.
+    """Handles signals while it is entered, on the main thread.
 
-    Args:
-      numbers: The signals.
-      handler: Called with the number of the signal and the interrupted frame.
-      also_ignored: Whether to handle those too that are ignored, as some are under
-        nohup or in the background of a shell.
+    Those that are ignored, as some are under nohup or in the background of a shell,
+    stay so unless `also_ignored`.
 
     Example:
       >>> heard = []

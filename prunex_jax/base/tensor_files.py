@@ -18,7 +18,6 @@ def load_tensors(file: Path) -> dict[str, np.ndarray]:
     Raises:
       OSError: It cannot be read.
       TensorFileError: It is no such file.
-      UserError: The package is not installed.
     """
     need_package("safetensors", "export", f"Reading {file}")
     from safetensors import SafetensorError, numpy
@@ -37,12 +36,7 @@ def load_tensors(file: Path) -> dict[str, np.ndarray]:
 
 
 def save_tensors(arrays: Mapping[str, np.ndarray], file: Path) -> None:
-    """Writes arrays to a file.
-
-    Raises:
-      OSError: It cannot be written.
-      UserError: The package is not installed.
-    """
+    """Writes arrays to a file; OSError where it cannot."""
     need_package("safetensors", "export", f"Writing {file}")
     from safetensors import SafetensorError, numpy
 

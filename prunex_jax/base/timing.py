@@ -18,15 +18,7 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of one call, measured several times.
-
-    Example:
-      >>> timing = Timing((0.3, 0.1, 0.2, 0.2, 9.0))
-      >>> timing.median, len(timing.seconds)
-      (0.2, 5)
-      >>> timing.quartiles
-      (0.2, 0.3)
-    """
+    """Seconds of one call, measured several times."""
 
     seconds: tuple[float, ...]  # In the order in which they were measured; at least two
 
@@ -57,11 +49,6 @@ def time_in_turn(
       now: Seconds from any origin; a test passes its own.
     Returns:
       The times, by name; the i-th of all were measured one after the other.
-    Example:
-      >>> seconds = iter([0.0, 1.0, 1.0, 4.0, 4.0, 5.0, 5.0, 8.0])
-      >>> timings = time_in_turn({'a': list, 'b': dict}, 2, now=lambda: next(seconds))
-      >>> timings['a'].seconds, timings['b'].seconds
-      ((1.0, 1.0), (3.0, 3.0))
     """
     for _ in range(warm_up):
         for call in calls.values():
@@ -79,20 +66,8 @@ def time_in_turn(
 def meanwhile(
     name: str, do: Callable[[], None], pause: Callable[[], float]
 ) -> Iterator[None]:
-    """Does something on another thread, after every pause, while it is entered.
-
-    Args:
-      name: Of the thread.
-      do: What it does.
-      pause: Seconds until it does it again; asked every time.
-    Example:
-      >>> import time
-      >>> told = []
-      >>> with meanwhile("tell", lambda: told.append("still"), lambda: 0.01):
-      ...     while not told:
-      ...         time.sleep(0.01)
-      >>> told[0]
-      'still'
+    """Does something on another thread while it is entered, after every `pause()`
+    seconds.
     """
     ended = threading.Event()
 

@@ -119,13 +119,7 @@ class Advice:
 
 
 def candidates(config: MethodConfig) -> dict[str, dict[str, Any]]:
-    """Lists what is compared: label -> settings over those of the config.
-
-    Example:
-      >>> from prunex_jax.methods import method_config
-      >>> candidates(method_config())['dense, int8']
-      {'method.name': 'dense', 'method.wire_dtype': 'int8'}
-    """
+    """Lists what is compared: label -> settings over those of the config."""
     rows: dict[str, dict[str, Any]] = {}
     for wire in ("float32", "bfloat16", "int8", "int4"):
         label = BASE if wire == "float32" else f"dense, {wire}"
@@ -174,16 +168,14 @@ def advise(
 ) -> Advice:
     """Measures links and computation, and predicts the step of every method.
 
+    Every process of the run that is planned calls this, and gets the same advice.
+
     Args:
-      experiment: The run that is planned; every process of it calls this.
+      experiment: The run.
       is_measured: Whether to run real steps of every method, too.
       margin: Least gain over `dense` that is advised, as a share.
       probe_seconds: Time for measuring the links.
       assumed: Links and steps to advise for, instead of those that are measured here.
-    Returns:
-      The advice, the same on every process.
-    Raises:
-      UserError: The probe has no time.
     """
     links: Mapping[str, ProbedLink | Link]
     if assumed is None:
@@ -260,12 +252,7 @@ def _times(base: Prediction, row: Prediction) -> str:
 
 
 def report(advice: Advice, is_simulated: bool) -> str:
-    """The advice as lines of text.
-
-    Args:
-      advice: What was found.
-      is_simulated: Whether links were measured that are not real.
-    """
+    """The advice as lines of text, which say whether the links are simulated."""
     lines = [f"{axis} axis: {link}" for axis, link in advice.links.items()]
     lines.append(f"computation of a step: {advice.compute_seconds:.4g} s")
     has_times = any(row.measured_seconds is not None for row in advice.predictions)
@@ -298,58 +285,30 @@ def report(advice: Advice, is_simulated: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-_SPEED = re.compile(r"([0-9.]+)\s*([kMG])bit(/s|ps)?")
-_MEGABITS = {"k": 1e-3, "M": 1.0, "G": 1e3}
-_TIME = re.compile(r"([0-9.]+)\s*(us|ms|s)")
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+# Units of flags, in Mbit/s and in seconds.
+_SPEEDS = {"kbit": 1e-3, "Mbit": 1.0, "Gbit": 1e3}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-def read_speed(flag: str, text: str) -> float:
-    """Mbit/s of a text.
+def _read(flag: str, text: str, units: Mapping[str, float], example: str) -> float:
+    """The value of a text like the example; speeds may end with bit/s, bitps or bit.
 
-    Raises:
-      UserError: It is none.
     Example:
-      >>> read_speed('link', '2.5Gbit/s'), read_speed('link', '100 Mbit/s')
-      (2500.0, 100.0)
+      >>> _read('link', '2.5Gbit/s', _SPEEDS, '1Gbit/s')
+      2500.0
     """
-    return _read(flag, text, _SPEED, _MEGABITS, "1Gbit/s")
-
-
-def read_seconds(flag: str, text: str) -> float:
-    """Seconds of a text.
-
-    Raises:
-      UserError: It is none.
-    Example:
-      >>> read_seconds('step', '120ms')
-      0.12
-    """
-    return _read(flag, text, _TIME, _SECONDS, "120ms")
-
-
-def _read(
-    flag: str,
-    text: str,
-    pattern: re.Pattern[str],
-    units: Mapping[str, float],
-    example: str,
-) -> float:
-    match = pattern.fullmatch(text.strip())
+    unit = text.strip().lstrip("0123456789.")
+    number = text.strip().removesuffix(unit)
     try:
-        if match is not None:
-            return float(match[1]) * units[match[2]]
-    except ValueError:  # Such as 1.2.3.
-        pass
-    raise UserError(f"--{flag}={text} cannot be read; write it as in {example}")
+        return float(number) * units[re.sub("bit(/s|ps)$", "bit", unit.strip())]
+    except (ValueError, KeyError):
+        raise UserError(
+            f"--{flag}={text} cannot be read; write it as in {example}"
+        ) from None
 
 
 def _assumed(values: Values) -> Assumed | None:
-    """What the flags say of links and steps; None where they are to be measured.
-
-    Raises:
-      UserError: They say a part of it.
-    """
+    """What the flags say of links and steps; None where they are to be measured."""
     if not values.link:
         for flag in _ELSEWHERE:
             name, value = flag.name, getattr(values, flag.name)
@@ -367,12 +326,13 @@ def _assumed(values: Values) -> Assumed | None:
             )
     if values.measure:
         raise UserError("--measure runs real steps, and --link has none; leave one out")
-    megabits, step = read_speed("link", values.link), read_seconds("step", values.step)
+    megabits = _read("link", values.link, _SPEEDS, "1Gbit/s")
+    step = _read("step", values.step, _TIMES, "120ms")
     if not (megabits > 0 and step > 0):
         raise UserError(
             f"--link={values.link} and --step={values.step} must be more than nothing"
         )
-    return Assumed(Link(megabits, read_seconds("hop", values.hop)), step)
+    return Assumed(Link(megabits, _read("hop", values.hop, _TIMES, "120ms")), step)
 
 
 def _with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
@@ -400,7 +360,6 @@ def _step_seconds(experiment: Experiment, batch: Batch) -> float:
     taught = _taught(experiment, state)
     total, kinds = 0.0, late_options(method)
     for share, options in kinds:
-        programs.local_step.compile(state, taught(batch), **options)
 
         def step(state: Any, options: Mapping[str, Any] = options) -> Any:
             return programs.local_step(state, taught(batch), **options)[0]
@@ -411,7 +370,6 @@ def _step_seconds(experiment: Experiment, batch: Batch) -> float:
         return total
     counts = tuple(sorted(_keep_counts(experiment).items()))
     state = programs.exchange(state, keep_counts=counts, kind="freeze")
-    programs.exchange.compile(state, keep_counts=counts, kind="frozen")
     seconds, _ = _timed(
         lambda state: programs.exchange(state, keep_counts=counts, kind="frozen"), state
     )

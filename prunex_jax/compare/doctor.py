@@ -20,7 +20,6 @@ import socket
 import sys
 import tempfile
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,11 +45,12 @@ from prunex_jax.mesh import (
     make_topology,
     map_over,
     placed,
+    run_together,
 )
 from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import Heartbeat, Limits, start_processes
 from prunex_jax.processes.gpus import visible_gpus
-from prunex_jax.train.build.joining import shows
+from prunex_jax.train.build.joining import check_shared_folder
 from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 
 OK, WARNING, FAILED = "ok", "warning", "FAILED"
@@ -115,15 +115,13 @@ def examine(
     seconds: float = 4.0,
     checkpoint_bytes: int = 0,
 ) -> list[Verdict]:
-    """Tries everything; every process of the mesh calls this.
+    """Tries everything; all processes of the mesh call this, and get the same verdicts.
 
     Args:
       topology: Hosts and devices.
       workdir: Run folder to try; empty for none.
       seconds: Time for measuring the links.
       checkpoint_bytes: Of one checkpoint, over all hosts; 0 if unknown.
-    Returns:
-      A verdict per item, the same on every process.
     Collectives:
       Small gathers, and sums over both axes of the mesh.
     """
@@ -145,13 +143,10 @@ def examine(
 
 
 def gather_found(find: Callable[[], Found]) -> list[Found]:
-    """Lets every process know what all have found.
+    """What every process finds, in the order of processes.
 
-    Args:
-      find: Finds it on this process; must not communicate. What it raises as OSError is
-        found too, as `error`.
-    Returns:
-      What each found, in the order of processes.
+    `find` must not communicate. An OSError that it raises is found too, as `error`.
+
     Collectives:
       As `mesh.gather_texts`.
     """
@@ -248,11 +243,7 @@ def _clock_readings() -> list[list[float]]:
 
 
 def judge_clocks(readings: Sequence[Sequence[float]]) -> Verdict:
-    """Whether clocks agree; the reading with the least difference counts.
-
-    Args:
-      readings: Seconds of every process, several times.
-    """
+    """Whether clocks agree; the reading with the least difference counts."""
     best = min(readings, key=lambda reading: max(reading) - min(reading))
     apart = max(best) - min(best)
     if apart > _MOST_CLOCK_SECONDS:
@@ -265,50 +256,32 @@ def judge_clocks(readings: Sequence[Sequence[float]]) -> Verdict:
 
 def _try_folder(workdir: Path, checkpoint_bytes: int) -> list[Verdict]:
     """Whether all processes see one folder, and how fast and how empty it is."""
-    is_primary = jax.process_index() == 0
-    token, was_there = str(uuid.uuid4()), workdir.exists()
-    token = gather_texts(token)[0]
-    path = workdir / f".doctor-{token}"
-
-    def write_token() -> Found:
-        if is_primary:
-            workdir.mkdir(parents=True, exist_ok=True)
-            path.write_text(token)
-        return {}
-
-    def read_token() -> Found:
-        return {"sees": shows(path, token), "name": socket.gethostname()}
-
-    def leave() -> Found:
-        if is_primary:
-            path.unlink(missing_ok=True)
-            if not was_there and workdir.is_dir() and not any(workdir.iterdir()):
-                workdir.rmdir()
-        return {}
-
-    error = gather_found(write_token)[0].get("error")
-    if error is not None:
-        remedy = "choose a folder that the first process can write"
-        verdicts = [Verdict("workdir", FAILED, f"{workdir}: {error}", remedy)]
-    else:
-        verdicts = [judge_shared(gather_found(read_token), workdir)]
-        if verdicts[0].status != FAILED:
-            found = gather_found(lambda: _speed_of(workdir))
-            verdicts.append(judge_speed(found, checkpoint_bytes))
-    gather_found(leave)
-    return verdicts
+    is_primary, was_there = jax.process_index() == 0, workdir.exists()
+    try:
+        run_together(lambda: _make(workdir) if is_primary else None)
+        check_shared_folder(workdir)
+        count = jax.process_count()
+        shared = Verdict("workdir", OK, f"{workdir} is the same on {count} processes")
+        found = gather_found(lambda: _speed_of(workdir))
+        return [shared, judge_speed(found, checkpoint_bytes)]
+    except UserError as error:
+        return [Verdict("workdir", FAILED, str(error))]
+    finally:
+        is_new = is_primary and not was_there and workdir.is_dir()
+        if is_new and not any(workdir.iterdir()):
+            workdir.rmdir()
 
 
-def judge_shared(seen: Sequence[Found], workdir: Path) -> Verdict:
-    """Whether what process 0 writes is there for all."""
-    for process, each in enumerate(seen):
-        if not each.get("sees"):
-            where = each.get("name", "")
-            why = each.get("error", f"process 0 wrote a file that {where} does not see")
-            text = f"{workdir} on process {process}: {why}"
-            remedy = "use a folder on storage that all machines share (NFS, Lustre)"
-            return Verdict("workdir", FAILED, text, remedy)
-    return Verdict("workdir", OK, f"{workdir} is the same on {len(seen)} processes")
+def _make(workdir: Path) -> None:
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=workdir):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{workdir}: {one_line(error)}; choose a folder that the first process can "
+            "write"
+        ) from error
 
 
 def _speed_of(workdir: Path) -> Found:
@@ -330,9 +303,8 @@ def _speed_of(workdir: Path) -> Found:
 def judge_speed(found: Sequence[Found], checkpoint_bytes: int = 0) -> Verdict:
     """Whether a folder has room, and takes checkpoints fast.
 
-    Args:
-      found: Free bytes and bytes per second of every process, all writing at once.
-      checkpoint_bytes: Of one checkpoint, over all hosts; 0 if unknown.
+    `found` are free bytes and bytes per second of every process, all writing at once;
+    `checkpoint_bytes` those of one checkpoint over all hosts, 0 if unknown.
     """
     for process, each in enumerate(found):
         if "error" in each:

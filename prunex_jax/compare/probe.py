@@ -93,8 +93,6 @@ def probe_links(
       now: Seconds from any origin; a test passes its own.
     Returns:
       Axis -> what was found; without the axes of size one, which have no links.
-    Raises:
-      UserError: The time is not positive.
     Collectives:
       Sums over each axis, and one small gather over all processes per size.
     """
@@ -105,14 +103,11 @@ def probe_links(
 
 
 def fit_link(sizes: Sequence[tuple[float, float]], hops: int) -> Link:
-    """Fits speed and time of a hop to the times of messages.
+    """Fits speed and time of a hop to (bytes, seconds) of messages, two at least.
 
     Least squares on relative errors, so that short messages decide about hops and long
     ones about speed.
 
-    Args:
-      sizes: (bytes, seconds) of messages of at least two lengths.
-      hops: Of each.
     Example:
       >>> link = fit_link([(1e3, 0.011), (1e6, 1.01)], hops=2)
       >>> round(link.megabits, 3), round(link.hop_seconds, 6)

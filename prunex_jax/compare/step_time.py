@@ -96,10 +96,5 @@ class Link:
         return f"{self.megabits:,.4g} Mbit/s, {1e3 * self.hop_seconds:.3g} ms per hop"
 
     def seconds(self, num_bytes: float, hops: float) -> float:
-        """Time of sending so many bytes in so many hops.
-
-        Example:
-          >>> Link(megabits=80, hop_seconds=0.1).seconds(10e6, hops=2)
-          1.2
-        """
+        """Time of sending so many bytes in so many hops."""
         return hops * self.hop_seconds + 8e-6 * num_bytes / self.megabits

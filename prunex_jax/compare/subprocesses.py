@@ -37,10 +37,7 @@ def following(
 ) -> Iterator[None]:
     """Says the newest line of a log every few seconds, where there is a new one.
 
-    Args:
-      log: What a process writes meanwhile; it may not be there yet.
-      say: Called with the line, on another thread.
-      seconds: Between two looks.
+    What writes the log need not have begun; `say` is called on another thread.
     """
     said = last_lines(log, 1)
 

@@ -5,8 +5,7 @@ joined, and a heartbeat that ends all of them when one is lost. In reading order
 
     launcher           several processes? which is this, and which GPUs are its own?
     environments       what each launcher says in environment variables
-    gpus               which GPUs of a machine one of its processes takes
-    gpu_reservations   refusal of a GPU that two processes take
+    gpus               which GPUs of a machine a process takes, none of them twice
     registry           where one process takes down who is there
     rendezvous         waits for all processes, and says for whom
     start              acts on the answer, before jax computes anything

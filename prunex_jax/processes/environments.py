@@ -3,7 +3,7 @@
 Every launcher has a function that reads its variables and gives a `LaunchedTask`, or
 None where it did not start this process. What is there in part is refused with the
 remedy: a process that overlooks its launcher starts a run of its own, and so do all the
-others, in one folder.
+others, in one folder. `launcher` says why this is not left to jax.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import importlib.util
 import re
 import socket
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prunex_jax.base.errors import UserError
@@ -19,31 +19,21 @@ from prunex_jax.processes.gpus import GpuFiles, visible_gpus
 
 Environ = Mapping[str, str]
 
-_SLURM_VARIABLES = (
-    "SLURM_JOB_ID",
-    "SLURM_STEP_NODELIST",
-    "SLURM_NTASKS",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
+_SLURM_VARIABLES = tuple(
+    f"SLURM_{name}"
+    for name in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")
 )
-_OPENMPI_VARIABLES = (
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
+_OPENMPI_VARIABLES = tuple(
+    f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE")
 )
 # Set by mpirun up to Open MPI 4: the addresses of mpirun itself, and of the daemon that
 # started this process; they are the same on mpirun's machine.
 _ORTE_URI = "OMPI_MCA_orte_hnp_uri"
 _ORTE_LOCAL_URI = "OMPI_MCA_orte_local_daemon_uri"
-_PMI_VARIABLES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_PMI_VARIABLES = ("PMI_RANK", "PMI_SIZE")
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_TORCHRUN_LOCAL_VARIABLES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_KUBEFLOW_VARIABLES = (
-    "COORDINATOR_ADDRESS",
-    "COORDINATOR_PORT",
-    "NUM_PROCESSES",
-    "PROCESS_ID",
+_KUBEFLOW_VARIABLES = tuple(
+    "COORDINATOR_ADDRESS COORDINATOR_PORT NUM_PROCESSES PROCESS_ID".split()
 )
 _KUBERNETES_VARIABLES = ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX")
 _SKYPILOT_VARIABLES = ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")
@@ -88,29 +78,82 @@ class Probes:
     has_module: Callable[[str], bool] = _has_module
 
 
+@dataclasses.dataclass(frozen=True)
+class _Said:
+    """What the environment says of a launcher."""
+
+    environ: Environ
+    is_named: bool  # Whether the user has named this launcher.
+    probes: Probes
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.environ
+
+    def __getitem__(self, name: str) -> str:
+        return self.environ[name]
+
+    def integer(self, name: str) -> int:
+        """A variable that has to be a whole number."""
+        try:
+            return int(self.environ[name])
+        except ValueError:
+            raise UserError(
+                f"environment variable {name}={self.environ[name]!r} is not a whole "
+                "number"
+            ) from None
+
+    def count(self, name: str) -> int | None:
+        """A whole number; None where it is 0, or not said."""
+        return (self.integer(name) or None) if self.environ.get(name) else None
+
+    def integers(self, names: Sequence[str]) -> list[int]:
+        """Several of them."""
+        return [self.integer(name) for name in names]
+
+    def local(self, rank: str, count: str) -> dict[str, Any]:
+        """This process among those of its machine, where two variables say so."""
+        if rank not in self or count not in self:
+            return {}
+        return {"local_rank": self.integer(rank), "local_tasks": self.integer(count)}
+
+    def missing(self, names: Sequence[str], problem: str, remedy: str) -> list[str]:
+        """Variables of a launcher that are not there; refused if it was named."""
+        missing = [name for name in names if name not in self]
+        if missing and self.is_named:
+            raise UserError(
+                f"launcher={problem} (no {', '.join(missing)}): {remedy}, or use "
+                "launcher=none"
+            )
+        return missing
+
+    def half(
+        self, names: Sequence[str], missing: Sequence[str], launcher: str
+    ) -> UserError:
+        """Says that a part of what a launcher sets is there."""
+        there = ", ".join(f"{name}={self[name]}" for name in names if name in self)
+        return UserError(
+            f"{there or 'nothing'} is set as {launcher} does, but not "
+            f"{', '.join(missing)}: set them too, or use --launcher=none for a run of "
+            "its own"
+        )
+
+
 def find_task(environ: Environ, launcher: str, probes: Probes) -> LaunchedTask | None:
-    """This process as its launcher describes it.
+    """This process as its launcher describes it; None where no launcher started it.
 
     Args:
       environ: Environment variables.
       launcher: One of `FINDERS`, or auto for the first that started several processes,
         or else one.
       probes: Questions about the machine.
-    Returns:
-      The task; None where no launcher started this process.
     Raises:
       UserError: Variables that are missing or malformed.
-    Example:
-      >>> environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a",
-      ...            "MASTER_PORT": "29500"}
-      >>> find_task(environ, "auto", Probes()).coordinator
-      'a:29500'
     """
     if launcher != "auto":
-        return FINDERS[launcher](environ, True, probes)
-    alone = None
+        return FINDERS[launcher](_Said(environ, True, probes))
+    alone, said = None, _Said(environ, False, probes)
     for name in _order(environ):
-        task = FINDERS[name](environ, False, probes)
+        task = FINDERS[name](said)
         if task is not None and task.num_processes != 1:
             return task
         # A batch script is one process for Slurm, whatever it starts by itself.
@@ -132,50 +175,46 @@ def _spread_port(number: int) -> int:
     return _FIRST_PORT + number % _NUM_PORTS
 
 
-def _find_slurm(
-    environ: Environ, required: bool, probes: Probes
-) -> LaunchedTask | None:
+def _find_slurm(said: _Said) -> LaunchedTask | None:
     """This process as a task of a Slurm job step.
 
     A batch script, or a shell inside an allocation, belongs to no step: it is a single
     process, however many tasks the job may start.
     """
-    del probes
     problem = "slurm, but this process is not part of a Slurm job step"
-    missing = _missing(
-        environ, _SLURM_VARIABLES, required, problem, "start it with srun"
-    )
-    if "SLURM_JOB_ID" not in environ:
+    missing = said.missing(_SLURM_VARIABLES, problem, "start it with srun")
+    if "SLURM_JOB_ID" not in said:
         return None
-    job = f"Slurm job {environ['SLURM_JOB_ID']}"
+    job = f"Slurm job {said['SLURM_JOB_ID']}"
     if missing:
         return LaunchedTask("slurm", f"{job}, not started by srun: one process")
     # An interactive step keeps the job's SLURM_NTASKS; its own count is the true one.
     counted = "SLURM_STEP_NUM_TASKS"
-    num_tasks = _integer(environ, counted if counted in environ else "SLURM_NTASKS")
+    num_tasks = said.integer(counted if counted in said else "SLURM_NTASKS")
     if num_tasks == 1:
         return LaunchedTask("slurm", f"{job} with one task")
-    process_id = _integer(environ, "SLURM_PROCID")
+    process_id = said.integer("SLURM_PROCID")
     return LaunchedTask(
         "slurm",
         f"{job}, task {process_id} of {num_tasks}",
         num_processes=num_tasks,
         process_id=process_id,
-        coordinator=_slurm_coordinator(environ),
-        local_rank=_integer(environ, "SLURM_LOCALID"),
-        local_tasks=_slurm_local_tasks(environ),
-        gpus_per_task=_slurm_gpus_per_task(environ),
-        num_gpus=_slurm_num_gpus(environ),
+        coordinator=_slurm_coordinator(said),
+        local_rank=said.integer("SLURM_LOCALID"),
+        local_tasks=_slurm_local_tasks(said),
+        gpus_per_task=_slurm_gpus_per_task(said),
+        # Of this step on this node, whichever of them this task sees.
+        num_gpus=said.count("SLURM_GPUS_ON_NODE"),
     )
 
 
-def _slurm_coordinator(environ: Environ) -> str:
+def _slurm_coordinator(said: _Said) -> str:
     """The first node of the step, and a port of its own for every step of a job.
 
     jax derives the port from the job alone, so that steps which run side by side meet.
     """
     name = "SLURM_STEP_NODELIST"
-    listed = environ[name]
+    listed = said[name]
     # Up to the first comma outside of brackets.
     match = re.match(r"(?:[^,\[\]]|\[[^\[\]]+\])+(?=,|$)", listed)
     if match is None:
@@ -184,53 +223,44 @@ def _slurm_coordinator(environ: Environ) -> str:
             "--coordinator=HOST:PORT"
         )
     node = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", match[0])
-    job = _integer(environ, "SLURM_JOB_ID")
-    step = _integer(environ, "SLURM_STEP_ID") if "SLURM_STEP_ID" in environ else 0
+    job, step = said.integer("SLURM_JOB_ID"), said.count("SLURM_STEP_ID") or 0
     # 611 has no factor in common with the number of ports.
     return f"{node}:{_spread_port(job + 611 * step)}"
 
 
-def _slurm_local_tasks(environ: Environ) -> int | None:
+def _slurm_local_tasks(said: _Said) -> int | None:
     """Reads this node's entry of a list like "4(x2),3"."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
-        if name not in environ:
+        if name not in said:
             continue
         counts: list[int] = []
-        for entry in environ[name].split(","):
+        for entry in said[name].split(","):
             match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())
             if match is None:
-                raise UserError(f"{name}={environ[name]!r} is not a list like 4(x2),3")
+                raise UserError(f"{name}={said[name]!r} is not a list like 4(x2),3")
             counts += [int(match[1])] * int(match[2] or 1)
-        node = _integer(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else 0
+        node = said.count("SLURM_NODEID") or 0
         if node >= len(counts):
             raise UserError(
-                f"{name}={environ[name]!r} has no entry for node {node} (SLURM_NODEID):"
+                f"{name}={said[name]!r} has no entry for node {node} (SLURM_NODEID):"
                 " unset variables of another job step, or start with srun"
             )
         return counts[node]
     return None
 
 
-def _slurm_gpus_per_task(environ: Environ) -> int | None:
+def _slurm_gpus_per_task(said: _Said) -> int | None:
     """Reads forms like "2", "a100:2" and "cpu=4,gres/gpu:a100=2"."""
-    plain = re.search(r"(\d+)$", environ.get("SLURM_GPUS_PER_TASK", ""))
+    plain = re.search(r"(\d+)$", said.environ.get("SLURM_GPUS_PER_TASK", ""))
     listed = re.search(
         r"gres/gpu(?:[:/=][^,=:]+)?[:=](\d+)(?:,|$)",
-        environ.get("SLURM_TRES_PER_TASK", ""),
+        said.environ.get("SLURM_TRES_PER_TASK", ""),
     )
     found = plain or listed
     return int(found[1]) if found else None
 
 
-def _slurm_num_gpus(environ: Environ) -> int | None:
-    """GPUs of this step on this node, whichever of them this task sees."""
-    name = "SLURM_GPUS_ON_NODE"
-    return (_integer(environ, name) or None) if environ.get(name) else None
-
-
-def _find_openmpi(
-    environ: Environ, required: bool, probes: Probes
-) -> LaunchedTask | None:
+def _find_openmpi(said: _Said) -> LaunchedTask | None:
     """This process as one that Open MPI's mpirun started.
 
     Up to version 4, mpirun says where it runs, and that is the coordinator. From
@@ -238,11 +268,9 @@ def _find_openmpi(
     all processes run here, or mpi4py is asked when it is installed, or the user.
     """
     problem = "openmpi, but Open MPI did not start this process"
-    if _missing(environ, _OPENMPI_VARIABLES, required, problem, "start it with mpirun"):
+    if said.missing(_OPENMPI_VARIABLES, problem, "start it with mpirun"):
         return None
-    size, rank, local_rank, local_size = (
-        _integer(environ, name) for name in _OPENMPI_VARIABLES
-    )
+    size, rank, local_rank, local_size = said.integers(_OPENMPI_VARIABLES)
     if size == 1:
         return LaunchedTask("openmpi", "Open MPI with one process")
     coordinator, detection = None, ""
@@ -251,20 +279,20 @@ def _find_openmpi(
         "--coordinator=HOST:PORT (the machine of rank 0 and a free port), or install "
         "mpi4py"
     )
-    if _ORTE_URI in environ and rank == 0 and not _is_on_machine_of_mpirun(environ):
+    if _ORTE_URI in said and rank == 0 and not _is_on_machine_of_mpirun(said):
         # The others wait at mpirun's machine; mpirun ends them when this one ends.
         remedy = (
             "mpirun runs on a machine without rank 0, whose address Open MPI does not "
             "tell: give --coordinator=HOST:PORT, the machine of rank 0 and a free port "
             "(in a Kubeflow MPIJob JOB-worker-0.JOB:4000)"
         )
-    elif _ORTE_URI in environ:
-        coordinator = _machine_of_mpirun(environ[_ORTE_URI])
+    elif _ORTE_URI in said:
+        coordinator = _machine_of_mpirun(said[_ORTE_URI])
     elif local_size == size:
         # The same port on every process, and likely another one for another job.
-        namespace = environ.get("PMIX_NAMESPACE", "")
+        namespace = said.environ.get("PMIX_NAMESPACE", "")
         coordinator = f"127.0.0.1:{_spread_port(zlib.crc32(namespace.encode()))}"
-    elif probes.has_module("mpi4py"):
+    elif said.probes.has_module("mpi4py"):
         detection = "mpi4py"
     return LaunchedTask(
         "openmpi",
@@ -295,21 +323,20 @@ def _machine_of_mpirun(uri: str) -> str:
     return f"{host}:{_spread_port(int(match[1]) // 4096)}"
 
 
-def _is_on_machine_of_mpirun(environ: Environ) -> bool:
-    return environ.get(_ORTE_LOCAL_URI) in (None, environ[_ORTE_URI])
+def _is_on_machine_of_mpirun(said: _Said) -> bool:
+    return said.environ.get(_ORTE_LOCAL_URI) in (None, said[_ORTE_URI])
 
 
-def _find_pmi(environ: Environ, required: bool, probes: Probes) -> LaunchedTask | None:
+def _find_pmi(said: _Said) -> LaunchedTask | None:
     """This process as one that MPICH's or Intel MPI's mpiexec started.
 
     Slurm sets some of these variables too (srun --mpi=pmi2), and is asked before
     unless mpiexec tells the local rank.
     """
-    counts = _PMI_VARIABLES[:2]
     problem = "pmi, but no mpiexec of MPICH or Intel MPI started this process"
-    if _missing(environ, counts, required, problem, "start it with mpiexec"):
+    if said.missing(_PMI_VARIABLES, problem, "start it with mpiexec"):
         return None
-    rank, size = (_integer(environ, name) for name in counts)
+    rank, size = said.integers(_PMI_VARIABLES)
     if size == 1:
         return LaunchedTask("pmi", "mpiexec with one process")
     return LaunchedTask(
@@ -317,34 +344,27 @@ def _find_pmi(environ: Environ, required: bool, probes: Probes) -> LaunchedTask 
         f"mpiexec (PMI), rank {rank} of {size}",
         num_processes=size,
         process_id=rank,
-        detection="mpi4py" if probes.has_module("mpi4py") else "",
+        detection="mpi4py" if said.probes.has_module("mpi4py") else "",
         remedy="mpiexec does not tell its processes where rank 0 runs (PMI_SIZE="
         f"{size}): give --coordinator=HOST:PORT (the machine of rank 0 and a free "
         "port), or install mpi4py; --launcher=none makes each a run of its own",
-        **_local(environ, *_PMI_VARIABLES[2:]),
+        **said.local("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     )
 
 
-def _find_torchrun(
-    environ: Environ, required: bool, probes: Probes
-) -> LaunchedTask | None:
+def _find_torchrun(said: _Said) -> LaunchedTask | None:
     """This process as one that torchrun started, or a script in its manner."""
-    del probes
-    missing = [name for name in _TORCHRUN_VARIABLES if name not in environ]
-    counts = [name for name in _TORCHRUN_VARIABLES[:2] if name in environ]
-    if len(counts) < 2 and not required:
+    missing = [name for name in _TORCHRUN_VARIABLES if name not in said]
+    counts = [name for name in _TORCHRUN_VARIABLES[:2] if name in said]
+    if len(counts) < 2 and not said.is_named:
         return None
-    if missing and (required or _integer(environ, "WORLD_SIZE") > 1):
-        raise UserError(
-            f"{_listed(environ, _TORCHRUN_VARIABLES)} are set as torchrun does, but "
-            f"not {', '.join(missing)}: start with torchrun, set them too, or use "
-            "--launcher=none for a run of its own"
-        )
-    rank, size = (_integer(environ, name) for name in _TORCHRUN_VARIABLES[:2])
+    if missing and (said.is_named or said.integer("WORLD_SIZE") > 1):
+        raise said.half(_TORCHRUN_VARIABLES, missing, "torchrun")
+    rank, size = said.integers(_TORCHRUN_VARIABLES[:2])
     if size == 1:
         return LaunchedTask("torchrun", "torchrun with one process")
-    port = _integer(environ, "MASTER_PORT")
-    if "TORCHELASTIC_RUN_ID" in environ:
+    port = said.integer("MASTER_PORT")
+    if "TORCHELASTIC_RUN_ID" in said:
         # torchrun itself listens at its port.
         port = _spread_port(port + 1)
     return LaunchedTask(
@@ -352,34 +372,31 @@ def _find_torchrun(
         f"torchrun, rank {rank} of {size}",
         num_processes=size,
         process_id=rank,
-        coordinator=f"{environ['MASTER_ADDR']}:{port}",
-        **_local(environ, *_TORCHRUN_LOCAL_VARIABLES),
+        coordinator=f"{said['MASTER_ADDR']}:{port}",
+        **said.local("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     )
 
 
-def _find_kubeflow(
-    environ: Environ, required: bool, probes: Probes
-) -> LaunchedTask | None:
+def _find_kubeflow(said: _Said) -> LaunchedTask | None:
     """This process as a pod of Kubeflow's JAXJob.
 
     A TrainJob of Kubeflow's trainer sets the JAX_* variables, which come first.
     """
-    del probes
     address, port_name, *counts = _KUBEFLOW_VARIABLES
-    missing = [name for name in _KUBEFLOW_VARIABLES if name not in environ]
-    is_meant = address in environ or all(name in environ for name in counts)
-    if not (required or is_meant):
+    missing = [name for name in _KUBEFLOW_VARIABLES if name not in said]
+    is_meant = address in said or all(name in said for name in counts)
+    if not (said.is_named or is_meant):
         return None
-    if ":" in environ.get(address, "") and port_name in missing:
+    if ":" in said.environ.get(address, "") and port_name in missing:
         missing.remove(port_name)
     if missing:
-        raise _half(environ, _KUBEFLOW_VARIABLES, missing, "a JAXJob")
-    size, rank = (_integer(environ, name) for name in counts)
+        raise said.half(_KUBEFLOW_VARIABLES, missing, "a JAXJob")
+    size, rank = said.integers(counts)
     if size == 1:
         return LaunchedTask("kubeflow", "JAXJob with one process")
-    coordinator = environ[address]
+    coordinator = said[address]
     if ":" not in coordinator:
-        coordinator += f":{_integer(environ, port_name)}"
+        coordinator += f":{said.integer(port_name)}"
     return LaunchedTask(
         "kubeflow",
         f"JAXJob, process {rank} of {size}",
@@ -389,9 +406,7 @@ def _find_kubeflow(
     )
 
 
-def _find_kubernetes(
-    environ: Environ, required: bool, probes: Probes
-) -> LaunchedTask | None:
+def _find_kubernetes(said: _Said) -> LaunchedTask | None:
     """This process as a pod of an indexed Kubernetes Job or JobSet.
 
     Running in a pod means nothing: notebooks do, and so do sweeps, whose indexed pods
@@ -400,12 +415,12 @@ def _find_kubernetes(
     """
     problem = "kubernetes, but this is no pod of an indexed job"
     remedy = "set completionMode: Indexed in the Job"
-    if _missing(environ, _KUBERNETES_VARIABLES, required, problem, remedy):
+    if said.missing(_KUBERNETES_VARIABLES, problem, remedy):
         return None
-    index = _integer(environ, "JOB_COMPLETION_INDEX")
-    is_jobset = "JOBSET_NAME" in environ
-    name = probes.fqdn()
-    if not (is_jobset or ".svc" in name or required):
+    index = said.integer("JOB_COMPLETION_INDEX")
+    is_jobset = "JOBSET_NAME" in said
+    name = said.probes.fqdn()
+    if not (is_jobset or ".svc" in name or said.is_named):
         return LaunchedTask(
             "kubernetes",
             "indexed Kubernetes job without a headless service, so its pods are "
@@ -415,9 +430,8 @@ def _find_kubernetes(
             "separate runs give each a --workdir of its own and --launcher=none",
         )
     coordinator = None if is_jobset else _pod_zero(name, index)
-    is_found = coordinator is not None
     missing_flags = "--num_processes=N (or JAX_NUM_PROCESSES: completions of the Job)"
-    if not is_found:
+    if coordinator is None:
         missing_flags = "--coordinator, --num_processes and --process_id"
     return LaunchedTask(
         "kubernetes",
@@ -425,7 +439,7 @@ def _find_kubernetes(
         num_processes=None,
         process_id=index,
         coordinator=coordinator,
-        detection="auto" if probes.has_module("kubernetes") else "",
+        detection="auto" if said.probes.has_module("kubernetes") else "",
         remedy="jax finds the pods of a Kubernetes job through the kubernetes package:"
         f" install jax[k8s], or give {missing_flags}",
     )
@@ -440,32 +454,27 @@ def _pod_zero(name: str, index: int) -> str | None:
     return f"{job}-0.{domain}:{_KUBERNETES_PORT}"
 
 
-def _find_skypilot(
-    environ: Environ, required: bool, probes: Probes
-) -> LaunchedTask | None:
+def _find_skypilot(said: _Said) -> LaunchedTask | None:
     """This process as the one of a node of a SkyPilot task."""
-    del probes
     problem = "skypilot, but this is no task of SkyPilot"
     remedy = "start it with sky launch or sky jobs launch"
-    missing = _missing(environ, _SKYPILOT_VARIABLES, required, problem, remedy)
+    missing = said.missing(_SKYPILOT_VARIABLES, problem, remedy)
     if len(missing) == len(_SKYPILOT_VARIABLES):
         return None
     if missing:
-        raise _half(environ, _SKYPILOT_VARIABLES, missing, "SkyPilot")
-    nodes = environ["SKYPILOT_NODE_IPS"].split()
-    rank = _integer(environ, "SKYPILOT_NODE_RANK")
+        raise said.half(_SKYPILOT_VARIABLES, missing, "SkyPilot")
+    nodes = said["SKYPILOT_NODE_IPS"].split()
+    rank, asked = said.integer("SKYPILOT_NODE_RANK"), said.count("SKYPILOT_NUM_NODES")
     count = len(nodes)
-    said = "SKYPILOT_NUM_NODES"
-    if not 0 <= rank < count or (said in environ and _integer(environ, said) != count):
+    if not 0 <= rank < count or asked not in (None, count):
         raise UserError(
-            f"SKYPILOT_NODE_RANK={rank} and {said}={environ.get(said, '')} do not fit "
-            f"the {count} addresses of SKYPILOT_NODE_IPS; use --launcher=none for a "
+            f"SKYPILOT_NODE_RANK={rank} and SKYPILOT_NUM_NODES={asked or ''} do not fit"
+            f" the {count} addresses of SKYPILOT_NODE_IPS; use --launcher=none for a "
             "run of its own"
         )
-    task = environ.get("SKYPILOT_TASK_ID", "")
+    task = said.environ.get("SKYPILOT_TASK_ID", "")
     if count == 1:
         return LaunchedTask("skypilot", "SkyPilot task on one node")
-    gpus = "SKYPILOT_NUM_GPUS_PER_NODE"
     return LaunchedTask(
         "skypilot",
         f"SkyPilot task, node {rank} of {count}",
@@ -473,63 +482,13 @@ def _find_skypilot(
         process_id=rank,
         coordinator=f"{nodes[0]}:{_spread_port(zlib.crc32(task.encode()))}",
         local_tasks=1,
-        # Zero on nodes without GPUs.
-        num_gpus=(_integer(environ, gpus) or None) if gpus in environ else None,
+        num_gpus=said.count("SKYPILOT_NUM_GPUS_PER_NODE"),
     )
-
-
-def _missing(
-    environ: Environ, names: tuple[str, ...], required: bool, problem: str, remedy: str
-) -> list[str]:
-    """Variables that a launcher sets and are not there.
-
-    Raises:
-      UserError: Some are not, and the launcher was named.
-    """
-    missing = [name for name in names if name not in environ]
-    if missing and required:
-        raise UserError(
-            f"launcher={problem} (no {', '.join(missing)}): {remedy}, or use "
-            "launcher=none"
-        )
-    return missing
-
-
-def _half(
-    environ: Environ, names: tuple[str, ...], missing: list[str], launcher: str
-) -> UserError:
-    """Says that a part of what a launcher sets is there."""
-    return UserError(
-        f"{_listed(environ, names) or 'nothing'} is set as {launcher} does, but not "
-        f"{', '.join(missing)}: set them too, or use --launcher=none for a run of "
-        "its own"
-    )
-
-
-def _listed(environ: Environ, names: tuple[str, ...]) -> str:
-    return ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
-
-
-def _local(environ: Environ, rank: str, count: str) -> dict[str, Any]:
-    """This process among those of its machine, where two variables say so."""
-    if rank not in environ or count not in environ:
-        return {}
-    rank_there, count_there = _integer(environ, rank), _integer(environ, count)
-    return {"local_rank": rank_there, "local_tasks": count_there}
-
-
-def _integer(environ: Environ, name: str) -> int:
-    try:
-        return int(environ[name])
-    except ValueError:
-        raise UserError(
-            f"environment variable {name}={environ[name]!r} is not a whole number"
-        ) from None
 
 
 # In the order in which they are asked: mpirun inside a Slurm job inherits the Slurm
 # variables of its own daemon, and job scripts export what torchrun sets.
-FINDERS: Mapping[str, Callable[[Environ, bool, Probes], LaunchedTask | None]] = {
+FINDERS: Mapping[str, Callable[[_Said], LaunchedTask | None]] = {
     "openmpi": _find_openmpi,
     "slurm": _find_slurm,
     "pmi": _find_pmi,

@@ -1,17 +1,26 @@
-"""Which GPUs of a machine one of its processes takes.
+"""Which GPUs of a machine one of its processes takes, and refusal of those taken twice.
 
 No driver is asked: starting one here would claim memory on every GPU before the process
 knows which ones it may use.
+
+Launchers bind GPUs to processes, and what they bind may overlap (`--gpu-bind`). A
+process sees its own GPUs only, so that none can tell alone: all say what they are about
+to take, once they have been joined and before a driver starts.
 """
 
 import dataclasses
+import importlib.metadata
+import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from prunex_jax.base.errors import UserError
+from prunex_jax.base.errors import AgreedError, UserError
+from prunex_jax.mesh.hosts import local_machine
 
+# Set to 1 by those who let processes share a GPU on purpose, as with NVIDIA's MPS.
+_SHARE_GPUS = "PRUNEX_SHARE_GPUS"
 _REMEDY = (
     "give each its own GPUs (--gpus-per-task=N for Slurm's sbatch and srun, "
     "CUDA_VISIBLE_DEVICES or JAX_LOCAL_DEVICE_IDS)"
@@ -31,16 +40,11 @@ def _can_open(file: Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class GpuFiles:
-    """What the kernel tells of the GPUs of this machine, without starting a driver.
+    """What the kernel tells of the GPUs of this machine, without starting a driver."""
 
-    Attributes:
-      devices: Folder of device files.
-      driver: Folder in which NVIDIA's driver describes itself.
-      can_open: Whether this process may use a GPU, by its device file.
-    """
-
-    devices: Path = Path("/dev")
-    driver: Path = Path("/proc/driver/nvidia")
+    devices: Path = Path("/dev")  # Folder of device files.
+    driver: Path = Path("/proc/driver/nvidia")  # In which it describes itself.
+    # Whether this process may use a GPU, by its device file.
     can_open: Callable[[Path], bool] = _can_open
 
     @property
@@ -94,14 +98,10 @@ def visible_gpus(
 ) -> tuple[str, ...]:
     """Names of the GPUs that CUDA or ROCm will show to this process, in their order.
 
-    Args:
-      environ: Environment variables; `CUDA_VISIBLE_DEVICES` chooses among the GPUs when
-        it is set, and on machines with AMD GPUs `ROCR_VISIBLE_DEVICES` before
-        `HIP_VISIBLE_DEVICES`.
-      files: What the kernel tells; None asks the one of this machine.
-    Returns:
-      A name for each: the same for all processes of the machine, whatever number each
-      has for it, as far as can be known.
+    The same for all processes of the machine, whatever number each has for a GPU, as
+    far as can be known. `CUDA_VISIBLE_DEVICES` chooses among the GPUs when it is set,
+    and on machines with AMD GPUs `ROCR_VISIBLE_DEVICES` before `HIP_VISIBLE_DEVICES`.
+
     Example:
       >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "6,MIG-77"})
       ('6', 'MIG-77')
@@ -157,7 +157,7 @@ def split_gpus(
     gpus_per_task: int | None = None,
     num_given: int | None = None,
 ) -> tuple[int, ...]:
-    """Chooses the GPUs of one of several processes on a machine.
+    """The GPUs of one of several processes, by position among those it sees.
 
     A process takes an equal, contiguous share of what it sees. It takes everything it
     sees when it is alone, or when the launcher has already bound GPUs to processes:
@@ -169,8 +169,6 @@ def split_gpus(
       local_tasks: Processes of this run on the machine.
       gpus_per_task: GPUs the launcher promised to each process, if it did.
       num_given: GPUs of the machine that the run may use, as far as anybody knows.
-    Returns:
-      Positions among the visible GPUs, increasing.
     Raises:
       UserError: The GPUs cannot be split evenly, or processes would share some.
     Example:
@@ -228,3 +226,86 @@ def idle_gpus(num_taken: int, local_tasks: int, num_given: int | None) -> str:
         f"{num_idle} of the {num_given} GPUs of this machine are left idle: its "
         f"{local_tasks} processes take {num_taken} each"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reservation:
+    """What one process is about to take."""
+
+    machine: str  # Equal for processes on the same machine, and for them only.
+    name: str  # Of the machine, for people.
+    gpus: tuple[str, ...] = ()  # Names that all processes of the machine have for them.
+    is_shared: bool = False  # Whether others may take them too.
+
+    @property
+    def text(self) -> str:
+        """The reservation as one line."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def read_reservation(text: str) -> Reservation:
+    """The reservation that a text was made from."""
+    fields = json.loads(text)
+    return Reservation(**{**fields, "gpus": tuple(fields["gpus"])})
+
+
+def has_gpu_support(platforms: str | None) -> bool:
+    """Whether jax is going to look for GPUs: its plugin is installed, and allowed.
+
+    `platforms` are those that are allowed, as `JAX_PLATFORMS` lists them; None for all.
+    """
+    gpu = ("cuda", "rocm", "gpu")
+    if platforms and not any(name in platforms.lower() for name in gpu):
+        return False
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    return any(name in plugin.name for plugin in plugins for name in gpu)
+
+
+def reserve_gpus(
+    environ: Mapping[str, str],
+    positions: Sequence[int] | None,
+    files: GpuFiles | None = None,
+) -> Reservation:
+    """What this process is about to take.
+
+    Without GPUs that are cut into parts and are not named by part, because it cannot be
+    known who takes which. `positions` are those of its GPUs among those that it sees,
+    None for all.
+    """
+    files = files or GpuFiles()
+    visible = visible_gpus(environ, files)
+    if positions is None:
+        positions = range(len(visible))
+    taken = (visible[i] for i in positions if 0 <= i < len(visible))
+    # One machine that stands for several hosts still has each of its GPUs once.
+    machine = local_machine({})
+    return Reservation(
+        machine.key,
+        machine.name,
+        tuple(name for name in taken if not files.is_partitioned(name)),
+        environ.get(_SHARE_GPUS, "") not in ("", "0"),
+    )
+
+
+def check_reservations(reservations: Sequence[Reservation]) -> str:
+    """Refuses processes that take the same GPU of a machine, for all of them.
+
+    Gives a warning where both share it on purpose; empty for nothing.
+    """
+    owners: dict[tuple[str, str], int] = {}
+    warning = ""
+    for process, reservation in enumerate(reservations):
+        for gpu in reservation.gpus:
+            first = owners.setdefault((reservation.machine, gpu), process)
+            if first == process:
+                continue
+            both = f"process {first} and by process {process}"
+            text = f"GPU {gpu} of {reservation.name} is taken by {both}"
+            if not (reservation.is_shared and reservations[first].is_shared):
+                raise AgreedError(
+                    f"{text}: bind GPUs to one process each (srun --gpu-bind, "
+                    "--gpus-per-task, CUDA_VISIBLE_DEVICES, JAX_LOCAL_DEVICE_IDS), or "
+                    f"set {_SHARE_GPUS}=1 to let processes share them"
+                )
+            warning = warning or f"{text}, as {_SHARE_GPUS} allows"
+    return warning

@@ -105,13 +105,7 @@ class Beat:
 
 
 class Judge:
-    """Finds out from the beats of all processes which of them is lost.
-
-    Args:
-      limits: When.
-      num_processes: Of the run.
-      now: Seconds of the start, by any clock.
-    """
+    """Finds out from the beats of all processes which of them is lost."""
 
     def __init__(self, limits: Limits, num_processes: int, now: float) -> None:
         self._limits = limits

@@ -8,8 +8,8 @@ The variables are read here all the same, for what jax says otherwise or not at 
 
 - whether there are several processes, before jax is started: jax would take a batch
   script inside an allocation, or a notebook in a pod, for a part of something larger;
-- the coordinator's address, at which processes register first (`rendezvous`): jax has
-  no public name for what it detects, and waits there at once, in silence;
+- the coordinator's address, at which processes register first (`rendezvous`): what jax
+  detects it hands to nobody, and waits there at once, in silence;
 - the number of processes in an interactive Slurm step, which keeps the SLURM_NTASKS of
   its job, and a port of its own for every step;
 - Open MPI 5, MPICH, torchrun and Kubeflow, which jax does not know;
@@ -92,12 +92,6 @@ def detect_launch(
 ) -> Launch:
     """Finds out how many processes the run has and which one this is.
 
-    Args:
-      environ: Environment variables.
-      flags: What the user said; each value given replaces what would be detected.
-      probes: Questions about the machine; None asks this one.
-    Returns:
-      The launch, complete up to what jax finds by itself.
     Raises:
       UserError: Flags that are incomplete or contradictory, a launcher that is named
         but did not start this process, or tells too little, GPUs that cannot be split

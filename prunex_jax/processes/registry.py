@@ -29,84 +29,52 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A process of a run.
+    """A process of a run."""
 
-    Attributes:
-      number: Which one it is, as it was started.
-      of: How many processes the run was started with.
-      name: Its machine.
-      run: The run folder, where it looks for others of the run without process 0; empty
-        where it was told whom to meet.
-      unusable: What its machine's name means there, if other machines cannot reach it
-        by that and jax is going to try; else empty.
-    """
-
-    number: int
-    of: int
-    name: str
+    number: int  # Which one it is, as it was started.
+    of: int  # How many processes the run was started with.
+    name: str  # Its machine.
+    # The run folder, where it looks for others of the run without process 0; empty
+    # where it was told whom to meet.
     run: str = ""
+    # What its machine's name means there, if other machines cannot reach it by that and
+    # jax is going to try; else empty.
     unusable: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class LastStart:
-    """What is known of the last start of a run.
+    """What is known of the last start of a run."""
 
-    Attributes:
-      run: The run folder, which says so.
-      addresses: Where each process was met, by number; may be empty.
-    """
-
-    run: str = ""
-    addresses: tuple[str, ...] = ()
+    run: str = ""  # The run folder, which says so.
+    addresses: tuple[str, ...] = ()  # Where each process was met, by number; may be ().
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What a process knows of its run, and wants of it.
-
-    Attributes:
-      me: This process.
-      port: Of the registry, wherever it is.
-      at_least: How many are enough, once nobody else is waited for.
-      last: The last start of the run, by as many processes.
-      say: Called with a line every ten seconds of waiting.
-    """
+    """What a process knows of its run, and wants of it."""
 
     me: Member
-    port: int
-    at_least: int
-    last: LastStart
-    say: Say
+    port: int  # Of the registry, wherever it is.
+    at_least: int  # How many are enough, once nobody else is waited for.
+    last: LastStart  # By as many processes.
+    say: Say  # Called with a line every ten seconds of waiting.
 
 
 @dataclasses.dataclass(frozen=True)
 class Roster:
-    """Who is there.
+    """Who is there."""
 
-    Attributes:
-      num_there: How many processes go on.
-      place: Which of them this is.
-      coordinator: Address of the one at place 0, as HOST:PORT.
-      addresses: On place 0, where each process of the run was met last, by the number
-        it was started with; empty where it never was. () on the others.
-    """
-
-    num_there: int
-    place: int
-    coordinator: str
+    num_there: int  # How many processes go on.
+    place: int  # Which of them this is.
+    coordinator: str  # HOST:PORT of the one at place 0.
+    # On place 0, where each process of the run was met last, by the number it was
+    # started with; empty where it never was. () on the others.
     addresses: tuple[str, ...] = ()
 
 
 class Registry:
-    """Takes down who is there, and tells all whether they go on; leaving it hangs up.
-
-    Args:
-      server: Where the others come, with a timeout.
-      call: What this process knows and wants.
-      address: How the others reach this machine.
-      seconds: How long to wait.
-    """
+    """Takes down who is there, and tells all whether to go on; leaving it hangs up."""
 
     def __init__(
         self, server: socket.socket, call: Call, address: str, seconds: float
@@ -279,15 +247,8 @@ class Registry:
 
 
 def listen(port: int, host: str = "") -> socket.socket:
-    """Opens a port for a registry, on IPv6 as well where there is any.
-
-    Args:
-      port: The port.
-      host: Address of this machine; the port is opened on all addresses it has.
-    Raises:
-      OSError: The port is taken.
-    """
-    del host
+    """Opens a port for a registry, on IPv6 as well; OSError where it is taken."""
+    del host  # The port is opened on all addresses of the machine.
     try:
         server = socket.create_server(
             ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
@@ -299,12 +260,7 @@ def listen(port: int, host: str = "") -> socket.socket:
 
 
 def joined(host: str, port: int) -> str:
-    """HOST:PORT.
-
-    Example:
-      >>> joined('10.0.0.1', 4000), joined('fd00::1', 4000)
-      ('10.0.0.1:4000', '[fd00::1]:4000')
-    """
+    """HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -70,7 +70,7 @@ def register(
     needs_name: bool = False,
     say: Say | None = None,
 ) -> Roster:
-    """Returns when all processes of the run are there, or enough of them.
+    """Returns who is there when all processes of the run are, or enough of them.
 
     Args:
       coordinator: Address of process 0 as HOST:PORT.
@@ -84,8 +84,6 @@ def register(
       needs_name: Whether others are going to be given the address that this machine's
         hostname means here, as jax does on CPUs.
       say: Called with a line every ten seconds of waiting; None prints it.
-    Returns:
-      Who is there.
     Raises:
       UserError: Somebody does not come, two have the same number, processes disagree on
         how many they are, the port is taken, or the name of one of several machines
@@ -132,9 +130,8 @@ def _may_meet_elsewhere(call: Call) -> bool:
 def _report(host: str, call: Call, seconds: float) -> Roster:
     """Tells process 0 that this process is there, and waits for its answer.
 
-    Who answers otherwise, or hangs up, is not process 0 at its registry: as after a
-    restart, when the service of the run before may still be there. Then it is tried
-    again.
+    Who answers otherwise, or hangs up, is not process 0 at its registry, as after a
+    restart when the service of the run before may still be there. It is tried again.
     """
     at, began = joined(host, call.port), time.monotonic()
     said, reason, free = began, "nobody answers", began
@@ -205,7 +202,7 @@ def _find_registry(hosts: list[str], call: Call) -> tuple[socket.socket, str] | 
 
 
 def _come_to(host: str, call: Call, *, timeout: float) -> socket.socket:
-    """Says at a registry that this process is there; the connection, once it is noted.
+    """The connection to a registry that has noted this process.
 
     Raises:
       _NoRegistryError: There is none.

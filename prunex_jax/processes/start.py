@@ -17,7 +17,7 @@ from prunex_jax.mesh.hosts import parse_layout, stand_ins
 from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes.compilation_cache import AUTO, keep_compiled
 from prunex_jax.processes.environments import Probes
-from prunex_jax.processes.gpu_reservations import (
+from prunex_jax.processes.gpus import (
     Reservation,
     check_reservations,
     has_gpu_support,
@@ -54,8 +54,8 @@ def start_processes(
     """Prepares jax for this run; call it before anything else uses jax.
 
     A second call in the same process, as in a notebook, changes nothing when the
-    settings are the same. A program that has called `jax.distributed.initialize`
-    itself keeps what it has.
+    settings are the same. A program that has called `jax.distributed.initialize` itself
+    keeps what it has.
 
     Args:
       config: `cpu_devices` > 0 asks for that many virtual CPU devices in each
@@ -65,17 +65,15 @@ def start_processes(
         own, it keeps compiled programs on disk, and freed memory on CPU; see
         `keep_compiled` and `keep_freed_memory`.
       environ: Environment variables.
+      compile_cache: Where compiled programs are kept, as `run.compile_cache` says.
       join_seconds: How long to wait for the other processes.
       min_processes: How many of them are enough after that; 0 for all.
       silence_seconds: How long a process may be silent, as `Limits.silence` says; jax
         gives up on it later than that.
       last: The last start of the run, with what `Launch.addresses` said then; so the
         others can meet without process 0.
-      compile_cache: Where compiled programs are kept, as `run.compile_cache` says.
-
     Returns:
       What was detected; the start screen prints its `reason`.
-
     Raises:
       UserError: The processes cannot be joined, or jax runs already in a process of
         several, or of a command's own, with other devices than `config` asks for. In

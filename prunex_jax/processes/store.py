@@ -4,6 +4,8 @@ It is the key-value store of jax's coordination service, in process 0. jax has n
 name for it, nor for whether it has been used; this module asks for both.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,9 +26,8 @@ class StoreError(RuntimeError):
 class Store:
     """The table; its calls wait for an answer of process 0, perhaps for long.
 
-    Args:
-      name: Keeps apart what has nothing to do with each other, such as two runs of one
-        program.
+    `name` keeps apart what has nothing to do with each other, as two runs of one
+    program.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,48 +37,34 @@ class Store:
         self._client = client
 
     def exchange(self, key: str, text: str, seconds: float) -> list[str]:
-        """Lets every process know a text of each; all call this.
+        """The texts of all processes, in their order; all call this with one key, once.
 
-        Args:
-          key: Of this exchange, and of no other of the same store.
-          text: Of this process.
-          seconds: How long to wait for the others.
-        Returns:
-          The texts, in the order of processes.
         Raises:
-          StoreError: Somebody does not come.
+          StoreError: Somebody does not come within so many seconds.
         """
         self.write(f"{key}/{distributed.global_state.process_id}", text)
-        try:
-            barrier = f"{self._folder}/{key}".replace("/", "-")
+        barrier = f"{self._folder}/{key}".replace("/", "-")
+        with _answered():
             self._client.wait_at_barrier(barrier, int(1000 * seconds))
-        except jax.errors.JaxRuntimeError as error:
-            raise StoreError(str(error)) from error
         found = self.read_all(key)
         return [found[process] for process in sorted(found, key=int)]
 
     def write(self, key: str, text: str) -> None:
-        """Sets an entry.
-
-        Raises:
-          StoreError: There is no answer.
-        """
-        try:
+        """Sets an entry."""
+        with _answered():
             self._client.key_value_set(f"{self._folder}/{key}", text, True)
-        except jax.errors.JaxRuntimeError as error:
-            raise StoreError(str(error)) from error
 
     def read_all(self, folder: str) -> dict[str, str]:
-        """Reads all entries whose key begins with `folder` and a slash.
-
-        Returns:
-          What follows the slash -> text.
-        Raises:
-          StoreError: There is no answer.
-        """
-        start = f"{self._folder}/{folder}/"
-        try:
-            found = self._client.key_value_dir_get(start)
-        except jax.errors.JaxRuntimeError as error:
-            raise StoreError(str(error)) from error
+        """Entries whose key begins with `folder` and a slash, by what follows it."""
+        with _answered():
+            found = self._client.key_value_dir_get(f"{self._folder}/{folder}/")
         return {key.rpartition("/")[2]: text for key, text in found}
+
+
+@contextlib.contextmanager
+def _answered() -> Iterator[None]:
+    """Raises StoreError where process 0 does not answer."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        raise StoreError(str(error)) from error

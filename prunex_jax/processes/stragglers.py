@@ -35,12 +35,7 @@ class StepTimes:
     own_data_seconds: float = 0.0  # Of that: as above.
 
     def since(self, before: "StepTimes") -> "StepTimes":
-        """The steps after earlier ones.
-
-        Example:
-          >>> StepTimes(9, 4.5).since(StepTimes(5, 2.5)).seconds
-          2.0
-        """
+        """The steps after earlier ones."""
         return dataclasses.replace(
             self,
             steps=self.steps - before.steps,
@@ -61,11 +56,7 @@ class Slow(NamedTuple):
 
 
 class Stragglers:
-    """Says which processes have become slow, or have caught up; each change once.
-
-    Args:
-      now: Seconds of the start, by any clock.
-    """
+    """Says which processes have become slow, or have caught up; each change once."""
 
     def __init__(self, now: float) -> None:
         self._compared = now
@@ -75,13 +66,9 @@ class Stragglers:
         self._said: dict[int, str] = {}
 
     def news(self, times: Mapping[int, tuple[str, StepTimes]], now: float) -> list[str]:
-        """Compares the newest steps of all processes.
+        """What has changed in the newest steps of all processes, one line per process.
 
-        Args:
-          times: Process -> its machine, and its steps so far.
-          now: Seconds by the clock of the start.
-        Returns:
-          What has changed, one line per process.
+        `times` are, by process, its machine and its steps so far; `now` is in seconds.
         """
         newest = {
             process: each.since(self._before.get(process, NO_STEP_TIMES))
@@ -119,13 +106,7 @@ def _can_compare(times: Mapping[int, StepTimes]) -> bool:
 
 
 def slow_among(times: Mapping[int, StepTimes]) -> dict[int, Slow]:
-    """Which of some processes hold up the others, and how.
-
-    Example:
-      >>> quick, slow = StepTimes(9, 2.7, 0.0), StepTimes(9, 2.7, 1.8)
-      >>> slow_among({0: quick, 1: quick, 2: slow})[2].cause
-      'data'
-    """
+    """Which of some processes hold up the others, and how."""
     found = {}
     for process in times if len(times) > 1 else ():
         slow = _in_own_steps(process, times) or _in_data(process, times)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from prunex_jax.compare.report.plots import pareto_front
-from prunex_jax.compare.sweep.frontier import COSTS
+from prunex_jax.compare.sweep.sweep_report import COSTS
 from tests.helpers.common import ROOT
 
 RESULTS = ROOT / "docs" / "results"

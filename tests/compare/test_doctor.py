@@ -84,7 +84,7 @@ def test_a_folder_that_is_not_shared_fails_on_both(tmp_path):
     )
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [1, 1], outputs
-    assert "FAILED   workdir:" in outputs[0] and "storage that all" in outputs[0]
+    assert "FAILED   workdir:" in outputs[0] and "that all hosts share" in outputs[0]
     assert [path.name for path in tmp_path.rglob("*")] == ["one"]
 
 

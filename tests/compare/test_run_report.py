@@ -130,19 +130,13 @@ def test_bytes_of_logs_before_they_had_phases_and_devices(tmp_path):
 def test_channels_come_from_the_summary_or_the_newest_checkpoint(tmp_path):
     saved = {
         "9": {"step": 9, "keep_counts": {"stem/conv": 8}},
-        "10": {
-            "step": 10,
-            "keep_counts": {"stem/conv": 7},
-            "ledger": {"num_calls": {"exchange": 5}},
-        },
+        "10": {"step": 10, "keep_counts": {"stem/conv": 7}},
     }
     going = make_run(tmp_path / "going", saved=saved)
     ended = make_run(tmp_path / "ended", saved=saved, summary=SUMMARY)
     tables = tables_of(going, ended)
     assert tables["channels of going"] == {"stem/conv": ["7", "4"]}
     assert tables["channels of ended"] == {"stem/conv": ["6", "8", "25.0%", "4"]}
-    calls = tables["calls of programs until the newest checkpoint"]
-    assert calls == {"exchange": ["5", "5"]}
 
 
 def test_health_is_neither_metric_nor_cost(tmp_path):

@@ -10,10 +10,14 @@ from matplotlib.figure import Figure
 
 from prunex_jax.compare.report import plots
 from prunex_jax.compare.sweep.figure import Point
-from prunex_jax.compare.sweep.frontier import front_table
 from prunex_jax.compare.sweep.runs import Findings, Result
 from prunex_jax.compare.sweep.study import Row, Sweep
-from prunex_jax.compare.sweep.sweep_report import difference, make_sections, price_table
+from prunex_jax.compare.sweep.sweep_report import (
+    difference,
+    front_table,
+    make_sections,
+    price_table,
+)
 
 
 def findings_of(results: dict[str, list[Result]], **changes) -> Findings:
@@ -209,22 +213,15 @@ def test_what_costs_all_rows_the_same_is_not_drawn():
     )
 
 
-def test_sizes_are_drawn_where_rows_form_a_curve():
+def test_every_plot_can_be_drawn_and_says_how_many_runs_it_shows():
     rows = {
-        f"s{number}": made_up(f"s{number}", [0.9, 0.91], 1 / number, curve="line")
+        f"s{number}": made_up(f"s{number}", [0.9, 0.91], 1 / number)
         for number in (1, 2, 4)
     }
     drawn = plots_of(findings_of(rows))
     assert set(drawn) == {
         f"{kind}_tiny"
-        for kind in (
-            "bytes",
-            "macs",
-            "work",
-            "curves-bytes",
-            "curves-seconds",
-            "sizes",
-        )
+        for kind in ("bytes", "macs", "work", "curves-bytes", "curves-seconds")
     }
     for plot in drawn.values():
         assert plot.title.endswith("n=2")

@@ -6,14 +6,15 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import LaunchFlags, start, start_processes
-from prunex_jax.processes.gpu_reservations import (
+from prunex_jax.processes.gpus import (
+    GpuFiles,
     Reservation,
     check_reservations,
     has_gpu_support,
     read_reservation,
     reserve_gpus,
+    visible_gpus,
 )
-from prunex_jax.processes.gpus import GpuFiles, visible_gpus
 from tests.helpers.common import everybody_is_there
 
 

@@ -25,13 +25,14 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from prunex_jax.base.command import (
     Command,
     Flag,
     Values,
     run_command,
+    say,
     split_list,
     warn,
 )
@@ -44,7 +45,6 @@ from prunex_jax.compare.drill.plan import (
     LINK,
     RANDOM,
     Plan,
-    Start,
     every_fault,
     random_faults,
 )
@@ -56,8 +56,6 @@ from prunex_jax.processes.launcher import Launch, detect_launch
 from prunex_jax.train.commands.command import LAUNCH_FLAGS, given_launch
 
 EXIT_FAULTY = 1
-# What has run, and faults that were left out with the reason.
-_Done = tuple[Sequence[Plan], Crew, dict[str, str]]
 _MOST_PROCESSES = 64
 
 COMMAND = Command(
@@ -87,19 +85,32 @@ def _drill(arguments: Sequence[str], values: Values, rest: list[str]) -> int:
     del rest
     launch = detect_launch(os.environ, given_launch(values))
     _check(values, launch)
-    is_alone, reason = not launch.is_distributed, ""
+    is_alone = not launch.is_distributed
+    no_links = "" if is_alone else "links of a cluster are left alone"
     if is_alone and LINK in _faults(values, "")[0] and not is_in_sandbox():
-        kind, reason = sandbox_kind()
+        kind, no_links = sandbox_kind()
         if kind is not None:
             again = [sys.executable, "-m", "prunex_jax", "drill", *arguments]
             return run_in_sandbox(again)
-    try:
-        done = _on_machine(values, reason) if is_alone else _on_cluster(values, launch)
-    except DrillFailedError as error:
-        warn(f"error: {error}")
-        return EXIT_FAULTY
-    command = shlex.join(["prunex-jax", "drill", *arguments])
-    return _report(*done, command, is_first=not launch.process_id)
+    faults, skipped = _faults(values, no_links)
+    # On a cluster this is the supervisor of one process, which is here.
+    make: type[Hosts] = NamespaceHosts if is_in_sandbox() else LoopbackHosts
+    with make(values.processes if is_alone else 1) as hosts:
+        crew = _crew(values, launch, hosts)
+        plans = _plans(values, faults, crew.num_processes)
+        try:
+            if is_alone:
+                run_on_machine(plans, crew, say, fresh=values.fresh)
+            else:
+                run_on_cluster(launch.process_id or 0, plans, crew, say)
+        except DrillFailedError as error:
+            warn(f"error: {error}")
+            return EXIT_FAULTY
+    verdicts = [verdict for plan in plans for verdict in judge(plan, crew)]
+    if not launch.process_id:
+        command = shlex.join(["prunex-jax", "drill", *arguments])
+        _report(crew, command, verdicts, skipped)
+    return EXIT_FAULTY if any(verdict.problems for verdict in verdicts) else 0
 
 
 def _check(values: Values, launch: Launch) -> None:
@@ -113,6 +124,8 @@ def _check(values: Values, launch: Launch) -> None:
             f"{launch.reason}: the launcher does not tell the drill where process 0 "
             "is; give --coordinator, --num_processes and --process_id"
         )
+    if launch.is_distributed and values.fresh:
+        raise UserError("--fresh is for one machine; name a new --workdir here")
     for flag in ("faults", "method"):
         given = getattr(values, flag)
         if given and not split_list(given):
@@ -152,63 +165,29 @@ def _plans(values: Values, faults: Sequence[str], num_processes: int) -> list[Pl
     return every_fault(methods, faults, num_processes, seed)
 
 
-def _on_machine(values: Values, no_links: str) -> _Done:
-    """Starts all processes of the runs here."""
-    faults, skipped = _faults(values, no_links)
-    plans, num = _plans(values, faults, values.processes), values.processes
-    make: type[Hosts] = NamespaceHosts if is_in_sandbox() else LoopbackHosts
-    with make(num) as hosts:
-        crew = _crew(values, num, hosts, meeting_points(hosts.address(0)))
-        run_on_machine(plans, crew, _say, fresh=values.fresh)
-    return plans, crew, skipped
-
-
-def _on_cluster(values: Values, launch: Launch) -> _Done:
-    """Looks after one process of every run; the others of the launcher do the same."""
-    num, process = launch.num_processes, launch.process_id
-    coordinator = launch.coordinator
-    assert coordinator is not None and num is not None and process is not None
-    if values.fresh:
-        raise UserError("--fresh is for one machine; name a new --workdir here")
-    faults, skipped = _faults(values, "links of a cluster are left alone")
-    plans = _plans(values, faults, num)
-    with LoopbackHosts(1) as hosts:
-        crew = _crew(values, num, hosts, lambda start: coordinator)
-        run_on_cluster(process, plans, crew, _say)
-    return plans, crew, skipped
-
-
-def _crew(
-    values: Values,
-    num_processes: int,
-    hosts: Hosts,
-    coordinator: Callable[[Start], str],
-) -> Crew:
+def _crew(values: Values, launch: Launch, hosts: Hosts) -> Crew:
+    """The processes of the launcher, or those that this machine is to start."""
+    num_processes, given = values.processes, launch.coordinator
+    if launch.is_distributed:
+        num_processes = launch.num_processes
     return Crew(
         num_processes=num_processes,
         workdir=expanded(values.workdir).absolute(),
         hosts=hosts,
-        coordinator=coordinator,
+        coordinator=meeting_points(hosts.address(0), given),
         silence_seconds=values.silence_seconds,
         limit_seconds=values.limit_seconds,
     )
 
 
 def _report(
-    plans: Sequence[Plan],
-    crew: Crew,
-    skipped: dict[str, str],
-    command: str,
-    is_first: bool,
-) -> int:
-    """Judges all faults; the first process writes and says what came of them."""
-    verdicts = [verdict for plan in plans for verdict in judge(plan, crew)]
-    if is_first:
-        _say(write_tables(crew.workdir, command, verdicts, skipped).rstrip("\n"))
-        for verdict in verdicts:
-            if verdict.problems:
-                warn(f"error: {_said(verdict)}")
-    return EXIT_FAULTY if any(verdict.problems for verdict in verdicts) else 0
+    crew: Crew, command: str, verdicts: Sequence[Verdict], skipped: dict[str, str]
+) -> None:
+    """Writes and says what came of the faults; the first process does."""
+    say(write_tables(crew.workdir, command, verdicts, skipped).rstrip("\n"))
+    for verdict in verdicts:
+        if verdict.problems:
+            warn(f"error: {_said(verdict)}")
 
 
 def _said(verdict: Verdict) -> str:
@@ -216,11 +195,6 @@ def _said(verdict: Verdict) -> str:
         f"{verdict.method}, {verdict.fault} of process {verdict.process} at step "
         f"{verdict.step}: {'; '.join(verdict.problems)}; see {verdict.log}"
     )
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

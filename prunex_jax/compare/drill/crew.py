@@ -72,8 +72,7 @@ class Crew:
         for process in range(self.num_processes):
             self.record_file(start, process).unlink(missing_ok=True)
 
-
-def described(plans: Sequence[Plan], crew: Crew) -> dict[str, Any]:
-    """What tells drills apart, as the plan file holds it."""
-    runs = {plan.method: [vars(blow) for blow in plan.blows] for plan in plans}
-    return {"processes": crew.num_processes, "runs": runs}
+    def described(self, plans: Sequence[Plan]) -> dict[str, Any]:
+        """What tells drills apart, as the plan file holds it."""
+        runs = {plan.method: [vars(blow) for blow in plan.blows] for plan in plans}
+        return {"processes": self.num_processes, "runs": runs}

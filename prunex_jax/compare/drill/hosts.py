@@ -33,9 +33,6 @@ class Hosts(abc.ABC):
     """Hosts of this machine that exist while the context is entered.
 
     Leaving it ends the processes that still run on namespaces, and removes those.
-
-    Raises:
-      UserError: Not a possible number.
     """
 
     def __init__(self, num_hosts: int) -> None:
@@ -76,11 +73,8 @@ class Hosts(abc.ABC):
 class NamespaceHosts(Hosts):
     """Hosts as network namespaces of the sandbox that this process is in.
 
-    Programs there see `host0`, `host1`, ... as their hostname, and can resolve those
-    of all.
-
-    Raises:
-      UserError: This process is not in a sandbox, or that is no possible number.
+    Programs there see `host0`, `host1`, ... as their hostname, and can resolve those of
+    all.
     """
 
     def __init__(self, num_hosts: int) -> None:
@@ -151,13 +145,7 @@ class NamespaceHosts(Hosts):
 
 
 class LoopbackHosts(Hosts):
-    """Hosts that all are this machine, if there can be no sandbox; see `Hosts`.
-
-    Example:
-      >>> with LoopbackHosts(2) as hosts:
-      ...     hosts.address(1), hosts.command(1, ['true'])[-1]
-      ('127.0.0.1', 'true')
-    """
+    """Hosts that all are this machine, if there can be no sandbox; see `Hosts`."""
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """See `Hosts`; where it can be, it ends with this process, which starts it."""
@@ -191,11 +179,7 @@ def _processes_in(namespaces: Collection[int]) -> list[int]:
 
 
 def run_tool(command: str, text: str = "") -> None:
-    """Runs a command of the system, with a text as its input.
-
-    Raises:
-      OSError: It failed; says what it printed.
-    """
+    """Runs a command of the system with a text as its input; OSError if it failed."""
     done = subprocess.run(
         command.split(),
         input=text,

@@ -112,13 +112,7 @@ class Start:
 def every_fault(
     methods: Sequence[str], faults: Sequence[str], num_processes: int, seed: int
 ) -> list[Plan]:
-    """A run per method, which suffers every fault once.
-
-    Example:
-      >>> plan, = every_fault(['dense'], ['kill', 'term'], 2, seed=0)
-      >>> [blow.fault for blow in plan.blows], plan.num_steps
-      (['kill', 'term'], 60)
-    """
+    """A run per method, which suffers every fault once."""
     chooser = random.Random(seed)
     return [Plan(method, _blows(faults, num_processes, chooser)) for method in methods]
 
@@ -134,11 +128,6 @@ def random_faults(
 
     Every fault is done about equally often, in an order that the seed shuffles; process
     and step are drawn.
-
-    Example:
-      >>> plans = random_faults(['dense', 'dgc'], ['kill', 'int'], 4, 5, seed=0)
-      >>> [len(plan.blows) for plan in plans]
-      [3, 2]
     """
     chooser = random.Random(seed)
     drawn = [*itertools.islice(itertools.cycle(faults), count)]

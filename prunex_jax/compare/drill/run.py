@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import read_object, write_json
-from prunex_jax.compare.drill.crew import PLAN_FILE, Crew, DrillFailedError, described
+from prunex_jax.compare.drill.crew import PLAN_FILE, Crew, DrillFailedError
 from prunex_jax.compare.drill.plan import Plan, Start
 from prunex_jax.compare.drill.supervisor import Supervisor
 from prunex_jax.compare.drill.verdicts import RESULT_FILE
@@ -17,11 +17,13 @@ from prunex_jax.compare.subprocesses import free_port
 _LOOK_SECONDS = 0.1
 
 
-def meeting_points(address: str) -> Callable[[Start], str]:
-    """A port of its own for every start, the same for all that ask."""
+def meeting_points(address: str, given: str | None) -> Callable[[Start], str]:
+    """Where the processes of a start meet: as given, or at a port of its own."""
     lock, ports = threading.Lock(), dict[str, int]()
 
     def meet(start: Start) -> str:
+        if given is not None:
+            return given
         with lock:
             name = f"{start.plan.method} {start.name}"
             return f"{address}:{ports.setdefault(name, free_port())}"
@@ -32,12 +34,7 @@ def meeting_points(address: str) -> Callable[[Start], str]:
 def run_on_machine(
     plans: Sequence[Plan], crew: Crew, say: Callable[[str], None], *, fresh: bool
 ) -> None:
-    """Runs all that is not recorded yet, and ends all processes if that cannot go on.
-
-    Raises:
-      UserError: The folder holds another drill.
-      DrillFailedError: See `Supervisor.run`.
-    """
+    """Runs all that is not recorded yet, and ends all processes if it cannot go on."""
     _prepare(plans, crew, fresh)
     supervisors = [Supervisor(n, crew, say) for n in range(crew.num_processes)]
     problems: list[BaseException] = []
@@ -48,6 +45,7 @@ def run_on_machine(
         except BaseException as problem:
             problems.append(problem)
 
+    # Daemons: who waits for others that have ended is left alone at the end.
     threads = [
         threading.Thread(target=run, args=(supervisor,), daemon=True)
         for supervisor in supervisors
@@ -67,12 +65,7 @@ def run_on_machine(
 def run_on_cluster(
     process: int, plans: Sequence[Plan], crew: Crew, say: Callable[[str], None]
 ) -> None:
-    """Looks after one process of every run; the other supervisors do the same.
-
-    Raises:
-      UserError: The folder holds a drill, or another one than this.
-      DrillFailedError: Another process of the drill does not go on.
-    """
+    """Looks after one process of every run; the other supervisors do the same."""
     _meet(process, plans, crew)
     supervisor = Supervisor(process, crew, say)
     try:
@@ -84,7 +77,7 @@ def run_on_cluster(
 def _prepare(plans: Sequence[Plan], crew: Crew, fresh: bool) -> None:
     """Removes what an interrupted drill has left of runs that it did not finish."""
     file = crew.workdir / PLAN_FILE
-    wanted, before = described(plans, crew), read_object(file)
+    wanted, before = crew.described(plans), read_object(file)
     if fresh and before is not None:
         for method in before.get("runs", {}):
             shutil.rmtree(crew.workdir / method, ignore_errors=True)
@@ -111,7 +104,7 @@ def _prepare(plans: Sequence[Plan], crew: Crew, fresh: bool) -> None:
 
 def _meet(process: int, plans: Sequence[Plan], crew: Crew) -> None:
     """Waits until process 0 has written the plan, and compares it with one's own."""
-    file, wanted = crew.workdir / PLAN_FILE, described(plans, crew)
+    file, wanted = crew.workdir / PLAN_FILE, crew.described(plans)
     is_first = process == 0
     if (crew.workdir / RESULT_FILE).exists() or (is_first and file.exists()):
         raise UserError(f"{crew.workdir} holds a drill already; name a new --workdir")

@@ -53,11 +53,10 @@ def is_in_sandbox() -> bool:
 
 
 def sandbox_kind() -> tuple[Kind | None, str]:
-    """Finds out by trying which kind of sandbox is possible on this machine.
+    """Finds out by trying which kind of sandbox is possible, and why, for a message.
 
-    Returns:
-      "root" if the rights of this process suffice, "user" if those in a user namespace
-      do, None if there can be no sandbox; and why, for a message.
+    "root" if the rights of this process suffice, "user" if those in a user namespace
+    do, None if there can be no sandbox.
     """
     environ = _environ()
     missing = [tool for tool in _TOOLS if not shutil.which(tool, path=environ["PATH"])]
@@ -76,7 +75,7 @@ def sandbox_kind() -> tuple[Kind | None, str]:
 
 
 def run_in_sandbox(command: Sequence[str], *, grace_seconds: float = 30.0) -> int:
-    """Runs a command in a sandbox of its own and waits for its end.
+    """Runs a command in a sandbox of its own until its end; gives its exit code.
 
     SIGINT, SIGTERM and SIGHUP are handed on to the command, once each: its side is in a
     session of its own, which a Ctrl-C does not reach. Whatever else the command has
@@ -87,8 +86,7 @@ def run_in_sandbox(command: Sequence[str], *, grace_seconds: float = 30.0) -> in
       command: Argument vector; standard streams, folder and environment are ours.
       grace_seconds: How long the command may go on after the first such signal.
     Returns:
-      The exit code of the command; 128 + N if signal N has ended it, so 137 if it was
-      killed after `grace_seconds`.
+      128 + N if signal N has ended it, so 137 if it was killed after `grace_seconds`.
     Raises:
       UserError: There can be no sandbox here, or there is no command.
     """

@@ -25,14 +25,10 @@ def mounts_identity() -> str:
 
 
 def run_init(lifeline: int, command: Sequence[str]) -> int:
-    """Prepares the sandbox, runs the command and waits for its end.
+    """Prepares the sandbox, runs the command to its end and gives its exit code.
 
-    Args:
-      lifeline: Pipe whose other end only the supervisor has. Every byte in it is the
-        number of a signal for the command; when it is closed, the sandbox ends.
-      command: Argument vector.
-    Returns:
-      The exit code of the command; 128 + N if signal N has ended it.
+    `lifeline` is a pipe whose other end only the supervisor has. Every byte in it is
+    the number of a signal for the command; when it is closed, the sandbox ends.
     """
     os.set_inheritable(lifeline, False)
     # Not for process 1, which nobody inside may end by accident.

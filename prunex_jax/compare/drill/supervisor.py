@@ -49,11 +49,7 @@ class Supervisor:
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self, plans: Sequence[Plan]) -> None:
-        """Runs all that is not recorded yet.
-
-        Raises:
-          DrillFailedError: Another supervisor does not go on.
-        """
+        """Runs all that is not recorded yet, while the other supervisors go on."""
         for plan in plans:
             for start in plan.starts:
                 if not self._crew.is_recorded(start):

@@ -72,11 +72,7 @@ def settings_of(values: Values) -> dict[str, Any]:
 
 
 def network(widths: Sequence[int] = _WIDTHS) -> tuple[Any, Any]:
-    """A perceptron, whose hidden channels can be pruned, as (init, apply).
-
-    Args:
-      widths: Of the inputs, the hidden layers and the answers.
-    """
+    """A perceptron of these widths, with channels to prune, as (init, apply)."""
 
     def init(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
         layers = {}

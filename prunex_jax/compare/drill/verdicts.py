@@ -194,11 +194,9 @@ def _resumed(crew: Crew, start: Start) -> int:
 
 
 def _first_difference(one: Start, others: Sequence[Start], crew: Crew) -> int | None:
-    """The first step at which two runs differ; None if they end the same.
+    """The first step at which one run and another one, by all its starts, differ.
 
-    Args:
-      one: The start of one run.
-      others: All starts of the other one.
+    None if they end the same.
     """
     last = one.plan.num_steps
     folders = crew.run_folder(one), crew.run_folder(others[-1])

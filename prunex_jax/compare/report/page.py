@@ -27,11 +27,7 @@ class Section:
 
 
 def check_packages() -> None:
-    """Refuses a report that cannot be made, before anything is run or written.
-
-    Raises:
-      UserError: A package that makes it is not installed.
-    """
+    """Refuses a report that cannot be made, before anything is run or written."""
     for package in ("jinja2", "matplotlib"):
         need_package(package, "report", "A report")
 
@@ -43,13 +39,7 @@ def write_page(
     sections: Sequence[Section],
     png: Path | None = None,
 ) -> Path:
-    """Writes a report, and its plots as PNG files too if a folder for them is given.
-
-    Returns:
-      Path of the HTML file.
-    Raises:
-      UserError: A package that makes it is not installed.
-    """
+    """Writes a report, and its plots as PNG files too if a folder for them is given."""
     check_packages()
     path = folder / REPORT_FILE
     path.write_text(make_page(title, notes, sections), encoding="utf-8")

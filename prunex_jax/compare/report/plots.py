@@ -186,11 +186,6 @@ def pareto_front(points: Mapping[str, XY]) -> list[str]:
 
     Another point that is no further right and no lower dominates a point, unless both
     are at the same place.
-
-    Example:
-      >>> points = {'a': (1.0, 5.0), 'b': (2.0, 5.0), 'c': (3.0, 9.0), 'd': (3.0, 8.0)}
-      >>> pareto_front(points)
-      ['a', 'c']
     """
 
     def is_dominated(point: XY) -> bool:

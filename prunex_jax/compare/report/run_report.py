@@ -11,6 +11,7 @@ Default of FILE: report.html in the first RUN. Exit code 0: written; 2: bad inpu
 import dataclasses
 import functools
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -113,11 +114,7 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Reads run folders; names are those of folders, or paths where these are equal.
-
-    Raises:
-      UserError: A folder holds no run, or a file of it cannot be read.
-    """
+    """Reads run folders; names are those of folders, or paths where these are equal."""
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
@@ -125,13 +122,8 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def write_runs(folders: Sequence[Path], output: Path | None = None) -> Path:
-    """Writes the page of run folders.
+    """Writes the page of run folders, by default into the first of them.
 
-    Args:
-      folders: At least one.
-      output: The HTML file; None for report.html in the first folder.
-    Returns:
-      Path of the HTML file.
     Raises:
       UserError: A folder holds no run, or the file cannot be written.
     """
@@ -154,10 +146,13 @@ def make_sections(runs: Sequence[Run]) -> list[Section]:
     return [
         Section("Result", tables=_present(_result_table(runs))),
         Section("Curves", plots=list(_plots(runs)), warnings=_unlogged(runs)),
-        Section("Bytes", tables=_present(_bytes_table(runs), _calls_table(runs))),
+        Section("Bytes", tables=_present(_bytes_table(runs))),
         Section("Channels", tables=_present(*map(_channels_table, runs))),
         Section("Health", tables=_present(*map(_health_table, runs))),
-        Section("Environment", tables=[_environment_table(run) for run in runs]),
+        Section(
+            "Environment",
+            tables=[facts_table(run.name, run.environment) for run in runs],
+        ),
         Section("Settings", tables=[_settings_table(runs)]),
     ]
 
@@ -200,10 +195,8 @@ def _unlogged(runs: Sequence[Run]) -> list[str]:
 
 def _methods(run: Run) -> list[str]:
     """Method of each phase, as far as settings say."""
-    method = run.config.get("method")
-    if not isinstance(method, Mapping):
-        return []
-    schedule = method.get("schedule") or [method.get("name", "?")]
+    method = _dict_in(run.config, "method")
+    schedule = method.get("schedule") or ([method.get("name", "?")] if method else [])
     return [str(entry).partition("@")[0].strip() for entry in schedule]
 
 
@@ -271,17 +264,10 @@ def _bytes_table(runs: Sequence[Run]) -> Table | None:
     columns: list[Column[Mapping[str, Any]]] = [
         Column("run and phase", lambda line: line["name"]),
         Column("steps", lambda line: line["steps"]),
-        Column("between hosts", lambda line: line["host"], shown_bytes),
-        Column(
-            "between hosts,\nper step", lambda line: line["host_per_step"], shown_bytes
-        ),
-        Column("inside of a host", lambda line: line["device"], shown_bytes),
-        Column(
-            "inside of a host,\nper step",
-            lambda line: line["device_per_step"],
-            shown_bytes,
-        ),
     ]
+    for axis, where in (("host", "between hosts"), ("device", "inside of a host")):
+        for key, name in ((axis, where), (f"{axis}_per_step", f"{where},\nper step")):
+            columns.append(Column(name, operator.itemgetter(key), shown_bytes))
     notes = [
         "Bytes that one host sends, counted from the programs that ran, as far as rows "
         "were logged; evaluation at the end of a run comes after its last row."
@@ -310,15 +296,6 @@ def _phases(run: Run) -> Iterator[dict[str, Any]]:
             sent[axis] += added or 0.0
         step = end
         yield line
-
-
-def _calls_table(runs: Sequence[Run]) -> Table | None:
-    """How often each program ran until the newest checkpoint."""
-    calls = {run.name: _dict_in(run.position, "ledger", "num_calls") for run in runs}
-    names = dict.fromkeys(name for counts in calls.values() for name in counts)
-    title = "calls of programs until the newest checkpoint"
-    present = [run for run in runs if calls[run.name]]
-    return _compared(title, present, names, lambda run, name: calls[run.name].get(name))
 
 
 def _channels_table(run: Run) -> Table | None:
@@ -369,10 +346,6 @@ def _health_table(run: Run) -> Table | None:
     return make_table(f"health of {run.name}", columns, found, notes)
 
 
-def _environment_table(run: Run) -> Table:
-    return facts_table(run.name, run.environment)
-
-
 def _settings_table(runs: Sequence[Run]) -> Table:
     """All settings, and first those that differ between the runs."""
     settings = [dotted_keys(run.config) for run in runs]
@@ -411,14 +384,10 @@ def _can_be_drawn(value: Any) -> bool:
     return is_number(value) and abs(value) < _LARGEST
 
 
-def _dict_in(tree: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """A dict within nested ones; empty where there is none."""
-    for key in path:
-        inner = tree.get(key)
-        if not isinstance(inner, Mapping):
-            return {}
-        tree = inner
-    return tree
+def _dict_in(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A dict within another one; empty where there is none."""
+    inner = tree.get(key)
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def _present(*tables: Table | None) -> list[Table]:

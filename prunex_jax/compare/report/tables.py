@@ -54,15 +54,7 @@ class Table:
         return "\n".join([*lines, *(f"\n{_markdown(note)}" for note in self.notes)])
 
     def text(self) -> str:
-        """The table for a terminal, without title and notes; cells are of one line.
-
-        Example:
-          >>> rows = (Cell('dense'), Cell('1.0')), (Cell('topk'), Cell('10.0'))
-          >>> print(Table('t', ('method', 'time'), rows).text())
-          method  time
-          dense    1.0
-          topk    10.0
-        """
+        """The table for a terminal, without title and notes; cells are of one line."""
         lines = [self.header, *([cell.shown for cell in row] for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
@@ -100,16 +92,7 @@ def make_table(
     rows: Iterable[RowT],
     notes: Iterable[str] = (),
 ) -> Table:
-    """Builds a table from what its rows are about.
-
-    Example:
-      >>> columns = Column('word', str), Column('letters', len)
-      >>> print(make_table('t', columns, ['one', 'three']).markdown())
-      | word | letters |
-      | --- | ---: |
-      | one | 3 |
-      | three | 5 |
-    """
+    """Builds a table from what its rows are about."""
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
     return Table(title, tuple(column.name for column in columns), cells, tuple(notes))
 

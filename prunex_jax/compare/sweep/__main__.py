@@ -20,6 +20,7 @@ from prunex_jax.base.command import (
     Flag,
     Values,
     run_command,
+    say,
     split_list,
 )
 from prunex_jax.compare.report.page import check_packages
@@ -73,7 +74,7 @@ def _run(values: Values, overrides: Sequence[str]) -> int:
     runs = runs_of(part, workdir)
     if values.dry_run:
         for run in runs:
-            _say(shlex.join(run.command))
+            say(shlex.join(run.command))
         return 0
     # The report shows what there is of the whole sweep, whatever part is run now.
     everything = runs_of(whole, workdir)
@@ -81,17 +82,12 @@ def _run(values: Values, overrides: Sequence[str]) -> int:
     if not values.report:
         if values.retry:
             forget(runs)
-        failed = run_missing(runs, _say)
+        failed = run_missing(runs, say)
     command = shlex.join(sys.orig_argv)
     found = read_findings(whole, everything, runs, command)
     if found.results or not failed:
-        _say(str(write_report(found, workdir / whole.name, png)))
+        say(str(write_report(found, workdir / whole.name, png)))
     return 1 if failed else 0
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

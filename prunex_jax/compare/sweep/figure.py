@@ -93,13 +93,7 @@ def curve_plots(
 def mean_curve(
     runs: Sequence[Sequence[Point]], x_of: Callable[[Point], float], factor: float
 ) -> list[XY]:
-    """Mean over seeds of a metric times a factor, at the steps that all runs have.
-
-    Example:
-      >>> runs = [[Point(1, 0.5, 10, 1), Point(2, 0.7, 20, 2)], [Point(1, 0.0, 30, 3)]]
-      >>> mean_curve(runs, lambda point: point.host_bytes, 100)
-      [(20.0, 25.0)]
-    """
+    """Mean over seeds of a metric times a factor, at the steps that all runs have."""
     by_step = [{point.step: point for point in run} for run in runs]
     points = [
         (

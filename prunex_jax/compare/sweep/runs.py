@@ -9,7 +9,6 @@ report, so that it can be made at any time.
 
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from prunex_jax.base.command import EXIT_DIVERGED, EXIT_STOPPED
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import write_json
+from prunex_jax.base.files import read_object, write_json
 from prunex_jax.compare.subprocesses import following, last_lines, run_process
 from prunex_jax.compare.sweep.figure import Point
 from prunex_jax.compare.sweep.study import Row, Sweep, overrides_of, settings_of
@@ -49,8 +48,7 @@ class Run:
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of its folder; {} if it is not there."""
-        path = self.workdir / name
-        return json.loads(path.read_text()) if path.exists() else {}
+        return read_object(self.workdir / name) or {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +110,7 @@ class Findings:
 def runs_of(sweep: Sweep, workdir: Path) -> list[Run]:
     """Lists all runs: every row with the first seed, then with the next.
 
-    Raises:
-      UserError: Settings that do not exist or cannot run, of any row; or a folder that
-        holds a run with other settings.
+    A UserError names settings that cannot run, or a folder with other ones.
     """
     runs = []
     for seed in sweep.seeds:
@@ -141,13 +137,8 @@ def run_missing(
 ) -> list[Run]:
     """Starts all runs that are not done, one after the other.
 
-    Args:
-      runs: From `runs_of`.
-      say: Where lines for people go.
-      start: Runs a command; a process of its own without.
-    Returns:
-      Those that were stopped, or failed otherwise than by diverging; the end of their
-      logs was said.
+    Gives those that were stopped, or failed otherwise than by diverging; the end of
+    their logs was said. `start` runs a command; without, a process of its own does.
     """
     failed = []
     for number, run in enumerate(runs, start=1):
@@ -189,13 +180,10 @@ def read_findings(
     asked: Sequence[Run] | None = None,
     command: str = "",
 ) -> Findings:
-    """Reads what has ended.
+    """Reads what has ended of a sweep.
 
-    Args:
-      sweep: The sweep.
-      runs: All its runs.
-      asked: Those of them that somebody waits for; None for all.
-      command: What has made them, for the report.
+    `asked` are those of its runs that somebody waits for, None for all; `command` is
+    what has made them.
     """
     results: dict[str, list[Result]] = {row.name: [] for row in sweep.rows}
     for run in runs:

@@ -29,9 +29,6 @@ class Row:
     # Dotted key -> value, over the settings of the study.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     config: str = ""  # Training config it starts from; empty takes that of the study.
-    # Rows of one curve, such as one method at several sparsities; empty for a row that
-    # stands alone.
-    curve: str = ""
 
     @property
     def title(self) -> str:

@@ -5,7 +5,6 @@ its gradients in every step, its parameters, its multiply-accumulates, and those
 training at full width.
 """
 
-import dataclasses
 import functools
 import json
 import math
@@ -13,7 +12,7 @@ import statistics
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.compare.report.page import Section, facts_table, write_page
@@ -29,13 +28,6 @@ from prunex_jax.compare.report.tables import (
     method_table,
 )
 from prunex_jax.compare.sweep.figure import curve_plots
-from prunex_jax.compare.sweep.frontier import (
-    cost_plots,
-    front_table,
-    marks_of,
-    plot_name,
-    value_cell,
-)
 from prunex_jax.compare.sweep.runs import Findings, Result
 
 # Column -> key of a row's summary, see `Findings.shares`.
@@ -55,12 +47,41 @@ _HEALTH = (
 )
 
 
-def write_report(findings: Findings, folder: Path, png: Path | None = None) -> Path:
-    """Writes the report of a sweep.
+class Cost(NamedTuple):
+    """What a metric is drawn against."""
 
-    Raises:
-      UserError: Nothing has ended yet.
-    """
+    name: str  # Of its plot,
+    title: str  # and what that shows, behind the name of the metric.
+    across: str  # What its horizontal axis says.
+    key: str  # Of a run's summary, see `Findings.shares`.
+    log: str = ""  # Which axes are logarithmic.
+
+
+COSTS = (
+    Cost(
+        "bytes",
+        "against bytes",
+        "bytes over hosts in the whole run, of dense",
+        "host_wire_bytes",
+        log="x",
+    ),
+    Cost(
+        "macs",
+        "against multiply-accumulates",
+        "multiply-accumulates of the network that is left, of dense",
+        "macs_kept",
+    ),
+    Cost(
+        "work",
+        "against the work of training",
+        "multiply-accumulates of all of training, of dense",
+        "training_macs",
+    ),
+)
+
+
+def write_report(findings: Findings, folder: Path, png: Path | None = None) -> Path:
+    """Writes the report of a sweep, of which something has ended."""
     name = findings.sweep.name
     if not findings.results:
         raise UserError(f"{folder} has no run of sweep {name!r} that ended")
@@ -70,7 +91,7 @@ def write_report(findings: Findings, folder: Path, png: Path | None = None) -> P
 def make_sections(findings: Findings) -> list[Section]:
     """All parts of the report, in order."""
     looks = _looks(findings)
-    priced = cost_plots(findings, looks)
+    priced = _cost_plots(findings, looks)
     return [
         Section(
             f"{findings.sweep.figure.heading} and its price",
@@ -79,14 +100,14 @@ def make_sections(findings: Findings) -> list[Section]:
                 *front_table(findings, priced),
                 *divergence_table(findings),
             ],
-            [*priced, *way_plots(findings, looks), *size_plots(findings, looks)],
+            [*priced, *_way_plots(findings, looks)],
         ),
-        Section("Health", (), health_plots(findings, looks)),
+        Section("Health", (), _health_plots(findings, looks)),
         Section(
             "Where and how",
             [
                 *_how(findings),
-                settings_table(findings),
+                _settings_table(findings),
                 facts_table("Machine", _machine(findings)),
             ],
         ),
@@ -100,7 +121,7 @@ def price_table(findings: Findings) -> Table:
     titles = {row.name: row.title for row in sweep.rows}
     partial = functools.partial
     columns = [
-        Column(sweep.figure.title(sweep.split), partial(value_cell, findings)),
+        Column(sweep.figure.title(sweep.split), partial(_value_cell, findings)),
         *(
             Column(f"minus\n{titles[each]}", partial(_difference, findings, each))
             for each in baselines
@@ -127,7 +148,7 @@ def divergence_table(findings: Findings) -> list[Table]:
     return [make_table(title, columns, diverged)] if diverged else []
 
 
-def settings_table(findings: Findings) -> Table:
+def _settings_table(findings: Findings) -> Table:
     """What each row sets, over the config and the settings of the sweep."""
 
     def text(settings: Mapping[str, Any]) -> str:
@@ -142,7 +163,85 @@ def settings_table(findings: Findings) -> Table:
     return Table(f"Settings: {sweep.name}", ("row", "value"), tuple(lines))
 
 
-def way_plots(findings: Findings, looks: Looks) -> list[Plot]:
+def _cost_plots(findings: Findings, looks: Looks) -> list[Plot]:
+    """The metric against each cost in which rows differ, with its Pareto front.
+
+    Rows that cost nothing have no place on a logarithmic axis, and are left out.
+    """
+    sweep, plots = findings.sweep, []
+    for cost in COSTS:
+        marks = _marks_of(findings, looks, cost.key)
+        series = [mark for mark in marks.values() if mark.points[0][0] > 0]
+        if len({mark.points[0][0] for mark in series}) > 1:
+            heading = f"{sweep.figure.heading} {cost.title}"
+            title = _plot_name(findings, cost.name, heading)
+            plots.append(
+                Plot(
+                    *(*title, cost.across, sweep.figure.title(sweep.split)),
+                    series,
+                    looks,
+                    log=cost.log,
+                    has_front=True,
+                    less_is_better=sweep.less_is_better,
+                )
+            )
+    return plots
+
+
+def front_table(findings: Findings, plots: Sequence[Plot]) -> list[Table]:
+    """The rows on the fronts of `_cost_plots`, by name; nothing without plots."""
+    lines = tuple(
+        (Cell(plot.across), Cell("\n".join(_on_front(findings, plot))))
+        for plot in plots
+    )
+    note = (
+        "The Pareto-optimal rows, from the left: no other row costs as little and is "
+        "as good, unless both are equal. Means are compared: within their spread, "
+        "rows may change places."
+    )
+    title = f"Pareto front: {findings.sweep.name}"
+    header = f"{findings.sweep.figure.words} against", "rows"
+    return [Table(title, header, lines, (note,))] if lines else []
+
+
+def _value_cell(findings: Findings, row: str) -> Cell:
+    """Mean and standard deviation, and how many runs they are of."""
+    values, figure = findings.values(row), findings.sweep.figure
+    num_runs = len(findings.results[row])
+    if not values:
+        return Cell("diverged", 0.0)
+    mean, form = figure.factor * statistics.fmean(values), f".{figure.digits}f"
+    around = ""
+    if len(values) > 1:
+        around = f" ± {figure.factor * statistics.stdev(values):{form}}"
+    text = f"{mean:{form}}{around} (n={len(values)})"
+    if num_runs > len(values):
+        text += f"\n{num_runs - len(values)} of {num_runs} diverged"
+    return Cell(text, statistics.fmean(values))
+
+
+def _marks_of(findings: Findings, looks: Looks, key: str) -> dict[str, Series]:
+    """Row -> mean metric and its standard deviation, at a share of the reference."""
+    marks, factor = {}, findings.sweep.figure.factor
+    for row in looks:
+        shares, values = findings.shares(row, key), findings.values(row)
+        if shares:
+            middle = factor * statistics.fmean(values)
+            spread = factor * statistics.stdev(values) if len(values) > 1 else 0.0
+            points = [(statistics.fmean(shares), middle)]
+            marks[row] = Series(row, points, [(middle - spread, middle + spread)])
+    return marks
+
+
+def _plot_name(findings: Findings, key: str, title: str) -> tuple[str, str]:
+    """Name and title of a plot."""
+    counts = [len(found) for found in findings.results.values()]
+    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    name = findings.sweep.name
+    return f"{key}_{name}", f"{title}: {name}, n={n}"
+
+
+def _way_plots(findings: Findings, looks: Looks) -> list[Plot]:
     """The metric on the way, against bytes and seconds until then."""
     points = {row: [each.points for each in findings.results[row]] for row in looks}
     figure = findings.sweep.figure
@@ -151,36 +250,13 @@ def way_plots(findings: Findings, looks: Looks) -> list[Plot]:
         "seconds": f"{figure.heading} against seconds",
     }
     names = {
-        key: plot_name(findings, f"curves-{key}", title)
+        key: _plot_name(findings, f"curves-{key}", title)
         for key, title in titles.items()
     }
     return curve_plots(names, points, looks, figure)
 
 
-def size_plots(findings: Findings, looks: Looks) -> list[Plot]:
-    """The metric against size, where rows form a curve."""
-    sizes = marks_of(findings, looks, "params_kept")
-    curves: dict[str, list[Series]] = {}
-    for row in findings.sweep.rows:
-        if row.curve and row.name in sizes:
-            curves.setdefault(row.curve, []).append(sizes[row.name])
-    joined = [_joined(parts) for parts in curves.values() if len(parts) > 1]
-    if not joined:
-        return []
-    sweep = findings.sweep
-    labels = (
-        *plot_name(findings, "sizes", f"{sweep.figure.heading} against size"),
-        "share of the parameters that is left",
-        sweep.figure.title(sweep.split),
-    )
-    called = {
-        parts[0].row: dataclasses.replace(looks[parts[0].row], title=curve)
-        for curve, parts in curves.items()
-    }
-    return [Plot(*labels, joined, called, log="")]
-
-
-def health_plots(findings: Findings, looks: Looks) -> list[Plot]:
+def _health_plots(findings: Findings, looks: Looks) -> list[Plot]:
     """Logged numbers of the first seed by step, where they are positive."""
     plots = []
     for key, up in _HEALTH:
@@ -196,7 +272,7 @@ def health_plots(findings: Findings, looks: Looks) -> list[Plot]:
         name = f"health-{key.replace('_', '-')}"
         series = [Series(row, line) for row, line in lines.items() if len(line) > 1]
         if series:
-            labels = *plot_name(findings, name, f"Health: {up}"), "step", up
+            labels = *_plot_name(findings, name, f"Health: {up}"), "step", up
             plots.append(Plot(*labels, series, looks, log="y"))
     return plots
 
@@ -231,6 +307,14 @@ def difference(ones: Sequence[float], others: Sequence[float]) -> tuple[float, f
         warnings.simplefilter("ignore", RuntimeWarning)
         interval = stats.ttest_ind(ones, others, equal_var=False).confidence_interval()
     return mean, float(interval.high - interval.low) / 2
+
+
+def _on_front(findings: Findings, plot: Plot) -> list[str]:
+    """Titles and metrics of the rows on a plot's front, from the left."""
+    found = ((row, _value_cell(findings, row).text) for row in plot.front)
+    return [
+        f"{plot.looks[row].title}: {text}".replace("\n", ", ") for row, text in found
+    ]
 
 
 def _every(findings: Findings) -> Iterable[Result]:
@@ -312,10 +396,3 @@ def _looks(findings: Findings) -> Looks:
     titles = {row.name: row.title for row in sweep.rows}
     looks = make_looks(titles, methods, sweep.baselines)
     return {name: look for name, look in looks.items() if name in findings.results}
-
-
-def _joined(marks: Sequence[Series]) -> Series:
-    """One series of several marks, from left to right."""
-    ordered = sorted(marks, key=lambda mark: mark.points[0])
-    points = [mark.points[0] for mark in ordered]
-    return Series(marks[0].row, points, [mark.spread[0] for mark in ordered])
