@@ -18,7 +18,7 @@ import numpy as np
 from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.files import expanded
 from prunex_jax.data.images import Pixels
-from prunex_jax.data.splits import ArraySource, Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import Labels, LateArrays, StoredSet
 
 _SIDE, _COLOURS = 32, 3
 _CIFAR10_CLASSES = (
@@ -65,12 +65,7 @@ ARCHIVES = {
 
 
 def find_archive(name: str, data_dir: str) -> Path | None:
-    """The folder of files of a set, or its archive; None if neither is there.
-
-    Args:
-      name: One of `ARCHIVES`.
-      data_dir: Where they are looked for.
-    """
+    """The folder of files of a set, or its archive; None if neither is there."""
     known = ARCHIVES[name]
     root = expanded(data_dir or ".")
     places = (root / known.folder, root / known.archive, root)
@@ -81,21 +76,16 @@ def find_archive(name: str, data_dir: str) -> Path | None:
 
 
 def open_archive(name: str, place: Path) -> StoredSet:
-    """Opens a set from what `find_archive` has found; nothing is read yet.
-
-    Returns:
-      Its train and test splits, which are kept in memory once they are read.
-    """
+    """Opens a set from what `find_archive` has found; nothing is read yet."""
     known = ARCHIVES[name]
-
-    def stored(split: str) -> StoredSplit:
-        read = functools.partial(_read_split, name, str(place), split)
-        return StoredSplit(read, known.sizes[split])
-
     return StoredSet(
         name=name,
-        train=stored("train"),
-        test=stored("test"),
+        sources={
+            split: LateArrays(
+                functools.partial(_read_split, name, str(place), split), size
+            )
+            for split, size in known.sizes.items()
+        },
         num_classes=known.num_classes,
         image_shape=(_SIDE, _SIDE, _COLOURS),
         class_names=known.class_names,
@@ -113,12 +103,8 @@ def where_archives_are_looked_for(name: str, data_dir: str) -> str:
     )
 
 
-def _read_split(name: str, place: str, split: str) -> ArraySource:
-    """Reads all images and labels of a split.
-
-    Raises:
-      UserError: A file is missing or damaged, or is no file of the set.
-    """
+def _read_split(name: str, place: str, split: str) -> tuple[Pixels, Labels]:
+    """Reads all images and labels of a split, or says which file is not right."""
     known, images, labels = ARCHIVES[name], list[Pixels](), list[Labels]()
     for file, content in _contents(known, Path(place), split):
         try:
@@ -148,7 +134,7 @@ def _read_split(name: str, place: str, split: str) -> ArraySource:
             f"{highest}, and {name} has {known.sizes[split]} of {known.num_classes} "
             f"classes; get it again with {known.archive}"
         )
-    return ArraySource((np.ascontiguousarray(stacked.transpose(0, 2, 3, 1)), classes))
+    return np.ascontiguousarray(stacked.transpose(0, 2, 3, 1)), classes
 
 
 def _contents(known: _Archive, place: Path, split: str) -> Iterator[tuple[str, bytes]]:

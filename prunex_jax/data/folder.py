@@ -23,7 +23,7 @@ from prunex_jax.data.image_files import (
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path
-from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import SPLIT_NAMES, SPLITS, Labels, StoredSet
 
 _SUFFIXES = frozenset(
     ".jpg .jpeg .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm".split()
@@ -42,16 +42,8 @@ class _FolderSource:
     def __len__(self) -> int:
         return len(self.files)
 
-    def opened(self) -> "_FolderSource":
-        """The source, which needs no opening."""
-        return self
-
     def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
-        """Reads and decodes the files at `indices`.
-
-        Raises:
-          UserError: A file cannot be read any more.
-        """
+        """Reads and decodes the files at `indices`."""
         images = [self._image(self.files[index]) for index in indices]
         return images, self.labels[indices]
 
@@ -87,7 +79,7 @@ def open_folder(config: DataConfig) -> StoredSet:
       ...         Path(root, name).mkdir()
       ...         Image.new("RGB", (8, 8)).save(Path(root, name, "1.png"))
       ...     stored = open_folder(DataConfig(name="folder", dir=root))
-      >>> stored.class_names, stored.image_shape, stored.train.num_examples
+      >>> stored.class_names, stored.image_shape, len(stored.sources["train"])
       (('cat', 'dog'), (8, 8, 3), 2)
     """
     root = named_path(config, "FOLDER, with one folder of image files per class")
@@ -106,21 +98,18 @@ def open_folder(config: DataConfig) -> StoredSet:
         kept = _with_validation(kept, config)
     _check_classes_are_trained(kept, classes, config)
 
-    def stored(split: str) -> StoredSplit:
+    def source_of(split: str) -> _FolderSource:
         part = [each for each in kept if each.split == split]
-        source = _FolderSource(
+        return _FolderSource(
             str(root),
             tuple(each.file for each in part),
             np.array([each.label for each in part], np.int32),
             found.image_shape[-1],
         )
-        return StoredSplit.of(source)
 
     return StoredSet(
         name=config.name,
-        train=stored("train"),
-        validation=stored("validation"),
-        test=stored("test"),
+        sources={split: source_of(split) for split in SPLITS},
         num_classes=len(classes),
         image_shape=found.image_shape,
         class_names=tuple(classes),

@@ -24,7 +24,7 @@ from prunex_jax.data.image_files import (
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path
-from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit, Uncached
+from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, Uncached
 
 HUGGINGFACE = "huggingface"
 
@@ -50,17 +50,8 @@ class _HuggingFaceSource(Uncached):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def opened(self) -> "_HuggingFaceSource":
-        """The source, after it has opened its files."""
-        _ = self._sizes
-        return self
-
     def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
-        """Decodes the images at `indices`.
-
-        Raises:
-          UserError: One cannot be decoded, or a file was cut since it was opened.
-        """
+        """Decodes the images at `indices`."""
         for path, size in self._sizes.items():
             check_whole(path, size)
         try:
@@ -153,20 +144,16 @@ def open_huggingface(config: DataConfig) -> StoredSet:
     found = look_at(files, config)
     kept = [places[number] for number in found.kept]
 
-    def stored(split: str) -> StoredSplit:
-        part = sources.get(split)
-        source = dataclasses.replace(
-            part or sources["train"],
-            rows=np.array([row for each, row in kept if each is part], np.int64),
+    def kept_of(source: _HuggingFaceSource) -> _HuggingFaceSource:
+        return dataclasses.replace(
+            source,
+            rows=np.array([row for each, row in kept if each is source], np.int64),
             num_channels=found.image_shape[-1],
         )
-        return StoredSplit.of(source)
 
     return StoredSet(
         name=config.name,
-        train=stored("train"),
-        validation=stored("validation") if "validation" in sources else None,
-        test=stored("test"),
+        sources={split: kept_of(source) for split, source in sources.items()},
         num_classes=len(classes),
         image_shape=found.image_shape,
         class_names=classes,

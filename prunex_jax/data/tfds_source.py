@@ -16,7 +16,7 @@ import numpy as np
 from prunex_jax.base.errors import UserError, one_line, suggest
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
-from prunex_jax.data.splits import SPLITS, Labels, StoredSet, StoredSplit, Uncached
+from prunex_jax.data.splits import SPLITS, Labels, StoredSet, Uncached
 
 # Documents that are read at a time.
 _CHUNK = 512
@@ -33,18 +33,15 @@ class _TfdsSource(Uncached):
     split: str  # Name of the split.
     image_key: str  # Feature that holds the encoded image.
     label_key: str  # Feature that holds the class.
+    size: int  # Number of examples.
     num_channels: int  # 1 or 3.
     num_classes: int  # Labels outside 0 .. num_classes - 1 are refused.
 
     def __len__(self) -> int:
-        return len(self._records)
+        return self.size
 
     def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
-        """Reads and decodes the examples at `indices`.
-
-        Raises:
-          UserError: If an example has no class.
-        """
+        """Reads and decodes the examples at `indices`."""
         wanted = indices.tolist()
         try:
             # Reading several at once starts threads, which costs one example dearly.
@@ -125,23 +122,21 @@ def open_tfds(name: str, data_dir: str) -> StoredSet:
     image, label = info.features[image_key], info.features[label_key]
     test = _test_split(name, builder.name, sorted(info.splits))
 
-    def stored(split: str) -> StoredSplit:
-        source = functools.partial(
-            _TfdsSource,
+    def source_of(split: str) -> _TfdsSource:
+        return _TfdsSource(
             name=name,
             data_dir=data_dir or None,
             split=split,
             image_key=image_key,
             label_key=label_key,
+            size=info.splits[split].num_examples,
             num_channels=image.shape[-1],
             num_classes=label.num_classes,
         )
-        return StoredSplit(source, info.splits[split].num_examples)
 
     return StoredSet(
         name,
-        stored("train"),
-        stored(test),
+        {"train": source_of("train"), "test": source_of(test)},
         label.num_classes,
         image.shape,
         tuple(label.names),
