@@ -64,13 +64,6 @@ def open_folder(config: DataConfig) -> StoredSet:
     `shuffle_seed` have the lowest hash, so that nearly all files stay where they are
     when some are added or removed.
 
-    Args:
-      config: `dir`, `broken_files`, `validation_share` and `shuffle_seed`.
-    Returns:
-      Classes are the names of folders, sorted.
-    Raises:
-      UserError: There are no such folders, splits differ in classes, a class is empty,
-        or a file is broken and is not to be skipped.
     Example:
       >>> import tempfile
       >>> from PIL import Image
@@ -97,6 +90,9 @@ def open_folder(config: DataConfig) -> StoredSet:
     if "validation" not in folders:
         kept = _with_validation(kept, config)
     _check_classes_are_trained(kept, classes, config)
+    left_out = []
+    if others:
+        left_out = [f"{len(others)} files of other kinds left out, first {others[0]}"]
 
     def source_of(split: str) -> _FolderSource:
         part = [each for each in kept if each.split == split]
@@ -113,7 +109,7 @@ def open_folder(config: DataConfig) -> StoredSet:
         num_classes=len(classes),
         image_shape=found.image_shape,
         class_names=tuple(classes),
-        remarks=(named_classes(classes), *_left_out(others), *found.remarks),
+        remarks=(named_classes(classes), *left_out, *found.remarks),
     )
 
 
@@ -196,12 +192,6 @@ def _listed(
             below = [os.path.relpath(file, root) for file in files]
             listed += [_Listed(split, label, file) for file in below]
     return listed, others
-
-
-def _left_out(files: Sequence[str]) -> list[str]:
-    if not files:
-        return []
-    return [f"{len(files)} files of other kinds left out, first {files[0]}"]
 
 
 def _files(folder: Path) -> list[str]:

@@ -62,11 +62,7 @@ class Entry:
         return self.dtype.kind in "iu" and self.shape[1:] in ((), (1,))
 
     def read(self) -> np.ndarray:
-        """The array.
-
-        Raises:
-          UserError: The file is damaged or gone.
-        """
+        """The array, if it is still what it was when the file was opened."""
         try:
             # Numpy leaves a damaged file open that it has opened itself.
             with (
@@ -114,12 +110,6 @@ class _Part:
 def open_npz(config: DataConfig) -> StoredSet:
     """Opens labelled images that are arrays of a file.
 
-    Args:
-      config: `dir` is the file.
-    Returns:
-      Its splits; those that it does not have are empty, or taken from training.
-    Raises:
-      UserError: There is no such file, or it has no such arrays.
     Example:
       >>> import tempfile
       >>> file = tempfile.NamedTemporaryFile(suffix=".npz")
@@ -155,21 +145,13 @@ def open_npz(config: DataConfig) -> StoredSet:
 
 
 def npz_has_images(config: DataConfig) -> bool:
-    """Whether `open_npz` will do; otherwise `npz_arrays`.
-
-    Raises:
-      UserError: There is no such file, or it has no arrays that are used.
-    """
+    """Whether `open_npz` will do; otherwise `npz_arrays`."""
     return all(part.is_images for part in _parts(config).values())
 
 
 def npz_arrays(config: DataConfig) -> dict[str, PyTree]:
-    """Reads arrays of any kind, as `open_own` takes them.
+    """Reads arrays of any kind, as `open_own` takes them: split -> (x, y), or x alone.
 
-    Returns:
-      Split -> (x, y), or x alone.
-    Raises:
-      UserError: There is no such file, or it has no arrays that are used.
     Example:
       >>> import tempfile
       >>> file = tempfile.NamedTemporaryFile(suffix=".npz")

@@ -159,17 +159,14 @@ def _image_shape(config: DataConfig, stored: StoredSet) -> tuple[int, int, int]:
 def split_numbers(
     config: DataConfig, name: str, sizes: Mapping[str, int]
 ) -> dict[str, Positions]:
-    """Numbers of the examples of every split.
+    """Numbers of the examples of every split, int64[size], sorted.
+
+    Without a split for validation, some of those of training are held out for it.
 
     Args:
       config: `validation_share` and `shuffle_seed`.
       name: What to call the data.
       sizes: Number of examples of every split that there is.
-    Returns:
-      Split -> int64[size], sorted. Without one for validation, some of those of
-      training are held out for it.
-    Raises:
-      UserError: None is left to train on.
     Example:
       >>> config = DataConfig(validation_share=0.25)
       >>> numbers = split_numbers(config, 'mine', {'train': 8, 'test': 3})

@@ -197,13 +197,9 @@ class ImageSplit(Uncached):
         return {**batch, "image": self.normalization.apply(images)}
 
     def read(self, examples: Positions) -> tuple[Images, Labels]:
-        """Reads examples of this split.
+        """Images as the recipe stores them, and labels, int32[batch].
 
-        Args:
-          examples: int64[batch], each in 0 .. len(self) - 1.
-        Returns:
-          The images as the recipe stores them (one array where they are in memory),
-          and int32[batch] labels.
+        The images are one array where they are in memory.
         """
         if self.in_memory:
             images, labels = self._memory
