@@ -114,10 +114,8 @@ class Context:
     def join_axes(self, *axes: tuple[int, int]) -> np.ndarray:
         """Joins axes of operands, which are cut alike when channels are removed.
 
-        Args:
-          *axes: (operand, axis) pairs, all of one length.
-        Returns:
-          int64[size] labels of the joined axis.
+        Takes (operand, axis) pairs, all of one length, and gives the labels of the
+        joined axis.
         """
         joined = self.operands[axes[0][0]].labels[axes[0][1]]
         for operand, axis in axes[1:]:
@@ -161,20 +159,15 @@ class Context:
         return Shared(axes, tuple(sources), varies)
 
     def share_axes(self, axes: Mapping[int, Sequence[int | None]]) -> dict[int, Shared]:
-        """What dead channels share, by axis of the result; see `share`.
-
-        Args:
-          axes: Axis of the result -> for each operand, the axis that becomes it.
-        """
+        """What dead channels share, by axis of the result; see `share`."""
         found = {axis: self.share(*own) for axis, own in axes.items()}
         return {axis: shared for axis, shared in found.items() if shared is not None}
 
     def carry(self, result: Traced, axes: Sequence[int | None]) -> Traced:
         """The result of moving axes about, with what dead channels share.
 
-        Args:
-          result: What the rule says of the only result.
-          axes: For each of its axes, the one of the first operand that it is.
+        `axes` has, for each axis of the only result, the one of the first operand that
+        it is.
         """
         (x, *rest) = self.operands
         alone = (None,) * len(rest)
@@ -203,13 +196,7 @@ class Context:
             self.multiply(flat, axes)
 
     def merge(self, axes: Sequence[np.ndarray]) -> np.ndarray:
-        """Labels of the positions of several axes taken together, flattened.
-
-        Args:
-          axes: int64[size] labels per axis.
-        Returns:
-          int64[product of sizes].
-        """
+        """Labels of the positions of several axes taken together, flattened."""
         with_channels = sum(has_channels(labels) for labels in axes)
         sizes = [len(labels) for labels in axes]
         if with_channels > 1:
@@ -224,14 +211,7 @@ class Context:
         return flat
 
     def split(self, flat: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Labels of the axes that a flat axis is taken apart into.
-
-        Args:
-          flat: int64[product of sizes] labels.
-          sizes: Lengths of the axes, each above 1.
-        Returns:
-          int64[size] labels per axis.
-        """
+        """Labels of the axes, each above 1, that a flat axis is taken apart into."""
         if (flat == UNIFORM).all():
             return [uniform_axis(size) for size in sizes]
         split = [frozen_axis(size) for size in sizes]

@@ -279,13 +279,9 @@ class LabelTable:
                 self.freeze(summed.labels, summed.reason)
 
     def join(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Declares two axes of one length to be one, position by position.
+        """Declares two axes of one length to be one, and gives the labels of that.
 
-        Args:
-          left: int64[size] labels.
-          right: int64[size] labels. Freezing what meets FROZEN is up to the caller.
-        Returns:
-          int64[size] labels of the joined axis.
+        Freezing what meets FROZEN is up to the caller.
         """
         if left is right:
             return left
