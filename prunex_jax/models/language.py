@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import check_settings
+from prunex_jax.base.settings import check_defaults, check_settings
 from prunex_jax.models.base import Model
+from prunex_jax.models.bert import Bert
+from prunex_jax.models.gpt import Gpt
 from prunex_jax.models.own import nnx_model
 from prunex_jax.models.settings import BertConfig, GptConfig, ModelConfig
 from prunex_jax.models.transformer import TransformerSpec
@@ -39,12 +42,6 @@ def make_language_model(config: ModelConfig, vocabulary: int, length: int) -> Mo
       >>> params['blocks']['0']['attention']['query'].shape
       (64, 2, 16)
     """
-    # Flax is imported when a network is built.
-    from flax import nnx
-
-    from prunex_jax.models.bert import Bert
-    from prunex_jax.models.gpt import Gpt
-
     check_settings(config, "config.model")
     example = jax.ShapeDtypeStruct((1, length), jnp.int32)
     make: Callable[..., nnx.Module]
@@ -55,9 +52,8 @@ def make_language_model(config: ModelConfig, vocabulary: int, length: int) -> Mo
         spec = _gpt_spec(config, config.gpt, vocabulary, length)
         make = Gpt
 
-    def make_in(dtype: str) -> Callable[[nnx.Rngs], nnx.Module]:
-        chosen = dataclasses.replace(spec, dtype=dtype)
-        return lambda rngs: make(chosen, rngs)
+    def make_in(dtype: str, rngs: nnx.Rngs) -> nnx.Module:
+        return make(dataclasses.replace(spec, dtype=dtype), rngs)
 
     return nnx_model(config.name, make_in, spec.dtype, example)
 
@@ -66,7 +62,8 @@ def _gpt_spec(
     config: ModelConfig, gpt: GptConfig, vocabulary: int, length: int
 ) -> TransformerSpec:
     is_gpt2 = config.name == "gpt2"
-    _check_effect(gpt, "rotary_base" if is_gpt2 else "positions", config.name)
+    none = ("rotary_base" if is_gpt2 else "positions",)
+    check_defaults("model.gpt", gpt, none, f"model {config.name}")
     if gpt.head_width % 2 and not is_gpt2:
         raise UserError(
             f"config.model.gpt.head_width={gpt.head_width} is odd, and positions turn "
@@ -137,12 +134,3 @@ def _positions(positions: int, length: int, model: str) -> int:
             "tokens of a sequence; lower config.data.sequence_length, or set it to 0"
         )
     return positions or length
-
-
-def _check_effect(gpt: GptConfig, name: str, model: str) -> None:
-    value, default = getattr(gpt, name), getattr(GptConfig(), name)
-    if value != default:
-        raise UserError(
-            f"config.model.gpt.{name}={value:g} has no effect on model {model}; leave "
-            f"it at {default:g}"
-        )

@@ -106,11 +106,10 @@ def valid_rows(batch: Batch, size: int) -> jax.Array:
 
 
 def sum_valid(values: jax.Array, valid: jax.Array) -> jax.Array:
-    """Adds up what counts; rows that do not may hold anything, also no number.
+    """Adds up float[batch, ...] where float32[batch] `valid` is 1.
 
-    Args:
-      values: float[batch, ...].
-      valid: float32[batch], 1 or 0.
+    Other rows may hold anything, also no number.
+
     Example:
       >>> float(sum_valid(jnp.array([1.0, jnp.nan]), jnp.array([1.0, 0.0])))
       1.0

@@ -5,10 +5,16 @@ References:
 """
 
 from prunex_jax.models.settings import ModelConfig
-from prunex_jax.models.weights.table import DENSE, Axes, Fact, Layout, Row, norm_rows
+from prunex_jax.models.weights.table import (
+    DENSE,
+    FROM_HEADS,
+    TO_HEADS,
+    Fact,
+    Layout,
+    Row,
+    norm_rows,
+)
 
-_TO_HEADS: Axes = ((1, 2), (0,))
-_FROM_HEADS: Axes = ((2,), (0, 1))
 _BLOCK, _OURS = "encoder.layer.{b}", "blocks/{b}"
 _HEAD = "cls.predictions"
 
@@ -58,7 +64,7 @@ BERT = Layout(
                 Row(
                     f"{_BLOCK}.attention.self.{part}.weight",
                     f"{_OURS}/attention/{part}",
-                    _TO_HEADS,
+                    TO_HEADS,
                 ),
                 Row(
                     f"{_BLOCK}.attention.self.{part}.bias",
@@ -70,7 +76,7 @@ BERT = Layout(
         Row(
             f"{_BLOCK}.attention.output.dense.weight",
             f"{_OURS}/attention/out",
-            _FROM_HEADS,
+            FROM_HEADS,
         ),
         Row(f"{_BLOCK}.attention.output.dense.bias", f"{_OURS}/attention/out_bias"),
         *_norm(f"{_BLOCK}.attention.output", f"{_OURS}/attention_norm"),

@@ -113,6 +113,7 @@ _DEPARTED = {
     "method.rounds.top_k_mean": "hosts",
     "method.local_sgd.channel_share": 1.0,
     "method.local_sgd.channel_choice": "moved",
+    "model.vit.positions": "learned",
 }
 
 
