@@ -35,10 +35,11 @@ _STDLIB_FOLDER = sysconfig.get_path("stdlib") + os.sep
 Walk = Callable[[Any, Sequence[Traced]], LabelledProgram]
 
 
+@dataclasses.dataclass(eq=False)
 class Context:
     """What a rule may use.
 
-    Args:
+    Attributes:
       eqn: The equation.
       table: The table of labels.
       operands: What is known of the operands.
@@ -46,32 +47,21 @@ class Context:
         jax's own functions.
       walk: Walks a program that the equation calls.
       renormalise: Whether sums over channels that are not zero may be cut.
-
-    Attributes:
       fits: (operand, axis) -> int64[size] labels that the operand is cut to before the
         operation is done on less.
       inner: Programs that the equation calls, walked.
       notes: What the rule tells those who do the operation on less.
     """
 
-    def __init__(
-        self,
-        eqn: core.JaxprEqn,
-        table: LabelTable,
-        operands: Sequence[Traced],
-        site: core.JaxprEqn,
-        walk: Walk,
-        renormalise: bool,
-    ) -> None:
-        self.eqn = eqn
-        self.table = table
-        self.operands = tuple(operands)
-        self.site = site
-        self.walk = walk
-        self.renormalise = renormalise
-        self.fits: dict[tuple[int, int], np.ndarray] = {}
-        self.inner: tuple[LabelledProgram, ...] = ()
-        self.notes: dict[str, Any] = {}
+    eqn: core.JaxprEqn
+    table: LabelTable
+    operands: tuple[Traced, ...]
+    site: core.JaxprEqn
+    walk: Walk
+    renormalise: bool
+    fits: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict)
+    inner: tuple[LabelledProgram, ...] = ()
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:

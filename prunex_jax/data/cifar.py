@@ -21,6 +21,7 @@ from prunex_jax.data.images import Pixels
 from prunex_jax.data.splits import Labels, LateArrays, StoredSet
 
 _SIDE, _COLOURS = 32, 3
+_SIZES = {"train": 50_000, "test": 10_000}  # Examples of each split.
 _CIFAR10_CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
@@ -34,7 +35,6 @@ class _Archive:
     folder: str  # Of its files, as torchvision leaves it.
     archive: str  # With this folder.
     files: dict[str, tuple[str, ...]]  # Of each split.
-    sizes: dict[str, int]  # Examples of each split.
     labels: bytes  # Key of the labels in a file.
     num_classes: int
     class_names: tuple[str, ...] = ()
@@ -48,7 +48,6 @@ ARCHIVES = {
             "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
             "test": ("test_batch",),
         },
-        {"train": 50_000, "test": 10_000},
         b"labels",
         10,
         _CIFAR10_CLASSES,
@@ -57,7 +56,6 @@ ARCHIVES = {
         "cifar-100-python",
         "cifar-100-python.tar.gz",
         {"train": ("train",), "test": ("test",)},
-        {"train": 50_000, "test": 10_000},
         b"fine_labels",
         100,
     ),
@@ -84,7 +82,7 @@ def open_archive(name: str, place: Path) -> StoredSet:
             split: LateArrays(
                 functools.partial(_read_split, name, str(place), split), size
             )
-            for split, size in known.sizes.items()
+            for split, size in _SIZES.items()
         },
         num_classes=known.num_classes,
         image_shape=(_SIDE, _SIDE, _COLOURS),
@@ -128,10 +126,10 @@ def _read_split(name: str, place: str, split: str) -> tuple[Pixels, Labels]:
         labels.append(classes)
     stacked, classes = np.concatenate(images), np.concatenate(labels)
     highest = int(classes.max(initial=0))
-    if len(classes) != known.sizes[split] or highest >= known.num_classes:
+    if len(classes) != _SIZES[split] or highest >= known.num_classes:
         raise UserError(
             f"{place} has {len(classes)} images for {split} with labels up to "
-            f"{highest}, and {name} has {known.sizes[split]} of {known.num_classes} "
+            f"{highest}, and {name} has {_SIZES[split]} of {known.num_classes} "
             f"classes; get it again with {known.archive}"
         )
     return np.ascontiguousarray(stacked.transpose(0, 2, 3, 1)), classes
@@ -160,16 +158,12 @@ def _contents(known: _Archive, place: Path, split: str) -> Iterator[tuple[str, b
 class _Plain(pickle.Unpickler):
     """Makes arrays, and what needs no name: lists, dicts, texts and numbers."""
 
-    _ALLOWED = frozenset(
-        (
-            ("_codecs", "encode"),
-            *(
-                (f"{package}.multiarray", "_reconstruct")
-                for package in ("numpy.core", "numpy._core")
-            ),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-        )
+    _ALLOWED = (
+        ("_codecs", "encode"),
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
     )
 
     def find_class(self, module: str, name: str) -> Any:

@@ -34,14 +34,12 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """Returns the number of examples."""
-        ...
 
     def read(self, indices: Positions) -> PyTree:
         """Returns a tree of arrays along the axis of `indices`, which may be empty.
 
         Of images, those, uint8[height, width, channels] each, and their labels.
         """
-        ...
 
 
 class Uncached:
@@ -112,16 +110,13 @@ class Split(Protocol):
     @property
     def name(self) -> str:
         """train, validation or test."""
-        ...
 
     @property
     def in_memory(self) -> bool:
         """Whether batches are made where they are used, or by grain while training."""
-        ...
 
     def __len__(self) -> int:
         """Number of examples."""
-        ...
 
     def training_batch(
         self, examples: Positions, positions: Positions, seed: int
@@ -136,23 +131,18 @@ class Split(Protocol):
         Returns:
           The batch before `finished`; row k depends on row k of the arguments only.
         """
-        ...
 
     def evaluation_batch(self, examples: Positions) -> Batch:
         """Examples as evaluation sees them, before `finished`; there may be none."""
-        ...
 
     def finished(self, batch: Batch) -> Batch:
         """What is cheaper done once per batch, by the process that trains."""
-        ...
 
     def why_no_labels(self) -> str:
         """Why `labels` cannot be asked for, and the remedy; empty if they can."""
-        ...
 
     def labels(self) -> Labels:
         """All labels, int32[size], by which examples are dealt to hosts."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from prunex_jax.models.base import Model
 from prunex_jax.models.bert import Bert
 from prunex_jax.models.gpt import Gpt
 from prunex_jax.models.own import nnx_model
+from prunex_jax.models.resnet import scaled
 from prunex_jax.models.settings import BertConfig, GptConfig, ModelConfig
 from prunex_jax.models.transformer import TransformerSpec
 
@@ -69,16 +70,16 @@ def _gpt_spec(
             f"config.model.gpt.head_width={gpt.head_width} is odd, and positions turn "
             "pairs of features; make it even"
         )
-    scaled = functools.partial(_scaled, config.width)
+    by_width = functools.partial(scaled, scale=config.width)
     hidden = 4 * gpt.width if is_gpt2 else -(-gpt.width * 8 // 3 // 32) * 32
     spec = TransformerSpec(
         vocabulary=vocabulary,
         layers=gpt.layers,
-        width=scaled(gpt.width),
-        heads=scaled(gpt.heads),
-        key_heads=scaled(gpt.key_heads),
-        head_width=scaled(gpt.head_width, 1 if is_gpt2 else 2),
-        hidden=scaled(gpt.hidden or hidden),
+        width=by_width(gpt.width),
+        heads=by_width(gpt.heads),
+        key_heads=by_width(gpt.key_heads),
+        head_width=by_width(gpt.head_width, multiple=1 if is_gpt2 else 2),
+        hidden=by_width(gpt.hidden or hidden),
         positions=_positions(gpt.positions, length, "gpt") if is_gpt2 else 0,
         rotary_base=gpt.rotary_base,
         norm="layer" if is_gpt2 else "rms",
@@ -101,15 +102,15 @@ def _gpt_spec(
 def _bert_spec(
     config: ModelConfig, bert: BertConfig, vocabulary: int, length: int
 ) -> TransformerSpec:
-    scaled = functools.partial(_scaled, config.width)
+    by_width = functools.partial(scaled, scale=config.width)
     return TransformerSpec(
         vocabulary=vocabulary,
         layers=bert.layers,
-        width=scaled(bert.width),
-        heads=scaled(bert.heads),
-        key_heads=scaled(bert.heads),
-        head_width=scaled(bert.head_width),
-        hidden=scaled(bert.hidden or 4 * bert.width),
+        width=by_width(bert.width),
+        heads=by_width(bert.heads),
+        key_heads=by_width(bert.heads),
+        head_width=by_width(bert.head_width),
+        hidden=by_width(bert.hidden or 4 * bert.width),
         positions=_positions(bert.positions, length, "bert"),
         norm="layer",
         epsilon=bert.norm_epsilon,
@@ -121,10 +122,6 @@ def _bert_spec(
         dtype=config.compute_dtype,
         recomputes=config.recompute == "blocks",
     )
-
-
-def _scaled(factor: float, size: int, multiple: int = 1) -> int:
-    return max(1, round(size * factor / multiple)) * multiple
 
 
 def _positions(positions: int, length: int, model: str) -> int:

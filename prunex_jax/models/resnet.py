@@ -99,14 +99,14 @@ def make_resnet_spec(
     return ResNetSpec(stem, stem_width, tuple(blocks))
 
 
-def scaled(width: int, scale: float) -> int:
-    """Multiplies a width, rounds to the nearest integer, and keeps at least one.
+def scaled(width: int, scale: float, multiple: int = 1) -> int:
+    """Multiplies a width, rounds to the nearest multiple, and keeps at least one.
 
     Example:
-      >>> scaled(64, 0.25), scaled(3, 0.1)
-      (16, 1)
+      >>> scaled(64, 0.25), scaled(3, 0.1), scaled(7, 0.5, multiple=2)
+      (16, 1, 4)
     """
-    return max(1, round(width * scale))
+    return max(1, round(width * scale / multiple)) * multiple
 
 
 def make_resnet(

@@ -24,16 +24,11 @@ _KERAS = (".h5", ".hdf5", ".keras")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tensors:
-    """What files of weights hold.
+    """What files of weights hold."""
 
-    Attributes:
-      arrays: Name -> array.
-      digests: File, below the folder if there is one -> SHA-256.
-      config: What the config.json beside them says of the network; {} without one.
-    """
-
-    arrays: Mapping[str, np.ndarray]
-    digests: Mapping[str, str]
+    arrays: Mapping[str, np.ndarray]  # Name -> array.
+    digests: Mapping[str, str]  # File, below the folder if there is one -> SHA-256.
+    # What the config.json beside them says of the network; {} without one.
     config: Mapping[str, Any]
 
 

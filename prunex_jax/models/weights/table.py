@@ -36,25 +36,20 @@ _KEY = r"[^/.]+"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tensor of a file, and what it is to us.
+    """One tensor of a file, and what it is to us."""
 
-    Attributes:
-      name: Pattern of its name.
-      paths: Pattern of the leaf that it becomes, or several that lie in it one after
-        the other, along its first axis or `along`.
-      axes: Axes of the leaf that each axis of the tensor is made of; None where both
-        are the same.
-      along: Axis of the tensor along which several leaves lie.
-      is_head: Whether it starts fresh where only the number of classes differs.
-      resize: (array, wanted shape) -> array of this shape, or None if it cannot be
-        made; for leaves that depend on the size of images.
-    """
-
-    name: str
+    name: str  # Pattern of its name.
+    # Pattern of the leaf that it becomes, or several that lie in it one after the
+    # other, along its first axis or `along`.
     paths: str | tuple[str, ...]
+    # Axes of the leaf that each axis of the tensor is made of; None where both are the
+    # same.
     axes: Axes | None = None
-    along: int = 0
+    along: int = 0  # Axis of the tensor along which several leaves lie.
+    # Whether it starts fresh where only the number of classes differs.
     is_head: bool = False
+    # (array, wanted shape) -> array of this shape, or None if it cannot be made; for
+    # leaves that depend on the size of images.
     resize: Callable[[np.ndarray, Shape], np.ndarray | None] | None = None
 
     @property
@@ -101,35 +96,28 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How someone names the parameters of one family of networks.
+    """How someone names the parameters of one family of networks."""
 
-    Attributes:
-      name: What people call it.
-      marks: Names that all files of it have, and together no others.
-      rows: The table.
-      prefixes: What may stand in front of all names.
-      ignored: Patterns, regular expressions, of tensors that are no parameters, such as
-        buffers, or of parts that this package has no use for.
-      renamed: (regular expression, replacement) for names that have changed.
-      keys: From the paths of our leaves to how `{b}` is written in the file; None where
-        it is written as here.
-      copies: Pairs of names of one and the same tensor, of which a file has one or
-        both, as the embedding and a head that is tied to it.
-      facts: From settings to what a config.json beside the weights must say for what
-        weights do not show.
-      advice: (regular expression, what to do about it) of tensors that have a place
-        with other settings only.
-    """
-
-    name: str
-    marks: tuple[str, ...]
-    rows: tuple[Row, ...]
-    prefixes: tuple[str, ...] = ()
+    name: str  # What people call it.
+    marks: tuple[str, ...]  # Names that all files of it have, and together no others.
+    rows: tuple[Row, ...]  # The table.
+    prefixes: tuple[str, ...] = ()  # What may stand in front of all names.
+    # Patterns, regular expressions, of tensors that are no parameters, such as buffers,
+    # or of parts that this package has no use for.
     ignored: tuple[str, ...] = ()
+    # (regular expression, replacement) for names that have changed.
     renamed: tuple[tuple[str, str], ...] = ()
+    # From the paths of our leaves to how `{b}` is written in the file; None where it is
+    # written as here.
     keys: Callable[[Sequence[str]], Mapping[str, str]] | None = None
+    # Pairs of names of one and the same tensor, of which a file has one or both, as the
+    # embedding and a head that is tied to it.
     copies: tuple[tuple[str, str], ...] = ()
+    # From settings to what a config.json beside the weights must say for what weights
+    # do not show.
     facts: Callable[[ModelConfig], tuple[Fact, ...]] | None = None
+    # (regular expression, what to do about it) of tensors that have a place with other
+    # settings only.
     advice: tuple[tuple[str, str], ...] = ()
 
     def others_of(self, name: str) -> list[str]:
