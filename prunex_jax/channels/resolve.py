@@ -178,10 +178,7 @@ def _tie(product: Product, best: int, component: np.ndarray, unions: Unions) -> 
 
 
 def _choose(
-    product: Product,
-    roots: list[list[int]],
-    component: np.ndarray,
-    unions: Unions,
+    product: Product, roots: list[list[int]], component: np.ndarray, unions: Unions
 ) -> int | None:
     """The factor to cut: one that was chosen before, or else the finest."""
     candidates = []

@@ -16,13 +16,7 @@ from prunex_jax.base.jaxprs import (
     interpret,
     open_program,
 )
-from prunex_jax.channels.context import (
-    Context,
-    Rule,
-    freeze_all,
-    is_of_jax,
-    source_of,
-)
+from prunex_jax.channels.context import Context, Rule, freeze_all, is_of_jax, source_of
 from prunex_jax.channels.derivatives import has_tangent, label_jvp, label_vjp
 from prunex_jax.channels.labels import (
     Constant,

@@ -14,12 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.data.image_files import (
-    ImageFiles,
-    broken_image,
-    look_at,
-    named_classes,
-)
+from prunex_jax.data.image_files import ImageFiles, broken_image, look_at, named_classes
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path

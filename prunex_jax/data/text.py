@@ -21,12 +21,7 @@ from prunex_jax.data.own import OWN
 from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.sources import OF_IMAGES, split_numbers
 from prunex_jax.data.splits import SPLITS, Dataset
-from prunex_jax.data.text_files import (
-    FilePart,
-    encode_files,
-    stdlib_parts,
-    text_parts,
-)
+from prunex_jax.data.text_files import FilePart, encode_files, stdlib_parts, text_parts
 from prunex_jax.data.tfds_source import TextSource, is_text_set, open_text_set
 from prunex_jax.data.token_files import TokenSet, open_token_files
 from prunex_jax.data.tokenizer import Tokenizer, open_tokenizer
@@ -176,10 +171,7 @@ def _open_text_set(config: DataConfig) -> TextDataset:
 
 
 def _encode_source(
-    source: TextSource,
-    numbers: np.ndarray,
-    tokenizer: Tokenizer,
-    config: DataConfig,
+    source: TextSource, numbers: np.ndarray, tokenizer: Tokenizer, config: DataConfig
 ) -> Encoded:
     which = hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
     digest = f"{source.digest} {source.split} {which}"

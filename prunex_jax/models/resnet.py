@@ -205,12 +205,7 @@ class ResNet(nnx.Module):
     """
 
     def __init__(
-        self,
-        spec: ResNetSpec,
-        form: Form,
-        c_in: int,
-        num_classes: int,
-        rngs: nnx.Rngs,
+        self, spec: ResNetSpec, form: Form, c_in: int, num_classes: int, rngs: nnx.Rngs
     ):
         self.stem = _Stem(spec.stem, c_in, spec.stem_width, form, rngs)
         streams = (spec.stem_width, *(block.out for block in spec.blocks))

@@ -140,10 +140,7 @@ class MaskedLanguage:
     def score(self, outputs: jax.Array, batch: Batch) -> Sums:
         """The same, and the losses of these tokens."""
         losses = self._losses(outputs, batch) * batch[ASKED]
-        return {
-            "loss": sum_valid(losses, batch[VALID]),
-            **self.count(outputs, batch),
-        }
+        return {"loss": sum_valid(losses, batch[VALID]), **self.count(outputs, batch)}
 
     def measures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Mean loss in nats, the share that is right, and the loss's exponential.

@@ -96,10 +96,7 @@ TORCHVISION_VIT = Layout(
     name="torchvision ViT",
     marks=("class_token", "conv_proj.weight", "encoder.pos_embedding"),
     # As its first weights call them.
-    renamed=(
-        (r"\.mlp\.linear_1\.", ".mlp.0."),
-        (r"\.mlp\.linear_2\.", ".mlp.3."),
-    ),
+    renamed=((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3.")),
     rows=(
         *_stem("class_token", "encoder.pos_embedding", "conv_proj"),
         *norm_rows(f"{_LAYER}.ln_1", f"{_BLOCK}/attention_norm"),
