@@ -172,7 +172,8 @@ def _of_nnx(given: Any, example: PyTree) -> Functions:
         rest = jax.jit(lambda key: nnx.to_pure_dict(parts(key)[3]))(jax.random.key(0))
 
     def module_of(params: PyTree, statistics: PyTree, rest: PyTree) -> Any:
-        states: Any = map(nnx.State, (_from_tree(params), _from_tree(statistics), rest))
+        known = map(nnx.restore_int_paths, (params, statistics))
+        states: Any = map(nnx.State, (*known, rest))
         return nnx.merge(graph, *states)
 
     def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
@@ -212,16 +213,6 @@ def _to_tree(state: Any) -> PyTree:
         return {str(key): with_string_keys(value) for key, value in tree.items()}
 
     return with_string_keys(nnx.to_pure_dict(state))
-
-
-def _from_tree(tree: PyTree) -> PyTree:
-    """Undoes the string keys of `_to_tree`."""
-    if not isinstance(tree, dict):
-        return tree
-    return {
-        int(key) if key.isdigit() else key: _from_tree(value)
-        for key, value in tree.items()
-    }
 
 
 def _is_key(leaf: Any) -> bool:
