@@ -36,11 +36,7 @@ from prunex_jax.channels.slicing import (
     sum_squares_by_channel,
     take_channels,
 )
-from prunex_jax.channels.trace import (
-    ChannelTrace,
-    TraceOptions,
-    trace_channels,
-)
+from prunex_jax.channels.trace import ChannelTrace, TraceOptions, trace_channels
 
 __all__ = [
     "RULES",

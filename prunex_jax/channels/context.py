@@ -35,10 +35,11 @@ _STDLIB_FOLDER = sysconfig.get_path("stdlib") + os.sep
 Walk = Callable[[Any, Sequence[Traced]], LabelledProgram]
 
 
+@dataclasses.dataclass(eq=False)
 class Context:
     """What a rule may use.
 
-    Args:
+    Attributes:
       eqn: The equation.
       table: The table of labels.
       operands: What is known of the operands.
@@ -46,32 +47,21 @@ class Context:
         jax's own functions.
       walk: Walks a program that the equation calls.
       renormalise: Whether sums over channels that are not zero may be cut.
-
-    Attributes:
       fits: (operand, axis) -> int64[size] labels that the operand is cut to before the
         operation is done on less.
       inner: Programs that the equation calls, walked.
       notes: What the rule tells those who do the operation on less.
     """
 
-    def __init__(
-        self,
-        eqn: core.JaxprEqn,
-        table: LabelTable,
-        operands: Sequence[Traced],
-        site: core.JaxprEqn,
-        walk: Walk,
-        renormalise: bool,
-    ) -> None:
-        self.eqn = eqn
-        self.table = table
-        self.operands = tuple(operands)
-        self.site = site
-        self.walk = walk
-        self.renormalise = renormalise
-        self.fits: dict[tuple[int, int], np.ndarray] = {}
-        self.inner: tuple[LabelledProgram, ...] = ()
-        self.notes: dict[str, Any] = {}
+    eqn: core.JaxprEqn
+    table: LabelTable
+    operands: tuple[Traced, ...]
+    site: core.JaxprEqn
+    walk: Walk
+    renormalise: bool
+    fits: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict)
+    inner: tuple[LabelledProgram, ...] = ()
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -114,10 +104,8 @@ class Context:
     def join_axes(self, *axes: tuple[int, int]) -> np.ndarray:
         """Joins axes of operands, which are cut alike when channels are removed.
 
-        Args:
-          *axes: (operand, axis) pairs, all of one length.
-        Returns:
-          int64[size] labels of the joined axis.
+        Takes (operand, axis) pairs, all of one length, and gives the labels of the
+        joined axis.
         """
         joined = self.operands[axes[0][0]].labels[axes[0][1]]
         for operand, axis in axes[1:]:
@@ -161,20 +149,15 @@ class Context:
         return Shared(axes, tuple(sources), varies)
 
     def share_axes(self, axes: Mapping[int, Sequence[int | None]]) -> dict[int, Shared]:
-        """What dead channels share, by axis of the result; see `share`.
-
-        Args:
-          axes: Axis of the result -> for each operand, the axis that becomes it.
-        """
+        """What dead channels share, by axis of the result; see `share`."""
         found = {axis: self.share(*own) for axis, own in axes.items()}
         return {axis: shared for axis, shared in found.items() if shared is not None}
 
     def carry(self, result: Traced, axes: Sequence[int | None]) -> Traced:
         """The result of moving axes about, with what dead channels share.
 
-        Args:
-          result: What the rule says of the only result.
-          axes: For each of its axes, the one of the first operand that it is.
+        `axes` has, for each axis of the only result, the one of the first operand that
+        it is.
         """
         (x, *rest) = self.operands
         alone = (None,) * len(rest)
@@ -203,13 +186,7 @@ class Context:
             self.multiply(flat, axes)
 
     def merge(self, axes: Sequence[np.ndarray]) -> np.ndarray:
-        """Labels of the positions of several axes taken together, flattened.
-
-        Args:
-          axes: int64[size] labels per axis.
-        Returns:
-          int64[product of sizes].
-        """
+        """Labels of the positions of several axes taken together, flattened."""
         with_channels = sum(has_channels(labels) for labels in axes)
         sizes = [len(labels) for labels in axes]
         if with_channels > 1:
@@ -224,14 +201,7 @@ class Context:
         return flat
 
     def split(self, flat: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Labels of the axes that a flat axis is taken apart into.
-
-        Args:
-          flat: int64[product of sizes] labels.
-          sizes: Lengths of the axes, each above 1.
-        Returns:
-          int64[size] labels per axis.
-        """
+        """Labels of the axes, each above 1, that a flat axis is taken apart into."""
         if (flat == UNIFORM).all():
             return [uniform_axis(size) for size in sizes]
         split = [frozen_axis(size) for size in sizes]

@@ -60,14 +60,10 @@ class AxisBlock:
     Of one group, mostly. An axis that is made of several, such as heads and their
     features, has a block of several groups: a position stays if its head does and its
     feature does.
-
-    Attributes:
-      names: Names of the groups.
-      positions: int32[*sizes of the groups, width].
     """
 
-    names: tuple[str, ...]
-    positions: np.ndarray
+    names: tuple[str, ...]  # Names of the groups.
+    positions: np.ndarray  # int32[*sizes of the groups, width].
 
     def kept_size(self, keep_counts: Mapping[str, int]) -> int:
         """Number of positions when each group keeps `keep_counts[name]` channels."""

@@ -41,17 +41,14 @@ class Shared:
     After a layer norm has subtracted the mean, it is minus the mean. It has the axes of
     the value that it belongs to, with length 1 along this one, and is computed beside
     what is left where some operation reads it.
-
-    Attributes:
-      axes: For each operand of the equation that makes it, the axis that becomes this
-        one; None for an operand that is the same for all channels.
-      sources: What dead channels of these axes share, where it is no number.
-      varies: Whether it is made of more than constants.
     """
 
+    # For each operand of the equation that makes it, the axis that becomes this one;
+    # None for an operand that is the same for all channels.
     axes: tuple[int | None, ...]
+    # What dead channels of these axes share, where it is no number.
     sources: tuple["Shared", ...] = ()
-    varies: bool = True
+    varies: bool = True  # Whether it is made of more than constants.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -279,13 +276,9 @@ class LabelTable:
                 self.freeze(summed.labels, summed.reason)
 
     def join(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Declares two axes of one length to be one, position by position.
+        """Declares two axes of one length to be one, and gives the labels of that.
 
-        Args:
-          left: int64[size] labels.
-          right: int64[size] labels. Freezing what meets FROZEN is up to the caller.
-        Returns:
-          int64[size] labels of the joined axis.
+        Freezing what meets FROZEN is up to the caller.
         """
         if left is right:
             return left

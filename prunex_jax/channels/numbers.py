@@ -60,7 +60,6 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "acosh": np.arccosh,
     "add": np.add,
     "add_any": np.add,
-    "and": None,
     "asin": np.arcsin,
     "asinh": np.arcsinh,
     "atan": np.arctan,
@@ -69,14 +68,11 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "cbrt": np.cbrt,
     "ceil": np.ceil,
     "clamp": lambda low, x, high: min(max(x, low), high),
-    "clz": None,
-    "complex": None,
     "conj": np.positive,
     "copy": np.positive,
     "copy_p": np.positive,
     "cos": np.cos,
     "cosh": np.cosh,
-    "digamma": None,
     "div": np.divide,
     "eq": np.equal,
     "erf": math.erf,
@@ -91,7 +87,6 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "imag": lambda x: 0.0,
     "is_finite": np.isfinite,
     "le": np.less_equal,
-    "lgamma": None,
     "log": np.log,
     "log1p": np.log1p,
     "log2": np.log2,
@@ -102,20 +97,13 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "mul": np.multiply,
     "ne": np.not_equal,
     "neg": np.negative,
-    "nextafter": None,
-    "not": None,
     "one_minus_square": lambda x: 1 - x * x,
-    "or": None,
-    "population_count": None,
     "pow": np.power,
     "real": np.positive,
     "reduce_precision": _reduce_precision,
     "rem": np.fmod,
     "round": _round,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "shift_left": None,
-    "shift_right_arithmetic": None,
-    "shift_right_logical": None,
     "sign": np.sign,
     "sin": np.sin,
     "sinh": np.sinh,
@@ -125,29 +113,18 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "sub": np.subtract,
     "tan": np.tan,
     "tanh": np.tanh,
-    "xor": None,
+    **dict.fromkeys(("and", "clz", "complex", "digamma", "lgamma", "nextafter", "not")),
+    **dict.fromkeys(("or", "population_count", "xor")),
+    **dict.fromkeys(("shift_left", "shift_right_arithmetic", "shift_right_logical")),
 }
 
 # Operations that are not finite for some finite operands, and the operands in question.
 _SINGULAR: Mapping[str, tuple[int, ...]] = {
-    "acos": (0,),
-    "acosh": (0,),
-    "asin": (0,),
+    **dict.fromkeys(("acos", "acosh", "asin", "atanh", "tan"), (0,)),
+    **dict.fromkeys(("cbrt", "pow", "rsqrt", "sqrt"), (0,)),
+    **dict.fromkeys(("log", "log1p", "log2", "lgamma", "digamma", "erf_inv"), (0,)),
+    **dict.fromkeys(("div", "rem"), (1,)),
     "atan2": (0, 1),
-    "atanh": (0,),
-    "cbrt": (0,),
-    "digamma": (0,),
-    "div": (1,),
-    "erf_inv": (0,),
-    "lgamma": (0,),
-    "log": (0,),
-    "log1p": (0,),
-    "log2": (0,),
-    "pow": (0,),
-    "rem": (1,),
-    "rsqrt": (0,),
-    "sqrt": (0,),
-    "tan": (0,),
 }
 
 # Those of them that are finite above zero, as are their slopes.
@@ -194,16 +171,14 @@ def value_of(
     is_risky: Sequence[bool] = (),
     dtypes: Sequence[Any] = (),
 ) -> Value:
-    """Computes what an operation makes of values, as far as that is known.
+    """Computes what an operation, a key of `ELEMENTWISE`, makes of values.
 
     Args:
-      name: A key of `ELEMENTWISE`.
+      name: The operation.
       values: One per operand.
       is_risky: For each operand, whether it is made of parameters, so that nobody
         vouches that the operation is finite and has a derivative there.
       dtypes: Type of every operand; float32 if not given.
-    Returns:
-      The value of the result.
     Example:
       >>> value_of('mul', [0.0, None]), value_of('div', [0.0, 0.0])
       (0.0, nan)
@@ -408,12 +383,7 @@ def may_be_infinite(name: str) -> bool:
 
 
 def is_positive(name: str, operands: Sequence[bool]) -> bool:
-    """Whether an operation gives numbers above zero.
-
-    Args:
-      name: A primitive.
-      operands: Which of its operands are above zero.
-    """
+    """Whether an operation gives numbers above zero, of operands of which some are."""
     if name == "max":
         return any(operands)
     if name == "pow":
@@ -435,12 +405,7 @@ def same_value(values: Sequence[Value]) -> Value:
 def sum_of(value: Value, count: int | None = None, dtype: Any = np.float32) -> Value:
     """What is known of a sum of numbers of which this is known.
 
-    Args:
-      value: What every term is.
-      count: How many there are, if that is known.
-      dtype: Type of the terms and of the sum; whole numbers wrap around.
-    Returns:
-      The value of the sum.
+    Of so many, if `count` is known; whole numbers of a `dtype` wrap around.
     """
     if value is None or value == 0:
         return value
@@ -460,12 +425,8 @@ def value_at_nan(
 ) -> Value:
     """What an operation makes of operands of which some are nan.
 
-    Args:
-      name: A key of `ELEMENTWISE`.
-      values: One per operand.
-      is_missing: Which of them are nan, whatever is said of their values.
-    Returns:
-      The value of the result; nan where nan is passed on.
+    `is_missing` says which of them are nan, whatever is said of their values. The
+    result is nan where that is passed on.
     """
     if name in _COMPARISONS:
         return float(name == "ne")

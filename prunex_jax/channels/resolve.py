@@ -56,10 +56,7 @@ def resolve(
 ) -> Resolution:
     """Finds what is joined and what is frozen.
 
-    Args:
-      table: The labels.
-      status: int8[some labels], what is known of them beforehand.
-      factors: Which factors of a flat axis are cut; see `TraceOptions`.
+    `status`, int8[some labels], is what is known of them beforehand.
     """
     num_components, component = _components(table, table.edges)
     first_reason = np.full(num_components, -1, np.int64)
@@ -90,13 +87,10 @@ def resolve(
 
 
 def added_labels(table: LabelTable) -> np.ndarray:
-    """Finds what the function adds up that was made apart, as shortcuts are.
+    """Finds labels of what the function adds up that was made apart, as shortcuts are.
 
     What was made apart are channels of different parameters; scales, biases and the
     like are no parameters of their own here, but belong to what they are applied to.
-
-    Returns:
-      int64[num_found] labels.
     """
     _, owner = _components(table, table.applied)
     found = [np.zeros(0, np.int64)]
@@ -184,10 +178,7 @@ def _tie(product: Product, best: int, component: np.ndarray, unions: Unions) -> 
 
 
 def _choose(
-    product: Product,
-    roots: list[list[int]],
-    component: np.ndarray,
-    unions: Unions,
+    product: Product, roots: list[list[int]], component: np.ndarray, unions: Unions
 ) -> int | None:
     """The factor to cut: one that was chosen before, or else the finest."""
     candidates = []
@@ -270,15 +261,13 @@ def collect_groups(
     running: Sequence[Place],
     added: np.ndarray,
 ) -> tuple[tuple[ChannelGroup, ...], tuple[FrozenChannels, ...]]:
-    """Gathers channels into groups.
+    """Gathers channels into groups, in order of their first places, and what stays.
 
     Args:
       resolution: What labels come to.
       weights: Axes of the parameters.
       running: Axes of the running statistics.
       added: int64[num_added] components of what shortcuts add up.
-    Returns:
-      Groups in order of their first places, and what stays.
     """
     reasons = resolution.reasons
     places = [*weights, *running]
@@ -319,12 +308,8 @@ def _owners(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Whose positions of some components are: their own, or what they are made of.
 
-    Args:
-      component: int64[num_positions].
-      resolution: What is made of what.
-    Returns:
-      int64[num_owned] channels, and which of the positions they own. Of what a position
-      is made of, what stays is left out.
+    Gives int64[num_owned] channels, and which of the positions they own. Of what a
+    position is made of, what stays is left out.
     """
     own = {
         root: free

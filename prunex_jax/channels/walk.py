@@ -18,13 +18,7 @@ from prunex_jax.base.jaxprs import (
     mesh_axes_of,
     open_program,
 )
-from prunex_jax.channels.context import (
-    Context,
-    Rule,
-    freeze_all,
-    is_of_jax,
-    source_of,
-)
+from prunex_jax.channels.context import Context, Rule, freeze_all, is_of_jax, source_of
 from prunex_jax.channels.derivatives import has_tangent, label_jvp, label_vjp
 from prunex_jax.channels.labels import (
     Constant,
@@ -51,33 +45,20 @@ _MOVES = {
 _MAX_DEPTH = 2
 
 
+@dataclasses.dataclass(eq=False)
 class Walk:
-    """One walk over one program, and the programs in it.
+    """One walk over one program, and the programs in it."""
 
-    Args:
-      rules: Rule of every known primitive.
-      table: Where labels are joined and frozen.
-      renormalise: See `trace_channels`.
-      with_jax_derivatives: Whether forward derivatives of jax's own are walked.
-        They mix no channels that the functions keep apart, so it can be left out where
-        nothing is differentiated.
-    """
-
-    def __init__(
-        self,
-        rules: Mapping[str, Rule],
-        table: LabelTable,
-        renormalise: bool,
-        with_jax_derivatives: bool,
-    ) -> None:
-        self.table = table
-        self.rules = rules
-        self.renormalise = renormalise
-        self.with_jax_derivatives = with_jax_derivatives
-        # Values that some equation reads, with how many came before it.
-        self.first_use: dict[Traced, int] = {}
-        self.num_equations = 0
-        self.depth = 0
+    rules: Mapping[str, Rule]  # Of every known primitive.
+    table: LabelTable  # Where labels are joined and frozen.
+    renormalise: bool  # See `trace_channels`.
+    # Whether forward derivatives of jax's own are walked. They mix no channels that the
+    # functions keep apart, so it can be left out where nothing is differentiated.
+    with_jax_derivatives: bool
+    # Values that some equation reads, with how many came before it.
+    first_use: dict[Traced, int] = dataclasses.field(default_factory=dict)
+    num_equations: int = 0
+    depth: int = 0
 
     def run(
         self,
@@ -114,7 +95,7 @@ class Walk:
         context = Context(
             eqn,
             self.table,
-            operands,
+            tuple(operands),
             site,
             lambda program, arguments: self._inside(program, arguments, site),
             self.renormalise,

@@ -16,12 +16,7 @@ others.
 """
 
 from prunex_jax.data.images import Normalization
-from prunex_jax.data.loader import (
-    VALID,
-    Loader,
-    evaluation_batches,
-    make_loader,
-)
+from prunex_jax.data.loader import VALID, Loader, evaluation_batches, make_loader
 from prunex_jax.data.masking import ASKED, TARGET, MaskedSplit, Masking
 from prunex_jax.data.mixing import LABEL_SHARE, MIXING, OTHER_LABEL
 from prunex_jax.data.own import EXAMPLE, OWN, names_arrays, open_named, open_own

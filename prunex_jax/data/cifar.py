@@ -18,9 +18,10 @@ import numpy as np
 from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.files import expanded
 from prunex_jax.data.images import Pixels
-from prunex_jax.data.splits import ArraySource, Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import Labels, LateArrays, StoredSet
 
 _SIDE, _COLOURS = 32, 3
+_SIZES = {"train": 50_000, "test": 10_000}  # Examples of each split.
 _CIFAR10_CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
@@ -34,7 +35,6 @@ class _Archive:
     folder: str  # Of its files, as torchvision leaves it.
     archive: str  # With this folder.
     files: dict[str, tuple[str, ...]]  # Of each split.
-    sizes: dict[str, int]  # Examples of each split.
     labels: bytes  # Key of the labels in a file.
     num_classes: int
     class_names: tuple[str, ...] = ()
@@ -48,7 +48,6 @@ ARCHIVES = {
             "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
             "test": ("test_batch",),
         },
-        {"train": 50_000, "test": 10_000},
         b"labels",
         10,
         _CIFAR10_CLASSES,
@@ -57,7 +56,6 @@ ARCHIVES = {
         "cifar-100-python",
         "cifar-100-python.tar.gz",
         {"train": ("train",), "test": ("test",)},
-        {"train": 50_000, "test": 10_000},
         b"fine_labels",
         100,
     ),
@@ -65,12 +63,7 @@ ARCHIVES = {
 
 
 def find_archive(name: str, data_dir: str) -> Path | None:
-    """The folder of files of a set, or its archive; None if neither is there.
-
-    Args:
-      name: One of `ARCHIVES`.
-      data_dir: Where they are looked for.
-    """
+    """The folder of files of a set, or its archive; None if neither is there."""
     known = ARCHIVES[name]
     root = expanded(data_dir or ".")
     places = (root / known.folder, root / known.archive, root)
@@ -81,21 +74,16 @@ def find_archive(name: str, data_dir: str) -> Path | None:
 
 
 def open_archive(name: str, place: Path) -> StoredSet:
-    """Opens a set from what `find_archive` has found; nothing is read yet.
-
-    Returns:
-      Its train and test splits, which are kept in memory once they are read.
-    """
+    """Opens a set from what `find_archive` has found; nothing is read yet."""
     known = ARCHIVES[name]
-
-    def stored(split: str) -> StoredSplit:
-        read = functools.partial(_read_split, name, str(place), split)
-        return StoredSplit(read, known.sizes[split])
-
     return StoredSet(
         name=name,
-        train=stored("train"),
-        test=stored("test"),
+        sources={
+            split: LateArrays(
+                functools.partial(_read_split, name, str(place), split), size
+            )
+            for split, size in _SIZES.items()
+        },
         num_classes=known.num_classes,
         image_shape=(_SIDE, _SIDE, _COLOURS),
         class_names=known.class_names,
@@ -113,12 +101,8 @@ def where_archives_are_looked_for(name: str, data_dir: str) -> str:
     )
 
 
-def _read_split(name: str, place: str, split: str) -> ArraySource:
-    """Reads all images and labels of a split.
-
-    Raises:
-      UserError: A file is missing or damaged, or is no file of the set.
-    """
+def _read_split(name: str, place: str, split: str) -> tuple[Pixels, Labels]:
+    """Reads all images and labels of a split, or says which file is not right."""
     known, images, labels = ARCHIVES[name], list[Pixels](), list[Labels]()
     for file, content in _contents(known, Path(place), split):
         try:
@@ -142,13 +126,13 @@ def _read_split(name: str, place: str, split: str) -> ArraySource:
         labels.append(classes)
     stacked, classes = np.concatenate(images), np.concatenate(labels)
     highest = int(classes.max(initial=0))
-    if len(classes) != known.sizes[split] or highest >= known.num_classes:
+    if len(classes) != _SIZES[split] or highest >= known.num_classes:
         raise UserError(
             f"{place} has {len(classes)} images for {split} with labels up to "
-            f"{highest}, and {name} has {known.sizes[split]} of {known.num_classes} "
+            f"{highest}, and {name} has {_SIZES[split]} of {known.num_classes} "
             f"classes; get it again with {known.archive}"
         )
-    return ArraySource((np.ascontiguousarray(stacked.transpose(0, 2, 3, 1)), classes))
+    return np.ascontiguousarray(stacked.transpose(0, 2, 3, 1)), classes
 
 
 def _contents(known: _Archive, place: Path, split: str) -> Iterator[tuple[str, bytes]]:
@@ -174,16 +158,12 @@ def _contents(known: _Archive, place: Path, split: str) -> Iterator[tuple[str, b
 class _Plain(pickle.Unpickler):
     """Makes arrays, and what needs no name: lists, dicts, texts and numbers."""
 
-    _ALLOWED = frozenset(
-        (
-            ("_codecs", "encode"),
-            *(
-                (f"{package}.multiarray", "_reconstruct")
-                for package in ("numpy.core", "numpy._core")
-            ),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-        )
+    _ALLOWED = (
+        ("_codecs", "encode"),
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
     )
 
     def find_class(self, module: str, name: str) -> Any:

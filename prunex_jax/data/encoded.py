@@ -26,18 +26,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Encoded:
-    """The tokens of a split.
+    """The tokens of a split."""
 
-    Attributes:
-      tokens: Of its documents, with an end behind each.
-      num_bytes: Of its text; the end of a document counts as one byte. So bits per byte
-        are over the same bytes for every tokenizer, and bytes are their own tokens.
-      num_documents: In it.
-    """
-
-    tokens: Tokens
+    tokens: Tokens  # Of its documents, with an end behind each.
+    # Of its text; the end of a document counts as one byte, so that bits per byte are
+    # over the same bytes for every tokenizer.
     num_bytes: int
-    num_documents: int
+    num_documents: int  # In it.
 
     @property
     def bytes_per_token(self) -> float:
@@ -51,7 +46,7 @@ def encode_once(
     tokenizer: Tokenizer,
     config: DataConfig,
 ) -> Encoded:
-    """Encodes documents, or finds what was encoded before.
+    """Encodes documents into a file, or finds what was encoded before.
 
     Processes of a machine that ask for the same wait for the first of them. Files are
     written beside and renamed, so that what is found is whole.
@@ -61,10 +56,6 @@ def encode_once(
       digest: Of all of them: what it was is found again by it.
       tokenizer: Makes the tokens.
       config: `cache_dir`.
-    Returns:
-      The tokens, in a file that is read where it is needed.
-    Raises:
-      UserError: The folder cannot be written.
     """
     key = hashlib.sha256(f"1 {digest} {tokenizer.identity}".encode()).hexdigest()[:32]
     try:

@@ -8,7 +8,7 @@ import numpy as np
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.data.order import Positions
 from prunex_jax.data.own import OwnSplit
-from prunex_jax.data.splits import Batch, Dataset, ImageSplit, Split
+from prunex_jax.data.splits import SPLITS, Batch, Dataset, ImageSplit, Split
 
 # Bytes that are read of a split in memory, and examples of one that is not.
 _SAMPLE_BYTES = 2**26
@@ -16,15 +16,13 @@ _SAMPLE_SIZE = 32
 
 
 def fingerprint_of(dataset: Dataset) -> dict[str, Any]:
-    """Describes a data set by what differs if it is another one.
+    """What is described of a data set -> its value, which differs if it is another one.
 
     Evenly spaced examples are read: of a split in memory as many as fit into 64 MiB,
     which are mostly all, and 32 of others. The test split stays unread, and so does
     what a user's own data set holds, which may be another thing at every look, as where
     examples are augmented.
 
-    Returns:
-      What is described -> its value: number, form and content of the examples.
     Example:
       >>> from prunex_jax.data.own import open_own
       >>> from prunex_jax.data.settings import DataConfig
@@ -36,7 +34,7 @@ def fingerprint_of(dataset: Dataset) -> dict[str, Any]:
       ['the content of 8 examples in train', 'the content of 1 examples in validation']
     """
     described: dict[str, Any] = {}
-    for name in ("train", "validation", "test"):
+    for name in SPLITS:
         split = getattr(dataset, name)
         described[f"the number of examples in {name}"] = len(split)
         if len(split) and name != "test":

@@ -14,16 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.data.image_files import (
-    ImageFiles,
-    broken_image,
-    look_at,
-    named_classes,
-)
+from prunex_jax.data.image_files import ImageFiles, broken_image, look_at, named_classes
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path
-from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit
+from prunex_jax.data.splits import SPLIT_NAMES, SPLITS, Labels, StoredSet
 
 _SUFFIXES = frozenset(
     ".jpg .jpeg .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm".split()
@@ -42,16 +37,8 @@ class _FolderSource:
     def __len__(self) -> int:
         return len(self.files)
 
-    def opened(self) -> "_FolderSource":
-        """The source, which needs no opening."""
-        return self
-
     def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
-        """Reads and decodes the files at `indices`.
-
-        Raises:
-          UserError: A file cannot be read any more.
-        """
+        """Reads and decodes the files at `indices`."""
         images = [self._image(self.files[index]) for index in indices]
         return images, self.labels[indices]
 
@@ -72,13 +59,6 @@ def open_folder(config: DataConfig) -> StoredSet:
     `shuffle_seed` have the lowest hash, so that nearly all files stay where they are
     when some are added or removed.
 
-    Args:
-      config: `dir`, `broken_files`, `validation_share` and `shuffle_seed`.
-    Returns:
-      Classes are the names of folders, sorted.
-    Raises:
-      UserError: There are no such folders, splits differ in classes, a class is empty,
-        or a file is broken and is not to be skipped.
     Example:
       >>> import tempfile
       >>> from PIL import Image
@@ -87,7 +67,7 @@ def open_folder(config: DataConfig) -> StoredSet:
       ...         Path(root, name).mkdir()
       ...         Image.new("RGB", (8, 8)).save(Path(root, name, "1.png"))
       ...     stored = open_folder(DataConfig(name="folder", dir=root))
-      >>> stored.class_names, stored.image_shape, stored.train.num_examples
+      >>> stored.class_names, stored.image_shape, len(stored.sources["train"])
       (('cat', 'dog'), (8, 8, 3), 2)
     """
     root = named_path(config, "FOLDER, with one folder of image files per class")
@@ -105,26 +85,26 @@ def open_folder(config: DataConfig) -> StoredSet:
     if "validation" not in folders:
         kept = _with_validation(kept, config)
     _check_classes_are_trained(kept, classes, config)
+    left_out = []
+    if others:
+        left_out = [f"{len(others)} files of other kinds left out, first {others[0]}"]
 
-    def stored(split: str) -> StoredSplit:
+    def source_of(split: str) -> _FolderSource:
         part = [each for each in kept if each.split == split]
-        source = _FolderSource(
+        return _FolderSource(
             str(root),
             tuple(each.file for each in part),
             np.array([each.label for each in part], np.int32),
             found.image_shape[-1],
         )
-        return StoredSplit.of(source)
 
     return StoredSet(
         name=config.name,
-        train=stored("train"),
-        validation=stored("validation"),
-        test=stored("test"),
+        sources={split: source_of(split) for split in SPLITS},
         num_classes=len(classes),
         image_shape=found.image_shape,
         class_names=tuple(classes),
-        remarks=(named_classes(classes), *_left_out(others), *found.remarks),
+        remarks=(named_classes(classes), *left_out, *found.remarks),
     )
 
 
@@ -207,12 +187,6 @@ def _listed(
             below = [os.path.relpath(file, root) for file in files]
             listed += [_Listed(split, label, file) for file in below]
     return listed, others
-
-
-def _left_out(files: Sequence[str]) -> list[str]:
-    if not files:
-        return []
-    return [f"{len(files)} files of other kinds left out, first {files[0]}"]
 
 
 def _files(folder: Path) -> list[str]:

@@ -20,29 +20,23 @@ from prunex_jax.data.image_files import (
     broken_image,
     look_at,
     named_classes,
+    only_of_kind,
 )
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path
-from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, StoredSplit, Uncached
+from prunex_jax.data.splits import SPLIT_NAMES, Labels, StoredSet, Uncached
 
 HUGGINGFACE = "huggingface"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Columns:
-    """Where images and labels of a set are."""
-
-    folder: str  # Of the set.
-    image: str  # Name of the column.
-    label: str  # Name of the column.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _HuggingFaceSource(Uncached):
     """Labelled images of one split."""
 
-    columns: _Columns
+    folder: str  # Of the set.
+    image: str  # Column of the images.
+    label: str  # Column of their classes.
     split: str  # As the set calls it; empty where it has none.
     rows: Positions  # int64[size], those that are read.
     num_channels: int  # 1 or 3.
@@ -50,22 +44,13 @@ class _HuggingFaceSource(Uncached):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def opened(self) -> "_HuggingFaceSource":
-        """The source, after it has opened its files."""
-        _ = self._sizes
-        return self
-
     def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
-        """Decodes the images at `indices`.
-
-        Raises:
-          UserError: One cannot be decoded, or a file was cut since it was opened.
-        """
+        """Decodes the images at `indices`."""
         for path, size in self._sizes.items():
             check_whole(path, size)
         try:
             found = self._table[self.rows[indices].tolist()]
-            labels = np.array(found[self.columns.label], np.int32)
+            labels = np.array(found[self.label], np.int32)
         except UserError:
             raise
         except Exception as error:  # Damaged files raise all kinds of errors.
@@ -74,26 +59,24 @@ class _HuggingFaceSource(Uncached):
                 f"{self.name(int(min(indices)))}{several} cannot be read "
                 f"({one_line(error, 200)}); put the set back as it was"
             ) from error
-        pairs = zip(indices, found[self.columns.image], strict=True)
+        pairs = zip(indices, found[self.image], strict=True)
         images = [self._decoded(index, image) for index, image in pairs]
         return images, labels
 
     def labels(self) -> Labels:
         """All labels, int32[size]; -1 where there is none."""
-        name = self.columns.label
-        found = self._table.select_columns([name])[self.rows.tolist()][name]
+        column = self._table.select_columns([self.label])
+        found = column[self.rows.tolist()][self.label]
         return np.array([-1 if x is None else x for x in found], np.int32)
 
     def file(self, index: int) -> IO[bytes]:
         """An image as it is stored."""
-        return io.BytesIO(
-            _bytes(self._table[int(self.rows[index])][self.columns.image])
-        )
+        return io.BytesIO(_bytes(self._table[int(self.rows[index])][self.image]))
 
     def name(self, index: int) -> str:
         """What people call an image."""
         split = f" of split {self.split!r}" if self.split else ""
-        return f"image {self.rows[index]}{split} of {self.columns.folder}"
+        return f"image {self.rows[index]}{split} of {self.folder}"
 
     def _decoded(self, index: int, image: Mapping[str, Any] | None) -> Pixels:
         try:
@@ -111,37 +94,31 @@ class _HuggingFaceSource(Uncached):
     def _table(self) -> Any:
         import datasets
 
-        found = _load(self.columns.folder)
+        found = _load(self.folder)
         table = found[self.split] if self.split else found
-        columns = [self.columns.image, self.columns.label]
-        table = table.with_format(None).select_columns(columns)
+        table = table.with_format(None).select_columns([self.image, self.label])
         # Decoding stays here.
-        return table.cast_column(self.columns.image, datasets.Image(decode=False))
+        return table.cast_column(self.image, datasets.Image(decode=False))
 
 
 def open_huggingface(config: DataConfig) -> StoredSet:
     """Opens what `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote.
 
-    Args:
-      config: `dir` is its folder; `broken_files` is used.
-    Returns:
-      Its splits train, validation (or valid, val) and test; a set without splits is
-      that of training.
-    Raises:
-      UserError: There is no such folder, `datasets` is not installed, the set has no
-        images with one class each, or an image is broken and is not to be skipped.
+    Splits are train, validation (or valid, val) and test; a set without splits is that
+    of training.
     """
     tables = _tables(config)
     features = tables["train"][1].features
-    columns = _columns(config, features)
-    classes = tuple(features[columns.label].names)
+    image, label = _columns(config, features)
+    classes = tuple(features[label].names)
     sources = {}
     for split, (name, table) in tables.items():
         if table.features != features:
             raise UserError(
                 f"splits of {config.dir} differ in columns or classes: make them alike"
             )
-        sources[split] = _HuggingFaceSource(columns, name, np.arange(len(table)), 3)
+        rows = np.arange(len(table))
+        sources[split] = _HuggingFaceSource(config.dir, image, label, name, rows, 3)
         _check_labels(sources[split], len(classes))
     places = [(each, row) for each in sources.values() for row in range(len(each))]
     files = ImageFiles(
@@ -153,26 +130,22 @@ def open_huggingface(config: DataConfig) -> StoredSet:
     found = look_at(files, config)
     kept = [places[number] for number in found.kept]
 
-    def stored(split: str) -> StoredSplit:
-        part = sources.get(split)
-        source = dataclasses.replace(
-            part or sources["train"],
-            rows=np.array([row for each, row in kept if each is part], np.int64),
+    def kept_of(source: _HuggingFaceSource) -> _HuggingFaceSource:
+        return dataclasses.replace(
+            source,
+            rows=np.array([row for each, row in kept if each is source], np.int64),
             num_channels=found.image_shape[-1],
         )
-        return StoredSplit.of(source)
 
     return StoredSet(
         name=config.name,
-        train=stored("train"),
-        validation=stored("validation") if "validation" in sources else None,
-        test=stored("test"),
+        sources={split: kept_of(source) for split, source in sources.items()},
         num_classes=len(classes),
         image_shape=found.image_shape,
         class_names=classes,
         remarks=(
             named_classes(classes),
-            f"columns {columns.image} and {columns.label}",
+            f"columns {image} and {label}",
             *found.remarks,
         ),
     )
@@ -212,24 +185,22 @@ def _load(folder: str) -> Any:
         ) from error
 
 
-def _columns(config: DataConfig, features: Mapping[str, Any]) -> _Columns:
+def _columns(config: DataConfig, features: Mapping[str, Any]) -> tuple[str, str]:
     """Finds the image and the class by the types of the columns."""
     import datasets
 
-    found = {}
-    kinds = {"image": datasets.Image, "label": datasets.ClassLabel}
-    for preferred, kind in kinds.items():
-        names = [name for name in features if isinstance(features[name], kind)]
-        names = [preferred] if preferred in names else names
-        if len(names) != 1:
+    def only(kind: type, preferred: str) -> str:
+        name = only_of_kind(features, kind, preferred)
+        if name is None:
             said = ", ".join(f"{k} ({type(v).__name__})" for k, v in features.items())
             raise UserError(
                 f"{config.dir} has the columns {said}, and needs one of type "
                 f"{kind.__name__}, or one of them called {preferred!r}: "
                 "cast or rename columns, and save it again"
             )
-        found[preferred] = names[0]
-    return _Columns(config.dir, found["image"], found["label"])
+        return name
+
+    return only(datasets.Image, "image"), only(datasets.ClassLabel, "label")
 
 
 def _check_labels(source: _HuggingFaceSource, num_classes: int) -> None:

@@ -3,9 +3,9 @@
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -32,30 +32,18 @@ class ImageFiles:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """What was seen of image files.
+    """What was seen of image files."""
 
-    Attributes:
-      kept: int64[kept], sorted, numbers of those that can be read.
-      image_shape: Height, width, channels; None where they differ in size. Three
-        channels, unless all are grey.
-      remarks: What people should know.
-    """
-
-    kept: Positions
+    kept: Positions  # int64[kept], sorted, numbers of those that can be read.
+    # Height, width, channels; None where they differ in size. Three channels, unless
+    # all are grey.
     image_shape: tuple[int | None, int | None, int]
-    remarks: tuple[str, ...]
+    remarks: tuple[str, ...]  # What people should know.
 
 
 def look_at(files: ImageFiles, config: DataConfig) -> Found:
-    """Reads the shapes of images, and finds broken ones.
+    """Reads the shapes of images, at least one, and finds broken ones.
 
-    Args:
-      files: At least one.
-      config: `broken_files` is used.
-    Returns:
-      What was seen.
-    Raises:
-      UserError: One is broken and is not to be skipped, or none is left.
     Example:
       >>> import io
       >>> files = ImageFiles(2, 8, lambda k: io.BytesIO(b"text"), "{}.jpg".format)
@@ -92,6 +80,14 @@ replace or delete it, or set data.broken_files=skip
         image_shape=(_only(heights), _only(widths), max(channels)),
         remarks=tuple(remarks),
     )
+
+
+def only_of_kind(features: Mapping[str, Any], kind: type, preferred: str) -> str | None:
+    """The only feature of a kind, or of several the one that is called so."""
+    names = [name for name in features if isinstance(features[name], kind)]
+    if preferred in names:
+        return preferred
+    return names[0] if len(names) == 1 else None
 
 
 def named_classes(names: Sequence[str]) -> str:

@@ -40,15 +40,11 @@ class BrokenImageError(ValueError):
 
 
 def image_shape(file: IO[bytes], whole: bool) -> tuple[int, int, int]:
-    """Reads the shape of an image from its header.
+    """Reads height, width and channels of an image from its header.
 
-    Args:
-      file: An image file, open for reading.
-      whole: Also decodes the image, which finds what is broken behind its header.
-    Returns:
-      Height, width and channels: 1 for grey images, otherwise 3.
-    Raises:
-      BrokenImageError: It cannot be read, or has more than 8 bits per channel.
+    There is 1 channel of grey images, and otherwise 3. With `whole`, the image is
+    decoded as well, which finds what is broken behind its header.
+
     Example:
       >>> file = io.BytesIO()
       >>> Image.new("L", (3, 2)).save(file, "PNG")
@@ -78,13 +74,7 @@ def _decoding() -> Iterator[None]:
 
 
 def decode_image(encoded: bytes, num_channels: int) -> Pixels:
-    """Decodes JPEG, PNG or another format that Pillow knows.
-
-    Returns:
-      uint8[height, width, num_channels].
-    Raises:
-      BrokenImageError: It cannot be decoded.
-    """
+    """Decodes what Pillow knows, to uint8[height, width, num_channels]."""
     with _decoding(), Image.open(io.BytesIO(encoded)) as image:
         pixels = np.asarray(image.convert("L" if num_channels == 1 else "RGB"))
     return pixels.reshape(*pixels.shape[:2], num_channels)
@@ -100,8 +90,6 @@ def resize_box(image: Pixels, box: Sequence[float], size: tuple[int, int]) -> Pi
       image: uint8[height, width, channels] with 1 or 3 channels.
       box: Left, top, right and bottom of the rectangle, in pixels.
       size: Height and width wanted.
-    Returns:
-      uint8[*size, channels].
     """
     channels = image.shape[-1]
     picture = Image.fromarray(image[..., 0] if channels == 1 else image)
@@ -116,14 +104,8 @@ def centre_view(image: Pixels, size: tuple[int, int], share: float) -> Pixels:
     """Resizes the largest centred rectangle of the wanted shape, scaled by a share.
 
     With share 0.875 and size 224 x 224 this is the usual ImageNet evaluation: shorter
-    side to 256, centre crop of 224, in one step.
-
-    Args:
-      image: uint8[height, width, channels].
-      size: Height and width wanted.
-      share: Side of the rectangle relative to the largest that fits, in (0, 1].
-    Returns:
-      uint8[*size, channels]; the image itself where nothing has to change.
+    side to 256, centre crop of 224, in one step. An image where nothing has to change
+    is returned as it is.
     """
     height, width = image.shape[:2]
     if (height, width) == size and share == 1.0:
@@ -198,13 +180,9 @@ class Recipe:
         return centre_view(image, self.image_shape[:2], 1.0)
 
     def training_images(self, stored: Images, draws: _Uniforms) -> Pixels:
-        """Augments a batch.
+        """Augments a batch, to uint8[batch, *image_shape].
 
-        Args:
-          stored: Images returned by `stored`, or one array of them.
-          draws: float64[batch, num_draws] in [0, 1).
-        Returns:
-          uint8[batch, *image_shape]; image k depends on `draws[k]` only.
+        Image k depends on `draws[k]` only, float64[num_draws] in [0, 1).
         """
         crop_draws, more = np.split(draws, [NUM_DRAWS[self.augment]], axis=1)
         images = self._cropped(stored, crop_draws)

@@ -1,19 +1,20 @@
-"""Produces batches one ahead, from memory or through grain: training and evaluation.
+"""Produces batches ahead, from memory or through grain: training and evaluation.
 
 The only place that knows grain, threads and worker processes. Batches from memory and
 single examples in grain's workers come from the same functions, which is why both ways
 of reading give the same bits.
 """
 
+import collections
 import contextlib
 import dataclasses
 import multiprocessing
 import os
-import queue
 import socket
 import threading
 import weakref
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import SupportsIndex
 
 import jax
@@ -27,6 +28,9 @@ from prunex_jax.data.shards import make_order
 from prunex_jax.data.splits import Batch, Split
 
 _MAX_READ_THREADS = 16
+_THREAD = "prunex-batches"
+# Batches that are made before they are asked for.
+_AHEAD = 2
 # End of a stream without end, as far as grain is concerned.
 _ENDLESS = 2**40
 # Entry of evaluation batches: float32[batch], 0.0 for rows that count for nothing.
@@ -72,33 +76,31 @@ Examples = TrainingExamples | _EvaluationExamples
 
 
 class BatchIterator(Iterator[Batch]):
-    """Iterates over host-local numpy batches that a thread makes one ahead.
+    """Iterates over host-local numpy batches that a thread makes ahead.
 
     `close`, the end of a `with` block, or dropping the last reference ends the thread
     and whatever it reads with.
     """
 
     def __init__(self, batches: Generator[Batch, None, None]) -> None:
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=1)
-        stop = threading.Event()
-        # The thread must not hold `self`, or it would never be dropped.
-        thread = threading.Thread(
-            target=_produce,
-            args=(batches, self._ready, stop),
-            name="prunex-batches",
-            daemon=True,
-        )
-        self._close = weakref.finalize(self, _stop, thread, self._ready, stop)
-        thread.start()
+        thread = ThreadPoolExecutor(1, _THREAD)
+        # Neither may hold `self`, or it would never be dropped.
+        self._make = lambda: thread.submit(_next, batches)
+        self._ready = collections.deque(self._make() for _ in range(_AHEAD))
+        self._close = weakref.finalize(self, _stop, thread, batches)
 
     def __next__(self) -> Batch:
         if not self._close.alive:
             raise StopIteration
-        result = self._ready.get()
-        if isinstance(result, BaseException):
+        try:
+            # Taken off after the wait, which an interrupt may end.
+            found = self._ready[0].result()
+        except Exception:
             self.close()
-            raise result
-        return result
+            raise
+        self._ready.popleft()
+        self._ready.append(self._make())
+        return found
 
     def close(self) -> None:
         """Ends the thread; later calls of `next` find the iterator exhausted."""
@@ -319,38 +321,16 @@ def _named(error: Exception) -> UserError:
     return UserError(f"{problem} (read on {socket.gethostname()})")
 
 
-def _produce(
-    batches: Generator[Batch, None, None],
-    ready: "queue.Queue[Batch | BaseException]",
-    stop: threading.Event,
-) -> None:
-    end: BaseException = StopIteration()
+def _next(batches: Generator[Batch, None, None]) -> Batch:
     try:
-        for batch in batches:
-            ready.put(batch)
-            if stop.is_set():
-                break
-    # Raised again where the batch is asked for.
+        return next(batches)
     except (UserError, OSError, ValueError, TypeError, LookupError) as error:
-        end = _named(error)
-        end.__cause__ = error
-    except BaseException as error:
-        end = error
-    finally:
+        raise _named(error) from error
+
+
+def _stop(thread: ThreadPoolExecutor, batches: Generator[Batch, None, None]) -> None:
+    # The thread itself may drop the last reference, and cannot wait for its own end.
+    is_thread = threading.current_thread().name.startswith(_THREAD)
+    thread.shutdown(wait=not is_thread, cancel_futures=True)
+    if not is_thread:
         batches.close()
-    if not stop.is_set():
-        ready.put(end)
-
-
-def _stop(
-    thread: threading.Thread,
-    ready: "queue.Queue[Batch | BaseException]",
-    stop: threading.Event,
-) -> None:
-    stop.set()
-    # The thread may be waiting for room, once per item it still puts.
-    while thread.is_alive() and thread is not threading.current_thread():
-        try:
-            ready.get_nowait()
-        except queue.Empty:
-            thread.join(0.01)

@@ -7,7 +7,6 @@ is unpickled.
 """
 
 import dataclasses
-import functools
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -18,9 +17,8 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data.images import Pixels
-from prunex_jax.data.order import Positions
 from prunex_jax.data.settings import DataConfig, named_path
-from prunex_jax.data.splits import Labels, StoredSet, StoredSplit, Uncached
+from prunex_jax.data.splits import Labels, LateArrays, StoredSet
 
 NPZ = "npz"
 # What entries are called before and after the name of their split.
@@ -64,11 +62,7 @@ class Entry:
         return self.dtype.kind in "iu" and self.shape[1:] in ((), (1,))
 
     def read(self) -> np.ndarray:
-        """The array.
-
-        Raises:
-          UserError: The file is damaged or gone.
-        """
+        """The array, if it is still what it was when the file was opened."""
         try:
             # Numpy leaves a damaged file open that it has opened itself.
             with (
@@ -106,51 +100,22 @@ class _Part:
         found = self.y.read()
         return found.reshape(-1) if self.y.is_labels else found
 
-
-@dataclasses.dataclass(frozen=True)
-class _NpzSource(Uncached):
-    """Labelled images of one split, in memory from `opened` on."""
-
-    part: _Part
-
-    def __len__(self) -> int:
-        return self.part.x.shape[0]
-
-    def opened(self) -> "_NpzSource":
-        """The source, after it has read its file."""
-        _ = self._images, self.labels
-        return self
-
-    def read(self, indices: Positions) -> tuple[Pixels, Labels]:
-        """Copies of the examples at `indices`."""
-        return self._images[indices], self.labels[indices]
-
-    @functools.cached_property
-    def labels(self) -> Labels:
-        """All labels, int32[size]."""
-        return self.part.targets().astype(np.int32)
-
-    @functools.cached_property
-    def _images(self) -> Pixels:
-        images = self.part.x.read()
-        return images[..., None] if images.ndim == 3 else images
+    def labelled_images(self) -> tuple[Pixels, Labels]:
+        """Images with an axis of channels, and labels, where `is_images`."""
+        images = self.x.read()
+        images = images[..., None] if images.ndim == 3 else images
+        return images, self.targets().astype(np.int32)
 
 
 def open_npz(config: DataConfig) -> StoredSet:
     """Opens labelled images that are arrays of a file.
 
-    Args:
-      config: `dir` is the file.
-    Returns:
-      Its splits; those that it does not have are empty, or taken from training.
-    Raises:
-      UserError: There is no such file, or it has no such arrays.
     Example:
       >>> import tempfile
       >>> file = tempfile.NamedTemporaryFile(suffix=".npz")
       >>> np.savez(file, x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 3)
       >>> stored = open_npz(DataConfig(name="npz", dir=file.name))
-      >>> stored.image_shape, stored.num_classes, stored.train.num_examples
+      >>> stored.image_shape, stored.num_classes, len(stored.sources["train"])
       ((4, 4, 1), 3, 9)
     """
     parts = _parts(config)
@@ -167,35 +132,26 @@ def open_npz(config: DataConfig) -> StoredSet:
             raise UserError(
                 f"{config.dir} has {part.x} beside {train}: make them alike"
             )
-    sources = {split: _NpzSource(part) for split, part in parts.items()}
-    stored = {split: StoredSplit.of(source) for split, source in sources.items()}
     height, width, *channels = train.shape[1:]
     return StoredSet(
         name=config.name,
-        train=stored["train"],
-        validation=stored.get("validation"),
-        test=stored.get("test", StoredSplit(sources["train"].opened, 0)),
-        num_classes=_num_classes(sources),
+        sources={
+            split: LateArrays(part.labelled_images, part.x.shape[0])
+            for split, part in parts.items()
+        },
+        num_classes=_num_classes(parts),
         image_shape=(height, width, channels[0] if channels else 1),
     )
 
 
 def npz_has_images(config: DataConfig) -> bool:
-    """Whether `open_npz` will do; otherwise `npz_arrays`.
-
-    Raises:
-      UserError: There is no such file, or it has no arrays that are used.
-    """
+    """Whether `open_npz` will do; otherwise `npz_arrays`."""
     return all(part.is_images for part in _parts(config).values())
 
 
 def npz_arrays(config: DataConfig) -> dict[str, PyTree]:
-    """Reads arrays of any kind, as `open_own` takes them.
+    """Reads arrays of any kind, as `open_own` takes them: split -> (x, y), or x alone.
 
-    Returns:
-      Split -> (x, y), or x alone.
-    Raises:
-      UserError: There is no such file, or it has no arrays that are used.
     Example:
       >>> import tempfile
       >>> file = tempfile.NamedTemporaryFile(suffix=".npz")
@@ -289,21 +245,22 @@ def _header(
     return shape, dtype
 
 
-def _num_classes(sources: Mapping[str, _NpzSource]) -> int:
-    train = sources["train"]
-    highest = int(train.labels.max())
-    if highest >= max(_MOST_CLASSES, len(train)):
+def _num_classes(parts: Mapping[str, _Part]) -> int:
+    train = parts["train"]
+    labels = {split: part.targets() for split, part in parts.items()}
+    highest, size = int(labels["train"].max()), len(labels["train"])
+    if highest >= max(_MOST_CLASSES, size):
         raise UserError(
-            f"{train.part.y} of {train.part.x.file} has label {highest} among "
-            f"{len(train)} examples, for which a network would need {highest + 1} "
-            "outputs: number the classes from 0, without gaps"
+            f"{train.y} of {train.x.file} has label {highest} among {size} examples, "
+            f"for which a network would need {highest + 1} outputs: number the classes "
+            "from 0, without gaps"
         )
-    for source in sources.values():
-        low, high = int(source.labels.min()), int(source.labels.max())
+    for split, part in parts.items():
+        low, high = int(labels[split].min()), int(labels[split].max())
         if low < 0 or high > highest:
             wrong = low if low < 0 else high
             raise UserError(
-                f"{source.part.y} of {source.part.x.file} has label {wrong}, outside "
-                f"of 0..{highest}, those of training: number classes from 0"
+                f"{part.y} of {part.x.file} has label {wrong}, outside of "
+                f"0..{highest}, those of training: number classes from 0"
             )
     return highest + 1

@@ -54,10 +54,6 @@ def permutation(num_examples: int, *key: int) -> Positions:
 
     Sorting hashed positions gives the same order on every machine and with every numpy
     version, which a random generator's own permutation does not promise.
-
-    Args:
-      num_examples: Length.
-      *key: Integers, for instance a seed and an epoch.
     """
     counters = np.arange(num_examples, dtype=np.int64)
     return np.argsort(_hashes(_key(*key), counters), kind="stable")

@@ -45,17 +45,11 @@ class _IndexedExamples:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OwnSplit:
-    """Part of the examples that were given.
+    """Part of the examples that were given."""
 
-    Attributes:
-      name: train, validation or test.
-      source: Where the examples are.
-      numbers: int64[size], sorted, those of `source` that belong here.
-    """
-
-    name: str
-    source: Source
-    numbers: Positions
+    name: str  # train, validation or test.
+    source: Source  # Where the examples are.
+    numbers: Positions  # int64[size], sorted, those of `source` that belong here.
 
     @property
     def in_memory(self) -> bool:
@@ -131,7 +125,8 @@ def open_own(data: Any, config: DataConfig) -> Dataset:
       >>> len(dataset.train), len(dataset.validation), len(dataset.test)
       (15, 5, 0)
     """
-    given = data if _has_splits(data) else {"train": data}
+    has_splits = isinstance(data, Mapping) and "train" in data
+    given = data if has_splits and set(data) <= set(SPLITS) else {"train": data}
     sources = {name: _examples_of(part, name) for name, part in given.items()}
     sizes = {"test": 0, **{name: len(source) for name, source in sources.items()}}
     numbers = split_numbers(config, "data that were given", sizes)
@@ -186,10 +181,6 @@ def open_named(config: DataConfig, seed: int) -> Dataset:
         return open_dataset(config, seed)
     dataset = open_own(npz_arrays(config), config)
     return dataclasses.replace(dataset, name=config.name)
-
-
-def _has_splits(data: Any) -> bool:
-    return isinstance(data, Mapping) and "train" in data and set(data) <= set(SPLITS)
 
 
 def _examples_of(data: Any, split: str) -> Source:

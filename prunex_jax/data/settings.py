@@ -80,13 +80,10 @@ class DataConfig:
 
 
 def named_path(config: DataConfig, wanted: str) -> Path:
-    """Where the data lie, as `dir` says.
+    """Where the data lie, as `dir` says, which has to be what is `wanted`.
 
-    Args:
-      config: `name` and `dir`.
-      wanted: What that has to be, for people, first FOLDER, FILE or PATH for either.
-    Raises:
-      UserError: `dir` is empty, or is not that.
+    That starts with FOLDER, FILE or PATH, for either.
+
     Example:
       >>> named_path(DataConfig('npz', 'a'), 'FILE.npz')
       Traceback (most recent call last):

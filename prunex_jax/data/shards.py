@@ -24,17 +24,10 @@ _ALPHA_RANGE = (1e-9, 1e9)
 
 
 def make_order(split: Split, config: DataConfig, num_hosts: int, seed: int) -> Order:
-    """Makes the order of training examples that `data.shards` asks for.
+    """The order of training examples that `data.shards` asks for.
 
-    Args:
-      split: What is read; its labels, unless all hosts share it.
-      config: `shards`, `dirichlet_alpha`, `shuffle_seed` and `batch_size` are used.
-      num_hosts: Size of the host axis; without effect for shards=iid.
-      seed: Seed of the run.
-    Returns:
-      Position of the endless stream -> example of the split.
-    Raises:
-      UserError: As `check_shards`.
+    It maps positions of the endless stream to examples of the split, whose labels are
+    read unless all hosts share it.
     """
     if config.shards == "iid":
         return ShuffledOrder(len(split), seed)
@@ -44,11 +37,7 @@ def make_order(split: Split, config: DataConfig, num_hosts: int, seed: int) -> O
 
 
 def check_shards(split: Split, config: DataConfig, num_hosts: int) -> None:
-    """Refuses shards that cannot be made, before anything is read.
-
-    Raises:
-      UserError: The split is not in memory, or too small, or the batch does not divide.
-    """
+    """Refuses shards that cannot be made, before anything is read."""
     if config.shards == "iid":
         return
     setting = f"config.data.shards={config.shards!r}"
@@ -117,13 +106,12 @@ def make_shards(labels: Labels, num_hosts: int, config: DataConfig) -> Positions
 def _dirichlet_counts(
     stock: npt.NDArray[np.int64], num_hosts: int, config: DataConfig
 ) -> npt.NDArray[np.int64]:
-    """Draws how many examples of every class each host has.
+    """Draws how many examples of every class each host has, int64[hosts, classes].
+
+    Columns add up to `stock`, the examples of each class, and rows to the same number.
 
     Mixtures are kept as logarithms, because shares of small alpha underflow: a variable
     of Gamma(a) is one of Gamma(a + 1) times u^(1/a).
-
-    `stock` is the examples per class; columns of the result add up to it, rows to the
-    same number.
     """
     alpha = np.clip(config.dirichlet_alpha, *_ALPHA_RANGE)
     # A class of no examples counts as one of one, and never has room.

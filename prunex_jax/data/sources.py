@@ -26,8 +26,9 @@ from prunex_jax.data.splits import (
     ArraySource,
     ImageDataset,
     ImageSplit,
+    Labels,
+    LateArrays,
     StoredSet,
-    StoredSplit,
 )
 from prunex_jax.data.tfds_source import open_tfds
 
@@ -88,19 +89,14 @@ def open_dataset(config: DataConfig, seed: int) -> ImageDataset:
         config.rand_augment_operations,
         config.rand_augment_magnitude,
     )
-    parts = {
-        "train": stored.train,
-        "validation": stored.validation,
-        "test": stored.test,
-    }
-    given = {split: part for split, part in parts.items() if part is not None}
-    sizes = {split: part.num_examples for split, part in given.items()}
+    sources, train = stored.sources, stored.sources["train"]
+    sizes = {"test": 0, **{split: len(source) for split, source in sources.items()}}
     numbers = split_numbers(config, config.name, sizes)
     normalization = _normalization(config, stored, recipe, numbers["train"])
     splits = {
         split: ImageSplit(
             name=split,
-            stored=given.get(split, stored.train),
+            source=sources.get(split, train),
             indices=own,
             recipe=recipe,
             normalization=normalization,
@@ -163,17 +159,14 @@ def _image_shape(config: DataConfig, stored: StoredSet) -> tuple[int, int, int]:
 def split_numbers(
     config: DataConfig, name: str, sizes: Mapping[str, int]
 ) -> dict[str, Positions]:
-    """Numbers of the examples of every split.
+    """Numbers of the examples of every split, int64[size], sorted.
+
+    Without a split for validation, some of those of training are held out for it.
 
     Args:
       config: `validation_share` and `shuffle_seed`.
       name: What to call the data.
       sizes: Number of examples of every split that there is.
-    Returns:
-      Split -> int64[size], sorted. Without one for validation, some of those of
-      training are held out for it.
-    Raises:
-      UserError: None is left to train on.
     Example:
       >>> config = DataConfig(validation_share=0.25)
       >>> numbers = split_numbers(config, 'mine', {'train': 8, 'test': 3})
@@ -232,7 +225,7 @@ def _normalization(
         return known
     num_read = min(len(train), _SAMPLE_SIZE)
     sample = train[np.arange(num_read) * len(train) // num_read]
-    images, _ = stored.train.open().read(sample)
+    images, _ = stored.sources["train"].read(sample)
     views = recipe.evaluation_images([recipe.stored(image) for image in images])
     values = views.reshape(-1, recipe.image_shape[-1]) / 255.0
     # A constant channel has no spread to divide by; one grey level stands in.
@@ -259,8 +252,10 @@ def _open_digits() -> StoredSet:
         is_test[members[permutation(len(members), label)[:num_test]]] = True
     return StoredSet(
         name="digits",
-        train=StoredSplit.of(ArraySource((images[~is_test], labels[~is_test]))),
-        test=StoredSplit.of(ArraySource((images[is_test], labels[is_test]))),
+        sources={
+            "train": ArraySource((images[~is_test], labels[~is_test])),
+            "test": ArraySource((images[is_test], labels[is_test])),
+        },
         num_classes=10,
         image_shape=(8, 8, 1),
         class_names=tuple(map(str, range(10))),
@@ -270,34 +265,27 @@ def _open_digits() -> StoredSet:
 def _open_synthetic(config: DataConfig, seed: int) -> StoredSet:
     """Makes a learnable set: one smooth prototype per class, plus noise per pixel.
 
-    Args:
-      config: Uses `synthetic_examples` (training split; the test split has a quarter
-        of it), `synthetic_classes` and `image_size` (0 means 32).
-      seed: Decides prototypes and noise.
-    Returns:
-      RGB images; class k has every num_classes-th example.
-    Raises:
-      UserError: If a number is not positive.
+    The test split has a quarter of the examples of the training split. Images are RGB,
+    and class k has every num_classes-th example.
     """
-    check_settings(config, "data")
     side = config.image_size or _SYNTHETIC_SIDE
-    num_test = max(config.synthetic_examples // 4, 1)
-    make = functools.partial(_synthetic_source, seed, side, config.synthetic_classes)
+    num_train = config.synthetic_examples
+    sizes = {"train": num_train, "test": max(num_train // 4, 1)}
+    make = functools.partial(_synthetic_images, seed, side, config.synthetic_classes)
     return StoredSet(
         name="synthetic",
-        train=StoredSplit(
-            functools.partial(make, 0, config.synthetic_examples),
-            config.synthetic_examples,
-        ),
-        test=StoredSplit(functools.partial(make, 1, num_test), num_test),
+        sources={
+            split: LateArrays(functools.partial(make, part, size), size)
+            for part, (split, size) in enumerate(sizes.items())
+        },
         num_classes=config.synthetic_classes,
         image_shape=(side, side, 3),
     )
 
 
-def _synthetic_source(
+def _synthetic_images(
     seed: int, side: int, num_classes: int, part: int, size: int
-) -> ArraySource:
+) -> tuple[Pixels, Labels]:
     labels = (np.arange(size) % num_classes).astype(np.int32)
     prototypes = _prototypes(np.random.default_rng([seed, 2]), num_classes, side)
     noise = np.random.default_rng([seed, part])
@@ -307,7 +295,7 @@ def _synthetic_source(
         clean = prototypes[labels[start : start + 256]]
         noisy = clean + noise.normal(0.0, _NOISE, clean.shape)
         images[start : start + 256] = np.clip(np.rint(noisy), 0, 255)
-    return ArraySource((images, labels))
+    return images, labels
 
 
 def _prototypes(rng: np.random.Generator, num_classes: int, side: int) -> Pixels:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -34,14 +34,12 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """Returns the number of examples."""
-        ...
 
     def read(self, indices: Positions) -> PyTree:
         """Returns a tree of arrays along the axis of `indices`, which may be empty.
 
         Of images, those, uint8[height, width, channels] each, and their labels.
         """
-        ...
 
 
 class Uncached:
@@ -65,27 +63,28 @@ class ArraySource:
     def __len__(self) -> int:
         return len(jax.tree.leaves(self.arrays)[0])
 
-    def opened(self) -> "ArraySource":
-        """The source, which needs no opening."""
-        return self
-
     def read(self, indices: Positions) -> PyTree:
         """Returns copies of the examples at `indices`."""
         return jax.tree.map(lambda x: x[indices], self.arrays)
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredSplit:
-    """One split as a data set stores it, before anything is read from it."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class LateArrays(Uncached):
+    """Arrays that come into memory at the first read."""
 
-    # Opens it; called at the first read, and picklable for worker processes.
-    open: Callable[[], Source]
-    num_examples: int  # Its length, known without opening it.
+    make: Callable[[], PyTree]  # Picklable, for worker processes.
+    size: int  # Number of examples, known before.
 
-    @classmethod
-    def of(cls, source: Any) -> "StoredSplit":
-        """The split of a source whose length is known before it is `opened`."""
-        return cls(source.opened, len(source))
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, indices: Positions) -> PyTree:
+        """Returns copies of the examples at `indices`."""
+        return self._made.read(indices)
+
+    @functools.cached_property
+    def _made(self) -> ArraySource:
+        return ArraySource(self.make())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +92,12 @@ class StoredSet:
     """What every kind of data set tells before the recipe is known."""
 
     name: str  # As the user wrote it.
-    train: StoredSplit  # Training split.
-    test: StoredSplit  # Test split; may be empty.
+    # Split -> its images. Without `validation`, a share of `train` becomes it.
+    sources: Mapping[str, Source]
     num_classes: int  # Labels are 0 .. num_classes - 1.
     # Height, width, channels; None where images differ in size.
     image_shape: tuple[int | None, int | None, int]
     class_names: tuple[str, ...] = ()  # Name of every label; empty where they have none
-    # None takes a share of the training split.
-    validation: StoredSplit | None = None
     remarks: tuple[str, ...] = ()  # What people should know of it.
 
 
@@ -113,16 +110,13 @@ class Split(Protocol):
     @property
     def name(self) -> str:
         """train, validation or test."""
-        ...
 
     @property
     def in_memory(self) -> bool:
         """Whether batches are made where they are used, or by grain while training."""
-        ...
 
     def __len__(self) -> int:
         """Number of examples."""
-        ...
 
     def training_batch(
         self, examples: Positions, positions: Positions, seed: int
@@ -137,23 +131,18 @@ class Split(Protocol):
         Returns:
           The batch before `finished`; row k depends on row k of the arguments only.
         """
-        ...
 
     def evaluation_batch(self, examples: Positions) -> Batch:
         """Examples as evaluation sees them, before `finished`; there may be none."""
-        ...
 
     def finished(self, batch: Batch) -> Batch:
         """What is cheaper done once per batch, by the process that trains."""
-        ...
 
     def why_no_labels(self) -> str:
         """Why `labels` cannot be asked for, and the remedy; empty if they can."""
-        ...
 
     def labels(self) -> Labels:
         """All labels, int32[size], by which examples are dealt to hosts."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,15 +151,15 @@ class ImageSplit(Uncached):
 
     Attributes:
       name: train, validation or test.
-      stored: Where the examples are.
-      indices: int64[size], sorted, the examples of `stored` that belong here.
+      source: Where the examples are.
+      indices: int64[size], sorted, the examples of `source` that belong here.
       recipe: From stored images to batches.
       normalization: From uint8 to float32.
       in_memory: True keeps the split in memory; False reads it while training.
     """
 
     name: str
-    stored: StoredSplit
+    source: Source
     indices: Positions
     recipe: Recipe
     normalization: Normalization
@@ -198,13 +187,9 @@ class ImageSplit(Uncached):
         return {**batch, "image": self.normalization.apply(images)}
 
     def read(self, examples: Positions) -> tuple[Images, Labels]:
-        """Reads examples of this split.
+        """Images as the recipe stores them, and labels, int32[batch].
 
-        Args:
-          examples: int64[batch], each in 0 .. len(self) - 1.
-        Returns:
-          The images as the recipe stores them (one array where they are in memory),
-          and int32[batch] labels.
+        The images are one array where they are in memory.
         """
         if self.in_memory:
             images, labels = self._memory
@@ -226,14 +211,11 @@ class ImageSplit(Uncached):
         return f"and split {self.name!r} is not in memory: {remedy}"
 
     @functools.cached_property
-    def _source(self) -> Source:
-        return self.stored.open()
-
-    @functools.cached_property
     def _memory(self) -> tuple[Pixels, Labels]:
         num_chunks = -(-len(self) // _CHUNK)
         chunks = np.array_split(self.indices, max(num_chunks, 1))
-        _ = self._source  # Opened once, before the threads ask for it.
+        # Opens the source once, before the threads ask for it.
+        self.source.read(self.indices[:1])
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             parts = list(pool.map(self._read_chunk, chunks))
         images, labels = zip(*parts, strict=True)
@@ -244,7 +226,7 @@ class ImageSplit(Uncached):
         return np.stack(list(images)), labels
 
     def _read_stored(self, indices: Positions) -> tuple[Images, Labels]:
-        images, labels = self._source.read(indices)
+        images, labels = self.source.read(indices)
         return [self.recipe.stored(image) for image in images], labels
 
 

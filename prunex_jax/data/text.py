@@ -21,12 +21,7 @@ from prunex_jax.data.own import OWN
 from prunex_jax.data.settings import DataConfig
 from prunex_jax.data.sources import OF_IMAGES, split_numbers
 from prunex_jax.data.splits import SPLITS, Dataset
-from prunex_jax.data.text_files import (
-    FilePart,
-    encode_files,
-    stdlib_parts,
-    text_parts,
-)
+from prunex_jax.data.text_files import FilePart, encode_files, stdlib_parts, text_parts
 from prunex_jax.data.tfds_source import TextSource, is_text_set, open_text_set
 from prunex_jax.data.token_files import TokenSet, open_token_files
 from prunex_jax.data.tokenizer import Tokenizer, open_tokenizer
@@ -126,7 +121,7 @@ def open_text(config: DataConfig) -> TextDataset:
     if config.name == STDLIB:
         return open_stdlib(config)
     if config.name == FILES:
-        return _open_files(config)
+        return _of_files(config, *text_parts(config), is_strict=True)
     if config.name == TOKENS:
         return _open_tokens(config)
     return _open_text_set(config)
@@ -139,20 +134,12 @@ def open_stdlib(config: DataConfig) -> TextDataset:
     testing. `validation_share=0` trains on the former, too. A tokenizer reads U+FFFD
     where a file (there are four) is not UTF-8.
 
-    Args:
-      config: `sequence_length`, `validation_share`, and what a tokenizer needs.
-    Raises:
-      UserError: This Python has no source of its library, or sequences are too long.
     Example:
       >>> dataset = open_stdlib(DataConfig(name='stdlib', sequence_length=64))
       >>> dataset.train.evaluation_batch(np.arange(2))['example'].shape
       (2, 65)
     """
     return _of_files(config, stdlib_parts(config), 0, is_strict=False)
-
-
-def _open_files(config: DataConfig) -> TextDataset:
-    return _of_files(config, *text_parts(config), is_strict=True)
 
 
 def _of_files(
@@ -184,10 +171,7 @@ def _open_text_set(config: DataConfig) -> TextDataset:
 
 
 def _encode_source(
-    source: TextSource,
-    numbers: np.ndarray,
-    tokenizer: Tokenizer,
-    config: DataConfig,
+    source: TextSource, numbers: np.ndarray, tokenizer: Tokenizer, config: DataConfig
 ) -> Encoded:
     which = hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
     digest = f"{source.digest} {source.split} {which}"

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,28 +27,16 @@ _ELSEWHERE = ("site-packages", "dist-packages", "__pycache__")
 
 @dataclasses.dataclass(frozen=True)
 class FilePart:
-    """A part of a file, or all of it: a document.
+    """A part of a file, or all of it: a document."""
 
-    Attributes:
-      path: The file.
-      name: Relative path, with `/`.
-      split: Where it belongs.
-      start: Bytes in front of the part.
-      stop: End of the part, in bytes; None for that of the file.
-    """
-
-    path: Path
-    name: str
-    split: str
-    start: int = 0
-    stop: int | None = None
+    path: Path  # The file.
+    name: str  # Relative path, with `/`.
+    split: str  # Where it belongs.
+    start: int = 0  # Bytes in front of the part.
+    stop: int | None = None  # End of the part, in bytes; None for that of the file.
 
     def read(self) -> bytes:
-        """Its bytes.
-
-        Raises:
-          UserError: It cannot be read.
-        """
+        """Its bytes."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.start)
@@ -61,11 +49,7 @@ class FilePart:
 
 
 def stdlib_parts(config: DataConfig) -> list[FilePart]:
-    """The source of the standard library of this interpreter, by file.
-
-    Raises:
-      UserError: This Python has no source of its library.
-    """
+    """The source of the standard library of this interpreter, by file."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = [
         FilePart(path, name, _stdlib_split(name, config))
@@ -90,19 +74,12 @@ def _stdlib_split(name: str, config: DataConfig) -> str:
 
 
 def text_parts(config: DataConfig) -> tuple[list[FilePart], int]:
-    """Files of text of the user's, as splits.
+    """Files of text of the user's, as splits, and how many more belong to no split.
 
     Folders or files at the top that are called `train`, `validation` (or `valid`,
     `val`, `dev`) and `test` are splits where there is `train` and one of the others.
     Without validation, some of training becomes it. Where there are no splits,
     validation and test are both taken from all files.
-
-    Args:
-      config: `dir`, `text_glob` and `validation_share`.
-    Returns:
-      Parts sorted by file and place; number of files that belong to no split.
-    Raises:
-      UserError: There is no such folder or file, or none of them is text.
     """
     root = named_path(config, "PATH of text")
     files = _files(root, config)
@@ -188,61 +165,38 @@ def encode_files(
 ) -> tuple[dict[str, Encoded], str]:
     """Reads files, and encodes them unless that was done before.
 
-    Args:
-      parts: Of files, sorted by file and place.
-      config: `cache_dir`.
-      tokenizer: Makes the tokens. Bytes are kept in memory, others in files.
-      is_strict: Whether to refuse what is no text, instead of mending it.
+    Bytes are kept in memory, and other tokens in files. With `is_strict`, what is no
+    text is refused instead of mended.
+
     Returns:
       Split -> its tokens; digest of names and contents of all files.
-    Raises:
-      UserError: A file cannot be read, or is no text.
     """
-    read = _read(parts, tokenizer, is_strict)
-    digest = read.whole.hexdigest()
-    if tokenizer.is_bytes:
-        return {split: read.in_bytes(split) for split in SPLITS}, digest
-
-    def encoded(split: str) -> Encoded:
-        own = read.of_split[split].hexdigest()
-        return encode_once(lambda: _contents(parts, split), own, tokenizer, config)
-
-    return {split: encoded(split) for split in SPLITS}, digest
-
-
-class _Read:
-    """What reading all files once gives: digests, and perhaps their bytes."""
-
-    def __init__(self) -> None:
-        self.whole = hashlib.sha256()
-        self.of_split = {split: hashlib.sha256() for split in SPLITS}
-        self.texts = {split: bytearray() for split in SPLITS}
-        self.num_documents = dict.fromkeys(SPLITS, 0)
-
-    def in_bytes(self, split: str) -> Encoded:
-        tokens = np.frombuffer(self.texts[split], np.uint8)
-        return Encoded(tokens, len(tokens), self.num_documents[split])
-
-
-def _read(parts: Sequence[FilePart], tokenizer: Tokenizer, is_strict: bool) -> _Read:
-    read = _Read()
+    whole = hashlib.sha256()
+    digests = {split: hashlib.sha256() for split in SPLITS}
+    texts = {split: bytearray() for split in SPLITS}
     for part in parts:
         content = part.read()
         if is_strict:
             _check_is_text(part, content, tokenizer)
         if not part.start:
-            read.whole.update(part.name.encode() + b"\0")
-        read.whole.update(content)
-        read.of_split[part.split].update(b"%d " % len(content) + content)
-        read.num_documents[part.split] += 1
+            whole.update(part.name.encode() + b"\0")
+        whole.update(content)
+        digests[part.split].update(b"%d " % len(content) + content)
         if tokenizer.is_bytes:
             for tokens in tokenizer.encode([content]):
-                read.texts[part.split] += tokens.tobytes()
-    return read
+                texts[part.split] += tokens.tobytes()
 
+    def encoded(split: str) -> Encoded:
+        own = [part for part in parts if part.split == split]
+        if tokenizer.is_bytes:
+            tokens = np.frombuffer(texts[split], np.uint8)
+            return Encoded(tokens, len(tokens), len(own))
+        digest = digests[split].hexdigest()
+        return encode_once(
+            lambda: (part.read() for part in own), digest, tokenizer, config
+        )
 
-def _contents(parts: Sequence[FilePart], split: str) -> Iterator[bytes]:
-    return (part.read() for part in parts if part.split == split)
+    return {split: encoded(split) for split in SPLITS}, whole.hexdigest()
 
 
 def _check_is_text(part: FilePart, content: bytes, tokenizer: Tokenizer) -> None:

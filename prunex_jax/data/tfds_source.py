@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError, one_line, suggest
+from prunex_jax.data.image_files import only_of_kind
 from prunex_jax.data.images import BrokenImageError, Pixels, decode_image
 from prunex_jax.data.order import Positions
-from prunex_jax.data.splits import SPLITS, Labels, StoredSet, StoredSplit, Uncached
+from prunex_jax.data.splits import SPLITS, Labels, StoredSet, Uncached
 
 # Documents that are read at a time.
 _CHUNK = 512
@@ -33,18 +34,15 @@ class _TfdsSource(Uncached):
     split: str  # Name of the split.
     image_key: str  # Feature that holds the encoded image.
     label_key: str  # Feature that holds the class.
+    size: int  # Number of examples.
     num_channels: int  # 1 or 3.
     num_classes: int  # Labels outside 0 .. num_classes - 1 are refused.
 
     def __len__(self) -> int:
-        return len(self._records)
+        return self.size
 
     def read(self, indices: Positions) -> tuple[list[Pixels], Labels]:
-        """Reads and decodes the examples at `indices`.
-
-        Raises:
-          UserError: If an example has no class.
-        """
+        """Reads and decodes the examples at `indices`."""
         wanted = indices.tolist()
         try:
             # Reading several at once starts threads, which costs one example dearly.
@@ -105,19 +103,14 @@ class _TfdsSource(Uncached):
 
 
 def open_tfds(name: str, data_dir: str) -> StoredSet:
-    """Opens an image classification set that TFDS has prepared.
+    """Opens an image classification set that TFDS has prepared, without reading it.
 
-    Nothing is downloaded and no example is read here.
+    For imagenet2012, whose test labels are not public, validation takes the place of
+    test.
 
     Args:
       name: As in TFDS, for instance cifar10, or imagenette/320px-v2.
       data_dir: TFDS data directory; empty for TFDS's own default.
-    Returns:
-      Its train and test splits; for imagenet2012, whose test labels are not public,
-      validation takes the place of test.
-    Raises:
-      UserError: If the set is unknown, not prepared here, prepared in a format that
-        needs TensorFlow, or not a set of single-label images.
     """
     builder = _prepared_builder(name, data_dir or None)
     info = builder.info
@@ -125,23 +118,21 @@ def open_tfds(name: str, data_dir: str) -> StoredSet:
     image, label = info.features[image_key], info.features[label_key]
     test = _test_split(name, builder.name, sorted(info.splits))
 
-    def stored(split: str) -> StoredSplit:
-        source = functools.partial(
-            _TfdsSource,
+    def source_of(split: str) -> _TfdsSource:
+        return _TfdsSource(
             name=name,
             data_dir=data_dir or None,
             split=split,
             image_key=image_key,
             label_key=label_key,
+            size=info.splits[split].num_examples,
             num_channels=image.shape[-1],
             num_classes=label.num_classes,
         )
-        return StoredSplit(source, info.splits[split].num_examples)
 
     return StoredSet(
         name,
-        stored("train"),
-        stored(test),
+        {"train": source_of("train"), "test": source_of(test)},
         label.num_classes,
         image.shape,
         tuple(label.names),
@@ -174,14 +165,7 @@ class TextSource:
 
 
 def is_text_set(name: str, data_dir: str) -> bool:
-    """Whether a prepared set has text, and no images.
-
-    Args:
-      name: As in TFDS.
-      data_dir: As for `open_tfds`.
-    Raises:
-      UserError: As `open_tfds`, but for what the set must have.
-    """
+    """Whether a prepared set has text, and no images."""
     import tensorflow_datasets as tfds
 
     features = _prepared_builder(name, data_dir or None).info.features
@@ -190,25 +174,19 @@ def is_text_set(name: str, data_dir: str) -> bool:
 
 
 def open_text_set(name: str, data_dir: str) -> dict[str, TextSource]:
-    """Opens a set of text that TFDS has prepared.
+    """Opens a set of text that TFDS has prepared, such as lm1b, or wiki40b/en.
 
-    Args:
-      name: As in TFDS, for instance lm1b, or wiki40b/en.
-      data_dir: As for `open_tfds`.
-    Returns:
-      `train`, and `validation` and `test` where the set has them. The text is feature
-      `text`, or the only one that is text. No example is read.
-    Raises:
-      UserError: As `open_tfds`; the set has no split to train on, or several texts.
+    The splits are `train`, and `validation` and `test` where the set has them. The text
+    is feature `text`, or the only one that is text. No example is read.
     """
     builder = _prepared_builder(name, data_dir or None)
     keys = _text_keys(builder.info.features)
-    keys = ["text"] if "text" in keys else keys
-    if len(keys) != 1:
+    if "text" not in keys and len(keys) != 1:
         raise UserError(
             f"data set {name!r} has no feature 'text', and "
             f"{', '.join(keys) or 'none'} are text: choose a set with one text each"
         )
+    key = "text" if "text" in keys else keys[0]
     splits = builder.info.splits
     if "train" not in splits:
         raise UserError(
@@ -216,7 +194,7 @@ def open_text_set(name: str, data_dir: str) -> dict[str, TextSource]:
             "needs 'train'"
         )
     make = functools.partial(
-        TextSource, name, data_dir or None, text_key=keys[0], digest=_digest(builder)
+        TextSource, name, data_dir or None, text_key=key, digest=_digest(builder)
     )
     return {
         split: make(split=split, size=splits[split].num_examples)
@@ -305,24 +283,20 @@ def _feature_keys(name: str, features: Any) -> tuple[str, str]:
     """Finds the image and the class among the features of a set."""
     import tensorflow_datasets as tfds
 
-    kinds = {"image": tfds.features.Image, "label": tfds.features.ClassLabel}
-    found = {}
-    for preferred, kind in kinds.items():
-        keys = [key for key in features if isinstance(features[key], kind)]
-        keys = [preferred] if preferred in keys else keys
-        if len(keys) != 1:
-            raise UserError(
-                f"data set {name!r} is not a set of images with one class each: "
-                f"it has the features {', '.join(sorted(features))}"
-            )
-        found[preferred] = keys[0]
-    image = features[found["image"]]
+    image_key = only_of_kind(features, tfds.features.Image, "image")
+    label_key = only_of_kind(features, tfds.features.ClassLabel, "label")
+    if image_key is None or label_key is None:
+        raise UserError(
+            f"data set {name!r} is not a set of images with one class each: "
+            f"it has the features {', '.join(sorted(features))}"
+        )
+    image = features[image_key]
     if image.np_dtype != np.uint8 or image.shape[-1] not in (1, 3):
         raise UserError(
             f"data set {name!r} has images of shape {image.shape} and type "
             f"{np.dtype(image.np_dtype)}: only uint8 images of 1 or 3 channels are read"
         )
-    return found["image"], found["label"]
+    return image_key, label_key
 
 
 def _test_split(name: str, base: str, splits: list[str]) -> str:

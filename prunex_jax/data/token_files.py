@@ -26,23 +26,16 @@ _NONE = TokenFile(Path(os.devnull), "uint8", 0)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenSet:
-    """Files of tokens as splits.
+    """Files of tokens as splits."""
 
-    Attributes:
-      tokens: Split -> its file, or that of the split it is cut from.
-      numbers: Split -> which sequences of its file belong to it, where not all do.
-      num_tokens: Size of the vocabulary.
-      num_files: Number of files.
-      size: Tokens in all of them.
-      digest: Of names, sizes and the tokens that were looked at.
-    """
-
+    # Split -> its file, or that of the split it is cut from.
     tokens: Mapping[str, TokenFile]
+    # Split -> which sequences of its file belong to it, where not all do.
     numbers: Mapping[str, Positions]
-    num_tokens: int
-    num_files: int
-    size: int
-    digest: str
+    num_tokens: int  # Size of the vocabulary.
+    num_files: int  # Number of files.
+    size: int  # Tokens in all of them.
+    digest: str  # Of names, sizes and the tokens that were looked at.
 
 
 def open_token_files(config: DataConfig) -> TokenSet:
@@ -52,13 +45,6 @@ def open_token_files(config: DataConfig) -> TokenSet:
     `test`, as .bin (nothing but tokens, as nanoGPT writes them) or .npy. A single file
     is cut: its last 3 % are for testing, and `validation_share` of the rest, at its
     end, for validation; so is training where there is no validation beside it.
-
-    Args:
-      config: `dir`, `token_dtype`, `vocabulary`, `validation_share` and
-        `sequence_length`.
-    Raises:
-      UserError: There are no such files, they hold something else, or a token that was
-        looked at is none of the vocabulary.
     """
     paths = _paths(config)
     if all(path.suffix == ".npy" for path in paths.values()):

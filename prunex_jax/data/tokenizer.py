@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,38 +26,6 @@ _MASK_TOKENS = ("[MASK]", "<mask>")
 # Characters that are encoded as one piece, and at a time: both bound memory.
 _PIECE = 2**20
 _AT_A_TIME = 2**22
-
-
-class Tokenizer(Protocol):
-    """Turns documents into tokens."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Size of the vocabulary."""
-        ...
-
-    @property
-    def identity(self) -> str:
-        """Differs from that of any other whose tokens may differ."""
-        ...
-
-    @property
-    def is_bytes(self) -> bool:
-        """Whether tokens are bytes."""
-        ...
-
-    @property
-    def mask(self) -> int | None:
-        """The token that stands for a hidden one; None where there is none."""
-        ...
-
-    def encode(self, documents: Iterable[bytes]) -> Iterator[npt.NDArray[Any]]:
-        """Tokens of documents, each with an end behind it, in parts of any size."""
-        ...
-
-    def about(self) -> Mapping[str, Any]:
-        """What an exported network says of it."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,29 +55,21 @@ class ByteTokenizer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _FileTokenizer:
-    """A tokenizer of Hugging Face.
+    """A tokenizer of Hugging Face."""
 
-    Attributes:
-      path: Its file.
-      digest: Of the file.
-      end: The token that ends a document.
-      mask: The token that stands for a hidden one; None where there is none.
-      num_tokens: Size of the vocabulary, special tokens included.
-      encoder: What the file holds, a `tokenizers.Tokenizer`.
-    """
-
-    path: Path
-    digest: str
-    end: int
+    path: Path  # Its file.
+    digest: str  # Of the file.
+    end: int  # The token that ends a document.
+    # The token that stands for a hidden one; None where there is none.
     mask: int | None
-    num_tokens: int
-    encoder: Any
+    num_tokens: int  # Size of the vocabulary, special tokens included.
+    encoder: Any  # What the file holds, a `tokenizers.Tokenizer`.
 
     is_bytes = False
 
     @property
     def identity(self) -> str:
-        """Digest of the file, and the end."""
+        """Differs from that of any other whose tokens may differ."""
         return f"{self.digest} {self.end}"
 
     def encode(self, documents: Iterable[bytes]) -> Iterator[npt.NDArray[Any]]:
@@ -151,6 +111,10 @@ class _FileTokenizer:
         }
 
 
+# What turns documents into tokens, each document with an end behind it.
+Tokenizer = ByteTokenizer | _FileTokenizer
+
+
 def _pieces_of(text: str) -> Iterator[tuple[str, bool]]:
     """Pieces of a text, with whether it is the last."""
     start = 0
@@ -162,13 +126,8 @@ def _pieces_of(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def open_tokenizer(config: DataConfig) -> Tokenizer:
-    """Opens what turns text into tokens.
+    """Opens what turns text into tokens, as `tokenizer` and `end_token` say.
 
-    Args:
-      config: `tokenizer` and `end_token`.
-    Raises:
-      UserError: The file is missing or no tokenizer, has no such token, or `tokenizers`
-        is not installed.
     Example:
       >>> open_tokenizer(DataConfig()).num_tokens
       256

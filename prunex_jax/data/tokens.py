@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,56 +18,29 @@ from prunex_jax.data.splits import Batch
 BYTES = "bytes"
 
 
-class Tokens(Protocol):
-    """Unsigned integers one after the other, such as an array of them."""
-
-    def __len__(self) -> int:
-        """Number of tokens."""
-        ...
-
-    def __getitem__(self, places: slice) -> npt.NDArray[Any]:
-        """The tokens from one place up to another."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class TokenFile:
     """Tokens in a file, of which only those are read that are asked for.
 
     They are read and not mapped: reading a mapped file that is cut meanwhile kills the
-    process.
-
-    Attributes:
-      path: The file.
-      dtype: Of a token, as numpy writes it.
-      size: Number of tokens.
-      offset: Bytes in front of them.
+    process, and here is refused.
     """
 
-    path: Path
-    dtype: str
-    size: int
-    offset: int = 0
+    path: Path  # The file.
+    dtype: str  # Of a token, as numpy writes it.
+    size: int  # Number of tokens.
+    offset: int = 0  # Bytes in front of them.
 
     def __len__(self) -> int:
-        """Number of tokens."""
         return self.size
 
     def __getitem__(self, places: slice) -> npt.NDArray[Any]:
-        """Copies of the tokens from one place up to another.
-
-        Raises:
-          UserError: The file is gone or was cut since it was opened.
-        """
+        """Copies of the tokens from one place up to another."""
         start, stop, _ = places.indices(self.size)
         return self.rows(np.array([start]), max(stop - start, 0))[0]
 
     def rows(self, starts: Positions, length: int) -> npt.NDArray[Any]:
-        """Copies of the `length` tokens from each start on, [len(starts), length].
-
-        Raises:
-          UserError: The file is gone or was cut since it was opened.
-        """
+        """Copies of the `length` tokens from each start on, [len(starts), length]."""
         dtype = np.dtype(self.dtype)
         check_whole(self.path, self.offset + self.size * dtype.itemsize)
         found = np.empty((len(starts), length), dtype)
@@ -82,6 +55,10 @@ class TokenFile:
         return found
 
 
+# Unsigned integers one after the other.
+Tokens = npt.NDArray[Any] | TokenFile
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sequences:
     """Sequences that follow each other, with the token behind each.
@@ -90,15 +67,11 @@ class Sequences:
     the stream is cut into sequences of one length: nothing is filled up and nothing but
     the rest of the stream is left out. A sequence may hold the end of a document and
     the start of the next.
-
-    Attributes:
-      tokens: The stream, unsigned integers of any width.
-      length: Tokens of a sequence.
-      num_tokens: Size of the vocabulary; larger tokens are refused when they are read.
     """
 
-    tokens: Tokens
-    length: int
+    tokens: Tokens  # The stream, unsigned integers of any width.
+    length: int  # Tokens of a sequence.
+    # Size of the vocabulary; larger tokens are refused when they are read.
     num_tokens: int = 256
 
     def __len__(self) -> int:
@@ -108,8 +81,6 @@ class Sequences:
     def read(self, numbers: Positions) -> npt.NDArray[np.int32]:
         """int32[batch, length + 1] tokens: inputs, and with a shift of 1 the targets.
 
-        Raises:
-          UserError: A token is none of the vocabulary.
         Example:
           >>> Sequences(np.arange(8, dtype=np.uint8), 3).read(np.arange(2)).tolist()
           [[0, 1, 2, 3], [3, 4, 5, 6]]
@@ -134,8 +105,6 @@ def _rows(tokens: Tokens, starts: Positions, length: int) -> npt.NDArray[Any]:
 def check_tokens(tokens: npt.NDArray[Any], num_tokens: int) -> None:
     """Refuses tokens that are none of a vocabulary.
 
-    Raises:
-      UserError: One is negative or too large.
     Example:
       >>> check_tokens(np.array([3, 9]), 8)
       Traceback (most recent call last):
@@ -156,17 +125,13 @@ config.data.token_dtype
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TextSplit(OwnSplit):
-    """Some of the sequences of a stream.
-
-    Attributes:
-      bytes_per_token: Bytes of text, ends of documents included, that a token of this
-        split stands for in the mean; None leaves `BYTES` out of batches.
-      is_read_ahead: Whether grain reads it, and not who uses it.
-    """
+    """Some of the sequences of a stream."""
 
     source: Sequences
+    # Bytes of text, ends of documents included, that a token of this split stands for
+    # in the mean; None leaves `BYTES` out of batches.
     bytes_per_token: float | None = None
-    is_read_ahead: bool = False
+    is_read_ahead: bool = False  # Whether grain reads it, and not who uses it.
 
     @property
     def in_memory(self) -> bool:

@@ -20,11 +20,7 @@ from prunex_jax.base.settings import check_defaults, check_settings
 from prunex_jax.models.base import Functions, Model, from_moments, is_own, to_moments
 from prunex_jax.models.convnext import make_convnext, make_convnext_spec
 from prunex_jax.models.generation import generate
-from prunex_jax.models.language import (
-    MASKED_TOKEN,
-    NEXT_TOKEN,
-    make_language_model,
-)
+from prunex_jax.models.language import MASKED_TOKEN, NEXT_TOKEN, make_language_model
 from prunex_jax.models.layers import Convolution, Form
 from prunex_jax.models.own import own_model
 from prunex_jax.models.resnet import (

@@ -201,7 +201,14 @@ class Model:
             fresh = jax.tree.map(own, statistics, moved(0.0), moved(1.0))
         else:
             fresh = jax.tree.map(lambda x: x / (1 - decay), moved(0.0))
-        return mean_with(statistics, fresh, num_seen)
+        # Mean squares, and not variances, can be averaged.
+        share = 1 / (num_seen + 1)
+        mixed = jax.tree.map(
+            lambda old, new: (1 - share) * old + share * new,
+            to_moments(statistics),
+            to_moments(fresh),
+        )
+        return from_moments(mixed)
 
     def after(self, cut: Any) -> "Model":
         """The network that is left after a `shrink.Cut`."""
@@ -227,23 +234,6 @@ class Model:
         for cut in self.cuts:
             function = cut.function(function, **options)
         return function
-
-
-def mean_with(statistics: PyTree, fresh: PyTree, num_seen: jax.Array) -> PyTree:
-    """Adds the statistics of one batch to their plain mean over batches.
-
-    Args:
-      statistics: Mean over the batches seen before.
-      fresh: Those of the batch.
-      num_seen: int32[], number of the batches before; 0 drops `statistics`.
-    """
-    share = 1 / (num_seen + 1)
-    mixed = jax.tree.map(
-        lambda old, new: (1 - share) * old + share * new,
-        to_moments(statistics),
-        to_moments(fresh),
-    )
-    return from_moments(mixed)
 
 
 def to_moments(statistics: PyTree) -> PyTree:

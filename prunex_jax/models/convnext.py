@@ -10,10 +10,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 
 from prunex_jax.models.base import Model
-from prunex_jax.models.layers import Convolution, mean_over_space
+from prunex_jax.models.layers import Convolution, convolved, mean_over_space
 from prunex_jax.models.own import nnx_model
 from prunex_jax.models.resnet import Stem as StemKind
 from prunex_jax.models.resnet import scaled
@@ -36,7 +35,6 @@ _MLP_RATIO = 4
 _LAYER_SCALE = 1e-6
 _KERNEL = 7
 _STEM_PATCH = {"cifar": 2, "imagenet": 4}
-_LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +78,10 @@ def make_convnext_spec(
 ) -> ConvNextSpec:
     """Writes down the widths of a ConvNeXt-T.
 
+    `config.width` multiplies widths; results are rounded, and at least one.
+
     Args:
-      config: `convnext`, and `width`, which multiplies widths; results are rounded, and
-        at least one.
+      config: `convnext`, `width` and `recompute`.
       stem: `cifar` or `imagenet`: patches of 2 or 4 pixels.
       convolution: As of `ConvNextSpec`.
     Example:
@@ -114,14 +113,8 @@ def make_convnext(
     image_shape: tuple[int, int, int],
     num_classes: int,
 ) -> Model:
-    """Builds the network of a specification.
+    """Builds the network of a specification; arguments as of `resnet.make_resnet`.
 
-    Args:
-      name: What people call it.
-      spec: Its widths.
-      dtype: Type of activations.
-      image_shape: Height, width and channels of one image.
-      num_classes: Number of logits.
     Example:
       >>> spec = make_convnext_spec(ModelConfig(width=0.5), 'cifar', 'direct')
       >>> model = make_convnext('half', spec, 'float32', (32, 32, 3), 10)
@@ -130,9 +123,9 @@ def make_convnext(
       (7, 7, 1, 48)
     """
 
-    def make(dtype: str) -> Callable[[nnx.Rngs], nnx.Module]:
+    def make(dtype: str, rngs: nnx.Rngs) -> nnx.Module:
         typed = dataclasses.replace(spec, dtype=dtype)
-        return lambda rngs: ConvNext(typed, image_shape[-1], num_classes, rngs)
+        return ConvNext(typed, image_shape[-1], num_classes, rngs)
 
     example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     return nnx_model(name, make, dtype, example)
@@ -152,8 +145,11 @@ class Depthwise(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps float[n, h, w, c] to dtype[n, h, w, c]."""
         kernel = self.kernel[...].astype(self.dtype)
-        form = _shifted if self.convolution == "chunked" else _direct
-        y = form(x.astype(self.dtype), kernel)
+        x = x.astype(self.dtype)
+        if self.convolution == "chunked":
+            y = _shifted(x, kernel)
+        else:
+            y = convolved(x, kernel, stride=1, groups=x.shape[-1])
         return y + like_last(self.bias[...].astype(self.dtype), y)
 
 
@@ -250,20 +246,8 @@ class ConvNext(nnx.Module):
         return self.head(self.norm(mean_over_space(x)))
 
 
-def _direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    side = kernel.shape[0] // 2
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        (1, 1),
-        ((side, side), (side, side)),
-        dimension_numbers=_LAYOUT,
-        feature_group_count=x.shape[-1],
-    )
-
-
 def _shifted(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The same, as a sum of products, one for each entry of a channel's kernel."""
+    """A convolution of every channel, as one product for each entry of its kernel."""
     side = kernel.shape[0] // 2
     _, height, width, _ = x.shape
     padded = jnp.pad(x, ((0, 0), (side, side), (side, side), (0, 0)))

@@ -6,11 +6,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.settings import check_settings
+from prunex_jax.base.settings import check_defaults, check_settings
 from prunex_jax.models.base import Model
+from prunex_jax.models.bert import Bert
+from prunex_jax.models.gpt import Gpt
 from prunex_jax.models.own import nnx_model
+from prunex_jax.models.resnet import scaled
 from prunex_jax.models.settings import BertConfig, GptConfig, ModelConfig
 from prunex_jax.models.transformer import TransformerSpec
 
@@ -39,12 +43,6 @@ def make_language_model(config: ModelConfig, vocabulary: int, length: int) -> Mo
       >>> params['blocks']['0']['attention']['query'].shape
       (64, 2, 16)
     """
-    # Flax is imported when a network is built.
-    from flax import nnx
-
-    from prunex_jax.models.bert import Bert
-    from prunex_jax.models.gpt import Gpt
-
     check_settings(config, "config.model")
     example = jax.ShapeDtypeStruct((1, length), jnp.int32)
     make: Callable[..., nnx.Module]
@@ -55,9 +53,8 @@ def make_language_model(config: ModelConfig, vocabulary: int, length: int) -> Mo
         spec = _gpt_spec(config, config.gpt, vocabulary, length)
         make = Gpt
 
-    def make_in(dtype: str) -> Callable[[nnx.Rngs], nnx.Module]:
-        chosen = dataclasses.replace(spec, dtype=dtype)
-        return lambda rngs: make(chosen, rngs)
+    def make_in(dtype: str, rngs: nnx.Rngs) -> nnx.Module:
+        return make(dataclasses.replace(spec, dtype=dtype), rngs)
 
     return nnx_model(config.name, make_in, spec.dtype, example)
 
@@ -66,22 +63,23 @@ def _gpt_spec(
     config: ModelConfig, gpt: GptConfig, vocabulary: int, length: int
 ) -> TransformerSpec:
     is_gpt2 = config.name == "gpt2"
-    _check_effect(gpt, "rotary_base" if is_gpt2 else "positions", config.name)
+    none = ("rotary_base" if is_gpt2 else "positions",)
+    check_defaults("model.gpt", gpt, none, f"model {config.name}")
     if gpt.head_width % 2 and not is_gpt2:
         raise UserError(
             f"config.model.gpt.head_width={gpt.head_width} is odd, and positions turn "
             "pairs of features; make it even"
         )
-    scaled = functools.partial(_scaled, config.width)
+    by_width = functools.partial(scaled, scale=config.width)
     hidden = 4 * gpt.width if is_gpt2 else -(-gpt.width * 8 // 3 // 32) * 32
     spec = TransformerSpec(
         vocabulary=vocabulary,
         layers=gpt.layers,
-        width=scaled(gpt.width),
-        heads=scaled(gpt.heads),
-        key_heads=scaled(gpt.key_heads),
-        head_width=scaled(gpt.head_width, 1 if is_gpt2 else 2),
-        hidden=scaled(gpt.hidden or hidden),
+        width=by_width(gpt.width),
+        heads=by_width(gpt.heads),
+        key_heads=by_width(gpt.key_heads),
+        head_width=by_width(gpt.head_width, multiple=1 if is_gpt2 else 2),
+        hidden=by_width(gpt.hidden or hidden),
         positions=_positions(gpt.positions, length, "gpt") if is_gpt2 else 0,
         rotary_base=gpt.rotary_base,
         norm="layer" if is_gpt2 else "rms",
@@ -104,15 +102,15 @@ def _gpt_spec(
 def _bert_spec(
     config: ModelConfig, bert: BertConfig, vocabulary: int, length: int
 ) -> TransformerSpec:
-    scaled = functools.partial(_scaled, config.width)
+    by_width = functools.partial(scaled, scale=config.width)
     return TransformerSpec(
         vocabulary=vocabulary,
         layers=bert.layers,
-        width=scaled(bert.width),
-        heads=scaled(bert.heads),
-        key_heads=scaled(bert.heads),
-        head_width=scaled(bert.head_width),
-        hidden=scaled(bert.hidden or 4 * bert.width),
+        width=by_width(bert.width),
+        heads=by_width(bert.heads),
+        key_heads=by_width(bert.heads),
+        head_width=by_width(bert.head_width),
+        hidden=by_width(bert.hidden or 4 * bert.width),
         positions=_positions(bert.positions, length, "bert"),
         norm="layer",
         epsilon=bert.norm_epsilon,
@@ -126,10 +124,6 @@ def _bert_spec(
     )
 
 
-def _scaled(factor: float, size: int, multiple: int = 1) -> int:
-    return max(1, round(size * factor / multiple)) * multiple
-
-
 def _positions(positions: int, length: int, model: str) -> int:
     if positions and positions < length:
         raise UserError(
@@ -137,12 +131,3 @@ def _positions(positions: int, length: int, model: str) -> int:
             "tokens of a sequence; lower config.data.sequence_length, or set it to 0"
         )
     return positions or length
-
-
-def _check_effect(gpt: GptConfig, name: str, model: str) -> None:
-    value, default = getattr(gpt, name), getattr(GptConfig(), name)
-    if value != default:
-        raise UserError(
-            f"config.model.gpt.{name}={value:g} has no effect on model {model}; leave "
-            f"it at {default:g}"
-        )

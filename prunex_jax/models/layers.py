@@ -31,6 +31,7 @@ from jax import lax
 from prunex_jax.mesh import varying
 from prunex_jax.models.base import Model
 from prunex_jax.models.own import nnx_model
+from prunex_jax.models.stream import Projection, like_last
 
 Convolution = Literal["direct", "chunked"]
 
@@ -58,17 +59,10 @@ def image_model(
     form: Form,
     image_shape: tuple[int, int, int],
 ) -> Model:
-    """Makes a model of a module of these layers, which reads images.
+    """Makes a model of a module of these layers, which reads images."""
 
-    Args:
-      name: What people call it.
-      make: Makes the module.
-      form: How its layers compute.
-      image_shape: Height, width and channels of one image.
-    """
-
-    def make_in(dtype: str) -> Callable[[nnx.Rngs], nnx.Module]:
-        return functools.partial(make, dataclasses.replace(form, dtype=dtype))
+    def make_in(dtype: str, rngs: nnx.Rngs) -> nnx.Module:
+        return make(dataclasses.replace(form, dtype=dtype), rngs)
 
     return nnx_model(
         name,
@@ -122,9 +116,9 @@ class Conv(nnx.Module):
         if is_chunked and kernel.shape[0] > 1:
             y = _chunked_conv(*_alike(x, kernel), self.stride)
         else:
-            y = _conv(x, kernel, self.stride)
+            y = convolved(x, kernel, self.stride)
         if self.bias is not None:
-            y = y + _per_channel(self.bias[...].astype(dtype), y)
+            y = y + like_last(self.bias[...].astype(dtype), y)
         return y
 
 
@@ -171,31 +165,16 @@ class BatchNorm(nnx.Module):
         return y.astype(self.dtype)
 
 
-class Dense(nnx.Module):
-    """Affine map of the last axis.
+def dense(
+    c_in: int, c_out: int, *, gain: float, rngs: nnx.Rngs, dtype: str = "float32"
+) -> Projection:
+    """An affine map of the last axis.
 
-    Kernels start from a normal distribution with variance `gain` / c_in: 2 in front of
-    a ReLU, 1/3 for logits, which then start small.
+    Its kernel starts from a normal distribution with variance `gain` / c_in: 2 in front
+    of a ReLU, 1/3 for logits, which then start small.
     """
-
-    def __init__(
-        self,
-        c_in: int,
-        c_out: int,
-        *,
-        gain: float,
-        rngs: nnx.Rngs,
-        dtype: str = "float32",
-    ):
-        draw = nnx.initializers.variance_scaling(gain, "fan_in", "normal")
-        self.kernel = nnx.Param(draw(rngs.params(), (c_in, c_out)))
-        self.bias = nnx.Param(jnp.zeros(c_out))
-        self.dtype = dtype
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps float[n, c_in] to dtype[n, c_out]."""
-        y = x.astype(self.dtype) @ self.kernel[...].astype(self.dtype)
-        return y + _per_channel(self.bias[...].astype(self.dtype), y)
+    draw = nnx.initializers.variance_scaling(gain, "fan_in", "normal")
+    return Projection((c_in,), (c_out,), rngs=rngs, dtype=dtype, draw=draw)
 
 
 @functools.partial(jax.jit, inline=True)
@@ -209,7 +188,10 @@ def mean_over_space(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32).mean((1, 2))
 
 
-def _conv(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+def convolved(
+    x: jax.Array, kernel: jax.Array, stride: int, groups: int = 1
+) -> jax.Array:
+    """A convolution with an odd square kernel that keeps the size at stride 1."""
     side = kernel.shape[0] // 2
     return lax.conv_general_dilated(
         x,
@@ -217,30 +199,31 @@ def _conv(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
         (stride, stride),
         ((side, side), (side, side)),
         dimension_numbers=_LAYOUT,
+        feature_group_count=groups,
     )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _chunked_conv(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    return _conv(x, kernel, stride)
+    return convolved(x, kernel, stride)
 
 
 def _chunked_forward(
     x: jax.Array, kernel: jax.Array, stride: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _conv(x, kernel, stride), (x, kernel)
+    return convolved(x, kernel, stride), (x, kernel)
 
 
 def _chunked_backward(
     stride: int, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
-    (to_x,) = jax.vjp(lambda x: _conv(x, kernel, stride), x)[1](gradient)
+    (to_x,) = jax.vjp(lambda x: convolved(x, kernel, stride), x)[1](gradient)
     chunk_size = -(-x.shape[0] // _num_chunks(x, gradient))
     pieces = []
     for start in range(0, x.shape[0], chunk_size):
         part, part_gradient = (a[start : start + chunk_size] for a in (x, gradient))
-        pull = jax.vjp(lambda k, part=part: _conv(part, k, stride), kernel)[1]
+        pull = jax.vjp(lambda k, part=part: convolved(part, k, stride), kernel)[1]
         pieces.append(pull(part_gradient)[0])
     to_kernel = functools.reduce(jnp.add, pieces)
     return to_x, to_kernel
@@ -280,13 +263,8 @@ def _normalised(
     x: jax.Array, mean: jax.Array, var: jax.Array, scale: jax.Array, bias: jax.Array
 ) -> jax.Array:
     factor = scale * lax.rsqrt(var + _EPSILON)
-    return x * _per_channel(factor, x) + _per_channel(bias - mean * factor, x)
+    return x * like_last(factor, x) + like_last(bias - mean * factor, x)
 
 
 def _running(old: jax.Array, new: jax.Array) -> jax.Array:
     return STATISTICS_DECAY * old + (1.0 - STATISTICS_DECAY) * new
-
-
-def _per_channel(vector: jax.Array, like: jax.Array) -> jax.Array:
-    """Spreads a vector over the last axis of an array."""
-    return lax.broadcast_in_dim(vector, like.shape, (like.ndim - 1,))

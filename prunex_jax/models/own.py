@@ -4,6 +4,7 @@ Only the packages of what is given are imported.
 """
 
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -24,6 +25,9 @@ _TRAINING = {
     "deterministic": False,
     "use_running_average": False,
 }
+# What `Functions.apply_train` is given beside arrays.
+_Key = jax.Array | None
+_Axis = str | None
 
 
 def own_model(given: Any, example: PyTree) -> Model:
@@ -66,7 +70,7 @@ def own_model(given: Any, example: PyTree) -> Model:
 
 def nnx_model(
     name: str,
-    make: Callable[[str], Callable[[Any], Any]],
+    make: Callable[[str, Any], Any],
     dtype: str,
     example: PyTree,
     **known: Any,
@@ -75,14 +79,15 @@ def nnx_model(
 
     Args:
       name: What people call it.
-      make: Type of activations -> what makes the module of `nnx.Rngs`.
+      make: (type of activations, `nnx.Rngs`) -> the module.
       dtype: Type of activations.
       example: Shapes and types of a batch of one example.
       **known: Fields of `Functions` for what is known of the module.
     """
 
     def functions(dtype: str) -> Functions:
-        return dataclasses.replace(_of_nnx(make(dtype), example), name=name, **known)
+        module_of = functools.partial(make, dtype)
+        return dataclasses.replace(_of_nnx(module_of, example), name=name, **known)
 
     rounded = dtype != "float32"
     in_float32 = (lambda: functions("float32")) if rounded else None
@@ -122,11 +127,7 @@ def _of_pair(
         return apply(params, inputs)
 
     def train(
-        params: PyTree,
-        statistics: PyTree,
-        inputs: PyTree,
-        key: jax.Array | None,
-        axis_name: str | None,
+        params: PyTree, statistics: PyTree, inputs: PyTree, key: _Key, axis_name: _Axis
     ) -> tuple[PyTree, PyTree]:
         given = {"key": key, "axis_name": axis_name}
         told = {name: value for name, value in given.items() if name in names}
@@ -143,14 +144,7 @@ def _of_pair(
 
 
 def _of_nnx(given: Any, example: PyTree) -> Functions:
-    """Makes functions of a Flax NNX module, or of what makes one of `nnx.Rngs`.
-
-    Args:
-      given: The module, its class, or a function of `nnx.Rngs`.
-      example: As of `own_model`, shapes and types.
-    Raises:
-      UserError: What it makes is no module.
-    """
+    """Functions of a Flax NNX module, its class, or what makes one of `nnx.Rngs`."""
     from flax import nnx
 
     is_made = isinstance(given, nnx.Module)
@@ -178,7 +172,8 @@ def _of_nnx(given: Any, example: PyTree) -> Functions:
         rest = jax.jit(lambda key: nnx.to_pure_dict(parts(key)[3]))(jax.random.key(0))
 
     def module_of(params: PyTree, statistics: PyTree, rest: PyTree) -> Any:
-        states: Any = map(nnx.State, (_from_tree(params), _from_tree(statistics), rest))
+        known = map(nnx.restore_int_paths, (params, statistics))
+        states: Any = map(nnx.State, (*known, rest))
         return nnx.merge(graph, *states)
 
     def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
@@ -187,11 +182,7 @@ def _of_nnx(given: Any, example: PyTree) -> Functions:
         return module(inputs)
 
     def train(
-        params: PyTree,
-        statistics: PyTree,
-        inputs: PyTree,
-        key: jax.Array | None,
-        axis_name: str | None,
+        params: PyTree, statistics: PyTree, inputs: PyTree, key: _Key, axis_name: _Axis
     ) -> tuple[PyTree, PyTree]:
         drawn = rest if key is None else _with_keys(rest, key)
         module = module_of(params, statistics, drawn)
@@ -224,25 +215,12 @@ def _to_tree(state: Any) -> PyTree:
     return with_string_keys(nnx.to_pure_dict(state))
 
 
-def _from_tree(tree: PyTree) -> PyTree:
-    """Undoes the string keys of `_to_tree`."""
-    if not isinstance(tree, dict):
-        return tree
-    return {
-        int(key) if key.isdigit() else key: _from_tree(value)
-        for key, value in tree.items()
-    }
-
-
 def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _with_keys(state: PyTree, key: jax.Array) -> PyTree:
-    """Random streams with keys that follow from this one, and differ from each other.
-
-    Layers have streams of their own, of which several may have one name.
-    """
+    """Random streams, of which several may have one name, with keys of their own."""
     leaves, structure = jax.tree.flatten(state)
     for number, leaf in enumerate(leaves):
         if _is_key(leaf):
@@ -271,11 +249,7 @@ def _of_linen(given: Any, example: PyTree) -> Functions:
         return given.apply({"params": params, **statistics}, inputs, **untold)
 
     def train(
-        params: PyTree,
-        statistics: PyTree,
-        inputs: PyTree,
-        key: jax.Array | None,
-        axis_name: str | None,
+        params: PyTree, statistics: PyTree, inputs: PyTree, key: _Key, axis_name: _Axis
     ) -> tuple[PyTree, PyTree]:
         variables = {"params": params, **statistics}
         with nn.intercept_methods(_over_axis(axis_name)):
@@ -342,11 +316,7 @@ def _of_equinox(given: Any, example: PyTree) -> Functions:
         return jax.vmap(module)(inputs)
 
     def train(
-        params: PyTree,
-        statistics: PyTree,
-        inputs: PyTree,
-        key: jax.Array | None,
-        axis_name: str | None,
+        params: PyTree, statistics: PyTree, inputs: PyTree, key: _Key, axis_name: _Axis
     ) -> tuple[PyTree, PyTree]:
         del axis_name
         module = eqx.nn.inference_mode(module_of(params), value=False)

@@ -17,8 +17,8 @@ from prunex_jax.models.base import Model
 from prunex_jax.models.layers import (
     BatchNorm,
     Conv,
-    Dense,
     Form,
+    dense,
     image_model,
     mean_over_space,
     relu,
@@ -79,8 +79,6 @@ def make_resnet_spec(
       expansion: Stream width over base width; 1 makes basic blocks, 4 bottlenecks.
       inner_factor: Inner width of bottlenecks over base width; 2 for the wide form.
       scale: Multiplies every width; see `scaled`.
-    Returns:
-      The specification.
     Example:
       >>> spec = make_resnet_spec('cifar', stage_blocks=(1, 1), stage_widths=(8, 16))
       >>> spec.blocks[1]
@@ -101,14 +99,14 @@ def make_resnet_spec(
     return ResNetSpec(stem, stem_width, tuple(blocks))
 
 
-def scaled(width: int, scale: float) -> int:
-    """Multiplies a width, rounds to the nearest integer, and keeps at least one.
+def scaled(width: int, scale: float, multiple: int = 1) -> int:
+    """Multiplies a width, rounds to the nearest multiple, and keeps at least one.
 
     Example:
-      >>> scaled(64, 0.25), scaled(3, 0.1)
-      (16, 1)
+      >>> scaled(64, 0.25), scaled(3, 0.1), scaled(7, 0.5, multiple=2)
+      (16, 1, 4)
     """
-    return max(1, round(width * scale))
+    return max(1, round(width * scale / multiple)) * multiple
 
 
 def make_resnet(
@@ -165,47 +163,32 @@ class _Shortcut(nnx.Module):
         return self.norm(self.conv(x))
 
 
-def _shortcut(
-    c_in: int, spec: BlockSpec, form: Form, rngs: nnx.Rngs
-) -> _Shortcut | None:
-    return _Shortcut(c_in, spec, form, rngs) if spec.has_projection else None
+class _Block(nnx.Module):
+    """Convolutions with batch norm beside a shortcut.
 
-
-class _BasicBlock(nnx.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    Two of 3x3 in a basic block; 1x1, 3x3 and 1x1 in a bottleneck. The first of 3x3
+    carries the stride.
+    """
 
     def __init__(self, c_in: int, spec: BlockSpec, form: Form, rngs: nnx.Rngs):
-        (inner,) = spec.inner
-        self.conv1 = Conv(c_in, inner, 3, form, stride=spec.stride, rngs=rngs)
-        self.norm1 = BatchNorm(inner, form)
-        self.conv2 = Conv(inner, spec.out, 3, form, rngs=rngs)
-        self.norm2 = BatchNorm(spec.out, form)
-        self.shortcut = _shortcut(c_in, spec, form, rngs)
+        first, *rest = spec.inner
+        is_basic = not rest
+        size, stride = (3, spec.stride) if is_basic else (1, 1)
+        self.conv1 = Conv(c_in, first, size, form, stride=stride, rngs=rngs)
+        self.norm1 = BatchNorm(first, form)
+        second, stride = (spec.out, 1) if is_basic else (rest[0], spec.stride)
+        self.conv2 = Conv(first, second, 3, form, stride=stride, rngs=rngs)
+        self.norm2 = BatchNorm(second, form)
+        self.conv3 = None if is_basic else Conv(second, spec.out, 1, form, rngs=rngs)
+        self.norm3 = None if is_basic else BatchNorm(spec.out, form)
+        projects = spec.has_projection
+        self.shortcut = _Shortcut(c_in, spec, form, rngs) if projects else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
-        side = x if self.shortcut is None else self.shortcut(x)
-        return relu(y + side)
-
-
-class _Bottleneck(nnx.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut; the 3x3 carries the stride."""
-
-    def __init__(self, c_in: int, spec: BlockSpec, form: Form, rngs: nnx.Rngs):
-        first, second = spec.inner
-        self.conv1 = Conv(c_in, first, 1, form, rngs=rngs)
-        self.norm1 = BatchNorm(first, form)
-        self.conv2 = Conv(first, second, 3, form, stride=spec.stride, rngs=rngs)
-        self.norm2 = BatchNorm(second, form)
-        self.conv3 = Conv(second, spec.out, 1, form, rngs=rngs)
-        self.norm3 = BatchNorm(spec.out, form)
-        self.shortcut = _shortcut(c_in, spec, form, rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = relu(self.norm1(self.conv1(x)))
-        y = relu(self.norm2(self.conv2(y)))
-        y = self.norm3(self.conv3(y))
+        if self.conv3 is not None and self.norm3 is not None:
+            y = self.norm3(self.conv3(relu(y)))
         side = x if self.shortcut is None else self.shortcut(x)
         return relu(y + side)
 
@@ -222,24 +205,17 @@ class ResNet(nnx.Module):
     """
 
     def __init__(
-        self,
-        spec: ResNetSpec,
-        form: Form,
-        c_in: int,
-        num_classes: int,
-        rngs: nnx.Rngs,
+        self, spec: ResNetSpec, form: Form, c_in: int, num_classes: int, rngs: nnx.Rngs
     ):
         self.stem = _Stem(spec.stem, c_in, spec.stem_width, form, rngs)
         streams = (spec.stem_width, *(block.out for block in spec.blocks))
         self.blocks = nnx.List(
             [
-                (_BasicBlock if len(block.inner) == 1 else _Bottleneck)(
-                    stream, block, form, rngs
-                )
+                _Block(stream, block, form, rngs)
                 for stream, block in zip(streams, spec.blocks, strict=False)
             ]
         )
-        self.classifier = Dense(streams[-1], num_classes, gain=1 / 3, rngs=rngs)
+        self.classifier = dense(streams[-1], num_classes, gain=1 / 3, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """Maps float[n, h, w, c_in] to logits, float32[n, num_classes]."""

@@ -69,8 +69,6 @@ class VitConfig:
 
     # Side of a patch in pixels, which divides the sides of images.
     patch: int = setting(16, at_least=1)
-    # learned | sincos (sines and cosines that stay as they are).
-    positions: Literal["learned", "sincos"] = "learned"
     # What is classified: a class token, or the mean over all tokens, without one.
     pooling: Literal["token", "mean"] = "token"
     # layer | rms (root mean square; has no mean over channels).

@@ -13,9 +13,9 @@ from flax import nnx
 
 # Standard deviation of initial weights, drawn from a normal distribution that is cut
 # off at twice that.
-SPREAD = 0.02
+_SPREAD = 0.02
 Norm = Literal["layer", "rms"]
-EPSILON = 1e-6
+_EPSILON = 1e-6
 
 
 class Projection(nnx.Module):
@@ -26,6 +26,7 @@ class Projection(nnx.Module):
       outputs: Sizes of the axes in their place.
       rngs: Where weights are drawn from.
       dtype: Of what comes out.
+      draw: How; None is as `weights`.
 
     Example:
       >>> heads = Projection((8,), (2, 4), rngs=nnx.Rngs(0))
@@ -40,8 +41,11 @@ class Projection(nnx.Module):
         *,
         rngs: nnx.Rngs,
         dtype: str = "float32",
+        draw: nnx.Initializer | None = None,
     ):
-        self.kernel = weights(rngs, *inputs, *outputs)
+        draw = draw or nnx.initializers.truncated_normal(_SPREAD)
+        shape = *inputs, *outputs
+        self.kernel = nnx.Param(draw(rngs.params(), shape, jnp.float32))
         self.bias = nnx.Param(jnp.zeros(outputs))
         self.num_inputs, self.dtype = len(inputs), dtype
 
@@ -60,7 +64,7 @@ class LayerNorm(nnx.Module):
       Ba et al., Layer normalization, 2016, arXiv:1607.06450.
     """
 
-    def __init__(self, width: int, epsilon: float = EPSILON):
+    def __init__(self, width: int, epsilon: float = _EPSILON):
         self.epsilon = epsilon
         self.scale = nnx.Param(jnp.ones(width))
         self.bias = nnx.Param(jnp.zeros(width))
@@ -81,7 +85,7 @@ class RmsNorm(nnx.Module):
       Zhang and Sennrich, Root mean square layer normalization, 2019, arXiv:1910.07467.
     """
 
-    def __init__(self, width: int, epsilon: float = EPSILON):
+    def __init__(self, width: int, epsilon: float = _EPSILON):
         self.epsilon = epsilon
         self.scale = nnx.Param(jnp.ones(width))
 
@@ -97,9 +101,8 @@ def gelu(x: jax.Array) -> jax.Array:
     """The exact GELU: `x` times the share of a normal distribution that is below it.
 
     `jax.nn.gelu` has it too, and jax 0.12 cannot trace that inside of `shard_map`.
+    It is computed in float32, and the type stays.
 
-    Args:
-      x: float[...]; what is between is computed in float32, and the type stays.
     References:
       Hendrycks and Gimpel, Gaussian error linear units, 2016, arXiv:1606.08415.
     Example:
@@ -167,7 +170,7 @@ class Patches(Projection):
         return super().__call__(squares.transpose(0, 1, 3, 2, 4, 5))
 
 
-def make_norm(kind: Norm, width: int, epsilon: float = EPSILON) -> LayerNorm | RmsNorm:
+def make_norm(kind: Norm, width: int, epsilon: float = _EPSILON) -> LayerNorm | RmsNorm:
     """The norm of a name, with what it adds to variances or mean squares."""
     make = LayerNorm if kind == "layer" else RmsNorm
     return make(width, epsilon)
@@ -176,13 +179,8 @@ def make_norm(kind: Norm, width: int, epsilon: float = EPSILON) -> LayerNorm | R
 def drop_path(rate: float, ndim: int, rngs: nnx.Rngs) -> nnx.Dropout | None:
     """Stochastic depth: drops what a block adds, of each example as a whole.
 
-    What is not dropped is divided by its share, so that the mean stays.
-
-    Args:
-      rate: Share of the examples for which it is dropped; 0 gives None, which draws
-        no numbers.
-      ndim: Axes of what the block adds, the examples first.
-      rngs: Where random streams come from.
+    A rate of 0 gives None, which draws no numbers. `ndim` counts the axes of what the
+    block adds, the examples first.
 
     References:
       Huang et al., Deep networks with stochastic depth, 2016, arXiv:1603.09382.
@@ -202,11 +200,8 @@ def through(
 ) -> jax.Array:
     """What is behind blocks that follow each other.
 
-    Args:
-      blocks: Each takes the stream and gives it back.
-      x: The stream, float[...].
-      recomputes: Whether what lies inside of a block is computed again in the backward
-        pass, where only the stream in front of it is kept.
+    With `recomputes`, what lies inside of a block is computed again in the backward
+    pass, for which only the stream in front of it is kept.
     """
     run = nnx.remat(_behind) if recomputes else _behind
     for block in blocks:
@@ -231,7 +226,7 @@ def drop_rates(rate: float, count: int) -> tuple[float, ...]:
 def weights(rngs: nnx.Rngs, *shape: int) -> nnx.Param[jax.Array]:
     """Draws initial weights, float32[*shape]."""
     return nnx.Param(
-        nnx.initializers.truncated_normal(SPREAD)(rngs.params(), shape, jnp.float32)
+        nnx.initializers.truncated_normal(_SPREAD)(rngs.params(), shape, jnp.float32)
     )
 
 

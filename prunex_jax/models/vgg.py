@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from prunex_jax.models.base import Model
-from prunex_jax.models.layers import BatchNorm, Conv, Dense, Form, image_model, relu
+from prunex_jax.models.layers import BatchNorm, Conv, Form, dense, image_model, relu
 from prunex_jax.models.resnet import Stem, scaled
 
 _STAGE_WIDTHS = (64, 128, 256, 512, 512)
@@ -44,8 +44,6 @@ def make_vgg_spec(
       head: `cifar` for one dense layer, `imagenet` for three with two of width 4096.
       stage_convs: Number of convolutions in each of the five stages.
       scale: Multiplies every width; see `resnet.scaled`.
-    Returns:
-      The specification.
     Example:
       >>> make_vgg_spec('cifar', stage_convs=(1, 1, 1, 1, 2), scale=0.125)
       VggSpec(stages=((8,), (16,), (32,), (64,), (64, 64)), hidden=())
@@ -128,12 +126,12 @@ class Vgg(nnx.Module):
         flat = (height // side) * (width // side) * widths[-1]
         self.hidden = nnx.List(
             [
-                Dense(c_in, c_out, gain=2.0, rngs=rngs, dtype=form.dtype)
+                dense(c_in, c_out, gain=2.0, rngs=rngs, dtype=form.dtype)
                 for c_in, c_out in zip((flat, *spec.hidden), spec.hidden, strict=False)
             ]
         )
         last = spec.hidden[-1] if spec.hidden else flat
-        self.classifier = Dense(last, num_classes, gain=1 / 3, rngs=rngs)
+        self.classifier = dense(last, num_classes, gain=1 / 3, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """Maps float[n, h, w, c_in] to logits, float32[n, num_classes]."""
@@ -143,6 +141,6 @@ class Vgg(nnx.Module):
             if ends:
                 x = nnx.max_pool(x, (2, 2), (2, 2))
         x = x.reshape(x.shape[0], -1)
-        for dense in self.hidden:
-            x = relu(dense(x))
+        for hidden in self.hidden:
+            x = relu(hidden(x))
         return self.classifier(x)

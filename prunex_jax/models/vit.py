@@ -5,26 +5,22 @@ References:
   Touvron et al., Training data-efficient image transformers, 2020, arXiv:2012.12877
     (widths of ViT-Ti and ViT-S).
   Beyer et al., Better plain ViT baselines for ImageNet-1k, 2022, arXiv:2205.01580
-    (mean pooling, sines and cosines as positions).
+    (mean pooling).
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.models.base import Model
 from prunex_jax.models.own import nnx_model
 from prunex_jax.models.resnet import scaled
-from prunex_jax.models.settings import ModelConfig
+from prunex_jax.models.settings import ModelConfig, VitConfig
 from prunex_jax.models.stream import (
     Mlp,
-    Norm,
     Patches,
     Projection,
     drop_path,
@@ -40,42 +36,8 @@ from prunex_jax.models.stream import (
 # times as wide as the stream, and there are 12 blocks.
 VITS = {"vit_ti": (192, 3), "vit_s": (384, 6), "vit_b": (768, 12)}
 _LAYERS, _HEAD_WIDTH, _MLP_RATIO = 12, 64, 4
-_TEMPERATURE = 10_000.0
 # Standard deviation of the class token, which then starts near zero.
 _TOKEN_SPREAD = 1e-6
-
-
-@dataclasses.dataclass(frozen=True)
-class VitSpec:
-    """Widths and form of a vision transformer.
-
-    Attributes:
-      patch: Side of a patch, in pixels.
-      layers: Blocks of attention and MLP.
-      width: Of the stream.
-      heads: Of attention.
-      head_width: Features of a head.
-      hidden: Width of the MLP.
-      positions: `learned`, or `sincos`: sines and cosines that stay as they are.
-      pooling: What is classified: a class `token`, or the `mean` of all.
-      norm: `layer` or `rms`.
-      drop_path: Rate of stochastic depth at the last block; see `stream.drop_rates`.
-      dtype: float32 or bfloat16, for activations.
-      recomputes: As of `stream.through`.
-    """
-
-    patch: int
-    layers: int
-    width: int
-    heads: int
-    head_width: int
-    hidden: int
-    positions: Literal["learned", "sincos"] = "learned"
-    pooling: Literal["token", "mean"] = "token"
-    norm: Norm = "layer"
-    drop_path: float = 0.0
-    dtype: str = "float32"
-    recomputes: bool = False
 
 
 def make_vit(
@@ -105,23 +67,18 @@ def make_vit(
         )
     width, heads = VITS[config.name]
     width = vit.width or width
-    spec = VitSpec(
-        patch=vit.patch,
+    full = dataclasses.replace(
+        vit,
         layers=vit.layers or _LAYERS,
         width=scaled(width, config.width),
         heads=scaled(vit.heads or heads, config.width),
         head_width=scaled(vit.head_width or _HEAD_WIDTH, config.width),
         hidden=scaled(vit.hidden or _MLP_RATIO * width, config.width),
-        positions=vit.positions,
-        pooling=vit.pooling,
-        norm=vit.norm,
-        drop_path=vit.drop_path,
-        recomputes=config.recompute == "blocks",
     )
+    recomputes = config.recompute == "blocks"
 
-    def make(dtype: str) -> Callable[[nnx.Rngs], nnx.Module]:
-        typed = dataclasses.replace(spec, dtype=dtype)
-        return lambda rngs: Vit(typed, image_shape, num_classes, rngs)
+    def make(dtype: str, rngs: nnx.Rngs) -> nnx.Module:
+        return Vit(full, image_shape, num_classes, rngs, dtype, recomputes)
 
     example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     return nnx_model(config.name, make, config.compute_dtype, example)
@@ -130,12 +87,12 @@ def make_vit(
 class Attention(nnx.Module):
     """Attention of all tokens to all, over float[batch, tokens, width]."""
 
-    def __init__(self, spec: VitSpec, rngs: nnx.Rngs):
-        stream, heads = (spec.width,), (spec.heads, spec.head_width)
-        self.query = Projection(stream, heads, rngs=rngs, dtype=spec.dtype)
-        self.key = Projection(stream, heads, rngs=rngs, dtype=spec.dtype)
-        self.value = Projection(stream, heads, rngs=rngs, dtype=spec.dtype)
-        self.out = Projection(heads, stream, rngs=rngs, dtype=spec.dtype)
+    def __init__(self, vit: VitConfig, rngs: nnx.Rngs, dtype: str):
+        stream, heads = (vit.width,), (vit.heads, vit.head_width)
+        self.query = Projection(stream, heads, rngs=rngs, dtype=dtype)
+        self.key = Projection(stream, heads, rngs=rngs, dtype=dtype)
+        self.value = Projection(stream, heads, rngs=rngs, dtype=dtype)
+        self.out = Projection(heads, stream, rngs=rngs, dtype=dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """What every token takes from all, as wide as the stream."""
@@ -148,12 +105,12 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
     """Attention and MLP, each behind a norm and added to the stream."""
 
-    def __init__(self, spec: VitSpec, rate: float, rngs: nnx.Rngs):
-        self.attention_norm = make_norm(spec.norm, spec.width)
-        self.attention = Attention(spec, rngs)
+    def __init__(self, vit: VitConfig, rate: float, rngs: nnx.Rngs, dtype: str):
+        self.attention_norm = make_norm(vit.norm, vit.width)
+        self.attention = Attention(vit, rngs, dtype)
         self.attention_drop = drop_path(rate, 3, rngs)
-        self.mlp_norm = make_norm(spec.norm, spec.width)
-        self.mlp = Mlp(spec.width, spec.hidden, rngs=rngs, dtype=spec.dtype)
+        self.mlp_norm = make_norm(vit.norm, vit.width)
+        self.mlp = Mlp(vit.width, vit.hidden, rngs=rngs, dtype=dtype)
         self.mlp_drop = drop_path(rate, 3, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -165,42 +122,41 @@ class Block(nnx.Module):
 class Vit(nnx.Module):
     """Images float[batch, h, w, c] -> logits float32[batch, num_classes].
 
-    Sines and cosines are a parameter as well, which has no gradient and does not decay,
-    so that they are cut with the channels that they are added to.
+    Args:
+      vit: Its form, with all widths.
+      image_shape: Height, width and channels of one image.
+      num_classes: Number of logits.
+      rngs: Where weights are drawn from.
+      dtype: Type of activations.
+      recomputes: As of `stream.through`.
 
     Example:
-      >>> spec = VitSpec(4, layers=1, width=8, heads=2, head_width=4, hidden=12)
-      >>> Vit(spec, (8, 8, 3), 10, nnx.Rngs(0))(jnp.zeros((2, 8, 8, 3))).shape
+      >>> vit = VitConfig(4, layers=1, width=8, heads=2, head_width=4, hidden=12)
+      >>> Vit(vit, (8, 8, 3), 10, nnx.Rngs(0))(jnp.zeros((2, 8, 8, 3))).shape
       (2, 10)
     """
 
     def __init__(
         self,
-        spec: VitSpec,
+        vit: VitConfig,
         image_shape: tuple[int, int, int],
         num_classes: int,
         rngs: nnx.Rngs,
+        dtype: str = "float32",
+        recomputes: bool = False,
     ):
         height, width, channels = image_shape
-        rows, columns = height // spec.patch, width // spec.patch
-        self.patches = Patches(
-            spec.patch, channels, spec.width, rngs=rngs, dtype=spec.dtype
-        )
-        has_token = spec.pooling == "token"
-        self.token = _class_token(spec.width, rngs) if has_token else None
+        rows, columns = height // vit.patch, width // vit.patch
+        self.patches = Patches(vit.patch, channels, vit.width, rngs=rngs, dtype=dtype)
+        has_token = vit.pooling == "token"
+        self.token = _class_token(vit.width, rngs) if has_token else None
         count = rows * columns + has_token
-        self.is_fixed = spec.positions == "sincos"
-        if self.is_fixed:
-            places = sines_and_cosines(rows, columns, spec.width)
-            places = np.pad(places, ((count - len(places), 0), (0, 0)))
-            self.positions = nnx.Param(jnp.asarray(places))
-        else:
-            self.positions = weights(rngs, count, spec.width)
-        rates = drop_rates(spec.drop_path, spec.layers)
-        self.blocks = nnx.List([Block(spec, rate, rngs) for rate in rates])
-        self.norm = make_norm(spec.norm, spec.width)
-        self.head = Projection((spec.width,), (num_classes,), rngs=rngs)
-        self.dtype, self.recomputes = spec.dtype, spec.recomputes
+        self.positions = weights(rngs, count, vit.width)
+        rates = drop_rates(vit.drop_path, vit.layers)
+        self.blocks = nnx.List([Block(vit, rate, rngs, dtype) for rate in rates])
+        self.norm = make_norm(vit.norm, vit.width)
+        self.head = Projection((vit.width,), (num_classes,), rngs=rngs)
+        self.dtype, self.recomputes = dtype, recomputes
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """Logits of every image alone."""
@@ -210,10 +166,7 @@ class Vit(nnx.Module):
             token = self.token[...].astype(self.dtype)
             first = jnp.broadcast_to(token, (x.shape[0], 1, x.shape[-1]))
             x = jnp.concatenate([first, x], axis=1)
-        places = self.positions[...]
-        if self.is_fixed:
-            places = jax.lax.stop_gradient(places)
-        x = x + like_last(places.astype(self.dtype), x)
+        x = x + like_last(self.positions[...].astype(self.dtype), x)
         x = through(self.blocks, x, self.recomputes)
         x = self.norm(x).astype(jnp.float32)
         return self.head(x[:, 0] if self.token is not None else jnp.mean(x, axis=1))
@@ -221,26 +174,3 @@ class Vit(nnx.Module):
 
 def _class_token(width: int, rngs: nnx.Rngs) -> nnx.Param[jax.Array]:
     return nnx.Param(_TOKEN_SPREAD * jax.random.normal(rngs.params(), (width,)))
-
-
-def sines_and_cosines(rows: int, columns: int, width: int) -> np.ndarray:
-    """Positions on a grid as sines and cosines of growing wavelengths.
-
-    Args:
-      rows: Of the grid.
-      columns: Of the grid.
-      width: Features of a position; a quarter each are sines and cosines of the column
-        and of the row, and what is left of the division by four is zero.
-    Returns:
-      float32[rows * columns, width], row by row.
-    Example:
-      >>> (100 * sines_and_cosines(1, 2, 4)).astype(int).tolist()
-      [[0, 100, 0, 100], [84, 54, 0, 100]]
-    """
-    quarter = width // 4
-    steps = np.arange(quarter) / max(quarter - 1, 1)
-    row, column = np.mgrid[:rows, :columns].reshape(2, -1, 1) / _TEMPERATURE**steps
-    parts = np.sin(column), np.cos(column), np.sin(row), np.cos(row)
-    places = np.concatenate(parts, axis=1)
-    rest = ((0, 0), (0, width - places.shape[1]))
-    return np.pad(places, rest).astype(np.float32)

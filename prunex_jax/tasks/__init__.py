@@ -2,8 +2,8 @@
 
 In: batches and a network's answers. Out: a loss, and sums that become metrics. `base`
 has the interface that the trainer knows, `classification` is that of labels, `language`
-that of text, `masked` that of text with gaps, `own` takes networks, data and losses of
-the user's own, and `table` says which of them settings mean.
+that of text, whole or with gaps, `own` takes networks, data and losses of the user's
+own, and `table` says which of them settings mean.
 """
 
 from prunex_jax.tasks.base import (
@@ -17,8 +17,7 @@ from prunex_jax.tasks.base import (
     Task,
 )
 from prunex_jax.tasks.classification import Classification
-from prunex_jax.tasks.language import Language
-from prunex_jax.tasks.masked import MaskedLanguage
+from prunex_jax.tasks.language import Language, MaskedLanguage
 from prunex_jax.tasks.own import Own, own_task
 from prunex_jax.tasks.table import make_task
 

@@ -51,52 +51,41 @@ class Objective(Protocol):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """What is reported; `LOSS` first."""
-        ...
 
     @property
     def example(self) -> str:
         """What speed is counted in, in short: `img` of images per second."""
-        ...
 
     @property
     def units_per_example(self) -> int:
         """How many of these an example is."""
-        ...
 
     @property
     def can_be_taught(self) -> bool:
         """Whether `loss` heeds the answers of a teacher."""
-        ...
 
     @property
     def unit(self) -> str:
         """The sum that losses are a mean over, such as examples or tokens."""
-        ...
 
     @property
     def counted(self) -> tuple[str, ...]:
         """Names of the sums beside `loss`, the unit among them."""
-        ...
 
     def inputs(self, batch: Batch) -> PyTree:
         """What the network reads of a batch."""
-        ...
 
     def loss(self, outputs: PyTree, batch: Batch) -> jax.Array:
         """What a step minimises: float32[], mean over the units of a device's batch."""
-        ...
 
     def count(self, outputs: PyTree, batch: Batch) -> Sums:
         """What is counted in a batch: `counted`, without rows that are not `VALID`."""
-        ...
 
     def score(self, outputs: PyTree, batch: Batch) -> Sums:
         """What evaluation adds up: `count`, and as `loss` the sum of plain losses."""
-        ...
 
     def measures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """The metrics of sums, arrays or numbers, by their names."""
-        ...
 
 
 def valid_rows(batch: Batch, size: int) -> jax.Array:
@@ -106,11 +95,10 @@ def valid_rows(batch: Batch, size: int) -> jax.Array:
 
 
 def sum_valid(values: jax.Array, valid: jax.Array) -> jax.Array:
-    """Adds up what counts; rows that do not may hold anything, also no number.
+    """Adds up float[batch, ...] where float32[batch] `valid` is 1.
 
-    Args:
-      values: float[batch, ...].
-      valid: float32[batch], 1 or 0.
+    Other rows may hold anything, also no number.
+
     Example:
       >>> float(sum_valid(jnp.array([1.0, jnp.nan]), jnp.array([1.0, 0.0])))
       1.0

@@ -26,16 +26,10 @@ FEW = 32
 def check_examples(dataset: Dataset, has_own_loss: bool = False) -> tuple[str, ...]:
     """Refuses examples of a user's own that no network can learn from.
 
-    All are looked at that lie in memory, and of others the first 32 for training.
+    All are looked at that lie in memory, and of others the first 32 for training. A
+    loss of the user's own may leave out what is no number, as where targets are masked:
+    then it is one of the warnings that are returned.
 
-    Args:
-      dataset: The examples.
-      has_own_loss: Whether a loss of the user's own may leave out what is no number,
-        as where targets are masked: then it is a warning.
-    Returns:
-      Warnings of what is odd.
-    Raises:
-      UserError: Numbers are not finite.
     Example:
       >>> from prunex_jax.data import open_own
       >>> from prunex_jax.data.settings import DataConfig
@@ -62,13 +56,8 @@ def check_examples(dataset: Dataset, has_own_loss: bool = False) -> tuple[str, .
 def check_labels(dataset: Dataset, num_outputs: int) -> tuple[str, ...]:
     """Refuses labels for which a network has no answer.
 
-    Args:
-      dataset: Labelled examples, labels as of `check_examples`.
-      num_outputs: Classes that the network tells apart.
     Returns:
       Warnings of classes without an example.
-    Raises:
-      UserError: A label is negative or too large, or there is one output.
     Example:
       >>> from prunex_jax.data import open_own
       >>> from prunex_jax.data.settings import DataConfig
@@ -104,12 +93,7 @@ def check_labels(dataset: Dataset, num_outputs: int) -> tuple[str, ...]:
 
 
 def answers_of(model: Model, inputs: PyTree) -> PyTree:
-    """Shapes of a network's answers.
-
-    Args:
-      model: The network.
-      inputs: What it reads of `ROWS` examples, as arrays or their shapes.
-    """
+    """Shapes of a network's answers to `ROWS` examples, arrays or their shapes."""
     arrays = jax.eval_shape(model.init, jax.random.key(0))
     return jax.eval_shape(model.apply, *arrays, inputs)
 
@@ -157,12 +141,7 @@ def check_teaches(
 def check_token_scores(answers: PyTree, length: int, num_tokens: int) -> None:
     """Refuses answers that are not a score for every token of a vocabulary.
 
-    Args:
-      answers: Shapes of the answers for `ROWS` sequences.
-      length: Tokens of a sequence.
-      num_tokens: Size of the vocabulary.
-    Raises:
-      UserError: They are something else, or the vocabulary is larger.
+    They are shapes of the answers for `ROWS` sequences of `length` tokens.
     """
     shapes = [x.shape for x in jax.tree.leaves(answers)]
     if [shape[:2] for shape in shapes] != [(ROWS, length)] or len(shapes[0]) != 3:

@@ -307,8 +307,7 @@ def _check_objective(
 ) -> tuple[PyTree, tuple[str, ...]]:
     """Calls everything once, in shapes, before anything is compiled.
 
-    Returns:
-      Shapes of the answers for `ROWS` examples, and warnings.
+    Gives shapes of the answers for `ROWS` examples, and warnings.
     """
     batch = jax.tree.map(lambda x: np.repeat(x[:1], ROWS, axis=0), dict(first))
     examples = examples_of(batch)

@@ -21,6 +21,7 @@ from prunex_jax.data import (
     without_effect,
 )
 from prunex_jax.data.settings import DataConfig
+from prunex_jax.data.splits import SPLITS
 from prunex_jax.models import (
     MASKED_TOKEN,
     NEXT_TOKEN,
@@ -35,8 +36,7 @@ from prunex_jax.models.settings import ModelConfig
 from prunex_jax.tasks.base import Task
 from prunex_jax.tasks.checks import ROWS, answers_of, check_token_scores
 from prunex_jax.tasks.classification import Classification
-from prunex_jax.tasks.language import Language
-from prunex_jax.tasks.masked import MaskedLanguage
+from prunex_jax.tasks.language import Language, MaskedLanguage
 from prunex_jax.tasks.own import OF_IMAGE_MODELS, Own, own_task
 
 _LANGUAGE_MODELS = (*NEXT_TOKEN, *MASKED_TOKEN)
@@ -155,8 +155,7 @@ def _masked_language(
         size, mask = size + 1, size
     masking = Masking(mask, num_tokens=dataset.num_tokens, length=dataset.length)
     masked: dict[str, Any] = {
-        name: MaskedSplit.of(getattr(dataset, name), masking)
-        for name in ("train", "validation", "test")
+        name: MaskedSplit.of(getattr(dataset, name), masking) for name in SPLITS
     }
     network = make_language_model(model, size, dataset.length)
     check_norm_scope(model, network, "a model of text")

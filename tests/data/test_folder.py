@@ -32,7 +32,7 @@ def opened(folder: Path, **changes: object) -> ImageDataset:
 
 
 def files_of(split: Split) -> list[str]:
-    return [split.stored.open().files[index] for index in split.indices]
+    return [split.source.files[index] for index in split.indices]
 
 
 def refused(folder: Path, **changes: object) -> str:

@@ -233,7 +233,7 @@ def test_rows_that_break_while_they_are_read_are_named(tmp_path: Path) -> None:
 def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
     """Whose missing part would end the process by a signal."""
     folder = saved(tmp_path, table(20))
-    source = opened(folder).train.stored.open()
+    source = opened(folder).train.source
     (file,) = folder.glob("*.arrow")
     whole = file.stat().st_size
     os.truncate(file, 100)
@@ -242,7 +242,7 @@ def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
 
 
 def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    source = opened(saved(tmp_path, table(20))).train.stored.open()
+    source = opened(saved(tmp_path, table(20))).train.source
     source.__dict__["_table"] = {}  # Which raises whatever is asked of it.
     with pytest.raises(UserError, match=r"image 3 of .* or a later one cannot be read"):
         source.read(np.array([4, 3]))

@@ -111,7 +111,7 @@ def test_no_thread_is_left_behind(loader: str, ended_by: str) -> None:
     rows = np.arange(4)
     iterator = make_loader(train, config, rows=rows, seed=0, num_hosts=1).batches()
     next(iterator)
-    assert _reader_threads() == ["prunex-batches"]
+    assert _reader_threads() == ["prunex-batches_0"]
     if ended_by == "close":
         iterator.close()
         iterator.close()

@@ -173,7 +173,7 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
     content[1000:1100] = bytes(100)
     Path(config.dir).write_bytes(content)
     with pytest.raises(UserError, match=r"entry 'x' of .* cannot be read"):
-        data.train.stored.open.__self__.part.x.read()
+        data.train.source.make.__self__.x.read()
     Path(config.dir).write_bytes(content[:200])
     assert "cannot be read as an .npz file" in refused(config)
 

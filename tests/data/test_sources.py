@@ -103,11 +103,10 @@ def test_nothing_is_opened_before_it_is_read() -> None:
 
     def spy() -> object:
         opened.append(1)
-        return original.open()
+        return original.make()
 
-    original = test.stored
-    stored = dataclasses.replace(original, open=spy)
-    test = dataclasses.replace(test, stored=stored)
+    original = test.source
+    test = dataclasses.replace(test, source=dataclasses.replace(original, make=spy))
     assert len(test) == 50 and not opened
     test.read(np.arange(2))
     test.read(np.arange(4))

@@ -229,7 +229,7 @@ def test_widths_follow_the_form():
         ("gpt", {"key_heads": 3}, "key_heads=3 does not divide"),
         ("gpt", {"head_width": 7}, "head_width=7 is odd"),
         ("gpt", {"positions": 64}, "positions=64 has no effect on model gpt"),
-        ("gpt2", {"rotary_base": 5.0}, "rotary_base=5 has no effect on model gpt2"),
+        ("gpt2", {"rotary_base": 5.0}, "rotary_base=5.0 has no effect on model gpt2"),
         ("gpt2", {"positions": 4}, "gpt.positions=4 are fewer than the 12"),
         ("bert", {"positions": 4}, "bert.positions=4 are fewer than the 12"),
     ],

@@ -13,7 +13,6 @@ from prunex_jax.mesh import vary
 from prunex_jax.models import make_model
 from prunex_jax.models.settings import ConvNextConfig, GptConfig, ModelConfig, VitConfig
 from prunex_jax.models.stream import drop_path, gelu
-from prunex_jax.models.vit import sines_and_cosines
 from tests.helpers.common import assert_close
 from tests.helpers.transformers import count, half_cut, same_gradients, strong
 
@@ -48,12 +47,10 @@ def test_published_sizes(name, millions):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-@pytest.mark.parametrize(
-    ("positions", "pooling"), [("learned", "token"), ("sincos", "mean")]
-)
-def test_masked_is_shrunk(norm, positions, pooling):
+@pytest.mark.parametrize("pooling", ["token", "mean"])
+def test_masked_is_shrunk(norm, pooling):
     """Heads, their features, MLPs and the stream, all at once, are cut exactly."""
-    model = model_of(norm=norm, positions=positions, pooling=pooling, drop_path=0.2)
+    model = model_of(norm=norm, pooling=pooling, drop_path=0.2)
     params, statistics = strong(model)
     trace = trace_channels(model.apply, params, model.example(), statistics=statistics)
     sizes = {group.name: group.size for group in trace.groups}
@@ -62,29 +59,6 @@ def test_masked_is_shrunk(norm, positions, pooling):
     assert sorted(sizes.values()) == sorted([24, *2 * (4, 6, 6, 40)])
     cut = half_cut(model, params, statistics)
     same_gradients(cut, images_of(1), key=KEY)
-
-
-def test_sines_and_cosines_stay():
-    """They have no gradient; learned positions have one."""
-    for positions, moves in (("sincos", False), ("learned", True)):
-        model = model_of(positions=positions)
-        params, _ = strong(model)
-
-        def loss(params, model=model):
-            return jnp.mean(model.apply_train(params, {}, images_of(1))[0] ** 2)
-
-        grads = jax.grad(loss)(params)
-        assert bool(jnp.any(grads["positions"] != 0)) == moves
-    assert_close(params["positions"].shape, (5, 24))
-
-
-def test_places_differ_by_where_they_are():
-    places = sines_and_cosines(3, 5, 16).reshape(3, 5, 16)
-    # Features of the column are alike in all rows, and those of the row in all columns.
-    assert_close(places[:, :, :8], np.broadcast_to(places[:1, :, :8], (3, 5, 8)))
-    assert_close(places[:, :, 8:], np.broadcast_to(places[:, :1, 8:], (3, 5, 8)))
-    assert len(np.unique(places.reshape(15, 16).round(5), axis=0)) == 15
-    assert sines_and_cosines(2, 2, 7).shape == (4, 7)
 
 
 def test_without_positions_patches_could_be_anywhere():

@@ -8,13 +8,7 @@ import jax
 import numpy as np
 
 from prunex_jax.channels.context import Context, freeze_all
-from prunex_jax.channels.labels import (
-    FROZEN,
-    Shared,
-    Traced,
-    frozen_axis,
-    has_channels,
-)
+from prunex_jax.channels.labels import FROZEN, Shared, Traced, frozen_axis, has_channels
 from prunex_jax.channels.numbers import (
     JUMPS,
     SMOOTH_ABOVE_ZERO,
@@ -152,11 +146,7 @@ def bitcast(ctx: Context, x: Traced) -> Sequence[Traced]:
     return [_joined(ctx, (x,), lambda values, _: None)]
 
 
-def _joined(
-    ctx: Context,
-    operands: Sequence[Traced],
-    compute: _Compute,
-) -> Traced:
+def _joined(ctx: Context, operands: Sequence[Traced], compute: _Compute) -> Traced:
     """Joins axis by axis; operands without axes count on every axis."""
     shape = ctx.out_shape()
     if not shape:

@@ -5,10 +5,17 @@ References:
 """
 
 from prunex_jax.models.settings import ModelConfig
-from prunex_jax.models.weights.table import DENSE, Axes, Fact, Layout, Row, norm_rows
+from prunex_jax.models.weights.table import (
+    DENSE,
+    FROM_HEADS,
+    TO_HEADS,
+    Axes,
+    Fact,
+    Layout,
+    Row,
+    norm_rows,
+)
 
-_TO_HEADS: Axes = ((1, 2), (0,))
-_FROM_HEADS: Axes = ((2,), (0, 1))
 _BLOCK, _OURS = "encoder.layer.{b}", "blocks/{b}"
 _HEAD = "cls.predictions"
 
@@ -17,11 +24,18 @@ def _norm(there: str, here: str) -> tuple[Row, ...]:
     return norm_rows(f"{there}.LayerNorm", here)
 
 
-def _dense(there: str, here: str) -> tuple[Row, ...]:
+def _dense(
+    there: str, here: str, axes: Axes = DENSE, of_bias: Axes | None = None
+) -> tuple[Row, ...]:
     return (
-        Row(f"{there}.weight", here, DENSE),
-        Row(f"{there}.bias", f"{here}_bias"),
+        Row(f"{there}.weight", here, axes),
+        Row(f"{there}.bias", f"{here}_bias", of_bias),
     )
+
+
+def _heads(part: str) -> tuple[Row, ...]:
+    here = f"{_OURS}/attention/{part}"
+    return _dense(f"{_BLOCK}.attention.self.{part}", here, TO_HEADS, ((0, 1),))
 
 
 def _facts(model: ModelConfig) -> tuple[Fact, ...]:
@@ -51,28 +65,12 @@ BERT = Layout(
         Row("embeddings.position_embeddings.weight", "positions"),
         Row("embeddings.token_type_embeddings.weight", "kinds"),
         *_norm("embeddings", "embedding_norm"),
-        *(
-            row
-            for part in ("query", "key", "value")
-            for row in (
-                Row(
-                    f"{_BLOCK}.attention.self.{part}.weight",
-                    f"{_OURS}/attention/{part}",
-                    _TO_HEADS,
-                ),
-                Row(
-                    f"{_BLOCK}.attention.self.{part}.bias",
-                    f"{_OURS}/attention/{part}_bias",
-                    ((0, 1),),
-                ),
-            )
+        *_heads("query"),
+        *_heads("key"),
+        *_heads("value"),
+        *_dense(
+            f"{_BLOCK}.attention.output.dense", f"{_OURS}/attention/out", FROM_HEADS
         ),
-        Row(
-            f"{_BLOCK}.attention.output.dense.weight",
-            f"{_OURS}/attention/out",
-            _FROM_HEADS,
-        ),
-        Row(f"{_BLOCK}.attention.output.dense.bias", f"{_OURS}/attention/out_bias"),
         *_norm(f"{_BLOCK}.attention.output", f"{_OURS}/attention_norm"),
         *_dense(f"{_BLOCK}.intermediate.dense", f"{_OURS}/unit/up"),
         *_dense(f"{_BLOCK}.output.dense", f"{_OURS}/unit/down"),

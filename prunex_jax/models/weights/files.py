@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import digest_of, expanded
+from prunex_jax.base.files import digest_of, expanded, read_object
 from prunex_jax.base.tensor_files import TensorFileError, load_tensors
 
 SETTING = "config.model.weights"
@@ -24,16 +24,11 @@ _KERAS = (".h5", ".hdf5", ".keras")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tensors:
-    """What files of weights hold.
+    """What files of weights hold."""
 
-    Attributes:
-      arrays: Name -> array.
-      digests: File, below the folder if there is one -> SHA-256.
-      config: What the config.json beside them says of the network; {} without one.
-    """
-
-    arrays: Mapping[str, np.ndarray]
-    digests: Mapping[str, str]
+    arrays: Mapping[str, np.ndarray]  # Name -> array.
+    digests: Mapping[str, str]  # File, below the folder if there is one -> SHA-256.
+    # What the config.json beside them says of the network; {} without one.
     config: Mapping[str, Any]
 
 
@@ -134,7 +129,6 @@ def _load(file: Path, source: str) -> dict[str, np.ndarray]:
 
 def _config_beside(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads((file.parent / _CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(file.parent / _CONFIG) or {}
+    except OSError:
         return {}
-    return config if isinstance(config, dict) else {}

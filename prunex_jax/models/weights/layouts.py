@@ -33,19 +33,14 @@ LAYOUTS: tuple[Layout, ...] = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Converted:
-    """What the tensors of a file are to a network of ours.
+    """What the tensors of a file are to a network of ours."""
 
-    Attributes:
-      layout: What the layout is called.
-      arrays: Path of a parameter or statistic -> float32 of its shape.
-      fresh: Paths of what starts fresh, because only its number of classes differs.
-      notes: What else is worth saying, one line each.
-    """
-
-    layout: str
+    layout: str  # What the layout is called.
+    # Path of a parameter or statistic -> float32 of its shape.
     arrays: Mapping[str, np.ndarray]
+    # Paths of what starts fresh, because only its number of classes differs.
     fresh: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # What else is worth saying, one line each.
 
 
 def to_ours(

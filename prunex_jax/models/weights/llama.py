@@ -8,11 +8,15 @@ References:
 """
 
 from prunex_jax.models.settings import ModelConfig
-from prunex_jax.models.weights.table import DENSE, Axes, Fact, Layout, Row
+from prunex_jax.models.weights.table import (
+    DENSE,
+    FROM_HEADS,
+    TO_HEADS,
+    Fact,
+    Layout,
+    Row,
+)
 
-# (width, heads, features) of a head's kernel, and (heads, features, width) behind it.
-_TO_HEADS: Axes = ((1, 2), (0,))
-_FROM_HEADS: Axes = ((2,), (0, 1))
 _BLOCK, _OURS = "layers.{b}", "blocks/{b}"
 
 
@@ -44,14 +48,14 @@ LLAMA = Layout(
         Row("embed_tokens.weight", "embedding"),
         Row(f"{_BLOCK}.input_layernorm.weight", f"{_OURS}/attention_norm/scale"),
         *(
-            Row(f"{_BLOCK}.self_attn.{there}_proj.weight", f"{_OURS}/{here}", _TO_HEADS)
+            Row(f"{_BLOCK}.self_attn.{there}_proj.weight", f"{_OURS}/{here}", TO_HEADS)
             for there, here in (
                 ("q", "attention/query"),
                 ("k", "attention/key"),
                 ("v", "attention/value"),
             )
         ),
-        Row(f"{_BLOCK}.self_attn.o_proj.weight", f"{_OURS}/attention/out", _FROM_HEADS),
+        Row(f"{_BLOCK}.self_attn.o_proj.weight", f"{_OURS}/attention/out", FROM_HEADS),
         Row(f"{_BLOCK}.post_attention_layernorm.weight", f"{_OURS}/unit_norm/scale"),
         Row(f"{_BLOCK}.mlp.gate_proj.weight", f"{_OURS}/unit/gate", DENSE),
         Row(f"{_BLOCK}.mlp.up_proj.weight", f"{_OURS}/unit/up", DENSE),

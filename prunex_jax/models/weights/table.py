@@ -25,33 +25,31 @@ from prunex_jax.models.settings import ModelConfig
 
 Shape = tuple[int, ...]
 Axes = tuple[tuple[int, ...], ...]
-# Of kernels, from ours to those of PyTorch.
+# Of kernels, from ours to those of PyTorch; those of heads are (width, heads, features)
+# in front of them, and (heads, features, width) behind them.
 DENSE: Axes = ((1,), (0,))
 CONV: Axes = ((3,), (2,), (0,), (1,))
+TO_HEADS: Axes = ((1, 2), (0,))
+FROM_HEADS: Axes = ((2,), (0, 1))
 _KEY = r"[^/.]+"
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tensor of a file, and what it is to us.
+    """One tensor of a file, and what it is to us."""
 
-    Attributes:
-      name: Pattern of its name.
-      paths: Pattern of the leaf that it becomes, or several that lie in it one after
-        the other, along its first axis or `along`.
-      axes: Axes of the leaf that each axis of the tensor is made of; None where both
-        are the same.
-      along: Axis of the tensor along which several leaves lie.
-      is_head: Whether it starts fresh where only the number of classes differs.
-      resize: (array, wanted shape) -> array of this shape, or None if it cannot be
-        made; for leaves that depend on the size of images.
-    """
-
-    name: str
+    name: str  # Pattern of its name.
+    # Pattern of the leaf that it becomes, or several that lie in it one after the
+    # other, along its first axis or `along`.
     paths: str | tuple[str, ...]
+    # Axes of the leaf that each axis of the tensor is made of; None where both are the
+    # same.
     axes: Axes | None = None
-    along: int = 0
+    along: int = 0  # Axis of the tensor along which several leaves lie.
+    # Whether it starts fresh where only the number of classes differs.
     is_head: bool = False
+    # (array, wanted shape) -> array of this shape, or None if it cannot be made; for
+    # leaves that depend on the size of images.
     resize: Callable[[np.ndarray, Shape], np.ndarray | None] | None = None
 
     @property
@@ -75,17 +73,11 @@ def dense_rows(there: str, here: str, is_head: bool = False) -> tuple[Row, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """What a network computes with, that its weights do not show.
+    """What a network computes with, that its weights do not show."""
 
-    Attributes:
-      entry: Of config.json; `a.b` for entry b of a.
-      value: What it must be, if it is there.
-      setting: Of ours, that decides it; empty if none does.
-    """
-
-    entry: str
-    value: object
-    setting: str = ""
+    entry: str  # Of config.json; `a.b` for entry b of a.
+    value: object  # What it must be, if it is there.
+    setting: str = ""  # Of ours, that decides it; empty if none does.
 
     def of(self, config: Mapping[str, Any]) -> Any:
         """What config.json says; `value` where it says nothing.
@@ -104,35 +96,28 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How someone names the parameters of one family of networks.
+    """How someone names the parameters of one family of networks."""
 
-    Attributes:
-      name: What people call it.
-      marks: Names that all files of it have, and together no others.
-      rows: The table.
-      prefixes: What may stand in front of all names.
-      ignored: Patterns, regular expressions, of tensors that are no parameters, such as
-        buffers, or of parts that this package has no use for.
-      renamed: (regular expression, replacement) for names that have changed.
-      keys: From the paths of our leaves to how `{b}` is written in the file; None where
-        it is written as here.
-      copies: Pairs of names of one and the same tensor, of which a file has one or
-        both, as the embedding and a head that is tied to it.
-      facts: From settings to what a config.json beside the weights must say for what
-        weights do not show.
-      advice: (regular expression, what to do about it) of tensors that have a place
-        with other settings only.
-    """
-
-    name: str
-    marks: tuple[str, ...]
-    rows: tuple[Row, ...]
-    prefixes: tuple[str, ...] = ()
+    name: str  # What people call it.
+    marks: tuple[str, ...]  # Names that all files of it have, and together no others.
+    rows: tuple[Row, ...]  # The table.
+    prefixes: tuple[str, ...] = ()  # What may stand in front of all names.
+    # Patterns, regular expressions, of tensors that are no parameters, such as buffers,
+    # or of parts that this package has no use for.
     ignored: tuple[str, ...] = ()
+    # (regular expression, replacement) for names that have changed.
     renamed: tuple[tuple[str, str], ...] = ()
+    # From the paths of our leaves to how `{b}` is written in the file; None where it is
+    # written as here.
     keys: Callable[[Sequence[str]], Mapping[str, str]] | None = None
+    # Pairs of names of one and the same tensor, of which a file has one or both, as the
+    # embedding and a head that is tied to it.
     copies: tuple[tuple[str, str], ...] = ()
+    # From settings to what a config.json beside the weights must say for what weights
+    # do not show.
     facts: Callable[[ModelConfig], tuple[Fact, ...]] | None = None
+    # (regular expression, what to do about it) of tensors that have a place with other
+    # settings only.
     advice: tuple[tuple[str, str], ...] = ()
 
     def others_of(self, name: str) -> list[str]:
@@ -173,19 +158,14 @@ class Layout:
         for row in self.rows:
             first, *others = row.all_paths
             pattern = re.compile(_as_expression(first))
-            for path in leaves:
-                match = pattern.fullmatch(path)
-                if match:
-                    here = match.groupdict()
-                    there = {**here, **_translated(here, keys)}
-                    paths = (path, *(_filled(other, here) for other in others))
-                    found.append(
-                        Place(
-                            row=row,
-                            name=_filled(row.name, there),
-                            shapes={path: leaves[path] for path in paths},
-                        )
-                    )
+            for match in filter(None, map(pattern.fullmatch, leaves)):
+                here = match.groupdict()
+                there = dict(here)
+                if "b" in here:
+                    there["b"] = keys.get(here["b"], here["b"])
+                paths = [_filled(path, here) for path in (first, *others)]
+                shapes = {path: leaves[path] for path in paths}
+                found.append(Place(row, _filled(row.name, there), shapes))
         return found
 
     def _clean(self, name: str) -> str:
@@ -200,16 +180,11 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One tensor of a file, and the leaves of a network that it becomes.
+    """One tensor of a file, and the leaves of a network that it becomes."""
 
-    Attributes:
-      row: What the table says.
-      name: Of the tensor.
-      shapes: Path -> shape of the leaves, in the order in which they lie.
-    """
-
-    row: Row
-    name: str
+    row: Row  # What the table says.
+    name: str  # Of the tensor.
+    # Path -> shape of the leaves, in the order in which they lie.
     shapes: Mapping[str, Shape]
 
     @property
@@ -223,24 +198,16 @@ class Place:
         )
 
     def read(self, tensor: np.ndarray) -> dict[str, np.ndarray]:
-        """Turns the tensor into leaves, float32.
-
-        Args:
-          tensor: Of `shape`.
-        Returns:
-          Path -> array of the leaf's shape.
-        """
-        lengths = [self._shape_of(shape)[self.row.along] for shape in self._split]
-        ends = np.cumsum(lengths[:-1]).tolist()
-        parts = np.split(tensor, ends, self.row.along) if len(lengths) > 1 else [tensor]
+        """Turns the tensor, of `shape`, into leaves: path -> float32 of its shape."""
+        along = self.row.along
+        parts = [tensor]
+        if len(self.shapes) > 1:
+            lengths = [self._shape_of(shape)[along] for shape in self.shapes.values()]
+            parts = np.split(tensor, np.cumsum(lengths[:-1]).tolist(), along)
         return {
             path: self._turned(part, shape).astype(np.float32)
             for (path, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
-
-    @property
-    def _split(self) -> tuple[Shape, ...]:
-        return tuple(self.shapes.values()) if len(self.shapes) > 1 else ()
 
     def _axes(self, shape: Shape) -> Axes:
         return self.row.axes or tuple((axis,) for axis in range(len(shape)))
@@ -267,11 +234,6 @@ def _as_expression(pattern: str) -> str:
         f"(?P<{piece}>{_KEY})" if number % 2 else re.escape(piece)
         for number, piece in enumerate(pieces)
     )
-
-
-def _translated(here: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
-    """The key `{b}` as the file has it."""
-    return {"b": keys.get(here["b"], here["b"])} if "b" in here else {}
 
 
 def _filled(pattern: str, keys: Mapping[str, str]) -> str:

@@ -15,7 +15,8 @@ import numpy as np
 
 from prunex_jax.models.weights.table import (
     CONV,
-    Axes,
+    FROM_HEADS,
+    TO_HEADS,
     Layout,
     Row,
     Shape,
@@ -23,8 +24,6 @@ from prunex_jax.models.weights.table import (
     norm_rows,
 )
 
-_TO_HEADS: Axes = ((1, 2), (0,))
-_FROM_HEADS: Axes = ((2,), (0, 1))
 _PARTS = ("query", "key", "value")
 _BLOCK = "blocks/{b}"
 
@@ -32,13 +31,10 @@ _BLOCK = "blocks/{b}"
 def resized_positions(positions: np.ndarray, wanted: Shape) -> np.ndarray | None:
     """Interpolates positions of a square grid of patches for another square grid.
 
-    Args:
-      positions: float[1, count, width]; one that belongs to no patch comes first, if
-        there is one more than a square number.
-      wanted: Shape of what is made.
-    Returns:
-      float32[wanted], bicubic and with antialiasing; None if a grid is not square, or
-      the width another one.
+    It is bicubic, with antialiasing. One position that belongs to no patch comes first,
+    if there is one more than a square number. None if a grid is not square, or the
+    width is another one.
+
     Example:
       >>> resized_positions(np.ones((1, 5, 3), np.float32), (1, 17, 3)).shape
       (1, 17, 3)
@@ -65,9 +61,9 @@ def _attention(fused: str, out: str) -> tuple[Row, ...]:
     """Rows of an attention; `fused` has `{}` where weight or bias stands."""
     heads = [f"{_BLOCK}/attention/{part}" for part in _PARTS]
     return (
-        Row(fused.format("weight"), tuple(f"{x}/kernel" for x in heads), _TO_HEADS),
+        Row(fused.format("weight"), tuple(f"{x}/kernel" for x in heads), TO_HEADS),
         Row(fused.format("bias"), tuple(f"{x}/bias" for x in heads), ((0, 1),)),
-        Row(f"{out}.weight", f"{_BLOCK}/attention/out/kernel", _FROM_HEADS),
+        Row(f"{out}.weight", f"{_BLOCK}/attention/out/kernel", FROM_HEADS),
         Row(f"{out}.bias", f"{_BLOCK}/attention/out/bias"),
     )
 
@@ -100,10 +96,7 @@ TORCHVISION_VIT = Layout(
     name="torchvision ViT",
     marks=("class_token", "conv_proj.weight", "encoder.pos_embedding"),
     # As its first weights call them.
-    renamed=(
-        (r"\.mlp\.linear_1\.", ".mlp.0."),
-        (r"\.mlp\.linear_2\.", ".mlp.3."),
-    ),
+    renamed=((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3.")),
     rows=(
         *_stem("class_token", "encoder.pos_embedding", "conv_proj"),
         *norm_rows(f"{_LAYER}.ln_1", f"{_BLOCK}/attention_norm"),

@@ -119,6 +119,7 @@ _DEPARTED = {
     "method.hsadmm.adapt": "none",
     "method.topk.is_exact": True,
     "method.dgc.is_exact": True,
+    "model.vit.positions": "learned",
 }
 
 
