@@ -67,19 +67,6 @@ def validate_sparsity(config: SparsityConfig) -> None:
             "that are removed at once, and with sparsity.path='fade' they fade before; "
             "set the one to 0 or the other to 'stairs'"
         )
-    if config.shrink_stairs and (config.shrink_share == 1.0 or config.path == "fade"):
-        raise UserError(
-            "sparsity.shrink_stairs=True cuts out what stairs remove before the last "
-            f"cut, and there are none with sparsity.shrink_share="
-            f"{config.shrink_share:g} and sparsity.path={config.path!r}; lower the "
-            "first below 1 and set the second to 'stairs', or leave it out"
-        )
-    if config.shrink_stairs and config.budget == "global":
-        raise UserError(
-            "sparsity.shrink_stairs=True changes the network between stairs, and "
-            "sparsity.budget='global' ranks the channels of one network; set one of "
-            "them back"
-        )
     if config.unit == "channels" and config.sparsity > config.max_group_sparsity:
         raise UserError(
             f"sparsity.sparsity = {config.sparsity:g} of the channels is out of reach: "

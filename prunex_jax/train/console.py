@@ -419,9 +419,6 @@ def _what_its_method_sends(experiment: Experiment) -> list[str]:
         unit = experiment.config.sparsity.unit
         share = "density" if unit == "channels" else f"share of {unit}"
         when += f"; {share} {stages}"
-        if plan.stair_cuts:
-            steps = ", ".join(map(str, plan.stair_cuts))
-            when += f"; what a stair removed is cut out after step {steps}"
         if plan.shrink_step:
             when += f"; the small network trains on from step {plan.shrink_step}"
     payload = method.payload.num_bytes(keep_counts)

@@ -321,7 +321,7 @@ def _trained(
         with console.busy("shrinking and testing the network"):
             end = loop.experiment, loop.position, loop.clock, loop.state
             written = _same_everywhere(folder.read_summary()) if has_ended else None
-            result = finish(*end, folder.workdir, loop.means.final, written)
+            result = finish(*end, folder.workdir, written)
         if written is None:
             folder.write_summary(result.summary)
         return result

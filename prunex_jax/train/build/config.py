@@ -113,6 +113,8 @@ _DEPARTED = {
     "method.rounds.top_k_mean": "hosts",
     "method.local_sgd.channel_share": 1.0,
     "method.local_sgd.channel_choice": "moved",
+    "run.average_share": 0.0,
+    "sparsity.shrink_stairs": False,
 }
 
 

@@ -45,7 +45,6 @@ from prunex_jax.sparsity import (
 )
 from prunex_jax.tasks import Batch, Own, Task, make_task
 from prunex_jax.train.build.config import ExperimentConfig, total_steps
-from prunex_jax.train.build.mean_plan import MeanPlan, final_mean_plan
 from prunex_jax.train.build.optimizer import (
     OWN_OPTIMIZER,
     MakeOptimizer,
@@ -148,7 +147,6 @@ class Experiment(_Basis):
     """A run that is ready to start, or to go on."""
 
     teaching: Teaching | None  # The teacher from which it learns beside the labels.
-    final_mean: MeanPlan | None  # What the final network is the mean of.
     channels: Channels  # What can be pruned.
     phases: tuple[Phase, ...]  # Methods of the run, one after the other.
     learning_rate: optax.Schedule  # Schedule over steps.
@@ -305,7 +303,6 @@ def make_experiment(
     return Experiment(
         **vars(basis),
         teaching=teaching,
-        final_mean=final_mean_plan(config.run.average_share, num_steps, plans, phases),
         channels=channels,
         phases=phases,
         learning_rate=learning_rate,
@@ -317,22 +314,14 @@ def make_experiment(
     )
 
 
-def with_small_network(
-    experiment: Experiment, small: Model, is_pruned: bool = True
-) -> Experiment:
+def with_small_network(experiment: Experiment, small: Model) -> Experiment:
     """Builds the same run again for what is left of its network.
 
     Task, channels and dense figures stay those of the full network; bytes are counted
-    in the same ledger.
-
-    Args:
-      experiment: The run.
-      small: The network.
-      is_pruned: Whether nothing is left to prune: then the method gets no channel
-        groups, and exchanges whole parameters, without choosing, masking or gathering.
+    in the same ledger. The method gets no channel groups, and exchanges whole
+    parameters, without choosing, masking or gathering.
     """
-    groups = () if is_pruned else trace_model(small).groups
-    return _with_setup(experiment, experiment.current.method.name, small, groups)
+    return _with_setup(experiment, experiment.current.method.name, small, ())
 
 
 def with_method(experiment: Experiment, name: str) -> Experiment:
@@ -519,15 +508,6 @@ def _check_repair(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
 
 def _check_can_shrink(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
     share, methods = config.sparsity.shrink_share, [s.method for s in setups]
-    late = [
-        m.name for m in methods if m.pruning.in_rounds and not m.pruning.removes_at_once
-    ]
-    if config.sparsity.shrink_stairs and late:
-        raise UserError(
-            "sparsity.shrink_stairs=True cuts out channels while masks move, and this "
-            f"form of method {late[0]} lets them go only slowly; take preset "
-            "recommended or reset, or set it to False"
-        )
     if share == 1.0 or any(setup.plan.shrink_step is not None for setup in setups):
         return
     names = ", ".join(dict.fromkeys(method.name for method in methods))

@@ -123,11 +123,10 @@ def calls_to_come(
         yield Call(programs.evaluate, _evaluated(experiment, batch), {})
     for last in exchanges:
         yield Call(programs.exchange, (state,), last)
-    cut_step = current.plan.next_cut_after(position.step)
+    cut_step = current.plan.shrink_step
     is_known = experiment.config.sparsity.budget != "global"
     if current.groups and cut_step and last and is_known:
-        is_last = cut_step == current.plan.shrink_step
-        small = foresee_small(experiment, dict(last["keep_counts"]), is_last)
+        small = foresee_small(experiment, dict(last["keep_counts"]))
         programs = small.current.programs
         state = programs.abstract_state()
         yield Call(programs.local_step, (state, batch), options, small)
@@ -183,7 +182,7 @@ def exchanges_to_come(
 def _last_step(experiment: Experiment, position: RunPosition) -> int:
     """The last step with this network and method, as far as it is known."""
     steps = [experiment.num_steps]
-    cut_step = experiment.current.plan.next_cut_after(position.step)
+    cut_step = experiment.current.plan.shrink_step
     if experiment.current.groups and cut_step is not None:
         steps.append(cut_step)
     for phase in experiment.phases[position.phase + 1 :][:1]:

@@ -41,8 +41,8 @@ from prunex_jax.train.changes.regroup import (
 )
 from prunex_jax.train.changes.transitions import (
     comparison_inputs,
-    cut_of,
     experiment_at,
+    full_cut,
     network_of,
     on_host,
     saved_shapes,
@@ -228,18 +228,13 @@ def load_trained(
     full = _experiment(path, data_dir, simulates, own, own_optimizer)
     with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
         found = restore_run(checkpointer, full, step)
-    position, experiment, saved_run = found.position, found.experiment, found.run
-    handover = position.handover
-    # A mean that is not complete yet has no batch statistics.
-    is_last = position.step == experiment.num_steps
-    state, mean = saved_run.state, saved_run.final_mean if is_last else None
-    network = network_of(experiment, state, mean)
-    if handover is not None:
-        masks = handover.masks(full.channels.sizes)
-        cut = cut_of(full.task.model, full.channels.trace, masks)
+    position, experiment, state = found.position, found.experiment, found.run.state
+    network = network_of(experiment, state)
+    if position.handover is not None:
+        cut = full_cut(full, position.handover.masks(full.channels.sizes))
         return TrainedNetwork(path, full, position.step, network, cut)
     masks = jax.device_get(experiment.current.method.pruning.masks(state.opt_state))
-    cut = cut_of(full.task.model, full.channels.trace, masks)
+    cut = full_cut(full, masks)
     shrunk = on_host(network.shrunk(cut))
     return TrainedNetwork(path, full, position.step, shrunk, cut, network)
 

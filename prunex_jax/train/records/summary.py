@@ -13,13 +13,13 @@ from prunex_jax.shrink import Network
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.build.experiment import Experiment, macs_of_one_example
 from prunex_jax.train.build.work import seen_until, speed_of, work_of_training
-from prunex_jax.train.changes.transitions import cut_of, cut_out, network_of
+from prunex_jax.train.changes.transitions import cut_out, full_cut, network_of
 from prunex_jax.train.records.restoring import TrainedNetwork
 from prunex_jax.train.records.scores import evaluate_split
 from prunex_jax.train.steps.clock import Clock
 from prunex_jax.train.steps.position import RunPosition
 from prunex_jax.train.steps.programs import Programs
-from prunex_jax.train.steps.state import NetworkMean, TrainState
+from prunex_jax.train.steps.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -71,7 +71,6 @@ def finish(
     clock: Clock,
     state: TrainState,
     workdir: Path,
-    mean: NetworkMean | None = None,
     written: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Makes the network that a run stands for, and says what it is worth.
@@ -82,7 +81,6 @@ def finish(
       clock: Times of its steps.
       state: Its training state.
       workdir: Its folder.
-      mean: What the final network is, if not that of the state.
       written: The summary, if the run had ended before; then nothing is scored again.
     Returns:
       The network and the summary.
@@ -91,12 +89,12 @@ def finish(
     """
     handover, task = position.handover, experiment.task
     if handover is None:
-        shrunk, masks, error = cut_out(experiment, state, mean)
+        shrunk, masks, error = cut_out(experiment, state)
     else:
-        shrunk = network_of(experiment, state, mean)
+        shrunk = network_of(experiment, state)
         masks = handover.masks(experiment.channels.sizes)
         error = handover.max_abs_error
-    cut = cut_of(task.model, experiment.channels.trace, masks)
+    cut = full_cut(experiment, masks)
     trained = TrainedNetwork(workdir, experiment, position.step, shrunk, cut)
     if written is not None:
         return TrainResult(written, shrunk, masks, trained)

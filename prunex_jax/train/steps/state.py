@@ -1,4 +1,4 @@
-"""What checkpoints hold: the training state, and means of networks.
+"""What checkpoints hold: the training state, and the run's own teacher.
 
 `mesh.placement` explains where the parts of the state live.
 """
@@ -48,7 +48,7 @@ class NetworkMean(NamedTuple):
 
 
 class SavedRun(NamedTuple):
-    """What a checkpoint holds: the training state, and means of networks.
+    """What a checkpoint holds: the training state, and the run's own teacher.
 
     The first fields are those of `TrainState`, so that its parts keep their paths.
     """
@@ -59,7 +59,6 @@ class SavedRun(NamedTuple):
     opt_state: PyTree
     totals: Totals
     own_teacher: NetworkMean | None = None
-    final_mean: NetworkMean | None = None
 
     @property
     def state(self) -> TrainState:
