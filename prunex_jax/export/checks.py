@@ -133,8 +133,6 @@ def check_program_file(file: Path, *, links: bool = False) -> None:
 def check_calls(program: str) -> None:
     """Refuses a program that calls more than libraries that compute numbers.
 
-    Args:
-      program: StableHLO, as it is printed.
     Raises:
       UserError: It names what the program calls.
     Example:

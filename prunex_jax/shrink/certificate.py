@@ -335,9 +335,6 @@ def _may_not_end(program: Any) -> bool:
 def _other_inputs(inputs: Sequence[Any], seed: int = 0) -> dict[str, Sequence[Any]]:
     """Makes other inputs of the same shapes and types.
 
-    Args:
-      inputs: Any trees of arrays; random keys and booleans stay as they are.
-      seed: Of the random ones.
     Returns:
       Name -> inputs: `random` numbers distributed like the given ones, `zero`, `large`,
       a hundred times the random ones, and `out of range`, where some are whole numbers,

@@ -104,11 +104,6 @@ class Part:
     ) -> PyTree:
         """Changes the leaves of a tree that belong to this part, in one program.
 
-        Args:
-          tree: The part, or any tree that holds trees shaped like it.
-          change: `take_channels`, `put_channels` or `mask_channels`.
-          by: What that is given.
-          is_small: Whether leaves have the sizes that are left.
         Raises:
           UserError: As `Cut.take`.
         """

@@ -149,12 +149,7 @@ class _Consumer:
         return jnp.moveaxis(moved, front, self.weight_axes)
 
     def read_and_given(self, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """float32[positions, inputs] and [positions, outputs], of some positions.
-
-        Args:
-          x: The other operand.
-          y: A result.
-        """
+        """float32[positions, inputs] and [positions, outputs], of some positions."""
         if self.eqn.primitive.name == "dot_general":
             weight: Any = self.eqn.invars[self.operand].aval
             count = weight.ndim - len(self.weight_axes)

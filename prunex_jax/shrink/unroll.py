@@ -135,12 +135,7 @@ class _Tree:
         return full
 
     def changed(self, tree: PyTree, change: Callable[[str, str, Any], Any]) -> PyTree:
-        """Replaces the tuples of layers in a tree by what `change` makes of them.
-
-        Args:
-          tree: Any tree that holds trees shaped like this one, taken apart.
-          change: Given the name of the leaf, the path in the tree, and the tuple.
-        """
+        """Replaces every tuple of layers by `change(name of the leaf, path, tuple)`."""
 
         def visit(keys: tuple[Any, ...], node: Any) -> Any:
             path = path_of(keys)

@@ -150,9 +150,6 @@ class Console:
 def wrapped(text: str, width: int) -> str:
     """Breaks lines between words, and goes on below their text.
 
-    Args:
-      text: Lines, each perhaps with a label in front of its text.
-      width: Columns of the terminal.
     Example:
       >>> print(wrapped('model     a network with many words', 26))
       model     a network with
@@ -235,9 +232,6 @@ def _eta(row: Mapping[str, Any], num_steps: int) -> str:
 def explain_progress(objective: Objective, has_peak: bool) -> str:
     """Says what the columns of `format_progress` are, in their order.
 
-    Args:
-      objective: What is measured.
-      has_peak: Whether the peak of the devices is known.
     Example:
       >>> from prunex_jax.tasks import Classification
       >>> print(explain_progress(Classification(), False))

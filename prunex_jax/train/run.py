@@ -176,8 +176,6 @@ def train_steps(
 def _running(asked: types.SimpleNamespace) -> Generator[Loop, None, TrainResult]:
     """The loop of a run, before the first step and after every one; then its result.
 
-    Args:
-      asked: The arguments of `train`.
     Raises:
       RunStopped: It was asked to stop, and all that watches over it was left.
     """

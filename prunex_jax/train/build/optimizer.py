@@ -37,9 +37,6 @@ _RMS_OF_ADAMW = 0.2
 def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Makes the learning rate as a function of the step.
 
-    Args:
-      config: Peak, warm-up and shape.
-      total_steps: Length of the run.
     Returns:
       A schedule: linear warm-up from 0, the peak until `flat_share`, then the chosen
       decay: to 0 at the end, unless constant. With `rewind_share` this happens twice,
@@ -156,9 +153,6 @@ def _clip(max_norm: float, axes: MeshAxes) -> optax.GradientTransformation:
 def check_inner(inner: optax.GradientTransformation, params: PyTree) -> None:
     """Refuses an optimizer that gradients and parameters are not enough for.
 
-    Args:
-      inner: The optimizer.
-      params: Arrays, or their shapes and types.
     Raises:
       UserError: It cannot be called, or gives something other than updates.
     Example:
@@ -191,10 +185,6 @@ def check_sliceable(
     optimizer that looks at single entries, and at sums over all of them, does the same
     with both.
 
-    Args:
-      inner: The optimizer, for slices.
-      params: Arrays, or their shapes and types.
-      axes: Mesh axes, with that of the slices.
     Raises:
       UserError: It does not.
     Example:
@@ -261,8 +251,6 @@ def as_matrix(shape: tuple[int, ...]) -> MuonDimensionNumbers:
     Axes are cut in two where the matrix is most nearly square. That is between inputs
     and outputs for convolutions, and for attention whose heads have an axis.
 
-    Args:
-      shape: Of the kernel, two axes or more.
     Example:
       >>> as_matrix((128, 4, 32))
       MuonDimensionNumbers(reduction_axis=(0,), output_axis=(1, 2))

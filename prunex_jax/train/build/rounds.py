@@ -257,12 +257,6 @@ def make_round_plan(
 ) -> RoundPlan:
     """Lays out the exchanges of a run.
 
-    Args:
-      config: What is pruned, and when.
-      total_steps: Length of the run.
-      sync: When rounds end; None if the method has no exchange.
-      prunes: Whether the method prunes; its exchanges are dense if not.
-      streams: As `RoundPlan.streams`.
     Raises:
       UserError: A schedule in which nothing would be pruned, or none is left to train
         the small network.

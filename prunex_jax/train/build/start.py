@@ -86,10 +86,6 @@ class Start:
 def make_start(weights: Weights, model: Model, config: ModelConfig) -> Start:
     """Fits trained weights to the network that settings name.
 
-    Args:
-      weights: What was read, or is remembered.
-      model: The network at full width.
-      config: The settings that name it.
     Raises:
       UserError: They are those of another network.
     """

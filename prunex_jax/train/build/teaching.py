@@ -86,13 +86,7 @@ class Teaching:
     own: MeanPlan | None = None  # The networks of a run that teaches itself.
 
     def taught(self, batch: Batch, step: int, own: NetworkMean | None = None) -> Batch:
-        """A training batch as step number `step` takes it: with a teacher's answers.
-
-        Args:
-          batch: As the loader makes it.
-          step: From 0.
-          own: The run's own teacher, if it has one by now.
-        """
+        """A training batch as step number `step` takes it: with a teacher's answers."""
         if step not in self.steps:
             return {**batch, **self.silence}
         arrays = self.arrays if own is None else (own.params, own.statistics)
@@ -118,14 +112,6 @@ def read_teaching(
 ) -> Teaching | None:
     """Prepares the teacher that settings name; None if they name none.
 
-    Args:
-      config: The settings.
-      task: What is learned; its network may teach itself.
-      mesh: Where batches are.
-      ledger: Counts how often the teacher is asked.
-      num_steps: Length of the run.
-      plans: Rounds of the methods of the run, which say when the first channels go.
-      batch_size: Examples of a batch that are trained on.
     Raises:
       UserError: The folder is no export or was damaged, or its network was made for
         other examples or answers; the run is to learn from itself and loses no

@@ -21,9 +21,6 @@ def speed_of(experiment: Experiment, seconds: float) -> dict[str, float | None]:
     The work of its forward and backward passes counts, attention included; that of the
     optimizer, of the exchange and of a teacher does not.
 
-    Args:
-      experiment: The run.
-      seconds: Of a step.
     Returns:
       `flops_per_second`, of all devices together; `flops_utilisation`, the share of
       what they can do at best (`mesh.peak_flops`), None where that is not known.

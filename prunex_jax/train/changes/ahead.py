@@ -35,11 +35,7 @@ class Call(NamedTuple):
 
 
 class CompilerAhead:
-    """One thread that compiles programs in the order in which they will be called.
-
-    Args:
-      is_on: Whether it does anything.
-    """
+    """One thread that compiles programs in the order in which they will be called."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
@@ -67,12 +63,7 @@ class CompilerAhead:
         return self.is_on and self._foreseen is not experiment.current
 
     def foresee(self, calls: Iterable[Call], setup: Setup | None = None) -> None:
-        """Starts on what a run will call, and drops what it was told before.
-
-        Args:
-          calls: In their order, as from `calls_to_come`.
-          setup: What the run trains, for `is_new`.
-        """
+        """Starts on what a run will call, and drops what it was told before."""
         self._foreseen = setup
         if self.is_on:
             self._calls = calls
@@ -102,15 +93,7 @@ def calls_to_come(
     batch: PyTree,
     options: Mapping[str, Any],
 ) -> Iterator[Call]:
-    """Foresees the calls after a local step, about in their order.
-
-    Args:
-      experiment: The run.
-      position: Where it is.
-      state: Shapes, types and shardings of its training state.
-      batch: Those of what its local steps take.
-      options: Static arguments of its local steps.
-    """
+    """Foresees the calls after a local step, about in their order."""
     current, programs = experiment.current, experiment.current.programs
     exchanges = exchanges_to_come(experiment, position)
     last = next(exchanges, None)
@@ -159,10 +142,6 @@ def exchanges_to_come(
 
     Each once, as far as they are known: a global budget chooses counts by scores, when
     their time comes.
-
-    Args:
-      experiment: The run.
-      position: Where it is.
     """
     current, budget = experiment.current, experiment.channels.budget
     counts, density, seen = position.keep_counts, position.counts_density, set()

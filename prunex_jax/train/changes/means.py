@@ -43,13 +43,7 @@ def gather_own_teacher(
 def with_network(
     mean: NetworkMean | None, experiment: Experiment, state: TrainState
 ) -> NetworkMean:
-    """Takes the network that a state stands for into a mean; sends nothing.
-
-    Args:
-      mean: The mean so far, which is donated; None for that of no network.
-      experiment: The run.
-      state: Its training state.
-    """
+    """Takes the network of a state into a mean, which is donated; sends nothing."""
     mean = _nothing(experiment) if mean is None else mean
     average = experiment.current.programs.average
     params = average(mean.params, mean.num_networks, state)

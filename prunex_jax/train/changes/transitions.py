@@ -113,12 +113,7 @@ def experiment_at(experiment: Experiment, position: RunPosition) -> Experiment:
 
 
 def saved_shapes(then: Experiment, position: RunPosition) -> SavedRun:
-    """Shapes, types and shardings of what a checkpoint holds, for restoring it.
-
-    Args:
-      then: The run as it was when the checkpoint was saved; see `experiment_at`.
-      position: Where it was.
-    """
+    """Shapes, types and shardings of what a checkpoint holds, for restoring it."""
     own = None
     if then.teaching is not None and then.teaching.holds_own_after(position.step):
         own = shapes_of_mean(then)

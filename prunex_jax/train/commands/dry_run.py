@@ -147,12 +147,7 @@ def dry_run(
 
 
 def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
-    """Compiles the first local step and exchange of a run, and adds up its bytes.
-
-    Args:
-      experiment: The run; every process of it calls this.
-      is_measured: Whether to run a few steps as well.
-    """
+    """Compiles the first local step and exchange of a run, and adds up its bytes."""
     batch = experiment.batch_shapes()
     current = experiment.current
     state, calls = current.programs.abstract_state(), _first_calls(experiment)

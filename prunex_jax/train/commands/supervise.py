@@ -66,10 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def supervise(command: Sequence[str], restarts: int, pause: float) -> int:
     """Runs a command, again where its process was lost.
 
-    Args:
-      command: Program and arguments.
-      restarts: How often it is started again at most.
-      pause: Seconds before it is.
     Returns:
       Its last exit code; 128 and the number of the signal that has killed it.
     Raises:

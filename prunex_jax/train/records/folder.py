@@ -236,11 +236,7 @@ class RunFolder:
 
 
 def held_weights(path: Path) -> Weights | None:
-    """What the run in a folder has started from, without arrays; None if from nothing.
-
-    Args:
-      path: A run folder, which may be empty or missing.
-    """
+    """What the run in a folder, if any, has started from; without arrays."""
     try:
         record = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))[WEIGHTS]
         return Weights.of_record(record)
@@ -254,11 +250,7 @@ def holds_run(workdir: Path | str) -> bool:
 
 
 def last_start(workdir: Path | str) -> LastStart:
-    """Where the processes of the run in a folder were met, if it says so.
-
-    Args:
-      workdir: A run folder, which may be empty or missing.
-    """
+    """Where the processes of the run in a folder were met, if it says so."""
     path = expanded(workdir).absolute()
     try:
         held = (read_object(path / ENVIRONMENT) or {}).get(ADDRESSES)

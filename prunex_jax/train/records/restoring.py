@@ -91,10 +91,6 @@ def restore_run(
 ) -> FoundRun:
     """Restores a run, and fits what hosts and devices have to the mesh of now.
 
-    Args:
-      checkpointer: Holds its checkpoints.
-      experiment: The run, as it starts.
-      step: As of `Checkpointer.restore`.
     Raises:
       UserError: As `Checkpointer.restore`.
     """

@@ -42,12 +42,6 @@ def evaluate_split(
 ) -> dict[str, float] | None:
     """Scores a network on every example of a split once, on all devices of the mesh.
 
-    Args:
-      experiment: The run, whose mesh and size of batches are used.
-      program: `programs.Programs.evaluate` of this network's model.
-      network: Parameters and statistics, replicated over the mesh.
-      split: What it is scored on.
-      should_stop: Asked before every batch, the same on every process.
     Returns:
       Metric of the task -> its mean over all examples; None if there is none, or
       scoring was stopped.

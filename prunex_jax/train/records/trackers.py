@@ -123,14 +123,7 @@ def make_trackers(
     settings: Mapping[str, Any],
     tell: Callable[[str], None],
 ) -> Trackers:
-    """Makes the trackers that settings ask for.
-
-    Args:
-      config: Says which.
-      workdir: The run folder.
-      settings: All settings of the run, shown beside its curves.
-      tell: As for `Trackers`.
-    """
+    """Makes the trackers that settings ask for."""
     makers: dict[str, Callable[[int, int], Tracker]] = {}
     if config.tensorboard:
         makers["TensorBoard"] = functools.partial(_TensorBoard, workdir)

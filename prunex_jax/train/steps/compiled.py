@@ -122,10 +122,6 @@ class Program:
         """Compiles what a later call will need, on another thread than that of calls.
 
         The ledger counts it with that call, which waits for it if it is not done.
-
-        Args:
-          *args: As of the call, or their shapes, types and shardings.
-          **static: As of the call.
         """
         self._built(args, static)
 

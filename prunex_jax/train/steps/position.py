@@ -73,11 +73,7 @@ class RunPosition:
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
 
     def dense_bytes(self, per_step: float) -> float:
-        """Bytes per host that hierarchical dense averaging would have sent by now.
-
-        Args:
-          per_step: In one step on the mesh of now.
-        """
+        """Bytes per host that hierarchical dense averaging would have sent by now."""
         return self.dense_bytes_before + per_step * (self.step - self.mesh_since)
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,9 +84,6 @@ class RunPosition:
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:
         """Reads what a checkpoint holds beside the training state.
 
-        Args:
-          saved: What `to_dict` gave, now or before positions had versions; it may have
-            been JSON in between.
         Raises:
           UserError: It is of a later version, or not of this form.
         """

@@ -78,11 +78,7 @@ def whole_tree(params: PyTree, statistics: PyTree) -> dict[str, PyTree]:
 
 
 def zero_totals(counted: Iterable[str]) -> Totals:
-    """Totals of a device that has seen nothing.
-
-    Args:
-      counted: Names of the sums beside `loss`.
-    """
+    """Totals of a device that has seen nothing."""
     nothing = {name: jnp.zeros((), jnp.float32) for name in ("loss", *counted)}
     return {**nothing, FIRST_BAD_STEP: jnp.asarray(NEVER, jnp.int32)}
 
