@@ -45,7 +45,7 @@ from prunex_jax.train.records.folder import (
     last_start,
 )
 from prunex_jax.train.records.summary import TrainResult, finish
-from prunex_jax.train.records.trackers import check_trackers, make_trackers
+from prunex_jax.train.records.trackers import Trackers, check_trackers
 from prunex_jax.train.records.weights import find_weights
 from prunex_jax.train.steps.state import TrainState
 
@@ -223,7 +223,7 @@ def _watched(asked: types.SimpleNamespace) -> _Running:
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
         settings = config_to_dict(experiment.config)
-        made = make_trackers(config.run, folder.workdir, settings, console.line)
+        made = Trackers(config.run, folder.workdir, settings, console.line)
         folder = dataclasses.replace(folder, trackers=in_use.enter_context(made))
         console.line(
             start_screen(experiment, str(workdir), described, started.described)
