@@ -17,13 +17,16 @@ from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import Topology, gather_texts, run_together
 from prunex_jax.processes import Heartbeat, LaunchFlags
-from prunex_jax.tasks import Own
 from prunex_jax.train.build.config import (
     ExperimentConfig,
     config_to_dict,
     resolve_config,
 )
-from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.experiment import (
+    Experiment,
+    make_experiment,
+    own_of,
+)
 from prunex_jax.train.build.fingerprints import fingerprints_of
 from prunex_jax.train.build.joining import (
     check_same_reading,
@@ -243,7 +246,7 @@ def _prepared(
 ) -> Experiment:
     """The run; what its start has found is added to what describes it."""
     weights = find_weights(config.model.weights, asked.workdir, fresh=asked.fresh)
-    own = _own(asked)
+    own = own_of(asked.model, asked.data, asked.loss, asked.inputs, asked.metrics)
     experiment = make_experiment(
         config, topology, own, asked.optimizer, weights, goes_on=goes_on
     )
@@ -272,14 +275,6 @@ def _opened(
         fresh=asked.fresh,
         exact_topology=asked.exact_topology,
     )
-
-
-def _own(asked: types.SimpleNamespace) -> Own | None:
-    """Network, data and loss of the caller's own, if there are any."""
-    given = (asked.model, asked.data, asked.loss, asked.inputs, asked.metrics)
-    if all(part is None for part in given):
-        return None
-    return Own(*given[:4], asked.metrics or {})
 
 
 def _trained(

@@ -8,7 +8,7 @@ Whatever cannot work is refused here, in this order, with the value and the reme
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -223,6 +223,20 @@ class Experiment(_Basis):
             seed=self.config.seed,
             num_hosts=self.mesh.shape[HOST_AXIS],
         )
+
+
+def own_of(
+    model: Any = None,
+    data: Any = None,
+    loss: Callable[[Any, Any], Any] | str | None = None,
+    inputs: Any = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+) -> Own | None:
+    """What a user brings to `train`; None where that is nothing."""
+    given = (model, data, loss, inputs, metrics)
+    if all(part is None for part in given):
+        return None
+    return Own(*given[:4], metrics or {})
 
 
 def make_experiment(

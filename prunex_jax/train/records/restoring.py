@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import expanded, read_object
+from prunex_jax.base.files import expanded
 from prunex_jax.base.trees import PyTree
 from prunex_jax.export.folder import export_model
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, make_topology
@@ -24,7 +24,7 @@ from prunex_jax.shrink import (
     certify_networks,
 )
 from prunex_jax.shrink.compare import Comparison, Subject, compare
-from prunex_jax.tasks import Own
+from prunex_jax.tasks import Own, Task
 from prunex_jax.train.build.config import config_to_dict, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment
 from prunex_jax.train.build.optimizer import MakeOptimizer
@@ -55,6 +55,7 @@ from prunex_jax.train.records.folder import (
     SUMMARY,
     RunFolder,
     held_weights,
+    read_json,
 )
 from prunex_jax.train.steps.position import RunPosition
 from prunex_jax.train.steps.state import SavedRun, TrainState
@@ -125,8 +126,10 @@ class TrainedNetwork:
     """What a checkpoint stands for."""
 
     workdir: Path  # The run folder.
-    experiment: Experiment  # The run; its task has the full network.
-    step: int  # Steps done.
+    task: Task  # What was learned, with the full network.
+    method: str
+    num_steps: int  # Length of the run,
+    step: int  # of which are done.
     shrunk: Network  # Cut widths.
     cut: Cut  # Which channels are kept.
     # Full widths, if that is what was trained until now.
@@ -141,11 +144,11 @@ class TrainedNetwork:
             self.cut.put(self.shrunk.params),
             self.cut.put_statistics(self.shrunk.statistics),
         )
-        return on_host(Network(self.experiment.task.model, *widened))
+        return on_host(Network(self.task.model, *widened))
 
     def certify(self) -> Certificate:
         """Compares the masked and the shrunk network on examples of the run."""
-        inputs = comparison_inputs(self.experiment.task)
+        inputs = comparison_inputs(self.task)
         return certify_networks(self.masked, self.shrunk, self.cut, inputs)
 
     def compare(self, batch_sizes: Sequence[int]) -> Comparison:
@@ -154,7 +157,7 @@ class TrainedNetwork:
             Subject(network.model.apply, (network.params, network.statistics))
             for network in (self.masked, self.shrunk)
         )
-        inputs = comparison_inputs(self.experiment.task)
+        inputs = comparison_inputs(self.task)
         return compare(full, small, inputs, batch_sizes=batch_sizes)
 
     def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -168,7 +171,7 @@ class TrainedNetwork:
         Raises:
           UserError: The cut is not exact, or the export cannot be written.
         """
-        experiment, shrunk, workdir = self.experiment, self.shrunk, self.workdir
+        shrunk, workdir = self.shrunk, self.workdir
 
         def apply(model: Model, tree: PyTree, inputs: PyTree) -> jax.Array:
             return model.apply(tree["params"], tree["statistics"], inputs)
@@ -177,17 +180,17 @@ class TrainedNetwork:
             folder,
             functools.partial(apply, shrunk.model),
             {"params": shrunk.params, "statistics": shrunk.statistics},
-            [comparison_inputs(experiment.task)],
+            [comparison_inputs(self.task)],
             certificate=self.certify(),
             cut=self.cut,
             about={
                 "trained": {
                     "workdir": workdir.name,
                     "step": self.step,
-                    "num_steps": experiment.num_steps,
-                    "method": experiment.current.method.name,
+                    "num_steps": self.num_steps,
+                    "method": self.method,
                 },
-                "dataset": experiment.task.dataset.about(),
+                "dataset": self.task.dataset.about(),
                 "metrics": _metrics(workdir, self.step),
                 "config": config_to_dict(resolve_config(read_json(workdir / CONFIG))),
             },
@@ -225,14 +228,21 @@ def load_trained(
     with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
         found = restore_run(checkpointer, full, step)
     position, experiment, state = found.position, found.experiment, found.run.state
+    trained = functools.partial(
+        TrainedNetwork,
+        path,
+        full.task,
+        full.current.method.name,
+        full.num_steps,
+        position.step,
+    )
     network = network_of(experiment, state)
     if position.handover is not None:
         cut = full_cut(full, position.handover.masks(full.channels.sizes))
-        return TrainedNetwork(path, full, position.step, network, cut)
+        return trained(network, cut)
     masks = jax.device_get(experiment.current.method.pruning.masks(state.opt_state))
     cut = full_cut(full, masks)
-    shrunk = on_host(network.shrunk(cut))
-    return TrainedNetwork(path, full, position.step, shrunk, cut, network)
+    return trained(on_host(network.shrunk(cut)), cut, network)
 
 
 def mesh_in_folder(path: Path) -> tuple[int, int]:
@@ -322,14 +332,11 @@ def _experiment(
         )
     simulated = f"{hosts}x{per_host}" if simulates else ""
     topology = make_topology(str(hosts), devices[: hosts * per_host], simulated)
-    if config.distill.teacher == SELF:  # Checkpoints hold it.
-        return make_experiment(
-            config, topology, own, own_optimizer, weights, goes_on=True
-        )
-    # Another teacher has nothing more to say, and may be gone.
-    without_teacher = dataclasses.replace(config, distill=DistillConfig())
+    built = config
+    if config.distill.teacher != SELF:  # It has nothing more to say, and may be gone.
+        built = dataclasses.replace(config, distill=DistillConfig())
     experiment = make_experiment(
-        without_teacher, topology, own, own_optimizer, weights, goes_on=True
+        built, topology, own, own_optimizer, weights, goes_on=True
     )
     return dataclasses.replace(experiment, config=config)
 
@@ -344,21 +351,3 @@ def _metrics(path: Path, step: int) -> dict[str, Any]:
     rows = RunFolder(path, is_primary=False).read_rows()
     logged = [row for row in rows if row["step"] <= step and "loss" in row]
     return {"summary": summary, "logged": logged[-1] if logged else None}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a run folder.
-
-    Raises:
-      UserError: It is missing, or cannot be read.
-    """
-    try:
-        content = read_object(path)
-    except OSError:
-        content = None
-    if content is None:
-        raise UserError(
-            f"{path} is missing, or no JSON object that can be read; give the "
-            "--workdir of a run"
-        )
-    return content

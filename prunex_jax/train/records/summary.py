@@ -30,7 +30,7 @@ class TrainResult:
       summary: The content of summary.json.
       network: The trained network, shrunk where the method prunes; host arrays.
       masks: Which channels of the full network it kept, bool[size] per group.
-      trained: The same network with its run, for certificates and exports.
+      trained: The same network, for certificates and exports.
     """
 
     summary: Mapping[str, Any]
@@ -95,7 +95,15 @@ def finish(
         masks = handover.masks(experiment.channels.sizes)
         error = handover.max_abs_error
     cut = full_cut(experiment, masks)
-    trained = TrainedNetwork(workdir, experiment, position.step, shrunk, cut)
+    trained = TrainedNetwork(
+        workdir,
+        task,
+        experiment.current.method.name,
+        experiment.num_steps,
+        position.step,
+        shrunk,
+        cut,
+    )
     if written is not None:
         return TrainResult(written, shrunk, masks, trained)
     num_channels = sum(mask.size for mask in masks.values())
