@@ -28,6 +28,7 @@ from prunex_jax.mesh import ALONE, MeshAxes
 # Makes an optimizer of a learning rate, as functions of optax do.
 MakeOptimizer = Callable[[optax.Schedule], optax.GradientTransformation]
 
+_Make = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
 # What settings call an optimizer that was given.
 OWN_OPTIMIZER = "own"
 # Root mean square of AdamW's updates, at a rate of 1.
@@ -276,16 +277,14 @@ def _sgd(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransfo
     )
 
 
-def _adamw(
-    config: OptimizerConfig, rate: optax.Schedule
-) -> optax.GradientTransformation:
-    return optax.adamw(rate, weight_decay=config.weight_decay, mask=is_kernel)
+def _decoupled(make: Callable[..., optax.GradientTransformation]) -> _Make:
+    """Decays kernels beside the update, as optax does it for this optimizer."""
+    return lambda config, rate: make(
+        rate, weight_decay=config.weight_decay, mask=is_kernel
+    )
 
 
-def _lion(
-    config: OptimizerConfig, rate: optax.Schedule
-) -> optax.GradientTransformation:
-    return optax.lion(rate, weight_decay=config.weight_decay, mask=is_kernel)
+_adamw = _decoupled(optax.adamw)
 
 
 def _muon(
@@ -318,9 +317,12 @@ def _muon(
     return optax.partition({"muon": muon, "adamw": _adamw(config, rate)}, kinds)
 
 
-_OPTIMIZERS: Mapping[
-    str, Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
-] = {"sgd": _sgd, "adamw": _adamw, "lion": _lion, "muon": _muon}
+_OPTIMIZERS: Mapping[str, _Make] = {
+    "sgd": _sgd,
+    "adamw": _adamw,
+    "lion": _decoupled(optax.lion),
+    "muon": _muon,
+}
 
 
 def _from_function(

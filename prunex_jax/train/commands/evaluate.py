@@ -44,6 +44,7 @@ from prunex_jax.processes import keep_compiled
 from prunex_jax.tasks import LOSS, Objective, Own, Task, make_task
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config
 from prunex_jax.train.commands.own import OWN_FLAGS, given_own
+from prunex_jax.train.records.scores import measured
 
 SPLITS = ("test", "validation")
 # Settings that say what is read and how. Others are of no use here, and plugins would
@@ -220,15 +221,12 @@ def _score(
 ) -> dict[str, float]:
     """Metrics over a split."""
     score = jax.jit(objective.score)
-    sums = dict.fromkeys(("loss", *objective.counted), 0.0)
     with evaluation_batches(split, batch_size, np.arange(batch_size)) as batches:
-        for batch in batches:
-            found = jax.device_get(score(model(objective.inputs(batch)), batch))
-            sums = {name: total + float(found[name]) for name, total in sums.items()}
-    measures = {k: float(value) for k, value in objective.measures(sums).items()}
-    if not math.isfinite(measures[LOSS.name]):
+        scores = (score(model(objective.inputs(batch)), batch) for batch in batches)
+        measures = measured(objective, scores) or {}
+    if not math.isfinite(measures.get(LOSS.name, math.nan)):
         raise UserError(
-            f"the loss of the {split.name} split is {measures[LOSS.name]}: the "
+            f"the loss of the {split.name} split is {measures.get(LOSS.name)}: the "
             "program answers with what are no numbers, or labels have no output; "
             "export it again"
         )
@@ -283,10 +281,7 @@ def _config_of(
             "its program with prunex_jax.export.read_model instead"
         )
     config = resolve_config({key: values[key] for key in _SECTIONS})
-    if not data_dir:
-        return config
-    data = replace(config.data, dir=data_dir)
-    return replace(config, data=data)
+    return replace(config, data=replace(config.data, dir=data_dir or config.data.dir))
 
 
 def _difference(of_run: Mapping[str, Any], here: Mapping[str, Any]) -> str:
