@@ -80,18 +80,13 @@ def layer_of(x: Any, index: int, axis: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop over leaves of a tree.
+    """A loop over leaves of a tree."""
 
-    Attributes:
-      length: Number of turns.
-      rows: For every operand that is looped over: which axes of leaves its first axis
-        consists of, and which ones its other axes do.
-      source: `file:line` of the caller's code, or "".
-    """
-
-    length: int
+    length: int  # Number of turns.
+    # For every operand that is looped over: which axes of leaves its first axis
+    # consists of, and which ones its other axes do.
     rows: tuple[tuple[_Origin, _Origin], ...]
-    source: str
+    source: str  # `file:line` of the caller's code, or "".
 
     @property
     def leaves(self) -> set[Hashable]:

@@ -43,15 +43,10 @@ _Leaf = tuple[int, str]
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """A leaf that holds layers.
-
-    Attributes:
-      shape: Its shape.
-      axes: Axes that are looped over, the outermost loop first.
-    """
+    """A leaf that holds layers."""
 
     shape: tuple[int, ...]
-    axes: tuple[int, ...]
+    axes: tuple[int, ...]  # Those that are looped over, the outermost loop first.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -98,21 +98,13 @@ def regroup_copies(copies: np.ndarray, new: int, rule: Rule = "mean") -> np.ndar
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regrouping:
-    """How the state of a run goes from one mesh to another, or into other slices.
+    """How the state of a run goes from one mesh to another, or into other slices."""
 
-    Attributes:
-      method: Whose state it is, as it is to live on.
-      old: Mesh that it was saved on.
-      new: Mesh that it is to live on.
-      wanted: Its shapes there.
-      saved: Shape of every leaf by path, as it was saved.
-    """
-
-    method: Method
-    old: MeshSizes
-    new: MeshSizes
-    wanted: TrainState
-    saved: Mapping[str, tuple[int, ...]]
+    method: Method  # Whose state it is, as it is to live on.
+    old: MeshSizes  # Mesh that it was saved on.
+    new: MeshSizes  # Mesh that it is to live on.
+    wanted: TrainState  # Its shapes there.
+    saved: Mapping[str, tuple[int, ...]]  # Shape of every leaf by path, when saved.
 
     @property
     def changes(self) -> bool:
@@ -181,26 +173,18 @@ class Regrouping:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a leaf was, and where it is to be.
+    """Where a leaf was, and where it is to be."""
 
-    Attributes:
-      word: Where it is to be.
-      old: Mesh that it was saved on.
-      new: Mesh that it is to live on.
-      whole: Shape of a copy, or of the array whose slice it is.
-      is_slice: Whether devices are to have slices of it. Beside slices, such as for
-        counts, they have copies.
-      saved: Shape that it was saved in.
-      anew: Shape in which it starts as zeros, as it means nothing in other slices; None
-        for what goes on.
-    """
-
-    word: Placement
+    word: Placement  # Where it is to be.
     old: MeshSizes
     new: MeshSizes
-    whole: tuple[int, ...]
+    whole: tuple[int, ...]  # Shape of a copy, or of the array whose slice it is.
+    # Whether devices are to have slices of it. Beside slices, such as for counts, they
+    # have copies.
     is_slice: bool
-    saved: tuple[int, ...]
+    saved: tuple[int, ...]  # Shape that it was saved in.
+    # Shape in which it starts as zeros, as it means nothing in other slices; None for
+    # what goes on.
     anew: tuple[int, ...] | None
 
     @property

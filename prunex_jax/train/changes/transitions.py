@@ -68,10 +68,9 @@ def hand_over(
       experiment: The run.
       state: Its training state.
       step: Steps done.
-      seconds_per_step_median: Of the steps until now.
+      seconds_per_step_median: Of these steps.
       foreseen: The run after the cut, from `foresee_small`, whose programs may be
         compiled already; it is taken if its network is the one that is left.
-
     Returns:
       The run and its state with the small network, and what to keep of the event.
     Raises:

@@ -96,7 +96,7 @@ def check_health(
       report: What the mesh has seen, on the host.
       max_host_drift: Largest ||theta - z|| / ||z||, mean over copies; 0 allows any.
       step: Steps done.
-      last_good_step: Step of the newest checkpoint; None if there is none.
+      last_good_step: Of the newest checkpoint, if any.
     Raises:
       TrainingDivergedError: The loss is not finite, or the copies have left their
         consensus. The latter is how H-SADMM diverges: copies and duals chase each

@@ -75,15 +75,9 @@ def finish(
 ) -> TrainResult:
     """Makes the network that a run stands for, and says what it is worth.
 
-    Args:
-      experiment: The run, as it ended.
-      position: Where it ended.
-      clock: Times of its steps.
-      state: Its training state.
-      workdir: Its folder.
-      written: The summary, if the run had ended before; then nothing is scored again.
-    Returns:
-      The network and the summary.
+    Where the run had ended before, its written summary is given, and nothing is scored
+    again.
+
     Collectives:
       Those of evaluating two splits.
     """

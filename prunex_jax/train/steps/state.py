@@ -89,16 +89,11 @@ class Stored:
 
     Programs work in float32, whatever parameters are stored in. Rounded to nearest,
     most updates of bfloat16 would be lost; stochastically, they are there on average.
-
-    Attributes:
-      placements: Where every part lives; a prefix of the state.
-      param_dtype: Type that parameters are stored in; float32 leaves them as they are.
-      seed: Of the rounding.
     """
 
-    placements: TrainState
-    param_dtype: str = "float32"
-    seed: int = 0
+    placements: TrainState  # Where every part lives; a prefix of the state.
+    param_dtype: str = "float32"  # What parameters are stored in.
+    seed: int = 0  # Of the rounding.
 
     @property
     def is_narrow(self) -> bool:
