@@ -98,7 +98,7 @@ class Checkpointer:
       read_only: Leave the folder as it is, also where a run is writing to it; `save`
         does not work then.
     Raises:
-      UserError: The folder cannot be used, or `keep` is not positive.
+      UserError: The folder cannot be used.
     Example:
       >>> import tempfile
       >>> state = {'weight': jax.numpy.arange(3.0)}
@@ -111,11 +111,6 @@ class Checkpointer:
     """
 
     def __init__(self, directory: Path, keep: int = 1, *, read_only: bool = False):
-        if keep < 1:
-            raise UserError(
-                f"config.run.checkpoints_kept={keep} must be at least 1, or the run "
-                "could not be resumed"
-            )
         self._directory = Path(directory).absolute()
         # The step in flight and what its manifest will say.
         self._pending: tuple[int, dict[str, Any]] | None = None
