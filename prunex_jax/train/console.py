@@ -179,13 +179,9 @@ def format_progress(
 ) -> str:
     """Says how far a run is in one line of at most 132 columns, aligned with others.
 
-    Args:
-      row: Of the metrics of a run, from training; numbers that are not finite show as
-        `nan` or `-`. Up to 999,999 steps keep the width.
-      num_steps: Length of the run.
-      batch_size: Examples per step over the whole mesh.
-      objective: What is measured.
-      width: Columns that there are; what matters least is left out. None for all.
+    Numbers that are not finite show as `nan` or `-`. Up to 999,999 steps keep the
+    width; where there are fewer columns, what matters least is left out.
+
     Example:
       >>> from prunex_jax.tasks import Classification
       >>> row = dict(

@@ -94,8 +94,6 @@ def make_inner(
       learning_rate: The rate as a function of the step.
       own: Takes the rate and makes an optimizer instead of that of `config.name`.
       axes: Mesh axes; with `slices` it is for slices of averaged gradients.
-    Returns:
-      An optax transformation for averaged gradients.
     Collectives:
       For slices, with a clipped norm, as `comm.sum_over_slices` for one number.
     Raises:

@@ -19,11 +19,8 @@ def gather_own_teacher(
 ) -> tuple[NetworkMean | None, str]:
     """Takes the network of now into the run's own teacher, where it is one of its.
 
-    Args:
-      own: The teacher so far, which is donated; None before its first network.
-      experiment: The run.
-      step: Steps done.
-      state: What is trained.
+    The teacher so far is donated; it is None before its first network.
+
     Returns:
       The teacher, None where the run has none or asks it no more; and what people are
       told of it, or nothing.

@@ -72,14 +72,10 @@ def shares_of(old: int, new: int) -> list[dict[int, float]]:
 
 
 def regroup_copies(copies: np.ndarray, new: int, rule: Rule = "mean") -> np.ndarray:
-    """Makes the copies of so many new owners of those of the old ones.
+    """Makes [new owners, ...] of the [old owners, ...] copies of a leaf.
 
-    Args:
-      copies: [old owners, ...].
-      new: Number of new owners.
-      rule: Floats that are not to be averaged have another than "mean".
-    Returns:
-      [new owners, ...], of the same type.
+    Floats that are not to be averaged have another rule than "mean".
+
     Example:
       >>> regroup_copies(np.array([[1.0], [3.0], [5.0], [7.0]]), 2).tolist()
       [[2.0], [6.0]]

@@ -32,11 +32,6 @@ def repaired(
     What the round before has left is refitted, as it was with all channels and as it is
     without; the difference is added to the network and to all copies of it.
 
-    Args:
-      experiment: The run.
-      before: Parameters and statistics of the network before channels went.
-      state: The training state after that, in which their entries are zero.
-      step: Steps done; the next batches are looked at.
     Collectives:
       Sums over the mesh as `shrink.repair` says, and of the running statistics.
     """

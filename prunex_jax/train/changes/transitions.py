@@ -62,15 +62,9 @@ def hand_over(
     """Cuts the dead channels out of a run.
 
     Every process calls it at the same step; masks are equal on all hosts, so that all
-    of them cut the same.
+    of them cut the same. What `foresee_small` gave, whose programs may be compiled
+    already, is taken if its network is the one that is left.
 
-    Args:
-      experiment: The run.
-      state: Its training state.
-      step: Steps done.
-      seconds_per_step_median: Of these steps.
-      foreseen: The run after the cut, from `foresee_small`, whose programs may be
-        compiled already; it is taken if its network is the one that is left.
     Returns:
       The run and its state with the small network, and what to keep of the event.
     Raises:

@@ -111,16 +111,6 @@ def evaluate(
 ) -> Evaluation:
     """Scores an exported network on the data set that its manifest names.
 
-    Args:
-      folder: Made by `python -m prunex_jax export`.
-      split: test or validation.
-      data_dir: Where the data set lies, if not where the run found it.
-      batch_size: Examples at a time; the last batch is filled up with what does not
-        count, so that one program is compiled.
-      own: Data, loss, inputs and metrics that were brought to the run, if any.
-      trusted: As of `read_model`.
-    Returns:
-      The metrics of the run's task, means over the whole split.
     Raises:
       UserError: The folder is no export or was damaged, names no data set, or the split
         is empty.

@@ -148,13 +148,10 @@ class Stored:
 
 
 def rounded_to_bfloat16(values: jax.Array, key: jax.Array) -> jax.Array:
-    """Rounds up or down, with probabilities such that the mean is what was given.
+    """Rounds float32 up or down, so that the mean is what was given.
 
-    Args:
-      values: float32. What bfloat16 has stays, as does what is not finite.
-      key: Random key.
-    Returns:
-      bfloat16, of the same shape.
+    What bfloat16 has stays, as does what is not finite.
+
     Example:
       >>> values = jnp.full(1000, 1 + 2**-9)  # a quarter of the way to the next
       >>> found = rounded_to_bfloat16(values, jax.random.key(0))
