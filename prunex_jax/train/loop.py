@@ -103,7 +103,6 @@ class Surroundings:
     at: Callable[[str, int | None], None] = lambda phase, step: None
     # Given what says how long steps take, for those who wait for them.
     timed_by: Callable[[Callable[[], StepTimes]], None] = lambda measure: None
-    exact_topology: bool = False  # refuses checkpoints of another mesh
 
 
 class FollowUp(NamedTuple):
@@ -199,8 +198,6 @@ class Loop:
             self._start()
             return
         found = restore_run(around.checkpointer, self.experiment)
-        if around.exact_topology:
-            found.check_same_mesh()
         self.state = found.run.state
         self.own_teacher = found.run.own_teacher
         self.position, self.experiment = found.position, found.experiment

@@ -298,7 +298,6 @@ def _trained(
             after_step=tuple(asked.after_step),
             at=heartbeat.at,
             timed_by=heartbeat.timed_by,
-            exact_topology=asked.exact_topology,
         )
         loop = Loop(experiment, around)
         has_ended = True

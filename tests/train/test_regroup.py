@@ -253,7 +253,7 @@ def test_a_checkpoint_older_than_the_last_start_is_refused_too(tmp_path):
     """The folder names the mesh of the last start, which may have saved nothing."""
     run_until(7, values_of(4, "topk"), tmp_path)
     run_until(5, values_of(2, "topk"), tmp_path)
-    with pytest.raises(UserError, match=r"step 5 is of 4 hosts x 1 .* has 2 x 1"):
+    with pytest.raises(UserError, match=r"num_hosts=4, this one has 2"):
         train(resolve_config(values_of(2, "topk")), tmp_path, exact_topology=True)
 
 

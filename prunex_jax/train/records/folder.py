@@ -41,6 +41,8 @@ from prunex_jax.processes import LastStart
 from prunex_jax.train.build.config import dotted_keys, fixed_differences
 from prunex_jax.train.build.fingerprints import first_difference
 from prunex_jax.train.build.start import Weights
+from prunex_jax.train.changes.regroup import saved_mesh, saved_shapes_of
+from prunex_jax.train.records.checkpoint import newest_manifest
 from prunex_jax.train.records.trackers import FILES_OF_TRACKERS, Trackers
 from prunex_jax.train.steps.profiling import PROFILE
 
@@ -324,9 +326,14 @@ def _check_same_fingerprints(
 def _check_same_mesh(
     path: Path, held: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> None:
-    """Refuses to continue a run on another mesh."""
+    """Refuses to continue a run on another mesh than its newest checkpoint is of."""
     before, now = (tree.get("topology") or {} for tree in (held, environment))
-    for key in ("num_hosts", "devices_per_host"):
+    # The start that the environment is of may have saved nothing.
+    leaves = newest_manifest(path / CHECKPOINTS).get("leaves", {})
+    saved, keys = saved_mesh(saved_shapes_of(leaves)), ("num_hosts", "devices_per_host")
+    if saved is not None:
+        before = dict(zip(keys, saved, strict=True))
+    for key in keys:
         if before.get(key) != now.get(key):
             raise UserError(
                 f"--workdir={path} holds a run with topology.{key}={before.get(key)!r},"

@@ -76,16 +76,6 @@ class FoundRun:
         """What is to be said of another mesh; "" on the same."""
         return "" if self.old == self.new else describe_regrouping(self.old, self.new)
 
-    def check_same_mesh(self) -> None:
-        """Raises UserError if the checkpoint is of another mesh."""
-        if self.old != self.new:
-            raise UserError(
-                f"the checkpoint of step {self.position.step} is of "
-                f"{self.old[0]} hosts x {self.old[1]} devices and this run has "
-                f"{self.new[0]} x {self.new[1]}; leave out --exact_topology to go on "
-                "with it"
-            )
-
 
 def restore_run(
     checkpointer: Checkpointer, experiment: Experiment, step: int | None = None
