@@ -72,8 +72,7 @@ class _Tree:
                 for path, leaf in leaves.items()
             }
 
-        is_shapes = any(_is_shape(leaf) for leaf in leaves.values())
-        parts = (jax.eval_shape if is_shapes else _compute)(split_all, leaves)
+        parts = _done(split_all, leaves)
         return map_with_path(lambda path, leaf: parts.get(path, leaf), tree)
 
     def join(self, tree: PyTree) -> PyTree:
@@ -87,8 +86,7 @@ class _Tree:
         def join_all(found: Mapping[str, Any]) -> dict[str, Any]:
             return {where: self._joined(where, parts) for where, parts in found.items()}
 
-        is_shapes = any(_is_shape(leaf) for leaf in jax.tree.leaves(found))
-        stacked = (jax.eval_shape if is_shapes else _compute)(join_all, found)
+        stacked = _done(join_all, found)
         return self.changed(tree, lambda name, where, parts: stacked[where])
 
     def _joined(self, where: str, parts: Any) -> jax.Array:
@@ -156,12 +154,11 @@ class _Tree:
             )
 
 
-def _compute(function: Callable[..., Any], *arguments: Any) -> Any:
-    return jax.jit(function)(*arguments)
-
-
-def _is_shape(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
+def _done(function: Callable[..., Any], tree: PyTree) -> Any:
+    """What a function gives for arrays, or for shapes."""
+    leaves = jax.tree.leaves(tree)
+    is_shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    return jax.eval_shape(function, tree) if is_shapes else jax.jit(function)(tree)
 
 
 def _taken_apart(x: Any, axes: Sequence[int]) -> Any:

@@ -17,11 +17,10 @@ import numpy as np
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import VALID
-from prunex_jax.mesh import sharding_on
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT
 from prunex_jax.train.build.experiment import Experiment, Setup
 from prunex_jax.train.changes.transitions import foresee_small
-from prunex_jax.train.steps.compiled import Program
+from prunex_jax.train.steps.compiled import Program, shapes_on
 from prunex_jax.train.steps.position import RunPosition
 
 
@@ -173,10 +172,8 @@ def _last_step(experiment: Experiment, position: RunPosition) -> int:
 def _evaluated(experiment: Experiment, batch: Mapping[str, Any]) -> tuple[PyTree, ...]:
     """Shapes of what an evaluation takes: parameters, statistics and a batch."""
     mesh, rows = experiment.mesh, experiment.eval_batch_size
-    network = jax.tree.map(
-        lambda x: _shape(x.shape, x.dtype, sharding_on(mesh, jax.P())),
-        jax.eval_shape(experiment.current.model.init, jax.random.key(0)),
-    )
+    shapes = jax.eval_shape(experiment.current.model.init, jax.random.key(0))
+    network = shapes_on(mesh, jax.P(), shapes)
     read = {k: x for k, x in batch.items() if k not in (TEACHER, TEACHER_WEIGHT)}
     like = jax.tree.map(
         lambda x: _shape((rows, *x.shape[1:]), x.dtype, x.sharding), read

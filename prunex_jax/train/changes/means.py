@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from prunex_jax.mesh import sharding_on
 from prunex_jax.train.build.experiment import Experiment
+from prunex_jax.train.steps.compiled import shapes_on
 from prunex_jax.train.steps.state import NetworkMean, TrainState
 
 # Training batches from which the batch statistics of a mean are taken.
@@ -51,12 +51,8 @@ def shapes_of_mean(experiment: Experiment) -> NetworkMean:
     """Shapes, types and shardings of a mean of networks at full width."""
     init, count = experiment.task.model.init, jax.ShapeDtypeStruct((), np.float32)
     params, statistics = jax.eval_shape(init, jax.random.key(0))
-    everywhere = sharding_on(experiment.mesh, jax.P())
     shapes: Any = (params, statistics, count)
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-        NetworkMean(*shapes),
-    )
+    return shapes_on(experiment.mesh, jax.P(), NetworkMean(*shapes))
 
 
 def _nothing(experiment: Experiment) -> NetworkMean:
