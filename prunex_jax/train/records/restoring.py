@@ -34,9 +34,7 @@ from prunex_jax.train.changes.regroup import (
     MeshSizes,
     Regrouping,
     describe_regrouping,
-    mesh_of,
     placed_like,
-    saved_mesh,
     saved_shapes_of,
 )
 from prunex_jax.train.changes.transitions import (
@@ -94,7 +92,8 @@ def restore_run(
         _check_groups(position, experiment.channels.sizes)
         then = experiment_at(experiment, position)
         wanted = saved_shapes(then, position)
-        regrouping = _regrouping(then, wanted, saved_shapes_of(leaves))
+        method, saved = then.current.method, saved_shapes_of(leaves)
+        regrouping = Regrouping(method, wanted.state, saved)
         tried.append((then, wanted, regrouping))
         if not regrouping.changes:
             return wanted
@@ -275,15 +274,6 @@ def _check_groups(position: RunPosition, sizes: Mapping[str, int]) -> None:
                 f"{saved} keeps {count} of the {sizes[name]} channels of {name!r}; "
                 f"{remedy}"
             )
-
-
-def _regrouping(
-    experiment: Experiment, wanted: SavedRun, saved: Mapping[str, tuple[int, ...]]
-) -> Regrouping:
-    """From shapes that were saved to those of now."""
-    new = mesh_of(wanted)
-    method = experiment.current.method
-    return Regrouping(method, saved_mesh(saved) or new, new, wanted.state, saved)
 
 
 def _with_state(run: SavedRun, state: TrainState) -> SavedRun:
