@@ -89,7 +89,7 @@ class Loop:
     source: str  # `file:line` of the caller's code, or "".
 
     @property
-    def leaves(self) -> set[Hashable]:
+    def leaves(self) -> set[Any]:
         """What it loops over."""
         return {leaf for own, _ in self.rows for leaf, _ in own}
 

@@ -352,7 +352,8 @@ def unroll_stacks(
 def _chosen(loops: Sequence[Loop], paths: Sequence[str] | None) -> list[Loop]:
     """The loops that are unrolled."""
     over = [
-        (loop, [p for tree, p in _sorted_leaves(loop) if tree == 0]) for loop in loops
+        (loop, [path for tree, path in sorted(loop.leaves) if tree == 0])
+        for loop in loops
     ]
     over = [(loop, names) for loop, names in over if names]
     if not over:
@@ -377,11 +378,6 @@ def _chosen(loops: Sequence[Loop], paths: Sequence[str] | None) -> list[Loop]:
         for loop, names in over
         if any(fnmatch.filter(names, pattern) for pattern in paths)
     ]
-
-
-def _sorted_leaves(loop: Loop) -> list[_Leaf]:
-    leaves: Any = loop.leaves
-    return sorted(leaves)
 
 
 def _check_turns(loop: Loop, names: Sequence[str]) -> None:

@@ -135,6 +135,7 @@ class _Basis:
     own_optimizer: MakeOptimizer | None
     ledger: Ledger  # What was sent, called and compiled so far.
     num_steps: int  # Length of the run.
+    learning_rate: optax.Schedule  # Over its steps.
 
     @property
     def mesh(self) -> AnyMesh:
@@ -149,7 +150,6 @@ class Experiment(_Basis):
     teaching: Teaching | None  # The teacher from which it learns beside the labels.
     channels: Channels  # What can be pruned.
     phases: tuple[Phase, ...]  # Methods of the run, one after the other.
-    learning_rate: optax.Schedule  # Schedule over steps.
     current: Setup  # What is trained now, and how. All other parts stay.
     batch_size: int  # Examples of a batch that are trained on; see `make_experiment`.
     prunes: bool = False  # Whether some method of the run removes channels.
@@ -297,7 +297,9 @@ def make_experiment(
         inner = make_inner(config.optimizer, learning_rate, own_optimizer, axes)
         check_sliceable(inner, params, axes)
     ledger = Ledger()
-    basis = _Basis(config, topology, task, own_optimizer, ledger, num_steps)
+    basis = _Basis(
+        config, topology, task, own_optimizer, ledger, num_steps, learning_rate
+    )
     groups, counts = channels.trace.groups, channels.keep_counts
     setups = [_make_setup(basis, p.method, model, groups, counts) for p in phases]
     _check_phases(phases, setups)
@@ -306,20 +308,13 @@ def make_experiment(
     _check_repair(config, setups)
     plans = [setup.plan for setup in setups]
     teaching = read_teaching(
-        config,
-        task,
-        topology.mesh,
-        ledger,
-        num_steps,
-        plans,
-        batch_size,
+        config, task, topology.mesh, ledger, num_steps, plans, batch_size
     )
     return Experiment(
         **vars(basis),
         teaching=teaching,
         channels=channels,
         phases=phases,
-        learning_rate=learning_rate,
         current=setups[0],
         batch_size=batch_size,
         prunes=any(setup.method.pruning.in_rounds for setup in setups)
@@ -363,8 +358,7 @@ def _make_setup(
     config, num_steps = basis.config, basis.num_steps
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     shapes = shapes_by_path(params)
-    learning_rate = make_learning_rate(config.optimizer, num_steps)
-    axes = _axes_of_state(config, basis.mesh)
+    learning_rate, axes = basis.learning_rate, _axes_of_state(config, basis.mesh)
     method = make_method(
         Recipe(
             config=dataclasses.replace(config.method, name=name),

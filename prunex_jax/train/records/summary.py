@@ -136,12 +136,11 @@ def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any
     current, mesh = experiment.current, experiment.mesh
     programs = current.programs
     if network.model != current.model:
-        ledger, method = experiment.ledger, current.method
         programs = Programs(
             network.model,
-            method,
+            current.method,
             mesh,
-            ledger,
+            experiment.ledger,
             layouts={},
             objective=experiment.task.objective,
         )
@@ -150,14 +149,13 @@ def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any
     )
     task, row = experiment.task, dict[str, Any]()
     dataset = task.dataset
+    metrics = [metric.name for metric in task.objective.metrics]
+    metrics.sort(key=lambda metric: metric == "loss")  # Which comes last.
     for name, split in (("validation", dataset.validation), ("test", dataset.test)):
         result = None
         if name == "validation" or experiment.config.run.read_test:
             result = evaluate_split(experiment, programs.evaluate, arrays, split)
-        metrics = [metric.name for metric in task.objective.metrics]
-        for metric in sorted(metrics, key=lambda metric: metric == "loss"):
-            value = None if result is None else result[metric]
-            row[f"{name}_{metric}"] = value
+        row |= {f"{name}_{metric}": (result or {}).get(metric) for metric in metrics}
     return row
 
 
