@@ -135,13 +135,14 @@ class _ThreadSettings:
 
 
 def exchanges_to_come(
-    experiment: Experiment, position: RunPosition
+    experiment: Experiment, position: RunPosition | None = None
 ) -> Iterator[dict[str, Any]]:
     """Static arguments of the exchanges to come with this network and method.
 
-    Each once, as far as they are known: a global budget chooses counts by scores, when
-    their time comes.
+    From its beginning, or a position; each once, as far as they are known: a global
+    budget chooses counts by scores, when their time comes.
     """
+    position = position or RunPosition(keep_counts=experiment.channels.sizes)
     current, budget = experiment.current, experiment.channels.budget
     counts, density, seen = position.keep_counts, position.counts_density, set()
     for step in range(position.step + 1, _last_step(experiment, position) + 1):
