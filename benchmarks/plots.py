@@ -38,7 +38,7 @@ def accuracy_against(cost: Cost) -> Plot:
         ends = (middle - spread, middle + spread)
         series.append(Series(row["title"], [(row[cost.name], middle)], [ends]))
     name = f"{cost.name}_cifar10-coarse"
-    title = f"Accuracy {cost.title}: CIFAR-10, coarse, 30 epochs, n=1 to 3"
+    title = f"Accuracy {cost.title}: CIFAR-10, ResNet-20, 30 epochs, n=1 to 3"
     labels = name, title, cost.across, "test accuracy, %"
     return Plot(*labels, series, looks, log=cost.log, has_front=True)
 
@@ -105,7 +105,7 @@ def scaling() -> Plot:
     }
     (plot,) = speed_up_plot(
         "scaling_scaling_8x1_50-Mbit-s",
-        "Strong scaling over 50 Mbit/s, pause for computation",
+        "Speed-up over one host: 50 Mbit/s, the same work for all hosts",
         times,
         looks,
     )

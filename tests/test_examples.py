@@ -212,6 +212,38 @@ def test_the_task_of_skypilot_is_one_run():
     assert f"--workdir={place}/" in task["run"]
 
 
+def test_the_train_job_of_kubeflow_is_one_run():
+    yaml = pytest.importorskip("yaml")
+    job = yaml.safe_load((EXAMPLES / "kubeflow.yaml").read_text())
+    trainer, (patch,) = job["spec"]["trainer"], job["spec"]["runtimePatches"]
+    assert trainer["command"] == ["python", "-m", "prunex_jax.train"]
+    check_trains(trainer["args"])
+    # Checkpoints lie where all pods see them.
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = node["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (volume,), (mount,) = pod["volumes"], container["volumeMounts"]
+    # As the runtime calls its job and its container.
+    assert (node["name"], container["name"]) == ("node", "node")
+    assert mount["name"] == volume["name"]
+    assert any(f"--workdir={mount['mountPath']}/" in each for each in trainer["args"])
+
+    # What the runtime `jax-distributed` of Kubeflow Trainer 2.2 sets in a pod.
+    name = job["metadata"]["name"]
+    environ = {
+        "JAX_NUM_PROCESSES": str(trainer["numNodes"]),
+        "JAX_PROCESS_ID": "1",
+        "JAX_COORDINATOR_ADDRESS": f"{name}-node-0-0.{name}:6666",
+        "JAX_COORDINATOR_PORT": "6666",
+        "JAX_DISTRIBUTED_BACKEND": "gloo",
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+        "JOB_COMPLETION_INDEX": "1",
+    }
+    launch = detect_launch(environ, LaunchFlags(), Probes())
+    assert (launch.num_processes, launch.process_id) == (trainer["numNodes"], 1)
+    assert launch.coordinator == environ["JAX_COORDINATOR_ADDRESS"]
+
+
 def test_the_manifest_of_kubernetes_is_one_run():
     yaml = pytest.importorskip("yaml")
     service, job = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())

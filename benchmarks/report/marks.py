@@ -8,6 +8,9 @@ from typing import Any
 from prunex_jax.compare.report.plots import QUIET
 from prunex_jax.compare.report.tables import Cell, digits, figures
 
+# Behind words on a plot, so that no line goes through them.
+_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+
 
 def draw_levels(
     levels: Mapping[float, str], axes: Any, unlimited: float | None = None
@@ -15,7 +18,8 @@ def draw_levels(
     """Draws dotted lines at heights with what they are, and at links of no limit."""
     for level, text in levels.items():
         axes.axhline(level, linestyle=":", **QUIET)
-        axes.text(0.01, level, text, transform=axes.get_yaxis_transform(), va="top")
+        place = {"transform": axes.get_yaxis_transform(), "va": "top"}
+        axes.text(0.01, level, text, bbox=_ON_WHITE, zorder=4, **place)
     if unlimited is not None:
         axes.axvline(unlimited, linestyle=":", **QUIET)
         place = {"transform": axes.get_xaxis_transform(), "ha": "right", "va": "top"}

@@ -42,7 +42,7 @@ from prunex_jax.compare.report.tables import (
 # messages with which gloo opens a transfer. A collective has one message per hop.
 SHARE = 0.03
 BYTES_PER_MESSAGE = 1_000.0
-_PAUSE = ", pause for computation"
+_PAUSE = ", with a pause instead of computing"
 _UNLIMITED_GAP = 2.5  # Factor from the fastest link to the mark of no limit.
 
 # Number of hosts -> link -> row -> what was measured.

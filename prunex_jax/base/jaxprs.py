@@ -45,6 +45,34 @@ def _programs(values: Iterable[Any]) -> Iterator[core.Jaxpr]:
             yield from _programs(value)
 
 
+# Primitives that change what is known of values along mesh axes, and not the values.
+MESH_CASTS = frozenset(
+    ("pcast", "preduced", "pvary", "vary_unreduced_cast", "vary_unreduced_cast_p")
+)
+
+
+def mesh_axes_of(eqn: core.JaxprEqn) -> tuple[str, ...]:
+    """Mesh axes that an equation names; array axes are numbers."""
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    return tuple(axis for axis in axes if isinstance(axis, str))
+
+
+def is_of_mesh(program: core.ClosedJaxpr | core.Jaxpr) -> bool:
+    """Whether a traced program communicates, or tells devices apart.
+
+    Example:
+      >>> import jax
+      >>> is_of_mesh(jax.make_jaxpr(lambda x: x + 1)(1.0))
+      False
+    """
+    return any(
+        (mesh_axes_of(eqn) and eqn.primitive.name not in MESH_CASTS)
+        or any(map(is_of_mesh, inner_programs(eqn)))
+        for eqn in open_program(program).eqns
+    )
+
+
 # Where an object of another process prints its place in memory.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Parameters of equations that say nothing of what is computed.

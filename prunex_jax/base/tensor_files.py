@@ -28,6 +28,12 @@ def load_tensors(file: Path) -> dict[str, np.ndarray]:
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise TensorFileError(text) from error
+    except AttributeError as error:  # Of numpy, which has no numbers of eight bits.
+        kind = str(error).rpartition(" ")[2].strip("'")
+        raise TensorFileError(
+            f"it has numbers of type {kind}, which are not read; convert them to "
+            "float32 or bfloat16"
+        ) from error
 
 
 def save_tensors(arrays: Mapping[str, np.ndarray], file: Path) -> None:

@@ -11,9 +11,11 @@ from jax.extend import core
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.jaxprs import (
     CALLS,
+    MESH_CASTS,
     called_program,
     constants_of,
     interpret,
+    mesh_axes_of,
     open_program,
 )
 from prunex_jax.channels.context import (
@@ -254,8 +256,12 @@ def _constants(
     eqn: core.JaxprEqn, operands: Sequence[Traced]
 ) -> Sequence[Constant | None]:
     """What an equation makes of constants, computed when somebody asks."""
-    count = len(eqn.outvars)
+    count, name = len(eqn.outvars), eqn.primitive.name
     if not all(operand.constant for operand in operands) or eqn.effects:
+        return [None] * count
+    if name in MESH_CASTS:
+        return [operand.constant for operand in operands]
+    if mesh_axes_of(eqn):  # Is nothing that can be computed here.
         return [None] * count
 
     def compute() -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from prunex_jax.base.jaxprs import inner_programs
+from prunex_jax.base.jaxprs import MESH_CASTS, inner_programs, mesh_axes_of
 
 # Primitives that communicate, and the kind of `Collective` they are.
 _KINDS = {
@@ -23,10 +23,6 @@ _KINDS = {
     "all_to_all": "exchange",
     "ppermute": "shift",
 }
-# Name mesh axes but move nothing.
-_FREE = frozenset(
-    {"axis_index", "preduced", "pvary", "vary_unreduced_cast", "vary_unreduced_cast_p"}
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +100,7 @@ def _walk(
 ) -> Iterator[Collective]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if _named_axes(eqn) and name not in _FREE:
+        if mesh_axes_of(eqn) and name not in {*MESH_CASTS, "axis_index"}:
             yield from _entries(eqn, sizes, count)
         elif name == "shard_map":
             inner_sizes = {**sizes, **dict(eqn.params["mesh"].shape)}
@@ -137,7 +133,7 @@ def _branches(
 def _entries(
     eqn: core.JaxprEqn, sizes: Mapping[str, int], count: int
 ) -> Iterator[Collective]:
-    name, axes = eqn.primitive.name, _named_axes(eqn)
+    name, axes = eqn.primitive.name, mesh_axes_of(eqn)
     if name not in _KINDS:
         raise ValueError(f"the bytes of {name} over {axes} are not counted yet")
     if eqn.params.get("axis_index_groups") is not None:
@@ -149,13 +145,6 @@ def _entries(
     for dtype, num_elements in by_dtype.items():
         axis_sizes = tuple(sizes[axis] for axis in axes)
         yield Collective(_KINDS[name], axes, axis_sizes, num_elements, dtype, count)
-
-
-def _named_axes(eqn: core.JaxprEqn) -> tuple[str, ...]:
-    """Mesh axes that an equation names; array axes are numbers."""
-    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    axes = axes if isinstance(axes, tuple) else (axes,)
-    return tuple(axis for axis in axes if isinstance(axis, str))
 
 
 def count_hops(listed: Iterable[Collective], axis: str) -> int:

@@ -102,6 +102,32 @@ def _itemsize(name: str) -> int:
     return 2 if name == "bfloat16" else np.dtype(name).itemsize
 
 
+def check_memory(compiled: Any, device: Any) -> None:
+    """Refuses a compiled program that needs more memory than its device has.
+
+    Args:
+      compiled: As `jax.stages.Compiled`.
+      device: Where it would run; CPUs have the memory of their machine.
+    Raises:
+      UserError: It says how much.
+    """
+    found = compiled.memory_analysis()
+    known = device.memory_stats() or {}  # CPUs tell nothing.
+    most = known.get("bytes_limit") or (
+        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
+    if found is None:
+        return
+    parts = "argument_size", "output_size", "temp_size"
+    needed = sum(getattr(found, f"{part}_in_bytes") for part in parts)
+    if needed > most:
+        raise UserError(
+            f"the program needs {needed / 1e9:.3g} GB for such inputs, and there are "
+            f"{most / 1e9:.3g} GB; give it fewer examples at once, or leave it alone "
+            "if somebody else has made it"
+        )
+
+
 def check_calls(program: str) -> None:
     """Refuses a program that calls more than libraries that compute numbers.
 

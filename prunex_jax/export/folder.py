@@ -56,6 +56,7 @@ from prunex_jax.export.checks import (
     MOST_OF_PROGRAM,
     check_calls,
     check_file,
+    check_memory,
     most_of_arrays,
 )
 from prunex_jax.export.program import (
@@ -104,16 +105,34 @@ class ExportedModel:
     program: Callable[..., Any]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Computes the outputs; compiled once per batch size."""
-        return self._run(self._placed, *map(plain_tree, inputs))
+        """Computes the outputs; compiled once per batch size.
+
+        Raises:
+          UserError: The program needs more memory than there is.
+        """
+        given = tuple(map(plain_tree, inputs))
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given)):
+            return self._run(self._placed, *given)  # Part of somebody's program.
+        shapes = jax.tree.map(jax.typeof, given)
+        key = jax.tree.structure(shapes), tuple(jax.tree.leaves(shapes))
+        if key not in self._compiled:
+            compiled = self._run.lower(self._placed, *given).compile()
+            check_memory(compiled, jax.devices()[0])
+            self._compiled[key] = compiled
+        return self._compiled[key](self._placed, *given)
 
     @functools.cached_property
-    def _run(self) -> Callable[..., Any]:
+    def _run(self) -> Any:
         return jax.jit(self.program)
 
     @functools.cached_property
+    def _compiled(self) -> dict[Any, Any]:
+        return {}
+
+    @functools.cached_property
     def _placed(self) -> Any:
-        return jax.device_put(dict(self.arrays))
+        with jax.ensure_compile_time_eval():  # Also where it is first part of a trace.
+            return jax.device_put(dict(self.arrays))
 
 
 def export_model(
@@ -213,7 +232,8 @@ def read_model(
 
     The folder need not be trusted: files are regular and as large as the manifest says,
     nothing is unpickled, and the program calls nothing but libraries that compute
-    numbers. It may still ask for much time and memory.
+    numbers. It may take as long as it likes; one that needs more memory than the device
+    has is refused when it is called.
 
     Args:
       folder: Made by `export_model`.

@@ -3,11 +3,13 @@
 jax has renamed all of it since 0.7.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.extend import core
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
 # Untyped: what type checkers know is one version of jax.
 _lax: Any = jax.lax
@@ -38,8 +40,10 @@ def cast(value: jax.Array, names: tuple[str, ...]) -> jax.Array:
 
 
 # `shard_map` has no cast that says that a value is the same everywhere, where it cannot
-# know. This operation says it, and does nothing else.
+# know. This operation says it, and does nothing else. The other one takes it back: each
+# is the transpose of the other, where that of jax's own cast is a sum over the axes.
 _agreed_p = core.Primitive("agreed")
+_differing_p = core.Primitive("differing")
 
 
 def agreed(value: jax.Array, *names: str) -> jax.Array:
@@ -48,10 +52,69 @@ def agreed(value: jax.Array, *names: str) -> jax.Array:
     return _agreed_p.bind(value, along=tuple(sorted(known))) if known else value
 
 
+def differs(tree: Any) -> frozenset[str]:
+    """The mesh axes along which some value of a tree differs, by its type."""
+    every = (axes_of(jax.typeof(leaf)) for leaf in jax.tree.leaves(tree))
+    return frozenset().union(*every)
+
+
+def untyped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a function that does not communicate know nothing of mesh axes.
+
+    Inside of `shard_map` a loop that starts from zeros, as a recurrent layer does, is
+    refused: by their type the zeros are the same on all devices, and what the loop
+    makes of them is not. The function is traced without these types, and its results
+    differ along all axes along which some argument does. Gradients are as without it.
+
+    Args:
+      function: Any trees of arrays -> any tree of arrays.
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def total(x):
+      ...     return jax.lax.scan(lambda sum, row: (sum + row, None), 0.0, x)[0]
+      >>> mesh = jax.make_mesh((1,), ('host',), (jax.sharding.AxisType.Auto,))
+      >>> specs = {'in_specs': jax.P('host'), 'out_specs': jax.P('host')}
+      >>> on_mesh = jax.shard_map(lambda x: untyped(total)(x)[None], mesh=mesh, **specs)
+      >>> on_mesh(jnp.arange(4.0)).tolist()
+      [6.0]
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+        axes = differs(args)
+        if not axes:
+            return function(*args)
+        names = tuple(sorted(axes))
+        plain = []
+        for leaf in leaves:
+            missing = axes - axes_of(jax.typeof(leaf))
+            plain.append(agreed(cast(leaf, tuple(sorted(missing))), *names))
+        results = function(*jax.tree.unflatten(structure, plain))
+        return jax.tree.map(lambda x: _differing_p.bind(x, along=names), results)
+
+    return call
+
+
 @_agreed_p.def_abstract_eval
 def _(value: jax.core.ShapedArray, *, along: tuple[str, ...]) -> jax.core.ShapedArray:
     return _with_axes(value, axes_of(value).difference(along))
 
 
-_agreed_p.def_impl(lambda value, *, along: value)
-mlir.register_lowering(_agreed_p, lambda context, value, *, along: [value])
+@_differing_p.def_abstract_eval
+def _(value: jax.core.ShapedArray, *, along: tuple[str, ...]) -> jax.core.ShapedArray:
+    return _with_axes(value, axes_of(value).union(along))
+
+
+def _define(operation: Any, transpose: Any) -> None:
+    """Says of an operation that it gives its operand."""
+    operation.def_impl(lambda value, *, along: value)
+    mlir.register_lowering(operation, lambda context, value, *, along: [value])
+    batching.defvectorized(operation)
+    ad.deflinear2(
+        operation, lambda change, value, *, along: [transpose.bind(change, along=along)]
+    )
+
+
+_define(_agreed_p, _differing_p)
+_define(_differing_p, _agreed_p)

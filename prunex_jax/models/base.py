@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from prunex_jax.base.trees import PyTree
+from prunex_jax.mesh.varying import untyped
 
 # What settings call networks that were given, with their names behind it.
 _OWN = "own "
@@ -125,7 +126,7 @@ class Model:
 
     def apply(self, params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
         """Answers in evaluation, with running statistics, every example alone."""
-        return self._reduced(self.functions.apply)(params, statistics, inputs)
+        return untyped(self._reduced(self.functions.apply))(params, statistics, inputs)
 
     def apply_train(
         self,
@@ -153,6 +154,8 @@ class Model:
         """
         function = functools.partial(self.functions.apply_train, axis_name=axis_name)
         train = self._reduced(function, returns_statistics=True)
+        if axis_name is None:
+            train = untyped(train)
         answered: tuple[PyTree, PyTree] = train(params, statistics, inputs, key)
         return answered
 

@@ -343,10 +343,13 @@ class Heartbeat:
             limit = limits.suspicion if is_victim else limits.silence
             if self._table is not None and not self._verdict and silence > limit:
                 self._verdict = silent("process 0", silence, self._place_of_first)
-            if self._verdict and not self._beat.error:
+            # What is read meanwhile may be without one, as where this process was
+            # stopped, and the others have left.
+            verdict = self._verdict
+            if verdict and not self._beat.error:
                 if self._process == 0:
                     self._over.wait(3 * self._limits.interval)
-                self._end(self._verdict, EXIT_LOST)
+                self._end(verdict, EXIT_LOST)
             self._check_phase()
 
     def _check_phase(self) -> None:

@@ -1,11 +1,11 @@
 """Where one process of a run takes down who else is there.
 
 Each line that is sent is one JSON object. To the registry: {"process": 1, "of": 4,
-"name": "node17", "run": ""}. From it: {"noted": true} at once, {"say": text} while
-others are missing, and {"go": true} or {"refuse": text} at the end. With {"go": true}
-come the number of those who are there and the place among them, which are others than
-at first where a run may go on without the missing. The process at the registry has
-place 0.
+"name": "node17", "run": "", "unusable": ""}. From it: {"noted": true} at once,
+{"say": text} while others are missing, and {"go": true} or {"refuse": text} at the end.
+With {"go": true} come the number of those who are there and the place among them, which
+are others than at first where a run may go on without the missing. The process at the
+registry has place 0.
 """
 
 import contextlib
@@ -37,12 +37,15 @@ class Member:
       name: Its machine.
       run: The run folder, where it looks for others of the run without process 0; empty
         where it was told whom to meet.
+      unusable: What its machine's name means there, if other machines cannot reach it
+        by that and jax is going to try; else empty.
     """
 
     number: int
     of: int
     name: str
     run: str = ""
+    unusable: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +114,7 @@ class Registry:
         self._server, self._call, self._seconds = server, call, seconds
         self._me = call.me
         self._names = {call.me.number: call.me.name}
+        self._unusable = {call.me.number: call.me.unusable}
         self._connections: dict[int, socket.socket] = {}
         self._addresses = dict(enumerate(call.last.addresses)) | {
             call.me.number: address
@@ -146,6 +150,7 @@ class Registry:
         return None
 
     def _settle(self) -> Roster:
+        self._problem = self._problem or self._unusable_name()
         for process, connection in self._connections.items():
             send(connection, self._answer(process))
         if self._problem:
@@ -206,6 +211,7 @@ class Registry:
         if who.number in self._connections:
             self._connections[who.number].close()
         self._names[who.number] = name
+        self._unusable[who.number] = who.unusable
         self._connections[who.number] = connection
         send(connection, {"noted": True})
 
@@ -227,6 +233,20 @@ class Registry:
                 f"process {who.number} is there twice, on {self._names[who.number]} "
                 f"and on {name}; give each process its own --process_id"
             )
+        return ""
+
+    def _unusable_name(self) -> str:
+        """Why those of several machines cannot go on; empty if they can."""
+        if len({self._addresses[number] for number in self._names}) == 1:
+            return ""
+        for number, name in self._names.items():
+            if meaning := self._unusable[number]:
+                return (
+                    f"on the machine of process {number}, {name}, its own name means "
+                    f"{meaning}, where jax cannot be reached from the other machines: "
+                    "put the address that they know into /etc/hosts there, for that "
+                    "name"
+                )
         return ""
 
     def _address_of(self, connection: socket.socket) -> str:
@@ -309,8 +329,8 @@ def _who(connection: socket.socket) -> Member | None:
     """Who has come; None for somebody who is not of any run."""
     try:
         who = json.loads(read_line(connection))
-        names = str(who["name"]), str(who["run"])
-        return Member(int(who["process"]), int(who["of"]), *names)
+        texts = (str(who[key]) for key in ("name", "run", "unusable"))
+        return Member(int(who["process"]), int(who["of"]), *texts)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -12,6 +12,7 @@ own. Two parts of a run must never both go on, so more than half of it has to be
 
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import socket
 import time
@@ -36,6 +37,9 @@ from prunex_jax.processes.registry import (
 
 # How long somebody who keeps a registry of its own tries another address.
 _LOOK_SECONDS = 1.0
+# How long something else may answer at the address of process 0. The service of the run
+# before is there as long as its processes take to end.
+STRANGER_SECONDS = 60.0
 
 
 class _UnreachableError(UserError):
@@ -50,6 +54,10 @@ class _NoRegistryError(Exception):
     """Whoever answers at an address, if anybody does, keeps no registry there."""
 
 
+class _StrangerError(_NoRegistryError):
+    """Somebody answers there."""
+
+
 def register(
     coordinator: str,
     num_processes: int,
@@ -59,6 +67,7 @@ def register(
     at_least: int = 0,
     last: LastStart | None = None,
     name: str = "",
+    needs_name: bool = False,
     say: Say | None = None,
 ) -> Roster:
     """Returns when all processes of the run are there, or enough of them.
@@ -72,14 +81,19 @@ def register(
         them, unless this is more than half and `last` says where the others were.
       last: The last start of the run, if it was started before.
       name: Of this machine; its hostname where empty.
+      needs_name: Whether others are going to be given the address that this machine's
+        hostname means here, as jax does on CPUs.
       say: Called with a line every ten seconds of waiting; None prints it.
     Returns:
       Who is there.
     Raises:
       UserError: Somebody does not come, two have the same number, processes disagree on
-        how many they are, or the port is taken. Everybody who is there gets it.
+        how many they are, the port is taken, or the name of one of several machines
+        cannot be used. Everybody who is there gets it.
     """
-    me = Member(process_id, num_processes, name or socket.gethostname())
+    unusable = unusable_meaning(socket.gethostname()) if needs_name else ""
+    called = name or socket.gethostname()
+    me = Member(process_id, num_processes, called, unusable=unusable)
     host, _, port = coordinator.rpartition(":")
     host = host.strip("[]")
     last = last or LastStart()
@@ -123,12 +137,20 @@ def _report(host: str, call: Call, seconds: float) -> Roster:
     again.
     """
     at, began = joined(host, call.port), time.monotonic()
-    said, reason = began, "nobody answers"
+    said, reason, free = began, "nobody answers", began
     while (spent := time.monotonic() - began) <= seconds:
         try:
             return _answer_of(_come_to(host, call, timeout=5), at, call.say)
+        except _StrangerError as error:
+            reason = f"what answers there is something else: {error}"
         except _NoRegistryError as error:
-            reason = str(error)
+            reason, free = str(error), time.monotonic()
+        if time.monotonic() - free > STRANGER_SECONDS:
+            raise _UnreachableError(
+                f"port {call.port} of {host} is taken: for {STRANGER_SECONDS:.0f} s "
+                "something has answered there that is not process 0 of this run; give "
+                f"all processes another one than --coordinator={at}"
+            )
         if time.monotonic() - said > SAY_EVERY:
             said = time.monotonic()
             call.say(f"waiting for process 0 at {at}, {spent:.0f} s ({reason})")
@@ -147,7 +169,7 @@ def _meet_elsewhere(call: Call, seconds: float) -> Roster:
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         try:
-            return _roll_of_first(call, before, own, left)
+            return _roster_of_first(call, before, own, left)
         except _NoRegistryError:  # The registry is given up, perhaps for one before it.
             time.sleep(ACCEPT_SECONDS)
     raise UserError(
@@ -157,7 +179,7 @@ def _meet_elsewhere(call: Call, seconds: float) -> Roster:
     )
 
 
-def _roll_of_first(call: Call, before: list[str], own: str, seconds: float) -> Roster:
+def _roster_of_first(call: Call, before: list[str], own: str, seconds: float) -> Roster:
     """Who is there, by the first registry, which may be that of this process."""
     try:
         server = listen(call.port, own)
@@ -189,12 +211,15 @@ def _come_to(host: str, call: Call, *, timeout: float) -> socket.socket:
       _NoRegistryError: There is none.
       UserError: This process is refused.
     """
-    with _nobody_else(), contextlib.ExitStack() as on_error:
+    try:
         connection = socket.create_connection((host, call.port), timeout=timeout)
+    except OSError as error:
+        raise _NoRegistryError(str(error)) from error
+    with _nobody_else(), contextlib.ExitStack() as on_error:
         on_error.enter_context(connection)
         me = call.me
-        who = {"process": me.number, "of": me.of, "name": me.name, "run": me.run}
-        send(connection, who)
+        who = {"process": me.number, "of": me.of, "name": me.name}
+        send(connection, {**who, "run": me.run, "unusable": me.unusable})
         answer = json.loads(read_line(connection))
         if "refuse" in answer:
             raise _RefusedError(answer["refuse"])
@@ -231,4 +256,21 @@ def _nobody_else() -> Iterator[None]:
     except _RefusedError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _NoRegistryError(str(error)) from error
+        raise _StrangerError(str(error)) from error
+
+
+def unusable_meaning(name: str) -> str:
+    """What a name of this machine means here, if others cannot reach it by that.
+
+    Returns:
+      An address of this machine for itself only, or "no address"; else empty.
+    Example:
+      >>> unusable_meaning('localhost'), unusable_meaning('10.0.0.1')
+      ('127.0.0.1', '')
+    """
+    try:
+        meant = [entry[4][0] for entry in socket.getaddrinfo(name, None)]
+    except OSError:
+        return "no address"
+    # The first one counts.
+    return str(meant[0]) if ipaddress.ip_address(meant[0]).is_loopback else ""

@@ -92,7 +92,8 @@ def start_processes(
     if launch.is_distributed and not jax.distributed.is_initialized():
         # Before others are waited for, of whom some may not come then.
         _check_unused(launch)
-        launch = _with_those_there(launch, join_seconds, min_processes, last)
+        is_on_cpu = bool(cpu_devices) or not has_gpu_support(_platforms())
+        launch = _with_those_there(launch, is_on_cpu, join_seconds, min_processes, last)
         _join(launch, join_seconds, silence_seconds)
         launch = _with_gpus_apart(launch, config, environ, join_seconds)
     if cpu_devices and (launch.is_distributed or flags.owns_process):
@@ -235,8 +236,7 @@ def _with_gpus_apart(
 ) -> Launch:
     """Refuses GPUs that are taken twice; the launch, with what is to be said of it."""
     reservation = Reservation(machine="", name="")
-    settings: Any = jax.config  # Whose type does not list what it has.
-    if not config.cpu_devices and has_gpu_support(settings.jax_platforms):
+    if not config.cpu_devices and has_gpu_support(_platforms()):
         reservation = reserve_gpus(environ, launch.local_device_ids)
     try:
         texts = Store("start").exchange("gpus", reservation.text, seconds)
@@ -249,15 +249,30 @@ def _with_gpus_apart(
     return dataclasses.replace(launch, warning=launch.warning or warning)
 
 
+def _platforms() -> str | None:
+    settings: Any = jax.config  # Whose type does not list what it has.
+    return settings.jax_platforms
+
+
 def _with_those_there(
-    launch: Launch, seconds: int, at_least: int, last: LastStart | None
+    launch: Launch,
+    is_on_cpu: bool,
+    seconds: int,
+    at_least: int,
+    last: LastStart | None,
 ) -> Launch:
     """The launch, with the processes that come; unchanged where jax is to find them."""
     address, count, number = launch.coordinator, launch.num_processes, launch.process_id
     if address is None or count is None or number is None:
         return launch
     roster = register(
-        address, count, number, seconds=seconds, at_least=at_least, last=last
+        address,
+        count,
+        number,
+        seconds=seconds,
+        at_least=at_least,
+        last=last,
+        needs_name=is_on_cpu,  # Gloo listens at what the hostname means.
     )
     reason = launch.reason
     if roster.num_there < count:

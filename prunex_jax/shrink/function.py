@@ -12,10 +12,12 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.jaxprs import is_of_mesh
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import TraceOptions
 from prunex_jax.channels.resolve import Resolution, resolve
 from prunex_jax.channels.trace import Labelled, label_function
+from prunex_jax.mesh.varying import differs, untyped
 from prunex_jax.shrink.evaluator import Evaluator
 from prunex_jax.shrink.part import Part
 from prunex_jax.shrink.rebuild import REBUILDS
@@ -31,6 +33,19 @@ def shrink_function(
     rebuilds = {**REBUILDS, **(options.rebuilds or {})}
 
     def small(params: PyTree, *rest: Any) -> Any:
+        if differs((params, rest)) and not communicates(params, *rest):
+            # Constants have no types of a mesh, and need none.
+            return untyped(run)(params, *rest)
+        return run(params, *rest)
+
+    def communicates(params: PyTree, *rest: Any) -> bool:
+        running = [] if statistics is None else [statistics.full(rest[0])]
+        inputs = rest[len(running) :]
+        given = (parameters.full(params), *running, *inputs)
+        plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
+        return is_of_mesh(jax.make_jaxpr(apply)(*plain))
+
+    def run(params: PyTree, *rest: Any) -> Any:
         running, inputs = None, rest
         if statistics is not None:
             running, inputs = statistics.full(rest[0]), rest[1:]

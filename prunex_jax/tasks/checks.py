@@ -3,10 +3,11 @@
 What cannot be learned from is refused; what is only odd becomes a warning.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError
@@ -19,7 +20,7 @@ from prunex_jax.models import Model
 # Examples of a batch that shapes are looked at with: none of the sizes people use.
 ROWS = 3
 # Examples that are read of data that do not lie in memory.
-_SAMPLE_SIZE = 32
+FEW = 32
 
 
 def check_examples(dataset: Dataset, has_own_loss: bool = False) -> tuple[str, ...]:
@@ -126,6 +127,33 @@ def without_rows(answers: PyTree) -> str:
     return ""
 
 
+def check_teaches(
+    loss: Callable[[PyTree], jax.Array], answers: PyTree
+) -> tuple[str, ...]:
+    """Warns of a loss whose gradient is zero at random answers.
+
+    Args:
+      loss: Answers -> mean loss of some examples.
+      answers: Shapes of the answers for these examples.
+    Example:
+      >>> answers = jax.ShapeDtypeStruct((3, 2), jnp.float32)
+      >>> check_teaches(lambda x: jnp.mean(jnp.argmax(x, 1) == 1), answers)
+      ('the loss has no gradient: it does not change, or in steps, with the answers',)
+      >>> check_teaches(lambda x: jnp.mean(x**2), answers)
+      ()
+    """
+    if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(answers)):
+        return ()
+    random = np.random.default_rng(0)
+    drawn = jax.tree.map(
+        lambda x: random.standard_normal(x.shape).astype(x.dtype), answers
+    )
+    if any(map(np.any, jax.tree.leaves(jax.jit(jax.grad(loss))(drawn)))):
+        return ()
+    said = "the loss has no gradient: it does not change, or in steps, with the answers"
+    return (said,)
+
+
 def check_token_scores(answers: PyTree, length: int, num_tokens: int) -> None:
     """Refuses answers that are not a score for every token of a vocabulary.
 
@@ -161,7 +189,7 @@ def _read(dataset: Dataset) -> Iterator[tuple[str, PyTree]]:
             if name == "train" or split.source is not _source_of(dataset.train):
                 yield name, split.source.arrays
         elif name == "train":
-            first = np.arange(min(len(split), _SAMPLE_SIZE))
+            first = np.arange(min(len(split), FEW))
             yield name, split.evaluation_batch(first)[EXAMPLE]
 
 

@@ -23,6 +23,7 @@ from prunex_jax.data import (
 )
 from prunex_jax.data.own import labels_of
 from prunex_jax.data.settings import DataConfig
+from prunex_jax.mesh.varying import untyped
 from prunex_jax.models import Model, check_norm_scope, make_model, own_model
 from prunex_jax.models.settings import ModelConfig
 from prunex_jax.tasks.base import (
@@ -37,10 +38,12 @@ from prunex_jax.tasks.base import (
     valid_rows,
 )
 from prunex_jax.tasks.checks import (
+    FEW,
     ROWS,
     answers_of,
     check_examples,
     check_labels,
+    check_teaches,
     without_rows,
 )
 from prunex_jax.tasks.classification import Classification
@@ -188,6 +191,11 @@ def own_task(
     warnings += check_examples(dataset, has_own_loss=callable(own.loss))
     if isinstance(objective, Classification):
         warnings += check_labels(dataset, answers.shape[-1])
+    else:
+        few = dataset.train.evaluation_batch(np.arange(min(len(dataset.train), FEW)))
+        batch = dataset.train.finished(few)
+        answers = answers_of(network, jax.eval_shape(objective.inputs, batch))
+        warnings += check_teaches(lambda x: objective.loss(x, batch), answers)
     return Task(dataset, network, objective, warnings)
 
 
@@ -279,11 +287,12 @@ def _objective(
             f"config.optimizer.label_smoothing={classification['label_smoothing']:g} "
             "is for classes, and the loss is another one; set it to 0"
         )
-    return OwnObjective(loss, inputs_of, measured)
+    return OwnObjective(untyped(loss), inputs_of, measured)
 
 
 def _measured(measure: OwnMeasure) -> Measure:
-    return lambda outputs, batch: each_of(measure, outputs, examples_of(batch))
+    called = untyped(measure)
+    return lambda outputs, batch: each_of(called, outputs, examples_of(batch))
 
 
 def _squared_error(answers: PyTree, examples: PyTree) -> jax.Array:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +87,26 @@ def test_a_program_that_calls_anything_is_refused(model, fn, name):
     with pytest.raises(UserError, match=rf"program calls {name}, .* trusted=True"):
         read_model(model)
     assert read_model(model, trusted=True).manifest["format"] == 1
+
+
+def test_a_program_that_needs_more_memory_than_there_is_is_not_run(model):
+    def greedy(params, x):
+        many = jnp.arange(200_000.0) + x[0, 0]
+        return apply(params, x) + jnp.sum(jnp.outer(many, many[::-1]) @ many) * 0
+
+    replace_program(model, greedy)
+    read = read_model(model)
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"needs 160 GB for such inputs, and there are"):
+        read(X)
+    assert time.monotonic() - started < 20
+
+
+def test_an_exported_function_can_be_part_of_another(model):
+    read = read_model(model)
+    doubled = jax.jit(lambda x: 2 * read(x))(X)
+    np.testing.assert_array_equal(doubled, 2 * X @ PARAMS["w"])
+    np.testing.assert_array_equal(read(X[:1]), X[:1] @ PARAMS["w"])
 
 
 def test_factorisations_are_no_strange_calls(tmp_path):

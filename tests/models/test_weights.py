@@ -369,3 +369,12 @@ def test_what_is_missing_is_said(tmp_path):
         read_tensors(str(tmp_path / "none.safetensors"))
     with pytest.raises(UserError, match="is a folder without weights"):
         read_tensors(str(tmp_path))
+
+
+def test_numbers_of_eight_bits_are_refused_by_their_type(tmp_path):
+    header = {"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(4)
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"float8_e4m3fn.*convert them to float32"):
+        read_tensors(str(tmp_path / "x.safetensors"))

@@ -115,6 +115,24 @@ def test_an_error_is_told_to_the_others_before_it_leaves():
     assert "failed at step 40, phase save: OSError: no such disk" in verdict
 
 
+def test_a_process_that_was_stopped_says_why_it_ends(capfd):
+    """What it reads when it goes on knows of nobody who is lost."""
+
+    class Stopping(Memory):
+        def write(self, key, text):
+            deadline = time.monotonic() + 5
+            while not heartbeat._verdict and time.monotonic() < deadline:
+                time.sleep(0.002)
+            super().write(key, text)
+
+    limits = Limits(silence=0.6, stall=0.0)
+    heartbeat = Heartbeat(limits, ends_process=False, table=Stopping())
+    with heartbeat:
+        heartbeat._over.wait(10)
+    said = capfd.readouterr().err
+    assert said.startswith("error: process 0 has not answered for 1 s; it was"), said
+
+
 def save_error(cause):
     error = UserError("cannot write the checkpoint of step 40; free space")
     error.__cause__ = cause

@@ -1,5 +1,6 @@
 """All processes are there before jax starts, or everybody says who is not."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -15,7 +16,15 @@ from tests.helpers.common import free_port
 
 
 def call_all(
-    *ids, of, seconds=10.0, at_least=0, port=None, say=None, known=(), run="a"
+    *ids,
+    of,
+    seconds=10.0,
+    at_least=0,
+    port=None,
+    say=None,
+    known=(),
+    run="a",
+    needs_name=False,
 ):
     """How many are there and the place of each process, or the text of its error."""
     results, port = {}, port or free_port()
@@ -31,6 +40,7 @@ def call_all(
                 name=f"node{key}",
                 say=say or (lambda text: None),
                 last=LastStart(run[key % len(run)], known),
+                needs_name=needs_name,
             )
             results[key] = roster.num_there, roster.place
         except UserError as error:
@@ -109,13 +119,50 @@ def test_a_port_in_use_is_refused():
     assert f"cannot listen at the coordinator's port {port}" in results[0]
 
 
+def test_a_port_that_something_else_keeps_is_named_before_the_time_is_over(monkeypatch):
+    monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 0.5)
+    with socket.create_server(("", 0)) as server:
+        server.settimeout(10)
+        port = server.getsockname()[1]
+
+        def hang_up():
+            with contextlib.suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        stranger = threading.Thread(target=hang_up)
+        stranger.start()
+        began = time.monotonic()
+        results = call_all(1, of=2, seconds=30, port=port)
+        assert time.monotonic() - began < 10
+        server.shutdown(socket.SHUT_RDWR)
+        stranger.join(20)
+    assert f"port {port} of 127.0.0.1 is taken" in results[0]
+    assert f"another one than --coordinator=127.0.0.1:{port}" in results[0]
+
+
+@pytest.mark.parametrize("means", ["127.0.1.1", "no address"])
+def test_machines_whose_name_cannot_be_used_are_named(machines, monkeypatch, means):
+    """As of Debian, which gives it 127.0.1.1; all on one machine may go on."""
+    meanings = {socket.gethostname(): means}
+    monkeypatch.setattr(rendezvous, "unusable_meaning", meanings.__getitem__)
+    assert call_all(0, 1, of=2, needs_name=True) == {0: (2, 0), 1: (2, 1)}
+    monkeypatch.setattr(
+        registry.Registry, "_address_of", lambda self, connection: "10.0.0.2"
+    )
+    results = call_all(0, 1, of=2, needs_name=True)
+    assert results[0] == results[1]
+    assert f"process 0, node0, its own name means {means}, where jax" in results[0]
+    assert call_all(0, 1, of=2) == {0: (2, 0), 1: (2, 1)}
+
+
 def test_who_comes_again_after_it_has_left_is_one():
     port, done = free_port(), []
     first = threading.Thread(target=lambda: done.append(call_all(0, of=3, port=port)))
     first.start()
     time.sleep(0.3)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-        early = {"process": 2, "of": 3, "name": "early", "run": ""}
+        early = {"process": 2, "of": 3, "name": "early", "run": "", "unusable": ""}
         connection.sendall(json.dumps(early).encode() + b"\n")
         time.sleep(0.5)
     assert call_again(port, 2, 1) == {2: (3, 2), 1: (3, 1)}

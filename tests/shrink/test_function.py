@@ -28,6 +28,7 @@ from tests.helpers.channel_checks import (
     random_masks,
     relative_error,
 )
+from tests.helpers.common import assert_close
 
 X = draw({"x": (8, 3)}, seed=1)["x"]
 IMAGES = draw({"x": (4, 6, 6, 3)}, seed=2)["x"]
@@ -157,6 +158,60 @@ def varying_over_devices(apply, params, x):
         return lax.psum(grads, "device")
 
     return step(params, x)
+
+
+PATTERNS = {
+    "reversed": lambda p, x: jax.nn.relu(x @ p["w"])[:, np.arange(8)[::-1]] @ p["o"],
+    "set": lambda p, x: jnp.tanh(x @ p["w"]).at[..., :4].set(0.0) @ p["o"],
+    "added": lambda p, x: (x @ p["w"]).at[:, 0].add(1.0) @ p["o"],
+    "segments": lambda p, x: (
+        jax.ops.segment_sum(
+            jnp.tanh(x @ p["w"]), jnp.arange(x.shape[0]) // 2, num_segments=1
+        )
+        @ p["o"]
+    ),
+    "recurrent": lambda p, x: (
+        lax.scan(
+            lambda state, row: (jnp.tanh(row @ p["w"]), row @ p["w"]), jnp.zeros(8), x
+        )[1]
+        @ p["o"]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_constants_and_loops_are_cut_inside_of_shard_map(name):
+    """Constants have no types of a mesh there, and loops from zeros have others."""
+    apply, keys = PATTERNS[name], jax.random.split(jax.random.key(2), 3)
+    params = {
+        "w": jax.random.normal(keys[0], (5, 8)),
+        "o": jax.random.normal(keys[1], (8, 3)),
+    }
+    x = jax.random.normal(keys[2], (4, 5))
+    trace = trace_channels(apply, params, x[:2])
+    masks = {group.name: np.arange(group.size) % 2 == 0 for group in trace.groups}
+    cut = make_cut(trace, masks, params)
+    small = cut.function(apply)
+
+    def total(params, x):
+        return jnp.sum(small(params, x) ** 2)
+
+    mesh = jax.make_mesh((2,), ("device",), (jax.sharding.AxisType.Auto,))
+    specs = {"in_specs": (P(), P("device")), "out_specs": (P("device"), P())}
+
+    def on_mesh(params, x):
+        value, grads = jax.value_and_grad(total)(params, x)
+        return value[None], grads  # Which jax has summed.
+
+    values, grads = jax.jit(jax.shard_map(on_mesh, mesh=mesh, **specs))(
+        cut.take(params), x
+    )
+    parts = x.reshape(2, 2, 5)
+    masked = cut.mask(params)
+    wanted = [float(jnp.sum(apply(masked, part) ** 2)) for part in parts]
+    np.testing.assert_allclose(values, wanted, rtol=1e-5)
+    alone = [jax.grad(total)(cut.take(params), part) for part in parts]
+    assert_close(grads, jax.tree.map(jnp.add, *alone), 1e-5)
 
 
 TRANSFORMATIONS = {

@@ -131,6 +131,19 @@ def test_losses_of_each_example_may_read_more_than_rows():
     assert task_of(model=rows, loss=all_numbers).warnings == ()
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda answers, examples: jnp.ones(len(answers)),
+        lambda answers, examples: jnp.mean(jnp.argmax(answers, 1) != examples[1]),
+        lambda answers, examples: jnp.mean(jax.lax.stop_gradient(answers) ** 2),
+    ],
+)
+def test_a_loss_without_a_gradient_is_a_warning(loss):
+    (warning,) = task_of(loss=loss).warnings
+    assert warning.startswith("the loss has no gradient")
+
+
 def test_files_that_are_mapped_are_not_read_whole(tmp_path):
     mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=(SIZE, 4))
     mapped[:] = X

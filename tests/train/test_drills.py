@@ -6,6 +6,7 @@ What happens to a run when a process is lost is tried by `prunex-jax drill`, in
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -113,6 +114,45 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path):
     processes = start_both(tmp_path, workdirs)
     for said in ended(processes, [EXIT_BAD_INPUT] * 2, within=90):
         assert "process 1: --workdir=" in said and "all hosts share" in said
+
+
+# Ends a process like a power cut, where all begin to write a checkpoint.
+DIES_IN_SAVE = """
+import os
+import signal
+
+import jax
+from orbax.checkpoint import CheckpointManager
+
+save = CheckpointManager.save
+
+
+def save_or_die(self, step, *args, **options):
+    if step >= 20 and jax.process_index() == {process}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return save(self, step, *args, **options)
+
+
+CheckpointManager.save = save_or_die
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_process_that_dies_in_a_save_is_named_by_the_other(lost, tmp_path):
+    """It is lost; the disk is not full, and the other one has done nothing wrong."""
+    plugin, workdir = tmp_path / "dies.py", tmp_path / "run"
+    plugin.write_text(DIES_IN_SAVE.format(process=lost))
+    values = merged(VALUES, {"method": {"plugins": (str(plugin),)}})
+    processes = start_both(tmp_path, (workdir, workdir), (values, values))
+    codes = [EXIT_LOST, EXIT_LOST]
+    codes[lost] = -signal.SIGKILL
+    said = ended(processes, codes, within=2 * SOON)[1 - lost]
+    (line,) = (each for each in said.splitlines() if each.startswith("error: "))
+    assert f"process {lost}" in line and "has not answered for" in line, said
+    assert "Traceback" not in said and "free space" not in said
+    assert saved(workdir) == [10]
 
 
 def supervised(folder, values, workdir, index, port):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen, nnx
 
 from prunex_jax.base.errors import UserError
 from prunex_jax.export import read_model
@@ -17,7 +18,7 @@ from prunex_jax.train.commands.evaluate import main as evaluate_command
 from prunex_jax.train.commands.export import main as export_command
 from prunex_jax.train.records.restoring import load_trained
 from tests.helpers import own_networks
-from tests.helpers.own_networks import LinenNet, NnxNet, problem
+from tests.helpers.own_networks import HIDDEN, LinenNet, NnxNet, problem
 from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after
 
 # A stair, the freeze, and the cut at 60 %, on two simulated hosts of two devices.
@@ -77,6 +78,79 @@ def test_a_network_learns_and_ends_smaller(name, tmp_path):
     assert right == pytest.approx(summary["test_accuracy"])
     rows = rows_of(tmp_path / "run")
     assert {"loss", "accuracy"} <= set(rows[0])
+
+
+class Recurrent(nnx.Module):
+    """A layer whose loop starts from zeros."""
+
+    def __init__(self, rngs):
+        self.layer = nnx.RNN(nnx.GRUCell(3, HIDDEN, rngs=rngs))
+        self.out = nnx.Linear(HIDDEN, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.layer(x)[:, -1])
+
+
+class RecurrentLinen(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        layer = linen.RNN(linen.OptimizedLSTMCell(HIDDEN))
+        return linen.Dense(3)(layer(x)[:, -1])
+
+
+def from_zeros(params, x):
+    """As people write it."""
+    kernel = params[0]["kernel"]
+
+    def cell(state, row):
+        return jnp.tanh(row @ kernel[:3] + state), None
+
+    state = jnp.zeros((x.shape[0], HIDDEN))
+    return jax.lax.scan(cell, state, x.swapaxes(0, 1))[0] @ params[1]["kernel"]
+
+
+RECURRENT = {
+    "nnx": Recurrent,
+    "linen": RecurrentLinen(),
+    "pair": (own_networks.init, from_zeros),
+}
+
+
+def looped_loss(answers, examples):
+    """The squared error, number by number."""
+    wanted = jax.nn.one_hot(examples[1], answers.shape[1])
+
+    def body(column, total):
+        return total + (answers - wanted)[:, column] ** 2
+
+    return jax.lax.fori_loop(0, 3, body, jnp.zeros(len(answers)))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("method", ["hsadmm", "dense", "powersgd", "topk", "diloco"])
+def test_recurrent_networks_train_are_cut_and_resume(name, method, tmp_path):
+    """Loops that start from zeros, also in the loss."""
+    x, labels = problem(400)
+    data = {"train": (x.reshape(-1, 4, 3), labels)}
+    values = merged(SETTINGS, {"method": {"name": method}, "run": {"steps": 24}})
+    if method != "hsadmm":
+        values["sparsity"] = {"num_stairs": 1}
+    given = {"model": RECURRENT[name], "data": data, "loss": looped_loss}
+    whole = train(values, tmp_path / "whole", **given)
+    with pytest.raises(StopAtOnce):
+        train(values, tmp_path / "run", **given, after_step=[stop_after(13)])
+    resumed = train(values, tmp_path / "run", **given)
+    for found, wanted in zip(
+        *(jax.tree.leaves(r.network.params) for r in (resumed, whole)), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    rows = [row["loss"] for row in rows_of(tmp_path / "whole") if "loss" in row]
+    assert rows[-1] < 0.95 * rows[0]
+    if method == "hsadmm":
+        assert whole.summary["params_kept"] < whole.summary["params_dense"]
+        assert whole.summary["shrink_max_abs_error"] < 1e-5
 
 
 @pytest.mark.sampled(1)

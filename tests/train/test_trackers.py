@@ -62,7 +62,7 @@ def run(workdir, run_config, steps, resumed_at=-1, told=None, fresh=False):
 
 @needs_tensorboard
 def test_tensorboard_shows_every_number_at_its_step(tmp_path):
-    run(tmp_path, RunConfig(tensorboard=True), [2, 4])
+    run(tmp_path, RunConfig(trackers=("tensorboard",)), [2, 4])
     assert shown_in_tensorboard(tmp_path) == {
         "loss": {2: 0.25, 4: 0.5},
         "drift/conv": {2: 0.25, 4: 0.25},
@@ -71,7 +71,7 @@ def test_tensorboard_shows_every_number_at_its_step(tmp_path):
 
 @needs_tensorboard
 def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path):
-    config = RunConfig(tensorboard=True)
+    config = RunConfig(trackers=("tensorboard",))
     run(tmp_path, config, [2, 4, 6])
     assert run(tmp_path, config, [4, 8], resumed_at=2) == [2, 2, 4, 4, 8, 8]
     assert shown_in_tensorboard(tmp_path)["loss"] == {2: 0.25, 4: 0.5, 8: 1.0}
@@ -79,7 +79,7 @@ def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path):
 
 @needs_tensorboard
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tmp_path):
-    config = RunConfig(tensorboard=True)
+    config = RunConfig(trackers=("tensorboard",))
     run(tmp_path, config, [2, 4])
     run(tmp_path, config, [2, 6])
     assert shown_in_tensorboard(tmp_path)["loss"] == {2: 0.25, 6: 0.75}
@@ -87,8 +87,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tmp_path)
 
 @needs_tensorboard
 def test_a_fresh_run_has_curves_of_its_own(tmp_path):
-    run(tmp_path, RunConfig(tensorboard=True), [2, 4])
-    run(tmp_path, RunConfig(tensorboard=True), [3], fresh=True)
+    run(tmp_path, RunConfig(trackers=("tensorboard",)), [2, 4])
+    run(tmp_path, RunConfig(trackers=("tensorboard",)), [3], fresh=True)
     assert shown_in_tensorboard(tmp_path)["loss"] == {3: 0.375}
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_tracked_unless_asked(tmp_path, wandb):
 
 
 def test_wandb_gets_rows_settings_and_the_end(tmp_path, wandb):
-    run(tmp_path, RunConfig(wandb="mine"), [2])
+    run(tmp_path, RunConfig(trackers=("wandb:mine",)), [2])
     (options,) = wandb.inits
     assert options["project"] == "mine" and options["config"] == CONFIG
     assert wandb.rows == [{"step": 2, "loss": 0.25, "drift/conv": 0.25}, {"step": 2}]
@@ -107,7 +107,7 @@ def test_wandb_gets_rows_settings_and_the_end(tmp_path, wandb):
 
 
 def test_wandb_goes_on_with_the_same_run_and_repeats_no_step(tmp_path, wandb):
-    config = RunConfig(wandb="mine")
+    config = RunConfig(trackers=("wandb:mine",))
     run(tmp_path, config, [2, 4, 6])
     run(tmp_path, config, [4, 6, 8], resumed_at=2)
     first, second = wandb.inits
@@ -119,17 +119,17 @@ def test_wandb_goes_on_with_the_same_run_and_repeats_no_step(tmp_path, wandb):
 
 def test_wandb_that_is_turned_on_later_gets_all_rows_from_then(tmp_path, wandb):
     run(tmp_path, RunConfig(), [2, 4, 6])
-    run(tmp_path, RunConfig(wandb="mine"), [4, 6], resumed_at=2)
+    run(tmp_path, RunConfig(trackers=("wandb:mine",)), [4, 6], resumed_at=2)
     assert [row["step"] for row in wandb.rows if "loss" in row] == [4, 6]
 
 
 @pytest.mark.parametrize("fails_at", ["init", 4])
 def test_a_run_outlives_wandb_and_says_so_once(tmp_path, wandb, fails_at):
     wandb.fails_at, told = fails_at, []
-    steps = run(tmp_path, RunConfig(wandb="mine"), [2, 4, 6], told=told)
+    steps = run(tmp_path, RunConfig(trackers=("wandb:mine",)), [2, 4, 6], told=told)
     assert steps == [2, 2, 4, 4, 6, 6]
     (line,) = told
-    assert line.startswith("W&B failed, the run goes on without it: ")
+    assert line.startswith("wandb failed, the run goes on without it: ")
     assert "\n" not in line
     assert len(wandb.inits) == 1
 
@@ -152,7 +152,7 @@ class FakeTrackio:
 
 
 def test_trackio_goes_on_with_the_same_run_and_repeats_no_step(tmp_path, monkeypatch):
-    fake, config = FakeTrackio(), RunConfig(trackio="mine")
+    fake, config = FakeTrackio(), RunConfig(trackers=("trackio:mine",))
     monkeypatch.setitem(sys.modules, "trackio", fake)
     run(tmp_path, config, [2, 4, 6])
     run(tmp_path, config, [4, 6, 8], resumed_at=2)
@@ -176,7 +176,7 @@ def test_trackio_itself_keeps_every_number(tmp_path, monkeypatch):
         "from prunex_jax.train.records.trackers import Trackers\n"
         f"folder = pathlib.Path({str(tmp_path)!r}) / 'run'\n"
         "folder.mkdir()\n"
-        "config = RunConfig(trackio='mine')\n"
+        "config = RunConfig(trackers=('trackio:mine',))\n"
         "with Trackers(config, folder, {'seed': 1}, print) as trackers:\n"
         "    for step in (2, 4):\n"
         "        trackers.show({'step': step, 'loss': step / 8})\n"
@@ -193,7 +193,9 @@ def test_trackio_itself_keeps_every_number(tmp_path, monkeypatch):
 
 def test_an_error_that_ends_the_run_ends_wandb_as_failed(tmp_path, wandb):
     with pytest.raises(KeyError):
-        with Trackers(RunConfig(wandb="x"), tmp_path, {}, print) as trackers:
+        with Trackers(
+            RunConfig(trackers=("wandb:x",)), tmp_path, {}, print
+        ) as trackers:
             trackers.show({"step": 1, "loss": 1.0})
             raise KeyError
     assert wandb.finished == [1]
@@ -201,14 +203,28 @@ def test_an_error_that_ends_the_run_ends_wandb_as_failed(tmp_path, wandb):
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("tracker", "message"),
     [
-        (RunConfig(tensorboard=True), r"run\.tensorboard=True needs .*\[tensorboard\]"),
-        (RunConfig(wandb="mine"), r"run\.wandb=mine needs .*prunex-jax\[wandb\]"),
+        ("tensorboard", r"run\.trackers=\('tensorboard',\) needs .*\[tensorboard\]"),
+        ("wandb:mine", r"run\.trackers=\('wandb:mine',\) needs .*prunex-jax\[wandb\]"),
     ],
 )
-def test_a_missing_package_is_refused(config, message, monkeypatch):
+def test_a_missing_package_is_refused(tracker, message, monkeypatch):
     check_trackers(RunConfig())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=message):
-        check_trackers(config)
+        check_trackers(RunConfig(trackers=(tracker,)))
+
+
+@pytest.mark.parametrize(
+    ("trackers", "message"),
+    [
+        (("wandbb:mine",), "has 'wandbb:mine'; trackers are .*did you mean 'wandb'"),
+        (("tensorboard:mine",), "TensorBoard shows folders, no projects"),
+        (("wandb:a", "wandb:b"), "has wandb twice; name one project"),
+    ],
+)
+def test_trackers_that_there_are_not_are_refused(trackers, message, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    with pytest.raises(UserError, match=message):
+        check_trackers(RunConfig(trackers=trackers))

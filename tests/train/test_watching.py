@@ -17,7 +17,7 @@ RUN = {
     "log_every_steps": 2,
     "checkpoint_every_steps": 3,
     "eval_every_steps": 4,
-    "tensorboard": True,
+    "trackers": ("tensorboard",),
 }
 
 

@@ -63,15 +63,10 @@ class RunConfig:
     # Whether what a run will need later is compiled while its steps run: auto (unless
     # they run on CPU, where compiling takes cores from them) | on | off.
     compile_ahead: Literal["auto", "on", "off"] = "auto"
-    # Shows the metrics in TensorBoard, too: event files in the run folder (extra
-    # `tensorboard`).
-    tensorboard: bool = False
-    # Project of trackio that shows the metrics, too, without an account (extra
-    # `trackio`); empty for none.
-    trackio: str = ""
-    # Project of Weights & Biases that shows the metrics, too (extra `wandb`); empty for
-    # none.
-    wandb: str = ""
+    # What else shows the metrics: `tensorboard` (event files in the run folder),
+    # `trackio`, `wandb`; the last two with a project, as in `wandb:mine`, which is
+    # prunex_jax otherwise. Each is an extra of its name.
+    trackers: tuple[str, ...] = ()
     # Steps that jax's profiler traces into the run folder, as in 100:110: from when 100
     # are done until 110 are; empty for none.
     profile_steps: str = ""

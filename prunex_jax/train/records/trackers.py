@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
-from prunex_jax.base.errors import one_line
+from prunex_jax.base.errors import UserError, one_line, suggest
 from prunex_jax.base.files import read_object, write_json
 from prunex_jax.base.imports import need_package
 from prunex_jax.train.build.config import dotted_keys
 from prunex_jax.train.build.settings import RunConfig
 
+_PROJECT = "prunex_jax"  # Where none is given.
 _LOGIN_SECONDS = 60
 
 
@@ -42,8 +43,8 @@ class _Tracker(Protocol):
 class _TensorBoard:
     """Event files; those of an abandoned course are hidden from the resumed step on."""
 
-    def __init__(self, asked: bool, shown: _Shown) -> None:
-        del asked
+    def __init__(self, project: str, shown: _Shown) -> None:
+        del project
         import tensorboardX
 
         self._writer = tensorboardX.SummaryWriter(
@@ -132,32 +133,51 @@ def _remembered(file: str, project: str, shown: _Shown) -> tuple[dict[str, Any],
 
 
 class _Kind(NamedTuple):
-    """A tracker that a setting asks for; its extra is called like the setting."""
+    """A tracker that settings may ask for; its extra is called as it is."""
 
-    name: str  # For people.
     package: str  # What it needs.
-    open: Callable[[Any, _Shown], _Tracker]  # Given the value of the setting.
+    open: Callable[[str, _Shown], _Tracker]  # Given the project.
 
 
 _KINDS = {
-    "tensorboard": _Kind("TensorBoard", "tensorboardX", _TensorBoard),
-    "trackio": _Kind("trackio", "trackio", _Trackio),
-    "wandb": _Kind("W&B", "wandb", _Wandb),
+    "tensorboard": _Kind("tensorboardX", _TensorBoard),
+    "trackio": _Kind("trackio", _Trackio),
+    "wandb": _Kind("wandb", _Wandb),
 }
 # What trackers leave in a run folder.
 FILES_OF_TRACKERS = ("tensorboard", "wandb", "wandb.json", "trackio.json")
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Refuses trackers whose package is not installed.
+    """Refuses trackers that there are not, or whose package is not installed.
 
     Raises:
-      UserError: With the command that installs it.
+      UserError: With what to write, or the command that installs it.
     """
-    for setting, kind in _KINDS.items():
-        value = getattr(config, setting)
-        if value:
-            need_package(kind.package, setting, f"config.run.{setting}={value}")
+    said = f"config.run.trackers={config.trackers}"
+    for entry in config.trackers:
+        name, project = _parsed(entry)
+        if name not in _KINDS:
+            raise UserError(
+                f"{said} has {entry!r}; trackers are {', '.join(_KINDS)}, "
+                f"with a project as in 'wandb:mine'{suggest(name, _KINDS)}"
+            )
+        if project and name == "tensorboard":
+            raise UserError(
+                f"{said} has {entry!r}, and TensorBoard shows folders, no projects; "
+                "leave out what follows its name"
+            )
+        need_package(_KINDS[name].package, name, said)
+    names = [_parsed(entry)[0] for entry in config.trackers]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UserError(f"{said} has {twice} twice; name one project")
+
+
+def _parsed(entry: str) -> tuple[str, str]:
+    """Name and project of a tracker; an empty project where none is given."""
+    name, _, project = entry.partition(":")
+    return name, project
 
 
 class Trackers:
@@ -166,7 +186,7 @@ class Trackers:
     A tracker opens with the first row: by then the run knows where it goes on.
 
     Args:
-      config: Says which.
+      config: Says which; `check_trackers` has seen it.
       workdir: The run folder.
       settings: All settings of the run.
       tell: Called with one line about a tracker that fails.
@@ -179,7 +199,7 @@ class Trackers:
         settings: Mapping[str, Any],
         tell: Callable[[str], None],
     ) -> None:
-        self._asked = {key: getattr(config, key) for key in _KINDS}
+        self._projects = dict(map(_parsed, config.trackers))  # By name.
         self._shown = _Shown(workdir, settings, -1, -1)
         self._tell = tell
         self._open: dict[str, _Tracker] = {}
@@ -192,8 +212,8 @@ class Trackers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes all of them."""
-        for key in tuple(self._open):
-            self._try(key, self._open.pop(key).close, kind is None)
+        for name in tuple(self._open):
+            self._try(name, self._open.pop(name).close, kind is None)
 
     def go_on_after(self, step: int, last_shown: int) -> None:
         """Says where the run goes on, and the last step that it had shown before."""
@@ -211,22 +231,20 @@ class Trackers:
             if isinstance(value, int | float) and key not in {"step", *shown}
         }
         shown.update(plain)
-        for key in [key for key, asked in self._asked.items() if asked]:
-            self._try(key, self._write, key, step, values)
+        for name in tuple(self._projects):
+            self._try(name, self._write, name, step, values)
 
-    def _write(self, key: str, step: int, values: Mapping[str, float]) -> None:
-        if key not in self._open:
-            self._open[key] = _KINDS[key].open(self._asked[key], self._shown)
-        self._open[key].write(step, values)
+    def _write(self, name: str, step: int, values: Mapping[str, float]) -> None:
+        if name not in self._open:
+            project = self._projects[name] or _PROJECT
+            self._open[name] = _KINDS[name].open(project, self._shown)
+        self._open[name].write(step, values)
 
-    def _try(self, key: str, do: Callable[..., None], *arguments: Any) -> None:
+    def _try(self, name: str, do: Callable[..., None], *arguments: Any) -> None:
         """Goes on without a tracker that fails, whatever its package raises."""
         try:
             do(*arguments)
         except Exception as error:
-            self._asked[key] = None
-            self._open.pop(key, None)
-            self._tell(
-                f"{_KINDS[key].name} failed, the run goes on without it: "
-                f"{one_line(error)}"
-            )
+            self._projects.pop(name, None)
+            self._open.pop(name, None)
+            self._tell(f"{name} failed, the run goes on without it: {one_line(error)}")
