@@ -48,7 +48,6 @@ from prunex_jax.train.build.experiment import Experiment, make_experiment
 from prunex_jax.train.build.optimizer import make_inner
 from prunex_jax.train.changes.ahead import exchanges_to_come
 from prunex_jax.train.commands.dry_run import bytes_per_device, find_needs
-from prunex_jax.train.steps.position import RunPosition
 
 # Examples of a step that is timed. Memory is measured with those of the table of
 # docs/results/memory.md.
@@ -122,8 +121,7 @@ class Run:
             self.batch = next(batches)
         self.state = self._current.programs.init(jax.random.key(0))
         self._options = self._current.step_options(0, sizes)
-        position = RunPosition(keep_counts=sizes)
-        self._exchange = next(exchanges_to_come(experiment, position), None)
+        self._exchange = next(exchanges_to_come(experiment), None)
 
     def steps(self, count: int = STEPS_PER_CALL) -> jax.Array:
         """Local steps, and what is ready when they are done."""

@@ -42,7 +42,7 @@ from prunex_jax.train.build.config import (
 )
 from prunex_jax.train.build.experiment import Experiment, make_experiment, with_method
 from prunex_jax.train.build.joining import join_processes
-from prunex_jax.train.changes.means import empty_mean, with_network
+from prunex_jax.train.changes.means import with_network
 from prunex_jax.train.commands.command import (
     CONFIG_FLAG,
     LAUNCH_FLAGS,
@@ -383,8 +383,7 @@ def _taught(experiment: Experiment, state: TrainState) -> Callable[[Batch], Batc
         return lambda batch: batch
     own = None
     if teaching.own is not None:
-        nothing = empty_mean(experiment.task.model, experiment.mesh)
-        own = with_network(nothing, experiment.current.programs, state)
+        own = with_network(None, experiment, state)
     return lambda batch: teaching.taught(batch, teaching.steps.start, own)
 
 

@@ -4,7 +4,6 @@ Files are regular, in the folder and no larger than they should be; the manifest
 strict; the program calls nothing outside of itself but what computes numbers.
 """
 
-import json
 import math
 import os
 import re
@@ -19,8 +18,8 @@ from prunex_jax.base.errors import UserError
 
 # Bytes beyond which a manifest is none, a program is refused, and that a file of arrays
 # may have beside them.
-_MOST_OF_MANIFEST = 2**26
-_MOST_OF_PROGRAM = 2**31
+MOST_OF_MANIFEST = 2**26
+MOST_OF_PROGRAM = 2**31
 _MOST_OF_HEADER = 2**26
 # What programs may call: factorisations and the like of the platforms' own libraries,
 # sizes that are compared, and where arrays lie. No callbacks into a process, which are
@@ -78,28 +77,6 @@ def check_file(file: Path, most: float, *, links: bool = False) -> None:
         )
 
 
-def read_manifest(file: Path, *, links: bool = False) -> dict[str, Any]:
-    """Reads a manifest strictly.
-
-    Raises:
-      UserError: As `check_file`.
-      OSError: It cannot be read.
-      ValueError: It is no JSON object, or has a key twice.
-    """
-    check_file(file, _MOST_OF_MANIFEST, links=links)
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a key is there twice")
-        return found
-
-    content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once)
-    if not isinstance(content, dict):
-        raise ValueError("it is no object")
-    return content
-
-
 def most_of_arrays(described: Mapping[str, Any]) -> float:
     """Bytes that a file of the described arrays may have.
 
@@ -123,11 +100,6 @@ def _bytes_of(word: Any) -> int:
 def _itemsize(name: str) -> int:
     # numpy knows bfloat16 only where jax has taught it.
     return 2 if name == "bfloat16" else np.dtype(name).itemsize
-
-
-def check_program_file(file: Path, *, links: bool = False) -> None:
-    """Refuses a program file that is none; see `check_file`."""
-    check_file(file, _MOST_OF_PROGRAM, links=links)
 
 
 def check_memory(compiled: Any, device: Any) -> None:
@@ -159,8 +131,6 @@ def check_memory(compiled: Any, device: Any) -> None:
 def check_calls(program: str) -> None:
     """Refuses a program that calls more than libraries that compute numbers.
 
-    Args:
-      program: StableHLO, as it is printed.
     Raises:
       UserError: It names what the program calls.
     Example:

@@ -52,12 +52,12 @@ from prunex_jax.base.imports import need_package
 from prunex_jax.base.tensor_files import load_tensors, save_tensors
 from prunex_jax.base.trees import PyTree
 from prunex_jax.export.checks import (
+    MOST_OF_MANIFEST,
+    MOST_OF_PROGRAM,
     check_calls,
     check_file,
     check_memory,
-    check_program_file,
     most_of_arrays,
-    read_manifest,
 )
 from prunex_jax.export.program import (
     PLATFORMS,
@@ -272,7 +272,7 @@ def read_arrays(
     wanted = {name: manifest["files"].get(name, "") for name in (ARRAYS, PROGRAM)}
     try:
         check_file(path / ARRAYS, most_of_arrays(manifest["arrays"]), links=links)
-        check_program_file(path / PROGRAM, links=links)
+        check_file(path / PROGRAM, MOST_OF_PROGRAM, links=links)
         found = {
             name: digest_of(path / name) for name in wanted if (path / name).is_file()
         }
@@ -343,14 +343,14 @@ def _cannot_read(path: Path, error: Exception) -> UserError:
 
 
 def _read_manifest(folder: Path, links: bool) -> dict[str, Any]:
+    check_file(folder / MANIFEST, MOST_OF_MANIFEST, links=links)
     try:
-        manifest = read_manifest(folder / MANIFEST, links=links)
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text, object_pairs_hook=_without_repeats)
         written_as = manifest["format"]
         complete = all(key in manifest for key in _OWN_KEYS) and all(
             isinstance(manifest.get(key), kind) for key, kind in _KINDS.items()
         )
-    except UserError:
-        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         written_as, complete = _FORMAT, False
     if type(written_as) is not int or written_as != _FORMAT:
@@ -364,6 +364,14 @@ def _read_manifest(folder: Path, links: bool) -> dict[str, Any]:
             "folder made by python -m prunex_jax export"
         )
     return manifest
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose keys are there once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
 
 
 def _check_proven(certificate: Certificate | None, cut: Cut | None) -> None:

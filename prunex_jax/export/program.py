@@ -48,8 +48,6 @@ class SerializedProgram:
 def flat_arrays(params: PyTree) -> dict[str, np.ndarray]:
     """Lists parameters by path, as they are stored and given to the program.
 
-    Args:
-      params: Any tree of arrays.
     Returns:
       Path -> array on the host, contiguous.
     Raises:
@@ -322,8 +320,6 @@ def one_more(inputs: Sequence[PyTree]) -> list[PyTree] | None:
     A function may be lowered for any batch and hold a fixed one all the same, say in a
     reshape: jax finds out only when the program is compiled for another one.
 
-    Args:
-      inputs: Arrays or shapes.
     Returns:
       Inputs whose last example is there twice, or their shapes; None if shapes have
       symbolic dimensions of the caller's.
@@ -352,11 +348,6 @@ def _mapped_over_examples(
 ) -> Callable[..., PyTree] | None:
     """Makes a function of a batch from what it computes of single examples.
 
-    Args:
-      apply: (params, *inputs) -> any tree of arrays with a batch in front.
-      params: Arrays.
-      inputs: Arrays to prove on that it is the same function.
-      proven: What it is proven of: `apply`, or the same in float32.
     Returns:
       A function of the same arguments that traces `apply` for one example whatever the
       batch; None if it is not the same, or nothing is there to prove it with.

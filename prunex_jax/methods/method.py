@@ -291,15 +291,12 @@ class Pruning:
       moved: (opt_state, a tree like the parameters, in slices where the state is) ->
         opt_state, with the tree added to what the copies of the network are held to;
         None where masks do not move.
-      removes_at_once: Whether the round that removes channels leaves nothing of them in
-        what training reads and changes, so that they can be cut out while masks move.
     """
 
     masks: Callable[[PyTree], dict[str, jax.Array]] = lambda opt_state: {}
     scores: Callable[[PyTree, PyTree], dict[str, jax.Array]] | None = None
     in_rounds: bool = False
     moved: Callable[[PyTree, PyTree], PyTree] | None = None
-    removes_at_once: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

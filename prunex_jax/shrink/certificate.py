@@ -21,11 +21,11 @@ from prunex_jax.base.trees import PyTree, flatten_by_path
 # Sums over other numbers of terms round differently; nothing else may differ.
 _FORWARD_TOLERANCE = 1e-5
 _GRADIENT_TOLERANCE = 1e-4
-# A gradient is compared with its own size, or with this share of the largest one. Some
-# gradients are zero but for rounding: a bias in front of a normalisation, that of the
-# keys of attention. What is left of them was up to 1e-6 of the largest gradient in
-# float32, ten times less than what the share times the tolerance allows.
-_SMALLEST_SHARE = 0.1
+# Largest values below this share of the largest one of all are compared with that share
+# of it. Some gradients are zero but for rounding: a bias in front of a normalisation,
+# that of the keys of attention. What is left of them was up to 1e-6 of the largest
+# gradient in float32, ten times less than what the share times the tolerance allows.
+_SMALLEST_SHARE = {"output": 0.0, "gradient": 0.1}
 # Errors on other inputs that are up to this many times what one rounding error of the
 # parameters does may be rounding: of those, a forward pass makes many.
 _NOISE = 30
@@ -199,38 +199,29 @@ def certify(
     program, shapes = jax.make_jaxpr(full, return_shape=True)(masked_params, *inputs)
     _check_alike(shapes, jax.eval_shape(small, small_params, *inputs))
     weights = _projection(shapes, seed) if gradients else {}
-    tolerances = forward_tolerance, gradient_tolerance
-    run_full = _runner(full, masked_params, weights)
+    run_full = _runner(full, masked_params, weights, take)
     run_small = _runner(small, small_params, weights)
+    tolerances = {"output": forward_tolerance, "gradient": gradient_tolerance}
     others = _other_inputs(inputs, seed) if vary and not _may_not_end(program) else {}
-    with jax.default_matmul_precision("highest"):
-        a, a_grads = run_full(inputs)
-        b, b_grads = run_small(inputs)
-    outputs = _compare(a, b, "output", smallest_share=0.0)
-    problems = outputs.problems
-    gradient_error, grads = None, _Comparison()
-    if a_grads is not None and b_grads is not None:
-        taken = _taken(take, a_grads, small_params)
-        given = flatten_by_path(b_grads)
-        grads = _compare(taken, given, "gradient", smallest_share=_SMALLEST_SHARE)
-        gradient_error, problems = grads.error, problems + grads.problems
-    with jax.default_matmul_precision("highest"):
-        further = [
-            problem
-            for name, some in others.items()
-            for problem in _problems_with(
-                name, some, run_full, run_small, take, tolerances
-            )
-        ]
+    a, b = run_full(inputs), run_small(inputs)
+    if "gradient" in a:
+        _check_taken(a["gradient"], small_params)
+    found = {what: _compare(a[what], b[what], what) for what in a if what in b}
+    outputs, grads = found["output"], found.get("gradient", _Comparison())
+    further = [
+        f"{problem} for {name} inputs"
+        for name, some in others.items()
+        for problem in _problems_with(name, some, run_full, run_small, tolerances)
+    ]
     return Certificate(
         forward_error=outputs.error,
-        gradient_error=gradient_error,
+        gradient_error=grads.error if "gradient" in found else None,
         max_abs_error=outputs.max_abs_error,
         num_values=outputs.num_values,
         num_gradients=grads.num_values,
         worst_output=outputs.worst,
         worst_gradient=grads.worst,
-        problems=(*problems, *further),
+        problems=(*outputs.problems, *grads.problems, *further),
         inputs=("given", *others),
         forward_tolerance=forward_tolerance,
         gradient_tolerance=gradient_tolerance,
@@ -248,53 +239,60 @@ class _Comparison:
     problems: tuple[str, ...] = ()
 
 
-# (inputs, whether to change parameters by a rounding error) -> outputs, gradient
-_Run = Callable[..., tuple[dict[str, np.ndarray], PyTree | None]]
+# `output`, and `gradient` of a projection of the outputs where there is one -> by path
+_Given = dict[str, dict[str, Any]]
 
 
 def _runner(
-    fn: Callable[..., PyTree], params: PyTree, weights: Mapping[str, np.ndarray]
-) -> _Run:
+    fn: Callable[..., PyTree],
+    params: PyTree,
+    weights: Mapping[str, np.ndarray],
+    take: Callable[[PyTree], PyTree] = lambda tree: tree,
+) -> Callable[..., _Given]:
     """Compiles a function, once for all inputs of the same shapes.
 
+    Args:
+      fn: (params, *inputs) -> any tree of arrays.
+      params: Parameters; those that are not floating have a gradient of zeros.
+      weights: By path of the outputs, for their projection.
+      take: Of the gradient, a tree like params.
     Returns:
-      What gives outputs by path, and the gradient of their projection as a tree like
-      params. Leaves that are not floating have a gradient of zeros. There is no
-      gradient without floating outputs.
+      (inputs, whether to change parameters by a rounding error) -> what it gives.
     """
-    leaves, structure = jax.tree.flatten(params)
-    is_float = [_is_floating(leaf) for leaf in leaves]
+
+    def is_none(x: Any) -> bool:
+        return x is None
 
     def project(
-        floating: list[Any], rest: list[Any], inputs: Sequence[Any], weights: Any
+        floating: PyTree, params: PyTree, inputs: Sequence[Any], weights: Any
     ) -> tuple[jax.Array, PyTree]:
-        sources = iter(floating), iter(rest)
-        merged = [next(sources[0] if is_one else sources[1]) for is_one in is_float]
-        outputs = fn(jax.tree.unflatten(structure, merged), *inputs)
-        flat = flatten_by_path(outputs)
+        merged = jax.tree.map(
+            lambda x, rest: rest if x is None else x, floating, params, is_leaf=is_none
+        )
+        flat = flatten_by_path(fn(merged, *inputs))
         terms = [_projected(flat[path], weights[path]) for path in weights]
         return sum(terms, start=jnp.zeros(())), _plain_outputs(flat)
 
-    floating = [x for x, is_one in zip(leaves, is_float, strict=True) if is_one]
-    rest = [x for x, is_one in zip(leaves, is_float, strict=True) if not is_one]
-    has_gradient = bool(weights and floating)
+    floating = jax.tree.map(lambda x: x if _is_floating(x) else None, params)
+    has_gradient = bool(weights) and bool(jax.tree.leaves(floating))
     differentiated = jax.value_and_grad(project, has_aux=True)
     compiled = jax.jit(differentiated if has_gradient else project)
 
-    def run(
-        inputs: Sequence[Any], is_shaken: bool = False
-    ) -> tuple[dict[str, np.ndarray], PyTree | None]:
-        moving = [_shaken(leaf) for leaf in floating] if is_shaken else floating
-        if not has_gradient:
-            _, outputs = compiled(moving, rest, inputs, {})
-            return jax.device_get(outputs), None
-        (_, outputs), gradient = compiled(moving, rest, inputs, weights)
-        given = iter(gradient)
-        grads = [
-            next(given) if is_one else np.zeros(np.shape(leaf), np.float32)
-            for leaf, is_one in zip(leaves, is_float, strict=True)
-        ]
-        return jax.device_get(outputs), jax.tree.unflatten(structure, grads)
+    def run(inputs: Sequence[Any], is_shaken: bool = False) -> _Given:
+        moving = jax.tree.map(_shaken, floating) if is_shaken else floating
+        with jax.default_matmul_precision("highest"):
+            if not has_gradient:
+                _, outputs = compiled(moving, params, inputs, {})
+                return {"output": jax.device_get(outputs)}
+            (_, outputs), found = compiled(moving, params, inputs, weights)
+        gradient = jax.tree.map(
+            lambda x, leaf: np.zeros(np.shape(leaf), np.float32) if x is None else x,
+            found,
+            params,
+            is_leaf=is_none,
+        )
+        taken = flatten_by_path(take(gradient))
+        return {"output": jax.device_get(outputs), "gradient": taken}
 
     return run
 
@@ -335,9 +333,6 @@ def _may_not_end(program: Any) -> bool:
 def _other_inputs(inputs: Sequence[Any], seed: int = 0) -> dict[str, Sequence[Any]]:
     """Makes other inputs of the same shapes and types.
 
-    Args:
-      inputs: Any trees of arrays; random keys and booleans stay as they are.
-      seed: Of the random ones.
     Returns:
       Name -> inputs: `random` numbers distributed like the given ones, `zero`, `large`,
       a hundred times the random ones, and `out of range`, where some are whole numbers,
@@ -415,42 +410,25 @@ def _is_key(leaf: Any) -> bool:
 def _problems_with(
     name: str,
     inputs: Sequence[Any],
-    run_full: _Run,
-    run_small: _Run,
-    take: Callable[[PyTree], PyTree],
-    tolerances: tuple[float, float],
+    run_full: Callable[..., _Given],
+    run_small: Callable[..., _Given],
+    tolerances: Mapping[str, float],
 ) -> list[str]:
-    """How functions differ on inputs of this name."""
-    (a, a_grads), (b, b_grads) = run_full(inputs), run_small(inputs)
-    pairs = [("output", a, b, tolerances[0], 0.0)]
-    if name == "random" and a_grads is not None:
-        wanted, found = flatten_by_path(take(a_grads)), flatten_by_path(b_grads)
-        pairs.append(("gradient", wanted, found, tolerances[1], _SMALLEST_SHARE))
-    found = {
-        what: _difference(what, x, y, tolerance, share)
-        for what, x, y, tolerance, share in pairs
-    }
-    found = {what: difference for what, difference in found.items() if difference}
-    if not found:
-        return []
-    shaken, shaken_grads = run_full(inputs, is_shaken=True)
-    by_rounding = {"output": shaken}
-    if "gradient" in found:
-        by_rounding["gradient"] = flatten_by_path(take(shaken_grads))
-    for what, x, _, _, share in pairs:
-        if what in found:
-            noise = _difference(what, x, by_rounding[what], 0.0, share)
-            if noise and _NOISE * noise[0] >= found[what][0]:
-                del found[what]
-    return [f"{text} for {name} inputs" for _, text in found.values()]
+    """How functions differ on inputs of this name, by more than rounding does."""
+    full, small, problems = run_full(inputs), run_small(inputs), []
+    for what in full if name == "random" else ("output",):
+        found = _difference(what, full[what], small[what], tolerances[what])
+        if found is None:
+            continue
+        shaken = run_full(inputs, is_shaken=True)
+        noise = _difference(what, full[what], shaken[what], 0.0)
+        if noise is None or _NOISE * noise[0] < found[0]:
+            problems.append(found[1])
+    return problems
 
 
 def _difference(
-    what: str,
-    a: Mapping[str, Any],
-    b: Mapping[str, Any],
-    tolerance: float,
-    smallest_share: float,
+    what: str, a: Mapping[str, Any], b: Mapping[str, Any], tolerance: float
 ) -> tuple[float, str] | None:
     """By how much arrays differ, and in words; None if they do not."""
     for path, x in a.items():
@@ -461,7 +439,7 @@ def _difference(
         {path: np.where(np.isfinite(_wide(x)), x, 0) for path, x in tree.items()}
         for tree in (a, b)
     )
-    found = _compare(finite_a, finite_b, what, smallest_share)
+    found = _compare(finite_a, finite_b, what)
     if found.error > tolerance:
         return found.error, f"{_named(what, found.worst)} differs by {found.error:.2g}"
     texts = [text for text in found.problems if "integers" in text]
@@ -477,12 +455,10 @@ def _plain_outputs(flat: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compare(
-    a: Mapping[str, Any], b: Mapping[str, Any], what: str, smallest_share: float
-) -> _Comparison:
+def _compare(a: Mapping[str, Any], b: Mapping[str, Any], what: str) -> _Comparison:
     """Compares arrays of the same paths and shapes, in double precision."""
     sizes = {path: _largest(x) for path, x in a.items()}
-    floor = smallest_share * max(sizes.values(), default=0.0)
+    floor = _SMALLEST_SHARE[what] * max(sizes.values(), default=0.0)
     error, worst, largest, num_values = 0.0, "", 0.0, 0
     problems: list[str] = []
     for path, x in a.items():
@@ -540,11 +516,8 @@ def _check_alike(full: PyTree, small: PyTree) -> None:
             )
 
 
-def _taken(
-    take: Callable[[PyTree], PyTree], grads: PyTree, small_params: PyTree
-) -> dict[str, Any]:
-    """Cuts gradients to the small shapes."""
-    taken = flatten_by_path(take(grads))
+def _check_taken(taken: Mapping[str, Any], small_params: PyTree) -> None:
+    """Refuses gradients that were cut to other shapes than those of the parameters."""
     got = {path: np.shape(leaf) for path, leaf in taken.items()}
     wanted = {path: np.shape(x) for path, x in flatten_by_path(small_params).items()}
     for path in (*wanted, *got):
@@ -554,4 +527,3 @@ def _taken(
                 f"shrunk parameters have {wanted.get(path, 'absent')}; give the take "
                 "of the cut that made them"
             )
-    return taken

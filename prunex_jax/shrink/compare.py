@@ -6,6 +6,7 @@ trainer: any two functions will do.
 """
 
 import dataclasses
+import functools
 import os
 import platform
 import statistics
@@ -98,7 +99,6 @@ def compare(
     num_calls: int = 20,
     warm_up: int = 2,
     now: Callable[[], float] = time.perf_counter,
-    memory_stats: Callable[[], Mapping[str, int] | None] | None = None,
 ) -> Comparison:
     """Measures a network and its shrunk form on the current device.
 
@@ -114,12 +114,9 @@ def compare(
       num_calls: How often each is timed, at least two.
       warm_up: Calls before, not timed.
       now: Seconds from any origin; a test passes its own.
-      memory_stats: Memory of the device, with `bytes_in_use` and `peak_bytes_in_use`;
-        None asks the device.
     Returns:
       The table. Memory of a program is that of its arguments, results and temporary
-      arrays, as compiled; the peak is what a call added to the device's memory, where
-      the device tells it and it rose above all earlier peaks.
+      arrays, as compiled.
     Raises:
       UserError: No inputs, or a leaf without a batch axis; a batch size below 1.
     Example:
@@ -131,8 +128,6 @@ def compare(
       (0.25, 4096)
     """
     _check(inputs, batch_sizes)
-    device = jax.devices()[0]
-    stats = device.memory_stats if memory_stats is None else memory_stats
     pair = {"small": small, "full": full}
     one = _batch(inputs, 1)
     sizes = {name: count_params(each.trees[0]) for name, each in pair.items()}
@@ -143,48 +138,45 @@ def compare(
     ]
     remarks = []
     for batch_size in sorted(batch_sizes):
-        measured = _measure(
-            pair, _batch(inputs, batch_size), stats, now, num_calls, warm_up
-        )
-        found = _rows(batch_size, measured)
+        given = _batch(inputs, batch_size)
+        found = _rows(batch_size, pair, given, num_calls, warm_up, now)
         rows += found
         remarks += _remarks(batch_size, rows[1].ratio, found[0].ratio)
     installed = versions()
     return Comparison(
         rows=tuple(rows),
-        device=_device_name(device),
+        device=_device_name(jax.devices()[0]),
         versions={name: installed[name] for name in ("jax", "jaxlib")},
         num_calls=max(2, num_calls),
         remarks=tuple(remarks),
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """What one program needs for one batch size."""
-
-    timing: Timing
-    program_bytes: int | None
-    peak_bytes: int | None
-
-
-def _measure(
+def _rows(
+    batch_size: int,
     pair: Mapping[str, Subject],
     inputs: tuple[PyTree, ...],
-    stats: Callable[[], Mapping[str, int] | None],
-    now: Callable[[], float],
     num_calls: int,
     warm_up: int,
-) -> dict[str, _Measured]:
-    calls, program_bytes, peaks = {}, {}, {}
+    now: Callable[[], float],
+) -> list[Row]:
+    """What is measured for one batch size: times first."""
+    calls: dict[str, Callable[[], Any]] = {}
+    memory = {}
     for name, subject in pair.items():
         arguments = jax.device_put((*subject.trees, *inputs))
         program = jax.jit(subject.apply).lower(*arguments).compile()
-        calls[name] = lambda program=program, args=arguments: program(*args)
-        program_bytes[name] = _program_bytes(program)
-        peaks[name] = _peak_bytes(calls[name], stats)
+        calls[name] = functools.partial(program, *arguments)
+        memory[name] = _program_bytes(program)
     timings = time_in_turn(calls, num_calls, warm_up, now)
-    return {n: _Measured(timings[n], program_bytes[n], peaks[n]) for n in pair}
+    latency = _latency(batch_size, timings)
+    speeds = {name: batch_size / each.median for name, each in timings.items()}
+    speed = _row("throughput", "examples/s", batch_size, speeds)
+    assert latency.ratio is not None
+    rows = [latency, dataclasses.replace(speed, ratio=1 / latency.ratio)]
+    if memory["full"] is not None:
+        rows.append(_row("memory of the program", "bytes", batch_size, memory))
+    return rows
 
 
 def _program_bytes(program: Any) -> int | None:
@@ -199,46 +191,20 @@ def _program_bytes(program: Any) -> int | None:
     )
 
 
-def _peak_bytes(
-    call: Callable[[], Any], stats: Callable[[], Mapping[str, int] | None]
-) -> int | None:
-    """What a call adds to the memory in use, if that is a new peak."""
-    before = stats()
-    jax.block_until_ready(call())
-    after = stats()
-    keys = {"bytes_in_use", "peak_bytes_in_use"}
-    if not before or not after or not keys <= before.keys() & after.keys():
-        return None
-    if after["peak_bytes_in_use"] <= before["peak_bytes_in_use"]:
-        return None
-    return after["peak_bytes_in_use"] - before["bytes_in_use"]
-
-
-def _rows(batch_size: int, measured: Mapping[str, _Measured]) -> list[Row]:
-    timings = {name: each.timing for name, each in measured.items()}
-    pairs = zip(timings["small"].seconds, timings["full"].seconds, strict=True)
-    ratio = statistics.median(small / full for small, full in pairs)
-    speeds = {name: batch_size / timing.median for name, timing in timings.items()}
-    latency = Row(
+def _latency(batch_size: int, timings: Mapping[str, Timing]) -> Row:
+    full, small = timings["full"], timings["small"]
+    pairs = zip(small.seconds, full.seconds, strict=True)
+    ratio = statistics.median(one / other for one, other in pairs)
+    return Row(
         "latency",
         "seconds",
         batch_size,
-        timings["full"].median,
-        timings["small"].median,
+        full.median,
+        small.median,
         ratio,
-        timings["full"].quartiles,
-        timings["small"].quartiles,
+        full.quartiles,
+        small.quartiles,
     )
-    program = {name: each.program_bytes for name, each in measured.items()}
-    peak = {name: each.peak_bytes for name, each in measured.items()}
-    throughput = _row("throughput", "examples/s", batch_size, speeds)
-    rows = [
-        latency,
-        dataclasses.replace(throughput, ratio=1 / ratio),
-        _row("memory of the program", "bytes", batch_size, program),
-        _row("peak memory of a call", "bytes", batch_size, peak),
-    ]
-    return [row for row in rows if (row.full, row.small) != (None, None)]
 
 
 def _row(

@@ -16,11 +16,10 @@ from jax.extend import core
 
 from prunex_jax.base.jaxprs import inner_programs
 from prunex_jax.base.timing import time_in_turn
-from prunex_jax.base.trees import PyTree, map_with_path
+from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelTrace, layouts_of
 from prunex_jax.comm import compact_size
 from prunex_jax.shrink.cut import Cut, make_cut
-from prunex_jax.shrink.part import Part
 from prunex_jax.sparsity.settings import SparsityConfig
 from prunex_jax.sparsity.targets import Budget, Cost, KeepCounts, Memoised, limits_of
 
@@ -131,9 +130,9 @@ def macs_cost(
 
     def cost(keep_counts: KeepCounts) -> int:
         cut = first_kept(trace, keep_counts, params, statistics)
-        small = [_shapes_left(params, cut.parameters)]
-        if cut.statistics is not None:
-            small.append(_shapes_left(statistics, cut.statistics))
+        small = [jax.eval_shape(cut.take, params)]
+        if statistics is not None:
+            small.append(jax.eval_shape(cut.take_statistics, statistics))
         return count_macs(cut.function(apply), *small, *inputs)
 
     return Memoised(cost)
@@ -145,12 +144,6 @@ def first_kept(
     """Keeps the first channels of every group; which ones costs the same."""
     masks = {g.name: np.arange(g.size) < keep_counts[g.name] for g in trace.groups}
     return make_cut(trace, masks, params, statistics)
-
-
-def _shapes_left(tree: PyTree, part: Part) -> PyTree:
-    return map_with_path(
-        lambda path, x: jax.ShapeDtypeStruct(part.small_shapes[path], x.dtype), tree
-    )
 
 
 def small_calls(

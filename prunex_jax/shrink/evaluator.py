@@ -77,14 +77,7 @@ class Evaluator:
     def dead_value(
         self, equation: LabelledEquation, operands: Sequence[Any], index: int, axis: int
     ) -> Any:
-        """What an operand is at dead positions of an axis, with length 1 along it.
-
-        Args:
-          equation: The equation.
-          operands: What is left of its operands, cut to fit.
-          index: Which operand.
-          axis: An axis for which it is known: a number, or a shared value.
-        """
+        """What an operand is at dead positions of an axis, with length 1 along it."""
         value, x = equation.operands[index], operands[index]
         if axis not in value.shared:
             shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])

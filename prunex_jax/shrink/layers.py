@@ -80,32 +80,22 @@ def layer_of(x: Any, index: int, axis: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop over leaves of a tree.
+    """A loop over leaves of a tree."""
 
-    Attributes:
-      length: Number of turns.
-      rows: For every operand that is looped over: which axes of leaves its first axis
-        consists of, and which ones its other axes do.
-      source: `file:line` of the caller's code, or "".
-    """
-
-    length: int
+    length: int  # Number of turns.
+    # For every operand that is looped over: which axes of leaves its first axis
+    # consists of, and which ones its other axes do.
     rows: tuple[tuple[_Origin, _Origin], ...]
-    source: str
+    source: str  # `file:line` of the caller's code, or "".
 
     @property
-    def leaves(self) -> set[Hashable]:
+    def leaves(self) -> set[Any]:
         """What it loops over."""
         return {leaf for own, _ in self.rows for leaf, _ in own}
 
 
 def find_loops(program: Any, leaves: Sequence[Hashable | None]) -> list[Loop]:
-    """Finds the loops of a program over its arguments, in the order of the program.
-
-    Args:
-      program: A traced program.
-      leaves: Name of every argument; None for those that are not followed.
-    """
+    """Finds the loops of a program over its arguments, in the order of the program."""
     finder = _Finder()
     arguments = [
         _nowhere(var) if leaf is None else _own_axes(var, leaf)
@@ -200,14 +190,8 @@ def _kept_axis(
 ) -> int | None:
     """Where an axis of an operand is in the results; None if its layers do not stay.
 
-    Layers may be left out, reversed, or laid out beside others.
-
-    Args:
-      name: The primitive.
-      params: Its parameters.
-      shape: Shape of the operand.
-      out: Shape of the first result.
-      axis: The axis of the operand.
+    Layers may be left out, reversed, or laid out beside others. `shape` is that of the
+    operand, `out` that of the first result.
     """
     if name in _IN_PLACE:
         return axis if len(out) == len(shape) else None
@@ -228,14 +212,7 @@ def _kept_axis(
 
 
 def run_layers(program: Any, values: Sequence[Any]) -> list[Any]:
-    """Does a program on arrays and layers; loops over layers are done turn by turn.
-
-    Args:
-      program: A traced program.
-      values: Its arguments; where it has an array, that or `Layers`.
-    Returns:
-      Its results; where it has an array, that or `Layers`.
-    """
+    """Does a program on arrays and layers; loops over layers are done turn by turn."""
     return interpret(program, values, _as_of_caller)
 
 
@@ -263,11 +240,7 @@ def _operation(
 ) -> Sequence[Any]:
     """Does an operation on every layer where it leaves layers apart.
 
-    Args:
-      eqn: The equation.
-      params: Its parameters, for these operands.
-      shapes: Shapes of the results.
-      operands: Arrays and layers.
+    Parameters, and shapes of results, are those for these operands.
     """
     name = eqn.primitive.name
     layered = [x for x in operands if isinstance(x, Layers)]
@@ -325,14 +298,7 @@ def _without(axes: Sequence[int], gone: int) -> tuple[int, ...]:
 def _params_of_a_layer(
     name: str, params: dict[str, Any], axis: int, where: int
 ) -> dict[str, Any]:
-    """Parameters of an operation that is done on one layer.
-
-    Args:
-      name: The primitive.
-      params: Its parameters on all layers.
-      axis: Where the layers are in the operands.
-      where: Where they are in the results.
-    """
+    """Parameters of an operation on one layer of an operand, at `axis`, or result."""
 
     def drop(values: Sequence[int] | None, index: int) -> tuple[int, ...] | None:
         return None if values is None else (*values[:index], *values[index + 1 :])

@@ -34,12 +34,9 @@ def owners_of(
 ) -> dict[str, str]:
     """Says which leaf belongs to which one of a network: the only rule for it.
 
-    Args:
-      tree: Any tree that holds trees of the network.
-      shapes: Shape of every leaf of the network by path.
-      what: What to call a leaf of it.
-      verb: What is done with its leaves.
-      changed: Which of them it is done with; None for all.
+    `what` such a leaf is called, what is done with it (`verb`), and with which ones
+    (`changed`; None for all), are for messages.
+
     Returns:
       Path in the tree -> path in the network.
     Raises:
@@ -104,11 +101,6 @@ class Part:
     ) -> PyTree:
         """Changes the leaves of a tree that belong to this part, in one program.
 
-        Args:
-          tree: The part, or any tree that holds trees shaped like it.
-          change: `take_channels`, `put_channels` or `mask_channels`.
-          by: What that is given.
-          is_small: Whether leaves have the sizes that are left.
         Raises:
           UserError: As `Cut.take`.
         """

@@ -114,26 +114,17 @@ def repair(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Consumer:
-    """A matrix product, or convolution, of a parameter and something computed.
+    """A matrix product, or convolution, of a parameter and something computed."""
 
-    Attributes:
-      path: The parameter.
-      entries: int[inputs, outputs], which entry of the flat parameter is where. The
-        taps of a convolution are inputs of their own.
-      alive: bool[inputs, outputs], which of them stay.
-      operand: Number of the operand that is the parameter; the other one is x.
-      weight_axes: Axes of that which are summed over,
-      input_axes: and the same of x.
-      eqn: The product.
-    """
-
-    path: str
+    path: str  # The parameter.
+    # int[inputs, outputs], which entry of the flat parameter is where. The taps of a
+    # convolution are inputs of their own.
     entries: np.ndarray
-    alive: np.ndarray
-    operand: int
-    weight_axes: tuple[int, ...]
-    input_axes: tuple[int, ...]
-    eqn: core.JaxprEqn
+    alive: np.ndarray  # bool[inputs, outputs], which of them stay.
+    operand: int  # Number of the operand that is the parameter; the other one is x.
+    weight_axes: tuple[int, ...]  # Axes of that which are summed over,
+    input_axes: tuple[int, ...]  # and the same of x.
+    eqn: core.JaxprEqn  # The product.
 
     @property
     def kept(self) -> np.ndarray:
@@ -149,12 +140,7 @@ class _Consumer:
         return jnp.moveaxis(moved, front, self.weight_axes)
 
     def read_and_given(self, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """float32[positions, inputs] and [positions, outputs], of some positions.
-
-        Args:
-          x: The other operand.
-          y: A result.
-        """
+        """float32[positions, inputs] and [positions, outputs], of some positions."""
         if self.eqn.primitive.name == "dot_general":
             weight: Any = self.eqn.invars[self.operand].aval
             count = weight.ndim - len(self.weight_axes)

@@ -43,15 +43,10 @@ _Leaf = tuple[int, str]
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """A leaf that holds layers.
-
-    Attributes:
-      shape: Its shape.
-      axes: Axes that are looped over, the outermost loop first.
-    """
+    """A leaf that holds layers."""
 
     shape: tuple[int, ...]
-    axes: tuple[int, ...]
+    axes: tuple[int, ...]  # Those that are looped over, the outermost loop first.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,8 +72,7 @@ class _Tree:
                 for path, leaf in leaves.items()
             }
 
-        is_shapes = any(_is_shape(leaf) for leaf in leaves.values())
-        parts = (jax.eval_shape if is_shapes else _compute)(split_all, leaves)
+        parts = _done(split_all, leaves)
         return map_with_path(lambda path, leaf: parts.get(path, leaf), tree)
 
     def join(self, tree: PyTree) -> PyTree:
@@ -92,8 +86,7 @@ class _Tree:
         def join_all(found: Mapping[str, Any]) -> dict[str, Any]:
             return {where: self._joined(where, parts) for where, parts in found.items()}
 
-        is_shapes = any(_is_shape(leaf) for leaf in jax.tree.leaves(found))
-        stacked = (jax.eval_shape if is_shapes else _compute)(join_all, found)
+        stacked = _done(join_all, found)
         return self.changed(tree, lambda name, where, parts: stacked[where])
 
     def _joined(self, where: str, parts: Any) -> jax.Array:
@@ -135,12 +128,7 @@ class _Tree:
         return full
 
     def changed(self, tree: PyTree, change: Callable[[str, str, Any], Any]) -> PyTree:
-        """Replaces the tuples of layers in a tree by what `change` makes of them.
-
-        Args:
-          tree: Any tree that holds trees shaped like this one, taken apart.
-          change: Given the name of the leaf, the path in the tree, and the tuple.
-        """
+        """Replaces every tuple of layers by `change(name of the leaf, path, tuple)`."""
 
         def visit(keys: tuple[Any, ...], node: Any) -> Any:
             path = path_of(keys)
@@ -166,12 +154,11 @@ class _Tree:
             )
 
 
-def _compute(function: Callable[..., Any], *arguments: Any) -> Any:
-    return jax.jit(function)(*arguments)
-
-
-def _is_shape(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
+def _done(function: Callable[..., Any], tree: PyTree) -> Any:
+    """What a function gives for arrays, or for shapes."""
+    leaves = jax.tree.leaves(tree)
+    is_shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    return jax.eval_shape(function, tree) if is_shapes else jax.jit(function)(tree)
 
 
 def _taken_apart(x: Any, axes: Sequence[int]) -> Any:
@@ -365,7 +352,8 @@ def unroll_stacks(
 def _chosen(loops: Sequence[Loop], paths: Sequence[str] | None) -> list[Loop]:
     """The loops that are unrolled."""
     over = [
-        (loop, [p for tree, p in _sorted_leaves(loop) if tree == 0]) for loop in loops
+        (loop, [path for tree, path in sorted(loop.leaves) if tree == 0])
+        for loop in loops
     ]
     over = [(loop, names) for loop, names in over if names]
     if not over:
@@ -390,11 +378,6 @@ def _chosen(loops: Sequence[Loop], paths: Sequence[str] | None) -> list[Loop]:
         for loop, names in over
         if any(fnmatch.filter(names, pattern) for pattern in paths)
     ]
-
-
-def _sorted_leaves(loop: Loop) -> list[_Leaf]:
-    leaves: Any = loop.leaves
-    return sorted(leaves)
 
 
 def _check_turns(loop: Loop, names: Sequence[str]) -> None:

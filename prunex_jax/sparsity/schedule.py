@@ -38,9 +38,9 @@ def validate_sparsity(config: SparsityConfig) -> None:
       config: The settings of a run.
     Raises:
       UserError: A number outside its range; a start after the freeze, or a freeze
-        after the shrinking; cuts after stairs where there are none, or with a global
-        budget; more channels to remove than every group may lose; an unknown budget; an
-        empty exclude pattern; a row of multiples that cannot be read.
+        after the shrinking; more channels to remove than every group may lose; an
+        unknown budget; an empty exclude pattern; a row of multiples that cannot be
+        read.
     """
     check_settings(config, "sparsity")
     read_multiples(config.multiples)
@@ -54,18 +54,6 @@ def validate_sparsity(config: SparsityConfig) -> None:
             f"sparsity.shrink_share = {config.shrink_share:g} is before "
             f"sparsity.freeze_share = {config.freeze_share:g}; channels can be cut out "
             "when it is settled which ones, so raise it"
-        )
-    if config.shrink_stairs and config.shrink_share == 1.0:
-        raise UserError(
-            "sparsity.shrink_stairs=True cuts out what stairs remove before the last "
-            "cut, and there are none with sparsity.shrink_share=1; lower it, or leave "
-            "shrink_stairs out"
-        )
-    if config.shrink_stairs and config.budget == "global":
-        raise UserError(
-            "sparsity.shrink_stairs=True changes the network between stairs, and "
-            "sparsity.budget='global' ranks the channels of one network; set one of "
-            "them back"
         )
     if config.unit == "channels" and config.sparsity > config.max_group_sparsity:
         raise UserError(

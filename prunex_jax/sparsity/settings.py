@@ -36,9 +36,6 @@ class SparsityConfig:
     # Share of the run at which dead channels are cut out and the small network trains
     # on; not before the mask freezes. 1 cuts them out at the end only.
     shrink_share: float = setting(1.0, at_least=0, at_most=1)
-    # Whether what a stair has removed is cut out at once, too, of all stairs but the
-    # last; each cut compiles the small network anew.
-    shrink_stairs: bool = False
     # Batches on which, whenever channels are removed, what reads them is refitted to
     # those that stay, in closed form; 0 leaves it to training. See `shrink.refit`.
     repair_batches: int = setting(0, at_least=0, at_most=10_000)

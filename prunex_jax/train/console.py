@@ -150,9 +150,6 @@ class Console:
 def wrapped(text: str, width: int) -> str:
     """Breaks lines between words, and goes on below their text.
 
-    Args:
-      text: Lines, each perhaps with a label in front of its text.
-      width: Columns of the terminal.
     Example:
       >>> print(wrapped('model     a network with many words', 26))
       model     a network with
@@ -182,13 +179,9 @@ def format_progress(
 ) -> str:
     """Says how far a run is in one line of at most 132 columns, aligned with others.
 
-    Args:
-      row: Of the metrics of a run, from training; numbers that are not finite show as
-        `nan` or `-`. Up to 999,999 steps keep the width.
-      num_steps: Length of the run.
-      batch_size: Examples per step over the whole mesh.
-      objective: What is measured.
-      width: Columns that there are; what matters least is left out. None for all.
+    Numbers that are not finite show as `nan` or `-`. Up to 999,999 steps keep the
+    width; where there are fewer columns, what matters least is left out.
+
     Example:
       >>> from prunex_jax.tasks import Classification
       >>> row = dict(
@@ -235,9 +228,6 @@ def _eta(row: Mapping[str, Any], num_steps: int) -> str:
 def explain_progress(objective: Objective, has_peak: bool) -> str:
     """Says what the columns of `format_progress` are, in their order.
 
-    Args:
-      objective: What is measured.
-      has_peak: Whether the peak of the devices is known.
     Example:
       >>> from prunex_jax.tasks import Classification
       >>> print(explain_progress(Classification(), False))
@@ -419,9 +409,6 @@ def _what_its_method_sends(experiment: Experiment) -> list[str]:
         unit = experiment.config.sparsity.unit
         share = "density" if unit == "channels" else f"share of {unit}"
         when += f"; {share} {stages}"
-        if plan.stair_cuts:
-            steps = ", ".join(map(str, plan.stair_cuts))
-            when += f"; what a stair removed is cut out after step {steps}"
         if plan.shrink_step:
             when += f"; the small network trains on from step {plan.shrink_step}"
     payload = method.payload.num_bytes(keep_counts)

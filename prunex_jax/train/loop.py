@@ -4,12 +4,12 @@
         prepare the method, where it is a new one
         local step on the next batch, and the exchange if one is due
         of `Loop._follow_ups`, in order, what is due:
-            gather means of networks, log, evaluate, take batch statistics anew,
-            cut channels out, change the method, save
+            take the network into the run's own teacher, log, evaluate, take batch
+            statistics anew, cut channels out, change the method, save
         what the caller has asked for
 
-What must survive a crash is in `TrainState`, `RunPosition` and `Means`, which
-checkpoints hold; everything else is rebuilt.
+What must survive a crash is in `SavedRun` and `RunPosition`, which checkpoints hold;
+everything else is rebuilt.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from prunex_jax.train.build.experiment import Experiment
 from prunex_jax.train.build.rounds import Round
 from prunex_jax.train.build.work import macs_left_out
 from prunex_jax.train.changes.ahead import CompilerAhead, calls_to_come
-from prunex_jax.train.changes.means import Means, gather_means
+from prunex_jax.train.changes.means import gather_own_teacher
 from prunex_jax.train.changes.repair import repaired, repairs
 from prunex_jax.train.changes.transitions import change_method, describe, hand_over
 from prunex_jax.train.console import Console
@@ -47,7 +47,7 @@ from prunex_jax.train.steps.in_flight import StepsInFlight
 from prunex_jax.train.steps.position import RunPosition
 from prunex_jax.train.steps.profiling import PROFILE, Profiler, profile_window
 from prunex_jax.train.steps.programs import Report
-from prunex_jax.train.steps.state import SavedRun, TrainState
+from prunex_jax.train.steps.state import NetworkMean, SavedRun, TrainState
 
 _FIRST_STEP = (
     "compiling the first step: seconds for a small network, a minute or two for a "
@@ -103,7 +103,6 @@ class Surroundings:
     at: Callable[[str, int | None], None] = lambda phase, step: None
     # Given what says how long steps take, for those who wait for them.
     timed_by: Callable[[Callable[[], StepTimes]], None] = lambda measure: None
-    exact_topology: bool = False  # refuses checkpoints of another mesh
 
 
 class FollowUp(NamedTuple):
@@ -122,7 +121,7 @@ class Loop:
     Attributes:
       position: Where it is; its clock and ledger are those of `progress`.
       state: What it trains, once it has started.
-      means: Of networks that it learns from, and ends with.
+      own_teacher: The mean of its networks that it learns from, if it has one by now.
       clock: Times its steps.
     """
 
@@ -131,7 +130,7 @@ class Loop:
     def __init__(self, experiment: Experiment, around: Surroundings) -> None:
         self.experiment = experiment
         self.position = RunPosition(keep_counts=experiment.channels.sizes)
-        self.means = Means()
+        self.own_teacher: NetworkMean | None = None
         self.clock = Clock()
         self._around = around
         self._follow_ups = self._make_follow_ups()
@@ -199,10 +198,8 @@ class Loop:
             self._start()
             return
         found = restore_run(around.checkpointer, self.experiment)
-        if around.exact_topology:
-            found.check_same_mesh()
         self.state = found.run.state
-        self.means = Means(found.run.own_teacher, found.run.final_mean)
+        self.own_teacher = found.run.own_teacher
         self.position, self.experiment = found.position, found.experiment
         self.experiment.ledger.go_on_from(self.position.ledger)
         self.clock = Clock(self.position.clock)
@@ -252,7 +249,7 @@ class Loop:
             return num_steps > 0 and self.position.step % num_steps == 0
 
         return (
-            FollowUp(lambda: True, self._gather_means),
+            FollowUp(lambda: True, self._gather_own_teacher),
             FollowUp(
                 lambda: self.is_complete or after_every(config.log_every_steps),
                 self._log,
@@ -262,7 +259,7 @@ class Loop:
                 self._validate,
             ),
             FollowUp(lambda: self.is_complete, self._reestimate),
-            FollowUp(self._is_cut_due, self._cut_and_reestimate),
+            FollowUp(self._is_cut_due, self._cut),
             FollowUp(
                 lambda: not self.is_complete and self._is_next_phase_due(),
                 self._change_method,
@@ -345,7 +342,7 @@ class Loop:
         teaching = self.experiment.teaching
         if teaching is None:
             return batch
-        return teaching.taught(batch, self.position.step, self.means.own_teacher)
+        return teaching.taught(batch, self.position.step, self.own_teacher)
 
     def _count_step(self, sends: bool) -> None:
         """Counts a step, and the part of a round that it has sent, if it has."""
@@ -415,10 +412,10 @@ class Loop:
 
     # ---- what may follow a step
 
-    def _gather_means(self) -> None:
-        """Keeps the means of networks that the run learns from, and ends with."""
-        step = self.position.step
-        self.means, news = gather_means(self.means, self.experiment, step, self.state)
+    def _gather_own_teacher(self) -> None:
+        step, own = self.position.step, self.own_teacher
+        found = gather_own_teacher(own, self.experiment, step, self.state)
+        self.own_teacher, news = found
         if news:
             self._tell(f"step {step}: {news}")
 
@@ -467,14 +464,9 @@ class Loop:
                 self.state = reestimate(self.state, batch, number)
 
     def _is_cut_due(self) -> bool:
-        step = self.position.step
-        return step == self.experiment.current.plan.next_cut_after(step - 1)
+        return self.position.step == self.experiment.current.plan.shrink_step
 
-    def _cut_and_reestimate(self) -> None:
-        step = self.position.step
-        self._cut(is_last=step == self.experiment.current.plan.shrink_step)
-
-    def _cut(self, is_last: bool = True) -> None:
+    def _cut(self) -> None:
         """Goes on with the small network; steps are timed anew."""
         self._around.at("shrink", None)
         step, seconds = self.position.step, self.clock.seconds_per_step_median
@@ -484,8 +476,6 @@ class Loop:
                 self.state,
                 step,
                 seconds,
-                before=self.position.handover,
-                is_last=is_last,
                 foreseen=self._ahead.take_small(),
             )
         self._move(handover=cut)
@@ -504,9 +494,8 @@ class Loop:
         last = self.experiment.current.plan.round_to_leave(step)
         if last is not None:
             self._exchange(last)
-        cut = self.position.handover
         is_pruned = channel_sparsity(self.experiment, self.position) > 0
-        if (cut is None or not cut.is_last) and is_pruned:
+        if self.position.handover is None and is_pruned:
             self._cut()
         self._move(phase=self.position.phase + 1)
         name = self.experiment.phases[self.position.phase].method
@@ -520,7 +509,7 @@ class Loop:
         report = self.experiment.current.programs.report(self.state)
         self._check_health(jax.device_get(report))
         position = self.progress.position.to_dict()
-        saved = SavedRun(*self.state, *self.means)
+        saved = SavedRun(*self.state, self.own_teacher)
         with self._busy("saving a checkpoint"):
             self._around.checkpointer.save(position["step"], saved, position, wait=wait)
 

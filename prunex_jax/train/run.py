@@ -17,13 +17,16 @@ from prunex_jax.base.files import alone_in
 from prunex_jax.base.signals import StopRequest
 from prunex_jax.mesh import Topology, gather_texts, run_together
 from prunex_jax.processes import Heartbeat, LaunchFlags
-from prunex_jax.tasks import Own
 from prunex_jax.train.build.config import (
     ExperimentConfig,
     config_to_dict,
     resolve_config,
 )
-from prunex_jax.train.build.experiment import Experiment, make_experiment
+from prunex_jax.train.build.experiment import (
+    Experiment,
+    make_experiment,
+    own_of,
+)
 from prunex_jax.train.build.fingerprints import fingerprints_of
 from prunex_jax.train.build.joining import (
     check_same_reading,
@@ -45,7 +48,7 @@ from prunex_jax.train.records.folder import (
     last_start,
 )
 from prunex_jax.train.records.summary import TrainResult, finish
-from prunex_jax.train.records.trackers import check_trackers, make_trackers
+from prunex_jax.train.records.trackers import Trackers, check_trackers
 from prunex_jax.train.records.weights import find_weights
 from prunex_jax.train.steps.state import TrainState
 
@@ -176,8 +179,6 @@ def train_steps(
 def _running(asked: types.SimpleNamespace) -> Generator[Loop, None, TrainResult]:
     """The loop of a run, before the first step and after every one; then its result.
 
-    Args:
-      asked: The arguments of `train`.
     Raises:
       RunStopped: It was asked to stop, and all that watches over it was left.
     """
@@ -225,7 +226,7 @@ def _watched(asked: types.SimpleNamespace) -> _Running:
         console = Console(topology.is_primary, num_steps=experiment.num_steps)
         in_use.enter_context(console)
         settings = config_to_dict(experiment.config)
-        made = make_trackers(config.run, folder.workdir, settings, console.line)
+        made = Trackers(config.run, folder.workdir, settings, console.line)
         folder = dataclasses.replace(folder, trackers=in_use.enter_context(made))
         console.line(
             start_screen(experiment, str(workdir), described, started.described)
@@ -245,7 +246,7 @@ def _prepared(
 ) -> Experiment:
     """The run; what its start has found is added to what describes it."""
     weights = find_weights(config.model.weights, asked.workdir, fresh=asked.fresh)
-    own = _own(asked)
+    own = own_of(asked.model, asked.data, asked.loss, asked.inputs, asked.metrics)
     experiment = make_experiment(
         config, topology, own, asked.optimizer, weights, goes_on=goes_on
     )
@@ -276,14 +277,6 @@ def _opened(
     )
 
 
-def _own(asked: types.SimpleNamespace) -> Own | None:
-    """Network, data and loss of the caller's own, if there are any."""
-    given = (asked.model, asked.data, asked.loss, asked.inputs, asked.metrics)
-    if all(part is None for part in given):
-        return None
-    return Own(*given[:4], asked.metrics or {})
-
-
 def _trained(
     asked: types.SimpleNamespace,
     experiment: Experiment,
@@ -305,7 +298,6 @@ def _trained(
             after_step=tuple(asked.after_step),
             at=heartbeat.at,
             timed_by=heartbeat.timed_by,
-            exact_topology=asked.exact_topology,
         )
         loop = Loop(experiment, around)
         has_ended = True
@@ -321,7 +313,7 @@ def _trained(
         with console.busy("shrinking and testing the network"):
             end = loop.experiment, loop.position, loop.clock, loop.state
             written = _same_everywhere(folder.read_summary()) if has_ended else None
-            result = finish(*end, folder.workdir, loop.means.final, written)
+            result = finish(*end, folder.workdir, written)
         if written is None:
             folder.write_summary(result.summary)
         return result

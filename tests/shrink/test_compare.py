@@ -77,21 +77,6 @@ def test_little_gain_is_remarked():
     assert fast.remarks == ()
 
 
-def test_peaks_of_devices_that_tell_them():
-    def memory(*peaks):
-        calls = itertools.cycle(peaks)
-        return lambda: {"bytes_in_use": 100, "peak_bytes_in_use": next(calls)}
-
-    # Before and after the small one, before and after the full one.
-    rising = compared(batch_sizes=(2,), memory_stats=memory(150, 180, 180, 900))
-    row = rising.row("peak memory of a call", 2)
-    assert (row.small, row.full, row.ratio) == (80, 800, 0.1)
-    hidden = compared(batch_sizes=(2,), memory_stats=memory(950, 950, 950, 990))
-    assert hidden.row("peak memory of a call", 2).small is None
-    silent = compared(batch_sizes=(2,), memory_stats=lambda: None)
-    assert "peak" not in silent.format()
-
-
 def test_the_table_as_text():
     text = compared(batch_sizes=(2,)).format()
     assert text.splitlines()[1].split() == ["parameters", "768", "192", "0.250"]

@@ -126,7 +126,7 @@ def test_preprocessing_of_the_manifest_is_that_of_the_trainer(run, exported):
     pixels = np.rint(load_digits().images * (255 / 16))[..., None]
     mean, std = (np.asarray(preprocessing[key]) for key in ("mean", "std"))
     prepared = (pixels / 255 - mean) / std
-    batch = comparison_inputs(load_trained(run[1]).experiment.task)
+    batch = comparison_inputs(load_trained(run[1]).task)
     distances = np.abs(prepared[:, None] - batch[None, :4]).max(axis=(2, 3, 4))
     assert np.all(distances.min(axis=0) < 1e-5)
 

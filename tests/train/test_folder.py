@@ -131,6 +131,9 @@ def test_a_setting_that_is_no_more_is_forgotten_where_it_changed_nothing(tmp_pat
     assert config_to_dict(resolve_config(earlier)) == now
     open_folder(tmp_path, earlier)
     open_folder(tmp_path, now)
+    earlier = changed(now, "run.average_share", 0.0)
+    earlier = changed(earlier, "sparsity.shrink_stairs", False)
+    assert config_to_dict(resolve_config(earlier)) == now
     clipped = changed(now, "method.rounds.clip", "median")
     open_folder(tmp_path / "other", clipped)
     with pytest.raises(UserError, match=r"clip='median', this one has 'absent'"):

@@ -13,7 +13,6 @@ import pytest
 from prunex_jax.comm import wire_bytes
 from prunex_jax.mesh import HOST_AXIS
 from prunex_jax.train.changes.ahead import exchanges_to_come
-from prunex_jax.train.steps.position import RunPosition
 from tests.helpers.common import run_script
 from tests.helpers.gpu_programs import (
     DEVICES_PER_HOST,
@@ -59,9 +58,7 @@ def compiled_of(programs: GpuPrograms) -> dict[str, Compiled]:
 
 def first_exchange(programs: GpuPrograms):
     """Options of the first exchange; None if there is none."""
-    experiment = programs.experiment
-    position = RunPosition(keep_counts=experiment.channels.sizes)
-    return next(exchanges_to_come(experiment, position), None)
+    return next(exchanges_to_come(programs.experiment), None)
 
 
 def resnet50_on_gpus(**rounds) -> GpuPrograms:

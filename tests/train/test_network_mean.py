@@ -1,4 +1,4 @@
-"""Means of a run's own networks: its teacher, and what it ends with."""
+"""The mean of a run's own networks that it learns from."""
 
 import itertools
 import shutil
@@ -23,13 +23,11 @@ from tests.helpers.tiny_runs import settings
 
 # Channels go from step 12 on, and are cut out after step 20, of 32.
 PRUNED = {"num_stairs": 1, "start_share": 0.37, "freeze_share": 0.5}
-# The final network is the mean of those of steps 24, 28 and 32.
 RUN = {
     "steps": 32,
     "log_every_steps": 8,
     "checkpoint_every_steps": 4,
     "checkpoints_kept": 20,
-    "average_share": 0.25,
 }
 # Networks of steps 4, 8 and 12, learned from until step 28.
 TAUGHT = {"teacher": "self", "average_share": 0.25, "until_share": 0.875}
@@ -70,7 +68,7 @@ def whole(tmp_path_factory):
     networks = {}
 
     def look(progress, state):
-        if progress.step in (4, 8, 12, 24, 28, 32):
+        if progress.step in (4, 8, 12):
             networks[progress.step] = jax.device_get(state.opt_state.global_consensus)
         if progress.step <= 12:
             assert all(mask.all() for mask in state.opt_state.masks.values())
@@ -110,26 +108,6 @@ def test_the_teacher_is_the_mean_of_the_last_networks_before_channels_go(whole):
     # It stays as it is while the run learns from it.
     later = saved_at(folder, 24)[1].own_teacher
     jax.tree.map(np.testing.assert_array_equal, own, later)
-
-
-@pytest.mark.slow
-def test_a_run_ends_with_the_mean_of_its_last_networks(whole):
-    folder, result, networks = whole
-    for step, is_there in ((20, False), (24, True), (28, True), (32, True)):
-        assert (saved_at(folder, step)[1].final_mean is not None) == is_there
-    experiment, saved = saved_at(folder, 32)
-    last = [networks[step] for step in (24, 28, 32)]
-    assert_mean(saved.final_mean, last, experiment, result.network.model, 32)
-    exported = load_trained(folder)
-    for network in (result.network, exported.shrunk):
-        jax.tree.map(
-            np.testing.assert_array_equal, network.params, saved.final_mean.params
-        )
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            network.statistics,
-            saved.final_mean.statistics,
-        )
 
 
 @pytest.mark.slow
@@ -187,11 +165,6 @@ def test_any_mesh_learns_alike(whole, tmp_path):
         ({"sparsity": {**PRUNED, "start_share": 0.0}}, "sparsity.start_share"),
         ({"distill": {**TAUGHT, "until_share": 0.3}}, "distill.until_share=0.3"),
         ({"distill": {**TAUGHT, "average_share": 2.0}}, "average_share=2.0"),
-        ({"run": {**RUN, "average_share": 0.5}}, "run.average_share=0.5"),
-        (
-            {"method": {"schedule": ("hsadmm", "local_sgd @ accuracy > 0.9")}},
-            "an unknown step",
-        ),
     ],
 )
 def test_means_that_cannot_be_are_refused(tmp_path, changes, said):

@@ -18,7 +18,6 @@ from prunex_jax.train.build.config import resolve_config
 from prunex_jax.train.build.experiment import make_experiment
 from prunex_jax.train.changes.regroup import (
     Regrouping,
-    mesh_of,
     placed_like,
     regroup_copies,
     shares_of,
@@ -102,13 +101,13 @@ def test_means_over_owners_stay_and_zeros_stay_zero(row, old, new):
     before, after = runner_of(row, old), runner_of(row, new)
     method, wanted = before.method, after.programs.abstract_state()
     state = drawn(before.programs.abstract_state())
-    regrouping = Regrouping(method, old, new, wanted, shapes_by_path(state))
+    regrouping = Regrouping(method, wanted, shapes_by_path(state))
     stored = flatten_by_path(regrouping.stored())
     found = flatten_by_path(regrouping.regrouped(state))
     empty = jax.tree.map(np.zeros_like, state)
     nothing = flatten_by_path(regrouping.regrouped(empty))
     counts, shapes = num_axes_of(method, state), flatten_by_path(wanted)
-    assert mesh_of(wanted) == new
+    assert (regrouping.old, regrouping.new) == (old, new)
     for path, leaf in flatten_by_path(state).items():
         axes = tuple(range(counts[path]))
         assert (stored[path].shape, stored[path].dtype) == (leaf.shape, leaf.dtype)
@@ -141,7 +140,7 @@ def test_the_mean_of_a_host_is_its_share_of_the_old_hosts(old, new):
     runner, row = runner_of("hsadmm per device", old), "b/kernel"
     state = drawn(runner.programs.abstract_state())
     wanted = runner_of("hsadmm per device", new).programs.abstract_state()
-    regrouping = Regrouping(runner.method, old, new, wanted, shapes_by_path(state))
+    regrouping = Regrouping(runner.method, wanted, shapes_by_path(state))
     found = regrouping.regrouped(state)
     before, after = (flatten_by_path(each.params)[row] for each in (state, found))
     assert after.shape[:2] == new
@@ -178,9 +177,7 @@ def test_the_network_that_a_method_stands_for_stays(name):
     )
     like = before.programs.abstract_state()
     wanted = after.programs.abstract_state()
-    regrouping = Regrouping(
-        before.method, (4, 1), (3, 1), wanted, shapes_by_path(state)
-    )
+    regrouping = Regrouping(before.method, wanted, shapes_by_path(state))
     new = regrouping.regrouped(state)
     new = jax.tree.map(np.asarray, new)
     old_network, _ = before.programs.network(placed_like(state, like))
@@ -199,9 +196,7 @@ def test_running_statistics_keep_the_moments_of_all_devices():
     norm = {name: x.astype(np.float32) for name, x in norm.items()}
     state = drawn(runner.programs.abstract_state())._replace(statistics={"norm": norm})
     wanted = runner_of("dense", (3, 2)).programs.abstract_state()
-    regrouping = Regrouping(
-        runner.method, (4, 1), (3, 2), wanted, shapes_by_path(state)
-    )
+    regrouping = Regrouping(runner.method, wanted, shapes_by_path(state))
     found = regrouping.regrouped(state)
     before = to_moments(state.statistics)["norm"]
     after = to_moments(found.statistics)["norm"]
@@ -253,7 +248,7 @@ def test_a_checkpoint_older_than_the_last_start_is_refused_too(tmp_path):
     """The folder names the mesh of the last start, which may have saved nothing."""
     run_until(7, values_of(4, "topk"), tmp_path)
     run_until(5, values_of(2, "topk"), tmp_path)
-    with pytest.raises(UserError, match=r"step 5 is of 4 hosts x 1 .* has 2 x 1"):
+    with pytest.raises(UserError, match=r"num_hosts=4, this one has 2"):
         train(resolve_config(values_of(2, "topk")), tmp_path, exact_topology=True)
 
 

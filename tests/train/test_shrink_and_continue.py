@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -170,116 +169,22 @@ def test_cutting_and_training_commute(form, tmp_path):
     assert optax.tree.norm(difference) < ROUNDING * scale
 
 
-# Channels go in the rounds that end at 8, 16 and 24; the mask freezes at 32.
-STAIRS = {
-    "num_stairs": 3,
-    "start_share": 0.1,
-    "freeze_share": 0.7,
-    "shrink_share": 0.8,
-    "round_to": 1,
-    "shrink_stairs": True,
-    # Whose scores of channels are cut as well.
-    "criterion": "taylor",
-}
-
-
-@pytest.fixture(scope="module")
-def stairs_run(tmp_path_factory):
-    """A run that cuts channels out after every stair."""
-    values = shrinking(run={"steps": 40, "checkpoints_kept": 20}, sparsity=STAIRS)
-    workdir, models = tmp_path_factory.mktemp("stairs") / "run", []
+@pytest.mark.slow
+def test_work_is_that_of_the_networks_that_were_trained(tmp_path):
+    """Also what a run goes on from that is resumed after its cut."""
+    models, values = [], shrinking(run={"steps": NUM_STEPS, "checkpoints_kept": 20})
 
     def look(progress, state):
         models.append(progress.experiment.current.model)
 
-    return values, train(values, workdir, after_step=[look]), workdir, models
-
-
-@pytest.mark.rotates
-def test_channels_are_cut_out_after_every_stair(stairs_run):
-    values, result, workdir, _ = stairs_run
-    sizes, kept = [], {}
-    for step in (4, 8, 12, 16, 20, 24, 32, 36):
-        run, state, position = checkpoint_of(values, workdir, step)
-        sizes.append(
-            sizes_of(jax.eval_shape(run.current.model.init, jax.random.key(0))[0])
-        )
-        cut = position.handover
-        assert (cut is not None) == (step >= 8)
-        if cut is not None:
-            assert cut.is_last == (step >= 32)
-            now = {name: set(there) for name, there in cut.kept.items()}
-            assert all(now[name] <= kept.get(name, now[name]) for name in now)
-            kept = now
-        assert bool(run.current.groups) == (step < 32)
-        for name, mask in state.opt_state.masks.items():
-            assert mask.shape == (len(kept.get(name, mask)),)
-    assert sizes[0] > sizes[1] == sizes[2] > sizes[3] == sizes[4]
-    assert sizes[4] == sizes[5] >= sizes[6] == sizes[7]
-    masks = {name: set(np.flatnonzero(x)) for name, x in result.masks.items()}
-    assert masks == kept
-
-
-@pytest.mark.slow
-def test_work_is_that_of_the_networks_that_were_trained(stairs_run):
-    """Also what a run goes on from that is resumed between its cuts."""
-    values, result, workdir, models = stairs_run
+    result = train(values, tmp_path, after_step=[look])
     counted = {model: macs_of_one_example(model) for model in set(models)}
     macs = [counted[model] for model in models[:-1]]
-    assert len(macs) == 40 and len(set(macs)) == 3
+    assert len(macs) == NUM_STEPS and len(set(macs)) == 2
     assert result.summary["training_macs"] == 32 * sum(macs)
-    assert result.summary["training_macs_dense"] == 32 * 40 * macs[0]
-    for step in (12, 28):
-        run, _, position = checkpoint_of(values, workdir, step)
-        assert macs_until(run, step, position.handover) == sum(macs[:step])
-
-
-@pytest.mark.rotates
-def test_cuts_after_stairs_change_nothing(stairs_run, tmp_path):
-    """As if all were cut out at once, to rounding."""
-    values, result, workdir, _ = stairs_run
-    other = train(merged(values, {"sparsity": {"shrink_stairs": False}}), tmp_path)
-    for name, mask in other.masks.items():
-        np.testing.assert_array_equal(result.masks[name], mask, err_msg=name)
-    _, first, _ = checkpoint_of(values, workdir, 36)
-    _, last, _ = checkpoint_of(values, workdir, 40)
-    scale = optax.tree.norm(optax.tree.sub(first.params, last.params))
-    apart = optax.tree.norm(optax.tree.sub(result.network.params, other.network.params))
-    assert apart < ROUNDING * scale
-    assert result.summary["macs_kept"] == other.summary["macs_kept"]
-    assert result.summary["training_macs"] < other.summary["training_macs"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [12, 28])
-def test_a_run_goes_on_between_cuts(stairs_run, tmp_path, step):
-    values, result, workdir, _ = stairs_run
-    part = shutil.copytree(workdir, tmp_path / "part")
-    (part / "summary.json").unlink()
-    for checkpoint in (part / "checkpoints").iterdir():
-        if int(checkpoint.name) > step:
-            shutil.rmtree(checkpoint)
-    resumed = train(values, part)
-    assert_same_bits(resumed.network.params, result.network.params)
-    for key in ("training_macs", "training_macs_dense"):
-        assert resumed.summary[key] == result.summary[key]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"sparsity": {**STAIRS, "shrink_share": 1.0}}, "shrink_share=1"),
-        ({"sparsity": {**STAIRS, "budget": "global"}}, "budget='global'"),
-        (
-            {"sparsity": STAIRS, "method": {"hsadmm": {"preset": "leaky"}}},
-            "preset recommended or reset",
-        ),
-    ],
-)
-def test_cuts_after_stairs_that_cannot_be_are_refused(tmp_path, changes, said):
-    with pytest.raises(UserError, match=r"sparsity\.shrink_stairs=True") as refused:
-        train(shrinking(**changes), tmp_path / "x")
-    assert said in str(refused.value)
+    assert result.summary["training_macs_dense"] == 32 * NUM_STEPS * macs[0]
+    run, _, position = checkpoint_of(values, tmp_path)
+    assert macs_until(run, NUM_STEPS, position.handover) == sum(macs)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from prunex_jax.base.errors import UserError
 from prunex_jax.train.build.settings import RunConfig
 from prunex_jax.train.records.folder import RunFolder
-from prunex_jax.train.records.trackers import check_trackers, make_trackers
+from prunex_jax.train.records.trackers import Trackers, check_trackers
 from tests.helpers.event_files import needs_tensorboard, shown_in_tensorboard
 
 CONFIG = {"seed": 1}
@@ -50,7 +50,7 @@ def run(workdir, run_config, steps, resumed_at=-1, told=None, fresh=False):
     """What a run does with its folder: it goes on somewhere, and logs some steps."""
     folder = RunFolder.open(workdir, CONFIG, {}, is_primary=True, fresh=fresh)
     tell = ([] if told is None else told).append
-    with make_trackers(run_config, folder.workdir, CONFIG, tell) as trackers:
+    with Trackers(run_config, folder.workdir, CONFIG, tell) as trackers:
         object.__setattr__(folder, "trackers", trackers)
         folder.truncate_after(resumed_at)
         for step in steps:
@@ -173,11 +173,11 @@ def test_trackio_itself_keeps_every_number(tmp_path, monkeypatch):
     script = (
         "import pathlib\n"
         "from prunex_jax.train.build.settings import RunConfig\n"
-        "from prunex_jax.train.records.trackers import make_trackers\n"
+        "from prunex_jax.train.records.trackers import Trackers\n"
         f"folder = pathlib.Path({str(tmp_path)!r}) / 'run'\n"
         "folder.mkdir()\n"
         "config = RunConfig(trackers=('trackio:mine',))\n"
-        "with make_trackers(config, folder, {'seed': 1}, print) as trackers:\n"
+        "with Trackers(config, folder, {'seed': 1}, print) as trackers:\n"
         "    for step in (2, 4):\n"
         "        trackers.show({'step': step, 'loss': step / 8})\n"
         "from trackio.sqlite_storage import SQLiteStorage\n"
@@ -193,7 +193,7 @@ def test_trackio_itself_keeps_every_number(tmp_path, monkeypatch):
 
 def test_an_error_that_ends_the_run_ends_wandb_as_failed(tmp_path, wandb):
     with pytest.raises(KeyError):
-        with make_trackers(
+        with Trackers(
             RunConfig(trackers=("wandb:x",)), tmp_path, {}, print
         ) as trackers:
             trackers.show({"step": 1, "loss": 1.0})

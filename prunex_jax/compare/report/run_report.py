@@ -38,7 +38,7 @@ from prunex_jax.compare.report.tables import (
     shown_bytes,
 )
 from prunex_jax.train.build.config import dotted_keys
-from prunex_jax.train.records.checkpoint import newest_extra
+from prunex_jax.train.records.checkpoint import newest_manifest
 from prunex_jax.train.records.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -171,7 +171,7 @@ def _read(name: str, folder: Path) -> Run:
             environment=read_object(folder / ENVIRONMENT) or {},
             rows=RunFolder(folder, is_primary=False).read_rows(),
             summary=read_object(folder / SUMMARY) or {},
-            position=newest_extra(folder / CHECKPOINTS),
+            position=newest_manifest(folder / CHECKPOINTS).get("extra", {}),
         )
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{folder} cannot be read: {error}") from error

@@ -224,7 +224,6 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         scores=core.scores if prunes else None,
         in_rounds=prunes,
         moved=moved if prunes else None,
-        removes_at_once=prunes and form.moving.resets_copies,
     )
     return Method(
         transform=optax.GradientTransformationExtraArgs(core.init, update),

@@ -48,8 +48,6 @@ FREE_ON_RESUME = (
     "run.profile_steps",
     "run.silence_seconds",
     "run.stall_seconds",
-    "run.tensorboard",  # This one and the next of an earlier version.
-    "run.wandb",
     "run.trackers",
     "topology.cpu_devices",
     "topology.layout",
@@ -57,6 +55,8 @@ FREE_ON_RESUME = (
     "topology.shard",
     "topology.simulated",
 )
+# Those of earlier versions that might.
+_DEPARTED_AND_FREE = ("run.tensorboard", "run.wandb")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +113,8 @@ _DEPARTED = {
     "method.rounds.top_k_mean": "hosts",
     "method.local_sgd.channel_share": 1.0,
     "method.local_sgd.channel_choice": "moved",
+    "run.average_share": 0.0,
+    "sparsity.shrink_stairs": False,
     "run.tensorboard": False,
     "run.wandb": "",
     "sparsity.path": "stairs",
@@ -206,7 +208,8 @@ def fixed_differences(
       [('seed', 1, 2)]
     """
     before = {k: v for k, v in before.items() if not _has_departed(k, v)}
-    keys = sorted((before.keys() | now.keys()) - set(FREE_ON_RESUME))
+    free = {*FREE_ON_RESUME, *_DEPARTED_AND_FREE}
+    keys = sorted((before.keys() | now.keys()) - free)
     before = {**dotted_keys(config_to_dict(ExperimentConfig())), **before}
     pairs = [(key, before.get(key, "absent"), now.get(key, "absent")) for key in keys]
     return [(key, was, is_now) for key, was, is_now in pairs if was != is_now]

@@ -8,7 +8,7 @@ Whatever cannot work is refused here, in this order, with the value and the reme
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,7 +44,6 @@ from prunex_jax.sparsity import (
 )
 from prunex_jax.tasks import Batch, Own, Task, make_task
 from prunex_jax.train.build.config import ExperimentConfig, total_steps
-from prunex_jax.train.build.mean_plan import MeanPlan, final_mean_plan
 from prunex_jax.train.build.optimizer import (
     OWN_OPTIMIZER,
     MakeOptimizer,
@@ -135,6 +134,7 @@ class _Basis:
     own_optimizer: MakeOptimizer | None
     ledger: Ledger  # What was sent, called and compiled so far.
     num_steps: int  # Length of the run.
+    learning_rate: optax.Schedule  # Over its steps.
 
     @property
     def mesh(self) -> AnyMesh:
@@ -147,10 +147,8 @@ class Experiment(_Basis):
     """A run that is ready to start, or to go on."""
 
     teaching: Teaching | None  # The teacher from which it learns beside the labels.
-    final_mean: MeanPlan | None  # What the final network is the mean of.
     channels: Channels  # What can be pruned.
     phases: tuple[Phase, ...]  # Methods of the run, one after the other.
-    learning_rate: optax.Schedule  # Schedule over steps.
     current: Setup  # What is trained now, and how. All other parts stay.
     batch_size: int  # Examples of a batch that are trained on; see `make_experiment`.
     prunes: bool = False  # Whether some method of the run removes channels.
@@ -226,6 +224,20 @@ class Experiment(_Basis):
         )
 
 
+def own_of(
+    model: Any = None,
+    data: Any = None,
+    loss: Callable[[Any, Any], Any] | str | None = None,
+    inputs: Any = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+) -> Own | None:
+    """What a user brings to `train`; None where that is nothing."""
+    given = (model, data, loss, inputs, metrics)
+    if all(part is None for part in given):
+        return None
+    return Own(*given[:4], metrics or {})
+
+
 def make_experiment(
     config: ExperimentConfig,
     topology: Topology,
@@ -284,7 +296,9 @@ def make_experiment(
         inner = make_inner(config.optimizer, learning_rate, own_optimizer, axes)
         check_sliceable(inner, params, axes)
     ledger = Ledger()
-    basis = _Basis(config, topology, task, own_optimizer, ledger, num_steps)
+    basis = _Basis(
+        config, topology, task, own_optimizer, ledger, num_steps, learning_rate
+    )
     groups, counts = channels.trace.groups, channels.keep_counts
     setups = [_make_setup(basis, p.method, model, groups, counts) for p in phases]
     _check_phases(phases, setups)
@@ -293,21 +307,13 @@ def make_experiment(
     _check_repair(config, setups)
     plans = [setup.plan for setup in setups]
     teaching = read_teaching(
-        config,
-        task,
-        topology.mesh,
-        ledger,
-        num_steps,
-        plans,
-        batch_size,
+        config, task, topology.mesh, ledger, num_steps, plans, batch_size
     )
     return Experiment(
         **vars(basis),
         teaching=teaching,
-        final_mean=final_mean_plan(config.run.average_share, num_steps, plans, phases),
         channels=channels,
         phases=phases,
-        learning_rate=learning_rate,
         current=setups[0],
         batch_size=batch_size,
         prunes=any(setup.method.pruning.in_rounds for setup in setups)
@@ -316,22 +322,14 @@ def make_experiment(
     )
 
 
-def with_small_network(
-    experiment: Experiment, small: Model, is_pruned: bool = True
-) -> Experiment:
+def with_small_network(experiment: Experiment, small: Model) -> Experiment:
     """Builds the same run again for what is left of its network.
 
     Task, channels and dense figures stay those of the full network; bytes are counted
-    in the same ledger.
-
-    Args:
-      experiment: The run.
-      small: The network.
-      is_pruned: Whether nothing is left to prune: then the method gets no channel
-        groups, and exchanges whole parameters, without choosing, masking or gathering.
+    in the same ledger. The method gets no channel groups, and exchanges whole
+    parameters, without choosing, masking or gathering.
     """
-    groups = () if is_pruned else trace_model(small).groups
-    return _with_setup(experiment, experiment.current.method.name, small, groups)
+    return _with_setup(experiment, experiment.current.method.name, small, ())
 
 
 def with_method(experiment: Experiment, name: str) -> Experiment:
@@ -359,8 +357,7 @@ def _make_setup(
     config, num_steps = basis.config, basis.num_steps
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     shapes = shapes_by_path(params)
-    learning_rate = make_learning_rate(config.optimizer, num_steps)
-    axes = _axes_of_state(config, basis.mesh)
+    learning_rate, axes = basis.learning_rate, _axes_of_state(config, basis.mesh)
     method = make_method(
         Recipe(
             config=dataclasses.replace(config.method, name=name),
@@ -517,15 +514,6 @@ def _check_repair(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
 
 def _check_can_shrink(config: ExperimentConfig, setups: Sequence[Setup]) -> None:
     share, methods = config.sparsity.shrink_share, [s.method for s in setups]
-    late = [
-        m.name for m in methods if m.pruning.in_rounds and not m.pruning.removes_at_once
-    ]
-    if config.sparsity.shrink_stairs and late:
-        raise UserError(
-            "sparsity.shrink_stairs=True cuts out channels while masks move, and this "
-            f"form of method {late[0]} lets them go only slowly; take preset "
-            "recommended or reset, or set it to False"
-        )
     if share == 1.0 or any(setup.plan.shrink_step is not None for setup in setups):
         return
     names = ", ".join(dict.fromkeys(method.name for method in methods))

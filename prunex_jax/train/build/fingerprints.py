@@ -39,11 +39,6 @@ def fingerprints_of(
 ) -> dict[str, dict[str, Any]]:
     """Describes what a run learns from, and the functions that a caller has brought.
 
-    Args:
-      task: What the run learns.
-      config: Its settings.
-      own: What the caller has brought.
-      own_optimizer: What makes the caller's inner optimizer.
     Returns:
       `data` and `functions`: what is described -> its value, which JSON can hold, and
       the versions of the packages without which digests say nothing of each other.

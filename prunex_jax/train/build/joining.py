@@ -57,12 +57,6 @@ def join_processes(
 ) -> tuple[Launch, Topology]:
     """Joins this process to the others of its run, and arranges their devices.
 
-    Args:
-      config: All settings.
-      launch: How processes find each other.
-      last: The last start of the run; see `processes.start_processes`.
-    Returns:
-      How they did, and hosts and devices.
     Raises:
       UserError: As from `processes.start_processes` and `mesh.make_topology`.
     """
@@ -110,9 +104,6 @@ def check_same_reading(
 ) -> None:
     """Compares what all processes have read: data, trained weights, when hosts meet.
 
-    Args:
-      experiment: The run.
-      fingerprints: As `fingerprints.fingerprints_of` gives them.
     Raises:
       AgreedError: They differ; it names what does.
     Collectives:
@@ -131,8 +122,6 @@ def check_same_reading(
 def check_same_fingerprints(fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
     """Compares the data and the functions that all processes have.
 
-    Args:
-      fingerprints: Kind of thing -> what is described -> its value.
     Raises:
       AgreedError: They differ; it names what does.
     Collectives:
@@ -187,12 +176,7 @@ def _find(file: Path, token: str) -> None:
 
 
 def shows(file: Path, token: str) -> bool:
-    """Whether a file that another process has written shows here within some seconds.
-
-    Args:
-      file: The file.
-      token: What it holds.
-    """
+    """Whether a file that another process has written is here within some seconds."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:

@@ -28,6 +28,7 @@ from prunex_jax.mesh import ALONE, MeshAxes
 # Makes an optimizer of a learning rate, as functions of optax do.
 MakeOptimizer = Callable[[optax.Schedule], optax.GradientTransformation]
 
+_Make = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
 # What settings call an optimizer that was given.
 OWN_OPTIMIZER = "own"
 # Root mean square of AdamW's updates, at a rate of 1.
@@ -37,9 +38,6 @@ _RMS_OF_ADAMW = 0.2
 def make_learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Makes the learning rate as a function of the step.
 
-    Args:
-      config: Peak, warm-up and shape.
-      total_steps: Length of the run.
     Returns:
       A schedule: linear warm-up from 0, the peak until `flat_share`, then the chosen
       decay: to 0 at the end, unless constant. With `rewind_share` this happens twice,
@@ -96,8 +94,6 @@ def make_inner(
       learning_rate: The rate as a function of the step.
       own: Takes the rate and makes an optimizer instead of that of `config.name`.
       axes: Mesh axes; with `slices` it is for slices of averaged gradients.
-    Returns:
-      An optax transformation for averaged gradients.
     Collectives:
       For slices, with a clipped norm, as `comm.sum_over_slices` for one number.
     Raises:
@@ -156,9 +152,6 @@ def _clip(max_norm: float, axes: MeshAxes) -> optax.GradientTransformation:
 def check_inner(inner: optax.GradientTransformation, params: PyTree) -> None:
     """Refuses an optimizer that gradients and parameters are not enough for.
 
-    Args:
-      inner: The optimizer.
-      params: Arrays, or their shapes and types.
     Raises:
       UserError: It cannot be called, or gives something other than updates.
     Example:
@@ -191,10 +184,6 @@ def check_sliceable(
     optimizer that looks at single entries, and at sums over all of them, does the same
     with both.
 
-    Args:
-      inner: The optimizer, for slices.
-      params: Arrays, or their shapes and types.
-      axes: Mesh axes, with that of the slices.
     Raises:
       UserError: It does not.
     Example:
@@ -261,8 +250,6 @@ def as_matrix(shape: tuple[int, ...]) -> MuonDimensionNumbers:
     Axes are cut in two where the matrix is most nearly square. That is between inputs
     and outputs for convolutions, and for attention whose heads have an axis.
 
-    Args:
-      shape: Of the kernel, two axes or more.
     Example:
       >>> as_matrix((128, 4, 32))
       MuonDimensionNumbers(reduction_axis=(0,), output_axis=(1, 2))
@@ -288,16 +275,14 @@ def _sgd(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransfo
     )
 
 
-def _adamw(
-    config: OptimizerConfig, rate: optax.Schedule
-) -> optax.GradientTransformation:
-    return optax.adamw(rate, weight_decay=config.weight_decay, mask=is_kernel)
+def _decoupled(make: Callable[..., optax.GradientTransformation]) -> _Make:
+    """Decays kernels beside the update, as optax does it for this optimizer."""
+    return lambda config, rate: make(
+        rate, weight_decay=config.weight_decay, mask=is_kernel
+    )
 
 
-def _lion(
-    config: OptimizerConfig, rate: optax.Schedule
-) -> optax.GradientTransformation:
-    return optax.lion(rate, weight_decay=config.weight_decay, mask=is_kernel)
+_adamw = _decoupled(optax.adamw)
 
 
 def _muon(
@@ -330,9 +315,12 @@ def _muon(
     return optax.partition({"muon": muon, "adamw": _adamw(config, rate)}, kinds)
 
 
-_OPTIMIZERS: Mapping[
-    str, Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
-] = {"sgd": _sgd, "adamw": _adamw, "lion": _lion, "muon": _muon}
+_OPTIMIZERS: Mapping[str, _Make] = {
+    "sgd": _sgd,
+    "adamw": _adamw,
+    "lion": _decoupled(optax.lion),
+    "muon": _muon,
+}
 
 
 def _from_function(

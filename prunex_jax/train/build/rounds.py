@@ -176,8 +176,6 @@ class RoundPlan:
     # Steps after which dead channels are cut out and the small network trains on: those
     # of the freezing round or of a later one. None if they are cut out at the end only.
     shrink_step: int | None = None
-    # Steps after which what a stair has removed is cut out, and pruning goes on.
-    stair_cuts: tuple[int, ...] = ()
     # Whether frozen rounds are part of the steps: then only those are rounds of their
     # own that settle everything, before a cut and at the end.
     streams: bool = False
@@ -206,18 +204,6 @@ class RoundPlan:
         due = self._round_at(num_steps, self.sync)
         settles = num_steps == self.shrink_step
         return None if self._streams(due) and not settles else due
-
-    def next_cut_after(self, num_steps: int) -> int | None:
-        """Steps done when channels are cut out the next time; None if they are not.
-
-        Example:
-          >>> stages = (Stage(0, 1.0, True),)
-          >>> plan = RoundPlan(stages, SyncSchedule(4), 90, 60, (20, 40))
-          >>> [plan.next_cut_after(step) for step in (0, 20, 59, 60)]
-          [20, 40, 60, None]
-        """
-        cuts = [*self.stair_cuts, *([self.shrink_step] if self.shrink_step else [])]
-        return next((step for step in cuts if step > num_steps), None)
 
     def streams_in(self, step: int) -> bool:
         """Whether step number `step`, from 0, may have its part of a round.
@@ -271,12 +257,6 @@ def make_round_plan(
 ) -> RoundPlan:
     """Lays out the exchanges of a run.
 
-    Args:
-      config: What is pruned, and when.
-      total_steps: Length of the run.
-      sync: When rounds end; None if the method has no exchange.
-      prunes: Whether the method prunes; its exchanges are dense if not.
-      streams: As `RoundPlan.streams`.
     Raises:
       UserError: A schedule in which nothing would be pruned, or none is left to train
         the small network.
@@ -298,10 +278,4 @@ def make_round_plan(
             "and sparsity.freeze_share, train longer, or set it to 1 to cut them out "
             "at the end"
         )
-    moving = [stage for stage in stages if stage.density < 1.0 and not stage.is_frozen]
-    cuts = [sync.end_of(stage.start_step) for stage in moving[:-1]]
-    return dataclasses.replace(
-        plan,
-        shrink_step=step,
-        stair_cuts=tuple(cuts) if config.shrink_stairs else (),
-    )
+    return dataclasses.replace(plan, shrink_step=step)

@@ -40,9 +40,6 @@ class RunConfig:
     # Training batches, at the end and where dead channels are cut out, from which batch
     # statistics are taken anew; 0 keeps the running ones, which copies have left.
     reestimate_batches: int = setting(0, at_least=0)
-    # Share of the run, at its end, over whose rounds networks are averaged: the mean is
-    # the final network, with batch statistics of its own. 0 takes the last network.
-    average_share: float = setting(0.0, at_least=0, below=1)
     # Stop where copies are further than this from their consensus, as a share of its
     # norm: so H-SADMM diverges, with every loss finite. 0 never stops.
     max_host_drift: float = setting(1.0, at_least=0)

@@ -31,25 +31,18 @@ _HEADS = ("classifier", "head")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
-    """Trained weights, or what a run folder remembers of them.
+    """Trained weights, or what a run folder remembers of them."""
 
-    Attributes:
-      source: What the user called them.
-      layout: `OURS`, or "" where the names will tell.
-      digests: File -> SHA-256.
-      shapes: Path, as of exports -> shape; {} if they are not ours.
-      kept: Channel group -> its size and the positions that are left, of ours.
-      tensors: The arrays; None where a checkpoint has what became of them.
-    """
-
-    source: str
-    layout: str
-    digests: Mapping[str, str]
+    source: str  # What the user called them.
+    layout: str  # `OURS`, or "" where the names will tell.
+    digests: Mapping[str, str]  # File -> SHA-256.
+    # Path, as of exports -> shape; {} if they are not ours.
     shapes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
+    # Channel group -> its size and the positions that are left, of ours.
     kept: Mapping[str, tuple[int, Sequence[int]]] = dataclasses.field(
         default_factory=dict
     )
-    tensors: Tensors | None = None
+    tensors: Tensors | None = None  # None where a checkpoint has what became of them.
 
     def record(self) -> dict[str, Any]:
         """Plain values for the run folder; `of_record` inverts it but for arrays."""
@@ -67,29 +60,19 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Start:
-    """The network that a run starts from.
+    """The network that a run starts from."""
 
-    Attributes:
-      weights: Where it comes from.
-      model: Its functions, with the widths of the arrays.
-      arrays: Path, as of exports -> array; leaves without one are drawn. Empty where a
-        checkpoint has them.
-      described: What is worth saying, one line each.
-    """
-
-    weights: Weights
-    model: Model
+    weights: Weights  # Where it comes from.
+    model: Model  # Its functions, with the widths of the arrays.
+    # Path, as of exports -> array; leaves without one are drawn. Empty where a
+    # checkpoint has them.
     arrays: Mapping[str, np.ndarray]
-    described: tuple[str, ...]
+    described: tuple[str, ...]  # What is worth saying, one line each.
 
 
 def make_start(weights: Weights, model: Model, config: ModelConfig) -> Start:
     """Fits trained weights to the network that settings name.
 
-    Args:
-      weights: What was read, or is remembered.
-      model: The network at full width.
-      config: The settings that name it.
     Raises:
       UserError: They are those of another network.
     """

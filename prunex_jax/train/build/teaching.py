@@ -12,7 +12,7 @@ once: where it is not, its weight is zero.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.base.sync import SyncSchedule
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import ImageDataset
 from prunex_jax.export import ExportedModel, read_model
@@ -27,7 +28,6 @@ from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, AnyMesh, map_over, placed
 from prunex_jax.models import Model
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT, Batch, Objective, Task
 from prunex_jax.train.build.config import ExperimentConfig
-from prunex_jax.train.build.mean_plan import MeanPlan
 from prunex_jax.train.build.rounds import RoundPlan
 from prunex_jax.train.build.settings import DistillConfig
 from prunex_jax.train.steps.compiled import Ledger, Program
@@ -36,6 +36,36 @@ from prunex_jax.train.steps.state import NetworkMean
 # The teacher that is the run's own network.
 SELF = "self"
 _BATCH = jax.P((HOST_AXIS, DEVICE_AXIS))
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanPlan:
+    """Which networks the own teacher is the mean of: those at the ends of rounds.
+
+    A mean over rounds at a high learning rate is a better network than any of them.
+
+    Example:
+      >>> plan = MeanPlan.over(25, complete=60, sync=SyncSchedule(10))
+      >>> [step for step in range(100) if plan.gathers_after(step)]
+      [40, 50, 60]
+    """
+
+    first: int  # Steps done when the first network is taken into the mean,
+    complete: int  # and when the last one is.
+    sync: SyncSchedule  # When networks change.
+
+    @classmethod
+    def over(cls, window: int, complete: int, sync: SyncSchedule | None) -> Self:
+        """The networks of the last `window` steps, and at least the last one."""
+        sync = sync or SyncSchedule(1)
+        first = sync.at_or_after(max(complete - window, 1))
+        return cls(min(first, complete), complete, sync)
+
+    def gathers_after(self, num_steps: int) -> bool:
+        """Whether the network is taken into the mean after so many steps."""
+        if num_steps == self.complete:
+            return True
+        return self.first <= num_steps < self.complete and self.sync.is_due(num_steps)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,13 +86,7 @@ class Teaching:
     own: MeanPlan | None = None  # The networks of a run that teaches itself.
 
     def taught(self, batch: Batch, step: int, own: NetworkMean | None = None) -> Batch:
-        """A training batch as step number `step` takes it: with a teacher's answers.
-
-        Args:
-          batch: As the loader makes it.
-          step: From 0.
-          own: The run's own teacher, if it has one by now.
-        """
+        """A training batch as step number `step` takes it: with a teacher's answers."""
         if step not in self.steps:
             return {**batch, **self.silence}
         arrays = self.arrays if own is None else (own.params, own.statistics)
@@ -88,14 +112,6 @@ def read_teaching(
 ) -> Teaching | None:
     """Prepares the teacher that settings name; None if they name none.
 
-    Args:
-      config: The settings.
-      task: What is learned; its network may teach itself.
-      mesh: Where batches are.
-      ledger: Counts how often the teacher is asked.
-      num_steps: Length of the run.
-      plans: Rounds of the methods of the run, which say when the first channels go.
-      batch_size: Examples of a batch that are trained on.
     Raises:
       UserError: The folder is no export or was damaged, or its network was made for
         other examples or answers; the run is to learn from itself and loses no

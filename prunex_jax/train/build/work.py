@@ -1,9 +1,8 @@
 """Counts the work of training: what was seen, multiply-accumulates, and their speed.
 
 All of it is counted in the program of the network that is trained. Until they are cut
-out, masked channels are computed as all others are, so cuts make steps cheaper and
-nothing else does. A cut keeps what the steps before it have cost, and a run that is
-resumed counts on from there. Multiply-accumulates are those of forward passes; speed
+out, masked channels are computed as all others are, so the cut makes steps cheaper and
+nothing else does. Multiply-accumulates are those of forward passes; speed
 also counts backward passes, which cost twice as much.
 """
 
@@ -22,9 +21,6 @@ def speed_of(experiment: Experiment, seconds: float) -> dict[str, float | None]:
     The work of its forward and backward passes counts, attention included; that of the
     optimizer, of the exchange and of a teacher does not.
 
-    Args:
-      experiment: The run.
-      seconds: Of a step.
     Returns:
       `flops_per_second`, of all devices together; `flops_utilisation`, the share of
       what they can do at best (`mesh.peak_flops`), None where that is not known.
@@ -67,20 +63,12 @@ def macs_left_out(experiment: Experiment, step: int) -> int:
 
 
 def macs_until(experiment: Experiment, step: int, cut: Handover | None) -> int:
-    """Multiply-accumulates of one example in each step so far, added up.
-
-    Args:
-      experiment: The run with the network of now.
-      step: Steps done.
-      cut: The last cut, if there was one.
-    """
+    """Multiply-accumulates of one example in each step until now, added up."""
     now = experiment.current.macs
     if cut is None:
         return step * now
-    before = cut.macs_before
-    if before is None:
-        before = cut.step * macs_of_one_example(experiment.task.model)
-    return before + (step - cut.step) * now
+    before = macs_of_one_example(experiment.task.model)
+    return cut.step * before + (step - cut.step) * now
 
 
 def work_of_training(

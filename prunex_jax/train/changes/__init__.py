@@ -2,6 +2,6 @@
 
 transitions   the small network, the next method
 regroup       a state on another number of hosts or devices
-means         of networks that a run learns from, and ends with
+means         of networks: the teacher of a run that learns from itself
 ahead         compiles, while steps run, what will be called later
 """

@@ -17,11 +17,10 @@ import numpy as np
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import VALID
-from prunex_jax.mesh import sharding_on
 from prunex_jax.tasks import TEACHER, TEACHER_WEIGHT
 from prunex_jax.train.build.experiment import Experiment, Setup
 from prunex_jax.train.changes.transitions import foresee_small
-from prunex_jax.train.steps.compiled import Program
+from prunex_jax.train.steps.compiled import Program, shapes_on
 from prunex_jax.train.steps.position import RunPosition
 
 
@@ -35,11 +34,7 @@ class Call(NamedTuple):
 
 
 class CompilerAhead:
-    """One thread that compiles programs in the order in which they will be called.
-
-    Args:
-      is_on: Whether it does anything.
-    """
+    """One thread that compiles programs in the order in which they will be called."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
@@ -67,12 +62,7 @@ class CompilerAhead:
         return self.is_on and self._foreseen is not experiment.current
 
     def foresee(self, calls: Iterable[Call], setup: Setup | None = None) -> None:
-        """Starts on what a run will call, and drops what it was told before.
-
-        Args:
-          calls: In their order, as from `calls_to_come`.
-          setup: What the run trains, for `is_new`.
-        """
+        """Starts on what a run will call, and drops what it was told before."""
         self._foreseen = setup
         if self.is_on:
             self._calls = calls
@@ -102,15 +92,7 @@ def calls_to_come(
     batch: PyTree,
     options: Mapping[str, Any],
 ) -> Iterator[Call]:
-    """Foresees the calls after a local step, about in their order.
-
-    Args:
-      experiment: The run.
-      position: Where it is.
-      state: Shapes, types and shardings of its training state.
-      batch: Those of what its local steps take.
-      options: Static arguments of its local steps.
-    """
+    """Foresees the calls after a local step, about in their order."""
     current, programs = experiment.current, experiment.current.programs
     exchanges = exchanges_to_come(experiment, position)
     last = next(exchanges, None)
@@ -123,11 +105,10 @@ def calls_to_come(
         yield Call(programs.evaluate, _evaluated(experiment, batch), {})
     for last in exchanges:
         yield Call(programs.exchange, (state,), last)
-    cut_step = current.plan.next_cut_after(position.step)
+    cut_step = current.plan.shrink_step
     is_known = experiment.config.sparsity.budget != "global"
     if current.groups and cut_step and last and is_known:
-        is_last = cut_step == current.plan.shrink_step
-        small = foresee_small(experiment, dict(last["keep_counts"]), is_last)
+        small = foresee_small(experiment, dict(last["keep_counts"]))
         programs = small.current.programs
         state = programs.abstract_state()
         yield Call(programs.local_step, (state, batch), options, small)
@@ -154,17 +135,14 @@ class _ThreadSettings:
 
 
 def exchanges_to_come(
-    experiment: Experiment, position: RunPosition
+    experiment: Experiment, position: RunPosition | None = None
 ) -> Iterator[dict[str, Any]]:
     """Static arguments of the exchanges to come with this network and method.
 
-    Each once, as far as they are known: a global budget chooses counts by scores, when
-    their time comes.
-
-    Args:
-      experiment: The run.
-      position: Where it is.
+    From its beginning, or a position; each once, as far as they are known: a global
+    budget chooses counts by scores, when their time comes.
     """
+    position = position or RunPosition(keep_counts=experiment.channels.sizes)
     current, budget = experiment.current, experiment.channels.budget
     counts, density, seen = position.keep_counts, position.counts_density, set()
     for step in range(position.step + 1, _last_step(experiment, position) + 1):
@@ -183,7 +161,7 @@ def exchanges_to_come(
 def _last_step(experiment: Experiment, position: RunPosition) -> int:
     """The last step with this network and method, as far as it is known."""
     steps = [experiment.num_steps]
-    cut_step = experiment.current.plan.next_cut_after(position.step)
+    cut_step = experiment.current.plan.shrink_step
     if experiment.current.groups and cut_step is not None:
         steps.append(cut_step)
     for phase in experiment.phases[position.phase + 1 :][:1]:
@@ -195,10 +173,8 @@ def _last_step(experiment: Experiment, position: RunPosition) -> int:
 def _evaluated(experiment: Experiment, batch: Mapping[str, Any]) -> tuple[PyTree, ...]:
     """Shapes of what an evaluation takes: parameters, statistics and a batch."""
     mesh, rows = experiment.mesh, experiment.eval_batch_size
-    network = jax.tree.map(
-        lambda x: _shape(x.shape, x.dtype, sharding_on(mesh, jax.P())),
-        jax.eval_shape(experiment.current.model.init, jax.random.key(0)),
-    )
+    shapes = jax.eval_shape(experiment.current.model.init, jax.random.key(0))
+    network = shapes_on(mesh, jax.P(), shapes)
     read = {k: x for k, x in batch.items() if k not in (TEACHER, TEACHER_WEIGHT)}
     like = jax.tree.map(
         lambda x: _shape((rows, *x.shape[1:]), x.dtype, x.sharding), read

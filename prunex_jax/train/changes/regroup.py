@@ -27,6 +27,7 @@ starts as zeros in others.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -34,13 +35,13 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from prunex_jax.base.trees import PyTree, map_with_path, named_by, shapes_by_path
+from prunex_jax.base.trees import map_with_path, named_by, shapes_by_path
 from prunex_jax.comm import part_shape, slices_of, whole_of
 from prunex_jax.mesh import IN_SLICES, Placement, specs_of
 from prunex_jax.methods import Method
 from prunex_jax.models.base import from_moments, to_moments
 from prunex_jax.train.steps.programs import placements_of
-from prunex_jax.train.steps.state import FIRST_BAD_STEP, SavedRun, Totals, TrainState
+from prunex_jax.train.steps.state import FIRST_BAD_STEP, Totals, TrainState
 
 # Hosts, devices per host.
 MeshSizes = tuple[int, int]
@@ -72,14 +73,10 @@ def shares_of(old: int, new: int) -> list[dict[int, float]]:
 
 
 def regroup_copies(copies: np.ndarray, new: int, rule: Rule = "mean") -> np.ndarray:
-    """Makes the copies of so many new owners of those of the old ones.
+    """Makes [new owners, ...] of the [old owners, ...] copies of a leaf.
 
-    Args:
-      copies: [old owners, ...].
-      new: Number of new owners.
-      rule: Floats that are not to be averaged have another than "mean".
-    Returns:
-      [new owners, ...], of the same type.
+    Floats that are not to be averaged have another rule than "mean".
+
     Example:
       >>> regroup_copies(np.array([[1.0], [3.0], [5.0], [7.0]]), 2).tolist()
       [[2.0], [6.0]]
@@ -98,21 +95,22 @@ def regroup_copies(copies: np.ndarray, new: int, rule: Rule = "mean") -> np.ndar
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regrouping:
-    """How the state of a run goes from one mesh to another, or into other slices.
+    """How the state of a run goes from one mesh to another, or into other slices."""
 
-    Attributes:
-      method: Whose state it is, as it is to live on.
-      old: Mesh that it was saved on.
-      new: Mesh that it is to live on.
-      wanted: Its shapes there.
-      saved: Shape of every leaf by path, as it was saved.
-    """
+    method: Method  # Whose state it is, as it is to live on.
+    wanted: TrainState  # Its shapes on the new mesh.
+    saved: Mapping[str, tuple[int, ...]]  # Shape of every leaf by path, when saved.
 
-    method: Method
-    old: MeshSizes
-    new: MeshSizes
-    wanted: TrainState
-    saved: Mapping[str, tuple[int, ...]]
+    @functools.cached_property
+    def new(self) -> MeshSizes:
+        """The mesh that it is to live on."""
+        hosts, devices = self.wanted.totals["loss"].shape
+        return hosts, devices
+
+    @functools.cached_property
+    def old(self) -> MeshSizes:
+        """The mesh that it was saved on."""
+        return saved_mesh(self.saved) or self.new
 
     @property
     def changes(self) -> bool:
@@ -147,12 +145,7 @@ class Regrouping:
         return found._replace(statistics=jax.device_get(from_moments(found.statistics)))
 
     def _map(self, fn: Callable[..., Any], state: TrainState) -> TrainState:
-        def spread(prefix: PyTree, tree: PyTree) -> PyTree:
-            return jax.tree.map(
-                lambda word, part: jax.tree.map(lambda _: word, part), prefix, tree
-            )
-
-        words = spread(placements_of(self.method), state)
+        words = jax.tree.broadcast(placements_of(self.method), state)
         wanted = shapes_by_path(self.wanted)
         places = map_with_path(
             lambda path, word, leaf: self._place(
@@ -161,7 +154,7 @@ class Regrouping:
             words,
             state,
         )
-        rules = spread(_rules_of(self.method, state.totals), state)
+        rules = jax.tree.broadcast(_rules_of(self.method, state.totals), state)
         found: TrainState = jax.tree.map(fn, places, rules, state)
         return found
 
@@ -181,26 +174,18 @@ class Regrouping:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a leaf was, and where it is to be.
+    """Where a leaf was, and where it is to be."""
 
-    Attributes:
-      word: Where it is to be.
-      old: Mesh that it was saved on.
-      new: Mesh that it is to live on.
-      whole: Shape of a copy, or of the array whose slice it is.
-      is_slice: Whether devices are to have slices of it. Beside slices, such as for
-        counts, they have copies.
-      saved: Shape that it was saved in.
-      anew: Shape in which it starts as zeros, as it means nothing in other slices; None
-        for what goes on.
-    """
-
-    word: Placement
+    word: Placement  # Where it is to be.
     old: MeshSizes
     new: MeshSizes
-    whole: tuple[int, ...]
+    whole: tuple[int, ...]  # Shape of a copy, or of the array whose slice it is.
+    # Whether devices are to have slices of it. Beside slices, such as for counts, they
+    # have copies.
     is_slice: bool
-    saved: tuple[int, ...]
+    saved: tuple[int, ...]  # Shape that it was saved in.
+    # Shape in which it starts as zeros, as it means nothing in other slices; None for
+    # what goes on.
     anew: tuple[int, ...] | None
 
     @property
@@ -287,12 +272,6 @@ def saved_mesh(shapes: Mapping[str, tuple[int, ...]]) -> MeshSizes | None:
     """
     shape = shapes.get(_LOSS, ())
     return (shape[0], shape[1]) if len(shape) == 2 else None
-
-
-def mesh_of(run: SavedRun | TrainState) -> MeshSizes:
-    """The mesh that a state, or its shapes, is for."""
-    hosts, devices = run.totals["loss"].shape
-    return hosts, devices
 
 
 def placed_like(state: TrainState, wanted: TrainState) -> TrainState:

@@ -16,7 +16,7 @@ from prunex_jax.shrink import Cut, repair
 from prunex_jax.shrink.cost import first_kept
 from prunex_jax.tasks import Batch
 from prunex_jax.train.build.experiment import Experiment
-from prunex_jax.train.changes.transitions import cut_of, program_of, trace_of_now
+from prunex_jax.train.changes.transitions import full_cut, program_of
 from prunex_jax.train.steps.programs import mean_statistics
 from prunex_jax.train.steps.state import TrainState
 
@@ -32,17 +32,12 @@ def repaired(
     What the round before has left is refitted, as it was with all channels and as it is
     without; the difference is added to the network and to all copies of it.
 
-    Args:
-      experiment: The run.
-      before: Parameters and statistics of the network before channels went.
-      state: The training state after that, in which their entries are zero.
-      step: Steps done; the next batches are looked at.
     Collectives:
       Sums over the mesh as `shrink.repair` says, and of the running statistics.
     """
     found = experiment.current.method.pruning.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
-    cut = cut_of(experiment.current.model, trace_of_now(experiment), masks)
+    cut = full_cut(experiment, masks)
     program = program_of("repair", _repairer, experiment, cut)
     count = experiment.config.sparsity.repair_batches
     with experiment.batches(step) as batches:
@@ -62,7 +57,7 @@ def sent_by_repair(
 ) -> list[Collective]:
     """What a repair sends that leaves so many channels, by its trace."""
     network = jax.eval_shape(experiment.current.model.init, jax.random.key(0))
-    cut = first_kept(trace_of_now(experiment), keep_counts, *network)
+    cut = first_kept(experiment.channels.trace, keep_counts, *network)
     batches = (experiment.batch_shapes(),) * experiment.config.sparsity.repair_batches
     state = experiment.current.programs.abstract_state()
     program = program_of("repair", _repairer, experiment, cut)

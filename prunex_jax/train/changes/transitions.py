@@ -9,7 +9,6 @@ the last one stands for, with the inner optimizer's state where both have the sa
 `loop` says when this happens; `position` keeps what a checkpoint must say of it.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,36 +25,30 @@ from prunex_jax.base.trees import (
     map_with_path,
     named_by,
 )
-from prunex_jax.channels import ChannelTrace
 from prunex_jax.comm import sum_over_mesh
 from prunex_jax.data import evaluation_batches
 from prunex_jax.mesh import MeshAxes, axis_size, map_over, settle, specs_of, vary
-from prunex_jax.models import Model
-from prunex_jax.shrink import Cut, Network, make_cut, shrink_error, trace_model
+from prunex_jax.shrink import Cut, Network, make_cut, shrink_error
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.tasks import Task
 from prunex_jax.train.build.experiment import (
     Experiment,
-    Setup,
     with_method,
     with_small_network,
 )
-from prunex_jax.train.build.work import macs_until
 from prunex_jax.train.changes.means import shapes_of_mean
 from prunex_jax.train.steps.compiled import Program
 from prunex_jax.train.steps.position import Handover, RunPosition
-from prunex_jax.train.steps.state import NetworkMean, SavedRun, TrainState
+from prunex_jax.train.steps.state import SavedRun, TrainState
 
 # Examples on which masked and shrunk networks are compared.
 _NUM_COMPARED = 64
 
 
-def foresee_small(
-    experiment: Experiment, keep_counts: Mapping[str, int], is_last: bool
-) -> Experiment:
+def foresee_small(experiment: Experiment, keep_counts: Mapping[str, int]) -> Experiment:
     """Builds the run as it will go on after a cut of which only counts are known."""
     kept = {name: tuple(range(count)) for name, count in keep_counts.items()}
-    return _after(experiment, Handover(0, kept, 0.0, 0.0, is_last))
+    return _after(experiment, Handover(0, kept, 0.0, 0.0))
 
 
 def hand_over(
@@ -64,24 +57,13 @@ def hand_over(
     step: int,
     seconds_per_step_median: float,
     *,
-    before: Handover | None = None,
-    is_last: bool = True,
     foreseen: Experiment | None = None,
 ) -> tuple[Experiment, TrainState, Handover]:
     """Cuts the dead channels out of a run.
 
     Every process calls it at the same step; masks are equal on all hosts, so that all
-    of them cut the same.
-
-    Args:
-      experiment: The run.
-      state: Its training state.
-      step: Steps done.
-      seconds_per_step_median: Of the steps until now.
-      before: The cut before this one, if there was one.
-      is_last: Whether nothing is pruned after it.
-      foreseen: The run after the cut, from `foresee_small`, whose programs may be
-        compiled already; it is taken if its network is the one that is left.
+    of them cut the same. What `foresee_small` gave, whose programs may be compiled
+    already, is taken if its network is the one that is left.
 
     Returns:
       The run and its state with the small network, and what to keep of the event.
@@ -91,21 +73,16 @@ def hand_over(
       Those of `programs.Programs.network`.
     """
     _, masks, error = cut_out(experiment, state)
-    everything = {n: range(size) for n, size in experiment.channels.sizes.items()}
-    kept = {
-        name: tuple(np.array(there)[masks[name]].tolist() if name in masks else there)
-        for name, there in (before.kept if before else everything).items()
+    everything = {
+        n: np.ones(size, bool) for n, size in experiment.channels.sizes.items()
     }
-    macs = macs_until(experiment, step, before)
-    handover = Handover(step, kept, error, seconds_per_step_median, is_last, macs)
-    if before is not None:
-        handover = dataclasses.replace(
-            handover,
-            max_abs_error=max(error, before.max_abs_error),
-            seconds_per_step_median=before.seconds_per_step_median,
-        )
+    kept = {
+        name: tuple(np.flatnonzero(mask).tolist())
+        for name, mask in {**everything, **masks}.items()
+    }
+    handover = Handover(step, kept, error, seconds_per_step_median)
     small = _after(experiment, handover)
-    if foreseen is not None and _is_same(foreseen.current, small.current):
+    if foreseen is not None and foreseen.current.model == small.current.model:
         small = foreseen
     program = program_of("shrink", _cutter, experiment, small, masks)
     try:
@@ -129,18 +106,11 @@ def experiment_at(experiment: Experiment, position: RunPosition) -> Experiment:
 
 
 def saved_shapes(then: Experiment, position: RunPosition) -> SavedRun:
-    """Shapes, types and shardings of what a checkpoint holds, for restoring it.
-
-    Args:
-      then: The run as it was when the checkpoint was saved; see `experiment_at`.
-      position: Where it was.
-    """
-    step, own, final = position.step, None, None
-    if then.teaching is not None and then.teaching.holds_own_after(step):
-        own = shapes_of_mean(then.task.model, then.mesh)
-    if then.final_mean is not None and step >= then.final_mean.first:
-        final = shapes_of_mean(then.current.model, then.mesh)
-    return SavedRun(*then.current.programs.abstract_state(), own, final)
+    """Shapes, types and shardings of what a checkpoint holds, for restoring it."""
+    own = None
+    if then.teaching is not None and then.teaching.holds_own_after(position.step):
+        own = shapes_of_mean(then)
+    return SavedRun(*then.current.programs.abstract_state(), own)
 
 
 def change_method(
@@ -159,18 +129,13 @@ def change_method(
     return after, program_of("change_method", _changer, experiment, after)(state)
 
 
-def network_of(
-    experiment: Experiment, state: TrainState, mean: NetworkMean | None = None
-) -> Network:
-    """The network that a state stands for, or the mean of several; host arrays.
+def network_of(experiment: Experiment, state: TrainState) -> Network:
+    """The network that a state stands for; host arrays.
 
     Collectives:
-      Those of `programs.Programs.network`, without a mean.
+      Those of `programs.Programs.network`.
     """
-    if mean is None:
-        params, statistics = experiment.current.programs.network(state)
-    else:
-        params, statistics = mean.params, mean.statistics
+    params, statistics = experiment.current.programs.network(state)
     return on_host(Network(experiment.current.model, params, statistics))
 
 
@@ -181,9 +146,9 @@ def on_host(network: Network) -> Network:
 
 
 def cut_out(
-    experiment: Experiment, state: TrainState, mean: NetworkMean | None = None
+    experiment: Experiment, state: TrainState
 ) -> tuple[Network, dict[str, np.ndarray], float]:
-    """Cuts the dead channels out of the network of a state, or out of a mean.
+    """Cuts the dead channels out of the network of a state.
 
     Returns:
       The small network, host arrays; the masks, bool[size] per group, {} where the
@@ -193,9 +158,8 @@ def cut_out(
     """
     found = experiment.current.method.pruning.masks(state.opt_state)
     masks = {name: np.asarray(mask) for name, mask in found.items()}
-    whole = network_of(experiment, state, mean)
-    trace = trace_of_now(experiment)
-    cut = make_cut(trace, masks, whole.params, whole.statistics)
+    whole = network_of(experiment, state)
+    cut = full_cut(experiment, masks)
     shrunk = whole.shrunk(cut)
     inputs = comparison_inputs(experiment.task)
     error = shrink_error(whole.masked(cut), shrunk, inputs)
@@ -231,28 +195,14 @@ def program_of(
 
 def _after(experiment: Experiment, handover: Handover) -> Experiment:
     """The run as it goes on after its cut, from settings and positions alone."""
-    model = experiment.task.model
-    masks = handover.masks(experiment.channels.sizes)
-    cut = cut_of(model, experiment.channels.trace, masks)
-    return with_small_network(experiment, model.after(cut), is_pruned=handover.is_last)
+    cut = full_cut(experiment, handover.masks(experiment.channels.sizes))
+    return with_small_network(experiment, experiment.task.model.after(cut))
 
 
-def _is_same(setup: Setup, other: Setup) -> bool:
-    """Whether two runs go on alike: the same network, of which as much is to go."""
-    groups = [[(g.name, g.size) for g in each.groups] for each in (setup, other)]
-    return setup.model == other.model and groups[0] == groups[1]
-
-
-def trace_of_now(experiment: Experiment) -> ChannelTrace:
-    """Channel groups of the network in training, also of one that was cut before."""
-    if experiment.current.model == experiment.task.model:
-        return experiment.channels.trace
-    return trace_model(experiment.current.model)
-
-
-def cut_of(model: Model, trace: ChannelTrace, masks: Mapping[str, np.ndarray]) -> Cut:
-    """What goes from a network of which shapes are enough."""
-    return make_cut(trace, masks, *jax.eval_shape(model.init, jax.random.key(0)))
+def full_cut(experiment: Experiment, masks: Mapping[str, np.ndarray]) -> Cut:
+    """What goes from the network of a run at full width."""
+    shapes = jax.eval_shape(experiment.task.model.init, jax.random.key(0))
+    return make_cut(experiment.channels.trace, masks, *shapes)
 
 
 def _cutter(
@@ -263,7 +213,7 @@ def _cutter(
     Collectives:
       None; where state lies in slices, those of `Placements.whole`.
     """
-    cut = cut_of(before.current.model, trace_of_now(before), masks)
+    cut = full_cut(before, masks)
     places = before.current.method.placements
     small_places = after.current.method.placements
     stored, small_stored = before.current.programs.stored, after.current.programs.stored

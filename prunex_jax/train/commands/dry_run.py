@@ -147,12 +147,7 @@ def dry_run(
 
 
 def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
-    """Compiles the first local step and exchange of a run, and adds up its bytes.
-
-    Args:
-      experiment: The run; every process of it calls this.
-      is_measured: Whether to run a few steps as well.
-    """
+    """Compiles the first local step and exchange of a run, and adds up its bytes."""
     batch = experiment.batch_shapes()
     current = experiment.current
     state, calls = current.programs.abstract_state(), _first_calls(experiment)
@@ -162,8 +157,7 @@ def find_needs(experiment: Experiment, *, is_measured: bool = False) -> Needs:
         args = (state, batch) if is_step else (state,)
         compiled = run_together(functools.partial(program.compile, *args, **options))
         memory += _memory_of(program.name, compiled.run)
-    position = RunPosition(keep_counts=experiment.channels.sizes)
-    saved = saved_shapes(experiment, position)
+    saved = saved_shapes(experiment, RunPosition(experiment.channels.sizes))
     found = Needs(
         sent=tuple(_what_is_sent(experiment)),
         params_bytes=bytes_per_device(state.params),
@@ -220,15 +214,10 @@ def _first_calls(experiment: Experiment) -> list[tuple[Program, dict[str, Any]]]
     """The first local step and the first exchange, if there is one."""
     current, sizes = experiment.current, experiment.channels.sizes
     calls = [(current.programs.local_step, current.step_options(0, sizes))]
-    first = next(_exchanges(experiment), None)
+    first = next(exchanges_to_come(experiment), None)
     if first is not None:
         calls.append((current.programs.exchange, first))
     return calls
-
-
-def _exchanges(experiment: Experiment) -> Iterator[dict[str, Any]]:
-    position = RunPosition(keep_counts=experiment.channels.sizes)
-    return exchanges_to_come(experiment, position)
 
 
 def _memory_of(name: str, compiled: Any) -> list[Memory]:
@@ -279,7 +268,7 @@ def _calls_of(experiment: Experiment) -> Iterator[tuple[str, list[Collective]]]:
         yield "the first step", step(first_options)
         yield "the last step", step(last_options)
     total, before = sum(channels.sizes.values()), dict(channels.sizes)
-    for options in _exchanges(experiment):
+    for options in exchanges_to_come(experiment):
         kept = dict(options["keep_counts"])
         share = sum(kept.values()) / total if total and kept else 1.0
         part = "all channels" if share == 1 else f"{share:.3g} of the channels"

@@ -44,6 +44,7 @@ from prunex_jax.processes import keep_compiled
 from prunex_jax.tasks import LOSS, Objective, Own, Task, make_task
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config
 from prunex_jax.train.commands.own import OWN_FLAGS, given_own
+from prunex_jax.train.records.scores import measured
 
 SPLITS = ("test", "validation")
 # Settings that say what is read and how. Others are of no use here, and plugins would
@@ -110,24 +111,10 @@ def evaluate(
 ) -> Evaluation:
     """Scores an exported network on the data set that its manifest names.
 
-    Args:
-      folder: Made by `python -m prunex_jax export`.
-      split: test or validation.
-      data_dir: Where the data set lies, if not where the run found it.
-      batch_size: Examples at a time; the last batch is filled up with what does not
-        count, so that one program is compiled.
-      own: Data, loss, inputs and metrics that were brought to the run, if any.
-      trusted: As of `read_model`.
-    Returns:
-      The metrics of the run's task, means over the whole split.
     Raises:
       UserError: The folder is no export or was damaged, names no data set, or the split
         is empty.
     """
-    if batch_size < 1:
-        raise UserError(f"--batch_size={batch_size} must be positive")
-    if split not in SPLITS:
-        raise UserError(f"--split={split} is not one of {', '.join(SPLITS)}")
     model = read_model(folder, trusted=trusted)
     try:
         return _evaluated(model, str(folder), split, data_dir, batch_size, own)
@@ -220,15 +207,12 @@ def _score(
 ) -> dict[str, float]:
     """Metrics over a split."""
     score = jax.jit(objective.score)
-    sums = dict.fromkeys(("loss", *objective.counted), 0.0)
     with evaluation_batches(split, batch_size, np.arange(batch_size)) as batches:
-        for batch in batches:
-            found = jax.device_get(score(model(objective.inputs(batch)), batch))
-            sums = {name: total + float(found[name]) for name, total in sums.items()}
-    measures = {k: float(value) for k, value in objective.measures(sums).items()}
-    if not math.isfinite(measures[LOSS.name]):
+        scores = (score(model(objective.inputs(batch)), batch) for batch in batches)
+        measures = measured(objective, scores) or {}
+    if not math.isfinite(measures.get(LOSS.name, math.nan)):
         raise UserError(
-            f"the loss of the {split.name} split is {measures[LOSS.name]}: the "
+            f"the loss of the {split.name} split is {measures.get(LOSS.name)}: the "
             "program answers with what are no numbers, or labels have no output; "
             "export it again"
         )
@@ -283,10 +267,7 @@ def _config_of(
             "its program with prunex_jax.export.read_model instead"
         )
     config = resolve_config({key: values[key] for key in _SECTIONS})
-    if not data_dir:
-        return config
-    data = replace(config.data, dir=data_dir)
-    return replace(config, data=data)
+    return replace(config, data=replace(config.data, dir=data_dir or config.data.dir))
 
 
 def _difference(of_run: Mapping[str, Any], here: Mapping[str, Any]) -> str:

@@ -26,9 +26,6 @@ def named_object(values: Values, flag: str) -> Any:
 def given_own(values: Values, model: Any = None) -> Own | None:
     """What the flags of a command line name; None where they name nothing.
 
-    Args:
-      values: Of `OWN_FLAGS`.
-      model: A network of the caller's own.
     Raises:
       UserError: As `named_object`.
     """

@@ -36,8 +36,13 @@ from prunex_jax.base.signals import STOPPING, handling
 COMMAND = Command(
     text=str(__doc__),
     flags=(
-        Flag("restarts", 10, "How often to start again."),
-        Flag("pause", 5, "Seconds before that, in which the other processes end too."),
+        Flag("restarts", 10, "How often to start again.", at_least=0),
+        Flag(
+            "pause",
+            5,
+            "Seconds before that, in which the other processes end too.",
+            at_least=0,
+        ),
     ),
 )
 # What a new start may help with; so does any signal that has killed the process.
@@ -55,9 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         del settings
         if not command:
             raise UserError("there is no command after --; --help shows an example")
-        for name in ("restarts", "pause"):
-            if getattr(values, name) < 0:
-                raise UserError(f"--{name}={getattr(values, name)} must be at least 0")
         return supervise(command, values.restarts, values.pause)
 
     return run_command(COMMAND, supervised, arguments[:split])
@@ -66,10 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def supervise(command: Sequence[str], restarts: int, pause: float) -> int:
     """Runs a command, again where its process was lost.
 
-    Args:
-      command: Program and arguments.
-      restarts: How often it is started again at most.
-      pause: Seconds before it is.
     Returns:
       Its last exit code; 128 and the number of the signal that has killed it.
     Raises:

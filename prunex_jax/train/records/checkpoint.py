@@ -37,7 +37,7 @@ import jax
 import numpy as np
 
 from prunex_jax.base.errors import AGREED, UserError, one_line
-from prunex_jax.base.files import digests_of, find_damage, read_object, write_json
+from prunex_jax.base.files import digests_of, find_damage, write_json
 from prunex_jax.base.trees import PyTree, flatten_by_path
 from prunex_jax.mesh import gather_texts
 
@@ -98,7 +98,7 @@ class Checkpointer:
       read_only: Leave the folder as it is, also where a run is writing to it; `save`
         does not work then.
     Raises:
-      UserError: The folder cannot be used, or `keep` is not positive.
+      UserError: The folder cannot be used.
     Example:
       >>> import tempfile
       >>> state = {'weight': jax.numpy.arange(3.0)}
@@ -111,11 +111,6 @@ class Checkpointer:
     """
 
     def __init__(self, directory: Path, keep: int = 1, *, read_only: bool = False):
-        if keep < 1:
-            raise UserError(
-                f"config.run.checkpoints_kept={keep} must be at least 1, or the run "
-                "could not be resumed"
-            )
         self._directory = Path(directory).absolute()
         # The step in flight and what its manifest will say.
         self._pending: tuple[int, dict[str, Any]] | None = None
@@ -451,18 +446,14 @@ def saved_steps(directory: Path) -> tuple[int, ...]:
     return tuple(sorted(int(p.parent.name) for p in found if p.parent.name.isdecimal()))
 
 
-def newest_extra(directory: Path) -> dict[str, Any]:
-    """Reads what the newest complete checkpoint keeps beside its arrays.
+def newest_manifest(directory: Path) -> dict[str, Any]:
+    """What the newest complete checkpoint says of itself; {} where none can be read.
 
     It reads no array, changes nothing, and may be called while a run writes.
-
-    Returns:
-      What `Checkpointer.save` was given; {} where there is none to be read.
     """
     for step in reversed(saved_steps(directory)):
-        extra = (read_object(directory / str(step) / _MANIFEST) or {}).get("extra")
-        if isinstance(extra, dict):
-            return extra
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            return _read_manifest(directory / str(step) / _MANIFEST)
     return {}
 
 

@@ -41,6 +41,8 @@ from prunex_jax.processes import LastStart
 from prunex_jax.train.build.config import dotted_keys, fixed_differences
 from prunex_jax.train.build.fingerprints import first_difference
 from prunex_jax.train.build.start import Weights
+from prunex_jax.train.changes.regroup import saved_mesh, saved_shapes_of
+from prunex_jax.train.records.checkpoint import newest_manifest
 from prunex_jax.train.records.trackers import FILES_OF_TRACKERS, Trackers
 from prunex_jax.train.steps.profiling import PROFILE
 
@@ -55,6 +57,7 @@ WEIGHTS = "weights"
 ADDRESSES = "addresses"
 # and what it learns from, and by which functions.
 FINGERPRINTS = "fingerprints"
+_START_OVER = "choose another --workdir, or --fresh to start over"
 
 SUMMARY_KEYS = tuple(
     "method steps seed hosts devices_per_host test_loss params_dense "
@@ -111,7 +114,7 @@ class RunFolder:
             config = _plain(config_dict, "config")
             environment = _plain(environment_dict, "environment")
             if holds_run and not fresh:
-                held = _read_json(path / ENVIRONMENT)
+                held = read_json(path / ENVIRONMENT, _START_OVER)
                 _check_same_run(path, config)
                 _check_same_fingerprints(path, held, environment)
                 if exact_topology:
@@ -236,15 +239,10 @@ class RunFolder:
 
 
 def held_weights(path: Path) -> Weights | None:
-    """What the run in a folder has started from, without arrays; None if from nothing.
-
-    Args:
-      path: A run folder, which may be empty or missing.
-    """
+    """What the run in a folder, if any, has started from; without arrays."""
     try:
-        record = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))[WEIGHTS]
-        return Weights.of_record(record)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Weights.of_record(_noted(path, WEIGHTS))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -254,19 +252,20 @@ def holds_run(workdir: Path | str) -> bool:
 
 
 def last_start(workdir: Path | str) -> LastStart:
-    """Where the processes of the run in a folder were met, if it says so.
-
-    Args:
-      workdir: A run folder, which may be empty or missing.
-    """
+    """Where the processes of the run in a folder were met, if it says so."""
     path = expanded(workdir).absolute()
-    try:
-        held = (read_object(path / ENVIRONMENT) or {}).get(ADDRESSES)
-    except OSError:  # Which is said where the folder is opened.
-        held = None
+    held = _noted(path, ADDRESSES)
     if not isinstance(held, list) or not all(isinstance(each, str) for each in held):
         held = []
     return LastStart(str(path), tuple(held))
+
+
+def _noted(path: Path, entry: str) -> Any:
+    """What the environment in a folder, if any, says of something; None if nothing."""
+    try:
+        return (read_object(path / ENVIRONMENT) or {}).get(entry)
+    except OSError:  # Which is said where the folder is opened.
+        return None
 
 
 def _holds_run(path: Path) -> bool:
@@ -296,12 +295,12 @@ def _remove_results(path: Path) -> None:
 
 def _check_same_run(path: Path, config: Mapping[str, Any]) -> None:
     """Refuses to continue a run with other settings."""
-    before = dotted_keys(_read_json(path / CONFIG))
+    before = dotted_keys(read_json(path / CONFIG, _START_OVER))
     now = dotted_keys(config)
     for key, was, is_now in fixed_differences(before, now):
         raise UserError(
             f"--workdir={path} holds a run with {key}={was!r}, this one has "
-            f"{is_now!r}; choose another --workdir, or --fresh to start over"
+            f"{is_now!r}; {_START_OVER}"
         )
 
 
@@ -327,9 +326,14 @@ def _check_same_fingerprints(
 def _check_same_mesh(
     path: Path, held: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> None:
-    """Refuses to continue a run on another mesh."""
+    """Refuses to continue a run on another mesh than its newest checkpoint is of."""
     before, now = (tree.get("topology") or {} for tree in (held, environment))
-    for key in ("num_hosts", "devices_per_host"):
+    # The start that the environment is of may have saved nothing.
+    leaves = newest_manifest(path / CHECKPOINTS).get("leaves", {})
+    saved, keys = saved_mesh(saved_shapes_of(leaves)), ("num_hosts", "devices_per_host")
+    if saved is not None:
+        before = dict(zip(keys, saved, strict=True))
+    for key in keys:
         if before.get(key) != now.get(key):
             raise UserError(
                 f"--workdir={path} holds a run with topology.{key}={before.get(key)!r},"
@@ -378,11 +382,16 @@ def _text_of(path: Path) -> str:
         ) from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    content = read_object(path)
+def read_json(path: Path, remedy: str = "give the --workdir of a run") -> Any:
+    """A JSON object of a run folder.
+
+    Raises:
+      UserError: It is missing, or cannot be read.
+    """
+    try:
+        content = read_object(path)
+    except OSError:
+        content = None
     if content is None:
-        raise UserError(
-            f"{path} is no JSON object, so the run in it cannot be continued; choose "
-            "another --workdir, or --fresh to start over"
-        )
+        raise UserError(f"{path} is no JSON object that can be read; {remedy}")
     return content

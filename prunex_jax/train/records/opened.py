@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from prunex_jax.base.files import expanded
 from prunex_jax.shrink import Network
 from prunex_jax.tasks import Own
 from prunex_jax.train.build.config import ExperimentConfig, resolve_config
+from prunex_jax.train.build.experiment import own_of
 from prunex_jax.train.build.optimizer import MakeOptimizer
 from prunex_jax.train.records.folder import (
     CONFIG,
@@ -18,12 +19,9 @@ from prunex_jax.train.records.folder import (
     SUMMARY,
     RunFolder,
     holds_run,
-)
-from prunex_jax.train.records.restoring import (
-    TrainedNetwork,
-    load_trained,
     read_json,
 )
+from prunex_jax.train.records.restoring import TrainedNetwork, load_trained
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,28 +78,13 @@ class OpenedRun:
         return self.trained.export(folder, overwrite=overwrite)
 
 
-def open_run(
-    workdir: str | Path,
-    *,
-    model: Any = None,
-    data: Any = None,
-    loss: Callable[[Any, Any], Any] | str | None = None,
-    inputs: Any = None,
-    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
-    optimizer: MakeOptimizer | None = None,
-) -> OpenedRun:
+def open_run(workdir: str | Path, **brought: Any) -> OpenedRun:
     """Opens a run folder, of a run that has ended, was stopped or is at work.
-
-    What was brought to `train` is needed for the network only, and is given again.
 
     Args:
       workdir: The run folder; it is only read.
-      model: As of `train`.
-      data: As of `train`.
-      loss: As of `train`.
-      inputs: As of `train`.
-      metrics: As of `train`.
-      optimizer: As of `train`.
+      **brought: What was brought to `train`, by the same names: `model`, `data`,
+        `loss`, `inputs`, `metrics` and `optimizer`. It is needed for the network only.
     Raises:
       UserError: The folder holds no run, or a file of it cannot be read.
     Example:
@@ -119,14 +102,13 @@ def open_run(
     path = expanded(workdir)
     if not holds_run(path):
         raise UserError(f"{path} holds no run; give the folder of one")
-    given = (model, data, loss, inputs)
-    has_own = metrics or any(part is not None for part in given)
+    optimizer = brought.pop("optimizer", None)
     return OpenedRun(
         workdir=path,
         config=resolve_config(read_json(path / CONFIG)),
         environment=read_json(path / ENVIRONMENT),
         rows=RunFolder(path, is_primary=False).read_rows(),
         summary=read_json(path / SUMMARY) if (path / SUMMARY).is_file() else None,
-        _own=Own(*given, metrics or {}) if has_own else None,
+        _own=own_of(**brought),
         _optimizer=optimizer,
     )

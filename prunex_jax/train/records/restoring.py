@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.files import expanded, read_object
+from prunex_jax.base.files import expanded
 from prunex_jax.base.trees import PyTree
 from prunex_jax.export.folder import export_model
 from prunex_jax.mesh import DEVICE_AXIS, HOST_AXIS, make_topology
@@ -24,7 +24,7 @@ from prunex_jax.shrink import (
     certify_networks,
 )
 from prunex_jax.shrink.compare import Comparison, Subject, compare
-from prunex_jax.tasks import Own
+from prunex_jax.tasks import Own, Task
 from prunex_jax.train.build.config import config_to_dict, resolve_config
 from prunex_jax.train.build.experiment import Experiment, make_experiment
 from prunex_jax.train.build.optimizer import MakeOptimizer
@@ -34,15 +34,13 @@ from prunex_jax.train.changes.regroup import (
     MeshSizes,
     Regrouping,
     describe_regrouping,
-    mesh_of,
     placed_like,
-    saved_mesh,
     saved_shapes_of,
 )
 from prunex_jax.train.changes.transitions import (
     comparison_inputs,
-    cut_of,
     experiment_at,
+    full_cut,
     network_of,
     on_host,
     saved_shapes,
@@ -55,6 +53,7 @@ from prunex_jax.train.records.folder import (
     SUMMARY,
     RunFolder,
     held_weights,
+    read_json,
 )
 from prunex_jax.train.steps.position import RunPosition
 from prunex_jax.train.steps.state import SavedRun, TrainState
@@ -75,26 +74,12 @@ class FoundRun:
         """What is to be said of another mesh; "" on the same."""
         return "" if self.old == self.new else describe_regrouping(self.old, self.new)
 
-    def check_same_mesh(self) -> None:
-        """Raises UserError if the checkpoint is of another mesh."""
-        if self.old != self.new:
-            raise UserError(
-                f"the checkpoint of step {self.position.step} is of "
-                f"{self.old[0]} hosts x {self.old[1]} devices and this run has "
-                f"{self.new[0]} x {self.new[1]}; leave out --exact_topology to go on "
-                "with it"
-            )
-
 
 def restore_run(
     checkpointer: Checkpointer, experiment: Experiment, step: int | None = None
 ) -> FoundRun:
     """Restores a run, and fits what hosts and devices have to the mesh of now.
 
-    Args:
-      checkpointer: Holds its checkpoints.
-      experiment: The run, as it starts.
-      step: As of `Checkpointer.restore`.
     Raises:
       UserError: As `Checkpointer.restore`.
     """
@@ -107,7 +92,8 @@ def restore_run(
         _check_groups(position, experiment.channels.sizes)
         then = experiment_at(experiment, position)
         wanted = saved_shapes(then, position)
-        regrouping = _regrouping(then, wanted, saved_shapes_of(leaves))
+        method, saved = then.current.method, saved_shapes_of(leaves)
+        regrouping = Regrouping(method, wanted.state, saved)
         tried.append((then, wanted, regrouping))
         if not regrouping.changes:
             return wanted
@@ -129,8 +115,10 @@ class TrainedNetwork:
     """What a checkpoint stands for."""
 
     workdir: Path  # The run folder.
-    experiment: Experiment  # The run; its task has the full network.
-    step: int  # Steps done.
+    task: Task  # What was learned, with the full network.
+    method: str
+    num_steps: int  # Length of the run,
+    step: int  # of which are done.
     shrunk: Network  # Cut widths.
     cut: Cut  # Which channels are kept.
     # Full widths, if that is what was trained until now.
@@ -145,11 +133,11 @@ class TrainedNetwork:
             self.cut.put(self.shrunk.params),
             self.cut.put_statistics(self.shrunk.statistics),
         )
-        return on_host(Network(self.experiment.task.model, *widened))
+        return on_host(Network(self.task.model, *widened))
 
     def certify(self) -> Certificate:
         """Compares the masked and the shrunk network on examples of the run."""
-        inputs = comparison_inputs(self.experiment.task)
+        inputs = comparison_inputs(self.task)
         return certify_networks(self.masked, self.shrunk, self.cut, inputs)
 
     def compare(self, batch_sizes: Sequence[int]) -> Comparison:
@@ -158,7 +146,7 @@ class TrainedNetwork:
             Subject(network.model.apply, (network.params, network.statistics))
             for network in (self.masked, self.shrunk)
         )
-        inputs = comparison_inputs(self.experiment.task)
+        inputs = comparison_inputs(self.task)
         return compare(full, small, inputs, batch_sizes=batch_sizes)
 
     def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -172,7 +160,7 @@ class TrainedNetwork:
         Raises:
           UserError: The cut is not exact, or the export cannot be written.
         """
-        experiment, shrunk, workdir = self.experiment, self.shrunk, self.workdir
+        shrunk, workdir = self.shrunk, self.workdir
 
         def apply(model: Model, tree: PyTree, inputs: PyTree) -> jax.Array:
             return model.apply(tree["params"], tree["statistics"], inputs)
@@ -181,17 +169,17 @@ class TrainedNetwork:
             folder,
             functools.partial(apply, shrunk.model),
             {"params": shrunk.params, "statistics": shrunk.statistics},
-            [comparison_inputs(experiment.task)],
+            [comparison_inputs(self.task)],
             certificate=self.certify(),
             cut=self.cut,
             about={
                 "trained": {
                     "workdir": workdir.name,
                     "step": self.step,
-                    "num_steps": experiment.num_steps,
-                    "method": experiment.current.method.name,
+                    "num_steps": self.num_steps,
+                    "method": self.method,
                 },
-                "dataset": experiment.task.dataset.about(),
+                "dataset": self.task.dataset.about(),
                 "metrics": _metrics(workdir, self.step),
                 "config": config_to_dict(resolve_config(read_json(workdir / CONFIG))),
             },
@@ -228,20 +216,22 @@ def load_trained(
     full = _experiment(path, data_dir, simulates, own, own_optimizer)
     with Checkpointer(path / CHECKPOINTS, read_only=True) as checkpointer:
         found = restore_run(checkpointer, full, step)
-    position, experiment, saved_run = found.position, found.experiment, found.run
-    handover = position.handover
-    # A mean that is not complete yet has no batch statistics.
-    is_last = position.step == experiment.num_steps
-    state, mean = saved_run.state, saved_run.final_mean if is_last else None
-    network = network_of(experiment, state, mean)
-    if handover is not None:
-        masks = handover.masks(full.channels.sizes)
-        cut = cut_of(full.task.model, full.channels.trace, masks)
-        return TrainedNetwork(path, full, position.step, network, cut)
+    position, experiment, state = found.position, found.experiment, found.run.state
+    trained = functools.partial(
+        TrainedNetwork,
+        path,
+        full.task,
+        full.current.method.name,
+        full.num_steps,
+        position.step,
+    )
+    network = network_of(experiment, state)
+    if position.handover is not None:
+        cut = full_cut(full, position.handover.masks(full.channels.sizes))
+        return trained(network, cut)
     masks = jax.device_get(experiment.current.method.pruning.masks(state.opt_state))
-    cut = cut_of(full.task.model, full.channels.trace, masks)
-    shrunk = on_host(network.shrunk(cut))
-    return TrainedNetwork(path, full, position.step, shrunk, cut, network)
+    cut = full_cut(full, masks)
+    return trained(on_host(network.shrunk(cut)), cut, network)
 
 
 def mesh_in_folder(path: Path) -> tuple[int, int]:
@@ -286,15 +276,6 @@ def _check_groups(position: RunPosition, sizes: Mapping[str, int]) -> None:
             )
 
 
-def _regrouping(
-    experiment: Experiment, wanted: SavedRun, saved: Mapping[str, tuple[int, ...]]
-) -> Regrouping:
-    """From shapes that were saved to those of now."""
-    new = mesh_of(wanted)
-    method = experiment.current.method
-    return Regrouping(method, saved_mesh(saved) or new, new, wanted.state, saved)
-
-
 def _with_state(run: SavedRun, state: TrainState) -> SavedRun:
     return run._replace(**state._asdict())
 
@@ -331,14 +312,11 @@ def _experiment(
         )
     simulated = f"{hosts}x{per_host}" if simulates else ""
     topology = make_topology(str(hosts), devices[: hosts * per_host], simulated)
-    if config.distill.teacher == SELF:  # Checkpoints hold it.
-        return make_experiment(
-            config, topology, own, own_optimizer, weights, goes_on=True
-        )
-    # Another teacher has nothing more to say, and may be gone.
-    without_teacher = dataclasses.replace(config, distill=DistillConfig())
+    built = config
+    if config.distill.teacher != SELF:  # It has nothing more to say, and may be gone.
+        built = dataclasses.replace(config, distill=DistillConfig())
     experiment = make_experiment(
-        without_teacher, topology, own, own_optimizer, weights, goes_on=True
+        built, topology, own, own_optimizer, weights, goes_on=True
     )
     return dataclasses.replace(experiment, config=config)
 
@@ -353,21 +331,3 @@ def _metrics(path: Path, step: int) -> dict[str, Any]:
     rows = RunFolder(path, is_primary=False).read_rows()
     logged = [row for row in rows if row["step"] <= step and "loss" in row]
     return {"summary": summary, "logged": logged[-1] if logged else None}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a run folder.
-
-    Raises:
-      UserError: It is missing, or cannot be read.
-    """
-    try:
-        content = read_object(path)
-    except OSError:
-        content = None
-    if content is None:
-        raise UserError(
-            f"{path} is missing, or no JSON object that can be read; give the "
-            "--workdir of a run"
-        )
-    return content

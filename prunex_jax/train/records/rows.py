@@ -15,14 +15,7 @@ from prunex_jax.train.steps.programs import Report
 def training_row(
     experiment: Experiment, position: RunPosition, clock: Clock, report: Report
 ) -> dict[str, Any]:
-    """What training has measured since the last row, and cost so far.
-
-    Args:
-      experiment: The run.
-      position: Where it is.
-      clock: Of its steps.
-      report: What the mesh has seen, on the host.
-    """
+    """What training has measured since the last row, and cost so far."""
     cost = spent(experiment, position, clock)
     dense_bytes = position.dense_bytes(experiment.dense_host_bytes_per_step)
     median = clock.seconds_per_step_median

@@ -1,13 +1,14 @@
 """Scores networks on held-out examples, and says whether a run is worth going on."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 
 from prunex_jax.base.errors import TrainingDivergedError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.data import Split, batch_rows, evaluation_batches, place_batch
+from prunex_jax.tasks import Objective, Sums
 from prunex_jax.train.build.experiment import Experiment
 from prunex_jax.train.steps.compiled import Program
 from prunex_jax.train.steps.programs import Report
@@ -42,12 +43,6 @@ def evaluate_split(
 ) -> dict[str, float] | None:
     """Scores a network on every example of a split once, on all devices of the mesh.
 
-    Args:
-      experiment: The run, whose mesh and size of batches are used.
-      program: `programs.Programs.evaluate` of this network's model.
-      network: Parameters and statistics, replicated over the mesh.
-      split: What it is scored on.
-      should_stop: Asked before every batch, the same on every process.
     Returns:
       Metric of the task -> its mean over all examples; None if there is none, or
       scoring was stopped.
@@ -60,23 +55,36 @@ def evaluate_split(
     batch_size = experiment.eval_batch_size
     rows = batch_rows(mesh, batch_size)
     objective = experiment.task.objective
-    sums = dict.fromkeys(("loss", *objective.counted), 0.0)
     with evaluation_batches(split, batch_size, rows, config.num_workers) as batches:
-        for batch in batches:
-            if should_stop():
-                return None
-            score = jax.device_get(program(*network, place_batch(batch, mesh, rows)))
-            sums = {name: total + float(score[name]) for name, total in sums.items()}
-    if not sums[objective.unit]:
-        return None
-    found = {k: float(x) for k, x in objective.measures(sums).items()}
-    if not math.isfinite(found["loss"]):
+        found = measured(
+            objective,
+            (program(*network, place_batch(batch, mesh, rows)) for batch in batches),
+            should_stop,
+        )
+    if found is not None and not math.isfinite(found["loss"]):
         raise TrainingDivergedError(
             f"the loss of the {split.name} split is {found['loss']}, and those of "
             "training were finite; look there for labels or numbers that the training "
             "split does not have. The network is in the newest checkpoint"
         )
     return found
+
+
+def measured(
+    objective: Objective,
+    scores: Iterable[Sums],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Metrics of a task, from what its batches add up to; None as of a split."""
+    sums = dict.fromkeys(("loss", *objective.counted), 0.0)
+    for score in scores:
+        if should_stop():
+            return None
+        found = jax.device_get(score)
+        sums = {name: total + float(found[name]) for name, total in sums.items()}
+    if not sums[objective.unit]:
+        return None
+    return {name: float(value) for name, value in objective.measures(sums).items()}
 
 
 def check_health(
@@ -88,7 +96,7 @@ def check_health(
       report: What the mesh has seen, on the host.
       max_host_drift: Largest ||theta - z|| / ||z||, mean over copies; 0 allows any.
       step: Steps done.
-      last_good_step: Step of the newest checkpoint; None if there is none.
+      last_good_step: Of the newest checkpoint, if any.
     Raises:
       TrainingDivergedError: The loss is not finite, or the copies have left their
         consensus. The latter is how H-SADMM diverges: copies and duals chase each

@@ -13,13 +13,13 @@ from prunex_jax.shrink import Network
 from prunex_jax.shrink.cost import count_params
 from prunex_jax.train.build.experiment import Experiment, macs_of_one_example
 from prunex_jax.train.build.work import seen_until, speed_of, work_of_training
-from prunex_jax.train.changes.transitions import cut_of, cut_out, network_of
+from prunex_jax.train.changes.transitions import cut_out, full_cut, network_of
 from prunex_jax.train.records.restoring import TrainedNetwork
 from prunex_jax.train.records.scores import evaluate_split
 from prunex_jax.train.steps.clock import Clock
 from prunex_jax.train.steps.position import RunPosition
 from prunex_jax.train.steps.programs import Programs
-from prunex_jax.train.steps.state import NetworkMean, TrainState
+from prunex_jax.train.steps.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -30,7 +30,7 @@ class TrainResult:
       summary: The content of summary.json.
       network: The trained network, shrunk where the method prunes; host arrays.
       masks: Which channels of the full network it kept, bool[size] per group.
-      trained: The same network with its run, for certificates and exports.
+      trained: The same network, for certificates and exports.
     """
 
     summary: Mapping[str, Any]
@@ -71,33 +71,33 @@ def finish(
     clock: Clock,
     state: TrainState,
     workdir: Path,
-    mean: NetworkMean | None = None,
     written: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Makes the network that a run stands for, and says what it is worth.
 
-    Args:
-      experiment: The run, as it ended.
-      position: Where it ended.
-      clock: Times of its steps.
-      state: Its training state.
-      workdir: Its folder.
-      mean: What the final network is, if not that of the state.
-      written: The summary, if the run had ended before; then nothing is scored again.
-    Returns:
-      The network and the summary.
+    Where the run had ended before, its written summary is given, and nothing is scored
+    again.
+
     Collectives:
       Those of evaluating two splits.
     """
     handover, task = position.handover, experiment.task
     if handover is None:
-        shrunk, masks, error = cut_out(experiment, state, mean)
+        shrunk, masks, error = cut_out(experiment, state)
     else:
-        shrunk = network_of(experiment, state, mean)
+        shrunk = network_of(experiment, state)
         masks = handover.masks(experiment.channels.sizes)
         error = handover.max_abs_error
-    cut = cut_of(task.model, experiment.channels.trace, masks)
-    trained = TrainedNetwork(workdir, experiment, position.step, shrunk, cut)
+    cut = full_cut(experiment, masks)
+    trained = TrainedNetwork(
+        workdir,
+        task,
+        experiment.current.method.name,
+        experiment.num_steps,
+        position.step,
+        shrunk,
+        cut,
+    )
     if written is not None:
         return TrainResult(written, shrunk, masks, trained)
     num_channels = sum(mask.size for mask in masks.values())
@@ -136,12 +136,11 @@ def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any
     current, mesh = experiment.current, experiment.mesh
     programs = current.programs
     if network.model != current.model:
-        ledger, method = experiment.ledger, current.method
         programs = Programs(
             network.model,
-            method,
+            current.method,
             mesh,
-            ledger,
+            experiment.ledger,
             layouts={},
             objective=experiment.task.objective,
         )
@@ -150,14 +149,13 @@ def _what_it_is_worth(experiment: Experiment, network: Network) -> dict[str, Any
     )
     task, row = experiment.task, dict[str, Any]()
     dataset = task.dataset
+    metrics = [metric.name for metric in task.objective.metrics]
+    metrics.sort(key=lambda metric: metric == "loss")  # Which comes last.
     for name, split in (("validation", dataset.validation), ("test", dataset.test)):
         result = None
         if name == "validation" or experiment.config.run.read_test:
             result = evaluate_split(experiment, programs.evaluate, arrays, split)
-        metrics = [metric.name for metric in task.objective.metrics]
-        for metric in sorted(metrics, key=lambda metric: metric == "loss"):
-            value = None if result is None else result[metric]
-            row[f"{name}_{metric}"] = value
+        row |= {f"{name}_{metric}": (result or {}).get(metric) for metric in metrics}
     return row
 
 

@@ -18,7 +18,7 @@ from jax.extend import core
 
 from prunex_jax.base.trees import PyTree
 from prunex_jax.comm import Collective, list_collectives, wire_bytes
-from prunex_jax.mesh import program_to_count
+from prunex_jax.mesh import AnyMesh, program_to_count, sharding_on
 
 # Of 0 to 3: without most passes over the code of each computation.
 _QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 1}
@@ -122,10 +122,6 @@ class Program:
         """Compiles what a later call will need, on another thread than that of calls.
 
         The ledger counts it with that call, which waits for it if it is not done.
-
-        Args:
-          *args: As of the call, or their shapes, types and shardings.
-          **static: As of the call.
         """
         self._built(args, static)
 
@@ -192,6 +188,14 @@ def _counted(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes_of(args)
     )
     return jax.jit(counted).trace(*plain).jaxpr
+
+
+def shapes_on(mesh: AnyMesh, spec: jax.P, tree: PyTree) -> PyTree:
+    """Shapes and types of arrays, or shapes, as if they were placed over a mesh."""
+    sharding = sharding_on(mesh, spec)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
 
 
 def shapes_of(tree: PyTree) -> PyTree:

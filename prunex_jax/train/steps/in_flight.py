@@ -64,9 +64,7 @@ class StepsInFlight:
     def started(self, ticket: jax.Array, *, is_local: bool) -> None:
         """Adds a step to those in flight.
 
-        Args:
-          ticket: Ready when the step is done.
-          is_local: Whether nothing travels between hosts in it.
+        Its ticket is ready when it is done; local is what no other host waits for.
         """
         self._in_flight.append((ticket, is_local and not self._has_exchanged))
         self._has_exchanged = False

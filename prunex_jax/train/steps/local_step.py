@@ -55,10 +55,6 @@ class LocalStep:
     ) -> tuple[TrainState, jax.Array]:
         """The state after a step, and the number of the step.
 
-        Args:
-          state: Blocks, as `shard_map` gives them.
-          batch: The examples of this device.
-          **options: Of the method, for this step.
         Collectives:
           Those of the method's update.
         """

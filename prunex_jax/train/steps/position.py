@@ -12,10 +12,9 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.train.steps.clock import ClockTotals
 from prunex_jax.train.steps.compiled import Ledger
 
-# Version 0 had no version, and 1 did not say which cut was the last (all were) nor what
-# the steps before it have cost; 2 knew no other mesh than that of the run, and 3 left
-# out no examples.
-_VERSION = 4
+# Version 0 had no version; 2 knew no other mesh than that of the run, and 3 left out no
+# examples; 2 to 4 may have had several cuts, and said which was the last.
+_VERSION = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +26,7 @@ class Handover:
     # sorted. With the settings they say every width of the small network.
     kept: Mapping[str, Sequence[int]]
     max_abs_error: float  # Largest difference between masked and shrunk logits then.
-    seconds_per_step_median: float  # Of the steps before the first one.
-    # Whether nothing is pruned after it; else some channels are still to go.
-    is_last: bool = True
-    # Multiply-accumulates of one example in each step before it, added up. None where
-    # nothing counted them: then as if all those steps had been at full width, as they
-    # were before the first cut.
-    macs_before: int | None = None
+    seconds_per_step_median: float  # Of the steps before it.
 
     def masks(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Masks of the full network, bool[size] per group, True where kept.
@@ -80,11 +73,7 @@ class RunPosition:
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
 
     def dense_bytes(self, per_step: float) -> float:
-        """Bytes per host that hierarchical dense averaging would have sent by now.
-
-        Args:
-          per_step: In one step on the mesh of now.
-        """
+        """Bytes per host that hierarchical dense averaging would have sent by now."""
         return self.dense_bytes_before + per_step * (self.step - self.mesh_since)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,9 +84,6 @@ class RunPosition:
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:
         """Reads what a checkpoint holds beside the training state.
 
-        Args:
-          saved: What `to_dict` gave, now or before positions had versions; it may have
-            been JSON in between.
         Raises:
           UserError: It is of a later version, or not of this form.
         """
@@ -110,11 +96,14 @@ class RunPosition:
             )
         fields = {key: value for key, value in saved.items() if key != "version"}
         cut = fields.get("handover")
-        if version < 2 and isinstance(cut, Mapping):
-            fields["handover"] = {"is_last": True, "macs_before": None, **cut}
+        if version < _VERSION and isinstance(cut, Mapping):
+            if not cut.get("is_last", True):
+                raise _not_readable("channels were still to go after its cut")
+            of_several = ("is_last", "macs_before")
+            fields["handover"] = {k: v for k, v in cut.items() if k not in of_several}
         if version < 3:
             fields = {"mesh_since": 0, "dense_bytes_before": 0.0, **fields}
-        if version < _VERSION:
+        if version < 4:
             fields = {"left_out": 0, "left_out_macs": 0, **fields}
         position: Self = _read(cls, fields, "position")
         for name in ("step", "phase", "num_rounds"):  # They count, and choose.

@@ -43,13 +43,7 @@ def profile_window(text: str, num_steps: int) -> tuple[int, int] | None:
 
 
 class Profiler:
-    """Traces this process while a window of steps runs.
-
-    Args:
-      window: From `profile_window`.
-      folder: Where to.
-      tell: Called with one line when the trace is written.
-    """
+    """Traces this process while a window of steps runs."""
 
     def __init__(
         self,

@@ -26,14 +26,13 @@ from prunex_jax.mesh import (
     leave,
     map_over,
     settle,
-    sharding_on,
     specs_of,
     vary,
 )
 from prunex_jax.methods import Method, RoundKind
 from prunex_jax.models import Model, from_moments, to_moments
 from prunex_jax.tasks import Batch, Objective, Sums
-from prunex_jax.train.steps.compiled import Ledger, Program
+from prunex_jax.train.steps.compiled import Ledger, Program, shapes_on
 from prunex_jax.train.steps.local_step import LocalStep
 from prunex_jax.train.steps.state import (
     FIRST_BAD_STEP,
@@ -195,14 +194,8 @@ class Programs:
         """Shapes, types and shardings of the state, for restoring it."""
         shapes = jax.eval_shape(self._init(), jax.random.key(0))
 
-        def shard(spec: jax.P, part: PyTree) -> PyTree:
-            sharding = sharding_on(self._mesh, spec)
-            return jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-                part,
-            )
-
-        return jax.tree.map(shard, self._specs, shapes)
+        place = functools.partial(shapes_on, self._mesh)
+        return jax.tree.map(place, self._specs, shapes)
 
     def _prepare(self) -> Callable[..., TrainState]:
         preparation, placements = self._method.preparation, self._method.placements

@@ -1,4 +1,4 @@
-"""What checkpoints hold: the training state, and means of networks.
+"""What checkpoints hold: the training state, and the run's own teacher.
 
 `mesh.placement` explains where the parts of the state live.
 """
@@ -48,7 +48,7 @@ class NetworkMean(NamedTuple):
 
 
 class SavedRun(NamedTuple):
-    """What a checkpoint holds: the training state, and means of networks.
+    """What a checkpoint holds: the training state, and the run's own teacher.
 
     The first fields are those of `TrainState`, so that its parts keep their paths.
     """
@@ -59,7 +59,6 @@ class SavedRun(NamedTuple):
     opt_state: PyTree
     totals: Totals
     own_teacher: NetworkMean | None = None
-    final_mean: NetworkMean | None = None
 
     @property
     def state(self) -> TrainState:
@@ -79,11 +78,7 @@ def whole_tree(params: PyTree, statistics: PyTree) -> dict[str, PyTree]:
 
 
 def zero_totals(counted: Iterable[str]) -> Totals:
-    """Totals of a device that has seen nothing.
-
-    Args:
-      counted: Names of the sums beside `loss`.
-    """
+    """Totals of a device that has seen nothing."""
     nothing = {name: jnp.zeros((), jnp.float32) for name in ("loss", *counted)}
     return {**nothing, FIRST_BAD_STEP: jnp.asarray(NEVER, jnp.int32)}
 
@@ -94,16 +89,11 @@ class Stored:
 
     Programs work in float32, whatever parameters are stored in. Rounded to nearest,
     most updates of bfloat16 would be lost; stochastically, they are there on average.
-
-    Attributes:
-      placements: Where every part lives; a prefix of the state.
-      param_dtype: Type that parameters are stored in; float32 leaves them as they are.
-      seed: Of the rounding.
     """
 
-    placements: TrainState
-    param_dtype: str = "float32"
-    seed: int = 0
+    placements: TrainState  # Where every part lives; a prefix of the state.
+    param_dtype: str = "float32"  # What parameters are stored in.
+    seed: int = 0  # Of the rounding.
 
     @property
     def is_narrow(self) -> bool:
@@ -158,13 +148,10 @@ class Stored:
 
 
 def rounded_to_bfloat16(values: jax.Array, key: jax.Array) -> jax.Array:
-    """Rounds up or down, with probabilities such that the mean is what was given.
+    """Rounds float32 up or down, so that the mean is what was given.
 
-    Args:
-      values: float32. What bfloat16 has stays, as does what is not finite.
-      key: Random key.
-    Returns:
-      bfloat16, of the same shape.
+    What bfloat16 has stays, as does what is not finite.
+
     Example:
       >>> values = jnp.full(1000, 1 + 2**-9)  # a quarter of the way to the next
       >>> found = rounded_to_bfloat16(values, jax.random.key(0))
