@@ -22,16 +22,6 @@ def fingerprint_of(dataset: Dataset) -> dict[str, Any]:
     which are mostly all, and 32 of others. The test split stays unread, and so does
     what a user's own data set holds, which may be another thing at every look, as where
     examples are augmented.
-
-    Example:
-      >>> from prunex_jax.data.own import open_own
-      >>> from prunex_jax.data.settings import DataConfig
-      >>> same, other = (
-      ...     fingerprint_of(open_own(np.full(9, value), DataConfig()))
-      ...     for value in (1.0, 2.0)
-      ... )
-      >>> [key for key in same if same[key] != other[key]]
-      ['the content of 8 examples in train', 'the content of 1 examples in validation']
     """
     described: dict[str, Any] = {}
     for name in SPLITS:

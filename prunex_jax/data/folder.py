@@ -58,17 +58,6 @@ def open_folder(config: DataConfig) -> StoredSet:
     `validation_share` of every class is held out: the files whose path and
     `shuffle_seed` have the lowest hash, so that nearly all files stay where they are
     when some are added or removed.
-
-    Example:
-      >>> import tempfile
-      >>> from PIL import Image
-      >>> with tempfile.TemporaryDirectory() as root:
-      ...     for name in ("cat", "dog"):
-      ...         Path(root, name).mkdir()
-      ...         Image.new("RGB", (8, 8)).save(Path(root, name, "1.png"))
-      ...     stored = open_folder(DataConfig(name="folder", dir=root))
-      >>> stored.class_names, stored.image_shape, len(stored.sources["train"])
-      (('cat', 'dog'), (8, 8, 3), 2)
     """
     root = named_path(config, "FOLDER, with one folder of image files per class")
     folders = _split_folders(root)

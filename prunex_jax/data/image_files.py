@@ -42,17 +42,7 @@ class Found:
 
 
 def look_at(files: ImageFiles, config: DataConfig) -> Found:
-    """Reads the shapes of images, at least one, and finds broken ones.
-
-    Example:
-      >>> import io
-      >>> files = ImageFiles(2, 8, lambda k: io.BytesIO(b"text"), "{}.jpg".format)
-      >>> look_at(files, DataConfig())
-      Traceback (most recent call last):
-      ...
-      prunex_jax.base.errors.UserError: 0.jpg is broken (no image of a known format): \
-replace or delete it, or set data.broken_files=skip
-    """
+    """Reads the shapes of images, at least one, and finds broken ones."""
     skips = config.broken_files == "skip"
     whole = skips or files.num_bytes <= DECODED_BYTES
 

@@ -108,16 +108,7 @@ class _Part:
 
 
 def open_npz(config: DataConfig) -> StoredSet:
-    """Opens labelled images that are arrays of a file.
-
-    Example:
-      >>> import tempfile
-      >>> file = tempfile.NamedTemporaryFile(suffix=".npz")
-      >>> np.savez(file, x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 3)
-      >>> stored = open_npz(DataConfig(name="npz", dir=file.name))
-      >>> stored.image_shape, stored.num_classes, len(stored.sources["train"])
-      ((4, 4, 1), 3, 9)
-    """
+    """Opens labelled images that are arrays of a file."""
     parts = _parts(config)
     for part in parts.values():
         if not part.is_images:
@@ -150,16 +141,7 @@ def npz_has_images(config: DataConfig) -> bool:
 
 
 def npz_arrays(config: DataConfig) -> dict[str, PyTree]:
-    """Reads arrays of any kind, as `open_own` takes them: split -> (x, y), or x alone.
-
-    Example:
-      >>> import tempfile
-      >>> file = tempfile.NamedTemporaryFile(suffix=".npz")
-      >>> np.savez(file, x=np.ones((9, 2)), x_test=np.ones((3, 2)))
-      >>> arrays = npz_arrays(DataConfig(name="npz", dir=file.name))
-      >>> {split: x.shape for split, x in arrays.items()}
-      {'train': (9, 2), 'test': (3, 2)}
-    """
+    """Reads arrays of any kind, as `open_own` takes them: split -> (x, y) or x."""
     return {
         split: part.x.read() if part.y is None else (part.x.read(), part.targets())
         for split, part in _parts(config).items()

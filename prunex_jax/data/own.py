@@ -32,7 +32,6 @@ class _IndexedExamples:
     elements: Any
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.elements)
 
     def read(self, numbers: Positions) -> PyTree:
@@ -69,7 +68,6 @@ class OwnSplit:
         return isinstance(self.source, _IndexedExamples)
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.numbers)
 
     def training_batch(

@@ -83,13 +83,6 @@ def named_path(config: DataConfig, wanted: str) -> Path:
     """Where the data lie, as `dir` says, which has to be what is `wanted`.
 
     That starts with FOLDER, FILE or PATH, for either.
-
-    Example:
-      >>> named_path(DataConfig('npz', 'a'), 'FILE.npz')
-      Traceback (most recent call last):
-        ...
-      prunex_jax.base.errors.UserError: config.data.dir='a' is no file;\
- config.data.name='npz' needs --config.data.dir=FILE.npz
     """
     path = expanded(config.dir)
     if wanted.startswith("FOLDER"):

@@ -103,16 +103,7 @@ def _rows(tokens: Tokens, starts: Positions, length: int) -> npt.NDArray[Any]:
 
 
 def check_tokens(tokens: npt.NDArray[Any], num_tokens: int) -> None:
-    """Refuses tokens that are none of a vocabulary.
-
-    Example:
-      >>> check_tokens(np.array([3, 9]), 8)
-      Traceback (most recent call last):
-        ...
-      prunex_jax.base.errors.UserError: token 9 is none of the 8 of the vocabulary, \
-0 to 7; set config.data.vocabulary to what the tokenizer has, and check \
-config.data.token_dtype
-    """
+    """Refuses tokens that are none of a vocabulary."""
     largest = int(tokens.max(initial=0))
     wrong = largest if largest >= num_tokens else int(tokens.min(initial=0))
     if not 0 <= wrong < num_tokens:
