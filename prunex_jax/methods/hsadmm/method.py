@@ -18,10 +18,10 @@ from prunex_jax.comm import TopK, Wire
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm import move
 from prunex_jax.methods.hsadmm.arithmetic import norm
-from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.outer import law_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
+from prunex_jax.methods.hsadmm.round import DeviceLevel
 from prunex_jax.methods.hsadmm.send import payload_of
 from prunex_jax.methods.hsadmm.state import HsadmmState, state_placements
 from prunex_jax.methods.hsadmm.streaming import Streaming, fragments_of
@@ -125,7 +125,7 @@ def streaming_of(
     return Streaming(sync, rounds.fragments, rounds.delay, mixing)
 
 
-def parameters_of(recipe: Recipe, sync: SyncSchedule) -> HsadmmParameters:
+def _parameters_of(recipe: Recipe, sync: SyncSchedule) -> HsadmmParameters:
     """The preset with what the settings change of it."""
     config: HsadmmConfig = recipe.settings
     rounds = rounds_of(recipe)
@@ -161,7 +161,7 @@ def core_of(recipe: Recipe) -> Hsadmm:
     """The core as the settings say."""
     config: HsadmmConfig = recipe.settings
     sync = recipe.sync(config.sync_period)
-    parameters = parameters_of(recipe, sync)
+    parameters = _parameters_of(recipe, sync)
     return Hsadmm(
         recipe.inner,
         recipe.groups,
