@@ -372,12 +372,7 @@ def sums_positions(num_choosers: int, num_hosts: int) -> bool:
 
 
 def _without_twins(positions: jax.Array, nowhere: int) -> jax.Array:
-    """Sorts positions; those that occur again point nowhere instead.
-
-    Example:
-      >>> _without_twins(jnp.array([7, 2, 7, 3]), 9).tolist()
-      [2, 3, 7, 9]
-    """
+    """Sorts positions; those that occur again point nowhere instead."""
     ordered = jnp.sort(positions)
     is_again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])
     return jnp.where(is_again, nowhere, ordered)

@@ -53,16 +53,10 @@ def send(
     """Averages s_i = z_i + v_i - z + delta e_i over hosts, as compact arrays.
 
     A narrow format rounds stochastically, or what it loses goes into the next round, as
-    do numbers that are not sent.
+    do numbers that are not sent. `difference` is z_i + v_i - z after the choice.
 
-    Args:
-      difference: z_i + v_i - z after the choice, per_host.
-      choice: Which channels are sent.
-      error: e_i, per_host; None where the form keeps none.
-      num_rounds: int32[], rounds before this one.
-      this: The round.
     Returns:
-      The mean, replicated; and e_i, per_host, or None.
+      The mean, replicated; and e_i, per_host, or None where the form keeps none.
     Collectives:
       As `mean_of_differences`; of slices, also as `Slicing.take_kept` and `put_kept`,
       the latter twice where there is an error.
