@@ -14,7 +14,6 @@ from prunex_jax.comm.accounting import (
 )
 from prunex_jax.comm.averaging import (
     flat_mean_over_mesh,
-    gather_over_hosts,
     mean_of_entries,
     mean_over_devices,
     mean_over_hosts,
@@ -26,7 +25,7 @@ from prunex_jax.comm.averaging import (
     take_from_host,
 )
 from prunex_jax.comm.chunks import Route, TopK, mean_of_largest
-from prunex_jax.comm.collectives import check_local
+from prunex_jax.comm.collectives import check_local, gather_over_hosts
 from prunex_jax.comm.formats import FORMATS
 from prunex_jax.comm.formulas import compact_size, dense_size
 from prunex_jax.comm.ring import ring_mean_over_hosts

@@ -291,8 +291,8 @@ def mean_of_entries(
       The mean, float32[n], replicated; and what this host has put into it, float32[k],
       per_host: the values after rounding, so that values less that is still to be sent.
     Collectives:
-      As `gather_over_hosts` for k values, or the blocks they become, and for k
-      positions.
+      As `collectives.gather_over_hosts` for k values, or the blocks they become, and
+      for k positions.
     """
     count = values.size
     message = wires.write(values, wire)
@@ -326,20 +326,6 @@ def min_over_mesh(value: jax.Array, axes: MeshAxes) -> jax.Array:
     own = own + position(axes.device)
     entries = jnp.zeros(num_hosts * num_devices, value.dtype).at[own].set(value)
     return jnp.min(collectives.sum_over_mesh(entries, axes))
-
-
-def gather_over_hosts(tree: PyTree, axes: MeshAxes) -> PyTree:
-    """Collects a tree from all hosts, leaf by leaf; for trees of few leaves.
-
-    Args:
-      tree: Leaves [n] of any type, per_host.
-      axes: Mesh axes.
-    Returns:
-      Leaves [hosts, n], replicated.
-    Collectives:
-      As `collectives.gather_over_hosts` for every leaf.
-    """
-    return jax.tree.map(lambda x: collectives.gather_over_hosts(x, axes), tree)
 
 
 def sum_over_hosts(tree: PyTree, axes: MeshAxes) -> PyTree:

@@ -97,9 +97,6 @@ def gather_over_hosts(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
 def sum_over_mesh(buffer: jax.Array, axes: MeshAxes) -> jax.Array:
     """Sums a buffer, per_device, over all devices of all hosts, hierarchically.
 
-    The bandwidth-optimal form: scatter the sum over the fast axis, sum each slice over
-    the slow one, gather over the fast one.
-
     Collectives:
       With P devices per host and m = ceil(n / P): a scattered sum over the device axis
       of P * m elements, a sum over the host axis of m elements, a gather over the
@@ -160,11 +157,7 @@ def exchange(rows: jax.Array, axis: Axis) -> jax.Array:
 
 
 def collect(rows: jax.Array, axis: Axis) -> jax.Array:
-    """Puts the rows of all positions one after the other.
-
-    Collectives:
-      One gather over `axis` of n rows from each position.
-    """
+    """Puts the rows of all positions one after the other, by a gather over `axis`."""
     return _gather(vary(rows, _as_tuple(axis)), axis)
 
 

@@ -8,7 +8,7 @@ the axes ('host', 'device'), and what programs need to run on it.
     described    GPUs that are not here, to compile for
     simulated    a mesh that one device simulates: `map_over` works on both
     axes         names of mesh axes: `MeshAxes`, `vary`
-    varying      the types behind it, by the names that each jax has for them
+    varying      the types behind it
     ordering     one computation after another
     peaks        how fast devices are at best
     placement    where parts of a tree live: `Placement`, `enter`, `leave`

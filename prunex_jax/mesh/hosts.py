@@ -83,11 +83,10 @@ class DeviceRecord:
 
 
 def fast_domain(device: jax.Device) -> int | None:
-    """The domain of fast links that a device is in, where its platform tells it.
+    """The slice of TPUs, or the GPUs joined by NVLink, that a device tells it is in.
 
-    A slice of TPUs, or the GPUs that NVLink joins: `partition_index` in newer versions
-    of jax, where `slice_index` is deprecated. Processes on CPU are all in slice 0 for
-    jax, which says nothing of their links.
+    `partition_index` in newer versions of jax, where `slice_index` is deprecated.
+    Processes on CPU are all in slice 0 for jax, which says nothing of their links.
     """
     if getattr(device, "platform", "") == "cpu":
         return None
@@ -167,10 +166,7 @@ def split_grid(text: str) -> tuple[int, int] | None:
 
 
 def resolve_layout(layout: str | int, records: Sequence[DeviceRecord]) -> str | int:
-    """Replaces auto: by machine with several processes, otherwise one host.
-
-    So is a layout of stand-ins, whose hosts count in one process.
-    """
+    """Replaces auto and stand-ins: by machine with several processes, or a number."""
     found = stand_ins(layout)
     if layout != "auto" and found is None:
         return layout

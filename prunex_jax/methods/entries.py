@@ -34,12 +34,7 @@ from prunex_jax.sparsity import entry_count, largest_entries
 
 
 def is_named(paths: Iterable[str], names: Sequence[str]) -> list[bool]:
-    """Whether each path contains one of the names.
-
-    Example:
-      >>> is_named(['stem/kernel', 'stem/bias', 'head/bias'], ['stem/k', 'head'])
-      [True, False, True]
-    """
+    """Whether each path contains one of the names."""
     return [any(name in path for name in names) for path in paths]
 
 

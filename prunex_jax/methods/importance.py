@@ -76,7 +76,7 @@ class ImportanceState(NamedTuple):
     num_steps: jax.Array  # int32[], replicated
     num_choices: jax.Array  # int32[], replicated: sets of positions chosen so far
     # int32[num_choosers * chosen by one], replicated: positions in the buffer of all
-    # leaves (see `entries.Layout`), from 1; 0 is none. See `without_twins`.
+    # leaves (see `entries.Layout`), from 1; 0 is none. See `_without_twins`.
     chosen: jax.Array
     momentum: PyTree  # float32, like the parameters, per_host: u
     # float32, like the parameters, per_host: r, held back; zeros of what is sent whole.
@@ -289,7 +289,7 @@ class _Importance:
             rows = gather_over_hosts(own, self.axes)[choosers]
         if self.num_choosers == 1:
             return rows.ravel() + 1
-        return without_twins(rows.ravel() + 1, 0)
+        return _without_twins(rows.ravel() + 1, 0)
 
     def _mean(self, buffer: jax.Array, num_steps: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(self.seed), num_steps)
@@ -371,13 +371,8 @@ def sums_positions(num_choosers: int, num_hosts: int) -> bool:
     return 2 * num_choosers < num_hosts
 
 
-def without_twins(positions: jax.Array, nowhere: int) -> jax.Array:
-    """Sorts positions; those that occur again point nowhere instead.
-
-    Example:
-      >>> without_twins(jnp.array([7, 2, 7, 3]), 9).tolist()
-      [2, 3, 7, 9]
-    """
+def _without_twins(positions: jax.Array, nowhere: int) -> jax.Array:
+    """Sorts positions; those that occur again point nowhere instead."""
     ordered = jnp.sort(positions)
     is_again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])
     return jnp.where(is_again, nowhere, ordered)
@@ -411,25 +406,15 @@ def make_importance(recipe: Recipe) -> Method:
     return gradient_method(
         recipe,
         exchange,
-        placement=_placed(recipe),
+        placement=ImportanceState(
+            *_PLACES[:2], *(recipe.placed(place) for place in _PLACES[2:])
+        ),
         forgotten=("chosen",),
         payload_elements=num_values,
         position_bytes=position_bytes,
         inner=after_momentum(recipe.inner, recipe.learning_rate),
         step_options=StepOptions(step_options),
     )
-
-
-def _placed(recipe: Recipe) -> ImportanceState:
-    """Where the parts of the state live."""
-    places: Any = (
-        "replicated",
-        "replicated",
-        recipe.placed("replicated"),
-        recipe.placed("per_host"),
-        recipe.placed("per_host"),
-    )
-    return ImportanceState(*places)
 
 
 def _sizes_of(recipe: Recipe) -> tuple[int, int]:

@@ -48,7 +48,7 @@ def add_momentum(
     return velocity, jax.tree.map(lambda u, g: g + momentum * u, velocity, local)
 
 
-class AfterMomentumState(NamedTuple):
+class _AfterMomentumState(NamedTuple):
     """State of an optimizer that is given momentum; replicated."""
 
     inner: PyTree  # of the optimizer with momentum
@@ -75,17 +75,17 @@ def after_momentum(
 
     scale = optax.scale_by_learning_rate(learning_rate)
 
-    def init(params: PyTree) -> AfterMomentumState:
-        return AfterMomentumState(inner.init(params), scale.init(params))
+    def init(params: PyTree) -> _AfterMomentumState:
+        return _AfterMomentumState(inner.init(params), scale.init(params))
 
     def update(
-        direction: PyTree, state: AfterMomentumState, params: PyTree | None = None
-    ) -> tuple[PyTree, AfterMomentumState]:
+        direction: PyTree, state: _AfterMomentumState, params: PyTree | None = None
+    ) -> tuple[PyTree, _AfterMomentumState]:
         nothing = jax.tree.map(jnp.zeros_like, direction)
         decay, inner_state = inner.update(nothing, state.inner, params)
         scaled, scale_state = scale.update(direction, state.scale)
         updates = jax.tree.map(jnp.add, decay, scaled)
-        return updates, AfterMomentumState(inner_state, scale_state)
+        return updates, _AfterMomentumState(inner_state, scale_state)
 
     return optax.GradientTransformation(init, update)
 

@@ -55,9 +55,8 @@ def with_sliced_params(method: Method, slicing: Slicing) -> Method:
 def around_slices(method: Method, slicing: Slicing, axes: MeshAxes) -> Method:
     """Lets a method that works on slices train parameters that all devices have whole.
 
-    Its functions take and return whole parameters, and its state is in slices. A step
-    sends, beside what the method sends, what `Slicing.mean_of` and `Slicing.join` do; a
-    round what `Slicing.join` does.
+    A step sends, beside what the method sends, what `Slicing.mean_of` and
+    `Slicing.join` do; a round what `Slicing.join` does.
     """
     base = _on_whole(method, slicing)
 

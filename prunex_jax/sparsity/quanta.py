@@ -71,9 +71,6 @@ def quanta_of(
 def read_multiples(rows: Sequence[str]) -> dict[str, int]:
     """Reads a table of multiples from settings, one `groups:multiple` per row.
 
-    Raises:
-      UserError: A row is not of this form, its multiple is below 1, or two rows are for
-        the same groups.
     Example:
       >>> read_multiples(('blocks/1:32', '*>=512:128'))
       {'blocks/1': 32, '*>=512': 128}

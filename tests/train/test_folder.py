@@ -127,7 +127,14 @@ def test_a_setting_that_an_earlier_version_did_not_know_has_its_default(tmp_path
 
 def test_a_setting_that_is_no_more_is_forgotten_where_it_changed_nothing(tmp_path):
     now = config_to_dict(resolve_config({"run": {"steps": 9}}))
-    earlier = changed(now, "method.rounds.clip", "none")
+    earlier = now
+    for key, value in (
+        ("method.rounds.clip", "none"),
+        ("method.hsadmm.adapt", "none"),
+        ("method.topk.is_exact", True),
+        ("sparsity.path", "stairs"),
+    ):
+        earlier = changed(earlier, key, value)
     assert config_to_dict(resolve_config(earlier)) == now
     open_folder(tmp_path, earlier)
     open_folder(tmp_path, now)

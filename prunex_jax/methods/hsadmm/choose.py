@@ -12,9 +12,8 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelGroup, KeepIndices, Layouts, mask_channels
 from prunex_jax.comm import mean_over_hosts, sum_over_hosts, sum_over_slices
 from prunex_jax.mesh import MeshAxes
-from prunex_jax.methods.hsadmm.copies import Copies
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
-from prunex_jax.methods.hsadmm.round import Round
+from prunex_jax.methods.hsadmm.round import Copies, Round
 from prunex_jax.sparsity import (
     channel_scores,
     gradient_scores,

@@ -28,9 +28,8 @@ from prunex_jax.mesh import ALONE, MeshAxes, vary, vary_as
 from prunex_jax.mesh.ordering import after
 from prunex_jax.methods.hsadmm import choose, move
 from prunex_jax.methods.hsadmm.arithmetic import add, add_scaled
-from prunex_jax.methods.hsadmm.copies import Copies, DeviceLevel
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
-from prunex_jax.methods.hsadmm.round import Round
+from prunex_jax.methods.hsadmm.round import Copies, DeviceLevel, Round
 from prunex_jax.methods.hsadmm.send import Flight, SendState, send
 from prunex_jax.methods.hsadmm.state import HsadmmState
 from prunex_jax.methods.hsadmm.streaming import (

@@ -1,9 +1,10 @@
 """H-SADMM as a method: rounds on compact channels every `sync_period` steps."""
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,10 +19,10 @@ from prunex_jax.comm import TopK, Wire
 from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm import move
 from prunex_jax.methods.hsadmm.arithmetic import norm
-from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.core import Hsadmm
 from prunex_jax.methods.hsadmm.outer import law_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters, preset
+from prunex_jax.methods.hsadmm.round import DeviceLevel
 from prunex_jax.methods.hsadmm.send import payload_of
 from prunex_jax.methods.hsadmm.state import HsadmmState, state_placements
 from prunex_jax.methods.hsadmm.streaming import Streaming, fragments_of
@@ -125,7 +126,7 @@ def streaming_of(
     return Streaming(sync, rounds.fragments, rounds.delay, mixing)
 
 
-def parameters_of(recipe: Recipe, sync: SyncSchedule) -> HsadmmParameters:
+def _parameters_of(recipe: Recipe, sync: SyncSchedule) -> HsadmmParameters:
     """The preset with what the settings change of it."""
     config: HsadmmConfig = recipe.settings
     rounds = rounds_of(recipe)
@@ -161,7 +162,7 @@ def core_of(recipe: Recipe) -> Hsadmm:
     """The core as the settings say."""
     config: HsadmmConfig = recipe.settings
     sync = recipe.sync(config.sync_period)
-    parameters = parameters_of(recipe, sync)
+    parameters = _parameters_of(recipe, sync)
     return Hsadmm(
         recipe.inner,
         recipe.groups,
@@ -217,7 +218,6 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
     def moved(state: HsadmmState, change: PyTree) -> HsadmmState:
         return state._replace(consensus=move.shifted(state.consensus, change))
 
-    payload = _Payload(core, recipe)
     form = core.parameters
     pruning = Pruning(
         masks=lambda state: state.masks,
@@ -232,11 +232,7 @@ def consensus_method(core: Hsadmm, recipe: Recipe, prunes: bool) -> Method:
         ),
         network=network,
         health=functools.partial(_health, form, core.axes),
-        payload=Payload(
-            lambda counts: payload.of_largest(counts)[0],
-            form.sending.wire.payload_bytes,
-            lambda counts: payload.of_largest(counts)[1],
-        ),
+        payload=_payload_of(core, recipe),
         pruning=pruning,
         rounds=Rounds(core.sync, exchange, streaming is not None),
         step_options=StepOptions(options),
@@ -279,39 +275,34 @@ def _health(
     return found
 
 
-class _Payload:
-    """Elements that rounds send, from sizes alone."""
+def _payload_of(core: Hsadmm, recipe: Recipe) -> Payload:
+    """What the largest part of a round is that is exchanged at once, from sizes."""
+    layouts, slicing = layouts_of(core.groups, recipe.shapes), recipe.slicing
+    count = 1 if core.streaming is None else core.streaming.num_fragments
+    fragments = fragments_of(recipe.own_shapes, count)
+    sending = core.parameters.sending
 
-    def __init__(self, core: Hsadmm, recipe: Recipe) -> None:
-        self.core = core
-        self.shapes, self.slicing = recipe.shapes, recipe.slicing
-        self.layouts = layouts_of(core.groups, recipe.shapes)
-        count = 1 if core.streaming is None else core.streaming.num_fragments
-        self.fragments = fragments_of(recipe.own_shapes, count)
-
-    def sizes(
-        self, keep_counts: Mapping[str, int], paths: Iterable[str] | None = None
-    ) -> dict[int, int]:
-        """Elements of all compact leaves, or of some, of so many axes."""
-        if self.slicing is not None:
-            left = self.slicing.own_kept_shapes(self.layouts, keep_counts)
+    def largest(keep_counts: KeepCounts) -> tuple[int, int]:
+        if slicing is not None:
+            left = slicing.own_kept_shapes(layouts, keep_counts)
         else:
             left = {
-                path: kept_shape(shape, self.layouts.get(path), keep_counts)
-                for path, shape in self.shapes.items()
+                path: kept_shape(shape, layouts.get(path), keep_counts)
+                for path, shape in recipe.shapes.items()
             }
-        sizes: dict[int, int] = {}
-        for path in left if paths is None else paths:
-            num_axes = len(left[path])
-            sizes[num_axes] = sizes.get(num_axes, 0) + math.prod(left[path])
-        return sizes
+        found = []
+        for paths in fragments:
+            sizes = collections.Counter[int]()  # Elements by number of axes.
+            for path in paths:
+                sizes[len(left[path])] += math.prod(left[path])
+            found.append(payload_of(sizes, sending))
+        return max(found)
 
-    def of_largest(self, keep_counts: Mapping[str, int]) -> tuple[int, int]:
-        """Of the largest part that is exchanged at once: see `payload_of`."""
-        return max(
-            payload_of(self.sizes(keep_counts, paths), self.core.parameters.sending)
-            for paths in self.fragments
-        )
+    return Payload(
+        lambda counts: largest(counts)[0],
+        sending.wire.payload_bytes,
+        lambda counts: largest(counts)[1],
+    )
 
 
 _HALF = {"sparsity.sparsity": 0.5}

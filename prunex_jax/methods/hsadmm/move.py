@@ -23,7 +23,6 @@ from prunex_jax.methods.hsadmm.arithmetic import (
     squares,
 )
 from prunex_jax.methods.hsadmm.choose import Choice
-from prunex_jax.methods.hsadmm.copies import Copies
 from prunex_jax.methods.hsadmm.outer import (
     Movements,
     follow,
@@ -32,10 +31,10 @@ from prunex_jax.methods.hsadmm.outer import (
     start_movements,
 )
 from prunex_jax.methods.hsadmm.presets import Moving
-from prunex_jax.methods.hsadmm.round import Round
+from prunex_jax.methods.hsadmm.round import Copies, Round
 
 
-class HostLevel(NamedTuple):
+class _HostLevel(NamedTuple):
     """The consensus of a host, where there are two levels; per_host."""
 
     values: PyTree  # z_i
@@ -51,7 +50,7 @@ class Consensus(NamedTuple):
     values: PyTree  # z, replicated
     momentum: PyTree | None  # of z, replicated
     movements: Movements | None  # of rounds, where the step follows them; replicated
-    host: HostLevel | None  # None where z_i = z
+    host: _HostLevel | None  # None where z_i = z
     device_dual: PyTree | None  # u_ij scaled, as params
     rho_device: jax.Array  # float32[], replicated; that of the form
     rho_host: jax.Array  # float32[], replicated; that of the form
@@ -76,7 +75,7 @@ def start_consensus(params: PyTree, form: Moving, copies: Copies) -> Consensus:
     zeros = jax.tree.map(jnp.zeros_like, z)
     host = None
     if form.rho_host > 0:
-        host = HostLevel(jax.tree.map(jnp.copy, z), zeros)
+        host = _HostLevel(jax.tree.map(jnp.copy, z), zeros)
     return Consensus(
         values=z,
         momentum=zeros if form.outer_momentum else None,
@@ -172,7 +171,7 @@ def move_consensus(
     """
     form, host, movements = this.form.moving, state.host, state.movements
     if host is not None:
-        host = HostLevel(choice.apply(target), choice.apply(host.dual))
+        host = _HostLevel(choice.apply(target), choice.apply(host.dual))
     momentum = state.momentum
     if momentum is not None:
         momentum = choice.apply(momentum)
@@ -196,7 +195,7 @@ def _step_of(form: Moving, movements: Movements | None) -> jax.typing.ArrayLike:
     return law_step(form.outer_momentum, movements.average)
 
 
-class Distances(NamedTuple):
+class _Distances(NamedTuple):
     """How far a round has moved the consensus, and copies are from it.
 
     Squares by path, float32[].
@@ -218,7 +217,7 @@ def settle(
     before: Consensus,
     choice: Choice,
     axes: MeshAxes,
-) -> tuple[Consensus, Distances]:
+) -> tuple[Consensus, _Distances]:
     """Puts z, its momentum and z_i where the old ones lie, after all were compared.
 
     Every leaf waits until it was compared with the old one and with theta. XLA would
@@ -242,12 +241,12 @@ def settle(
         momentum=_after_each(moved.momentum, own),
         host=host,
     )
-    return settled, Distances(*(sum_over_slices(each, axes) for each in found))
+    return settled, _Distances(*(sum_over_slices(each, axes) for each in found))
 
 
 def _distances(
     params: PyTree, moved: Consensus, before: Consensus, choice: Choice
-) -> Distances:
+) -> _Distances:
     """The distances, of what this device has of the trees."""
 
     def between(tree: PyTree, other: PyTree) -> dict[str, jax.Array]:
@@ -258,7 +257,7 @@ def _distances(
     apart = None
     if has_levels or layouts:
         apart = squares(choice.apply(optax.tree.sub(params, z)))
-    return Distances(
+    return _Distances(
         moved=between(z, before.values),
         level_moved=between(level, before.of_host) if has_levels else None,
         gaps=between(params, level),
@@ -275,7 +274,7 @@ def _after_each(
 
 
 def pull_copies(
-    params: PyTree, state: Consensus, found: Distances, choice: Choice, this: Round
+    params: PyTree, state: Consensus, found: _Distances, choice: Choice, this: Round
 ) -> tuple[PyTree, Consensus, Residuals, RoundHealth]:
     """Duals, the proximal pull of theta, and the residuals, after `settle`.
 
@@ -303,7 +302,7 @@ def pull_copies(
 
 
 def _residuals(
-    found: Distances,
+    found: _Distances,
     state: Consensus,
     form: Moving,
     layouts: Layouts,
@@ -320,10 +319,10 @@ def _residuals(
         primal_host=norm_of(found.levels or {}),
         dual_host=state.rho_host * norm_of(found.moved),
     )
-    dual_by_group = norms_by_group(level_moved, layouts)
+    dual_by_group = _norms_by_group(level_moved, layouts)
     health = RoundHealth(
         host_drift=norm_of(apart) / size,
-        primal_by_group=norms_by_group(found.gaps, layouts),
+        primal_by_group=_norms_by_group(found.gaps, layouts),
         dual_by_group={name: weight * x for name, x in dual_by_group.items()},
     )
     return residuals, health
@@ -334,13 +333,13 @@ def harden(state: Consensus, copies: Copies) -> tuple[PyTree, Consensus]:
     z, host = state.values, state.host
     if host is not None:
         own = vary(z, (copies.axes.host,))
-        host = HostLevel(own, optax.tree.zeros_like(host.dual))
+        host = _HostLevel(own, optax.tree.zeros_like(host.dual))
     return copies.spread(z), state._replace(
         device_dual=optax.tree.zeros_like(state.device_dual), host=host
     )
 
 
-def norms_by_group(
+def _norms_by_group(
     squares: Mapping[str, jax.Array], layouts: Layouts
 ) -> dict[str, jax.Array]:
     """Norm of what carries the channels of each group, from squares by path.

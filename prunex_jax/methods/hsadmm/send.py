@@ -11,9 +11,8 @@ from typing import NamedTuple
 import jax
 
 from prunex_jax.base.trees import PyTree
-from prunex_jax.channels import KeepIndices, Layouts, put_channels, take_channels
+from prunex_jax.channels import put_channels, take_channels
 from prunex_jax.comm import (
-    Slicing,
     key_of_slice,
     mean_of_largest,
     mean_over_hosts,
@@ -44,26 +43,6 @@ class SendState(NamedTuple):
     flight: Flight | None  # of streaming rounds
 
 
-class SentChannels(NamedTuple):
-    """The channels that a round sends."""
-
-    layouts: Layouts  # Where they are.
-    keep_indices: KeepIndices  # int32[count] per group, sorted, replicated.
-    slicing: Slicing | None = None  # How trees lie in slices; None if they are whole.
-
-    def take(self, tree: PyTree) -> PyTree:
-        """What is sent of a tree, smaller; of slices, as `Slicing.take_kept`."""
-        if self.slicing is not None:
-            return self.slicing.take_kept(tree, self.layouts, self.keep_indices)
-        return take_channels(tree, self.layouts, self.keep_indices)
-
-    def put(self, tree: PyTree) -> PyTree:
-        """Puts it back among zeros; of slices, as `Slicing.put_kept`."""
-        if self.slicing is not None:
-            return self.slicing.put_kept(tree, self.layouts, self.keep_indices)
-        return put_channels(tree, self.layouts, self.keep_indices)
-
-
 def send(
     difference: PyTree,
     choice: Choice,
@@ -74,30 +53,28 @@ def send(
     """Averages s_i = z_i + v_i - z + delta e_i over hosts, as compact arrays.
 
     A narrow format rounds stochastically, or what it loses goes into the next round, as
-    do numbers that are not sent.
+    do numbers that are not sent. `difference` is z_i + v_i - z after the choice.
 
-    Args:
-      difference: z_i + v_i - z after the choice, per_host.
-      choice: Which channels are sent.
-      error: e_i, per_host; None where the form keeps none.
-      num_rounds: int32[], rounds before this one.
-      this: The round.
     Returns:
-      The mean, replicated; and e_i, per_host, or None.
+      The mean, replicated; and e_i, per_host, or None where the form keeps none.
     Collectives:
-      As `mean_of_differences`; of slices, also as `SentChannels.take` and `put`, the
-      latter twice where there is an error.
+      As `mean_of_differences`; of slices, also as `Slicing.take_kept` and `put_kept`,
+      the latter twice where there is an error.
     """
     sending, axes = this.form.sending, this.copies.axes
     if error is not None:
         held_back = choice.apply(error)
         difference = add_scaled(difference, sending.error_decay, held_back)
-    sent = SentChannels(choice.layouts, choice.sent, this.copies.slicing)
+    slicing = this.copies.slicing
+    take = take_channels if slicing is None else slicing.take_kept
+    put = put_channels if slicing is None else slicing.put_kept
     key = jax.random.fold_in(jax.random.key(0), num_rounds)
     key = key_of_slice(key, axes)
-    compact = sent.take(difference)
+    compact = take(difference, choice.layouts, choice.sent)
     mean, error = mean_of_differences(compact, sending, axes, key, this.kind)
-    return sent.put(mean), None if error is None else sent.put(error)
+    if error is not None:
+        error = put(error, choice.layouts, choice.sent)
+    return put(mean, choice.layouts, choice.sent), error
 
 
 def mean_of_differences(

@@ -9,8 +9,8 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree
 from prunex_jax.mesh import IN_SLICES, Placement
 from prunex_jax.methods.hsadmm.choose import ChannelState
-from prunex_jax.methods.hsadmm.copies import DeviceLevel
 from prunex_jax.methods.hsadmm.move import Consensus, Residuals, RoundHealth
+from prunex_jax.methods.hsadmm.round import DeviceLevel
 from prunex_jax.methods.hsadmm.send import SendState
 
 

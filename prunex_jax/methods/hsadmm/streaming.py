@@ -39,11 +39,10 @@ from prunex_jax.mesh import MeshAxes
 from prunex_jax.methods.hsadmm import move
 from prunex_jax.methods.hsadmm.arithmetic import norm
 from prunex_jax.methods.hsadmm.choose import Choice
-from prunex_jax.methods.hsadmm.copies import Copies
 from prunex_jax.methods.hsadmm.move import Consensus, RoundHealth
 from prunex_jax.methods.hsadmm.outer import outer_step
 from prunex_jax.methods.hsadmm.presets import HsadmmParameters
-from prunex_jax.methods.hsadmm.round import Round
+from prunex_jax.methods.hsadmm.round import Copies, Round
 from prunex_jax.methods.hsadmm.send import send
 from prunex_jax.methods.hsadmm.state import HsadmmState
 from prunex_jax.sparsity import choose_keep_indices
@@ -152,7 +151,7 @@ def fragments_of(
     )
 
 
-class Arrival(NamedTuple):
+class _Arrival(NamedTuple):
     """What a fragment is to be moved by."""
 
     mean: dict[str, jax.Array]  # Mean difference to z by path, replicated.
@@ -173,7 +172,7 @@ class Fragments:
 
     def send(
         self, number: int, params: PyTree, state: HsadmmState
-    ) -> tuple[Arrival, HsadmmState]:
+    ) -> tuple[_Arrival, HsadmmState]:
         """Averages the movement of a fragment since it was last applied.
 
         Collectives:
@@ -196,10 +195,10 @@ class Fragments:
             error = _where(counts, error, held_back)
             sending = sending._replace(error=_merged(sending.error, error))
         state = state._replace(num_rounds=state.num_rounds + 1, sending=sending)
-        return Arrival(mean, counts), state
+        return _Arrival(mean, counts), state
 
     def land(
-        self, number: int, found: Arrival, params: PyTree, state: HsadmmState
+        self, number: int, found: _Arrival, params: PyTree, state: HsadmmState
     ) -> tuple[PyTree, HsadmmState]:
         """Moves the consensus of a fragment, and its copies towards it."""
         paths = self._paths(number, params)

@@ -115,9 +115,8 @@ class ChannelPacking:
         Collectives:
           Of slices, as `Slicing.take_kept`.
         """
-        if self.slicing is not None:
-            return self.slicing.take_kept(tree, self.layouts, pattern)
-        return take_channels(tree, self.layouts, pattern)
+        take = take_channels if self.slicing is None else self.slicing.take_kept
+        return take(tree, self.layouts, pattern)
 
     def unpack(self, packed: PyTree, pattern: Pattern, like: PyTree) -> PyTree:
         """See `Packing.unpack`.
@@ -126,9 +125,8 @@ class ChannelPacking:
           Of slices, as `Slicing.put_kept`.
         """
         del like
-        if self.slicing is not None:
-            return self.slicing.put_kept(packed, self.layouts, pattern)
-        return put_channels(packed, self.layouts, pattern)
+        put = put_channels if self.slicing is None else self.slicing.put_kept
+        return put(packed, self.layouts, pattern)
 
     def masks(self, pattern: Pattern) -> dict[str, jax.Array]:
         """See `Packing.masks`."""
@@ -162,34 +160,34 @@ class WeightPacking:
         return starts
 
     @property
-    def num_weights(self) -> int:
+    def _num_weights(self) -> int:
         """Entries of all kernels."""
         return sum(math.prod(shape) for shape in self.shapes.values() if len(shape) > 1)
 
     @property
-    def num_kept_weights(self) -> int:
+    def _num_kept_weights(self) -> int:
         """Those of them that are kept."""
-        return entry_count(self.density, self.num_weights) if self.num_weights else 0
+        return entry_count(self.density, self._num_weights) if self._num_weights else 0
 
     @property
     def num_kept(self) -> int:
         """Entries of a packed tree."""
         total = sum(math.prod(shape) for shape in self.shapes.values())
-        return total - self.num_weights + self.num_kept_weights
+        return total - self._num_weights + self._num_kept_weights
 
     def scores(self, entries: PyTree) -> jax.Array:
-        """The entries of all kernels, float32[num_weights]."""
+        """The entries of all kernels, float32[weights]."""
         return self._join(entries).astype(jnp.float32)
 
     def choose(self, scores: jax.Array) -> jax.Array:
         """See `Packing.choose`; the first of equals are kept, numbers before NaN."""
         numbers = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
-        kept = jax.lax.top_k(numbers, self.num_kept_weights)[1]
+        kept = jax.lax.top_k(numbers, self._num_kept_weights)[1]
         return jnp.sort(kept).astype(jnp.int32)
 
     def mask(self, tree: PyTree, pattern: Pattern) -> PyTree:
         """See `Packing.mask`."""
-        alive = jnp.zeros(self.num_weights, bool).at[pattern].set(True)
+        alive = jnp.zeros(self._num_weights, bool).at[pattern].set(True)
 
         def mask(path: str, leaf: jax.Array) -> jax.Array:
             if path not in self.starts:
@@ -208,7 +206,7 @@ class WeightPacking:
     def unpack(self, packed: PyTree, pattern: Pattern, like: PyTree) -> PyTree:
         """See `Packing.unpack`."""
         kept, whole = packed
-        weights = jnp.zeros(self.num_weights, kept.dtype).at[pattern].set(kept)
+        weights = jnp.zeros(self._num_weights, kept.dtype).at[pattern].set(kept)
         rest = iter(whole)
 
         def unpack(path: str, leaf: jax.Array) -> jax.Array:

@@ -117,7 +117,7 @@ def ring_sum(
 def host_gather(
     num_elements: int, mesh_shape: MeshShape, dtype: str = "float32"
 ) -> list[Collective]:
-    """What `averaging.gather_over_hosts` sends for one leaf of `num_elements`."""
+    """What `collectives.gather_over_hosts` sends for `num_elements`."""
     (host_axis, num_hosts), (device_axis, num_devices) = mesh_shape.items()
     if num_hosts == 1:
         return []
