@@ -59,9 +59,7 @@ def make_page(title: str, notes: Iterable[str], sections: Iterable[Section]) -> 
 
     template = importlib.resources.files(__package__).joinpath("page.html").read_text()
     environment = jinja2.Environment(
-        autoescape=True,
-        trim_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["picture"] = _picture
     shown = [each for each in sections if each.tables or each.plots or each.warnings]
