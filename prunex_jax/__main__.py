@@ -42,10 +42,7 @@ COMMANDS = {
         "prunex_jax.compare.sweep.__main__",
         "Train rows of settings with several seeds and compare them.",
     ),
-    "report": (
-        "prunex_jax.compare.report.run_report",
-        "Write a page of runs.",
-    ),
+    "report": ("prunex_jax.compare.report.run_report", "Write a page of runs."),
 }
 
 

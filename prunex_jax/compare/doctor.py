@@ -125,7 +125,7 @@ def examine(
     Collectives:
       Small gathers, and sums over both axes of the mesh.
     """
-    found = gather_found(_about_this_process)
+    found = _gather_found(_about_this_process)
     verdicts = [
         judge_devices(found),
         judge_addresses(found),
@@ -142,7 +142,7 @@ def examine(
     return verdicts
 
 
-def gather_found(find: Callable[[], Found]) -> list[Found]:
+def _gather_found(find: Callable[[], Found]) -> list[Found]:
     """What every process finds, in the order of processes.
 
     `find` must not communicate. An OSError that it raises is found too, as `error`.
@@ -262,7 +262,7 @@ def _try_folder(workdir: Path, checkpoint_bytes: int) -> list[Verdict]:
         check_shared_folder(workdir)
         count = jax.process_count()
         shared = Verdict("workdir", OK, f"{workdir} is the same on {count} processes")
-        found = gather_found(lambda: _speed_of(workdir))
+        found = _gather_found(lambda: _speed_of(workdir))
         return [shared, judge_speed(found, checkpoint_bytes)]
     except UserError as error:
         return [Verdict("workdir", FAILED, str(error))]
@@ -425,7 +425,7 @@ def _differences(what: str, array: jax.Array, wanted: np.ndarray) -> list[str]:
 
 def _judge_numbers(item: str, wrong: Sequence[str], text: str) -> Verdict:
     """Failed where a process has found wrong numbers; otherwise ok, with the text."""
-    for each in gather_found(lambda: {"wrong": list(wrong)}):
+    for each in _gather_found(lambda: {"wrong": list(wrong)}):
         if each["wrong"]:
             remedy = "a device, link or driver gives wrong numbers: run again without"
             return Verdict(item, FAILED, each["wrong"][0], f"{remedy} that machine")

@@ -63,10 +63,7 @@ def run_process(command: Sequence[str], log: Path) -> int:
     with (
         log.open("a") as file,
         subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment_of_process(),
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment_of_process()
         ) as process,
     ):
 

@@ -199,10 +199,7 @@ def split_gpus(
 
 
 def _is_bound(
-    num_visible: int,
-    local_tasks: int,
-    gpus_per_task: int | None,
-    num_given: int | None,
+    num_visible: int, local_tasks: int, gpus_per_task: int | None, num_given: int | None
 ) -> bool:
     """Whether every process sees GPUs of its own."""
     if num_given is None:

@@ -253,11 +253,7 @@ def _platforms() -> str | None:
 
 
 def _with_those_there(
-    launch: Launch,
-    is_on_cpu: bool,
-    seconds: int,
-    at_least: int,
-    last: LastStart | None,
+    launch: Launch, is_on_cpu: bool, seconds: int, at_least: int, last: LastStart | None
 ) -> Launch:
     """The launch, with the processes that come; unchanged where jax is to find them."""
     address, count, number = launch.coordinator, launch.num_processes, launch.process_id

@@ -22,15 +22,7 @@ from typing import Any
 
 from prunex_jax.base.files import write_json
 from prunex_jax.compare.drill.crew import Crew, DrillFailedError, Record
-from prunex_jax.compare.drill.plan import (
-    FAULTS,
-    HANG,
-    LINK,
-    MOVED,
-    STOP,
-    Plan,
-    Start,
-)
+from prunex_jax.compare.drill.plan import FAULTS, HANG, LINK, MOVED, STOP, Plan, Start
 from prunex_jax.compare.subprocesses import environment_of_process
 
 _LOOK_SECONDS = 0.02

@@ -103,10 +103,7 @@ def named(code: int | None) -> str:
 
 
 def write_tables(
-    workdir: Path,
-    command: str,
-    verdicts: Sequence[Verdict],
-    skipped: Mapping[str, str],
+    workdir: Path, command: str, verdicts: Sequence[Verdict], skipped: Mapping[str, str]
 ) -> str:
     """Writes drill.json and table.md, and gives the text of the second."""
     text = f"`{command}`\n\n{by_kind(verdicts, skipped)}\n{by_fault(verdicts)}"

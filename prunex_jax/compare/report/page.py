@@ -13,7 +13,7 @@ from prunex_jax.compare.report.tables import Cell, Table
 from prunex_jax.train.build.config import dotted_keys
 
 REPORT_FILE = "report.html"
-TABLES_FILE = "tables.md"
+_TABLES_FILE = "tables.md"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ def write_page(
     path.write_text(make_page(title, notes, sections), encoding="utf-8")
     tables = [table for section in sections for table in section.tables]
     markdown = (f"### {table.title}\n\n{table.markdown()}\n" for table in tables)
-    (folder / TABLES_FILE).write_text("\n".join(markdown), encoding="utf-8")
+    (folder / _TABLES_FILE).write_text("\n".join(markdown), encoding="utf-8")
     if png is not None:
         png.mkdir(parents=True, exist_ok=True)
         for plot in (plot for section in sections for plot in section.plots):
@@ -59,9 +59,7 @@ def make_page(title: str, notes: Iterable[str], sections: Iterable[Section]) -> 
 
     template = importlib.resources.files(__package__).joinpath("page.html").read_text()
     environment = jinja2.Environment(
-        autoescape=True,
-        trim_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["picture"] = _picture
     shown = [each for each in sections if each.tables or each.plots or each.warnings]

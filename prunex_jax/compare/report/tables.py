@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-BLANK = "-"
+_BLANK = "-"
 _BYTE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 RowT = TypeVar("RowT")
@@ -16,7 +16,7 @@ RowT = TypeVar("RowT")
 class Cell:
     """One cell."""
 
-    text: str = BLANK  # Its lines; the first matters most.
+    text: str = _BLANK  # Its lines; the first matters most.
     value: float | None = None  # What it is sorted by.
     is_flagged: bool = False  # Whether it is outside of what is allowed.
 

@@ -15,21 +15,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prunex_jax.base.command import (
-    Command,
-    Flag,
-    Values,
-    run_command,
-    say,
-    split_list,
-)
+from prunex_jax.base.command import Command, Flag, Values, run_command, say, split_list
 from prunex_jax.compare.report.page import check_packages
-from prunex_jax.compare.sweep.runs import (
-    forget,
-    read_findings,
-    run_missing,
-    runs_of,
-)
+from prunex_jax.compare.sweep.runs import forget, read_findings, run_missing, runs_of
 from prunex_jax.compare.sweep.study import (
     Sweep,
     load_study,
@@ -41,12 +29,7 @@ from prunex_jax.compare.sweep.sweep_report import write_report
 COMMAND = Command(
     text=str(__doc__),
     flags=(
-        Flag(
-            "sweep",
-            "",
-            "Sweep file, or a name of configs/sweeps.",
-            is_required=True,
-        ),
+        Flag("sweep", "", "Sweep file, or a name of configs/sweeps.", is_required=True),
         Flag("workdir", "", "Folder for run folders and report.", is_required=True),
         Flag("rows", "", "Names of the rows to run; all without."),
         Flag("seeds", "", "Seeds; those of the sweep without."),

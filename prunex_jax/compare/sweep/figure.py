@@ -80,7 +80,7 @@ def curve_plots(
     """A metric of validation on the way, mean over seeds, where there is any."""
     plots, factor = list[Plot](), figure.factor
     for key, across, x_of in AXES:
-        lines = {row: mean_curve(runs, x_of, factor) for row, runs in points.items()}
+        lines = {row: _mean_curve(runs, x_of, factor) for row, runs in points.items()}
         series = [Series(row, line) for row, line in lines.items() if line]
         silent = sum(any(points[row]) and not line for row, line in lines.items())
         across += f" (not shown: {silent} that send nothing)" * bool(silent)
@@ -90,7 +90,7 @@ def curve_plots(
     return plots
 
 
-def mean_curve(
+def _mean_curve(
     runs: Sequence[Sequence[Point]], x_of: Callable[[Point], float], factor: float
 ) -> list[XY]:
     """Mean over seeds of a metric times a factor, at the steps that all runs have."""

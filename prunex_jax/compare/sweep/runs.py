@@ -131,9 +131,7 @@ def runs_of(sweep: Sweep, workdir: Path) -> list[Run]:
 
 
 def run_missing(
-    runs: Sequence[Run],
-    say: Callable[[str], None],
-    start: Start | None = None,
+    runs: Sequence[Run], say: Callable[[str], None], start: Start | None = None
 ) -> list[Run]:
     """Starts all runs that are not done, one after the other.
 
