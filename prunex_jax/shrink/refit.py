@@ -67,9 +67,9 @@ def repair(
       *inputs: Some hundred examples; no labels.
       statistics: Running statistics of full size; None if the function takes none.
       ridge: lambda, as a share of the mean square of the kept inputs.
-      total: Adds up what hosts have found of their own examples: per product one
-        float32 array of (kept inputs) x (kept inputs + outputs), where inputs are
-        channels times taps.
+      total: Adds up what hosts have found of their own examples: per product a tuple of
+        two float32 arrays, (kept inputs + 1) / 2, rounded up, x (kept inputs + 1), and
+        (kept inputs) x (outputs), where inputs are channels times taps.
     Returns:
       Parameters of full size with zeros for what goes, as from `Cut.mask`, for
       `Cut.take`. Running statistics of norms fit them no longer: take them anew.
@@ -202,15 +202,48 @@ class _Refit:
         kept = consumer.kept
         left, wanted = consumer.read_and_given(x, y)
         left = left[:, kept]
-        both = jnp.concatenate([left, wanted], axis=1)
-        sums = self.total(jnp.matmul(left.T, both, precision="highest"))
-        own, crossed = sums[:, : len(kept)], sums[:, len(kept) :]
+        own = jnp.matmul(left.T, left, precision="highest")
+        crossed = jnp.matmul(left.T, wanted, precision="highest")
+        packed, crossed = self.total((pack_symmetric(own), crossed))
+        own = unpack_symmetric(packed, len(kept))
         size = self.ridge * jnp.maximum(jnp.trace(own) / len(kept), 1e-30)
         old = rows.astype(jnp.float32)
         new = jax.scipy.linalg.solve(
             own + size * jnp.eye(len(kept)), crossed + size * old[kept], assume_a="pos"
         )
         return jnp.where(consumer.alive, old.at[kept].set(new), 0.0)
+
+
+def pack_symmetric(matrix: jax.Array) -> jax.Array:
+    """Puts the upper triangle of a symmetric matrix into half of its entries.
+
+    Row i has what the diagonal and what is right of it hold in rows n-1-i and i.
+
+    Args:
+      matrix: float[n, n].
+    Returns:
+      float[(n + 1) // 2, n + 1]; `unpack_symmetric` inverts it.
+    Example:
+      >>> matrix = jnp.array([[1, 2, 3], [2, 4, 5], [3, 5, 6]])
+      >>> pack_symmetric(matrix).tolist()
+      [[6, 1, 2, 3], [5, 4, 4, 5]]
+      >>> bool((unpack_symmetric(pack_symmetric(matrix), 3) == matrix).all())
+      True
+    """
+    size = len(matrix)
+    rows, columns = jnp.ogrid[: (size + 1) // 2, : size + 1]
+    first = jnp.pad(matrix, ((0, 0), (1, 0)))[: len(rows)]
+    last = jnp.pad(matrix[::-1, ::-1], ((0, 0), (0, 1)))[: len(rows)]
+    return jnp.where(columns > rows, first, last)
+
+
+def unpack_symmetric(packed: jax.Array, size: int) -> jax.Array:
+    """The symmetric matrix of that size from `pack_symmetric`."""
+    rows, columns = jnp.ogrid[:size, :size]
+    top = packed[:, 1:]
+    below = packed[: size // 2, :size][::-1, ::-1]
+    upper = jnp.where(columns >= rows, jnp.concatenate([top, below]), 0)
+    return upper + jnp.triu(upper, 1).T
 
 
 def _rows(x: jax.Array, axes: tuple[int, ...], size: int) -> jax.Array:

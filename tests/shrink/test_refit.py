@@ -13,7 +13,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import flatten_by_path
 from prunex_jax.channels import trace_channels
 from prunex_jax.shrink import certify, make_cut
-from prunex_jax.shrink.refit import repair
+from prunex_jax.shrink.refit import pack_symmetric, repair, unpack_symmetric
 
 RIDGE = 1e-4
 
@@ -271,3 +271,18 @@ def test_parameters_that_are_read_otherwise_too_are_left_alone(case):
     cut = make_cut(trace, {group.name: np.arange(16) % 2 == 0}, params)
     with pytest.raises(UserError, match="no matrix product or convolution"):
         repair(apply, params, cut, X)
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_symmetric_matrices_are_sent_in_half_of_their_entries(size):
+    first, second = (
+        (matrix := jax.random.normal(jax.random.key(seed), (size, size))) + matrix.T
+        for seed in (0, 1)
+    )
+    packed = pack_symmetric(first)
+    assert packed.size == (size + 1) // 2 * (size + 1)
+    np.testing.assert_array_equal(unpack_symmetric(packed, size), first)
+    # What hosts add up is the sum of what they have packed.
+    np.testing.assert_array_equal(
+        unpack_symmetric(packed + pack_symmetric(second), size), first + second
+    )
