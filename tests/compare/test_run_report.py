@@ -71,7 +71,7 @@ def make_run(path, config=CONFIG, rows=ROWS, summary=None, saved=None, end=""):
     for step, extra in (saved or {}).items():
         (path / "checkpoints" / step).mkdir(parents=True)
         manifest = path / "checkpoints" / step / "manifest.json"
-        content = {"leaves": {}, "files": {}, "extra": extra}
+        content = {"format": 1, "leaves": {}, "files": {}, "extra": extra}
         manifest.write_text(json.dumps(content))
     return path
 
