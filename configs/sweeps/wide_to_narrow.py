@@ -23,7 +23,6 @@ from prunex_jax.compare.sweep.study import Row, Sweep, variant_row
 _EPOCHS_OF_AS_MUCH_WORK = 52.0
 _RATE = {"optimizer.flat_share": 0.5}
 _CUT = {
-    "sparsity.path": "stairs",
     "sparsity.num_stairs": 1,
     "sparsity.start_share": 0.25,
     "sparsity.freeze_share": 0.26,
