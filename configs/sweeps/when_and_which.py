@@ -3,11 +3,11 @@
     python -m prunex_jax sweep --sweep=configs/sweeps/when_and_which.py \\
         --workdir=runs/sweeps --seeds=0
 
-ResNet-18 at half of its width on CIFAR-10, 10 epochs, 4 hosts. Its stem for large images
-lets two CPU cores train it, and it is large enough to lose accuracy where hosts meet
-rarely at high learning rates, and where channels go evenly. Channels go in three stairs
-between 2 and 30 % of the run, and are cut out then. Settings may be chosen by the
-validation split; the test split is read once per run.
+ResNet-18 at half of its width on CIFAR-10, 10 epochs, 4 hosts. Its stem for large
+images lets two CPU cores train it, and it is large enough to lose accuracy where hosts
+meet rarely at high learning rates, and where channels go evenly. Channels go in three
+stairs between 2 and 30 % of the run, and are cut out then. Settings may be chosen by
+the validation split; the test split is read once per run.
 """
 
 from typing import Any
@@ -58,13 +58,28 @@ def make_rows() -> tuple[Row, ...]:
         ),
         _row("half-8", "half of the channels, every 8 steps", "hsadmm", 8),
         _row("half-rate", "half of the channels, by rate", "hsadmm", 2, **_BY_RATE),
-        _row("params", "a quarter of the parameters", "hsadmm", 2, **_BY_RATE, **_PARAMS),
         _row(
-            "params-int4",
-            "the same in int4",
+            "params", "a quarter of the parameters", "hsadmm", 2, **_BY_RATE, **_PARAMS
+        ),
+        _row(
+            "params-4-int4",
+            "the same, from every 4 steps, int4",
+            "hsadmm",
+            4,
+            **{
+                **_BY_RATE,
+                "method.rounds.sync_alpha": 0.4,
+                "method.wire_dtype": "int4",
+            },
+            **_PARAMS,
+        ),
+        _row(
+            "params-top256",
+            "the same, 256 of 4,096 numbers, int2",
             "hsadmm",
             2,
-            **{**_BY_RATE, **_PARAMS, "method.wire_dtype": "int4"},
+            **{"method.rounds.top_k": 256, "method.wire_dtype": "int2"},
+            **{**_BY_RATE, **_PARAMS},
         ),
         _row("macs", "28 % of the MACs", "hsadmm", 2, **_BY_RATE, **_MACS),
     )
