@@ -39,8 +39,12 @@ def _programs(values: Iterable[Any]) -> Iterator[core.Jaxpr]:
 
 
 # Primitives that change what is known of values along mesh axes, and not the values.
+# The first two are ours; see `mesh.varying`.
 MESH_CASTS = frozenset(
-    ("pcast", "preduced", "pvary", "vary_unreduced_cast", "vary_unreduced_cast_p")
+    (
+        *("agreed", "differing", "pcast", "preduced", "pvary"),
+        *("vary_unreduced_cast", "vary_unreduced_cast_p"),
+    )
 )
 
 

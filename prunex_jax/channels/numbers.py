@@ -18,6 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from prunex_jax.base.jaxprs import MESH_CASTS
+
 Value = float | None
 
 # Nearer than this, relative to the operands, two rounded numbers may be equal.
@@ -372,8 +374,9 @@ _KEEP_POSITIVE = {
     *("add", "broadcast_in_dim", "concatenate", "convert_element_type", "copy"),
     *("cbrt", "div", "dot_general", "integer_pow", "min", "mul", "name", "reduce_max"),
     *("reduce_min", "reduce_prod", "reduce_sum", "reduce_window_max", "reshape", "rev"),
-    *("pcast", "pvary", "rsqrt", "slice", "sqrt", "square", "squeeze", "tile"),
+    *("rsqrt", "slice", "sqrt", "square", "squeeze", "tile"),
     "transpose",
+    *MESH_CASTS,
 }
 
 

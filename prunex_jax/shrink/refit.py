@@ -31,7 +31,7 @@ from jax import lax
 from jax.extend import core
 
 from prunex_jax.base.errors import UserError
-from prunex_jax.base.jaxprs import CALLS, called_program, interpret
+from prunex_jax.base.jaxprs import CALLS, MESH_CASTS, called_program, interpret
 from prunex_jax.base.trees import PyTree, flatten_by_path, map_with_path
 from prunex_jax.channels.walk import evaluate
 from prunex_jax.shrink.cut import Cut
@@ -40,7 +40,7 @@ from prunex_jax.shrink.part import Part
 # Operations that move entries of a parameter and change none.
 _MOVES = {"broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "transpose"}
 # Operations after which they are where they were, on an array of numbers or a mesh.
-_STAYS = {"convert_element_type", "copy", "pcast", "pvary", "reshard"}
+_STAYS = {"convert_element_type", "copy", "reshard", *MESH_CASTS}
 # So many positions of a device are enough for thousands of inputs.
 _MOST_POSITIONS = 2**16
 # Adds up over hosts.

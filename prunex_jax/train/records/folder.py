@@ -388,10 +388,11 @@ def read_json(path: Path, remedy: str = "give the --workdir of a run") -> Any:
     Raises:
       UserError: It is missing, or cannot be read.
     """
+    problem = "is missing" if not path.exists() else "is no JSON object"
     try:
         content = read_object(path)
-    except OSError:
-        content = None
+    except OSError as error:
+        content, problem = None, f"cannot be read ({error.strerror})"
     if content is None:
-        raise UserError(f"{path} is no JSON object that can be read; {remedy}")
+        raise UserError(f"{path} {problem}; {remedy}")
     return content
