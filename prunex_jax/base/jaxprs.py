@@ -38,11 +38,12 @@ def _programs(values: Iterable[Any]) -> Iterator[core.Jaxpr]:
             yield from _programs(value)
 
 
-# Primitives that change what is known of values along mesh axes, and not the values.
-# The first two are ours; see `mesh.varying`.
+# Primitives that change what is known of values along mesh axes, and not the values:
+# those of `mesh.varying`, and jax's.
+OWN_CASTS = ("agreed", "differing")
 MESH_CASTS = frozenset(
     (
-        *("agreed", "differing", "pcast", "preduced", "pvary"),
+        *(*OWN_CASTS, "pcast", "preduced", "pvary"),
         *("vary_unreduced_cast", "vary_unreduced_cast_p"),
     )
 )

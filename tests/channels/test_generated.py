@@ -20,7 +20,7 @@ ABSENT = {"copy_p", "log2", "one_minus_square", "scatter_add"}
 # Calls, which are walked into, and have derivatives that somebody wrote.
 CALLS = {"custom_jvp_call", "custom_vjp_call"}
 # Rules that pass everything on inside of a mesh, which one device has not.
-OF_A_MESH = {"pcast", "psum_invariant", "pvary"}
+OF_A_MESH = {"agreed", "differing", "pcast", "psum_invariant", "pvary"}
 # Share of programs of which channels must be removable, so that freezing everything
 # does not pass; less where most operands are not finite, or have no slope, at zero.
 LEAST_CUT = 0.2

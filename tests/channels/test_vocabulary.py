@@ -390,6 +390,8 @@ UNMET = {
     "pcast": "is a primitive of other versions of jax",
     "psum_invariant": "is met inside of shard_map, by tests/shrink/test_function.py",
     "pvary": "is met inside of shard_map, by tests/shrink/test_function.py",
+    "agreed": "is met inside of shard_map, by tests/train/test_repair.py",
+    "differing": "is met inside of shard_map, by tests/train/test_repair.py",
     "scatter_add": "is what other versions of jax call scatter-add",
 }
 if not hasattr(jax.lax, "tile_p"):

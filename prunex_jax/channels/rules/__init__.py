@@ -7,7 +7,7 @@ touches, by name: it is never taken to be harmless. `channels.trace` walks the p
 
 from collections.abc import Mapping
 
-from prunex_jax.base.jaxprs import MESH_CASTS
+from prunex_jax.base.jaxprs import OWN_CASTS
 from prunex_jax.channels.context import Rule
 from prunex_jax.channels.numbers import ELEMENTWISE
 from prunex_jax.channels.rules import axes, calls, elementwise, lookup, sums
@@ -20,7 +20,7 @@ RULES: Mapping[str, Rule] = {
     "select_n": elementwise.select,
     # What moves, makes, cuts or joins axes.
     **dict.fromkeys(
-        ("device_put", "name", "optimization_barrier", *MESH_CASTS),
+        ("device_put", "name", "optimization_barrier", *OWN_CASTS, "pcast", "pvary"),
         axes.passthrough,
     ),
     "sharding_constraint": axes.passthrough,
