@@ -23,6 +23,8 @@ _KINDS = {
     "all_to_all": "exchange",
     "ppermute": "shift",
 }
+# Name mesh axes but move nothing.
+_FREE = MESH_CASTS | {"axis_index"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _walk(
 ) -> Iterator[Collective]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if mesh_axes_of(eqn) and name not in {*MESH_CASTS, "axis_index"}:
+        if mesh_axes_of(eqn) and name not in _FREE:
             yield from _entries(eqn, sizes, count)
         elif name == "shard_map":
             inner_sizes = {**sizes, **dict(eqn.params["mesh"].shape)}

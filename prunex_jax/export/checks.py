@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.shrink.compare import program_bytes
 
 # Bytes beyond which a manifest is none, a program is refused, and that a file of arrays
 # may have beside them.
@@ -111,15 +112,11 @@ def check_memory(compiled: Any, device: Any) -> None:
     Raises:
       UserError: It says how much.
     """
-    found = compiled.memory_analysis()
     known = device.memory_stats() or {}  # CPUs tell nothing.
     most = known.get("bytes_limit") or (
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     )
-    if found is None:
-        return
-    parts = "argument_size", "output_size", "temp_size"
-    needed = sum(getattr(found, f"{part}_in_bytes") for part in parts)
+    needed = program_bytes(compiled) or 0
     if needed > most:
         raise UserError(
             f"the program needs {needed / 1e9:.3g} GB for such inputs, and there are "

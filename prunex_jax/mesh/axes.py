@@ -75,12 +75,7 @@ def vary(tree: PyTree, names: Iterable[str | None]) -> PyTree:
       The same values, typed as varying over the axes.
     """
     tracked = [name for name in names if name and is_tracked(name)]
-
-    def cast(leaf: jax.Array) -> jax.Array:
-        missing = tuple(name for name in tracked if not varies(leaf, name))
-        return varying.cast(leaf, missing)
-
-    return jax.tree.map(cast, tree)
+    return jax.tree.map(lambda leaf: varying.cast(leaf, tracked), tree)
 
 
 def vary_as(tree: PyTree, like: PyTree) -> PyTree:

@@ -1,12 +1,14 @@
 """What `shard_map` knows of values along mesh axes."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
+
+from prunex_jax.base.jaxprs import OWN_CASTS
 
 
 def axes_of(aval: Any) -> frozenset[str]:
@@ -21,16 +23,17 @@ def _with_axes(aval: Any, axes: frozenset[str]) -> Any:
     return aval.update(manual_axis_type=kind(varying=axes))
 
 
-def cast(value: jax.Array, names: tuple[str, ...]) -> jax.Array:
-    """Types a value as differing along more axes; nothing moves."""
-    return jax.lax.pcast(value, names, to="varying") if names else value
+def cast(value: jax.Array, names: Iterable[str]) -> jax.Array:
+    """Types a value as differing along these axes, too; nothing moves."""
+    known = axes_of(jax.typeof(value))
+    missing = tuple(name for name in names if name not in known)
+    return jax.lax.pcast(value, missing, to="varying") if missing else value
 
 
 # `shard_map` has no cast that says that a value is the same everywhere, where it cannot
 # know. This operation says it, and does nothing else. The other one takes it back: each
 # is the transpose of the other, where that of jax's own cast is a sum over the axes.
-_agreed_p = core.Primitive("agreed")
-_differing_p = core.Primitive("differing")
+_agreed_p, _differing_p = map(core.Primitive, OWN_CASTS)
 
 
 def agreed(value: jax.Array, *names: str) -> jax.Array:
@@ -68,16 +71,11 @@ def untyped(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        leaves, structure = jax.tree.flatten(args)
-        axes = differs(args)
-        if not axes:
+        names = tuple(sorted(differs(args)))
+        if not names:
             return function(*args)
-        names = tuple(sorted(axes))
-        plain = []
-        for leaf in leaves:
-            missing = axes - axes_of(jax.typeof(leaf))
-            plain.append(agreed(cast(leaf, tuple(sorted(missing))), *names))
-        results = function(*jax.tree.unflatten(structure, plain))
+        plain = jax.tree.map(lambda x: agreed(cast(x, names), *names), args)
+        results = function(*plain)
         return jax.tree.map(lambda x: _differing_p.bind(x, along=names), results)
 
     return call

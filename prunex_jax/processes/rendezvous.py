@@ -89,9 +89,9 @@ def register(
         how many they are, the port is taken, or the name of one of several machines
         cannot be used. Everybody who is there gets it.
     """
-    unusable = unusable_meaning(socket.gethostname()) if needs_name else ""
-    called = name or socket.gethostname()
-    me = Member(process_id, num_processes, called, unusable=unusable)
+    hostname = socket.gethostname()
+    unusable = unusable_meaning(hostname) if needs_name else ""
+    me = Member(process_id, num_processes, name or hostname, unusable=unusable)
     host, _, port = coordinator.rpartition(":")
     host = host.strip("[]")
     last = last or LastStart()

@@ -90,10 +90,11 @@ def start_processes(
     if launch.is_distributed and not jax.distributed.is_initialized():
         # Before others are waited for, of whom some may not come then.
         _check_unused(launch)
-        is_on_cpu = bool(cpu_devices) or not has_gpu_support(_platforms())
-        launch = _with_those_there(launch, is_on_cpu, join_seconds, min_processes, last)
+        settings: Any = jax.config  # Whose type does not list what it has.
+        uses_gpus = not cpu_devices and has_gpu_support(settings.jax_platforms)
+        launch = _with_those_there(launch, uses_gpus, join_seconds, min_processes, last)
         _join(launch, join_seconds, silence_seconds)
-        launch = _with_gpus_apart(launch, config, environ, join_seconds)
+        launch = _with_gpus_apart(launch, uses_gpus, environ, join_seconds)
     if cpu_devices and (launch.is_distributed or flags.owns_process):
         _check_cpu_devices(cpu_devices)
     elif cpu_devices:
@@ -230,11 +231,11 @@ def _join(launch: Launch, seconds: int, silence_seconds: float) -> None:
 
 
 def _with_gpus_apart(
-    launch: Launch, config: TopologyConfig, environ: Mapping[str, str], seconds: int
+    launch: Launch, uses_gpus: bool, environ: Mapping[str, str], seconds: int
 ) -> Launch:
     """Refuses GPUs that are taken twice; the launch, with what is to be said of it."""
     reservation = Reservation(machine="", name="")
-    if not config.cpu_devices and has_gpu_support(_platforms()):
+    if uses_gpus:
         reservation = reserve_gpus(environ, launch.local_device_ids)
     try:
         texts = Store("start").exchange("gpus", reservation.text, seconds)
@@ -247,13 +248,8 @@ def _with_gpus_apart(
     return dataclasses.replace(launch, warning=launch.warning or warning)
 
 
-def _platforms() -> str | None:
-    settings: Any = jax.config  # Whose type does not list what it has.
-    return settings.jax_platforms
-
-
 def _with_those_there(
-    launch: Launch, is_on_cpu: bool, seconds: int, at_least: int, last: LastStart | None
+    launch: Launch, uses_gpus: bool, seconds: int, at_least: int, last: LastStart | None
 ) -> Launch:
     """The launch, with the processes that come; unchanged where jax is to find them."""
     address, count, number = launch.coordinator, launch.num_processes, launch.process_id
@@ -266,7 +262,7 @@ def _with_those_there(
         seconds=seconds,
         at_least=at_least,
         last=last,
-        needs_name=is_on_cpu,  # Gloo listens at what the hostname means.
+        needs_name=not uses_gpus,  # Gloo listens at what the hostname means.
     )
     reason = launch.reason
     if roster.num_there < count:

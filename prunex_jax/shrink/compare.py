@@ -167,7 +167,7 @@ def _rows(
         arguments = jax.device_put((*subject.trees, *inputs))
         program = jax.jit(subject.apply).lower(*arguments).compile()
         calls[name] = functools.partial(program, *arguments)
-        memory[name] = _program_bytes(program)
+        memory[name] = program_bytes(program)
     timings = time_in_turn(calls, num_calls, warm_up, now)
     latency = _latency(batch_size, timings)
     speeds = {name: batch_size / each.median for name, each in timings.items()}
@@ -179,7 +179,8 @@ def _rows(
     return rows
 
 
-def _program_bytes(program: Any) -> int | None:
+def program_bytes(program: Any) -> int | None:
+    """Bytes at once of a `jax.stages.Compiled`; None where no compiler tells."""
     memory = program.memory_analysis()
     if memory is None:
         return None

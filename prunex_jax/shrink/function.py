@@ -39,10 +39,12 @@ def shrink_function(
         return run(params, *rest)
 
     def communicates(params: PyTree, *rest: Any) -> bool:
-        running = [] if statistics is None else [statistics.full(rest[0])]
-        inputs = rest[len(running) :]
-        given = (parameters.full(params), *running, *inputs)
-        plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
+        full = parameters.full(params)
+        if statistics is not None:
+            rest = (statistics.full(rest[0]), *rest[1:])
+        plain = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (full, *rest)
+        )
         return is_of_mesh(jax.make_jaxpr(apply)(*plain))
 
     def run(params: PyTree, *rest: Any) -> Any:

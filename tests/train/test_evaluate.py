@@ -118,6 +118,18 @@ def test_the_manifest_says_what_a_reader_needs(run, exported):
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"split": "tset"}, "--split=tset is not one of"),
+        ({"batch_size": 0}, "positive"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_before_anything_is_read(given, message):
+    with pytest.raises(UserError, match=message):
+        evaluation.evaluate("nowhere", **given)
+
+
 def test_preprocessing_of_the_manifest_is_that_of_the_trainer(run, exported):
     """Pixels prepared as the manifest says give what evaluation batches give."""
     from sklearn.datasets import load_digits

@@ -115,6 +115,10 @@ def evaluate(
       UserError: The folder is no export or was damaged, names no data set, or the split
         is empty.
     """
+    if batch_size < 1:
+        raise UserError(f"--batch_size={batch_size} must be positive")
+    if split not in SPLITS:
+        raise UserError(f"--split={split} is not one of {', '.join(SPLITS)}")
     model = read_model(folder, trusted=trusted)
     try:
         return _evaluated(model, str(folder), split, data_dir, batch_size, own)
