@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         register_method,
         topk,
     )
+    from prunex_jax.pruner import prune, prune_iteratively
     from prunex_jax.shrink import certify, make_cut, repair
     from prunex_jax.sparsity import project_channels
     from prunex_jax.train.build.config import default_config
@@ -49,6 +50,8 @@ __all__ = [
     "pactrain",
     "powersgd",
     "project_channels",
+    "prune",
+    "prune_iteratively",
     "read_model",
     "register_method",
     "repair",
@@ -66,6 +69,7 @@ _HOMES = {
         *("METHODS", "average_gradients", "dgc", "hsadmm", "importance"),
         *("kept_channels", "pactrain", "powersgd", "register_method", "topk"),
     ),
+    "pruner": ("prune", "prune_iteratively"),
     "shrink": ("certify", "make_cut", "repair"),
     "sparsity": ("project_channels",),
     "train.build.config": ("default_config",),

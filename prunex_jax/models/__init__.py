@@ -22,7 +22,7 @@ from prunex_jax.models.convnext import make_convnext, make_convnext_spec
 from prunex_jax.models.generation import generate
 from prunex_jax.models.language import MASKED_TOKEN, NEXT_TOKEN, make_language_model
 from prunex_jax.models.layers import Convolution, Form
-from prunex_jax.models.own import own_model
+from prunex_jax.models.own import functions_of, own_model, split_variables
 from prunex_jax.models.resnet import (
     BlockSpec,
     ResNetSpec,
@@ -48,6 +48,7 @@ __all__ = [
     "check_norm_scope",
     "check_sections",
     "from_moments",
+    "functions_of",
     "generate",
     "is_own",
     "make_language_model",
@@ -55,6 +56,7 @@ __all__ = [
     "make_resnet",
     "make_vgg",
     "own_model",
+    "split_variables",
     "to_moments",
 ]
 

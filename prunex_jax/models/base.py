@@ -44,7 +44,8 @@ class Functions:
     Attributes:
       name: What people call it.
       init: key -> (parameters, statistics).
-      apply: (parameters, statistics, inputs) -> answers, every example alone.
+      apply: (parameters, statistics, *inputs) -> answers, every example alone; our
+        networks, and those of the trainer, have one input.
       apply_train: (parameters, statistics, inputs, key, axis_name) -> (answers,
         statistics); `axis_name` as of `Model.apply_train`.
       is_random: Whether `apply_train` needs the key, which is None otherwise.
@@ -59,7 +60,7 @@ class Functions:
 
     name: str
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
-    apply: Callable[[PyTree, PyTree, PyTree], PyTree]
+    apply: Callable[..., PyTree]
     apply_train: Callable[..., tuple[PyTree, PyTree]]
     is_random: bool
     example: PyTree

@@ -53,7 +53,7 @@ def own_model(given: Any, example: PyTree) -> Model:
       (8, 2)
     """
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
-    model = Model(_functions_of(given, shapes))
+    model = Model(functions_of(given, shapes))
     try:
         arrays = jax.eval_shape(model.init, jax.random.key(0))
         jax.eval_shape(model.apply, *arrays, model.example(2))
@@ -87,16 +87,24 @@ def nnx_model(
 
     def functions(dtype: str) -> Functions:
         module_of = functools.partial(make, dtype)
-        return dataclasses.replace(_of_nnx(module_of, example), name=name, **known)
+        return dataclasses.replace(_of_nnx(module_of, (example,)), name=name, **known)
 
     rounded = dtype != "float32"
     in_float32 = (lambda: functions("float32")) if rounded else None
     return Model(dataclasses.replace(functions(dtype), in_float32=in_float32))
 
 
-def _functions_of(given: Any, example: PyTree) -> Functions:
+def functions_of(given: Any, *inputs: PyTree) -> Functions:
+    """The functions of a network; `apply` takes as many inputs as are given here.
+
+    Args:
+      given: As `own_model` takes it.
+      *inputs: Shapes and types of what it is called with.
+    Raises:
+      UserError: It is no network, or has a state of Equinox.
+    """
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-        return _of_pair(*given, example)
+        return _of_pair(*given, inputs)
     equinox = sys.modules.get("equinox")
     if equinox is not None and _has_equinox_state(given, equinox):
         raise UserError(
@@ -108,9 +116,9 @@ def _functions_of(given: Any, example: PyTree) -> Functions:
     for name, make in kinds.items():
         package = sys.modules.get(name)
         if package is not None and isinstance(given, package.Module):
-            return make(given, example)
+            return make(given, inputs)
     if callable(given):
-        return _of_nnx(given, example)
+        return _of_nnx(given, inputs)
     raise UserError(
         f"model={given!r} is no network: give a Flax NNX or Linen module, an Equinox "
         "module, or a pair (init, apply) of functions"
@@ -118,13 +126,15 @@ def _functions_of(given: Any, example: PyTree) -> Functions:
 
 
 def _of_pair(
-    init: Callable[[jax.Array], PyTree], apply: Callable[..., PyTree], example: PyTree
+    init: Callable[[jax.Array], PyTree],
+    apply: Callable[..., PyTree],
+    examples: tuple[PyTree, ...],
 ) -> Functions:
     names = _parameters_of(apply)
 
-    def call(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
+    def call(params: PyTree, statistics: PyTree, *inputs: PyTree) -> PyTree:
         del statistics
-        return apply(params, inputs)
+        return apply(params, *inputs)
 
     def train(
         params: PyTree, statistics: PyTree, inputs: PyTree, key: _Key, axis_name: _Axis
@@ -139,11 +149,11 @@ def _of_pair(
         apply=call,
         apply_train=train,
         is_random="key" in names,
-        example=example,
+        example=_one_or_all(examples),
     )
 
 
-def _of_nnx(given: Any, example: PyTree) -> Functions:
+def _of_nnx(given: Any, examples: tuple[PyTree, ...]) -> Functions:
     """Functions of a Flax NNX module, its class, or what makes one of `nnx.Rngs`."""
     from flax import nnx
 
@@ -176,10 +186,10 @@ def _of_nnx(given: Any, example: PyTree) -> Functions:
         states: Any = map(nnx.State, (*known, rest))
         return nnx.merge(graph, *states)
 
-    def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
+    def apply(params: PyTree, statistics: PyTree, *inputs: PyTree) -> PyTree:
         module = module_of(params, statistics, rest)
         module.eval()
-        return module(inputs)
+        return module(*inputs)
 
     def train(
         params: PyTree, statistics: PyTree, inputs: PyTree, key: _Key, axis_name: _Axis
@@ -195,7 +205,12 @@ def _of_nnx(given: Any, example: PyTree) -> Functions:
         return answers, _to_tree(nnx.state(module, nnx.BatchStat))
 
     is_random = any(map(_is_key, jax.tree.leaves(rest)))
+    example = _one_or_all(examples)
     return Functions(_name_of(given), init, apply, train, is_random, example)
+
+
+def _one_or_all(examples: tuple[PyTree, ...]) -> PyTree:
+    return examples[0] if len(examples) == 1 else examples
 
 
 def _is_batch_norm(module: Any) -> bool:
@@ -230,7 +245,7 @@ def _with_keys(state: PyTree, key: jax.Array) -> PyTree:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _of_linen(given: Any, example: PyTree) -> Functions:
+def _of_linen(given: Any, examples: tuple[PyTree, ...]) -> Functions:
     from flax import linen as nn
 
     told = {
@@ -239,14 +254,13 @@ def _of_linen(given: Any, example: PyTree) -> Functions:
         if name in _parameters_of(given.__call__)
     }
     untold = {name: not value for name, value in told.items()}
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), example)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), examples)
 
     def init(key: jax.Array) -> tuple[PyTree, PyTree]:
-        variables = dict(given.init(key, zeros, **untold))
-        return variables.pop("params", {}), variables
+        return split_variables(given.init(key, *zeros, **untold))
 
-    def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
-        return given.apply({"params": params, **statistics}, inputs, **untold)
+    def apply(params: PyTree, statistics: PyTree, *inputs: PyTree) -> PyTree:
+        return given.apply({"params": params, **statistics}, *inputs, **untold)
 
     def train(
         params: PyTree, statistics: PyTree, inputs: PyTree, key: _Key, axis_name: _Axis
@@ -263,7 +277,20 @@ def _of_linen(given: Any, example: PyTree) -> Functions:
         return answers, dict(changed)
 
     # Whether it draws cannot be seen; a key that is not used costs nothing.
+    example = _one_or_all(examples)
     return Functions(type(given).__name__, init, apply, train, True, example)
+
+
+def split_variables(variables: Any) -> tuple[PyTree, PyTree]:
+    """Parameters of a Linen module, and its other collections.
+
+    They are plain arrays: boxes that say how an array is laid out over a mesh of the
+    user's are taken off, as ours is another one.
+    """
+    from flax import linen as nn
+
+    plain = dict(nn.meta.unbox(variables))
+    return plain.pop("params", {}), plain
 
 
 def _over_axis(axis_name: str | None) -> Callable[..., Any]:
@@ -293,7 +320,7 @@ def _has_equinox_state(given: Any, eqx: Any) -> bool:
     return any(isinstance(leaf, kinds) for leaf in leaves)
 
 
-def _of_equinox(given: Any, example: PyTree) -> Functions:
+def _of_equinox(given: Any, examples: tuple[PyTree, ...]) -> Functions:
     import equinox as eqx
 
     arrays, static = eqx.partition(given, eqx.is_inexact_array)
@@ -310,10 +337,10 @@ def _of_equinox(given: Any, example: PyTree) -> Functions:
         del key
         return nested_by_path(flatten_by_path(arrays)), {}
 
-    def apply(params: PyTree, statistics: PyTree, inputs: PyTree) -> PyTree:
+    def apply(params: PyTree, statistics: PyTree, *inputs: PyTree) -> PyTree:
         del statistics
         module = eqx.nn.inference_mode(module_of(params))
-        return jax.vmap(module)(inputs)
+        return jax.vmap(module)(*inputs)
 
     def train(
         params: PyTree, statistics: PyTree, inputs: PyTree, key: _Key, axis_name: _Axis
@@ -326,6 +353,7 @@ def _of_equinox(given: Any, example: PyTree) -> Functions:
         keys = jax.random.split(key, count)
         return jax.vmap(lambda x, key: module(x, key=key))(inputs, keys), statistics
 
+    example = _one_or_all(examples)
     return Functions(type(given).__name__, init, apply, train, is_random, example)
 
 

@@ -359,35 +359,62 @@ class Budget:
         )
 
     def _comparable(self, scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Scores that rank channels of all groups; their mean is about 1.
-
-        What the loss loses is divided by what a channel costs; other scores by their
-        mean in the group.
-        """
-        if not estimates_damage(self.config.criterion):
-            raw = {name: jnp.asarray(score) for name, score in scores.items()}
-            return {name: np.asarray(s) for name, s in normalise_scores(raw).items()}
-        per_cost = {
-            name: np.asarray(score, np.float64) / self._channel_costs[name]
-            for name, score in scores.items()
-        }
-        every = np.concatenate(list(per_cost.values()))
-        mean = np.mean(every, where=np.isfinite(every)) or 1.0
-        return {name: score / mean for name, score in per_cost.items()}
+        damage = estimates_damage(self.config.criterion)
+        return comparable_scores(scores, self._channel_costs if damage else None)
 
     @functools.cached_property
     def _channel_costs(self) -> Mapping[str, float]:
-        """What one channel of every group costs, where nothing else was removed."""
-        limits, cost = self.limits, self.costs.get(self.config.unit)
-        if cost is None:
-            return dict.fromkeys(limits.sizes, 1.0)
-        dense, found = cost(limits.sizes), dict[str, float]()
-        for name, size in limits.sizes.items():
-            fewer = min(limits.quanta[name], size - 1)
-            saved = dense - cost({**limits.sizes, name: size - fewer}) if fewer else 0.0
-            # What saves nothing is removed last.
-            found[name] = max(saved, dense * 1e-12) / max(fewer, 1)
-        return found
+        return channel_costs(self.limits, self.costs.get(self.config.unit))
+
+
+def comparable_scores(
+    scores: Mapping[str, np.ndarray], costs: Mapping[str, float] | None
+) -> dict[str, np.ndarray]:
+    """Scores that rank the channels of all groups.
+
+    Args:
+      scores: float[size] per group.
+      costs: What one channel of every group costs, where scores say what the loss
+        loses without it; None divides them by their mean in the group.
+    Returns:
+      float[size] per group, whose mean is about 1.
+    Example:
+      >>> scores = {'a': np.array([1.0, 3.0]), 'b': np.array([2.0, 2.0])}
+      >>> comparable_scores(scores, {'a': 1.0, 'b': 2.0})['b'].tolist()
+      [0.6666666666666666, 0.6666666666666666]
+    """
+    if costs is None:
+        raw = {name: jnp.asarray(score) for name, score in scores.items()}
+        return {name: np.asarray(s) for name, s in normalise_scores(raw).items()}
+    per_cost = {
+        name: np.asarray(score, np.float64) / costs[name]
+        for name, score in scores.items()
+    }
+    every = np.concatenate(list(per_cost.values()))
+    mean = np.mean(every, where=np.isfinite(every)) or 1.0
+    return {name: score / mean for name, score in per_cost.items()}
+
+
+def channel_costs(limits: CountLimits, cost: Cost | None) -> dict[str, float]:
+    """What one channel of every group costs, where nothing else was removed.
+
+    Args:
+      limits: Sizes of the groups, and by how much their counts move.
+      cost: Of kept counts; None counts channels.
+    Example:
+      >>> limits = CountLimits({'a': 16, 'b': 8})
+      >>> channel_costs(limits, lambda counts: 5 * counts['a'] + counts['b'])
+      {'a': 5.0, 'b': 1.0}
+    """
+    if cost is None:
+        return dict.fromkeys(limits.sizes, 1.0)
+    dense, found = cost(limits.sizes), dict[str, float]()
+    for name, size in limits.sizes.items():
+        fewer = min(limits.quanta[name], size - 1)
+        saved = dense - cost({**limits.sizes, name: size - fewer}) if fewer else 0.0
+        # What saves nothing is removed last.
+        found[name] = max(saved, dense * 1e-12) / max(fewer, 1)
+    return found
 
 
 def _asked_by(config: SparsityConfig) -> str:
