@@ -159,6 +159,7 @@ ROOMS = (
     ("methods", "H-SADMM and the others", "updates, rounds"),
     ("shrink", "cuts, certifies, measures", "small network"),
     ("export", "a folder that runs anywhere", "exported folder"),
+    ("pruner", "all of that in one call", "small network"),
     ("train", "step, loop, checkpoint, run folder", "run folder"),
     ("compare", "doctor, advise, drill, sweep", "reports"),
 )
