@@ -28,13 +28,19 @@ _TRAINING = {
 }
 # Rounds of at least two steps, and rarer ones as the learning rate falls from 0.2.
 _BY_RATE = {"method.rounds.sync_rule": "quadratic", "method.rounds.sync_alpha": 0.283}
-_RANKED = {
-    "sparsity.budget": "global",
-    "sparsity.criterion": "taylor",
-    "sparsity.repair_batches": 4,
-}
+_REPAIRED = {"sparsity.criterion": "taylor", "sparsity.repair_batches": 4}
+_RANKED = {"sparsity.budget": "global", **_REPAIRED}
+_EQUAL = {**_BY_RATE, **_REPAIRED}
 _PARAMS = {**_RANKED, "sparsity.unit": "params", "sparsity.sparsity": 0.75}
 _MACS = {**_RANKED, "sparsity.unit": "macs", "sparsity.sparsity": 0.72}
+_MACS_OF_ALL = {**_MACS, "sparsity.sparsity": 0.75, "sparsity.max_group_sparsity": 0.65}
+# Channels go later: between 20 and 40 % of the run.
+_LATER = {
+    "sparsity.start_share": 0.2,
+    "sparsity.freeze_share": 0.4,
+    "sparsity.shrink_share": 0.4,
+}
+_TAUGHT = {"distill.teacher": "self"}
 
 
 def get_study() -> Sweep:
@@ -57,7 +63,16 @@ def make_rows() -> tuple[Row, ...]:
             "local-rate", "local SGD, by rate", "local_sgd", 2, **_BY_RATE, **_never()
         ),
         _row("half-8", "half of the channels, every 8 steps", "hsadmm", 8),
-        _row("half-rate", "half of the channels, by rate", "hsadmm", 2, **_BY_RATE),
+        _row("half-rate", "the same by rate, repaired", "hsadmm", 2, **_EQUAL),
+        _row("half-later", "the same, later", "hsadmm", 2, **_EQUAL, **_LATER),
+        _row(
+            *("half-taught", "the same, taught by itself", "hsadmm", 2),
+            **{**_EQUAL, **_LATER, **_TAUGHT},
+        ),
+        _row(
+            *("third-rate", "30 % of the channels, by rate, repaired", "hsadmm", 2),
+            **{**_EQUAL, "sparsity.sparsity": 0.3},
+        ),
         _row(
             "params", "a quarter of the parameters", "hsadmm", 2, **_BY_RATE, **_PARAMS
         ),
@@ -82,6 +97,10 @@ def make_rows() -> tuple[Row, ...]:
             **{**_BY_RATE, **_PARAMS},
         ),
         _row("macs", "28 % of the MACs", "hsadmm", 2, **_BY_RATE, **_MACS),
+        _row(
+            *("macs-all", "25 %, a third of every group stays", "hsadmm", 2),
+            **{**_BY_RATE, **_MACS_OF_ALL},
+        ),
     )
 
 

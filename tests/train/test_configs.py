@@ -93,6 +93,21 @@ def test_configs_for_published_figures_run_in_short(stem: str, tmp_path: Path) -
     assert summary["host_payload_ratio"] < 0.3
 
 
+@pytest.mark.parametrize(
+    ("form", "period", "share"),
+    [("params", 2, 0.75), ("macs", 2, 0.5), ("bytes", 4, 0.75)],
+)
+def test_forms_by_name_are_what_was_measured(form: str, period: int, share: float):
+    path = next(p for p in CONFIGS if p.stem == "cifar10_resnet18_hsadmm")
+    config = resolve_config(load_config(f"{path}:{form}"))
+    assert config.method.name == "hsadmm"
+    assert config.method.rounds.sync_rule == "quadratic"
+    assert config.method.hsadmm.sync_period == period
+    assert (config.sparsity.sparsity, config.sparsity.criterion) == (share, "taylor")
+    assert (config.sparsity.budget == "global") == (config.sparsity.unit == "params")
+    assert config.sparsity.repair_batches > 0
+
+
 def test_argument_simulates_hosts() -> None:
     path = next(p for p in CONFIGS if p.stem == "cifar10_resnet20_hsadmm")
     config = resolve_config(load_config(f"{path}:4x2"))
