@@ -8,6 +8,8 @@
 #   make test-zoo             networks of other packages, which it installs
 #   make test-torch           the PyTorch peers of studies, which it installs
 #   make test-weights         weights of other packages, which it installs
+#   make test-pytorch         modules of PyTorch, cut; it installs torch and torchax
+#   make test-torchvision     networks of torchvision and timm, beside Torch-Pruning
 #   make test-drills          60 random faults over runs of every method (half an hour)
 #   make test-gpu-programs    programs compiled for GPUs, by a compiler that it installs;
 #                             GPU_TESTS='-k ...' takes some of them
@@ -46,12 +48,14 @@ TORCH_VENV ?= .venvs/torch
 TORCH_PYTHON ?= $(TORCH_VENV)/bin/python
 # torch, torchvision, timm and transformers beside jax.
 WEIGHTS_VENV ?= .venvs/weights
+# torch of the version that torchax knows, torchvision, timm and Torch-Pruning.
+PYTORCH_VENV ?= .venvs/pytorch
 # Its packages want older ones than the tests use.
 ZOO_VENV ?= .venvs/zoo
 # Two test processes; files are not split, so that their runs are shared.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Sets of tests with targets of their own.
-OTHERS := zoo or weights or gpu_programs
+OTHERS := zoo or weights or pytorch or gpu_programs
 TESTS ?=
 # What cases are drawn by, and the commit that what changed is found by; all if empty.
 SLOW = --sample='$(SAMPLE)' --since='$(SINCE)'
@@ -62,11 +66,13 @@ TEST := $(VENV)/.installed-test
 ZOO := $(ZOO_VENV)/.installed
 TORCH := $(VENV)/.installed-torch
 WEIGHTS := $(WEIGHTS_VENV)/.installed
+PYTORCH := $(PYTORCH_VENV)/.installed
 GPU := $(VENV)/gpu
 DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all test-zoo test-torch test-weights test-drills \
+.PHONY: help demo test test-slow test-all test-zoo test-torch test-weights test-pytorch \
+    test-torchvision test-drills \
     test-gpu-programs launchers check docs wheel format \
     benchmark benchmark-shrunk-step \
     benchmark-start benchmark-trace benchmark-compression benchmark-freed-memory \
@@ -94,7 +100,7 @@ test-all:
 	git rev-parse HEAD > .tested
 	$(MAKE) check test docs wheel
 	$(MAKE) test-slow test-gpu-programs SAMPLE= SINCE=
-	$(MAKE) test-zoo test-torch test-weights
+	$(MAKE) test-zoo test-torch test-weights test-pytorch
 	mv .tested .ci/tested
 
 test-zoo: $(ZOO)
@@ -105,6 +111,15 @@ test-torch: $(TORCH)
 
 test-weights: $(WEIGHTS)
 	$(WEIGHTS_VENV)/bin/python -m pytest -q -m weights tests/models/test_published.py
+
+test-pytorch: $(PYTORCH)
+	$(PYTORCH_VENV)/bin/python -m pytest -q -m pytorch tests/pruner
+
+# Of all of them, or of NETWORKS='resnet18 ...'; writes docs/coverage_pytorch.md.
+test-torchvision: $(PYTORCH)
+	$(PYTORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    timm==1.0.31 torch-pruning==1.6.1
+	$(PYTORCH_VENV)/bin/python -m benchmarks coverage_pytorch $(NETWORKS)
 
 test-drills: $(BASE)
 	$(BIN)/python -m prunex_jax drill --random=60 --workdir='$(DRILLS_WORKDIR)'
@@ -220,8 +235,14 @@ $(WEIGHTS): pyproject.toml
 	    -e '.[test,weights]'
 	@touch $@
 
+$(PYTORCH): pyproject.toml
+	test -x '$(PYTORCH_VENV)/bin/python' || $(PYTHON) -m venv '$(PYTORCH_VENV)'
+	$(PYTORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -e '.[export,test,pytorch]'
+	@touch $@
+
 clean:
-	rm -rf '$(VENV)' '$(TORCH_VENV)' '$(WEIGHTS_VENV)' '$(ZOO_VENV)' build dist *.egg-info
+	rm -rf '$(VENV)' '$(TORCH_VENV)' '$(WEIGHTS_VENV)' '$(PYTORCH_VENV)' '$(ZOO_VENV)' build dist *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

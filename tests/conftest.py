@@ -78,7 +78,7 @@ _PLACES = {
     for place, name in enumerate(_FIRST_FILES, -len(_FIRST_FILES))
 }
 # Sets of tests with packages of their own.
-_SETS = ("zoo", "weights", "gpu_programs")
+_SETS = ("zoo", "weights", "pytorch", "gpu_programs")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -62,15 +62,13 @@ def subject_of(network: Any, given: Sequence[PyTree], statistics: PyTree) -> Sub
         _check_statistics(statistics, "module of Linen, whose variables have them")
         return _of_linen(network, *_split(given, "variables"))
     params, inputs = _split(given, "parameters")
-    apply = _haiku_apply(network, statistics is not None)
-    if apply is None:
-        if not callable(network) or isinstance(network, type):
-            raise UserError(
-                f"{network!r} is no network: give a function, a module of Flax, "
-                "Equinox or PyTorch, or what hk.transform made"
-            )
-        apply = network
-    return Subject(apply, params, statistics, inputs)
+    transformed = _haiku_apply(network, statistics is not None)
+    if transformed is None and (not callable(network) or isinstance(network, type)):
+        raise UserError(
+            f"{network!r} is no network: give a function, a module of Flax, Equinox or "
+            "PyTorch, or what hk.transform made"
+        )
+    return Subject(transformed or network, params, statistics, inputs)
 
 
 def _is_of(network: Any, package: str) -> bool:

@@ -144,6 +144,20 @@ class Pruned:
         taken |= {path: wanted[path] for path in odd}
         return jax.tree.unflatten(structure, list(taken.values()))
 
+    def module(self) -> Any:
+        """The small network as a module of PyTorch, if it was one.
+
+        Raises:
+          UserError: It was none, or `pytorch.smaller_module` refuses.
+        """
+        from prunex_jax.pruner.pytorch import smaller_module
+
+        if self.subject.module is None:
+            raise UserError("this network was no module of PyTorch; call it instead")
+        arrays = {**self.params, **(self.statistics or {})}
+        whole, answers = self.subject, self(*self.subject.inputs)
+        return smaller_module(whole.module, self.cut, arrays, whole.inputs, answers)
+
     def _taken(self, state: dict[str, Any]) -> dict[str, Any]:
         """A state by path, cut where it is shaped like a parameter."""
         full = self.cut.parameters.shapes
