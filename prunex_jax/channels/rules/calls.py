@@ -116,7 +116,14 @@ def _loop(
 
 def _not_constant(value: Traced) -> Traced:
     return dataclasses.replace(
-        value, constant=None, number=None, summed=None, shared={}
+        value,
+        constant=None,
+        number=None,
+        summed=None,
+        shared={},
+        maximum_of=None,
+        peaks=None,
+        masked=None,
     )
 
 

@@ -1,0 +1,156 @@
+"""Heads behind masks and biases of attention: which of them can be cut, and why not."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax.channels import trace_channels
+from tests.helpers.channel_checks import assert_exact, draw
+
+HEADS, FEATURES, WIDTH, LENGTH = 4, 6, 5, 3
+FLAT = HEADS * FEATURES
+SHAPES = {
+    **{name: (WIDTH, FLAT) for name in "qkv"},
+    **{name: (FLAT,) for name in ("q_bias", "v_bias")},
+    "o": (FLAT, WIDTH),
+}
+X = draw({"x": (2, LENGTH, WIDTH)}, seed=1)["x"]
+CAUSAL = np.tril(np.ones((1, 1, LENGTH, LENGTH), bool))
+SLOPES = 2.0 ** -np.arange(1, HEADS + 1, dtype=np.float32)[None, :, None, None]
+DISTANCE = np.arange(LENGTH)[None] - np.arange(LENGTH)[:, None]
+ALIBI = SLOPES * np.minimum(0, DISTANCE).astype(np.float32)
+
+
+def projected(p, x):
+    q, k, v = x @ p["q"] + p["q_bias"][None, None], x @ p["k"], x @ p["v"]
+    v = v + p["v_bias"][None, None]
+    return (h.reshape(*x.shape[:2], HEADS, FEATURES) for h in (q, k, v))
+
+
+def attention(change, softmax=jax.nn.softmax):
+    """Attention with changed scores, float[batch, heads, queries, keys]."""
+
+    def apply(p, x, *masks):
+        q, k, v = projected(p, x)
+        scores = change(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2.5, *masks)
+        out = jnp.einsum("bhqk,bkhd->bqhd", softmax(scores), v)
+        return out.reshape(*x.shape[:2], FLAT) @ p["o"]
+
+    return apply
+
+
+def fused(**options):
+    def apply(p, x, *masks):
+        q, k, v = projected(p, x)
+        named = dict(zip(["mask"], masks, strict=False))
+        out = jax.nn.dot_product_attention(q, k, v, **options, **named)
+        return out.reshape(*x.shape[:2], FLAT) @ p["o"]
+
+    return apply
+
+
+def by_hand(scores):
+    terms = jnp.exp(scores - scores.max(-1, keepdims=True))
+    return terms / terms.sum(-1, keepdims=True)
+
+
+def unshifted(scores):
+    terms = jnp.exp(scores)
+    return terms / terms.sum(-1, keepdims=True)
+
+
+def shifted_by_another_row(scores):
+    terms = jnp.exp(scores - scores[..., ::-1, :].max(-1, keepdims=True))
+    return terms / terms.sum(-1, keepdims=True)
+
+
+def over_other_axis(scores):
+    """Of a row less the maximum of its column, no term need be 1."""
+    terms = jnp.exp(scores - scores.max(-2, keepdims=True))
+    return terms / terms.sum(-1, keepdims=True)
+
+
+def half_of_it(scores):
+    """Of a half of the row, the other one may have the largest term."""
+    terms = jnp.exp(scores - scores.max(-1, keepdims=True))
+    return terms / terms[..., :1].sum(-1, keepdims=True)
+
+
+def large(scores):
+    return jnp.where(CAUSAL, scores, -1e9)
+
+
+def infinite(scores):
+    return jnp.where(CAUSAL, scores, -jnp.inf)
+
+
+FREE = {
+    "plain": (attention(lambda s: s), ()),
+    "large": (attention(large), ()),
+    "by_hand": (attention(large, by_hand), ()),
+    "smallest": (attention(lambda s: jnp.where(CAUSAL, s, jnp.finfo(s).min)), ()),
+    "shifted": (attention(lambda s: s - 10.0), ()),
+    "alibi": (attention(lambda s: s + ALIBI), ()),
+    "alibi_causal": (attention(lambda s: infinite(s + ALIBI)), ()),
+    "slopes": (attention(lambda s: s + jnp.asarray(SLOPES) * 0.5), ()),
+    "infinite": (attention(infinite), ()),
+    "infinite_by_hand": (attention(infinite, by_hand), ()),
+    "infinite_added": (
+        attention(lambda s: s + jnp.where(CAUSAL, 0.0, -jnp.inf)),
+        (),
+    ),
+    "infinite_halves": (attention(lambda s: infinite(s).astype(jnp.float32) * 2), ()),
+    "input": (attention(lambda s, m: jnp.where(m, s, -1e9)), (CAUSAL,)),
+    "input_added": (attention(lambda s, m: s + (1.0 - m) * -1e9), (CAUSAL,)),
+    "fused": (fused(), ()),
+    "fused_causal": (fused(is_causal=True), ()),
+    "fused_alibi": (fused(bias=jnp.asarray(ALIBI), is_causal=True), ()),
+    "fused_input": (fused(), (CAUSAL,)),
+    "fused_window": (fused(local_window_size=(1, 0)), ()),
+}
+FIRST_ROW_MASKED = (np.arange(LENGTH)[:, None] > 0) & CAUSAL
+STUCK = {
+    "input": (attention(lambda s, m: jnp.where(m, s, -jnp.inf)), (CAUSAL,)),
+    "empty_row": (attention(lambda s: jnp.where(FIRST_ROW_MASKED, s, -jnp.inf)), ()),
+    "not_subtracted": (attention(large, unshifted), ()),
+    "another_row": (attention(large, shifted_by_another_row), ()),
+    "another_axis": (attention(large, over_other_axis), ()),
+    "half_a_row": (attention(large, half_of_it), ()),
+    "plus_infinity": (attention(lambda s: jnp.where(CAUSAL, s, jnp.inf)), ()),
+}
+
+
+def sizes_of(apply, *masks):
+    groups = trace_channels(apply, draw(SHAPES), X, *masks, factors="all").groups
+    return sorted(group.size for group in groups)
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_heads_go_behind_masks_that_leave_their_rows_finite(name):
+    apply, masks = FREE[name]
+    assert sizes_of(apply, *masks) == [HEADS, FEATURES, FEATURES]
+
+
+@pytest.mark.parametrize("name", STUCK)
+def test_heads_stay_where_a_row_may_hold_no_number(name):
+    apply, masks = STUCK[name]
+    assert sizes_of(apply, *masks) == [FEATURES, FEATURES]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", FREE)
+def test_cut_heads_change_nothing(name):
+    apply, masks = FREE[name]
+    assert_exact(apply, draw(SHAPES), X, *masks, densities=(0.5,), factors="all")
+
+
+def test_a_mask_that_loops_and_calls_see_is_constant():
+    def apply(p, x):
+        step = jax.checkpoint(functools.partial(attention(infinite), p))
+        return jax.lax.scan(lambda h, _: (h + step(h), None), x, None, length=2)[0]
+
+    trace = assert_exact(apply, draw(SHAPES), X, densities=(0.5,), factors="all")
+    assert HEADS in [group.size for group in trace.groups]
