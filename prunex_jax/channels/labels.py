@@ -118,6 +118,7 @@ class Traced:
       is_fixed: Whether it does not depend on inputs, but on parameters, running
         statistics and constants alone.
       maximum_of, peaks, masked: What `softmax` goes by.
+      lost: What made dead channels perhaps no number, for explanations.
     """
 
     labels: tuple[np.ndarray, ...]
@@ -135,6 +136,7 @@ class Traced:
     maximum_of: MaximumOf | None = None
     peaks: Peaks | None = None
     masked: Masked | None = None
+    lost: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Walks a traced program and keeps what is known of every value in it."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,13 @@ from prunex_jax.channels.labels import (
     uniform_axis,
     uniform_value,
 )
-from prunex_jax.channels.numbers import ELEMENTWISE, is_positive, may_be_infinite
+from prunex_jax.channels.numbers import (
+    ELEMENTWISE,
+    Value,
+    is_nan,
+    is_positive,
+    may_be_infinite,
+)
 from prunex_jax.channels.softmax import (
     dead_behind_mask,
     is_sum_with_peak,
@@ -301,6 +308,7 @@ def _finished(
             dead = _constant_value(constant.value).dead
     else:
         dead = dead_behind_mask(ctx, dead)
+    mask = masked(ctx, dead)
     alone = frozen_axis(1)
     if any(len(own) == 1 and own is not alone for own in labels):
         for own in result.labels:
@@ -327,8 +335,25 @@ def _finished(
         all(operand.is_fixed for operand in ctx.operands),
         maximum_of(ctx),
         peaks(ctx),
-        masked(ctx, dead),
+        mask,
+        "" if mask is not None else _lost(ctx, dead),
     )
+
+
+def _lost(ctx: Context, dead: Sequence[Value]) -> str:
+    """What made dead channels perhaps no number; "" if they are numbers."""
+    if not any(is_nan(value) for value in dead):
+        return ""
+    if ctx.lost:
+        return ctx.lost
+    at = source_of(ctx.site)
+    where = f" at {at}" if at else ""
+    if any(x.masked or -math.inf in (x.number, *x.dead) for x in ctx.operands):
+        return (
+            f"the mask of -inf{where} may leave a row without a finite score; use a "
+            "large finite number such as -1e9, or a constant mask that leaves one"
+        )
+    return f"{ctx.name}{where} may give no number there"
 
 
 def _below(ctx: Context) -> int | None:

@@ -1,5 +1,6 @@
 """Heads behind masks and biases of attention: which of them can be cut, and why not."""
 
+import dataclasses
 import functools
 
 import jax
@@ -145,6 +146,64 @@ def test_heads_stay_where_a_row_may_hold_no_number(name):
 def test_cut_heads_change_nothing(name):
     apply, masks = FREE[name]
     assert_exact(apply, draw(SHAPES), X, *masks, densities=(0.5,), factors="all")
+
+
+def test_explanations_say_why_heads_stay():
+    apply, masks = STUCK["input"]
+    trace = trace_channels(apply, draw(SHAPES), X, *masks, factors="all")
+    said = trace.explain("o").splitlines()[0]
+    assert "group v, 6 channels of 4 positions; the axis of 4 that is a part" in said
+    assert "the mask of -inf at" in said and "test_masked_attention.py" in said
+    assert "use a large finite number such as -1e9, or a constant mask" in said
+    free = trace_channels(FREE["infinite"][0], draw(SHAPES), X, factors="all")
+    assert "part of it stays" not in free.explain("o")
+
+
+def test_what_stays_of_packed_queries_keys_and_values_counts():
+    def apply(p, x):
+        h = jnp.tanh(x @ p["in"])
+        return jnp.cumsum(h @ p["qkv"], -1) @ p["o"]
+
+    shapes = {"in": (WIDTH, 8), "qkv": (8, FLAT), "o": (FLAT, WIDTH)}
+    trace = trace_channels(apply, draw(shapes), X)
+    cut = dataclasses.replace(trace, groups=trace.groups[:1])
+    assert cut.axis_share() == pytest.approx(
+        (8 * WIDTH + 8 * FLAT) / 2 / (8 * WIDTH + 8 * FLAT + FLAT * WIDTH)
+    )
+    assert cut.axis_share() < cut.prunable_share()
+
+
+def test_attention_of_flax_and_equinox_loses_heads():
+    nnx, linen = pytest.importorskip("flax.nnx"), pytest.importorskip("flax.linen")
+    eqx = pytest.importorskip("equinox")
+    size = {"rngs": nnx.Rngs(0), "decode": False}
+    graph, params, rest = nnx.split(
+        nnx.MultiHeadAttention(HEADS, WIDTH, FLAT, **size), nnx.Param, ...
+    )
+    dot = linen.MultiHeadDotProductAttention(HEADS, qkv_features=FLAT)
+    wide = {"qk_size": FEATURES, "vo_size": FEATURES, "key": jax.random.key(0)}
+    arrays, static = eqx.partition(
+        eqx.nn.MultiheadAttention(HEADS, WIDTH, **wide), eqx.is_array
+    )
+
+    def equinox(p, x):
+        layer = eqx.combine(p, static)
+        return jax.vmap(lambda h: layer(h, h, h, mask=CAUSAL[0, 0]))(x)
+
+    layers = [
+        (lambda p, x: nnx.merge(graph, p, rest)(x, mask=jnp.asarray(CAUSAL)), params),
+        (
+            lambda p, x: dot.apply(p, x, mask=jnp.asarray(CAUSAL)),
+            jax.eval_shape(dot.init, jax.random.key(0), X),
+        ),
+        (equinox, arrays),
+    ]
+    for apply, leaves in layers:
+        trace = trace_channels(apply, leaves, X, factors="all")
+        sizes = sorted(group.size for group in trace.groups)
+        assert sizes == [HEADS, FEATURES, FEATURES], trace.explain()
+        # A residual stream around it may go, too; what is left are its own widths.
+        assert trace.prunable_share() > 0.95
 
 
 def test_a_mask_that_loops_and_calls_see_is_constant():
