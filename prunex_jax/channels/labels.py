@@ -57,6 +57,14 @@ class MaximumOf:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Transposed:
+    """Says that a value is another one with its axes in another order."""
+
+    x: "Traced"
+    order: tuple[int, ...]  # Which axis of `x` each axis is.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Peaks:
     """Says that every row along some axes has an entry of 0, or holds nan.
 
@@ -117,7 +125,7 @@ class Traced:
         positions that `dead` speaks of.
       is_fixed: Whether it does not depend on inputs, but on parameters, running
         statistics and constants alone.
-      maximum_of, peaks, masked: What `softmax` goes by.
+      maximum_of, transposed, peaks, masked: What `softmax` goes by.
       lost: What made dead channels perhaps no number, for explanations.
     """
 
@@ -134,6 +142,7 @@ class Traced:
     shared: Mapping[int, Shared] = dataclasses.field(default_factory=dict)
     is_fixed: bool = False
     maximum_of: MaximumOf | None = None
+    transposed: Transposed | None = None
     peaks: Peaks | None = None
     masked: Masked | None = None
     lost: str = ""

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from prunex_jax.channels.context import Context
-from prunex_jax.channels.labels import Masked, MaximumOf, Peaks, Traced
+from prunex_jax.channels.labels import Masked, MaximumOf, Peaks, Traced, Transposed
 from prunex_jax.channels.numbers import Value
 
 _KEEP = {"convert_element_type", "copy", "stop_gradient"}
@@ -26,10 +26,9 @@ def maximum_of(ctx: Context) -> MaximumOf | None:
     if not ctx.operands or len(ctx.eqn.outvars) != 1:
         return None
     if ctx.name == "reduce_max":
-        (x,) = ctx.operands
-        gone = tuple(int(axis) for axis in ctx.eqn.params["axes"])
-        left = tuple(axis for axis in range(len(x.labels)) if axis not in gone)
-        return MaximumOf(x, gone, left)
+        base, gone = _in_order(ctx.operands[0]), ctx.eqn.params["axes"]
+        left = tuple(x for axis, x in enumerate(base.order) if axis not in gone)
+        return MaximumOf(base.x, tuple(base.order[axis] for axis in gone), left)
     if ctx.name == "max":
         for x, other in (ctx.operands, ctx.operands[::-1]):
             if x.maximum_of is not None and other.number == -math.inf:
@@ -46,6 +45,8 @@ def maximum_of(ctx: Context) -> MaximumOf | None:
         for source, target in enumerate(ctx.eqn.params["broadcast_dimensions"]):
             if before[source] == after[target]:
                 own[target] = found.own[source]
+    elif ctx.name == "transpose":
+        own = [found.own[axis] for axis in ctx.eqn.params["permutation"]]
     elif ctx.name == "reshape" and _without_ones(before) == _without_ones(after):
         wide = iter(axis for axis, size in enumerate(after) if size != 1)
         for source, size in enumerate(before):
@@ -60,19 +61,32 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
+def transposed(ctx: Context) -> Transposed | None:
+    """Of what a result is the transpose."""
+    if ctx.name != "transpose":
+        return None
+    order = tuple(int(axis) for axis in ctx.eqn.params["permutation"])
+    before = _in_order(ctx.operands[0])
+    return Transposed(before.x, tuple(before.order[axis] for axis in order))
+
+
+def _in_order(x: Traced) -> Transposed:
+    return x.transposed or Transposed(x, tuple(range(len(x.labels))))
+
+
 def peaks(ctx: Context) -> Peaks | None:
     """Along which axes every row of a result has a 0, or a 1 among what is not less."""
     if ctx.name == "sub":
         x, top = ctx.operands
-        found = top.maximum_of
-        is_own = found is not None and found.x is x and len(top.shape) == len(x.shape)
-        if found is None or not is_own:
+        found, before = top.maximum_of, _in_order(x)
+        if found is None or found.x is not before.x:
             return None
-        is_row_by_row = all(
-            axis in found.gone or size == 1 or found.own[axis] == axis
-            for axis, size in enumerate(x.shape)
+        gone = tuple(i for i, axis in enumerate(before.order) if axis in found.gone)
+        is_row_by_row = len(top.shape) == len(x.shape) and all(
+            found.own[i] == (None if i in gone else axis) or x.shape[i] == 1
+            for i, axis in enumerate(before.order)
         )
-        return Peaks(found.gone, is_exp=False) if is_row_by_row else None
+        return Peaks(gone, is_exp=False) if is_row_by_row else None
     known = ctx.operands[0].peaks if ctx.operands else None
     if known is None:
         return None
@@ -137,16 +151,25 @@ def masked(ctx: Context, dead: Sequence[Value]) -> Masked | None:
         return None
     if all(x.constant is not None for x in ctx.operands):
         return None  # `_masked_of` looks at the constant itself
+    found = _masked(ctx, len(dead))
+    return found if found is not None and found.where.any() else None
+
+
+def _masked(ctx: Context, rank: int) -> Masked | None:
     if ctx.name == "select_n":
         which, *cases = ctx.operands
-        known = [_masked_of(x, len(dead)) for x in cases]
-        return None if which.constant is None else _chosen(which, known, len(dead))
-    known = [_masked_of(x, len(dead)) for x in ctx.operands]
+        known = [_masked_of(x, rank) for x in cases]
+        return None if which.constant is None else _chosen(which, known, rank)
+    known = [_masked_of(x, rank) for x in ctx.operands]
     if any(each is None for each in known):
         return None
     first, *others = [each for each in known if each is not None]
     if ctx.name in _KEEP:
         return first
+    if ctx.name == "transpose":
+        order = ctx.eqn.params["permutation"]
+        is_finite = tuple(first.is_finite[axis] for axis in order)
+        return Masked(first.where.transpose(order), is_finite)
     if ctx.name in ("add", "add_any"):
         return _both(first, others[0])
     if ctx.name == "mul" and _is_scale(ctx.operands[0]):

@@ -46,6 +46,7 @@ from prunex_jax.channels.softmax import (
     masked,
     maximum_of,
     peaks,
+    transposed,
 )
 
 # Those whose values may be read outside; others are derived or done again as a whole.
@@ -334,6 +335,7 @@ def _finished(
         result.shared,
         all(operand.is_fixed for operand in ctx.operands),
         maximum_of(ctx),
+        transposed(ctx),
         peaks(ctx),
         mask,
         "" if mask is not None else _lost(ctx, dead),

@@ -58,6 +58,12 @@ def by_hand(scores):
     return terms / terms.sum(-1, keepdims=True)
 
 
+def transposed_rows(scores):
+    turned = scores.transpose(3, 0, 1, 2)
+    terms = jnp.exp(turned - turned.max(0, keepdims=True))
+    return (terms / terms.sum(0, keepdims=True)).transpose(1, 2, 3, 0)
+
+
 def unshifted(scores):
     terms = jnp.exp(scores)
     return terms / terms.sum(-1, keepdims=True)
@@ -98,6 +104,7 @@ FREE = {
     "alibi_causal": (attention(lambda s: infinite(s + ALIBI)), ()),
     "slopes": (attention(lambda s: s + jnp.asarray(SLOPES) * 0.5), ()),
     "infinite": (attention(infinite), ()),
+    "transposed": (attention(infinite, transposed_rows), ()),
     "infinite_by_hand": (attention(infinite, by_hand), ()),
     "infinite_added": (
         attention(lambda s: s + jnp.where(CAUSAL, 0.0, -jnp.inf)),
@@ -146,6 +153,21 @@ def test_heads_stay_where_a_row_may_hold_no_number(name):
 def test_cut_heads_change_nothing(name):
     apply, masks = FREE[name]
     assert_exact(apply, draw(SHAPES), X, *masks, densities=(0.5,), factors="all")
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_key_heads_go_with_their_query_heads(is_causal):
+    def apply(p, x):
+        heads = {"q": 6, "k": 2, "v": 2}
+        q, k, v = ((x @ p[n]).reshape(*x.shape[:2], m, 4) for n, m in heads.items())
+        out = jax.nn.dot_product_attention(q, k, v, is_causal=is_causal)
+        return out.reshape(*x.shape[:2], 24) @ p["o"]
+
+    shapes = {"q": (WIDTH, 24), "k": (WIDTH, 8), "v": (WIDTH, 8), "o": (24, WIDTH)}
+    one = trace_channels(apply, draw(shapes), X)
+    assert [group.size for group in one.groups] == [2]
+    trace = assert_exact(apply, draw(shapes), X, densities=(0.5,), factors="all")
+    assert sorted(group.size for group in trace.groups) == [2, 3, 4, 4]
 
 
 def test_explanations_say_why_heads_stay():

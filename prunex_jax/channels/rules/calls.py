@@ -122,6 +122,7 @@ def _not_constant(value: Traced) -> Traced:
         summed=None,
         shared={},
         maximum_of=None,
+        transposed=None,
         peaks=None,
         masked=None,
     )
