@@ -235,3 +235,22 @@ def test_a_mask_that_loops_and_calls_see_is_constant():
 
     trace = assert_exact(apply, draw(SHAPES), X, densities=(0.5,), factors="all")
     assert HEADS in [group.size for group in trace.groups]
+
+
+def test_blocks_of_nnx_that_are_computed_again_lose_heads():
+    nnx = pytest.importorskip("flax.nnx")
+    graph, params, rest = nnx.split(
+        nnx.MultiHeadAttention(HEADS, WIDTH, FLAT, rngs=nnx.Rngs(0), decode=False),
+        nnx.Param,
+        ...,
+    )
+
+    @nnx.remat
+    def block(layer, x):
+        return layer(x, mask=jnp.asarray(CAUSAL))
+
+    def apply(p, x):
+        return block(nnx.merge(graph, p, rest), x)
+
+    sizes = [g.size for g in trace_channels(apply, params, X, factors="all").groups]
+    assert sorted(sizes) == [HEADS, FEATURES, FEATURES]
