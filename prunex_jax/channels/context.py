@@ -74,6 +74,11 @@ class Context:
         origins = [operand.origin for operand in self.operands if operand.origin]
         return min(origins, key=lambda origin: origin.startswith("input"), default="")
 
+    @property
+    def lost(self) -> str:
+        """What made dead channels of an operand perhaps no number, or ""."""
+        return next((x.lost for x in self.operands if x.lost), "")
+
     def out_shape(self, index: int = 0) -> tuple[int, ...]:
         """Shape of a result of this equation."""
         aval: Any = self.eqn.outvars[index].aval
@@ -87,6 +92,10 @@ class Context:
         """Freezes labels because of this equation."""
         if has_channels(labels):
             self.table.freeze(labels, self.reason(text))
+
+    def freeze_lost(self, labels: np.ndarray, text: str) -> None:
+        """Freezes channels that may be no numbers, and says what made them so."""
+        self.freeze(labels, f"{text} ({self.lost})" if self.lost else text)
 
     def join(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Joins two axes because of this equation; what meets FROZEN freezes."""

@@ -157,7 +157,7 @@ def _moving(value: Traced, tangent: Traced) -> Traced:
         x if moved == 0 or is_nan(x) else math.nan if is_nan(moved) else None
         for x, moved in zip(value.dead, tangent.dead, strict=True)
     )
-    return dataclasses.replace(value, dead=dead)
+    return dataclasses.replace(value, dead=dead, masked=None)
 
 
 def _tie(table: LabelTable, value: Traced, wanted: Traced) -> None:

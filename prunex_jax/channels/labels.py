@@ -23,15 +23,64 @@ GONE = -2
 
 
 class Constant:
-    """A value that depends on neither parameters nor inputs; computed when asked."""
+    """A value that depends on neither parameters nor inputs; computed when asked.
 
-    def __init__(self, compute: Callable[[], Any]) -> None:
+    Args:
+      compute: Computes it.
+      compute_small: Computes it with length 1 along axes that it is repeated along.
+    """
+
+    def __init__(
+        self, compute: Callable[[], Any], compute_small: Callable[[], Any] | None = None
+    ) -> None:
         self._compute = compute
+        self._compute_small = compute_small or compute
 
     @functools.cached_property
     def value(self) -> Any:
         """The value."""
         return self._compute()
+
+    @functools.cached_property
+    def small(self) -> Any:
+        """The value, of length 1 along some axes that it is repeated along."""
+        return self._compute_small()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaximumOf:
+    """Says that a value is the maximum of another one along some of its axes."""
+
+    x: "Traced"
+    gone: tuple[int, ...]  # The axes.
+    own: tuple[int | None, ...]  # Which axis of `x` each axis of the maximum is.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Transposed:
+    """Says that a value is another one with its axes in another order."""
+
+    x: "Traced"
+    order: tuple[int, ...]  # Which axis of `x` each axis is.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Peaks:
+    """Says that every row along some axes has an entry of 0, or holds nan.
+
+    Or, of exp of it, one of 1, and none below 0.
+    """
+
+    axes: tuple[int, ...]
+    is_exp: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Masked:
+    """Says where a value is -inf, whatever lives or dies."""
+
+    where: np.ndarray  # bool; length 1 along axes that it is repeated along.
+    is_finite: tuple[bool, ...]  # Per axis, whether dead channels are elsewhere.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,6 +125,8 @@ class Traced:
         positions that `dead` speaks of.
       is_fixed: Whether it does not depend on inputs, but on parameters, running
         statistics and constants alone.
+      maximum_of, transposed, peaks, masked: What `softmax` goes by.
+      lost: What made dead channels perhaps no number, for explanations.
     """
 
     labels: tuple[np.ndarray, ...]
@@ -90,6 +141,11 @@ class Traced:
     below: int | None = None
     shared: Mapping[int, Shared] = dataclasses.field(default_factory=dict)
     is_fixed: bool = False
+    maximum_of: MaximumOf | None = None
+    transposed: Transposed | None = None
+    peaks: Peaks | None = None
+    masked: Masked | None = None
+    lost: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:

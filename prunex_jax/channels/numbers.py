@@ -329,7 +329,7 @@ def _value_of_unknown(
     name: str, values: Sequence[Value], is_risky: Sequence[bool]
 ) -> Value:
     if not all(value is None or math.isfinite(value) for value in values):
-        return math.nan
+        return None if _is_no_limit(name, values, is_risky) else math.nan
     is_hidden = ELEMENTWISE[name] is None
     for operand in _SINGULAR.get(name, ()):
         value = values[operand]
@@ -344,6 +344,15 @@ def _value_of_unknown(
     if name == "pow" and values[0] is not None and values[0] <= 0:
         return math.nan
     return 0.0 if name in ("and", "mul") and 0.0 in values else None
+
+
+def _is_no_limit(name: str, values: Sequence[Value], is_risky: Sequence[bool]) -> bool:
+    """Whether a finite number is compared with an infinite one that never wins."""
+    never = {"max": -math.inf, "min": math.inf}.get(name)
+    return never is not None and all(
+        value is None or math.isfinite(value) or (value == never and not risky)
+        for value, risky in zip(values, is_risky, strict=True)
+    )
 
 
 def _has_no_derivative(

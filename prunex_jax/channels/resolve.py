@@ -101,6 +101,27 @@ def added_labels(table: LabelTable) -> np.ndarray:
     return np.concatenate(found)
 
 
+def factors_that_stay(
+    table: LabelTable, resolution: Resolution
+) -> dict[int, tuple[int, Reason]]:
+    """Finds channels that are a part of a split axis whose other part must stay.
+
+    Returns:
+      Component -> length of the part that stays, and why. Parts that could be cut
+      instead are left out.
+    """
+    found: dict[int, tuple[int, Reason]] = {}
+    for product in table.products:
+        flat = resolution.component[product.flat[product.flat > FROZEN]]
+        for labels in product.factors if flat.size else ():
+            own = resolution.component[labels[labels > FROZEN]]
+            why = resolution.first_reason[own]
+            if why.size and 0 <= why.min() and why.max() < len(table.frozen):
+                stays = len(labels), resolution.reasons[why.min()]
+                found.update(dict.fromkeys(flat.tolist(), stays))
+    return found
+
+
 def _components(
     table: LabelTable, edges: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[int, np.ndarray]:

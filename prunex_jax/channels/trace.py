@@ -38,6 +38,7 @@ from prunex_jax.channels.resolve import (
     Place,
     added_labels,
     collect_groups,
+    factors_that_stay,
     resolve,
 )
 from prunex_jax.channels.rules import RULES
@@ -91,12 +92,17 @@ class ChannelTrace:
       frozen: Positions that must stay, with the reason.
       shapes: Shape of every parameter by path.
       options: How the function was traced.
+      beside: Axes that are split, such as into heads and their features -> length of a
+        part that must stay, and why.
     """
 
     groups: tuple[ChannelGroup, ...]
     frozen: tuple[FrozenChannels, ...]
     shapes: Mapping[str, tuple[int, ...]]
     options: TraceOptions
+    beside: Mapping[AxisName, tuple[int, Reason]] = dataclasses.field(
+        default_factory=dict
+    )
 
     def __repr__(self) -> str:
         """Group by group: channels, parameters that go with them, and where."""
@@ -122,7 +128,8 @@ class ChannelTrace:
         num_channels = sum(group.size for group in self.groups)
         lines.append(
             f"{len(self.groups)} groups, {num_channels:,} channels, "
-            f"{self.prunable_share():.1%} of {total:,} parameters can go"
+            f"{self.prunable_share():.1%} of {total:,} parameters can go, by "
+            f"{self.axis_share():.1%} of their axes"
         )
         reasons = Counter(each.reason for each in self.frozen for _ in each.members)
         shown = [f"{why} ({count})" for why, count in reasons.most_common(_MAX_REASONS)]
@@ -175,11 +182,15 @@ class ChannelTrace:
                 where = "" if len(positions) == size else f", {_ranges(positions)}"
                 found.append((int(positions[0]), where, what))
 
+        part = ""
+        if (path, axis) in self.beside:
+            length, why = self.beside[path, axis]
+            part = f"; the axis of {length} that is a part of it stays; {why}"
         for group in self.groups:
             for member in group.members:
                 width = member.positions.shape[1]
                 of = f" of {width} positions" if width > 1 else ""
-                add(member, f"group {group.name}, {group.size} channels{of}")
+                add(member, f"group {group.name}, {group.size} channels{of}{part}")
         for staying in self.frozen:
             for member in staying.members:
                 also = _together_with(staying, path, axis)
@@ -187,7 +198,12 @@ class ChannelTrace:
         return found
 
     def prunable_share(self) -> float:
-        """Share of the parameters that lie in some prunable group."""
+        """Share of the parameters that go if all groups do.
+
+        An entry goes with any of its axes, so a matrix counts in full where one of its
+        two axes can be cut, though the other one stays; `axis_share` tells the two
+        apart.
+        """
         layouts = layouts_of(self.groups, self.shapes)
         nothing = {group.name: 0 for group in self.groups}
         left = sum(
@@ -196,6 +212,33 @@ class ChannelTrace:
         )
         total = sum(math.prod(shape) for shape in self.shapes.values())
         return 1 - left / max(total, 1)
+
+    def axis_share(self) -> float:
+        """Share of the axes of parameters, weighted by entries, that can be cut.
+
+        A matrix of which one axis can be cut counts half, so networks whose inputs,
+        outputs and windows stay have less than 1. Axes of length 1 are left out.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> def apply(params, x):
+          ...     return jnp.tanh(x @ params['in']) @ params['out']
+          >>> params = {'in': jnp.ones((2, 8)), 'out': jnp.ones((8, 2))}
+          >>> trace = trace_channels(apply, params, jnp.ones((1, 2)))
+          >>> trace.prunable_share(), trace.axis_share()
+          (1.0, 0.5)
+        """
+        layouts = layouts_of(self.groups, self.shapes)
+        cut = total = 0.0
+        for path, shape in self.shapes.items():
+            own = layouts.get(path, {})
+            wide = [axis for axis, size in enumerate(shape) if size > 1]
+            taken = sum(
+                1 - len(own[axis].free) / shape[axis] for axis in wide if axis in own
+            )
+            total += math.prod(shape)
+            cut += math.prod(shape) * taken / max(len(wide), 1)
+        return cut / max(total, 1)
 
 
 def _ranges(positions: np.ndarray) -> str:
@@ -297,13 +340,17 @@ def trace_channels(
             for labels in value.labels:
                 found.table.freeze(labels, Reason("", "is not used"))
     shapes = {path: value.shape for path, value in found.weights.items()}
-    groups, frozen = _groups_of(found, chosen.factors)
-    return ChannelTrace(groups, frozen, shapes, chosen)
+    groups, frozen, beside = _groups_of(found, chosen.factors)
+    return ChannelTrace(groups, frozen, shapes, chosen, beside)
 
 
 def _groups_of(
     found: Labelled, factors: Factors
-) -> tuple[tuple[ChannelGroup, ...], tuple[FrozenChannels, ...]]:
+) -> tuple[
+    tuple[ChannelGroup, ...],
+    tuple[FrozenChannels, ...],
+    dict[AxisName, tuple[int, Reason]],
+]:
     weights, running = _places(found, found.weights), _places(found, found.running)
     resolution = resolve(found.table, factors=factors)
     added = resolution.component[added_labels(found.table)]
@@ -316,7 +363,15 @@ def _groups_of(
         except UserError:
             # What is left of some axis would be no box; of one factor, it always is.
             return _groups_of(found, "one")
-    return groups, frozen
+    stays = factors_that_stay(found.table, resolution)
+    beside = {
+        (place.path, place.axis): stays[own]
+        for place in weights
+        if stays
+        for own in resolution.component[place.labels].tolist()
+        if own in stays
+    }
+    return groups, frozen, beside
 
 
 def _places(found: Labelled, values: Mapping[str, Traced]) -> list[Place]:

@@ -1,6 +1,7 @@
 """Walks a traced program and keeps what is known of every value in it."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,21 @@ from prunex_jax.channels.labels import (
     uniform_axis,
     uniform_value,
 )
-from prunex_jax.channels.numbers import is_positive, may_be_infinite
+from prunex_jax.channels.numbers import (
+    ELEMENTWISE,
+    Value,
+    is_nan,
+    is_positive,
+    may_be_infinite,
+)
+from prunex_jax.channels.softmax import (
+    dead_behind_mask,
+    is_sum_with_peak,
+    masked,
+    maximum_of,
+    peaks,
+    transposed,
+)
 
 # Those whose values may be read outside; others are derived or done again as a whole.
 _INLINED = {"closed_call", "composite", "core_call", "jit", "pjit"}
@@ -251,7 +266,26 @@ def _constants(
             return evaluate(eqn, values)
 
     results = Constant(compute)
+    if count == 1:
+        return [Constant(lambda: results.value[0], lambda: _small(eqn, operands))]
     return [Constant(lambda i=i: results.value[i]) for i in range(count)]  # type: ignore[misc]
+
+
+def _small(eqn: core.JaxprEqn, operands: Sequence[Traced]) -> Any:
+    """What an equation makes of constants, kept short along axes of repetition."""
+    name = eqn.primitive.name
+    values = [np.asarray(x.constant.small) for x in operands if x.constant]
+    with jax.ensure_compile_time_eval():
+        if name == "broadcast_in_dim" and len(values) == 1:
+            shape = [1] * len(eqn.params["shape"])
+            for source, target in enumerate(eqn.params["broadcast_dimensions"]):
+                shape[target] = values[0].shape[source]
+            return values[0].reshape(shape)
+        if name in ELEMENTWISE or name in ("convert_element_type", "select_n"):
+            common = np.broadcast_shapes(*(value.shape for value in values))
+            alike = [np.broadcast_to(x, common) if x.ndim else x for x in values]
+            return evaluate(eqn, alike)[0]
+        return evaluate(eqn, [x.constant.value for x in operands if x.constant])[0]
 
 
 def evaluate(eqn: core.JaxprEqn, values: Sequence[Any], **params: Any) -> list[Any]:
@@ -273,6 +307,9 @@ def _finished(
         labels = tuple(uniform_axis(len(own)) for own in labels)
         if may_be_infinite(ctx.name) and labels and has_tangent(atom):
             dead = _constant_value(constant.value).dead
+    else:
+        dead = dead_behind_mask(ctx, dead)
+    mask = masked(ctx, dead)
     alone = frozen_axis(1)
     if any(len(own) == 1 and own is not alone for own in labels):
         for own in result.labels:
@@ -290,11 +327,35 @@ def _finished(
         has_tangent(atom)
         and (result.may_be_nan or any(operand.may_be_nan for operand in ctx.operands)),
         has_tangent(atom)
-        and is_positive(ctx.name, [operand.is_positive for operand in ctx.operands]),
+        and (
+            is_positive(ctx.name, [operand.is_positive for operand in ctx.operands])
+            or is_sum_with_peak(ctx)
+        ),
         result.below or _below(ctx),
         result.shared,
         all(operand.is_fixed for operand in ctx.operands),
+        maximum_of(ctx),
+        transposed(ctx),
+        peaks(ctx),
+        mask,
+        "" if mask is not None else _lost(ctx, dead),
     )
+
+
+def _lost(ctx: Context, dead: Sequence[Value]) -> str:
+    """What made dead channels perhaps no number; "" if they are numbers."""
+    if not any(is_nan(value) for value in dead):
+        return ""
+    if ctx.lost:
+        return ctx.lost
+    at = source_of(ctx.site)
+    where = f" at {at}" if at else ""
+    if any(x.masked or -math.inf in (x.number, *x.dead) for x in ctx.operands):
+        return (
+            f"the mask of -inf{where} may leave a row without a finite score; use a "
+            "large finite number such as -1e9, or a constant mask that leaves one"
+        )
+    return f"{ctx.name}{where} may give no number there"
 
 
 def _below(ctx: Context) -> int | None:

@@ -139,7 +139,9 @@ def _finite_carriers(ctx: Context, x: Traced, axes: Sequence[int]) -> list[int]:
     if len(carriers) > 1 and finite:
         for axis in carriers:
             if axis not in finite:
-                ctx.freeze(x.labels[axis], "may not be finite where channels are dead")
+                ctx.freeze_lost(
+                    x.labels[axis], "may not be finite where channels are dead"
+                )
         return finite
     return carriers
 

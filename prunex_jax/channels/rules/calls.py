@@ -116,7 +116,15 @@ def _loop(
 
 def _not_constant(value: Traced) -> Traced:
     return dataclasses.replace(
-        value, constant=None, number=None, summed=None, shared={}
+        value,
+        constant=None,
+        number=None,
+        summed=None,
+        shared={},
+        maximum_of=None,
+        transposed=None,
+        peaks=None,
+        masked=None,
     )
 
 

@@ -150,7 +150,10 @@ def _check_products(
     product = value_of("mul", [left, right])
     if product != 0:
         is_finite = product is None or math.isfinite(product)
-        ctx.freeze(labels, _NOT_ZERO if is_finite else _NOT_FINITE)
+        if is_finite:
+            ctx.freeze(labels, _NOT_ZERO)
+        else:
+            ctx.freeze_lost(labels, _NOT_FINITE)
 
 
 def _count_products(ctx: Context, joined: np.ndarray, i: int, j: int) -> bool:

@@ -1,0 +1,223 @@
+"""What a softmax shows: its divisor is not zero, and masks of -inf may be finite in it.
+
+A softmax subtracts the maximum of a row, so one of the row's terms is exp(0), and their
+sum at least 1, or nan if the row holds what is no number. A constant mask of -inf
+leaves the maximum of a row finite that has some position outside of the mask, and exp
+of the rest of the row is 0. `walk` asks here what follows from an equation, whatever
+its rule; an operation that is not named here says nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from prunex_jax.channels.context import Context
+from prunex_jax.channels.labels import Masked, MaximumOf, Peaks, Traced, Transposed
+from prunex_jax.channels.numbers import Value
+
+_KEEP = {"convert_element_type", "copy", "stop_gradient"}
+
+
+def maximum_of(ctx: Context) -> MaximumOf | None:
+    """Of what a result is the maximum, where axes may have come back with length 1."""
+    if not ctx.operands or len(ctx.eqn.outvars) != 1:
+        return None
+    if ctx.name == "reduce_max":
+        base, gone = _in_order(ctx.operands[0]), ctx.eqn.params["axes"]
+        left = tuple(x for axis, x in enumerate(base.order) if axis not in gone)
+        return MaximumOf(base.x, tuple(base.order[axis] for axis in gone), left)
+    if ctx.name == "max":
+        for x, other in (ctx.operands, ctx.operands[::-1]):
+            if x.maximum_of is not None and other.number == -math.inf:
+                return x.maximum_of
+        return None
+    found = ctx.operands[0].maximum_of
+    if found is None:
+        return None
+    before, after = ctx.operands[0].shape, ctx.out_shape()
+    if ctx.name in ("copy", "stop_gradient"):
+        return found
+    own: list[int | None] = [None] * len(after)
+    if ctx.name == "broadcast_in_dim":
+        for source, target in enumerate(ctx.eqn.params["broadcast_dimensions"]):
+            if before[source] == after[target]:
+                own[target] = found.own[source]
+    elif ctx.name == "transpose":
+        own = [found.own[axis] for axis in ctx.eqn.params["permutation"]]
+    elif ctx.name == "reshape" and _without_ones(before) == _without_ones(after):
+        wide = iter(axis for axis, size in enumerate(after) if size != 1)
+        for source, size in enumerate(before):
+            if size != 1:
+                own[next(wide)] = found.own[source]
+    else:
+        return None
+    return MaximumOf(found.x, found.gone, tuple(own))
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
+
+
+def transposed(ctx: Context) -> Transposed | None:
+    """Of what a result is the transpose."""
+    if ctx.name != "transpose":
+        return None
+    order = tuple(int(axis) for axis in ctx.eqn.params["permutation"])
+    before = _in_order(ctx.operands[0])
+    return Transposed(before.x, tuple(before.order[axis] for axis in order))
+
+
+def _in_order(x: Traced) -> Transposed:
+    return x.transposed or Transposed(x, tuple(range(len(x.labels))))
+
+
+def peaks(ctx: Context) -> Peaks | None:
+    """Along which axes every row of a result has a 0, or a 1 among what is not less."""
+    if ctx.name == "sub":
+        x, top = ctx.operands
+        found, before = top.maximum_of, _in_order(x)
+        if found is None or found.x is not before.x:
+            return None
+        gone = tuple(i for i, axis in enumerate(before.order) if axis in found.gone)
+        is_row_by_row = len(top.shape) == len(x.shape) and all(
+            found.own[i] == (None if i in gone else axis) or x.shape[i] == 1
+            for i, axis in enumerate(before.order)
+        )
+        return Peaks(gone, is_exp=False) if is_row_by_row else None
+    known = ctx.operands[0].peaks if ctx.operands else None
+    if known is None:
+        return None
+    if ctx.name in ("exp", "exp2") and not known.is_exp:
+        return Peaks(known.axes, is_exp=True)
+    is_kept = ctx.name in _KEEP and _is_floating(ctx)
+    return known if is_kept else None
+
+
+def is_sum_with_peak(ctx: Context) -> bool:
+    """Whether a result is a sum of numbers, none below 0, one of which is 1."""
+    if ctx.name != "reduce_sum" or ctx.operands[0].peaks is None:
+        return False
+    known = ctx.operands[0].peaks
+    return known.is_exp and set(known.axes) <= set(ctx.eqn.params["axes"])
+
+
+def _is_floating(ctx: Context) -> bool:
+    aval: Any = ctx.eqn.outvars[0].aval
+    return bool(jax.dtypes.issubdtype(aval.dtype, np.floating))
+
+
+def dead_behind_mask(ctx: Context, dead: Sequence[Value]) -> tuple[Value, ...]:
+    """Values of dead channels, finite where a mask of -inf in the operand is harmless.
+
+    Args:
+      ctx: The equation.
+      dead: What its rule says.
+    """
+    masked = ctx.operands[0].masked if ctx.operands else None
+    if masked is None:
+        return tuple(dead)
+    if ctx.name in ("exp", "exp2"):
+        return _finite_where(dead, masked.is_finite)
+    if ctx.name == "reduce_max":
+        gone = tuple(int(axis) for axis in ctx.eqn.params["axes"])
+        if not masked.where.all(axis=gone).any():
+            left = [x for a, x in enumerate(masked.is_finite) if a not in gone]
+            return _finite_where(dead, left)
+    return tuple(dead)
+
+
+def _finite_where(
+    dead: Sequence[Value], is_finite: Sequence[bool]
+) -> tuple[Value, ...]:
+    pairs = zip(dead, is_finite, strict=True)
+    return tuple(None if ok and _is_lost(value) else value for value, ok in pairs)
+
+
+def _is_lost(value: Value) -> bool:
+    return value is not None and not math.isfinite(value)
+
+
+def masked(ctx: Context, dead: Sequence[Value]) -> Masked | None:
+    """Where a result is -inf, if only a constant mask makes it so.
+
+    Args:
+      ctx: The equation.
+      dead: What its rule says of dead channels.
+    """
+    if not any(_is_lost(value) for value in dead) or not _is_floating(ctx):
+        return None
+    if all(x.constant is not None for x in ctx.operands):
+        return None  # `_masked_of` looks at the constant itself
+    found = _masked(ctx, len(dead))
+    return found if found is not None and found.where.any() else None
+
+
+def _masked(ctx: Context, rank: int) -> Masked | None:
+    if ctx.name == "select_n":
+        which, *cases = ctx.operands
+        known = [_masked_of(x, rank) for x in cases]
+        return None if which.constant is None else _chosen(which, known, rank)
+    known = [_masked_of(x, rank) for x in ctx.operands]
+    if any(each is None for each in known):
+        return None
+    first, *others = [each for each in known if each is not None]
+    if ctx.name in _KEEP:
+        return first
+    if ctx.name == "transpose":
+        order = ctx.eqn.params["permutation"]
+        is_finite = tuple(first.is_finite[axis] for axis in order)
+        return Masked(first.where.transpose(order), is_finite)
+    if ctx.name in ("add", "add_any"):
+        return _both(first, others[0])
+    if ctx.name == "mul" and _is_scale(ctx.operands[0]):
+        return others[0]
+    is_scaled = ctx.name in ("div", "mul") and _is_scale(ctx.operands[1])
+    is_shifted = ctx.name == "sub" and not others[0].where.any()
+    return _both(first, others[0]) if is_scaled or is_shifted else None
+
+
+def _both(one: Masked, other: Masked) -> Masked:
+    pairs = zip(one.is_finite, other.is_finite, strict=True)
+    return Masked(one.where | other.where, tuple(a and b for a, b in pairs))
+
+
+def _chosen(which: Traced, cases: Sequence[Masked | None], rank: int) -> Masked | None:
+    assert which.constant is not None
+    known = [each for each in cases if each is not None]
+    if len(known) != len(cases):
+        return None
+    chosen = np.asarray(which.constant.small).astype(np.int64)
+    chosen = chosen.reshape(chosen.shape or (1,) * rank)
+    where = np.choose(chosen, [each.where for each in known])
+    finite = zip(*(each.is_finite for each in known), strict=True)
+    return Masked(where.astype(bool), tuple(all(own) for own in finite))
+
+
+def _is_scale(x: Traced) -> bool:
+    """Whether this is a constant whose numbers are finite and above zero."""
+    if x.number is not None:
+        return 0 < x.number < math.inf
+    if x.constant is None or not x.is_positive:
+        return False
+    return bool(np.isfinite(np.asarray(x.constant.small)).all())
+
+
+def _masked_of(x: Traced, rank: int) -> Masked | None:
+    """Where an operand is -inf, and along which axes it is finite elsewhere."""
+    nowhere = np.zeros((1,) * rank, bool)
+    if x.masked is not None:
+        return x.masked
+    if not any(_is_lost(value) for value in (x.number, *x.dead)):
+        return Masked(nowhere, (True,) * rank)
+    if x.constant is not None:
+        values = np.asarray(x.constant.small, np.float32)
+        where = np.isneginf(values)
+        if not (where | np.isfinite(values)).all():
+            return None
+        return Masked(where.reshape(where.shape or (1,) * rank), (True,) * rank)
+    if len(x.dead) != rank:
+        return None
+    return Masked(nowhere, tuple(not _is_lost(value) for value in x.dead))
