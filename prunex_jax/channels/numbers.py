@@ -135,6 +135,9 @@ SMOOTH_ABOVE_ZERO = {
     *("rsqrt", "sqrt"),
 }
 
+# Operations whose slope is a power of the last operand, which overflows near zero.
+_SLOPE_POWERS: Mapping[str, float] = {"div": -2.0, "rsqrt": -1.5}
+
 # Operations whose result is exact if it can be written down in the type of the result.
 _ARITHMETIC = {
     *("abs", "add", "add_any", "ceil", "clamp", "conj", "copy", "copy_p", "div"),
@@ -197,7 +200,8 @@ def value_of(
 def _computed(
     name: str, values: Sequence[Value], is_risky: Sequence[bool], dtypes: Sequence[Any]
 ) -> Value:
-    if _has_no_derivative(name, values, is_risky):
+    dtype = dtypes[0] if dtypes else np.float32
+    if _has_no_derivative(name, values, is_risky, dtype):
         return math.nan
     compute = ELEMENTWISE[name]
     is_whole = any(_is_whole(dtype) for dtype in dtypes)
@@ -208,7 +212,6 @@ def _computed(
     known = [value for value in values if value is not None]
     if is_whole:
         return _value_of_integers(name, compute, known, dtypes)
-    dtype = dtypes[0] if dtypes else np.float32
     if any(isinstance(value, _Rounded) for value in known):
         result = _value_of_rounded(name, compute, known)
     else:
@@ -320,6 +323,8 @@ def _value_of_rounded(
         return None if result is None else math.nan
     if name in ("sign", "is_finite") or (name == "mul" and 0.0 in values):
         return result
+    if name == "div" and values[0] == 0:
+        return result  # the divisor is no 0, or the result would not be finite
     if name in ("add", "add_any", "sub") and abs(result) <= _NEAR * size:
         return None
     return None if result == 0 else _Rounded(result)
@@ -346,12 +351,22 @@ def _value_of_unknown(
     return 0.0 if name in ("and", "mul") and 0.0 in values else None
 
 
+def _is_steep(value: Value, power: float, dtype: Any) -> bool:
+    """Whether a power of a small number, not zero, is too large for its type."""
+    if not value or not jax.dtypes.issubdtype(dtype, np.floating):
+        return False
+    largest = float(jax.numpy.finfo(dtype).max)
+    return abs(value) < largest ** (1 / power)
+
+
 def _has_no_derivative(
-    name: str, values: Sequence[Value], is_risky: Sequence[bool]
+    name: str, values: Sequence[Value], is_risky: Sequence[bool], dtype: Any
 ) -> bool:
     """Whether the slope is infinite where a parameter can move the operand."""
     if not any(is_risky):
         return False
+    if name in _SLOPE_POWERS and is_risky[-1]:
+        return _is_steep(values[-1], _SLOPE_POWERS[name], dtype)
     first = values[0]
     if name in ("cbrt", "sqrt"):
         return first == 0
@@ -366,6 +381,22 @@ def _has_no_derivative(
         is_bent = first is None or first < 0
         return (is_risky[0] and is_steep) or (is_risky[1] and is_bent)
     return False
+
+
+def value_of_logaddexp(values: Sequence[Value], dtype: Any) -> Value:
+    """What `jnp.logaddexp`, as in softplus, makes of two values; see `value_of`.
+
+    Its program chooses between two cases by whether an operand is nan, and so says
+    less of numbers than it could.
+    """
+    if not jax.dtypes.issubdtype(dtype, np.floating) or not _is_precise(dtype):
+        return None
+    known = [x for x in values if x is not None and math.isfinite(x)]
+    if len(known) < len(values):
+        return None
+    result = float(np.logaddexp(*known))
+    is_near = abs(result) <= _NEAR * max(map(abs, known))
+    return None if is_near else _in_range(_Rounded(result), dtype)
 
 
 # Operations that give numbers above zero of such numbers: of all of their operands, of

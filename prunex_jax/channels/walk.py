@@ -32,7 +32,7 @@ from prunex_jax.channels.labels import (
     uniform_axis,
     uniform_value,
 )
-from prunex_jax.channels.numbers import is_positive, may_be_infinite
+from prunex_jax.channels.numbers import is_positive, may_be_infinite, value_of_logaddexp
 
 # Those whose values may be read outside; others are derived or done again as a whole.
 _INLINED = {"closed_call", "composite", "core_call", "jit", "pjit"}
@@ -88,6 +88,8 @@ class Walk:
             notes, results = self._derivative(eqn, operands, inner.results, site)
             if name not in _INLINED:
                 results = _without_shared(results)
+            if _is_logaddexp(eqn):
+                results = [_with_logaddexp(eqn, operands, results[0])]
             return LabelledEquation(eqn, operands, results, {}, (inner,), notes)
         for operand in operands:
             self.first_use.setdefault(operand, self.num_equations)
@@ -189,6 +191,32 @@ def _is_derivative_of_jax(eqn: core.JaxprEqn) -> bool:
     derivative = params.get("jvp_jaxpr_fun")
     is_function_of_jax = is_of_jax(open_program(params["call_jaxpr"]))
     return derivative is not None and is_function_of_jax and is_of_jax(derivative)
+
+
+def _is_logaddexp(eqn: core.JaxprEqn) -> bool:
+    """Whether this is the function of jax that softplus is made of."""
+    if eqn.primitive.name != "custom_jvp_call":
+        return False
+    program = open_program(eqn.params["call_jaxpr"])
+    name = str(getattr(program.debug_info, "func_src_info", "")).split(" at ")[0]
+    return name == "logaddexp" and is_of_jax(program)
+
+
+def _with_logaddexp(
+    eqn: core.JaxprEqn, operands: Sequence[Traced], result: Traced
+) -> Traced:
+    """Adds to its result what it makes of the values of dead channels."""
+    dtype = eqn.outvars[0].aval.dtype  # type: ignore[attr-defined]
+    dead = list(result.dead)
+    for axis, size in enumerate(result.shape):
+        values = [
+            x.dead[axis] if x.labels and len(x.labels[axis]) == size else x.number
+            for x in operands
+        ]
+        value = value_of_logaddexp(values, dtype)
+        if value is not None and has_channels(result.labels[axis]):
+            dead[axis] = value
+    return dataclasses.replace(result, dead=tuple(dead))
 
 
 def _constant_value(value: Any) -> Traced:

@@ -139,7 +139,7 @@ def per_channel(v, x):
         (lambda h: h / (h + 1), True, True),
         (lambda h: jnp.clip(h, 1, 2), False, True),
         (jax.nn.sigmoid, False, True),
-        (jax.nn.softplus, False, None),
+        (jax.nn.softplus, False, True),
         (jnp.cos, False, True),
         (lambda h: h + 1, False, True),
         (lambda h: 1 / (2 + h), False, True),
@@ -244,3 +244,70 @@ def test_values_are_rounded_as_their_type_is(f):
         return f(x @ p["a"]).astype(jnp.float32).sum(1) + (x @ p["b"]).sum(1)
 
     assert_exact(apply, draw({"a": (3, 8), "b": (3, 4)}), X, densities=(0.5,))
+
+
+def square_norm(v):
+    return jnp.square(v).sum(0, keepdims=True)
+
+
+# Zero divided by a number that is not known exactly, but is not zero: it is zero, which
+# a running sum reads.
+DIVISORS = {
+    "weight norm": lambda p, x: x @ (p["a"] / jnp.sqrt(square_norm(p["a"]) + 1e-12)),
+    "softplus": lambda p, x: x @ p["a"] / jax.nn.softplus(p["s"])[None],
+    "softplus of inputs": lambda p, x: x @ p["a"] / jax.nn.softplus(x @ p["c"]),
+    "exp": lambda p, x: x @ p["a"] / (1.5 + jnp.exp(x @ p["c"])),
+    "squares": lambda p, x: x @ p["a"] / jnp.sqrt(jnp.square(x @ p["c"]) + 1e-6),
+    "constant": lambda p, x: x @ p["a"] / jnp.sqrt(8.0),
+}
+DIVIDED = {"a": (3, 8), "c": (3, 8), "s": (8,), "b": (8, 2)}
+
+
+def summed_on_the_way(divide):
+    return lambda p, x: jnp.cumsum(divide(p, x), 1) @ p["b"]
+
+
+@pytest.mark.parametrize("name", DIVISORS)
+def test_zero_divided_by_a_rounded_number_is_zero(name):
+    # A running sum has a reader whose rows stay, so only what makes channels goes.
+    apply = summed_on_the_way(DIVISORS[name])
+    trace = assert_exact(apply, draw(DIVIDED), X, densities=(0.5,))
+    assert "a" in {group.name for group in trace.groups}, trace.explain("a")
+
+
+# Divisors that are zero at removed channels in their type, or whose slope is none.
+ZERO_DIVISORS = {
+    "float16": lambda p, x: (
+        (x @ p["a"]).astype(jnp.float16)
+        / jnp.sqrt(jnp.square((x @ p["c"]).astype(jnp.float16)) + jnp.float16(1e-12))
+    ),
+    "steep": lambda p, x: x @ p["a"] / (jnp.square(x @ p["c"]) + 1e-30),
+    "without epsilon": lambda p, x: x @ (p["a"] / jnp.sqrt(square_norm(p["a"]))),
+    "softplus twice": lambda p, x: (
+        x @ p["a"] / (jax.nn.softplus(p["s"])[None] - np.log(2))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZERO_DIVISORS)
+def test_divisors_that_may_be_zero_freeze(name):
+    apply = summed_on_the_way(ZERO_DIVISORS[name])
+    trace = trace_channels(apply, draw(DIVIDED), X)
+    assert not {"a", "c"} & {group.name for group in trace.groups}
+
+
+def test_keys_in_a_cache_are_cut_though_they_were_scaled():
+    def apply(p, x):
+        def token(keys, at):
+            key = (x[:, at] @ p["k"] / jnp.sqrt(8.0))[:, None]
+            keys = lax.dynamic_update_slice(keys, key, (0, at, 0))
+            query = jax.nn.sigmoid(x[:, at] @ p["q"])
+            return keys, jnp.einsum("bd,btd->bt", query, keys)
+
+        empty = jnp.zeros((x.shape[0], x.shape[1], 8))
+        return lax.scan(token, empty, jnp.arange(3))[1]
+
+    params = draw({"k": (3, 8), "q": (3, 8)})
+    x = draw({"x": (2, 3, 3)}, seed=1)["x"]
+    trace = assert_exact(apply, params, x, densities=(0.5,))
+    assert [(g.name, g.size) for g in trace.groups] == [("k", 8)], trace.explain()
