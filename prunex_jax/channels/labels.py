@@ -7,6 +7,7 @@ and merged. A `LabelledProgram` is a traced program with what is known of every 
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -70,6 +71,7 @@ class Traced:
       may_be_nan: Whether some of it may be nan at dead channels as at kept ones, as are
         rows made of inputs that are nan, or looked up where nothing is.
       is_positive: Whether all of it is known to be above zero, where it is not nan.
+      at_least: A number that none of it is below, where it is not nan.
       below: If it is known to be whole numbers from 0 on, one more than the largest it
         may be, such as the length of an axis of which it counts positions.
       shared: Axis -> what `dead` does not say exactly, where it is one value for all
@@ -90,6 +92,7 @@ class Traced:
     below: int | None = None
     shared: Mapping[int, Shared] = dataclasses.field(default_factory=dict)
     is_fixed: bool = False
+    at_least: float = -math.inf
 
     @property
     def shape(self) -> tuple[int, ...]:

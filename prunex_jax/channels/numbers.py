@@ -394,7 +394,7 @@ def value_of_logaddexp(values: Sequence[Value], dtype: Any) -> Value:
     known = [x for x in values if x is not None and math.isfinite(x)]
     if len(known) < len(values):
         return None
-    result = float(np.logaddexp(*known))
+    result = float(np.logaddexp(known[0], known[1]))
     is_near = abs(result) <= _NEAR * max(map(abs, known))
     return None if is_near else _in_range(_Rounded(result), dtype)
 
@@ -423,6 +423,70 @@ def is_positive(name: str, operands: Sequence[bool]) -> bool:
     if name == "pow":
         return operands[0]
     return name in _KEEP_POSITIVE and all(operands)
+
+
+# Operations that give no numbers below zero, and those that do not either where no
+# operand is below zero.
+_NEVER_NEGATIVE = {
+    *("abs", "erfc", "exp", "exp2", "iota", "logistic", "rsqrt", "square"),
+}
+_KEEP_NOT_NEGATIVE = {
+    *("cbrt", "cumprod", "cumsum", "div", "dot_general", "erf", "expm1", "integer_pow"),
+    *("log1p", "pow", "reduce_prod", "reduce_sum", "tanh"),
+}
+# Operations that give numbers that are among those of their operands.
+_MOVES = {
+    *("broadcast_in_dim", "concatenate", "copy", "cummax", "cummin", "min", "name"),
+    *("reduce_max", "reduce_min", "reshape", "rev", "slice", "split", "squeeze"),
+    *("stop_gradient", "tile", "transpose"),
+    *MESH_CASTS,
+}
+
+
+def bound_of(name: str, bounds: Sequence[float], params: Mapping[str, Any]) -> float:
+    """A number that no result of an operation is below, where it is not nan.
+
+    Args:
+      name: The operation.
+      bounds: A number for each operand that it is not below.
+      params: Parameters of the operation.
+    Example:
+      >>> bound_of('add', [bound_of('exp', [-math.inf], {}), 0.5], {})
+      0.5
+    """
+    lowest = min(bounds, default=-math.inf)
+    if name in ("add", "add_any"):  # of numbers of two signs, rounding may take all
+        return sum(bounds) if lowest >= 0 else -math.inf
+    if name == "max":
+        return max(bounds)
+    if name == "sqrt":
+        return math.sqrt(max(lowest, 0.0))
+    if name == "mul" and lowest >= 0:
+        return math.prod(bounds)
+    if name == "select_n":
+        return min(bounds[1:])
+    if name == "convert_element_type":
+        return _bound_as(lowest, params["new_dtype"])
+    if name in _MOVES:
+        return lowest
+    is_even = name == "integer_pow" and params["y"] % 2 == 0
+    if name in _NEVER_NEGATIVE or is_even:
+        return 0.0
+    return 0.0 if name in _KEEP_NOT_NEGATIVE and lowest >= 0 else -math.inf
+
+
+def _bound_as(bound: float, dtype: Any) -> float:
+    if not jax.dtypes.issubdtype(dtype, np.floating):
+        return -math.inf
+    with np.errstate(all="ignore"):
+        return float(np.asarray(bound).astype(dtype))
+
+
+def has_slopes_above(bound: float, dtype: Any) -> bool:
+    """Whether a function such as 1 / x has slopes that are numbers from a bound on."""
+    if not jax.dtypes.issubdtype(dtype, np.floating):
+        return bound > 0
+    return bound > float(jax.numpy.finfo(dtype).max) ** -0.5
 
 
 def same_value(values: Sequence[Value]) -> Value:

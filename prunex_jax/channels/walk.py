@@ -1,6 +1,7 @@
 """Walks a traced program and keeps what is known of every value in it."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,12 @@ from prunex_jax.channels.labels import (
     uniform_axis,
     uniform_value,
 )
-from prunex_jax.channels.numbers import is_positive, may_be_infinite, value_of_logaddexp
+from prunex_jax.channels.numbers import (
+    bound_of,
+    is_positive,
+    may_be_infinite,
+    value_of_logaddexp,
+)
 
 # Those whose values may be read outside; others are derived or done again as a whole.
 _INLINED = {"closed_call", "composite", "core_call", "jit", "pjit"}
@@ -216,7 +222,8 @@ def _with_logaddexp(
         value = value_of_logaddexp(values, dtype)
         if value is not None and has_channels(result.labels[axis]):
             dead[axis] = value
-    return dataclasses.replace(result, dead=tuple(dead))
+    bound = max(operand.at_least for operand in operands)
+    return dataclasses.replace(result, dead=tuple(dead), at_least=bound)
 
 
 def _constant_value(value: Any) -> Traced:
@@ -240,7 +247,14 @@ def _constant_value(value: Any) -> Traced:
         is_fixed=True,
         constant=constant,
         is_positive=is_known and _is_above_zero_everywhere(value),
+        at_least=_lowest(value) if is_known else -math.inf,
     )
+
+
+def _lowest(value: Any) -> float:
+    """The lowest number of an array; minus infinity where it is none."""
+    lowest = float(np.min(np.asarray(value))) if np.size(value) else math.nan
+    return lowest if math.isfinite(lowest) else -math.inf
 
 
 def _is_above_zero_everywhere(value: Any) -> bool:
@@ -322,7 +336,16 @@ def _finished(
         result.below or _below(ctx),
         result.shared,
         all(operand.is_fixed for operand in ctx.operands),
+        _bound(ctx, atom),
     )
+
+
+def _bound(ctx: Context, atom: Any) -> float:
+    """What a result is not below; of whole numbers, which wrap around, nothing."""
+    if not jax.dtypes.issubdtype(atom.aval.dtype, np.floating):
+        return -math.inf
+    bounds = [operand.at_least for operand in ctx.operands]
+    return bound_of(ctx.name, bounds, ctx.eqn.params)
 
 
 def _below(ctx: Context) -> int | None:

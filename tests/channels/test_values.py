@@ -13,7 +13,7 @@ from jax.extend.core import primitives
 
 from prunex_jax.channels import trace_channels
 from prunex_jax.channels.numbers import ELEMENTWISE, value_of
-from tests.helpers.channel_checks import assert_exact, draw
+from tests.helpers.channel_checks import assert_exact, draw, members_of
 
 X = draw({"x": (4, 3)}, seed=1)["x"]
 
@@ -259,7 +259,16 @@ DIVISORS = {
     "exp": lambda p, x: x @ p["a"] / (1.5 + jnp.exp(x @ p["c"])),
     "squares": lambda p, x: x @ p["a"] / jnp.sqrt(jnp.square(x @ p["c"]) + 1e-6),
     "constant": lambda p, x: x @ p["a"] / jnp.sqrt(8.0),
+    # What these are at removed channels depends on inputs, but is above zero.
+    "above": lambda p, x: x @ p["a"] / (jnp.exp(different(x @ p["c"])) + 1e-12),
+    "norm": lambda p, x: x @ p["a"] / jnp.sqrt(different(x @ p["c"]) ** 2 + 1e-6),
 }
+
+
+def different(h):
+    return h + jnp.arange(8.0)[None]
+
+
 DIVIDED = {"a": (3, 8), "c": (3, 8), "s": (8,), "b": (8, 2)}
 
 
@@ -283,6 +292,11 @@ ZERO_DIVISORS = {
     ),
     "steep": lambda p, x: x @ p["a"] / (jnp.square(x @ p["c"]) + 1e-30),
     "without epsilon": lambda p, x: x @ (p["a"] / jnp.sqrt(square_norm(p["a"]))),
+    "small": lambda p, x: x @ p["a"] / (jnp.exp(different(x @ p["c"])) + 1e-30),
+    "exp alone": lambda p, x: x @ p["a"] / jnp.exp(different(x @ p["c"])),
+    "two signs": lambda p, x: (
+        x @ p["a"] / (jnp.square(different(x @ p["c"])) + 1e8 + 1.0 + -1e8)
+    ),
     "softplus twice": lambda p, x: (
         x @ p["a"] / (jax.nn.softplus(p["s"])[None] - np.log(2))
     ),
@@ -311,3 +325,32 @@ def test_keys_in_a_cache_are_cut_though_they_were_scaled():
     x = draw({"x": (2, 3, 3)}, seed=1)["x"]
     trace = assert_exact(apply, params, x, densities=(0.5,))
     assert [(g.name, g.size) for g in trace.groups] == [("k", 8)], trace.explain()
+
+
+def test_a_carry_that_starts_above_zero_may_become_zero():
+    def apply(p, x):
+        def turn(scale, _):
+            return jnp.abs(p["a"].sum(0)) * scale, x @ p["c"] / scale[None] @ p["b"]
+
+        return lax.scan(turn, jnp.ones(8), length=3)[1]
+
+    trace = trace_channels(apply, draw({"a": (3, 8), "b": (8, 2), "c": (3, 8)}), X)
+    assert "b" not in members_of(trace), trace.explain()
+
+
+def test_the_parallel_form_of_a_selective_scan():
+    def apply(p, x):
+        u, gate = jnp.split(x @ p["in"], 2, -1)
+        delta, to, out_of = jnp.split(jax.nn.silu(u) @ p["dbc"], [2, 5], -1)
+        delta = jax.nn.softplus(delta @ p["delta"] + p["bias"])
+        decay = jnp.cumsum(delta[..., None] * -jnp.exp(p["log"])[None], 0)
+        steps = (delta * u)[..., None] * to[:, None] / (jnp.exp(decay) + 1e-12)
+        states = jnp.cumsum(steps, 0) * jnp.exp(decay)
+        y = jnp.einsum("nds,ns->nd", states, out_of) + u * p["skip"]
+        return (y * jax.nn.silu(gate)) @ p["out"]
+
+    shapes = {"in": (3, 16), "dbc": (8, 8), "delta": (2, 8), "bias": (1, 8)}
+    shapes |= {"log": (8, 3), "skip": (1, 8), "out": (8, 3)}
+    trace = assert_exact(apply, draw(shapes), X, densities=(0.5,))
+    sizes = {name: size for name, (size, _) in members_of(trace).items()}
+    assert sizes == {"dbc": 3, "dbc#2": 2, "in": 8}, trace.explain()

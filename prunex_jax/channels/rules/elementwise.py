@@ -14,6 +14,7 @@ from prunex_jax.channels.numbers import (
     SMOOTH_ABOVE_ZERO,
     Value,
     converted,
+    has_slopes_above,
     is_exact,
     is_nan,
     same_value,
@@ -36,7 +37,10 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     is_missing = [operand.may_be_nan for operand in operands]
 
     is_smooth = ctx.name in SMOOTH_ABOVE_ZERO
-    is_safe = [is_smooth and operand.is_positive for operand in operands]
+    is_safe = [
+        is_smooth and (x.is_positive or has_slopes_above(x.at_least, dtype))
+        for x, dtype in zip(operands, dtypes, strict=True)
+    ]
     is_odd = [False] * len(operands)
     if ctx.name == "pow":
         is_safe[1] = operands[0].is_positive
