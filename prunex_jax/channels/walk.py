@@ -321,6 +321,13 @@ def _finished(
             if len(own) == 1:
                 ctx.freeze(own, "leaves one channel alone on its axis")
         labels = tuple(alone if len(own) == 1 else own for own in labels)
+    is_fixed = all(operand.is_fixed for operand in ctx.operands)
+    for own in () if is_fixed else labels:
+        ctx.table.move(own)
+    causes = dict(result.causes)
+    for operand in ctx.operands:
+        for kind, cause in operand.causes.items():
+            causes.setdefault(kind, cause)
     return Traced(
         labels,
         dead,
@@ -335,8 +342,9 @@ def _finished(
         and is_positive(ctx.name, [operand.is_positive for operand in ctx.operands]),
         result.below or _below(ctx),
         result.shared,
-        all(operand.is_fixed for operand in ctx.operands),
+        is_fixed,
         _bound(ctx, atom),
+        causes,
     )
 
 

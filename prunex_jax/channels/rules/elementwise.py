@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from prunex_jax.channels.context import Context, freeze_all
+from prunex_jax.channels.context import Context, freeze_all, source_of
 from prunex_jax.channels.labels import FROZEN, Shared, Traced, frozen_axis, has_channels
 from prunex_jax.channels.numbers import (
     JUMPS,
@@ -159,6 +159,7 @@ def _joined(ctx: Context, operands: Sequence[Traced], compute: _Compute) -> Trac
     labels: list[np.ndarray] = []
     dead: list[Value] = []
     shared: dict[int, Shared] = {}
+    causes: dict[str, str] = {}
     count = len(operands)
     for axis, size in enumerate(shape):
         frozen = frozen_axis(size)
@@ -186,7 +187,31 @@ def _joined(ctx: Context, operands: Sequence[Traced], compute: _Compute) -> Trac
             own_axes = [axis if (i, axis) in with_axis else None for i in range(count)]
             found = None if _may_jump(ctx, own_axes) else ctx.share(*own_axes)
             shared.update({axis: found} if found else {})
-    return Traced(tuple(labels), tuple(dead), shared=shared)
+            if found is None:
+                causes.update(_difference(operands, axis))
+        elif not is_fixed and is_nan(dead[-1]) and not any(map(is_nan, values)):
+            causes["broken"] = _break(ctx)
+    return Traced(tuple(labels), tuple(dead), shared=shared, causes=causes)
+
+
+def _difference(operands: Sequence[Traced], axis: int) -> dict[str, str]:
+    """Says which constant gives dead channels of an axis different values."""
+    for x in operands:
+        is_table = x.constant is not None and x.labels and x.dead[axis] is None
+        if is_table and len(x.labels[axis]) > 1:
+            text = (
+                f"a constant of shape {x.shape} differs from channel to channel; give "
+                "it to the function among the parameters, which are cut alike"
+            )
+            return {"different": text}
+    return {}
+
+
+def _break(ctx: Context) -> str:
+    """Says what is not finite of removed channels, or has no slope."""
+    where = source_of(ctx.site)
+    at = f" at {where}" if where else ""
+    return f"{ctx.name}{at} is given zero of them; add a small number such as 1e-12"
 
 
 def _may_jump(ctx: Context, axes: Sequence[int | None]) -> bool:
