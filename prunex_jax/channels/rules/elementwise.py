@@ -211,7 +211,7 @@ def _break(ctx: Context) -> str:
     """Says what is not finite of removed channels, or has no slope."""
     where = source_of(ctx.site)
     at = f" at {where}" if where else ""
-    return f"{ctx.name}{at} is given zero of them; add a small number such as 1e-12"
+    return f"{ctx.name}{at} may be given zero or less of them; add such as 1e-12"
 
 
 def _may_jump(ctx: Context, axes: Sequence[int | None]) -> bool:
