@@ -261,6 +261,7 @@ DIVISORS = {
     "constant": lambda p, x: x @ p["a"] / jnp.sqrt(8.0),
     # What these are at removed channels depends on inputs, but is above zero.
     "above": lambda p, x: x @ p["a"] / (jnp.exp(different(x @ p["c"])) + 1e-12),
+    "soft": lambda p, x: x @ p["a"] / (jax.nn.softplus(different(x @ p["c"])) + 1e-6),
     "norm": lambda p, x: x @ p["a"] / jnp.sqrt(different(x @ p["c"]) ** 2 + 1e-6),
 }
 

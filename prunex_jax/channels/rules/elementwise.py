@@ -42,7 +42,9 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
         for x, dtype in zip(operands, dtypes, strict=True)
     ]
     is_odd = [False] * len(operands)
-    if ctx.name == "pow":
+    if ctx.name == "log1p":
+        is_safe[0] |= operands[0].at_least >= 0
+    elif ctx.name == "pow":
         is_safe[1] = operands[0].is_positive
         is_odd[0] = operands[0].constant is not None and not operands[0].is_positive
     elif ctx.name in ("div", "rem"):
