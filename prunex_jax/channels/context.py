@@ -77,7 +77,8 @@ class Context:
     @property
     def lost(self) -> str:
         """What made dead channels of an operand perhaps no number, or ""."""
-        return next((x.lost for x in self.operands if x.lost), "")
+        causes = (x.causes.get("broken", "") for x in self.operands)
+        return next(filter(None, causes), "")
 
     def out_shape(self, index: int = 0) -> tuple[int, ...]:
         """Shape of a result of this equation."""

@@ -7,6 +7,7 @@ and merged. A `LabelledProgram` is a traced program with what is known of every 
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -119,6 +120,9 @@ class Traced:
       may_be_nan: Whether some of it may be nan at dead channels as at kept ones, as are
         rows made of inputs that are nan, or looked up where nothing is.
       is_positive: Whether all of it is known to be above zero, where it is not nan.
+      at_least: A number that none of it is below, where it is not nan.
+      causes: Why dead channels have perhaps no number ("broken"), or different ones
+        ("different"), for explanations.
       below: If it is known to be whole numbers from 0 on, one more than the largest it
         may be, such as the length of an axis of which it counts positions.
       shared: Axis -> what `dead` does not say exactly, where it is one value for all
@@ -126,7 +130,6 @@ class Traced:
       is_fixed: Whether it does not depend on inputs, but on parameters, running
         statistics and constants alone.
       maximum_of, transposed, peaks, masked: What `softmax` goes by.
-      lost: What made dead channels perhaps no number, for explanations.
     """
 
     labels: tuple[np.ndarray, ...]
@@ -145,7 +148,8 @@ class Traced:
     transposed: Transposed | None = None
     peaks: Peaks | None = None
     masked: Masked | None = None
-    lost: str = ""
+    at_least: float = -math.inf
+    causes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -267,6 +271,9 @@ class LabelTable:
         # what is fixed, such as a scale, with what it is applied to.
         self.added: list[tuple[np.ndarray, np.ndarray]] = []
         self.applied: list[tuple[np.ndarray, np.ndarray]] = []
+        # Labels of what is made of inputs, or of two parameters, by identity: others
+        # are positions of parameters that nothing is computed at.
+        self.moving: dict[int, np.ndarray] = {}
         # What is computed beside the channels that are left.
         self.read: set[Shared] = set()
 
@@ -290,6 +297,16 @@ class LabelTable:
         labels = labels[labels > FROZEN]
         if len(labels):
             self.frozen.append((labels, reason))
+
+    def move(self, labels: np.ndarray) -> None:
+        """Declares that something is computed at these positions."""
+        if has_channels(labels):
+            self.moving[id(labels)] = labels
+
+    def moving_labels(self) -> np.ndarray:
+        """int64[n] labels that `move` was told of."""
+        found = np.concatenate([np.zeros(0, np.int64), *self.moving.values()])
+        return np.unique(found[found > FROZEN])
 
     def read_shared(self, shared: Shared) -> None:
         """Declares that a shared value is read, and with it all it is made of."""

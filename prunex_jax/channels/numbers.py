@@ -135,6 +135,9 @@ SMOOTH_ABOVE_ZERO = {
     *("rsqrt", "sqrt"),
 }
 
+# Operations whose slope is a power of the last operand, which overflows near zero.
+_SLOPE_POWERS: Mapping[str, float] = {"div": -2.0, "rsqrt": -1.5}
+
 # Operations whose result is exact if it can be written down in the type of the result.
 _ARITHMETIC = {
     *("abs", "add", "add_any", "ceil", "clamp", "conj", "copy", "copy_p", "div"),
@@ -197,7 +200,8 @@ def value_of(
 def _computed(
     name: str, values: Sequence[Value], is_risky: Sequence[bool], dtypes: Sequence[Any]
 ) -> Value:
-    if _has_no_derivative(name, values, is_risky):
+    dtype = dtypes[0] if dtypes else np.float32
+    if _has_no_derivative(name, values, is_risky, dtype):
         return math.nan
     compute = ELEMENTWISE[name]
     is_whole = any(_is_whole(dtype) for dtype in dtypes)
@@ -208,7 +212,6 @@ def _computed(
     known = [value for value in values if value is not None]
     if is_whole:
         return _value_of_integers(name, compute, known, dtypes)
-    dtype = dtypes[0] if dtypes else np.float32
     if any(isinstance(value, _Rounded) for value in known):
         result = _value_of_rounded(name, compute, known)
     else:
@@ -320,6 +323,8 @@ def _value_of_rounded(
         return None if result is None else math.nan
     if name in ("sign", "is_finite") or (name == "mul" and 0.0 in values):
         return result
+    if name == "div" and values[0] == 0:
+        return result  # the divisor is no 0, or the result would not be finite
     if name in ("add", "add_any", "sub") and abs(result) <= _NEAR * size:
         return None
     return None if result == 0 else _Rounded(result)
@@ -355,12 +360,22 @@ def _is_no_limit(name: str, values: Sequence[Value], is_risky: Sequence[bool]) -
     )
 
 
+def _is_steep(value: Value, power: float, dtype: Any) -> bool:
+    """Whether a power of a small number, not zero, is too large for its type."""
+    if not value or not jax.dtypes.issubdtype(dtype, np.floating):
+        return False
+    largest = float(jax.numpy.finfo(dtype).max)
+    return abs(value) < largest ** (1 / power)
+
+
 def _has_no_derivative(
-    name: str, values: Sequence[Value], is_risky: Sequence[bool]
+    name: str, values: Sequence[Value], is_risky: Sequence[bool], dtype: Any
 ) -> bool:
     """Whether the slope is infinite where a parameter can move the operand."""
     if not any(is_risky):
         return False
+    if name in _SLOPE_POWERS and is_risky[-1]:
+        return _is_steep(values[-1], _SLOPE_POWERS[name], dtype)
     first = values[0]
     if name in ("cbrt", "sqrt"):
         return first == 0
@@ -375,6 +390,22 @@ def _has_no_derivative(
         is_bent = first is None or first < 0
         return (is_risky[0] and is_steep) or (is_risky[1] and is_bent)
     return False
+
+
+def value_of_logaddexp(values: Sequence[Value], dtype: Any) -> Value:
+    """What `jnp.logaddexp`, as in softplus, makes of two values; see `value_of`.
+
+    Its program chooses between two cases by whether an operand is nan, and so says
+    less of numbers than it could.
+    """
+    if not jax.dtypes.issubdtype(dtype, np.floating) or not _is_precise(dtype):
+        return None
+    known = [x for x in values if x is not None and math.isfinite(x)]
+    if len(known) < len(values):
+        return None
+    result = float(np.logaddexp(known[0], known[1]))
+    is_near = abs(result) <= _NEAR * max(map(abs, known))
+    return None if is_near else _in_range(_Rounded(result), dtype)
 
 
 # Operations that give numbers above zero of such numbers: of all of their operands, of
@@ -401,6 +432,70 @@ def is_positive(name: str, operands: Sequence[bool]) -> bool:
     if name == "pow":
         return operands[0]
     return name in _KEEP_POSITIVE and all(operands)
+
+
+# Operations that give no numbers below zero, and those that do not either where no
+# operand is below zero.
+_NEVER_NEGATIVE = {
+    *("abs", "erfc", "exp", "exp2", "iota", "logistic", "rsqrt", "square"),
+}
+_KEEP_NOT_NEGATIVE = {
+    *("cbrt", "cumprod", "cumsum", "div", "dot_general", "erf", "expm1", "integer_pow"),
+    *("log1p", "pow", "reduce_prod", "reduce_sum", "tanh"),
+}
+# Operations that give numbers that are among those of their operands.
+_MOVES = {
+    *("broadcast_in_dim", "concatenate", "copy", "cummax", "cummin", "min", "name"),
+    *("reduce_max", "reduce_min", "reshape", "rev", "slice", "split", "squeeze"),
+    *("stop_gradient", "tile", "transpose"),
+    *MESH_CASTS,
+}
+
+
+def bound_of(name: str, bounds: Sequence[float], params: Mapping[str, Any]) -> float:
+    """A number that no result of an operation is below, where it is not nan.
+
+    Args:
+      name: The operation.
+      bounds: A number for each operand that it is not below.
+      params: Parameters of the operation.
+    Example:
+      >>> bound_of('add', [bound_of('exp', [-math.inf], {}), 0.5], {})
+      0.5
+    """
+    lowest = min(bounds, default=-math.inf)
+    if name in ("add", "add_any"):  # of numbers of two signs, rounding may take all
+        return sum(bounds) if lowest >= 0 else -math.inf
+    if name == "max":
+        return max(bounds)
+    if name == "sqrt":
+        return math.sqrt(max(lowest, 0.0))
+    if name == "mul" and lowest >= 0:
+        return math.prod(bounds)
+    if name == "select_n":
+        return min(bounds[1:])
+    if name == "convert_element_type":
+        return _bound_as(lowest, params["new_dtype"])
+    if name in _MOVES:
+        return lowest
+    is_even = name == "integer_pow" and params["y"] % 2 == 0
+    if name in _NEVER_NEGATIVE or is_even:
+        return 0.0
+    return 0.0 if name in _KEEP_NOT_NEGATIVE and lowest >= 0 else -math.inf
+
+
+def _bound_as(bound: float, dtype: Any) -> float:
+    if not jax.dtypes.issubdtype(dtype, np.floating):
+        return -math.inf
+    with np.errstate(all="ignore"):
+        return float(np.asarray(bound).astype(dtype))
+
+
+def has_slopes_above(bound: float, dtype: Any) -> bool:
+    """Whether a function such as 1 / x has slopes that are numbers from a bound on."""
+    if not jax.dtypes.issubdtype(dtype, np.floating):
+        return bound > 0
+    return bound > float(jax.numpy.finfo(dtype).max) ** -0.5
 
 
 def same_value(values: Sequence[Value]) -> Value:

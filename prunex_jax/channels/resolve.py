@@ -21,6 +21,7 @@ from prunex_jax.channels.labels import FROZEN, LabelTable, Product, Reason, has_
 _SINGLE = Reason(
     "", "is one channel together with all it is tied to, and one must stay"
 )
+_ROWS = Reason("", "are rows of a table, or read a constant: no channels of their own")
 _PAIRED = Reason("reshape", "makes an axis of it and of others of its own group")
 
 
@@ -281,6 +282,7 @@ def collect_groups(
     weights: Sequence[Place],
     running: Sequence[Place],
     added: np.ndarray,
+    moving: np.ndarray,
 ) -> tuple[tuple[ChannelGroup, ...], tuple[FrozenChannels, ...]]:
     """Gathers channels into groups, in order of their first places, and what stays.
 
@@ -289,6 +291,8 @@ def collect_groups(
       weights: Axes of the parameters.
       running: Axes of the running statistics.
       added: int64[num_added] components of what shortcuts add up.
+      moving: int64[num_moving] components that something computed has; see
+        `LabelTable.moving`.
     """
     reasons = resolution.reasons
     places = [*weights, *running]
@@ -309,6 +313,9 @@ def collect_groups(
             continue
         if any(len(np.unique(m.positions)) < m.positions.size for m in members):
             frozen.append(FrozenChannels(_PAIRED, members))
+            continue
+        if len(members) == 1 and not np.isin(bundle.channels, moving).any():
+            frozen.append(FrozenChannels(_ROWS, members))
             continue
         base = members[0].path.removesuffix("/kernel")
         taken[base] += 1

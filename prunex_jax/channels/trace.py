@@ -61,7 +61,7 @@ class TraceOptions:
       rebuilds: How such primitives are done on fewer channels, by name, where their
         parameters know sizes; see `shrink.rebuild`.
       freeze: Parameters whose channels stay, by path with wildcards (`stem/*`), or
-        single axes as (path, axis).
+        single axes as (path, axis); a string is one pattern.
       merge: Sets of axes that live or die together, position by position.
       renormalise: Whether means over channels become means over those that are kept,
         which is not the same function: see `trace_channels`.
@@ -73,12 +73,14 @@ class TraceOptions:
     returns_statistics: bool = False
     rules: Mapping[str, Rule] | None = None
     rebuilds: Mapping[str, Callable[..., Any]] | None = None
-    freeze: Sequence[str | AxisName] = ()
+    freeze: str | Sequence[str | AxisName] = ()
     merge: Sequence[Sequence[AxisName]] = ()
     renormalise: bool = False
     factors: Factors = "one"
 
     def __post_init__(self) -> None:
+        if isinstance(self.freeze, str):
+            object.__setattr__(self, "freeze", (self.freeze,))
         if self.factors not in typing.get_args(Factors):
             raise UserError(f"factors={self.factors!r} is unknown; use one or all")
 
@@ -354,7 +356,8 @@ def _groups_of(
     weights, running = _places(found, found.weights), _places(found, found.running)
     resolution = resolve(found.table, factors=factors)
     added = resolution.component[added_labels(found.table)]
-    groups, frozen = collect_groups(resolution, weights, running, added)
+    moving = resolution.component[found.table.moving_labels()]
+    groups, frozen = collect_groups(resolution, weights, running, added, moving)
     if factors == "all":
         try:
             layouts_of(groups, {p: v.shape for p, v in found.weights.items()})

@@ -35,10 +35,11 @@ from prunex_jax.channels.labels import (
 )
 from prunex_jax.channels.numbers import (
     ELEMENTWISE,
-    Value,
+    bound_of,
     is_nan,
     is_positive,
     may_be_infinite,
+    value_of_logaddexp,
 )
 from prunex_jax.channels.softmax import (
     dead_behind_mask,
@@ -103,6 +104,8 @@ class Walk:
             notes, results = self._derivative(eqn, operands, inner.results, site)
             if name not in _INLINED:
                 results = _without_shared(results)
+            if _is_logaddexp(eqn):
+                results = [_with_logaddexp(eqn, operands, results[0])]
             return LabelledEquation(eqn, operands, results, {}, (inner,), notes)
         for operand in operands:
             self.first_use.setdefault(operand, self.num_equations)
@@ -206,6 +209,33 @@ def _is_derivative_of_jax(eqn: core.JaxprEqn) -> bool:
     return derivative is not None and is_function_of_jax and is_of_jax(derivative)
 
 
+def _is_logaddexp(eqn: core.JaxprEqn) -> bool:
+    """Whether this is the function of jax that softplus is made of."""
+    if eqn.primitive.name != "custom_jvp_call":
+        return False
+    program = open_program(eqn.params["call_jaxpr"])
+    name = str(getattr(program.debug_info, "func_src_info", "")).split(" at ")[0]
+    return name == "logaddexp" and is_of_jax(program)
+
+
+def _with_logaddexp(
+    eqn: core.JaxprEqn, operands: Sequence[Traced], result: Traced
+) -> Traced:
+    """Adds to its result what it makes of the values of dead channels."""
+    dtype = eqn.outvars[0].aval.dtype  # type: ignore[attr-defined]
+    dead = list(result.dead)
+    for axis, size in enumerate(result.shape):
+        values = [
+            x.dead[axis] if x.labels and len(x.labels[axis]) == size else x.number
+            for x in operands
+        ]
+        value = value_of_logaddexp(values, dtype)
+        if value is not None and has_channels(result.labels[axis]):
+            dead[axis] = value
+    bound = max(operand.at_least for operand in operands)
+    return dataclasses.replace(result, dead=tuple(dead), at_least=bound)
+
+
 def _constant_value(value: Any) -> Traced:
     """What is known of a constant: nobody owns its positions, and it can be cut."""
     constant = Constant(lambda: value)
@@ -227,7 +257,14 @@ def _constant_value(value: Any) -> Traced:
         is_fixed=True,
         constant=constant,
         is_positive=is_known and _is_above_zero_everywhere(value),
+        at_least=_lowest(value) if is_known else -math.inf,
     )
+
+
+def _lowest(value: Any) -> float:
+    """The lowest number of an array; minus infinity where it is none."""
+    lowest = float(np.min(np.asarray(value))) if np.size(value) else math.nan
+    return lowest if math.isfinite(lowest) else -math.inf
 
 
 def _is_above_zero_everywhere(value: Any) -> bool:
@@ -316,6 +353,15 @@ def _finished(
             if len(own) == 1:
                 ctx.freeze(own, "leaves one channel alone on its axis")
         labels = tuple(alone if len(own) == 1 else own for own in labels)
+    is_fixed = all(operand.is_fixed for operand in ctx.operands)
+    for own in () if is_fixed else labels:
+        ctx.table.move(own)
+    causes = dict(result.causes)
+    for operand in ctx.operands:
+        for kind, cause in operand.causes.items():
+            causes.setdefault(kind, cause)
+    if mask is None and any(map(is_nan, dead)):
+        causes.setdefault("broken", _cause_of_nan(ctx))
     return Traced(
         labels,
         dead,
@@ -333,21 +379,18 @@ def _finished(
         ),
         result.below or _below(ctx),
         result.shared,
-        all(operand.is_fixed for operand in ctx.operands),
+        is_fixed,
         maximum_of(ctx),
         transposed(ctx),
         peaks(ctx),
         mask,
-        "" if mask is not None else _lost(ctx, dead),
+        _bound(ctx, atom),
+        causes,
     )
 
 
-def _lost(ctx: Context, dead: Sequence[Value]) -> str:
-    """What made dead channels perhaps no number; "" if they are numbers."""
-    if not any(is_nan(value) for value in dead):
-        return ""
-    if ctx.lost:
-        return ctx.lost
+def _cause_of_nan(ctx: Context) -> str:
+    """What made dead channels perhaps no number."""
     at = source_of(ctx.site)
     where = f" at {at}" if at else ""
     if any(x.masked or -math.inf in (x.number, *x.dead) for x in ctx.operands):
@@ -356,6 +399,14 @@ def _lost(ctx: Context, dead: Sequence[Value]) -> str:
             "large finite number such as -1e9, or a constant mask that leaves one"
         )
     return f"{ctx.name}{where} may give no number there"
+
+
+def _bound(ctx: Context, atom: Any) -> float:
+    """What a result is not below; of whole numbers, which wrap around, nothing."""
+    if not jax.dtypes.issubdtype(atom.aval.dtype, np.floating):
+        return -math.inf
+    bounds = [operand.at_least for operand in ctx.operands]
+    return bound_of(ctx.name, bounds, ctx.eqn.params)
 
 
 def _below(ctx: Context) -> int | None:

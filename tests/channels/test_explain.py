@@ -424,7 +424,8 @@ def test_what_dead_channels_do_not_share_stays_and_says_where():
     mean = layer_norm.__code__.co_firstlineno + 1
     text = trace.explain("a").splitlines()[1]
     head = "a axis 1 (8): stays; reduce_sum: reads removed channels that may have "
-    assert text.startswith(f"{head}different values at {__file__}:{mean}; together ")
+    assert text.startswith(f"{head}different values (a constant of shape (1, 8) ")
+    assert f") at {__file__}:{mean}; together " in text
     assert {"scale axis 0", "shift axis 0", "b axis 0"} <= set(
         text.split("together with ")[1].split(", ")
     )
@@ -485,3 +486,65 @@ def test_renormalising_is_for_means_alone(f):
     smaller = cut.take(params)
     error = jnp.abs(cut.function(apply)(smaller, X) - apply(cut.mask(params), X)).max()
     assert (error > 0.01) == ("mean" in str(f.__code__.co_names))
+
+
+def explained(apply, params, *inputs, **options):
+    return trace_channels(apply, params, *inputs, **options).explain()
+
+
+def rms(h):
+    return h / jnp.sqrt(jnp.square(h).mean(-1, keepdims=True) + 1e-5)
+
+
+def test_a_table_that_freezes_what_a_norm_reads_is_named():
+    table = np.sin(np.arange(32.0, dtype=np.float32)).reshape(4, 8)
+    params = draw({"a": (3, 8), "b": (8, 2)})
+    text = explained(lambda p, x: rms(x @ p["a"] + table) @ p["b"], params, X)
+    assert "constant of shape (4, 8) differs from channel to channel" in text
+    assert "give it to the function among the parameters" in text
+    # What it says to do helps.
+    apply = lambda p, x: rms(x @ p["a"] + p["table"]) @ p["b"]  # noqa: E731
+    trace = assert_exact(apply, {**params, "table": table}, X, densities=(0.5,))
+    assert [(g.name, g.size) for g in trace.groups] == [("a", 8)]
+
+
+def test_weight_norm_without_epsilon_is_named():
+    norm = lambda v: jnp.linalg.norm(v, axis=0, keepdims=True)  # noqa: E731
+    params = draw({"a": (3, 8), "b": (8, 2)})
+    text = explained(lambda p, x: x @ (p["a"] / norm(p["a"])) @ p["b"], params, X)
+    assert "sqrt at " in text
+    assert "may be given zero or less of them; add such as 1e-12" in text
+
+
+def test_freeze_takes_one_pattern_as_a_string():
+    params = {"backbone": draw({"a": (3, 8)}), "head": draw({"b": (8, 2)})}
+    apply = lambda p, x: jnp.tanh(x @ p["backbone"]["a"]) @ p["head"]["b"]  # noqa: E731
+    trace = trace_channels(apply, params, X, freeze="backbone/*")
+    assert not trace.groups
+    assert "backbone/a axis 1 (8): stays; is frozen by request" in trace.explain()
+
+
+def test_rows_of_tables_and_readers_of_constants_are_no_channels():
+    rows = {"pos": (6, 8), "a": (3, 8), "b": (8, 2)}
+    trace = trace_channels(
+        lambda p, x: jnp.tanh(x @ p["a"] + p["pos"][:4]) @ p["b"], draw(rows), X
+    )
+    assert [(g.name, g.size) for g in trace.groups] == [("a", 8)]
+    assert "rows of a table" in trace.explain("pos")
+    fixed = jnp.ones((4, 5))
+    apply = lambda p, x: x + jnp.tanh(fixed @ p["b"])  # noqa: E731
+    assert not trace_channels(apply, draw({"b": (5, 3)}), X).groups
+
+
+def test_a_rank_between_two_parameters_is_a_group():
+    apply = lambda p, x: x @ (p["down"] @ p["up"])  # noqa: E731
+    trace = assert_exact(apply, draw({"down": (3, 4), "up": (4, 2)}), X)
+    assert [(g.name, g.size) for g in trace.groups] == [("down", 4)]
+
+
+def test_a_matrix_beside_the_identity_keeps_rows_and_columns_apart():
+    def apply(p, x):
+        return jnp.tanh(jnp.tanh(x @ p["a"]) @ (p["w"] + jnp.eye(8))) @ p["b"]
+
+    trace = assert_exact(apply, draw({"a": (3, 8), "w": (8, 8), "b": (8, 2)}), X)
+    assert [(g.name, g.size) for g in trace.groups] == [("a", 8), ("w", 8)]

@@ -13,7 +13,7 @@ from jax.extend.core import primitives
 
 from prunex_jax.channels import trace_channels
 from prunex_jax.channels.numbers import ELEMENTWISE, value_of
-from tests.helpers.channel_checks import assert_exact, draw
+from tests.helpers.channel_checks import assert_exact, draw, members_of
 
 X = draw({"x": (4, 3)}, seed=1)["x"]
 
@@ -139,7 +139,7 @@ def per_channel(v, x):
         (lambda h: h / (h + 1), True, True),
         (lambda h: jnp.clip(h, 1, 2), False, True),
         (jax.nn.sigmoid, False, True),
-        (jax.nn.softplus, False, None),
+        (jax.nn.softplus, False, True),
         (jnp.cos, False, True),
         (lambda h: h + 1, False, True),
         (lambda h: 1 / (2 + h), False, True),
@@ -244,3 +244,114 @@ def test_values_are_rounded_as_their_type_is(f):
         return f(x @ p["a"]).astype(jnp.float32).sum(1) + (x @ p["b"]).sum(1)
 
     assert_exact(apply, draw({"a": (3, 8), "b": (3, 4)}), X, densities=(0.5,))
+
+
+def square_norm(v):
+    return jnp.square(v).sum(0, keepdims=True)
+
+
+# Zero divided by a number that is not known exactly, but is not zero: it is zero, which
+# a running sum reads.
+DIVISORS = {
+    "weight norm": lambda p, x: x @ (p["a"] / jnp.sqrt(square_norm(p["a"]) + 1e-12)),
+    "softplus": lambda p, x: x @ p["a"] / jax.nn.softplus(p["s"])[None],
+    "softplus of inputs": lambda p, x: x @ p["a"] / jax.nn.softplus(x @ p["c"]),
+    "exp": lambda p, x: x @ p["a"] / (1.5 + jnp.exp(x @ p["c"])),
+    "squares": lambda p, x: x @ p["a"] / jnp.sqrt(jnp.square(x @ p["c"]) + 1e-6),
+    "constant": lambda p, x: x @ p["a"] / jnp.sqrt(8.0),
+    # What these are at removed channels depends on inputs, but is above zero.
+    "above": lambda p, x: x @ p["a"] / (jnp.exp(different(x @ p["c"])) + 1e-12),
+    "soft": lambda p, x: x @ p["a"] / (jax.nn.softplus(different(x @ p["c"])) + 1e-6),
+    "norm": lambda p, x: x @ p["a"] / jnp.sqrt(different(x @ p["c"]) ** 2 + 1e-6),
+}
+
+
+def different(h):
+    return h + jnp.arange(8.0)[None]
+
+
+DIVIDED = {"a": (3, 8), "c": (3, 8), "s": (8,), "b": (8, 2)}
+
+
+def summed_on_the_way(divide):
+    return lambda p, x: jnp.cumsum(divide(p, x), 1) @ p["b"]
+
+
+@pytest.mark.parametrize("name", DIVISORS)
+def test_zero_divided_by_a_rounded_number_is_zero(name):
+    # A running sum has a reader whose rows stay, so only what makes channels goes.
+    apply = summed_on_the_way(DIVISORS[name])
+    trace = assert_exact(apply, draw(DIVIDED), X, densities=(0.5,))
+    assert "a" in {group.name for group in trace.groups}, trace.explain("a")
+
+
+# Divisors that are zero at removed channels in their type, or whose slope is none.
+ZERO_DIVISORS = {
+    "float16": lambda p, x: (
+        (x @ p["a"]).astype(jnp.float16)
+        / jnp.sqrt(jnp.square((x @ p["c"]).astype(jnp.float16)) + jnp.float16(1e-12))
+    ),
+    "steep": lambda p, x: x @ p["a"] / (jnp.square(x @ p["c"]) + 1e-30),
+    "without epsilon": lambda p, x: x @ (p["a"] / jnp.sqrt(square_norm(p["a"]))),
+    "small": lambda p, x: x @ p["a"] / (jnp.exp(different(x @ p["c"])) + 1e-30),
+    "exp alone": lambda p, x: x @ p["a"] / jnp.exp(different(x @ p["c"])),
+    "two signs": lambda p, x: (
+        x @ p["a"] / (jnp.square(different(x @ p["c"])) + 1e8 + 1.0 + -1e8)
+    ),
+    "softplus twice": lambda p, x: (
+        x @ p["a"] / (jax.nn.softplus(p["s"])[None] - np.log(2))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZERO_DIVISORS)
+def test_divisors_that_may_be_zero_freeze(name):
+    apply = summed_on_the_way(ZERO_DIVISORS[name])
+    trace = trace_channels(apply, draw(DIVIDED), X)
+    assert not {"a", "c"} & {group.name for group in trace.groups}
+
+
+def test_keys_in_a_cache_are_cut_though_they_were_scaled():
+    def apply(p, x):
+        def token(keys, at):
+            key = (x[:, at] @ p["k"] / jnp.sqrt(8.0))[:, None]
+            keys = lax.dynamic_update_slice(keys, key, (0, at, 0))
+            query = jax.nn.sigmoid(x[:, at] @ p["q"])
+            return keys, jnp.einsum("bd,btd->bt", query, keys)
+
+        empty = jnp.zeros((x.shape[0], x.shape[1], 8))
+        return lax.scan(token, empty, jnp.arange(3))[1]
+
+    params = draw({"k": (3, 8), "q": (3, 8)})
+    x = draw({"x": (2, 3, 3)}, seed=1)["x"]
+    trace = assert_exact(apply, params, x, densities=(0.5,))
+    assert [(g.name, g.size) for g in trace.groups] == [("k", 8)], trace.explain()
+
+
+def test_a_carry_that_starts_above_zero_may_become_zero():
+    def apply(p, x):
+        def turn(scale, _):
+            return jnp.abs(p["a"].sum(0)) * scale, x @ p["c"] / scale[None] @ p["b"]
+
+        return lax.scan(turn, jnp.ones(8), length=3)[1]
+
+    trace = trace_channels(apply, draw({"a": (3, 8), "b": (8, 2), "c": (3, 8)}), X)
+    assert "b" not in members_of(trace), trace.explain()
+
+
+def test_the_parallel_form_of_a_selective_scan():
+    def apply(p, x):
+        u, gate = jnp.split(x @ p["in"], 2, -1)
+        delta, to, out_of = jnp.split(jax.nn.silu(u) @ p["dbc"], [2, 5], -1)
+        delta = jax.nn.softplus(delta @ p["delta"] + p["bias"])
+        decay = jnp.cumsum(delta[..., None] * -jnp.exp(p["log"])[None], 0)
+        steps = (delta * u)[..., None] * to[:, None] / (jnp.exp(decay) + 1e-12)
+        states = jnp.cumsum(steps, 0) * jnp.exp(decay)
+        y = jnp.einsum("nds,ns->nd", states, out_of) + u * p["skip"]
+        return (y * jax.nn.silu(gate)) @ p["out"]
+
+    shapes = {"in": (3, 16), "dbc": (8, 8), "delta": (2, 8), "bias": (1, 8)}
+    shapes |= {"log": (8, 3), "skip": (1, 8), "out": (8, 3)}
+    trace = assert_exact(apply, draw(shapes), X, densities=(0.5,))
+    sizes = {name: size for name, (size, _) in members_of(trace).items()}
+    assert sizes == {"dbc": 3, "dbc#2": 2, "in": 8}, trace.explain()

@@ -1,6 +1,7 @@
 """Rules of loops and branches: programs that are run again, or not at all."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -147,6 +148,8 @@ def _after_a_turn(ctx: Context, before: Traced, result: Traced) -> Traced:
         dead=tuple(dead),
         is_given=before.is_given and result.is_given,
         is_fixed=before.is_fixed and result.is_fixed,
+        is_positive=before.is_positive and result.is_positive,
+        at_least=before.at_least if result.at_least >= before.at_least else -math.inf,
     )
 
 
@@ -157,7 +160,8 @@ def _is_same(a: Traced, b: Traced) -> bool:
     # repr, since nan is not equal to itself
     same_dead = repr(a.dead) == repr(b.dead)
     same_source = a.is_given == b.is_given and a.is_fixed == b.is_fixed
-    return same_labels and same_dead and same_source
+    same_bounds = a.is_positive == b.is_positive and a.at_least == b.at_least
+    return same_labels and same_dead and same_source and same_bounds
 
 
 def cond(ctx: Context, which: Traced, *operands: Traced) -> Sequence[Traced]:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from prunex_jax.channels.context import Context, freeze_all
+from prunex_jax.channels.context import Context, freeze_all, source_of
 from prunex_jax.channels.labels import FROZEN, Shared, Traced, frozen_axis, has_channels
 from prunex_jax.channels.numbers import (
     JUMPS,
     SMOOTH_ABOVE_ZERO,
     Value,
     converted,
+    has_slopes_above,
     is_exact,
     is_nan,
     same_value,
@@ -36,9 +37,14 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     is_missing = [operand.may_be_nan for operand in operands]
 
     is_smooth = ctx.name in SMOOTH_ABOVE_ZERO
-    is_safe = [is_smooth and operand.is_positive for operand in operands]
+    is_safe = [
+        is_smooth and (x.is_positive or has_slopes_above(x.at_least, dtype))
+        for x, dtype in zip(operands, dtypes, strict=True)
+    ]
     is_odd = [False] * len(operands)
-    if ctx.name == "pow":
+    if ctx.name == "log1p":
+        is_safe[0] |= operands[0].at_least >= 0
+    elif ctx.name == "pow":
         is_safe[1] = operands[0].is_positive
         is_odd[0] = operands[0].constant is not None and not operands[0].is_positive
     elif ctx.name in ("div", "rem"):
@@ -155,6 +161,7 @@ def _joined(ctx: Context, operands: Sequence[Traced], compute: _Compute) -> Trac
     labels: list[np.ndarray] = []
     dead: list[Value] = []
     shared: dict[int, Shared] = {}
+    causes: dict[str, str] = {}
     count = len(operands)
     for axis, size in enumerate(shape):
         frozen = frozen_axis(size)
@@ -182,7 +189,31 @@ def _joined(ctx: Context, operands: Sequence[Traced], compute: _Compute) -> Trac
             own_axes = [axis if (i, axis) in with_axis else None for i in range(count)]
             found = None if _may_jump(ctx, own_axes) else ctx.share(*own_axes)
             shared.update({axis: found} if found else {})
-    return Traced(tuple(labels), tuple(dead), shared=shared)
+            if found is None:
+                causes.update(_difference(operands, axis))
+        elif not is_fixed and is_nan(dead[-1]) and not any(map(is_nan, values)):
+            causes["broken"] = _break(ctx)
+    return Traced(tuple(labels), tuple(dead), shared=shared, causes=causes)
+
+
+def _difference(operands: Sequence[Traced], axis: int) -> dict[str, str]:
+    """Says which constant gives dead channels of an axis different values."""
+    for x in operands:
+        is_table = x.constant is not None and x.labels and x.dead[axis] is None
+        if is_table and len(x.labels[axis]) > 1:
+            text = (
+                f"a constant of shape {x.shape} differs from channel to channel; give "
+                "it to the function among the parameters, which are cut alike"
+            )
+            return {"different": text}
+    return {}
+
+
+def _break(ctx: Context) -> str:
+    """Says what is not finite of removed channels, or has no slope."""
+    where = source_of(ctx.site)
+    at = f" at {where}" if where else ""
+    return f"{ctx.name}{at} may be given zero or less of them; add such as 1e-12"
 
 
 def _may_jump(ctx: Context, axes: Sequence[int | None]) -> bool:

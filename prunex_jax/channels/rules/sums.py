@@ -44,12 +44,12 @@ def reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
     summed = None
     if ctx.renormalise and is_sum and len(with_channels) == 1:
         (axis,) = with_channels
-        reason = ctx.reason(unread[axis]) if axis in unread else None
+        reason = ctx.reason(_with_cause(unread[axis], x)) if axis in unread else None
         if unread.get(axis) != _NOT_FINITE:
             summed = Sum(x.labels[axis], total, reason)
             ctx.table.sums.append(summed)
     for axis, text in unread.items() if summed is None else ():
-        ctx.freeze(x.labels[axis], text)
+        ctx.freeze(x.labels[axis], _with_cause(text, x))
     out = axes_of(x, left)
     dead = out.dead
     if ctx.name in ("reduce_sum", "reduce_prod"):
@@ -93,6 +93,13 @@ def _count_dead(ctx: Context, x: Traced, axes: Sequence[int]) -> dict[int, str]:
     ctx.notes["counted"] = tuple(counted)
     ctx.cut_one_of([x.labels[axis] for axis in counted if axis in x.shared])
     return unread
+
+
+def _with_cause(text: str, *operands: Traced) -> str:
+    """Adds to why channels stay what made it so, and what to do about it."""
+    kind = {_NOT_FINITE: "broken", _NOT_KNOWN: "different"}.get(text, "")
+    causes = [x.causes[kind] for x in operands if kind in x.causes]
+    return f"{text} ({causes[0]})" if causes else text
 
 
 def _is_narrow(aval: Any) -> bool:
@@ -150,10 +157,8 @@ def _check_products(
     product = value_of("mul", [left, right])
     if product != 0:
         is_finite = product is None or math.isfinite(product)
-        if is_finite:
-            ctx.freeze(labels, _NOT_ZERO)
-        else:
-            ctx.freeze_lost(labels, _NOT_FINITE)
+        text = _NOT_ZERO if is_finite else _NOT_FINITE
+        ctx.freeze(labels, _with_cause(text, *ctx.operands))
 
 
 def _count_products(ctx: Context, joined: np.ndarray, i: int, j: int) -> bool:
@@ -179,8 +184,11 @@ def dot_general(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
     ]
     counted: list[tuple[int, int]] = []
     of_counted: list[np.ndarray] = []
+    is_computed = left.constant is None and right.constant is None
     for i, j in zip(left_sum, right_sum, strict=True):
         joined = ctx.join_axes((0, i), (1, j))
+        if is_computed and left.is_fixed and right.is_fixed:  # of a product of two
+            ctx.table.move(joined)
         if _count_products(ctx, joined, i, j):
             counted.append((i, j))
             of_counted.append(joined)
@@ -217,7 +225,7 @@ def conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
     out_batch, out_feature, *_ = numbers.out_spec
     for operand, axes in ((x, x_space), (kernel, k_space)):
         for axis in axes:
-            ctx.freeze(operand.labels[axis], "convolves along it")
+            ctx.freeze(operand.labels[axis], "convolves along it, so neighbours mix")
     labels = [frozen_axis(size) for size in shape]
     dead: list[float | None] = [None] * len(shape)
     labels[out_batch], dead[out_batch] = x.labels[x_batch], sum_of(x.dead[x_batch])
