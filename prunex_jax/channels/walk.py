@@ -1,6 +1,7 @@
 """Walks a traced program and keeps what is known of every value in it."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from prunex_jax.channels.labels import (
     uniform_value,
 )
 from prunex_jax.channels.numbers import is_positive, may_be_infinite
+from prunex_jax.channels.rules.refused import REFUSED
 
 # Those whose values may be read outside; others are derived or done again as a whole.
 _INLINED = {"closed_call", "composite", "core_call", "jit", "pjit"}
@@ -100,7 +102,7 @@ class Walk:
             lambda program, arguments: self._inside(program, arguments, site),
             self.renormalise,
         )
-        results = self.rules.get(name, freeze_all)(context, *operands)
+        results = self._rule_of(name)(context, *operands)
         shapes = [result.shape for result in results]
         expected = [context.out_shape(i) for i in range(len(eqn.outvars))]
         if shapes != expected:
@@ -118,6 +120,11 @@ class Walk:
         return LabelledEquation(
             eqn, operands, finished, context.fits, context.inner, context.notes
         )
+
+    def _rule_of(self, name: str) -> Rule:
+        if name in self.rules or name not in REFUSED:
+            return self.rules.get(name, freeze_all)
+        return functools.partial(freeze_all, text=REFUSED[name])
 
     def _derivative(
         self,
