@@ -54,6 +54,22 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + np.exp(-x))
 
 
+def _bessel_i1e(x: float) -> float | None:
+    return 0.0 if x == 0 else None
+
+
+def _in_total_order(compare: Callable[..., Any]) -> Callable[..., Any]:
+    """A comparison that tells -0 from 0, which are one number here."""
+    return lambda x, y: None if x == y == 0 else compare(x, y)
+
+
+def _horner(x: float, *coefficients: float) -> float:
+    total = coefficients[-1]
+    for coefficient in coefficients[-2::-1]:
+        total = total * x + coefficient
+    return total
+
+
 # Operations that treat every position alike, with what they compute; None where only
 # "some finite number" is said.
 ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
@@ -67,6 +83,8 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "atan": np.arctan,
     "atan2": _atan2,
     "atanh": np.arctanh,
+    "bessel_i0e": None,
+    "bessel_i1e": _bessel_i1e,
     "cbrt": np.cbrt,
     "ceil": np.ceil,
     "clamp": lambda low, x, high: min(max(x, low), high),
@@ -77,6 +95,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "cosh": np.cosh,
     "div": np.divide,
     "eq": np.equal,
+    "eq_to": _in_total_order(np.equal),
     "erf": math.erf,
     "erf_inv": _erf_inv,
     "erfc": math.erfc,
@@ -89,17 +108,20 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "imag": lambda x: 0.0,
     "is_finite": np.isfinite,
     "le": np.less_equal,
+    "le_to": _in_total_order(np.less_equal),
     "log": np.log,
     "log1p": np.log1p,
     "log2": np.log2,
     "logistic": _sigmoid,
     "lt": np.less,
+    "lt_to": _in_total_order(np.less),
     "max": max,
     "min": min,
     "mul": np.multiply,
     "ne": np.not_equal,
     "neg": np.negative,
     "one_minus_square": lambda x: 1 - x * x,
+    "polynomial": _horner,
     "pow": np.power,
     "real": np.positive,
     "reduce_precision": _reduce_precision,
@@ -116,7 +138,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Any] | None] = {
     "tan": np.tan,
     "tanh": np.tanh,
     **dict.fromkeys(("and", "clz", "complex", "digamma", "lgamma", "nextafter", "not")),
-    **dict.fromkeys(("or", "population_count", "xor")),
+    **dict.fromkeys(("mulhi", "or", "population_count", "xor")),
     **dict.fromkeys(("shift_left", "shift_right_arithmetic", "shift_right_logical")),
 }
 
@@ -143,9 +165,9 @@ _ARITHMETIC = {
     *("abs", "add", "add_any", "ceil", "clamp", "conj", "copy", "copy_p", "div"),
     *("floor", "imag", "is_finite", "max", "min", "mul", "neg", "one_minus_square"),
     *("real", "rem", "round", "sign", "square", "stop_gradient", "sub"),
-    *("eq", "ge", "gt", "le", "lt", "ne"),
+    *("eq", "eq_to", "ge", "gt", "le", "le_to", "lt", "lt_to", "ne"),
 }
-_COMPARISONS = {"eq", "ge", "gt", "le", "lt", "ne"}
+_COMPARISONS = {"eq", "eq_to", "ge", "gt", "le", "le_to", "lt", "lt_to", "ne"}
 _STEPS = {"ceil", "floor", "nextafter", "rem", "round"}
 # Operations that a rounding error can throw from one number to another.
 JUMPS = {
@@ -421,8 +443,11 @@ _KEEP_POSITIVE = {
 
 
 def may_be_infinite(name: str) -> bool:
-    """Whether an operation gives numbers that are not finite of some finite ones."""
-    return name in _SINGULAR
+    """Whether an operation gives numbers that are not finite where rules say nothing.
+
+    Such as those of finite ones, or those that are left between what is written.
+    """
+    return name in _SINGULAR or name.startswith("scatter")
 
 
 def is_positive(name: str, operands: Sequence[bool]) -> bool:
@@ -535,6 +560,8 @@ def value_at_nan(
     `is_missing` says which of them are nan, whatever is said of their values. The
     result is nan where that is passed on.
     """
+    if name.endswith("_to"):  # nan has a place in a total order
+        return None
     if name in _COMPARISONS:
         return float(name == "ne")
     if name == "is_finite":

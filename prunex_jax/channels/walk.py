@@ -1,6 +1,7 @@
 """Walks a traced program and keeps what is known of every value in it."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ from prunex_jax.channels.numbers import (
     may_be_infinite,
     value_of_logaddexp,
 )
+from prunex_jax.channels.rules.refused import REFUSED
 from prunex_jax.channels.softmax import (
     dead_behind_mask,
     is_sum_with_peak,
@@ -118,7 +120,7 @@ class Walk:
             lambda program, arguments: self._inside(program, arguments, site),
             self.renormalise,
         )
-        results = self.rules.get(name, freeze_all)(context, *operands)
+        results = self._rule_of(name)(context, *operands)
         shapes = [result.shape for result in results]
         expected = [context.out_shape(i) for i in range(len(eqn.outvars))]
         if shapes != expected:
@@ -136,6 +138,11 @@ class Walk:
         return LabelledEquation(
             eqn, operands, finished, context.fits, context.inner, context.notes
         )
+
+    def _rule_of(self, name: str) -> Rule:
+        if name in self.rules or name not in REFUSED:
+            return self.rules.get(name, freeze_all)
+        return functools.partial(freeze_all, text=REFUSED[name])
 
     def _derivative(
         self,

@@ -42,8 +42,8 @@ def own_model(given: Any, example: PyTree) -> Model:
       example: Arrays, or their shapes and types: a batch of one example, as the
         network reads it.
     Raises:
-      UserError: It is none of these, has a state of Equinox, or cannot be called with
-        the example.
+      UserError: It is none of these, has a state of Equinox or parameters that are no
+        floats, or cannot be called with the example.
     Example:
       >>> def init(key):
       ...     return {'w': jax.random.normal(key, (4, 2))}
@@ -56,6 +56,7 @@ def own_model(given: Any, example: PyTree) -> Model:
     model = Model(functions_of(given, shapes))
     try:
         arrays = jax.eval_shape(model.init, jax.random.key(0))
+        _check_floats(model.functions.name, arrays[0])
         jax.eval_shape(model.apply, *arrays, model.example(2))
     except UserError:
         raise
@@ -66,6 +67,17 @@ def own_model(given: Any, example: PyTree) -> Model:
             f"{one_line(error, 300)}"
         ) from error
     return model
+
+
+def _check_floats(name: str, params: PyTree) -> None:
+    """Refuses parameters without a gradient, such as quantised weights."""
+    for path, leaf in flatten_by_path(params).items():
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise UserError(
+                f"parameter {path!r} of model={name} is {leaf.dtype} and cannot be "
+                "trained; let the function hold it, or keep it beside the parameters, "
+                "such as in a variable of Flax that is no parameter"
+            )
 
 
 def nnx_model(

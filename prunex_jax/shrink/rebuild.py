@@ -23,6 +23,7 @@ from prunex_jax.channels.derivatives import (
     tangents_of,
 )
 from prunex_jax.channels.labels import LabelledEquation, LabelledProgram, Traced
+from prunex_jax.channels.rules.lookup import SCATTERS
 from prunex_jax.channels.walk import evaluate
 from prunex_jax.shrink.evaluator import Evaluator, Rebuild, take_positions
 
@@ -391,9 +392,7 @@ REBUILDS: Mapping[str, Rebuild] = {
     "remat2": _remat,
     "reshape": _reshape,
     "scan": _scan,
-    "scatter": _scatter,
-    "scatter-add": _scatter,
-    "scatter_add": _scatter,
+    **dict.fromkeys(SCATTERS, _scatter),
     "slice": _slice,
     "split": _split,
     "while": _while,

@@ -41,7 +41,7 @@ UNKNOWN = {
     ),
     "scatter": lambda h, x: h.at[:, x.argmax()].set(1.0),
     "scatter-add": lambda h, x: h.at[:, x.argmax() + jnp.arange(2)].add(1.0),
-    "scatter-mul": lambda h, x: h.at[:2].multiply(h[2:], unique_indices=True),
+    "scatter-mul": lambda h, x: h.at[:, x.argmax()].multiply(2.0, unique_indices=True),
     "reduce_max": lambda h, x: different(h).max(1, keepdims=True),
     "reduce_prod": lambda h, x: different(h).prod(1, keepdims=True),
     "reduce_and": lambda h, x: jnp.all(different(h) > 0.5, 1, keepdims=True).astype(

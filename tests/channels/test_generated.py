@@ -16,7 +16,7 @@ NUM_DRAWN = 4
 NUM_PARTS = 6
 NAMES = sorted(BUILDERS)
 # What jax has no primitive of this name for, in this version or another.
-ABSENT = {"copy_p", "log2", "one_minus_square", "scatter_add"}
+ABSENT = {"copy_p", "log2", "mulhi", "one_minus_square", "polynomial", "scatter_add"}
 # Calls, which are walked into, and have derivatives that somebody wrote.
 CALLS = {"custom_jvp_call", "custom_vjp_call"}
 # Rules that pass everything on inside of a mesh, which one device has not.
@@ -28,6 +28,7 @@ LEAST_CUT_OF = {
     **dict.fromkeys(("acosh", "lgamma", "log", "nextafter", "rsqrt"), 0.0),
     **dict.fromkeys(("cbrt", "cummax", "digamma", "div", "log2", "pow"), 0.1),
     "sqrt": 0.05,
+    **dict.fromkeys(("fft", "reduce", "triangular_solve"), 0.0),
     **dict.fromkeys(("bitcast_convert_type", "pad", "rem"), 0.1),
 }
 

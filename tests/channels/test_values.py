@@ -28,6 +28,7 @@ TYPES = {
     **dict.fromkeys(
         (
             "clz",
+            "mulhi",
             "population_count",
             "shift_left",
             "shift_right_arithmetic",
@@ -41,9 +42,12 @@ NAMES = [name for name in ELEMENTWISE if hasattr(primitives, f"{name}_p")]
 
 
 def num_operands_of(name):
-    binary = "add add_any and atan2 complex div eq ge gt le lt max min mul ne nextafter"
+    binary = "add add_any and atan2 complex div eq eq_to ge gt le le_to lt lt_to"
+    binary += " max min mul mulhi ne nextafter"
     binary += " or pow rem shift_left shift_right_arithmetic shift_right_logical sub"
-    return {"clamp": 3, "xor": 2}.get(name, 2 if name in binary.split() else 1)
+    return {"clamp": 3, "polynomial": 3, "xor": 2}.get(
+        name, 2 if name in binary.split() else 1
+    )
 
 
 PARAMS = {

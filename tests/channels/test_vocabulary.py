@@ -377,6 +377,145 @@ def padded_both_sides(p, x):
     return jnp.concatenate([jnp.sin(a + b), (a * b)[:, 2:8]], axis=1) @ p["c"]
 
 
+# Operations that mix some axes and leave the others apart.
+
+SEGMENTS = jnp.array([0, 2, 1, 0])
+
+
+@pair()
+def fft_along_rows(h):
+    return jnp.fft.fft(h, axis=0).real
+
+
+@pair()
+def real_fft_along_rows(h):
+    return jnp.fft.irfft(jnp.fft.rfft(h, axis=0) * jnp.arange(3)[:, None], axis=0)
+
+
+@case(PAIR, {})
+def fft_along_channels(p, x):
+    return jnp.fft.fft(x @ p["a"]).real @ p["b"]
+
+
+@pair()
+def segment_max_without_empty_segments(h):
+    return jax.ops.segment_max(h, SEGMENTS, 3)
+
+
+@pair()
+def segment_min_without_empty_segments(h):
+    return jax.ops.segment_min(h, SEGMENTS, 3)
+
+
+@case(PAIR, {})
+def segment_max_with_an_empty_segment(p, x):
+    largest = jax.ops.segment_max(x @ p["a"], SEGMENTS, 4)
+    return jnp.where(jnp.isfinite(largest), largest, 1.0) @ p["b"]
+
+
+@case(PAIR, {}, X, SEGMENTS)
+def segment_max_by_input(p, x, segments):
+    return jnp.exp(jax.ops.segment_max(x @ p["a"], segments, 4)) @ p["b"]
+
+
+@pair(X, SEGMENTS)
+def segment_mean(h, segments):
+    count = jax.ops.segment_sum(jnp.ones(4), segments, 4)
+    total = jax.ops.segment_sum(h, segments, 4)
+    return total / jnp.maximum(count, 1)[:, None]
+
+
+@pair(X, SEGMENTS)
+def largest_above_zero(h, segments):
+    return jnp.zeros((4, 8)).at[segments].max(jax.nn.relu(h))
+
+
+@pair(X, SEGMENTS)
+def written_by_product(h, segments):
+    h = h.at[segments[1:]].multiply(jnp.cos(h[1:]), unique_indices=True)
+    return h.at[segments[1:]].subtract(jnp.sin(h[1:]))
+
+
+@case(
+    PAIR,
+    {
+        "a": (2, [("a", 1, 2), ("b", 0, 2)]),
+        "a#2": (4, [("a", 1, 1), ("b", 0, 1)]),
+    },
+)
+def channels_written_by_product(p, x):
+    h = x @ p["a"]
+    first = jnp.array([0, 1])
+    return h.at[:, first].multiply(h[:, 2:4], unique_indices=True) @ p["b"]
+
+
+@pair()
+def bessel_functions(h):
+    return h * jax.scipy.special.i0e(h) + jax.scipy.special.i1e(h)
+
+
+@pair()
+def approximate_top_rows(h):
+    return lax.approx_max_k(h, 2, reduction_dimension=0)[0]
+
+
+@pair()
+def reduced_by_program(h):
+    return lax.reduce(h, 0.0, lambda a, b: a + b + a * b, (0,))[None]
+
+
+@case(PAIR, {})
+def reduced_by_program_of_other_start(p, x):
+    h = lax.reduce(x @ p["a"], 1.0, lambda a, b: a + b + a * b, (0,))
+    return h[None] @ p["b"]
+
+
+@case(PAIR, {})
+def reduced_by_steep_program(p, x):
+    h = lax.reduce(x @ p["a"], 0.0, lambda a, b: jnp.sqrt(a * a + b * b), (0,))
+    return h[None] @ p["b"]
+
+
+@pair()
+def parity(h):
+    is_odd = lax.reduce_xor((h > 0).astype(jnp.int32), (0,))
+    return h * is_odd[None]
+
+
+@pair()
+def pooled_backwards(h):
+    def pooled(h):
+        largest = lax.reduce_window(h, -jnp.inf, lax.max, (2, 1), (2, 1), "VALID")
+        return jnp.sin(largest).sum()
+
+    return jax.grad(pooled)(h)
+
+
+@pair(X, jnp.tril(jnp.ones((4, 4))))
+def triangular_solve(h, m):
+    return jax.scipy.linalg.solve_triangular(m, h, lower=True)
+
+
+@pair(X, jnp.ones(4))
+def tridiagonal_solve(h, d):
+    off = d.at[0].set(0.0)
+    return lax.linalg.tridiagonal_solve(off, 4 * d, off[::-1], h)
+
+
+@case(
+    {"up": (3, 3, 8), "down": (3, 8, 6), "out": (6, 2)},
+    {
+        "up": (8, [("up", 2, 1), ("down", 1, 1)]),
+        "down": (6, [("down", 2, 1), ("out", 0, 1)]),
+    },
+    X,
+    jnp.array([1, 1, 2]),
+)
+def experts(p, x, sizes):
+    h = jax.nn.relu(lax.ragged_dot(x, p["up"], sizes))
+    return lax.ragged_dot(h, p["down"], sizes) @ p["out"]
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_masked_equals_shrunk_with_the_expected_groups(name):

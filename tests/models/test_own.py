@@ -180,11 +180,38 @@ def test_a_module_starts_from_what_it_has():
             (own_networks.init, lambda params, x: x @ params[1]["kernel"]),
             r"cannot be called with a batch of float32\[1, 12\]",
         ),
+        (
+            (lambda key: {"q": jnp.ones((FEATURES, 2), jnp.int8)}, lambda p, x: x),
+            "parameter 'q' of model=<lambda> is int8 and cannot be trained",
+        ),
     ],
 )
 def test_what_is_no_network_is_refused(given, message):
     with pytest.raises(UserError, match=message):
         own_model(given, np.ones((1, FEATURES), np.float32))
+
+
+def test_boxes_of_a_mesh_of_the_users_are_taken_off():
+    class Boxed(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            start = linen.initializers.lecun_normal()
+            boxed = linen.with_partitioning(start, (None, "model"))
+            hidden = linen.relu(linen.Dense(4, kernel_init=boxed)(x))
+            return linen.Dense(2, kernel_init=boxed)(hidden)
+
+    model = own_model(Boxed(), np.ones((1, FEATURES), np.float32))
+    params, statistics = model.init(KEY)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
+    x = jnp.ones((3, FEATURES))
+
+    def loss(params):
+        return model.apply(params, statistics, x).sum()
+
+    grads = jax.grad(loss)(params)
+    assert jax.tree.structure(grads) == jax.tree.structure(params)
+    trace = trace_channels(lambda p, x: model.apply(p, statistics, x), params, x)
+    assert [group.size for group in trace.groups] == [4]
 
 
 @pytest.mark.parametrize("is_pair", [False, True], ids=["module", "with state"])

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from prunex_jax.base.jaxprs import OWN_CASTS
 from prunex_jax.channels.context import Rule
 from prunex_jax.channels.numbers import ELEMENTWISE
-from prunex_jax.channels.rules import axes, calls, elementwise, lookup, sums
+from prunex_jax.channels.rules import (
+    axes,
+    batched,
+    calls,
+    elementwise,
+    lookup,
+    sums,
+)
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise.elementwise),
@@ -51,11 +58,15 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("reduce_window_min", "reduce_window_sum"), sums.reduce_window),
     "conv_general_dilated": sums.conv,
     "dot_general": sums.dot_general,
+    "ragged_dot_general": sums.ragged_dot,
+    "reduce": sums.reduce_by_program,
     "sort": sums.sort,
-    "top_k": sums.top_k,
+    **dict.fromkeys(("approx_top_k", "top_k"), sums.top_k),
+    # What mixes some axes and leaves the others apart.
+    **dict.fromkeys(batched.BATCHED, batched.apart),
     # What reads and writes at positions that are numbers.
     **dict.fromkeys(("eq", "ne"), lookup.compare),
-    **dict.fromkeys(("scatter", "scatter-add", "scatter_add"), lookup.scatter),
+    **dict.fromkeys(lookup.SCATTERS, lookup.scatter),
     "dynamic_slice": lookup.dynamic_slice,
     "dynamic_update_slice": lookup.dynamic_update_slice,
     "gather": lookup.gather,

@@ -1,7 +1,7 @@
 """Rules of reading and writing at positions that are given as numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +15,20 @@ from prunex_jax.channels.labels import (
     frozen_axis,
     has_channels,
 )
-from prunex_jax.channels.numbers import Value, is_nan, same_value, value_of
+from prunex_jax.channels.numbers import Value, is_exact, same_value, value_of
 from prunex_jax.channels.rules.elementwise import elementwise
 
 _BY_NUMBER = "looks positions up by number"
+# What operations that write do with what is there; None where it is replaced.
+SCATTERS: Mapping[str, str | None] = {
+    "scatter": None,
+    "scatter-add": "add",
+    "scatter_add": "add",
+    "scatter-max": "max",
+    "scatter-min": "min",
+    "scatter-mul": "mul",
+    "scatter-sub": "sub",
+}
 
 
 def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
@@ -212,9 +222,8 @@ def scatter(
             and len(updates.labels[window]) == len(own)
         ):
             labels.append(ctx.join_axes((0, axis), (2, window)))
-            both = same_value([x.dead[axis], updates.dead[window]])
-            is_kept = ctx.name == "scatter" or both == 0 or is_nan(both)
-            dead.append(both if is_kept else None)
+            is_full = _writes_everywhere(ctx, indices)
+            dead.append(_combined(ctx, x.dead[axis], updates.dead[window], is_full))
         elif writes is not None and axis == writes[0]:
             labels.append(_written(ctx, *writes))
             dead.append(_value_written(ctx, axis, writes[1]))
@@ -258,14 +267,38 @@ def _known_writes(ctx: Context, indices: Traced) -> tuple[int, int, np.ndarray] 
     is_inside = (positions >= 0).all() and (positions < x.shape[axis]).all()
     with_channels = has_channels(x.labels[axis]) or has_channels(updates.labels[source])
     is_free = len(np.unique(positions)) == len(positions)
-    is_sum = _is_addition(ctx) and updates.dead[source] == 0
+    is_sum = SCATTERS[ctx.name] in ("add", "sub") and updates.dead[source] == 0
     if not is_inside or not with_channels or not (is_free or is_sum):
         return None
     return axis, source, positions
 
 
-def _is_addition(ctx: Context) -> bool:
-    return ctx.name != "scatter"
+def _combined(ctx: Context, old: Value, new: Value, is_full: bool) -> Value:
+    """What several or no writes make of a value; `is_full` rules the latter out.
+
+    Of the largest of an empty set, which is infinite, it thus says nothing.
+    """
+    operation = SCATTERS[ctx.name]
+    if operation is None:
+        return same_value([old, new])
+    once = value_of(operation, [old, new])
+    if operation in ("max", "min"):
+        return once if is_full else same_value([old, once])
+    # More writes change nothing where one changes nothing.
+    if once is not None and not math.isfinite(once):
+        return math.nan
+    return once if is_exact(once) and once == old else None
+
+
+def _writes_everywhere(ctx: Context, indices: Traced) -> bool:
+    """Whether every position is known to be written."""
+    numbers = ctx.eqn.params["dimension_numbers"]
+    axes = numbers.scatter_dims_to_operand_dims
+    is_plain = len(axes) == 1 and axes == numbers.inserted_window_dims
+    if not is_plain or numbers.operand_batching_dims or indices.constant is None:
+        return False
+    written = np.unique(np.asarray(indices.constant.value))
+    return bool(np.isin(np.arange(ctx.operands[0].shape[axes[0]]), written).all())
 
 
 def _written(ctx: Context, axis: int, source: int, positions: np.ndarray) -> np.ndarray:
@@ -287,7 +320,8 @@ def _written(ctx: Context, axis: int, source: int, positions: np.ndarray) -> np.
 def _value_written(ctx: Context, axis: int, source: int) -> Value:
     x, _, updates = ctx.operands
     values = [x.dead[axis], updates.dead[source]]
-    new = value_of("add", values) if _is_addition(ctx) else updates.dead[source]
+    operation = SCATTERS[ctx.name]
+    new = value_of(operation, values) if operation else updates.dead[source]
     return same_value([x.dead[axis], new])
 
 

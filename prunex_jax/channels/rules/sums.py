@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from prunex_jax.base.jaxprs import open_program
 from prunex_jax.channels.context import Context, freeze_all
 from prunex_jax.channels.labels import (
     Shared,
@@ -26,6 +27,11 @@ from prunex_jax.channels.numbers import (
 )
 from prunex_jax.channels.rules.axes import axes_of
 
+# Operations with finite slopes.
+_BOUNDED = {
+    *("abs", "add", "add_any", "and", "eq", "ge", "gt", "le", "lt", "max", "min"),
+    *("mul", "ne", "neg", "not", "or", "select_n", "square", "sub"),
+}
 _NOT_ZERO = "reads removed channels that may not be exactly zero"
 _NARROW = "reads removed channels of a type that cannot be put back"
 _NOT_KNOWN = "reads removed channels that may have different values"
@@ -100,6 +106,48 @@ def _with_cause(text: str, *operands: Traced) -> str:
     kind = {_NOT_FINITE: "broken", _NOT_KNOWN: "different"}.get(text, "")
     causes = [x.causes[kind] for x in operands if kind in x.causes]
     return f"{text} ({causes[0]})" if causes else text
+
+
+def reduce_by_program(ctx: Context, *operands: Traced) -> Sequence[Traced]:
+    """Combines positions in a way of the caller's own; other axes stay apart."""
+    count = len(operands) // 2
+    xs, starts = operands[:count], operands[count:]
+    gone = ctx.eqn.params["dimensions"]
+    left = [axis for axis in range(len(xs[0].labels)) if axis not in gone]
+    for axis in gone:
+        joined = ctx.join_axes(*((index, axis) for index in range(count)))
+        ctx.freeze(joined, "combines positions along it in a way of its own")
+    labels = [
+        ctx.join_axes(*((index, axis) for index in range(count))) for axis in left
+    ]
+    dead = [_combined(ctx, [x.dead[axis] for x in xs], starts) for axis in left]
+    return [
+        Traced(tuple(labels), tuple(values[index] for values in dead))
+        for index in range(count)
+    ]
+
+
+def _combined(
+    ctx: Context, values: Sequence[Value], starts: Sequence[Traced]
+) -> Sequence[Value]:
+    """What a program makes of numbers that start as they are and stay so, if it does.
+
+    Only programs that have a finite derivative everywhere are tried.
+    """
+    unknown = [math.nan] * len(values)
+    program = ctx.eqn.params["jaxpr"]
+    names = {eqn.primitive.name for eqn in open_program(program).eqns}
+    is_same = all(
+        is_exact(a) and a == b.number for a, b in zip(values, starts, strict=True)
+    )
+    if not is_same or not names <= _BOUNDED:
+        return unknown
+    results = ctx.walk(program, [*starts, *starts]).results
+    is_kept = all(
+        is_exact(a.number) and a.number == b
+        for a, b in zip(results, values, strict=True)
+    )
+    return values if is_kept else unknown
 
 
 def _is_narrow(aval: Any) -> bool:
@@ -214,6 +262,43 @@ def dot_general(ctx: Context, left: Traced, right: Traced) -> Sequence[Traced]:
     return [Traced(tuple(labels), tuple(dead), shared=shared)]
 
 
+def ragged_dot(
+    ctx: Context, left: Traced, right: Traced, sizes: Traced
+) -> Sequence[Traced]:
+    """Products of runs of rows with a matrix each: a product along all other axes."""
+    numbers = ctx.eqn.params["ragged_dot_dimension_numbers"]
+    contracted, batch = numbers.dot_dimension_numbers
+    ragged, of_groups = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
+    if set(ragged) & {*contracted[0], *batch[0]}:
+        return freeze_all(ctx, left, right, sizes, text="sums up runs of rows apart")
+    for index, operand, axes in (
+        (0, left, ragged),
+        (1, right, of_groups),
+        (2, sizes, range(len(sizes.labels))),
+    ):
+        for axis in axes:
+            ctx.freeze(operand.labels[axis], "counts positions along it")
+            ctx.fits[index, axis] = operand.labels[axis]
+    for i, j in zip(*contracted, strict=True):
+        joined = ctx.join_axes((0, i), (1, j))
+        _check_products(ctx, joined, left.dead[i], right.dead[j])
+    labels: list[np.ndarray] = []
+    dead: list[Value] = []
+    for i, j in zip(*batch, strict=True):
+        labels.append(ctx.join_axes((0, i), (1, j)))
+        dead.append(sum_of(value_of("mul", [left.dead[i], right.dead[j]])))
+    for operand, used in (
+        (left, (*contracted[0], *batch[0])),
+        (right, (*contracted[1], *batch[1], *of_groups)),
+    ):
+        for axis, own in enumerate(operand.labels):
+            if axis not in used:
+                is_frozen = operand is left and axis in ragged
+                labels.append(frozen_axis(len(own)) if is_frozen else own)
+                dead.append(sum_of(operand.dead[axis]))
+    return [Traced(tuple(labels), tuple(dead))]
+
+
 def conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
     """Spatial axes stay; channels in are joined, channels out are the kernel's."""
     params, shape = ctx.eqn.params, ctx.out_shape()
@@ -322,7 +407,8 @@ def sort(ctx: Context, *operands: Traced) -> Sequence[Traced]:
 
 def top_k(ctx: Context, x: Traced) -> Sequence[Traced]:
     """The largest along the last axis, and where they are."""
-    along = ctx.eqn.params.get("axis", len(x.labels) - 1) % len(x.labels)
+    params = ctx.eqn.params
+    along = params.get("reduction_dimension", params.get("axis", -1)) % len(x.labels)
     ctx.freeze(x.labels[along], "orders positions along it")
     results = []
     for index in range(len(ctx.eqn.outvars)):

@@ -26,13 +26,16 @@ SETTINGS = {
 }
 ARITY = {
     **dict.fromkeys(
-        "add add_any and atan2 complex div eq ge gt le lt max min mul ne nextafter or "
+        "add add_any and atan2 complex div eq eq_to ge gt le le_to lt lt_to max min "
+        "mul mulhi ne nextafter or "
         "pow rem shift_left shift_right_arithmetic shift_right_logical sub xor".split(),
         2,
     ),
-    "clamp": 3,
+    **dict.fromkeys(("clamp", "polynomial"), 3),
 }
-WHOLE = "clz population_count shift_left shift_right_arithmetic shift_right_logical"
+WHOLE = (
+    "clz mulhi population_count shift_left shift_right_arithmetic shift_right_logical"
+)
 LOGIC = "and not or xor"
 COMPLEX = "conj imag real"
 ANY_NUMBER = (
@@ -44,7 +47,9 @@ BY_FUNCTION = {
     "log2": jnp.log2,
     "copy": jnp.copy,
     "copy_p": jnp.copy,
+    "mulhi": lambda x, y: lax.mul(x, y),
     "one_minus_square": lambda x: 1 - x * x,
+    "polynomial": lambda x, a, b: a + x * b,
     "stop_gradient": lax.stop_gradient,
 }
 
@@ -65,7 +70,7 @@ def types_of(name):
         return ("bool", "bool", *INTEGERS)
     if name in COMPLEX.split():
         return ("complex64",)
-    if name in ("complex", "nextafter"):
+    if name in ("bessel_i0e", "bessel_i1e", "complex", "nextafter", "polynomial"):
         return ("float32",)
     if name in ANY_NUMBER.split():
         return (*FLOATS, *FLOATS, *TINY_FLOATS, *INTEGERS)
@@ -334,11 +339,92 @@ def sort(d, name):
     )
 
 
-@builder("top_k")
+@builder("top_k", "approx_top_k")
 def top_k(d, name):
     x = one(d, dtypes=("float32", "float16"))
     count = int(d.rng.integers(x.shape[-1])) + 1
+    if name == "approx_top_k":
+        return lambda p, i: lax.approx_max_k(x(p, i), count)
     return lambda p, i: lax.top_k(x(p, i), count)
+
+
+@builder("reduce")
+def reduce_by_program(d, name):
+    x = one(d, dtypes=("float32",))
+    axes = tuple(a for a in range(len(x.shape)) if d.chance(0.5)) or (0,)
+    start, combine = d.pick(
+        (0.0, lambda a, b: a + b + a * b),
+        (1.0, lambda a, b: jnp.sin(a) * b),
+        (0.0, lambda a, b: jnp.sqrt(a * a + b * b)),
+        (-1.0, lambda a, b: jnp.maximum(a, b) - 1),
+    )
+    return lambda p, i: lax.reduce(
+        lax.stop_gradient(x(p, i)), np.float32(start), combine, axes
+    )
+
+
+@builder("reduce_xor")
+def reduce_xor(d, name):
+    x = one(d, dtypes=("int32", "int8"))
+    axes = tuple(a for a in range(len(x.shape)) if d.chance(0.5)) or (0,)
+    return lambda p, i: lax.reduce_xor(x(p, i), axes)
+
+
+@builder("fft")
+def fft(d, name):
+    x = one(d, 1, 2, 3, dtypes=("float32",))
+    axis = d.pick(*range(len(x.shape)))
+    change = d.pick(jnp.real, jnp.imag, jnp.abs)
+    if d.chance(0.5):
+        return lambda p, i: change(jnp.fft.fft(x(p, i), axis=axis))
+    return lambda p, i: change(jnp.fft.rfft(x(p, i), axis=axis))
+
+
+@builder("triangular_solve", "tridiagonal_solve")
+def solve(d, name):
+    size, columns, batch = d.size(), d.size(), d.size()
+    right = d.operand((batch, size, columns), axis=d.pick(0, 1, 2))
+    matrix = d.operand((batch, size, size), axis=d.pick(0, 1, 2))
+    if name == "triangular_solve":
+        near = lambda p, i: jnp.tril(matrix(p, i)) / 8 + 2 * jnp.eye(size)  # noqa: E731
+        plain = lambda p, i: 2 * jnp.tril(jnp.ones((batch, size, size)))  # noqa: E731
+        a = d.pick(near, plain, matrix)
+        return lambda p, i: lax.linalg.triangular_solve(
+            a(p, i), right(p, i), left_side=True, lower=True
+        )
+    size = 3
+    off = jnp.ones((batch, size))
+    right = d.operand((batch, size, columns), axis=d.pick(0, 1, 2))
+    middle = d.operand((batch, size), axis=d.pick(0, 1))
+    shift = d.pick(0.0, 4.0)
+    return lambda p, i: lax.linalg.tridiagonal_solve(
+        off.at[:, 0].set(0.0),
+        middle(p, i) / 8 + shift,
+        off.at[:, -1].set(0.0),
+        right(p, i),
+    )
+
+
+@builder("ragged_dot_general")
+def ragged_dot(d, name):
+    inner, outer, groups = d.size(), d.size(), 3
+    left = d.operand((4, inner), axis=d.pick(0, 1))
+    right = d.operand((groups, inner, outer), axis=d.pick(0, 1, 2))
+    sizes = jnp.array([1, 0, 3])
+    return lambda p, i: lax.ragged_dot(left(p, i), right(p, i), sizes)
+
+
+@builder("select_and_scatter_add")
+def pooled_backwards(d, name):
+    shape = d.shape(2, 3)
+    x = d.operand(shape, axis=d.channel_axis(shape))
+    window = tuple(d.pick(1, 1, 2) if n > 1 else 1 for n in shape)
+    start = np.float32(-np.inf)
+
+    def pooled(v):
+        return jnp.sin(lax.reduce_window(v, start, lax.max, window, window, "VALID"))
+
+    return lambda p, i: jax.grad(lambda v: pooled(v).sum())(x(p, i))
 
 
 @builder("dot_general")
@@ -444,7 +530,18 @@ def gather(d, name):
     return lambda p, i: jnp.take_along_axis(x(p, i), where(p, i), axis, mode=mode)
 
 
-@builder("scatter", "scatter-add", "scatter_add")
+WRITES = {
+    "scatter": "set",
+    "scatter-add": "add",
+    "scatter_add": "add",
+    "scatter-max": "max",
+    "scatter-min": "min",
+    "scatter-mul": "multiply",
+    "scatter-sub": "subtract",
+}
+
+
+@builder(*WRITES)
 def scatter(d, name):
     dtype = d.dtype("float32", "float32", "float16", "int8")
     shape = d.shape(1, 2, 2, 3)
@@ -461,9 +558,14 @@ def scatter(d, name):
     before = (slice(None),) * axis
 
     def written(p, i):
-        place = x(p, i).at[(*before, where(p, i))]
-        return place.set(update(p, i)) if name == "scatter" else place.add(update(p, i))
+        # Products at one place have no derivative.
+        change = lax.stop_gradient if name == "scatter-mul" else lambda v: v
+        place = change(x(p, i)).at[(*before, where(p, i))]
+        return getattr(place, WRITES[name])(change(update(p, i)))
 
+    if name in ("scatter-max", "scatter-min") and d.chance(0.5):
+        lowest = -np.inf if name == "scatter-max" else np.inf
+        old, x = x, lambda p, i: jnp.full_like(old(p, i).astype(jnp.float32), lowest)
     return written
 
 
