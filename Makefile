@@ -8,7 +8,7 @@
 #   make test-zoo             networks of other packages, which it installs
 #   make test-torch           the PyTorch peers of studies, which it installs
 #   make test-weights         weights of other packages, which it installs
-#   make test-pytorch         modules of PyTorch, cut; it installs torch and torchax
+#   make test-pytorch         modules of PyTorch, ONNX; it installs torch and jax2onnx
 #   make test-torchvision     networks of torchvision and timm, beside Torch-Pruning
 #   make test-drills          60 random faults over runs of every method (half an hour)
 #   make test-gpu-programs    programs compiled for GPUs, by a compiler that it installs;
@@ -113,7 +113,8 @@ test-weights: $(WEIGHTS)
 	$(WEIGHTS_VENV)/bin/python -m pytest -q -m weights tests/models/test_published.py
 
 test-pytorch: $(PYTORCH)
-	$(PYTORCH_VENV)/bin/python -m pytest -q -m pytorch tests/pruner
+	$(PYTORCH_VENV)/bin/python -m pytest -q -m pytorch \
+	    tests/pruner tests/export
 
 # Of all of them, or of NETWORKS='resnet18 ...'; writes docs/coverage_pytorch.md.
 test-torchvision: $(PYTORCH)
@@ -238,7 +239,9 @@ $(WEIGHTS): pyproject.toml
 $(PYTORCH): pyproject.toml
 	test -x '$(PYTORCH_VENV)/bin/python' || $(PYTHON) -m venv '$(PYTORCH_VENV)'
 	$(PYTORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	    -e '.[export,test,pytorch]'
+	    -e '.[export,onnx,test,pytorch]'
+	$(PYTORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --no-deps jax2onnx==0.17.1
 	@touch $@
 
 clean:

@@ -5,6 +5,7 @@ cut; out comes a folder of arrays, a StableHLO program and a manifest:
 
     folder     the files: written whole or not at all, and checked before they are used
     program    the function as StableHLO of any batch size, through `jax.export`
+    onnx       the same as a program of ONNX, through the package jax2onnx
 
 It knows no trainer: `train.export` exports a run.
 """

@@ -3,6 +3,7 @@
     model.safetensors    parameters by path, float32 unless they were something else
     program.stablehlo    serialized `jax.export.Exported` of (arrays, *inputs)
     manifest.json        what the folder says of itself
+    model.onnx           the function and its parameters for ONNX Runtime, if asked for
 
 No file holds code of Python, and none is a pickle: arrays are plain bytes behind a JSON
 header, the program is a flatbuffer. The folder appears at once, under its name, when
@@ -59,6 +60,7 @@ from prunex_jax.export.checks import (
     check_memory,
     most_of_arrays,
 )
+from prunex_jax.export.onnx import check_onnx, make_onnx
 from prunex_jax.export.program import (
     PLATFORMS,
     describe_shapes,
@@ -76,6 +78,9 @@ from prunex_jax.shrink import Certificate, Cut, certify
 ARRAYS = "model.safetensors"
 PROGRAM = "program.stablehlo"
 MANIFEST = "manifest.json"
+ONNX = "model.onnx"
+# What programs are written as; the first is always there.
+FORMATS = ("stablehlo", "onnx")
 _FORMAT = 1
 _OWN_KEYS = "format files program arrays channels certificate versions".split()
 # Those that are read, and what they are.
@@ -148,6 +153,7 @@ def export_model(
     platforms: Sequence[str] = PLATFORMS,
     in_float32: Callable[..., PyTree] | None = None,
     overwrite: bool = False,
+    format: str = "stablehlo",
 ) -> dict[str, Any]:
     """Writes a function and its parameters as a folder that runs without this package.
 
@@ -166,6 +172,8 @@ def export_model(
       in_float32: `apply` with activations in float32, if it computes in bfloat16;
         `make_program` proves on it what rounding would hide.
       overwrite: Replace an earlier export. Nothing else is ever replaced.
+      format: onnx writes model.onnx beside the rest, by the package jax2onnx; ONNX
+        Runtime has to answer on the inputs as `apply` does.
     Returns:
       The manifest.
     Raises:
@@ -185,6 +193,7 @@ def export_model(
       (4, 3)
     """
     path = check_target(folder, overwrite)
+    check_format(format)
     about = about or {}
     _check_proven(certificate, cut)
     _check_about(about)
@@ -199,8 +208,15 @@ def export_model(
         platforms=platforms,
         in_float32=in_float32,
     )
+    onnx = None
+    if format == "onnx":
+        onnx = make_onnx(
+            apply, params, inputs, fixed_batch=fixed_batch, in_float32=in_float32
+        )
     try:
         with whole_folder(path) as unfinished:
+            if onnx is not None:
+                (unfinished / ONNX).write_bytes(onnx)
             (unfinished / PROGRAM).write_bytes(program.content)
             save_tensors(arrays, unfinished / ARRAYS)
             # It lets nobody but the owner read, whatever the user's umask.
@@ -298,7 +314,7 @@ def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Pat
     if not path.is_dir():
         raise UserError(f"{path} is a file; choose another folder")
     names = {entry.name for entry in path.iterdir()}
-    foreign = sorted(names - {ARRAYS, PROGRAM, MANIFEST})
+    foreign = sorted(names - {ARRAYS, PROGRAM, MANIFEST, ONNX})
     if foreign:
         raise UserError(
             f"{path} holds {foreign[0]}, which is not of an export; choose another "
@@ -310,6 +326,18 @@ def check_target(folder: str | os.PathLike[str], overwrite: bool = False) -> Pat
             "(--overwrite)"
         )
     return path
+
+
+def check_format(format: str) -> None:
+    """Refuses a format that is not known, or whose packages are missing.
+
+    Raises:
+      UserError: It names the formats, or the package.
+    """
+    if format not in FORMATS:
+        raise UserError(f"format={format!r} is none of {', '.join(FORMATS)}")
+    if format == "onnx":
+        check_onnx()
 
 
 def _read(path: Path, trusted: bool) -> tuple[ExportedModel, Any]:

@@ -134,6 +134,27 @@ def make_program(
     return SerializedProgram(content, _describe(exported, is_mapped))
 
 
+def symbolic_functions(
+    apply: Callable[..., PyTree],
+    params: PyTree,
+    inputs: Sequence[PyTree],
+    fixed_batch: bool,
+    in_float32: Callable[..., PyTree] | None,
+) -> Iterator[tuple[Callable[..., PyTree], Sequence[PyTree]]]:
+    """The ways in which a function may be traced, with shapes of its inputs.
+
+    Yields:
+      The function; then, if the batch is free, what `_mapped_over_examples` proves.
+    """
+    fixed = [jax.tree.map(_shape_of, tree) for tree in inputs]
+    shapes = fixed if fixed_batch else _with_symbolic_batch(fixed)
+    yield apply, shapes
+    if not fixed_batch:
+        mapped = _mapped_over_examples(apply, params, inputs, in_float32 or apply)
+        if mapped is not None:
+            yield mapped, shapes
+
+
 def load_program(content: bytes, written_by: str | None) -> export.Exported:
     """Reads a program.
 

@@ -180,7 +180,8 @@ class Pruned:
 
         Args:
           folder: Where to.
-          **options: As `export_model` takes them, such as `overwrite` and `platforms`.
+          **options: As `export_model` takes them, such as `overwrite`, `platforms`, and
+            `format="onnx"`.
         Returns:
           The manifest.
         Raises:

@@ -1,7 +1,7 @@
 """Exports what a run has learned, from one of its checkpoints.
 
     prunex-jax export --workdir=FOLDER --out=FOLDER [--step=N]
-        [--data_dir=FOLDER] [--overwrite] [--compare=1,8,64] [--quiet]
+        [--data_dir=FOLDER] [--overwrite] [--format=onnx] [--compare=1,8,64] [--quiet]
         [--model=MODULE:OBJECT] [--data=MODULE:OBJECT] [--loss=MODULE:OBJECT] ...
 
 Makes a folder of what a run has learned: its network without the dead channels, as
@@ -24,7 +24,7 @@ from typing import Any
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import expanded
-from prunex_jax.export.folder import check_target
+from prunex_jax.export.folder import check_format, check_target
 from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import LaunchFlags, start_processes
 from prunex_jax.train.commands.own import OWN_FLAGS, given_own, named_object
@@ -38,6 +38,7 @@ COMMAND = Command(
         Flag("step", -1, "Checkpoint to export; -1 takes the newest.", at_least=-1),
         Flag("data_dir", "", "Where the data set lies, if not where the run found it."),
         Flag("overwrite", False, "Replace an earlier export in --out."),
+        Flag("format", "stablehlo", "onnx: ONNX, too.", ("stablehlo", "onnx")),
         Flag("compare", "", "Batch sizes, as in 1,8,64, for which both are measured."),
         Flag("quiet", False, "Print nothing but errors."),
         Flag("model", "", "Network that was brought to the run: MODULE:OBJECT."),
@@ -60,6 +61,7 @@ def _export(values: Values, rest: list[str]) -> None:
     start_processes(topology, LaunchFlags(launcher="none", owns_process=True))
     batch_sizes = _batch_sizes(values.compare)
     check_target(values.out, values.overwrite)  # Before all that takes time.
+    check_format(values.format)
     step = None if values.step < 0 else values.step
     trained = load_trained(
         values.workdir,
@@ -68,7 +70,9 @@ def _export(values: Values, rest: list[str]) -> None:
         own=given_own(values, named_object(values, "model")),
         own_optimizer=named_object(values, "optimizer"),
     )
-    manifest = trained.export(values.out, overwrite=values.overwrite)
+    manifest = trained.export(
+        values.out, overwrite=values.overwrite, format=values.format
+    )
     if not values.quiet:
         sys.stdout.write(_described(manifest, values.out))
     if batch_sizes:

@@ -149,12 +149,19 @@ class TrainedNetwork:
         inputs = comparison_inputs(self.task)
         return compare(full, small, inputs, batch_sizes=batch_sizes)
 
-    def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
+    def export(
+        self,
+        folder: str | Path,
+        *,
+        overwrite: bool = False,
+        format: str = "stablehlo",
+    ) -> dict[str, Any]:
         """Exports the shrunk network.
 
         Args:
           folder: Where the export goes.
           overwrite: Replace an earlier export.
+          format: onnx writes a program of ONNX, too.
         Returns:
           The manifest.
         Raises:
@@ -185,6 +192,7 @@ class TrainedNetwork:
             },
             in_float32=functools.partial(apply, shrunk.model.in_float32()),
             overwrite=overwrite,
+            format=format,
         )
 
 

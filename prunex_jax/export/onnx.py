@@ -1,0 +1,152 @@
+"""Turns a function into a program of ONNX, through the package jax2onnx.
+
+Parameters become constants of the program, so that the file is whole by itself. The
+batch is free where that is possible, by the same steps as in `program`.
+"""
+
+import contextlib
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from prunex_jax.base.errors import UserError, one_line
+from prunex_jax.base.imports import need_package
+from prunex_jax.base.trees import PyTree
+from prunex_jax.export.program import one_more, plain_tree, symbolic_functions
+
+# What a file of protobuf can hold.
+_MOST_BYTES = 2**31 - 1
+# Both sum in orders of their own.
+_TOLERANCE = 1e-4
+
+
+def check_onnx() -> None:
+    """Refuses where a package is missing.
+
+    Raises:
+      UserError: It says what installs it.
+    """
+    need_package("onnxruntime", "onnx", "An export to ONNX")
+    # Its releases ask for an older orbax-checkpoint than runs need, and work with both.
+    if importlib.util.find_spec("jax2onnx") is None:
+        raise UserError(
+            "An export to ONNX needs the package jax2onnx, which is not installed: "
+            "pip install 'prunex-jax[onnx]' && "
+            "pip install --no-deps jax2onnx==0.17.1"
+        )
+
+
+def make_onnx(
+    apply: Callable[..., PyTree],
+    params: PyTree,
+    inputs: Sequence[PyTree],
+    *,
+    fixed_batch: bool = False,
+    in_float32: Callable[..., PyTree] | None = None,
+) -> bytes:
+    """Traces a function and converts what it computes.
+
+    Args:
+      apply: (params, *inputs) -> any tree of arrays.
+      params: Arrays; they become part of the program.
+      inputs: Arrays. The program is run on them by ONNX Runtime, with one example more
+        where the batch is free, and compared with `apply`.
+      fixed_batch: Keep all shapes as they are.
+      in_float32: As `make_program` takes it.
+    Returns:
+      The bytes of the file. Inputs and outputs are arrays in the order of leaves.
+    Raises:
+      UserError: A package is missing, jax2onnx does not cover an operation, the program
+        answers otherwise, or it is larger than a file of ONNX.
+    """
+    check_onnx()
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(list(inputs))):
+        raise UserError("an export to ONNX needs arrays as inputs, to compare answers")
+    given = list(inputs) if fixed_batch else one_more(inputs)
+    functions = symbolic_functions(apply, params, inputs, fixed_batch, in_float32)
+    program = None
+    failure: Exception = ValueError("no way to trace it")
+    for fn, shapes in functions:
+        try:
+            program = _converted(fn, params, shapes)
+            break
+        except Exception as error:
+            failure = error
+    if program is None:
+        fixed = "" if fixed_batch else ", or fixed_batch=True may help"
+        raise UserError(
+            f"jax2onnx cannot convert the function ({one_line(failure, 200)}); "
+            f"export it without format='onnx'{fixed}"
+        ) from failure
+    _check_same(program, apply(params, *(given or inputs)), given or inputs)
+    return program
+
+
+def _converted(fn: Callable[..., PyTree], params: PyTree, shapes: Any) -> bytes:
+    import jax2onnx
+
+    leaves, structure = jax.tree.flatten(tuple(shapes))
+
+    def flat(*given: Any) -> list[Any]:
+        outputs = fn(params, *jax.tree.unflatten(structure, given))
+        return jax.tree.leaves(plain_tree(outputs))
+
+    # jax2onnx replaces functions of libraries while it traces. Traced before, the
+    # function holds only operations of jax.
+    jaxpr = jax.make_jaxpr(flat)(*leaves)
+    with _quiet():
+        model = jax2onnx.to_onnx(jaxpr_as_fun(jaxpr), inputs=leaves)
+        size = model.ByteSize()
+        if size > _MOST_BYTES:
+            raise ValueError(f"the program has {size:,} bytes and ONNX holds 2 GB")
+        return bytes(model.SerializeToString())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without lines of the converter about types that it does not need."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _check_same(program: bytes, answers: PyTree, inputs: Sequence[PyTree]) -> None:
+    """Runs the program and compares its answers with those of the function."""
+    import onnxruntime
+
+    try:
+        session = onnxruntime.InferenceSession(
+            program, providers=["CPUExecutionProvider"]
+        )
+        names = [given.name for given in session.get_inputs()]
+        arrays = map(np.asarray, jax.tree.leaves(tuple(inputs)))
+        found = session.run(None, dict(zip(names, arrays, strict=True)))
+    except Exception as error:
+        raise UserError(
+            f"ONNX Runtime cannot run the program ({one_line(error, 200)}); export it "
+            "without format='onnx', or with fixed_batch=True"
+        ) from error
+    wanted = [np.asarray(x, np.float32) for x in jax.tree.leaves(plain_tree(answers))]
+    gap = max(map(_difference, found, wanted), default=0.0)
+    if len(found) != len(wanted) or not gap <= _TOLERANCE:
+        raise UserError(
+            f"the program of ONNX differs from the function by {gap:.2g} of the "
+            "largest answer; export it without format='onnx', or in float32"
+        )
+
+
+def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Largest difference, of the largest value."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    gap = np.abs(found.astype(np.float32) - wanted).max(initial=0.0)
+    return float(gap / max(np.abs(wanted).max(initial=0.0), 1e-30))

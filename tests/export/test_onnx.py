@@ -1,0 +1,98 @@
+"""Small networks as programs of ONNX answer as they do, for batches of any size."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prunex_jax import UserError, prune, read_model
+from prunex_jax.export import export_model
+from prunex_jax.export.onnx import make_onnx
+from prunex_jax.models import make_model
+from prunex_jax.models.settings import ModelConfig
+
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("jax2onnx", "onnxruntime")),
+    reason="needs the extra onnx, and jax2onnx",
+)
+KEY = jax.random.key(0)
+
+
+def network(name):
+    """A function, its trees and inputs; a tiny one of each kind of `models`."""
+    if name == "gpt":
+        return _gpt()
+    shape = (16, 16, 3)
+    model = make_model(ModelConfig(name=name, width=0.5), shape, 10)
+    params, statistics = jax.jit(model.init)(KEY)
+    x = jax.random.normal(KEY, (4, *shape))
+    if jax.tree.leaves(statistics):
+        return model.apply, params, statistics, x
+    return lambda params, x: model.apply(params, statistics, x), params, None, x
+
+
+def _gpt():
+    """A decoder's block: embedding, causal attention of heads, norm, head."""
+    sizes = {"embed": (17, 16), "qkv": (16, 3, 2, 8), "out": (2, 8, 16)}
+    sizes |= {"up": (16, 32), "down": (32, 16), "head": (16, 17)}
+    keys = jax.random.split(KEY, len(sizes))
+    params = {
+        name: jax.random.normal(key, shape) / 4
+        for (name, shape), key in zip(sizes.items(), keys, strict=True)
+    }
+
+    def apply(params, tokens):
+        x = params["embed"][tokens]
+        q, k, v = jnp.einsum("btd,dchf->cbthf", x, params["qkv"])
+        scores = jnp.einsum("bthf,bshf->bhts", q, k)
+        scores = jnp.where(np.tril(np.ones((6, 6), bool)), scores, -1e9)
+        mixed = jnp.einsum("bhts,bshf->bthf", jax.nn.softmax(scores), v)
+        x = x + jnp.einsum("bthf,hfd->btd", mixed, params["out"])
+        x = x + jax.nn.gelu(x @ params["up"]) @ params["down"]
+        x = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+        return x @ params["head"]
+
+    return apply, params, None, jnp.arange(24).reshape(4, 6) % 17
+
+
+@needs_onnx
+@pytest.mark.pytorch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["resnet20", "vit_ti", "gpt"])
+def test_small_networks_run_in_onnx_runtime(tmp_path, name):
+    import onnxruntime
+
+    apply, params, statistics, x = network(name)
+    small = prune(apply, params, x, statistics=statistics, sparsity=0.5)
+    manifest = small.export(tmp_path / "small", format="onnx")
+    assert "model.onnx" in manifest["files"]
+    session = onnxruntime.InferenceSession(str(tmp_path / "small" / "model.onnx"))
+    (given,) = session.get_inputs()
+    for batch in (x, x[:1], jnp.concatenate([x, x[:3]])):
+        (found,) = session.run(None, {given.name: np.asarray(batch)})
+        np.testing.assert_allclose(found, small(batch), rtol=1e-4, atol=1e-5)
+    model = read_model(tmp_path / "small")
+    np.testing.assert_allclose(model(x), small(x), rtol=1e-4, atol=1e-5)
+    small.export(tmp_path / "small", format="onnx", overwrite=True)
+
+
+@needs_onnx
+@pytest.mark.pytorch
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_not_covered_is_refused():
+    def apply(params, x):
+        return jax.pure_callback(np.sin, jax.typeof(x), x @ params)
+
+    with pytest.raises(UserError, match="jax2onnx cannot convert the function"):
+        make_onnx(apply, jnp.eye(4), [jnp.eye(4)], fixed_batch=True)
+
+
+def test_formats_are_named(tmp_path):
+    given = (tmp_path / "out", lambda params, x: x * params, jnp.ones(()), [jnp.eye(2)])
+    with pytest.raises(UserError, match="'tflite' is none of stablehlo, onnx"):
+        export_model(*given, certificate=None, format="tflite")
+    if importlib.util.find_spec("jax2onnx") is None:
+        with pytest.raises(UserError, match="An export to ONNX needs the package"):
+            export_model(*given, certificate=None, format="onnx")
