@@ -45,7 +45,9 @@ def commands_of(page: Path) -> list[list[str]]:
     return [line[1:] if line[:1] and line[0] in starts else line for line in words]
 
 
-WITH_PYTHON = [page for page in PAGES if python_of(page)]
+# Needs packages of its own.
+OF_PYTORCH = "pytorch.md"
+WITH_PYTHON = [p for p in PAGES if python_of(p) and p.name != OF_PYTORCH]
 CHECKS = {
     "README.md": "assert int((abs(network['hidden']).sum(0) > 0).sum()) == 8\n"
     "assert logits.shape == (4000, 2)\n"
@@ -73,6 +75,15 @@ def test_python_of_every_page_runs(is_in_use: bool, tmp_path: Path) -> None:
     count = "1" if is_in_use else "4"
     output = run_script(driver, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=count)
     assert "group hidden" in output
+
+
+@pytest.mark.pytorch
+def test_python_of_the_page_of_pytorch_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torchax", reason="needs the extra pytorch")
+    (page,) = (page for page in PAGES if page.name == OF_PYTORCH)
+    script = tmp_path / "pytorch_page.py"
+    script.write_text(python_of(page))
+    assert "Conv2d(32, 32" in run_script(script)
 
 
 def test_readme_is_short() -> None:

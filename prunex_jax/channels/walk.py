@@ -363,12 +363,7 @@ def _finished(
     is_fixed = all(operand.is_fixed for operand in ctx.operands)
     for own in () if is_fixed else labels:
         ctx.table.move(own)
-    causes = dict(result.causes)
-    for operand in ctx.operands:
-        for kind, cause in operand.causes.items():
-            causes.setdefault(kind, cause)
-    if mask is None and any(map(is_nan, dead)):
-        causes.setdefault("broken", _cause_of_nan(ctx))
+    is_lost = mask is None and any(map(is_nan, dead))
     return Traced(
         labels,
         dead,
@@ -392,20 +387,25 @@ def _finished(
         peaks(ctx),
         mask,
         _bound(ctx, atom),
-        causes,
+        _causes(ctx, result, is_lost),
     )
 
 
-def _cause_of_nan(ctx: Context) -> str:
-    """What made dead channels perhaps no number."""
-    at = source_of(ctx.site)
-    where = f" at {at}" if at else ""
-    if any(x.masked or -math.inf in (x.number, *x.dead) for x in ctx.operands):
-        return (
-            f"the mask of -inf{where} may leave a row without a finite score; use a "
-            "large finite number such as -1e9, or a constant mask that leaves one"
+def _causes(ctx: Context, result: Traced, is_lost: bool) -> dict[str, str]:
+    """Why dead channels are no numbers, or not the same one: what came first."""
+    causes = dict[str, str]()
+    if is_lost and any(
+        x.masked or -math.inf in (x.number, *x.dead) for x in ctx.operands
+    ):
+        at = source_of(ctx.site)
+        causes["broken"] = (
+            f"the mask of -inf{f' at {at}' if at else ''} may leave a row without a "
+            "finite score; use a large finite number such as -1e9, or a constant mask "
+            "that leaves one"
         )
-    return f"{ctx.name}{where} may give no number there"
+    for found in (*(operand.causes for operand in ctx.operands), result.causes):
+        causes = {**found, **causes}
+    return causes
 
 
 def _bound(ctx: Context, atom: Any) -> float:
