@@ -283,18 +283,18 @@ def fused_heads(p, x):
 
 
 @case(
-    {"q": (3, 12), "k": (3, 3), "v": (3, 3), "o": (12, 2)},
+    {"q": (3, 8), "k": (3, 4), "v": (3, 4), "o": (8, 2)},
     {
-        "q": (3, [("q", 1, 4), ("k", 1, 1)]),
-        "v": (3, [("v", 1, 1), ("o", 0, 4)]),
+        "q": (4, [("q", 1, 2), ("k", 1, 1)]),
+        "v": (4, [("v", 1, 1), ("o", 0, 2)]),
     },
     ROWS,
 )
 def multi_query_attention(p, x):
     b, s, _ = x.shape
-    q = (x @ p["q"]).reshape(b, s, 4, 3)
+    q = (x @ p["q"]).reshape(b, s, 2, 4)
     k, v = (jnp.broadcast_to((x @ p[n])[:, :, None], q.shape) for n in "kv")
-    return attend(q, k, v).reshape(b, s, 12) @ p["o"]
+    return attend(q, k, v).reshape(b, s, 8) @ p["o"]
 
 
 @case(

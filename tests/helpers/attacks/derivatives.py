@@ -264,7 +264,7 @@ def keep2(q, h):
 keep2.defvjp(lambda q, h: (h, None), lambda r, g: (g, g))
 
 
-@attack({"a": (3, 6), "q": (3, 6), "w": (6, 2)})
+@attack({"a": (3, 6), "q": (3, 6), "w": (6, 2)}, frozen=True)
 def vjp_frozen_operand(p, x):
     return keep2(jnp.concatenate([x, x], -1) * p["q"].sum(), x @ p["a"]) @ p["w"]
 

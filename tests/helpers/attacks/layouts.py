@@ -293,7 +293,7 @@ def bn_train_eps0(p, s, x):
     return bn_f(p, s, x, 0.0)
 
 
-@attack({"a": (3, 6), "w": (6, 2)}, statistics={"mean": (6,), "var": (6,)})
+@attack({"a": (3, 6), "w": (6, 2)}, statistics={"mean": (6,), "var": (6,)}, frozen=True)
 def bn_noaffine_sum(p, s, x):
     return (
         relu((x @ p["a"] - s["mean"]) * lax.rsqrt(s["var"] + 1e-05)).sum(
@@ -418,7 +418,7 @@ def merged_branches(p, x):
     return x @ p["a"] @ p["w"] + jnp.cos(x @ p["b"]) @ p["v"]
 
 
-@attack({"a": (3, 6), "w": (6, 2)})
+@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
 def gather_partial_window(p, x):
     h = x @ p["a"]
     g = lax.gather(
@@ -432,14 +432,14 @@ def gather_partial_window(p, x):
     return g @ p["w"][:4]
 
 
-@attack({"a": (3, 6), "w": (6, 2)})
+@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
 def gather_clip_const(p, x):
     return (
         jnp.take(x @ p["a"], jnp.array([0, 9, 2, -1]), axis=1, mode="clip") @ p["w"][:4]
     )
 
 
-@attack({"a": (3, 6), "w": (6, 2)})
+@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
 def gather_fill_const(p, x):
     return (
         jnp.take(
@@ -464,7 +464,7 @@ def scatter_drop(p, x):
     )
 
 
-@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+@attack({"a": (3, 6), "w": (6, 2)})
 def scatter_add_ones(p, x):
     h = x @ p["a"]
     return (jnp.ones((4, 6)).at[jnp.array([0, 0, 1, 2])].add(h) - 1).sum(

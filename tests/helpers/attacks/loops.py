@@ -385,7 +385,7 @@ def mixup(p, k, x):
     return (h * 0.3 + 0.7 * h[jax.random.permutation(k, 4)]) @ p["w"]
 
 
-@attack({"a": (3, 6), "w": (6, 2)}, KEY, X)
+@attack({"a": (3, 6), "w": (6, 2)}, KEY, X, frozen=True)
 def categorical(p, k, x):
     h = x @ p["a"]
     return jax.nn.one_hot(jax.random.categorical(k, h), 6) @ p["w"]

@@ -33,7 +33,7 @@ BOTH, DEEP, NEITHER = (), (("a", 1),), (("a", 1), ("b", 1))
 FUNCTIONS = {
     "cos": (jnp.cos, BOTH),
     "exp": (jnp.exp, BOTH),
-    "softplus": (jax.nn.softplus, DEEP),
+    "softplus": (jax.nn.softplus, BOTH),
     "sinc": (jnp.sinc, BOTH),
     "powf0": (lambda h: jnp.power(jnp.abs(h), 1.7), BOTH),
     "pow25": (lambda h: jnp.power(jnp.abs(h), 0.5), NEITHER),
@@ -143,14 +143,14 @@ FUNCTIONS = {
     "setcol": (lambda h: h.at[:, 2].set(1.0), NEITHER),
     "addcol": (lambda h: h.at[:, jnp.array([1, 3])].add(1.0), DEEP),
     "setrow1": (lambda h: h.at[1].set(1.0), DEEP),
-    "mulrow": (lambda h: h.at[1].multiply(3.0), NEITHER),
-    "minall": (lambda h: h.at[:].min(0.3), NEITHER),
+    "mulrow": (lambda h: h.at[1].multiply(3.0), BOTH),
+    "minall": (lambda h: h.at[:].min(0.3), BOTH),
     "segsum": (lambda h: jax.ops.segment_sum(h, jnp.array([0, 0, 1, 3]), 4), BOTH),
     "segmax": (
         lambda h: jax.ops.segment_max(h, jnp.array([0, 0, 1, 1]), 2)[
             jnp.array([0, 0, 1, 1])
         ],
-        NEITHER,
+        BOTH,
     ),
     "segmaxempty": (
         lambda h: jnp.nan_to_num(

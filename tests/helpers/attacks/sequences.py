@@ -377,7 +377,7 @@ def sinusoidal_set(p, i):
     return (p["e"][i] + pe) @ p["w"]
 
 
-@attack({"a": (3, 6), "k": (5, 6), "w": (6, 2)}, SEQUENCES, frozen=True)
+@attack({"a": (3, 6), "k": (5, 6), "w": (6, 2)}, SEQUENCES)
 def fft_longconv(p, x):
     u = x @ p["a"]
     return (

@@ -532,7 +532,7 @@ def minibatch_std(p, x):
     return jnp.concatenate([h, jnp.full((2, 6, 6, 1), s)], -1).mean((1, 2)) @ p["c"]
 
 
-@attack({"k": (3, 3, 3, 8), "c": (10, 2)}, IMAGES)
+@attack({"k": (3, 3, 3, 8), "c": (10, 2)}, IMAGES, frozen=True)
 def coordconv_rms(p, x):
     h = conv(x, p["k"])
     g = jnp.stack(jnp.meshgrid(jnp.linspace(-1, 1, 6), jnp.linspace(-1, 1, 6)), -1)
