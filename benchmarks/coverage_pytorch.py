@@ -212,12 +212,15 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
         "parameters that lie in some channel group, and by how much the masked and",
         "the small network differ, relative to the largest answer, when half of every",
         "group goes. Weights are random. *Torch-Pruning* is how many groups it lists",
-        "of the same network, or the error that it raises. Made by",
+        "of the same network, or the error that it raises. Auxiliary classifiers, which",
+        "evaluation does not use, count as staying, as in googlenet and inception.",
+        "Seconds are those of a CPU that may have had other work. Made by",
         "`make test-torchvision`;",
         f"{versions}.",
         "",
         f"**{exact} of {len(done)} networks that were traced are exact to {EXACT:g}**; "
-        f"{len(rows) - len(done)} did not get so far.",
+        f"{len(rows) - len(done)} did not get so far, and "
+        f"{len({*TORCHVISION, *TIMM} - set(rows))} of the list were not run yet.",
         "",
         "| network | package | parameters | prunable | groups | differs by | seconds "
         "to trace | Torch-Pruning |",
