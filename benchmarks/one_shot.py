@@ -14,7 +14,7 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -36,13 +36,15 @@ from prunex_jax.sparsity import (
     validate_sparsity,
 )
 from prunex_jax.sparsity.settings import Criterion, SparsityConfig
-from prunex_jax.tasks import Batch
+from prunex_jax.tasks import Batch, Sums
 from prunex_jax.train.records.restoring import TrainedNetwork, load_trained
-from prunex_jax.train.records.scores import evaluate_split
+from prunex_jax.train.records.scores import measured
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
 # What scores of gradients are means over.
 _BATCHES, _BATCH_SIZE = 40, 64
+# Examples that are scored at once.
+_SCORED = 256
 
 
 def main() -> None:
@@ -76,7 +78,8 @@ def rows_of(
     """Head and rows of the table."""
     network, model = found.masked, found.masked.model
     params, statistics = network.params, network.statistics
-    score = functools.partial(_score, found)
+    program = jax.jit(functools.partial(_sums, found, model))
+    score = functools.partial(_score, found, program)
     inputs = _examples(found, num_examples)
     yield [
         *(f"{config.unit} removed", "parameters", "multiply-accumulates"),
@@ -114,11 +117,30 @@ def rows_of(
         ]
 
 
-def _score(found: TrainedNetwork, params: PyTree, statistics: PyTree) -> str:
+def _sums(
+    found: TrainedNetwork,
+    model: Model,
+    params: PyTree,
+    statistics: PyTree,
+    batch: Batch,
+) -> Sums:
+    """What the task adds up over a batch."""
+    objective = found.task.objective
+    outputs = model.apply(params, statistics, objective.inputs(batch))
+    return objective.score(outputs, batch)
+
+
+def _score(
+    found: TrainedNetwork,
+    program: Callable[..., Sums],
+    params: PyTree,
+    statistics: PyTree,
+) -> str:
     """Accuracy on the validation split; of tasks without one, the loss."""
-    run = found.experiment
-    program, split = run.current.programs.evaluate, run.task.dataset.validation
-    measures = evaluate_split(run, program, (params, statistics), split)
+    split, rows = found.task.dataset.validation, np.arange(_SCORED)
+    with evaluation_batches(split, _SCORED, rows) as batches:
+        sums = (program(params, statistics, batch) for batch in batches)
+        measures = measured(found.task.objective, sums)
     if measures is None:
         sys.exit("error: this run has no validation split; set data.validation_share")
     return f"{measures.get('accuracy', measures['loss']):.4f}"
@@ -126,12 +148,12 @@ def _score(found: TrainedNetwork, params: PyTree, statistics: PyTree) -> str:
 
 def _examples(found: TrainedNetwork, count: int) -> PyTree:
     """Inputs of training examples."""
-    return found.experiment.task.objective.inputs(_batch(found, count, seed=0))
+    return found.task.objective.inputs(_batch(found, count, seed=0))
 
 
 def _batch(found: TrainedNetwork, count: int, seed: int) -> Batch:
     """Training examples drawn at random."""
-    split = found.experiment.task.dataset.train
+    split = found.task.dataset.train
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(len(split), min(count, len(split)), replace=False))
     with evaluation_batches(split, len(rows), rows) as batches:
@@ -142,7 +164,7 @@ def _scores(
     found: TrainedNetwork, criterion: Criterion, trace: ChannelTrace
 ) -> dict[str, jax.Array]:
     """Scores of all channels; of gradients, means over batches."""
-    network, objective = found.masked, found.experiment.task.objective
+    network, objective = found.masked, found.task.objective
     params = network.params
     layouts = layouts_of(trace.groups, shapes_by_path(params))
     mean = None
@@ -158,7 +180,7 @@ def _scores(
         for number in range(_BATCHES):
             batch = _batch(found, _BATCH_SIZE, seed=1 + number)
             grads = slope(params, batch)
-            new = gradient_scores(criterion, params, grads, layouts)
+            new = gradient_scores(params, grads, layouts)
             mean = running_mean(mean, new, jnp.int32(number))
     return channel_scores(criterion, params, layouts, mean)
 
