@@ -145,13 +145,11 @@ def example_of(name: str, module: Any) -> Any:
 def measure(name: str) -> dict[str, Any]:
     """One row of the table."""
     import jax
-    import jax.numpy as jnp
     import numpy as np
 
-    from prunex_jax.base.trees import flatten_by_path
     from prunex_jax.channels import trace_channels
     from prunex_jax.pruner.pytorch import function_of_module
-    from prunex_jax.shrink import make_cut
+    from prunex_jax.shrink import make_cut, relative_error
 
     module = make_module(name)
     x = example_of(name, module)
@@ -169,14 +167,7 @@ def measure(name: str) -> dict[str, Any]:
     with jax.default_matmul_precision("highest"):
         one = jax.jit(apply)(cut.mask(params), *rest, *inputs)
         two = jax.jit(cut.function(apply))(cut.take(params), *less, *inputs)
-    a, b = flatten_by_path(one), flatten_by_path(two)
-    error = max(
-        float(
-            jnp.abs(a[path] - b[path]).max()
-            / jnp.maximum(jnp.abs(a[path]).max(), 1e-30)
-        )
-        for path in a
-    )
+    error = relative_error(jax.tree.leaves(two), jax.tree.leaves(one))
     return {
         "network": name,
         "package": "timm" if name in TIMM else "torchvision",

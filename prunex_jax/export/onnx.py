@@ -18,6 +18,7 @@ from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.imports import need_package
 from prunex_jax.base.trees import PyTree
 from prunex_jax.export.program import one_more, plain_tree, symbolic_functions
+from prunex_jax.shrink import relative_error
 
 # What a file of protobuf can hold.
 _MOST_BYTES = 2**31 - 1
@@ -61,13 +62,13 @@ def make_onnx(
     Returns:
       The bytes of the file. Inputs and outputs are arrays in the order of leaves.
     Raises:
-      UserError: A package is missing, jax2onnx does not cover an operation, the program
-        answers otherwise, or it is larger than a file of ONNX.
+      UserError: jax2onnx does not cover an operation, the program answers otherwise, or
+        it is larger than a file of ONNX.
     """
-    check_onnx()
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(list(inputs))):
         raise UserError("an export to ONNX needs arrays as inputs, to compare answers")
-    given = list(inputs) if fixed_batch else one_more(inputs)
+    given = inputs if fixed_batch else one_more(inputs)
+    assert given is not None, "arrays have no symbolic dimensions"
     functions = symbolic_functions(apply, params, inputs, fixed_batch, in_float32)
     program = None
     failure: Exception = ValueError("no way to trace it")
@@ -83,7 +84,7 @@ def make_onnx(
             f"jax2onnx cannot convert the function ({one_line(failure, 200)}); "
             f"export it without format='onnx'{fixed}"
         ) from failure
-    _check_same(program, apply(params, *(given or inputs)), given or inputs)
+    _check_same(program, apply(params, *given), given)
     return program
 
 
@@ -135,18 +136,9 @@ def _check_same(program: bytes, answers: PyTree, inputs: Sequence[PyTree]) -> No
             f"ONNX Runtime cannot run the program ({one_line(error, 200)}); export it "
             "without format='onnx', or with fixed_batch=True"
         ) from error
-    wanted = [np.asarray(x, np.float32) for x in jax.tree.leaves(plain_tree(answers))]
-    gap = max(map(_difference, found, wanted), default=0.0)
-    if len(found) != len(wanted) or not gap <= _TOLERANCE:
+    gap = relative_error(found, jax.tree.leaves(plain_tree(answers)))
+    if not gap <= _TOLERANCE:
         raise UserError(
             f"the program of ONNX differs from the function by {gap:.2g} of the "
             "largest answer; export it without format='onnx', or in float32"
         )
-
-
-def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Largest difference, of the largest value."""
-    if found.shape != wanted.shape:
-        return float("inf")
-    gap = np.abs(found.astype(np.float32) - wanted).max(initial=0.0)
-    return float(gap / max(np.abs(wanted).max(initial=0.0), 1e-30))

@@ -16,7 +16,7 @@ import numpy as np
 from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.imports import need_package
 from prunex_jax.base.trees import PyTree
-from prunex_jax.shrink import Cut
+from prunex_jax.shrink import Cut, relative_error
 
 # Buffers that training changes, by the last part of their names.
 _RUNNING = ("running_mean", "running_var")
@@ -179,7 +179,7 @@ def smaller_module(
             f"full size is left in its forward pass: {one_line(error, 200)}; go on "
             "with the small function, or its export"
         ) from error
-    gap = max(map(_difference, _leaves(found), jax.tree.leaves(answers)), default=0.0)
+    gap = relative_error(_leaves(found), jax.tree.leaves(answers))
     if not gap <= _TOLERANCE:
         raise UserError(
             f"the smaller module of PyTorch differs from the small function by "
@@ -195,19 +195,10 @@ def _tensor(leaf: Any) -> Any:
     return torch.tensor(np.asarray(leaf)) if isinstance(leaf, jax.Array) else leaf
 
 
-def _leaves(answers: Any) -> list[Any]:
+def _leaves(answers: Any) -> list[np.ndarray]:
     from torch.utils import _pytree
 
-    return list(_pytree.tree_leaves(answers))
-
-
-def _difference(tensor: Any, array: Any) -> float:
-    """Largest difference, of the largest value."""
-    wanted = np.asarray(array, np.float32)
-    if tuple(tensor.shape) != wanted.shape:
-        return float("inf")
-    found = np.abs(tensor.detach().float().numpy() - wanted).max(initial=0.0)
-    return float(found / max(np.abs(wanted).max(initial=0.0), 1e-30))
+    return [x.detach().float().numpy() for x in _pytree.tree_leaves(answers)]
 
 
 def _resize(layer: Any, path: str, own: Mapping[str, Any]) -> None:

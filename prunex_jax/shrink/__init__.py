@@ -21,7 +21,7 @@ Read in this order:
     compare      a table of a network beside its shrunk form
 """
 
-from prunex_jax.shrink.certificate import Certificate, certify
+from prunex_jax.shrink.certificate import Certificate, certify, relative_error
 from prunex_jax.shrink.cut import Cut, make_cut
 from prunex_jax.shrink.network import (
     Network,
@@ -40,6 +40,7 @@ __all__ = [
     "certify",
     "certify_networks",
     "make_cut",
+    "relative_error",
     "repair",
     "shrink_error",
     "trace_model",

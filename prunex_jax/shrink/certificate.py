@@ -297,6 +297,29 @@ def _runner(
     return run
 
 
+def relative_error(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+    """Largest difference of any array, of the largest value of that array.
+
+    Args:
+      found: Arrays.
+      wanted: What they should be.
+    Returns:
+      max |a - b| / max |b| of the arrays for which it is worst; infinity if they are
+      not as many, or of other shapes, nan if some hold nan.
+    Example:
+      >>> relative_error([np.array([1.0, 3.0])], [np.array([1.0, 4.0])])
+      0.25
+    """
+    if [np.shape(x) for x in found] != [np.shape(x) for x in wanted]:
+        return math.inf
+    errors = [
+        np.abs(_wide(a) - _wide(b)).max(initial=0.0)
+        / max(np.abs(_wide(b)).max(initial=0.0), 1e-30)
+        for a, b in zip(found, wanted, strict=True)
+    ]
+    return float(np.max(errors, initial=0.0))  # Of several, nan is the largest.
+
+
 def _projected(output: jax.Array, weight: jax.Array) -> jax.Array:
     """The output relative to its largest value, times the weights."""
     wide = output.astype(jnp.promote_types(output.dtype, jnp.float32))
