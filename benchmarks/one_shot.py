@@ -20,18 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prunex_jax.base.trees import PyTree, shapes_by_path
-from prunex_jax.channels import ChannelTrace, layouts_of
+from prunex_jax.base.trees import PyTree
+from prunex_jax.channels import ChannelTrace
 from prunex_jax.data import evaluation_batches
 from prunex_jax.models import Model
+from prunex_jax.pruner.networks import FullNetwork
+from prunex_jax.pruner.ranking import scores_of
 from prunex_jax.shrink import make_cut, repair, trace_model
 from prunex_jax.shrink.cost import macs_cost, model_budget, size_costs
 from prunex_jax.sparsity import (
-    channel_scores,
     choose_keep_indices,
-    gradient_scores,
     masks_of,
-    running_mean,
     uses_gradients,
     validate_sparsity,
 )
@@ -162,27 +161,19 @@ def _batch(found: TrainedNetwork, count: int, seed: int) -> Batch:
 
 def _scores(
     found: TrainedNetwork, criterion: Criterion, trace: ChannelTrace
-) -> dict[str, jax.Array]:
+) -> dict[str, np.ndarray]:
     """Scores of all channels; of gradients, means over batches."""
     network, objective = found.masked, found.task.objective
-    params = network.params
-    layouts = layouts_of(trace.groups, shapes_by_path(params))
-    mean = None
-    if uses_gradients(criterion):
-        mean = {g.name: jnp.zeros(g.size) for g in trace.groups}
-
-        def loss(params: PyTree, batch: Batch) -> jax.Array:
-            inputs = objective.inputs(batch)
-            outputs = network.model.apply(params, network.statistics, inputs)
-            return objective.loss(outputs, batch)
-
-        slope = jax.jit(jax.grad(loss))
-        for number in range(_BATCHES):
-            batch = _batch(found, _BATCH_SIZE, seed=1 + number)
-            grads = slope(params, batch)
-            new = gradient_scores(params, grads, layouts)
-            mean = running_mean(mean, new, jnp.int32(number))
-    return channel_scores(criterion, params, layouts, mean)
+    params, statistics = network.params, network.statistics
+    numbers = range(_BATCHES if uses_gradients(criterion) else 0)
+    drawn = (_batch(found, _BATCH_SIZE, seed=1 + number) for number in numbers)
+    batches = [(objective.inputs(batch), batch) for batch in drawn]
+    full = FullNetwork(
+        network.model.apply, params, statistics, (network.model.example(),)
+    )
+    return scores_of(
+        criterion, full, params, statistics, trace, objective.loss, batches, seed=0
+    )
 
 
 def _own_statistics(

@@ -75,10 +75,15 @@ class Context:
         return min(origins, key=lambda origin: origin.startswith("input"), default="")
 
     @property
-    def lost(self) -> str:
-        """What made dead channels of an operand perhaps no number, or ""."""
-        causes = (x.causes.get("broken", "") for x in self.operands)
-        return next(filter(None, causes), "")
+    def at(self) -> str:
+        """Where this equation comes from, for sentences; "" if that is not known."""
+        source = source_of(self.site)
+        return f" at {source}" if source else ""
+
+    def because(self, text: str, kind: str) -> str:
+        """Adds to why channels stay what made it so; `kind` is one of `causes`."""
+        causes = [x.causes[kind] for x in self.operands if kind in x.causes]
+        return f"{text} ({causes[0]})" if causes else text
 
     def out_shape(self, index: int = 0) -> tuple[int, ...]:
         """Shape of a result of this equation."""
@@ -93,10 +98,6 @@ class Context:
         """Freezes labels because of this equation."""
         if has_channels(labels):
             self.table.freeze(labels, self.reason(text))
-
-    def freeze_lost(self, labels: np.ndarray, text: str) -> None:
-        """Freezes channels that may be no numbers, and says what made them so."""
-        self.freeze(labels, f"{text} ({self.lost})" if self.lost else text)
 
     def join(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Joins two axes because of this equation; what meets FROZEN freezes."""

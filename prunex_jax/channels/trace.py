@@ -42,6 +42,7 @@ from prunex_jax.channels.resolve import (
     resolve,
 )
 from prunex_jax.channels.rules import RULES
+from prunex_jax.channels.rules.refused import REFUSALS
 from prunex_jax.channels.walk import Walk
 
 _MAX_NAMED = 4
@@ -404,7 +405,7 @@ def label_function(
     closed, outputs = _traced(apply, *trees, *inputs)
     table = LabelTable()
     walk = Walk(
-        {**RULES, **(options.rules or {})},
+        {**REFUSALS, **RULES, **(options.rules or {})},
         table,
         options.renormalise,
         with_jax_derivatives,

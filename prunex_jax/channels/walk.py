@@ -1,7 +1,6 @@
 """Walks a traced program and keeps what is known of every value in it."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +41,6 @@ from prunex_jax.channels.numbers import (
     may_be_infinite,
     value_of_logaddexp,
 )
-from prunex_jax.channels.rules.refused import REFUSED
 from prunex_jax.channels.softmax import (
     dead_behind_mask,
     is_sum_with_peak,
@@ -120,7 +118,7 @@ class Walk:
             lambda program, arguments: self._inside(program, arguments, site),
             self.renormalise,
         )
-        results = self._rule_of(name)(context, *operands)
+        results = self.rules.get(name, freeze_all)(context, *operands)
         shapes = [result.shape for result in results]
         expected = [context.out_shape(i) for i in range(len(eqn.outvars))]
         if shapes != expected:
@@ -138,11 +136,6 @@ class Walk:
         return LabelledEquation(
             eqn, operands, finished, context.fits, context.inner, context.notes
         )
-
-    def _rule_of(self, name: str) -> Rule:
-        if name in self.rules or name not in REFUSED:
-            return self.rules.get(name, freeze_all)
-        return functools.partial(freeze_all, text=REFUSED[name])
 
     def _derivative(
         self,
@@ -397,11 +390,9 @@ def _causes(ctx: Context, result: Traced, is_lost: bool) -> dict[str, str]:
     if is_lost and any(
         x.masked or -math.inf in (x.number, *x.dead) for x in ctx.operands
     ):
-        at = source_of(ctx.site)
         causes["broken"] = (
-            f"the mask of -inf{f' at {at}' if at else ''} may leave a row without a "
-            "finite score; use a large finite number such as -1e9, or a constant mask "
-            "that leaves one"
+            f"the mask of -inf{ctx.at} may leave a row without a finite score; use a "
+            "large finite number such as -1e9, or a constant mask that leaves one"
         )
     for found in (*(operand.causes for operand in ctx.operands), result.causes):
         causes = {**found, **causes}

@@ -103,7 +103,8 @@ def make_program(
     for index, tree in enumerate(inputs):
         _check_paths(tree, f"input {index}")
     fixed = [jax.tree.map(_shape_of, tree) for tree in inputs]
-    shapes = fixed if fixed_batch else _with_symbolic_batch(fixed)
+    ways = symbolic_functions(apply, params, inputs, fixed_batch, in_float32)
+    _, shapes = next(ways)
     need_package("flatbuffers", "export", "An export")
     flat = {path: _shape_of(leaf) for path, leaf in flatten_by_path(params).items()}
 
@@ -121,7 +122,7 @@ def make_program(
                     "must be traceable by jax.jit with these parameters and inputs, "
                     "and use operations that jax.export allows"
                 ) from error
-            mapped = _mapped_over_examples(apply, params, inputs, in_float32 or apply)
+            mapped, _ = next(ways, (None, shapes))
             if mapped is None or not _is_possible(lower, mapped, shapes):
                 raise fixed_batch_error(error) from error
             exported, is_mapped = lower(mapped, shapes), True

@@ -111,7 +111,7 @@ def functions_of(given: Any, *inputs: PyTree) -> Functions:
 
     Args:
       given: As `own_model` takes it.
-      *inputs: Shapes and types of what it is called with.
+      *inputs: What it is called with, or shapes and types of that.
     Raises:
       UserError: It is no network, or has a state of Equinox.
     """

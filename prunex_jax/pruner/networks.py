@@ -13,7 +13,7 @@ from prunex_jax.base.trees import PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Subject:
+class FullNetwork:
     """A function and what it is called with.
 
     Attributes:
@@ -35,7 +35,9 @@ class Subject:
         return tuple(inputs) if len(self.inputs) > 1 else (inputs,)
 
 
-def subject_of(network: Any, given: Sequence[PyTree], statistics: PyTree) -> Subject:
+def full_network(
+    network: Any, given: Sequence[PyTree], statistics: PyTree
+) -> FullNetwork:
     """Makes a function of a network.
 
     Args:
@@ -53,7 +55,7 @@ def subject_of(network: Any, given: Sequence[PyTree], statistics: PyTree) -> Sub
 
         _check_statistics(statistics, "module of PyTorch")
         apply, params, running, inputs = function_of_module(network, *given)
-        return Subject(apply, params, running, inputs, network)
+        return FullNetwork(apply, params, running, inputs, network)
     for package in ("flax.nnx", "equinox"):
         if _is_of(network, package):
             _check_statistics(statistics, f"module of {package}")
@@ -68,7 +70,7 @@ def subject_of(network: Any, given: Sequence[PyTree], statistics: PyTree) -> Sub
             f"{network!r} is no network: give a function, a module of Flax, Equinox or "
             "PyTorch, or what hk.transform made"
         )
-    return Subject(transformed or network, params, statistics, inputs)
+    return FullNetwork(transformed or network, params, statistics, inputs)
 
 
 def _is_of(network: Any, package: str) -> bool:
@@ -93,20 +95,16 @@ def _check_statistics(statistics: PyTree, what: str) -> None:
         raise UserError(f"statistics= is for functions; leave it out for a {what}")
 
 
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-
-
-def _of_module(module: Any, inputs: tuple[PyTree, ...]) -> Subject:
+def _of_module(module: Any, inputs: tuple[PyTree, ...]) -> FullNetwork:
     """A module that holds its parameters."""
     from prunex_jax.models import functions_of
 
-    functions = functions_of(module, *map(_shapes, inputs))
+    functions = functions_of(module, *inputs)
     params, statistics = functions.init(jax.random.key(0))
     return _with_statistics(functions.apply, params, statistics, inputs)
 
 
-def _of_linen(module: Any, variables: Any, inputs: tuple[PyTree, ...]) -> Subject:
+def _of_linen(module: Any, variables: Any, inputs: tuple[PyTree, ...]) -> FullNetwork:
     from prunex_jax.models import functions_of, split_variables
 
     if "params" not in variables:
@@ -115,7 +113,7 @@ def _of_linen(module: Any, variables: Any, inputs: tuple[PyTree, ...]) -> Subjec
             "give what module.init returned"
         )
     params, collections = split_variables(variables)
-    apply = functions_of(module, *map(_shapes, inputs)).apply
+    apply = functions_of(module, *inputs).apply
     return _with_statistics(apply, params, collections, inputs)
 
 
@@ -124,11 +122,11 @@ def _with_statistics(
     params: PyTree,
     statistics: PyTree,
     inputs: tuple[PyTree, ...],
-) -> Subject:
+) -> FullNetwork:
     """Leaves out statistics where there are none."""
     if jax.tree.leaves(statistics):
-        return Subject(apply, params, statistics, inputs)
-    return Subject(
+        return FullNetwork(apply, params, statistics, inputs)
+    return FullNetwork(
         lambda params, *inputs: apply(params, statistics, *inputs), params, None, inputs
     )
 
@@ -145,6 +143,11 @@ def _haiku_apply(network: Any, has_state: bool) -> Callable[..., PyTree] | None:
     if not has_state:
         raise UserError("hk.transform_with_state has a state: give it as statistics=")
     return lambda params, state, *inputs: network.apply(params, state, None, *inputs)[0]
+
+
+def trees_of(params: PyTree, statistics: PyTree | None) -> tuple[PyTree, ...]:
+    """What functions take before their inputs: parameters, and statistics if any."""
+    return (params,) if statistics is None else (params, statistics)
 
 
 def in_float32(tree: PyTree) -> PyTree:

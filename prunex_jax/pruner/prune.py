@@ -13,7 +13,7 @@ from prunex_jax.base.settings import check_settings
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelTrace, TraceOptions, trace_channels
 from prunex_jax.pruner.goals import Goal, Table, counts_for, goal_of
-from prunex_jax.pruner.networks import Subject, in_float32, subject_of
+from prunex_jax.pruner.networks import FullNetwork, full_network, in_float32
 from prunex_jax.pruner.ranking import (
     Batches,
     Loss,
@@ -26,7 +26,13 @@ from prunex_jax.pruner.ranking import (
 from prunex_jax.pruner.result import Pruned
 from prunex_jax.shrink import Certificate, Cut, certify, make_cut
 from prunex_jax.shrink import repair as refit
-from prunex_jax.shrink.cost import latency_cost, macs_cost, size_costs, small_calls
+from prunex_jax.shrink.cost import (
+    latency_cost,
+    macs_cost,
+    size_costs,
+    small_calls,
+    trace_limits,
+)
 from prunex_jax.sparsity import (
     CountLimits,
     Target,
@@ -34,7 +40,6 @@ from prunex_jax.sparsity import (
     check_excludes,
     choose_keep_indices,
     comparable_scores,
-    limits_of,
     masks_of,
 )
 from prunex_jax.sparsity.settings import SparsityConfig
@@ -137,10 +142,10 @@ def prune(
     if not 0.0 < progress <= 1.0:
         raise UserError(f"progress={progress:g} is outside (0, 1]")
     if after is None:
-        subject = subject_of(network, given, statistics)
-        trace = _trace(subject, tracing)
+        full = full_network(network, given, statistics)
+        trace = _trace(full, tracing)
     else:
-        subject, trace = after.subject, after.trace
+        full, trace = after.full, after.trace
     config = SparsityConfig(
         budget=budget,
         max_group_sparsity=max_group_sparsity,
@@ -150,9 +155,9 @@ def prune(
         exclude=tuple(exclude),
     )
     limits = _limits(config, trace)
-    whole, running = _at_full_size(subject, after)
-    scores = scores_of(criterion, subject, whole, running, trace, loss, listed, seed)
-    costs = _costs(subject, trace, limits)
+    whole, running = _at_full_size(full, after)
+    scores = scores_of(criterion, full, whole, running, trace, loss, listed, seed)
+    costs = _costs(full, trace, limits)
     ranked = None
     if budget == "global":
         ranked = _comparable(scores, criterion, goal, limits, costs)
@@ -161,15 +166,15 @@ def prune(
     cut = _cut(trace, scores, counts, earlier, whole, running)
     masked = cut.mask(whole)
     if repair and not all(mask.all() for mask in cut.masks.values()):
-        examples = _examples(subject, listed)
-        masked = refit(subject.apply, whole, cut, *examples, statistics=running)
+        examples = _examples(full, listed)
+        masked = refit(full.apply, whole, cut, *examples, statistics=running)
     small = cut.take(masked)
     small_running = None if running is None else cut.take_statistics(running)
-    apply = cut.function(subject.apply)
-    certificate = _certify(subject, apply, cut, masked, running, small, small_running)
+    apply = cut.function(full.apply)
+    certificate = _certify(full, apply, cut, masked, running, small, small_running)
     if check and not trace.options.renormalise:
         certificate.check()
-    return Pruned(apply, small, small_running, trace, cut, certificate, subject, after)
+    return Pruned(apply, small, small_running, trace, cut, certificate, full, after)
 
 
 def prune_iteratively(
@@ -211,16 +216,16 @@ def prune_iteratively(
         yield small
 
 
-def _trace(subject: Subject, options: Mapping[str, Any]) -> ChannelTrace:
+def _trace(full: FullNetwork, options: Mapping[str, Any]) -> ChannelTrace:
     known = {field.name for field in dataclasses.fields(TraceOptions)}
     if unknown := sorted(set(options) - known):
         hint = suggest(unknown[0], known)
         raise TypeError(f"prune has no argument {unknown[0]!r}{hint}")
     trace = trace_channels(
-        subject.apply,
-        subject.params,
-        *subject.inputs,
-        statistics=subject.statistics,
+        full.apply,
+        full.params,
+        *full.inputs,
+        statistics=full.statistics,
         **options,
     )
     if not trace.groups:
@@ -230,16 +235,15 @@ def _trace(subject: Subject, options: Mapping[str, Any]) -> ChannelTrace:
 
 def _limits(config: SparsityConfig, trace: ChannelTrace) -> CountLimits:
     check_settings(config, "prune")
-    sizes = {group.name: group.size for group in trace.groups}
-    check_excludes(config.exclude, sizes)
-    inner = {group.name for group in trace.groups if group.is_inner}
-    return limits_of(config, sizes, inner)
+    limits = trace_limits(config, trace)
+    check_excludes(config.exclude, limits.sizes)
+    return limits
 
 
-def _at_full_size(subject: Subject, after: Pruned | None) -> tuple[PyTree, PyTree]:
+def _at_full_size(full: FullNetwork, after: Pruned | None) -> tuple[PyTree, PyTree]:
     """Parameters and statistics, with zeros for what an earlier call has removed."""
     if after is None:
-        return subject.params, subject.statistics
+        return full.params, full.statistics
     running = after.statistics
     if running is not None:
         running = after.cut.put_statistics(running)
@@ -247,14 +251,14 @@ def _at_full_size(subject: Subject, after: Pruned | None) -> tuple[PyTree, PyTre
 
 
 def _costs(
-    subject: Subject, trace: ChannelTrace, limits: CountLimits
+    full: FullNetwork, trace: ChannelTrace, limits: CountLimits
 ) -> dict[str, Cost]:
     """Of all units; nothing is counted or measured before it is asked for."""
-    arguments = (subject.apply, trace, subject.params, *subject.inputs)
-    calls = small_calls(*arguments, statistics=subject.statistics)
+    arguments = (full.apply, trace, full.params, *full.inputs)
+    calls = small_calls(*arguments, statistics=full.statistics)
     return {
         **size_costs(trace),
-        "macs": macs_cost(*arguments, statistics=subject.statistics),
+        "macs": macs_cost(*arguments, statistics=full.statistics),
         "latency": latency_cost(calls, limits.sizes),
     }
 
@@ -301,16 +305,16 @@ def _cut(
     return make_cut(trace, masks_of(kept, sizes), params, statistics)
 
 
-def _examples(subject: Subject, batches: Batches | None) -> tuple[PyTree, ...]:
+def _examples(full: FullNetwork, batches: Batches | None) -> tuple[PyTree, ...]:
     """What repairs look at, as inputs of one call."""
     if not batches:
-        return subject.inputs
-    calls = [subject.as_inputs(inputs) for inputs, _ in batches]
+        return full.inputs
+    calls = [full.as_inputs(inputs) for inputs, _ in batches]
     return tuple(jax.tree.map(lambda *x: jnp.concatenate(x), *calls))
 
 
 def _certify(
-    subject: Subject,
+    full: FullNetwork,
     small_apply: Any,
     cut: Cut,
     masked: PyTree,
@@ -326,10 +330,10 @@ def _certify(
         return lambda params, *inputs: apply(params, in_float32(statistics), *inputs)
 
     return certify(
-        of(subject.apply, running),
+        of(full.apply, running),
         of(small_apply, small_running),
         in_float32(masked),
         in_float32(small),
-        in_float32(subject.inputs),
+        in_float32(full.inputs),
         cut.take,
     )

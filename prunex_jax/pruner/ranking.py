@@ -23,7 +23,7 @@ import numpy as np
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, shapes_by_path
 from prunex_jax.channels import ChannelTrace, Layouts, layouts_of
-from prunex_jax.pruner.networks import Subject
+from prunex_jax.pruner.networks import FullNetwork, trees_of
 from prunex_jax.sparsity import channel_scores, gradient_scores
 from prunex_jax.sparsity.settings import Criterion
 
@@ -65,7 +65,7 @@ def check_criterion(
 
 def scores_of(
     criterion: str | OwnCriterion,
-    subject: Subject,
+    full: FullNetwork,
     params: PyTree,
     statistics: PyTree | None,
     trace: ChannelTrace,
@@ -77,7 +77,7 @@ def scores_of(
 
     Args:
       criterion: A name, or a function.
-      subject: What is called with them.
+      full: What is called with them.
       params: Full size.
       statistics: The same, or None.
       trace: Its groups.
@@ -98,12 +98,13 @@ def scores_of(
     layouts = layouts_of(trace.groups, shapes_by_path(params))
     if criterion in _OF_GRADIENTS:
         assert loss is not None and batches is not None, "check_criterion has seen them"
-        running = () if statistics is None else (statistics,)
 
         def loss_of(params: PyTree, inputs: tuple[PyTree, ...], targets: PyTree) -> Any:
-            return jnp.mean(loss(subject.apply(params, *running, *inputs), targets))
+            return jnp.mean(
+                loss(full.apply(*trees_of(params, statistics), *inputs), targets)
+            )
 
-        calls = [(subject.as_inputs(inputs), targets) for inputs, targets in batches]
+        calls = [(full.as_inputs(inputs), targets) for inputs, targets in batches]
         return _of_gradients(loss_of, params, layouts, calls, criterion == "fisher")
     floating = _floating(params)
     found = channel_scores(typing.cast(Criterion, criterion), floating, layouts)

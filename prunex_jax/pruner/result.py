@@ -14,7 +14,7 @@ from prunex_jax.base.errors import UserError
 from prunex_jax.base.trees import PyTree, flatten_by_path, named_by
 from prunex_jax.channels import ChannelTrace
 from prunex_jax.export import export_model
-from prunex_jax.pruner.networks import Subject
+from prunex_jax.pruner.networks import FullNetwork, trees_of
 from prunex_jax.shrink import Certificate, Cut
 from prunex_jax.shrink.cost import count_macs, count_params
 
@@ -38,7 +38,7 @@ class Pruned:
       trace: The channel groups of the network.
       cut: What is cut out; `cut.take` cuts other trees.
       certificate: How far the small network is from the masked one.
-      subject: The network itself, as a function of trees of full size.
+      full: The network itself, as a function of trees of full size.
       previous: What the round before left, of several.
     """
 
@@ -48,7 +48,7 @@ class Pruned:
     trace: ChannelTrace
     cut: Cut
     certificate: Certificate
-    subject: Subject
+    full: FullNetwork
     previous: "Pruned | None" = None
 
     def __call__(self, *inputs: PyTree) -> PyTree:
@@ -61,21 +61,20 @@ class Pruned:
 
     @property
     def _trees(self) -> tuple[PyTree, ...]:
-        running = () if self.statistics is None else (self.statistics,)
-        return (self.params, *running)
+        return trees_of(self.params, self.statistics)
 
     @functools.cached_property
     def macs(self) -> tuple[int, int]:
         """Multiply-accumulates of one call with the inputs, before and after."""
-        whole = self.subject
-        running = () if whole.statistics is None else (whole.statistics,)
-        before = count_macs(whole.apply, whole.params, *running, *whole.inputs)
-        return before, count_macs(self.apply, *self._trees, *whole.inputs)
+        full = self.full
+        trees = trees_of(full.params, full.statistics)
+        before = count_macs(full.apply, *trees, *full.inputs)
+        return before, count_macs(self.apply, *self._trees, *full.inputs)
 
     @property
     def num_params(self) -> tuple[int, int]:
         """Parameters, before and after."""
-        return count_params(self.subject.params), count_params(self.params)
+        return count_params(self.full.params), count_params(self.params)
 
     def __str__(self) -> str:
         """What is left, group by group, and how exact it is."""
@@ -152,26 +151,26 @@ class Pruned:
         """
         from prunex_jax.pruner.pytorch import smaller_module
 
-        if self.subject.module is None:
+        if self.full.module is None:
             raise UserError("this network was no module of PyTorch; call it instead")
         arrays = {**self.params, **(self.statistics or {})}
-        whole, answers = self.subject, self(*self.subject.inputs)
-        return smaller_module(whole.module, self.cut, arrays, whole.inputs, answers)
+        full, answers = self.full, self(*self.full.inputs)
+        return smaller_module(full.module, self.cut, arrays, full.inputs, answers)
 
     def _taken(self, state: dict[str, Any]) -> dict[str, Any]:
         """A state by path, cut where it is shaped like a parameter."""
-        full = self.cut.parameters.shapes
+        shapes = self.cut.parameters.shapes
         before = None if self.previous is None else self.previous.cut
         taken = dict(state)
         for path, leaf in state.items():
-            owner = named_by(path, full)
+            owner = named_by(path, shapes)
             if owner is None:
                 continue
             if before is not None and (
-                np.shape(leaf) == before.parameters.small_shapes[owner] != full[owner]
+                np.shape(leaf) == before.parameters.small_shapes[owner] != shapes[owner]
             ):
                 leaf = before.put({path: leaf})[path]
-            if np.shape(leaf) == full[owner]:
+            if np.shape(leaf) == shapes[owner]:
                 taken[path] = self.cut.take({path: leaf})[path]
         return taken
 
@@ -198,7 +197,7 @@ class Pruned:
             folder,
             apply,
             params,
-            self.subject.inputs,
+            self.full.inputs,
             certificate=self.certificate,
             cut=self.cut,
             **options,

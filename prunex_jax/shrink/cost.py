@@ -20,6 +20,7 @@ from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelTrace, layouts_of
 from prunex_jax.comm import compact_size
 from prunex_jax.shrink.cut import Cut, make_cut
+from prunex_jax.sparsity.counts import CountLimits
 from prunex_jax.sparsity.settings import SparsityConfig
 from prunex_jax.sparsity.targets import Budget, Cost, KeepCounts, Memoised, limits_of
 
@@ -213,6 +214,11 @@ def model_budget(config: SparsityConfig, model: "Model", trace: ChannelTrace) ->
         costs["macs"] = macs_cost(
             model.apply, trace, params, model.example(), statistics=statistics
         )
+    return Budget(config, trace_limits(config, trace), costs)
+
+
+def trace_limits(config: SparsityConfig, trace: ChannelTrace) -> CountLimits:
+    """What settings say of kept counts of a traced function; see `limits_of`."""
     sizes = {group.name: group.size for group in trace.groups}
     inner = {group.name for group in trace.groups if group.is_inner}
-    return Budget(config, limits_of(config, sizes, inner), costs)
+    return limits_of(config, sizes, inner)

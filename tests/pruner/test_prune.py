@@ -45,9 +45,9 @@ def kept(small):
 
 def masked_answers(small, *inputs):
     """Of the whole network with zeros: what the small one must answer."""
-    subject = small.subject
-    running = () if subject.statistics is None else (subject.statistics,)
-    return subject.apply(small.cut.put(small.params), *running, *inputs)
+    full = small.full
+    running = () if full.statistics is None else (full.statistics,)
+    return full.apply(small.cut.put(small.params), *running, *inputs)
 
 
 class NnxNet(nnx.Module):
@@ -176,12 +176,12 @@ def test_random_scores_follow_the_seed():
 
 def test_gradient_scores_are_those_of_the_loss():
     """First order: |<theta, g>| is what the loss changes by, along the way to zero."""
-    from prunex_jax.pruner.networks import subject_of
+    from prunex_jax.pruner.networks import full_network
     from prunex_jax.pruner.ranking import scores_of
 
-    subject = subject_of(apply, (TREE, X), None)
+    full = full_network(apply, (TREE, X), None)
     small = prune(apply, TREE, X, sparsity=0.5)
-    arguments = (subject, TREE, None, small.trace, cross_entropy, [(X, LABELS)], 0)
+    arguments = (full, TREE, None, small.trace, cross_entropy, [(X, LABELS)], 0)
     taylor, fisher = (scores_of(name, *arguments) for name in ("taylor", "fisher"))
 
     def loss(share, channel):

@@ -139,9 +139,8 @@ def _finite_carriers(ctx: Context, x: Traced, axes: Sequence[int]) -> list[int]:
     if len(carriers) > 1 and finite:
         for axis in carriers:
             if axis not in finite:
-                ctx.freeze_lost(
-                    x.labels[axis], "may not be finite where channels are dead"
-                )
+                text = "may not be finite where channels are dead"
+                ctx.freeze(x.labels[axis], ctx.because(text, "broken"))
         return finite
     return carriers
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from prunex_jax.channels.context import Context, freeze_all, source_of
+from prunex_jax.channels.context import Context, freeze_all
 from prunex_jax.channels.labels import FROZEN, Shared, Traced, frozen_axis, has_channels
 from prunex_jax.channels.numbers import (
     JUMPS,
@@ -211,9 +211,7 @@ def _difference(operands: Sequence[Traced], axis: int) -> dict[str, str]:
 
 def _break(ctx: Context) -> str:
     """Says what is not finite of removed channels, or has no slope."""
-    where = source_of(ctx.site)
-    at = f" at {where}" if where else ""
-    return f"{ctx.name}{at} may be given zero or less of them; add such as 1e-12"
+    return f"{ctx.name}{ctx.at} may be given zero or less of them; add such as 1e-12"
 
 
 def _may_jump(ctx: Context, axes: Sequence[int | None]) -> bool:

@@ -4,7 +4,10 @@ What they touch stays. What is neither here nor in the table of rules is unknown
 stays too, and a test names it.
 """
 
+import functools
 from collections.abc import Mapping
+
+from prunex_jax.channels.context import Rule, freeze_all
 
 _SINGULAR = "may not be finite, or not have a derivative, where channels are removed"
 _MESH = "moves values between devices, where channels are not followed"
@@ -69,4 +72,8 @@ _BY_REASON: Mapping[str, str] = {
 
 REFUSED: Mapping[str, str] = {
     name: reason for reason, names in _BY_REASON.items() for name in names.split()
+}
+# What walks do with them.
+REFUSALS: Mapping[str, Rule] = {
+    name: functools.partial(freeze_all, text=reason) for name, reason in REFUSED.items()
 }

@@ -50,12 +50,12 @@ def reduce(ctx: Context, x: Traced) -> Sequence[Traced]:
     summed = None
     if ctx.renormalise and is_sum and len(with_channels) == 1:
         (axis,) = with_channels
-        reason = ctx.reason(_with_cause(unread[axis], x)) if axis in unread else None
+        reason = ctx.reason(_with_cause(ctx, unread[axis])) if axis in unread else None
         if unread.get(axis) != _NOT_FINITE:
             summed = Sum(x.labels[axis], total, reason)
             ctx.table.sums.append(summed)
     for axis, text in unread.items() if summed is None else ():
-        ctx.freeze(x.labels[axis], _with_cause(text, x))
+        ctx.freeze(x.labels[axis], _with_cause(ctx, text))
     out = axes_of(x, left)
     dead = out.dead
     if ctx.name in ("reduce_sum", "reduce_prod"):
@@ -101,11 +101,10 @@ def _count_dead(ctx: Context, x: Traced, axes: Sequence[int]) -> dict[int, str]:
     return unread
 
 
-def _with_cause(text: str, *operands: Traced) -> str:
+def _with_cause(ctx: Context, text: str) -> str:
     """Adds to why channels stay what made it so, and what to do about it."""
-    kind = {_NOT_FINITE: "broken", _NOT_KNOWN: "different"}.get(text, "")
-    causes = [x.causes[kind] for x in operands if kind in x.causes]
-    return f"{text} ({causes[0]})" if causes else text
+    kind = {_NOT_FINITE: "broken", _NOT_KNOWN: "different"}.get(text)
+    return ctx.because(text, kind) if kind else text
 
 
 def reduce_by_program(ctx: Context, *operands: Traced) -> Sequence[Traced]:
@@ -206,7 +205,7 @@ def _check_products(
     if product != 0:
         is_finite = product is None or math.isfinite(product)
         text = _NOT_ZERO if is_finite else _NOT_FINITE
-        ctx.freeze(labels, _with_cause(text, *ctx.operands))
+        ctx.freeze(labels, _with_cause(ctx, text))
 
 
 def _count_products(ctx: Context, joined: np.ndarray, i: int, j: int) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 from prunex_jax.base.command import Command, Flag, Values, run_command
 from prunex_jax.base.errors import UserError
 from prunex_jax.base.files import expanded
-from prunex_jax.export.folder import check_format, check_target
+from prunex_jax.export.folder import FORMATS, check_format, check_target
 from prunex_jax.mesh.settings import TopologyConfig
 from prunex_jax.processes import LaunchFlags, start_processes
 from prunex_jax.train.commands.own import OWN_FLAGS, given_own, named_object
@@ -38,7 +38,7 @@ COMMAND = Command(
         Flag("step", -1, "Checkpoint to export; -1 takes the newest.", at_least=-1),
         Flag("data_dir", "", "Where the data set lies, if not where the run found it."),
         Flag("overwrite", False, "Replace an earlier export in --out."),
-        Flag("format", "stablehlo", "onnx: ONNX, too.", ("stablehlo", "onnx")),
+        Flag("format", "stablehlo", "onnx: ONNX, too.", FORMATS),
         Flag("compare", "", "Batch sizes, as in 1,8,64, for which both are measured."),
         Flag("quiet", False, "Print nothing but errors."),
         Flag("model", "", "Network that was brought to the run: MODULE:OBJECT."),
