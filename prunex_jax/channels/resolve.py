@@ -261,6 +261,23 @@ class _Bundle:
     reason: int
     channels: np.ndarray  # int64[num_channels], components
 
+    def overlaps(self) -> np.ndarray:
+        """bool[num_channels, num_channels], whether two channels share a position."""
+        count = len(self.positions)
+        owner = np.repeat(np.arange(count), len(self.places))
+        lies = (np.ones(owner.size, np.int32), (owner, self._places_taken()))
+        return (coo_array(lies) @ coo_array(lies).T).toarray() > 0
+
+    def has_overlaps(self) -> bool:
+        """Whether any two channels share a position."""
+        taken = self._places_taken()
+        return len(np.unique(taken)) < len(taken)
+
+    def _places_taken(self) -> np.ndarray:
+        """int64[num_channels * len(places)], one number per place and position."""
+        length = int(self.positions.max()) + 1
+        return (np.array(self.places) * length + self.positions).ravel()
+
     def slices(
         self, places: Sequence[Place], first: int, last: int
     ) -> tuple[ChannelSlice, ...]:
@@ -301,7 +318,8 @@ def collect_groups(
     taken: collections.Counter[str] = collections.Counter()
     made_of = [resolution.factors.get(one, ()) for one in np.unique(added).tolist()]
     added = np.concatenate([added, *(np.array(own, np.int64) for own in made_of)])
-    for bundle in _bundles(places, resolution):
+    bundles = [part for b in _bundles(places, resolution) for part in _divided(b)]
+    for bundle in bundles:
         members = bundle.slices(places, 0, len(weights))
         if not members:  # running statistics that no parameter is tied to
             continue
@@ -311,7 +329,7 @@ def collect_groups(
         if len(bundle.positions) == 1:
             frozen.append(FrozenChannels(_SINGLE, members))
             continue
-        if any(len(np.unique(m.positions)) < m.positions.size for m in members):
+        if bundle.has_overlaps():
             frozen.append(FrozenChannels(_PAIRED, members))
             continue
         if len(members) == 1 and not np.isin(bundle.channels, moving).any():
@@ -329,6 +347,26 @@ def collect_groups(
             )
         )
     return tuple(groups), tuple(frozen)
+
+
+def _divided(bundle: _Bundle) -> list[_Bundle]:
+    """Tells factors of an axis apart that lie in the same places, as often each.
+
+    Of as many heads as features, those of one kind share no position, and each shares
+    some with all of the other kind.
+    """
+    if not bundle.has_overlaps():
+        return [bundle]
+    is_apart = ~bundle.overlaps()
+    count, kind = _connected(np.argwhere(is_apart).T, len(is_apart))
+    parts = [
+        dataclasses.replace(
+            bundle, positions=bundle.positions[own], channels=bundle.channels[own]
+        )
+        for own in (kind == number for number in range(count))
+    ]
+    is_told_apart = not any(part.has_overlaps() for part in parts)
+    return parts if is_told_apart and count < len(kind) else [bundle]
 
 
 def _owners(

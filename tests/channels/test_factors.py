@@ -81,6 +81,30 @@ def grouped(p, x):
     return out.reshape(*x.shape[:2], FLAT) @ p["o"]
 
 
+def as_many(p, x):
+    """As many heads as features, so that both lie in the same places as often."""
+    qkv = (x @ p["qkv"]).reshape(*x.shape[:2], 3, HEADS, HEADS)
+    return mixed(*jnp.moveaxis(qkv, 2, 0)).reshape(*x.shape[:2], -1) @ p["o"]
+
+
+def rotary(p, x):
+    """Features in pairs, which leaves as many of them as there are heads."""
+    qkv = (x @ p["qkv"]).reshape(*x.shape[:2], 3, HEADS, 8)
+    q, k, v = jnp.moveaxis(qkv, 2, 0)
+    return (
+        mixed(turned(q) / jnp.sqrt(8.0), turned(k), v).reshape(*x.shape[:2], -1)
+        @ p["o"]
+    )
+
+
+def turned(x):
+    """Pairs of features, turned by angles that depend on the position."""
+    a, b = jnp.split(x, 2, -1)
+    angles = np.arange(x.shape[1])[None, :, None, None] / 10.0 ** np.arange(4)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
 def normed(p, x):
     """A root mean square over the flat axis; read flat, too."""
     h = x @ p["q"]
@@ -116,6 +140,8 @@ CASES = {
         {**SHAPES, "k": (WIDTH, 2 * FEATURES), "v": (WIDTH, 2 * FEATURES)},
         [2, 2, 6, 6],
     ),
+    "as_many": (as_many, {"qkv": (WIDTH, 48), "o": (16, WIDTH)}, [4, 4]),
+    "rotary": (rotary, {"qkv": (WIDTH, 96), "o": (32, WIDTH)}, [4, 4]),
     "normed": (normed, {**SHAPES, "scale": (HEADS, FEATURES)}, [4, 6]),
     "outer": (outer, {"a": (WIDTH, 4), "b": (WIDTH, 6), "o": SHAPES["o"]}, [4, 6]),
     "with_itself": (with_itself, {"a": (WIDTH, 4), "o": (16, WIDTH)}, []),
