@@ -264,6 +264,8 @@ class LabelTable:
         self.products: list[Product] = []
         self.edges: list[tuple[np.ndarray, np.ndarray]] = []
         self.frozen: list[tuple[np.ndarray, Reason]] = []
+        # Labels of parameters, and how many entries lie at each of their positions.
+        self.entries: list[tuple[np.ndarray, int]] = []
         # Sums over channels, and those of them that became means.
         self.sums: list[Sum] = []
         self.means: list[Sum] = []

@@ -477,6 +477,8 @@ def _parameter(table: LabelTable, shape: tuple[int, ...], is_masked: bool) -> Tr
         if size == 1:
             table.freeze(own, Reason("", "has length 1"))
         labels.append(own)
+        if is_masked and size:
+            table.entries.append((own, math.prod(shape) // size))
     dead = (0.0 if is_masked else None,) * len(shape)
     return Traced(tuple(labels), dead, is_given=not is_masked, is_fixed=True)
 

@@ -261,6 +261,26 @@ def test_what_was_traced_before_stays_the_default():
         trace_channels(attention, draw(SHAPES), X, factors="both")
 
 
+def test_of_two_divisions_the_one_that_leaves_more_is_cut():
+    """Six features are finer than four heads, but the second division ties them."""
+    apply, shapes, _ = CASES["two_ways"]
+    trace = assert_exact(apply, draw(shapes), X, densities=(0.5,))
+    assert [(g.name, g.size) for g in trace.groups] == [("q", HEADS)]
+
+
+def test_a_factor_that_must_stay_after_all_leaves_the_other():
+    """Twelve heads are finer, but are divided into three and four, which are outputs."""
+
+    def apply(p, x):
+        h = (x @ p["q"]).reshape(*x.shape[:2], 12, 2)
+        pairs = jnp.tanh(h).reshape(*x.shape[:2], 3, 4, 2)
+        return pairs.sum((-1, -2)), pairs.sum((-1, -3)), h.sum(-2) @ p["o"]
+
+    shapes = {"q": (WIDTH, 24), "o": (2, 2)}
+    trace = assert_exact(apply, draw(shapes), X, densities=(0.5,))
+    assert [(g.name, g.size) for g in trace.groups] == [("q", 2)]
+
+
 def test_explanations_name_both_owners():
     trace = trace_channels(attention, draw(SHAPES), X, factors="all")
     assert trace.explain("o").splitlines()[:2] == [
