@@ -41,6 +41,7 @@ from prunex_jax.channels.numbers import (
     may_be_infinite,
     value_of_logaddexp,
 )
+from prunex_jax.channels.shuffles import with_shuffles
 from prunex_jax.channels.softmax import (
     dead_behind_mask,
     is_sum_with_peak,
@@ -49,6 +50,7 @@ from prunex_jax.channels.softmax import (
     peaks,
     transposed,
 )
+from prunex_jax.mesh.varying import cast, differs
 
 # Those whose values may be read outside; others are derived or done again as a whole.
 _INLINED = {"closed_call", "composite", "core_call", "jit", "pjit"}
@@ -83,6 +85,7 @@ class Walk:
         site: core.JaxprEqn | None = None,
     ) -> LabelledProgram:
         """Walks a program."""
+        program = with_shuffles(program)
         equations = []
 
         def label(eqn: core.JaxprEqn, operands: list[Traced]) -> Sequence[Traced]:
@@ -326,7 +329,13 @@ def _small(eqn: core.JaxprEqn, operands: Sequence[Traced]) -> Any:
 
 
 def evaluate(eqn: core.JaxprEqn, values: Sequence[Any], **params: Any) -> list[Any]:
-    """Does what an equation does, with other operands and perhaps other parameters."""
+    """Does what an equation does, with other operands and perhaps other parameters.
+
+    Inside of `shard_map`, all operands differ along the axes along which one does.
+    """
+    if len(values) > 1 and not mesh_axes_of(eqn):
+        names = sorted(differs(values))
+        values = [cast(x, names) for x in values] if names else values
     primitive: Any = eqn.primitive
     bound = primitive.get_bind_params({**eqn.params, **params})
     # jax before 0.9 keeps functions apart.

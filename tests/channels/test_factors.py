@@ -269,7 +269,7 @@ def test_of_two_divisions_the_one_that_leaves_more_is_cut():
 
 
 def test_a_factor_that_must_stay_after_all_leaves_the_other():
-    """Twelve heads are finer, but are divided into three and four, which are outputs."""
+    """Twelve heads are finer, but made of three and four, which are outputs."""
 
     def apply(p, x):
         h = (x @ p["q"]).reshape(*x.shape[:2], 12, 2)
