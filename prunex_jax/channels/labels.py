@@ -224,11 +224,14 @@ class Reason:
       primitive: The operation that ties it, or "" where none is involved.
       text: What about it.
       source: `file:line` of the caller's code, or "".
+      is_inherent: Whether it holds in every network: for axes of inputs and outputs,
+        windows of convolutions, and rows of tables.
     """
 
     primitive: str
     text: str
     source: str = ""
+    is_inherent: bool = False
 
     def __str__(self) -> str:
         """One line for people."""

@@ -28,7 +28,11 @@ _MOST_TRIALS = 16
 _SINGLE = Reason(
     "", "is one channel together with all it is tied to, and one must stay"
 )
-_ROWS = Reason("", "are rows of a table, or read a constant: no channels of their own")
+_ROWS = Reason(
+    "",
+    "are rows of a table, or read a constant: no channels of their own",
+    is_inherent=True,
+)
 _PAIRED = Reason("reshape", "makes an axis of it and of others of its own group")
 
 

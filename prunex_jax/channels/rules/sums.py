@@ -309,7 +309,8 @@ def conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
     out_batch, out_feature, *_ = numbers.out_spec
     for operand, axes in ((x, x_space), (kernel, k_space)):
         for axis in axes:
-            ctx.freeze(operand.labels[axis], "convolves along it, so neighbours mix")
+            text, is_window = "convolves along it, so neighbours mix", operand is kernel
+            ctx.freeze(operand.labels[axis], text, is_window)
     labels = [frozen_axis(size) for size in shape]
     dead: list[float | None] = [None] * len(shape)
     labels[out_batch], dead[out_batch] = x.labels[x_batch], sum_of(x.dead[x_batch])
