@@ -25,14 +25,16 @@ HEAD = """\
 # How much of a network can be pruned
 
 For networks of published size, as their authors wrote them: the share of the
-parameters that lie in some channel group, and why the rest stays. Made by
+parameters that can go, and why the rest stays. A matrix counts by axis: a half where
+one of its axes can be cut and the other one stays for no reason that every network has,
+as inputs, outputs, windows and rows of tables are. Made by
 `python -m benchmarks coverage_table`; `tests/helpers/zoo` holds the networks.
 
 Layer norm sums over channels. Dead ones are zeros in its mean, and all of them are
 minus the mean once it is subtracted; that value is computed beside the kept channels,
 so that they can be removed without changing the function. In 0.1 they stayed.
 
-*Inner* is the share that lies in groups inside of a block: all that may go where
+*Inner* is the share of entries that lie in groups inside of a block: all that may go where
 `sparsity.scope=inner` leaves what shortcuts add up as it is, such as the stream of a
 transformer. *Source* is where the network's code lies: in this package, in its tests,
 or in another package. *In 0.1* is what version 0.1 could prune of it, where it had the
@@ -112,9 +114,11 @@ def measure(network: Network, earlier: str) -> list[str]:
 
 
 def inner_share(trace: ChannelTrace) -> float:
-    """Share of the parameters that lie in some group inside of a block."""
+    """Share of the entries that lie in some group inside of a block."""
     inner = tuple(group for group in trace.groups if group.is_inner)
-    return dataclasses.replace(trace, groups=inner).prunable_share()
+    left = left_by_path(dataclasses.replace(trace, groups=inner))
+    total = sum(map(math.prod, trace.shapes.values()))
+    return 1 - sum(left.values()) / max(total, 1)
 
 
 def what_stays(trace: ChannelTrace) -> str:
