@@ -225,7 +225,8 @@ class Reason:
       text: What about it.
       source: `file:line` of the caller's code, or "".
       is_inherent: Whether it holds in every network: for axes of inputs and outputs,
-        windows of convolutions, and rows of tables.
+        windows of convolutions, rows of tables, stacks of layers, and what another
+        factor of the same axis is cut instead of.
     """
 
     primitive: str

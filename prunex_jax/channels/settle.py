@@ -53,7 +53,7 @@ def settle(
         f"belongs to an axis of {sizes}, of which the axis of "
         f"{len(product.factors[choice.factor])} is the one that is cut"
     )
-    reason = Reason(product.primitive, text, product.source)
+    reason = Reason(product.primitive, text, product.source, is_inherent=True)
     for index, others in enumerate(roots):
         if index != choice.factor:
             unions.freeze(others, reason)

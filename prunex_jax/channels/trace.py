@@ -202,8 +202,8 @@ class ChannelTrace:
     def prunable_share(self) -> float:
         """Share of the parameters that can be cut, along each of their axes alike.
 
-        A matrix of whose two axes one can be cut counts half, unless the other one must
-        stay in every network: an axis of inputs or outputs, a window, rows of a table.
+        A matrix of whose two axes one can be cut counts half, unless the other one
+        stays in every network, as an axis of inputs or outputs does; see `Reason`.
 
         Example:
           >>> import jax

@@ -360,7 +360,8 @@ def _finished(
     if any(len(own) == 1 and own is not alone for own in labels):
         for own in result.labels:
             if len(own) == 1:
-                ctx.freeze(own, "leaves one channel alone on its axis")
+                # Such as one layer of a stack.
+                ctx.freeze(own, "leaves one channel alone on its axis", True)
         labels = tuple(alone if len(own) == 1 else own for own in labels)
     is_fixed = all(operand.is_fixed for operand in ctx.operands)
     for own in () if is_fixed else labels:

@@ -32,7 +32,7 @@ def scan(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     carry = _as_in_a_loop(ctx, len(consts), start)
     rows = []
     for index, x in enumerate(stacks, len(consts) + len(start)):
-        ctx.freeze(x.labels[0], "loops over it")
+        ctx.freeze(x.labels[0], "loops over it", is_inherent=True)
         ctx.fits[index, 0] = x.labels[0]
         rows.append(_one_turn(x))
     carried, body = _loop(ctx, params["jaxpr"], consts, carry, rows)
