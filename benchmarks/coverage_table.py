@@ -37,8 +37,9 @@ so that they can be removed without changing the function. In 0.1 they stayed.
 *Inner* is the share of entries that lie in groups inside of a block: all that may go
 where `sparsity.scope=inner` leaves what shortcuts add up as it is, such as the stream
 of a transformer. *Source* is where the network's code lies: in this package, in its
-tests, or in another package. *In 0.1* is what version 0.1 could prune of it, where it had the
-network. Seconds are those of one trace on a CPU, which may have had other work.
+tests, or in another package. *In 0.1* is what version 0.1 could prune of it, where it
+had the network, by entries. Seconds are those of one trace on a CPU, which may have had
+other work.
 """
 COLUMNS = (
     "network",
