@@ -186,15 +186,21 @@ class Context:
         }
         return dataclasses.replace(result, shared=shared)
 
-    def multiply(self, flat: np.ndarray, factors: Sequence[np.ndarray]) -> None:
+    def multiply(
+        self,
+        flat: np.ndarray,
+        factors: Sequence[np.ndarray],
+        loose: int | None = None,
+    ) -> None:
         """Declares a flat axis to consist of several; see `Product`.
 
         Args:
           flat: int64[*sizes] labels of the flat axis; UNIFORM if there is none.
           factors: int64[size] labels per factor.
+          loose: Which factor is a loose one, if any.
         """
         self.table.products.append(
-            Product(flat, tuple(factors), self.name, source_of(self.site))
+            Product(flat, tuple(factors), self.name, source_of(self.site), loose)
         )
 
     def cut_one_of(self, axes: Sequence[np.ndarray]) -> None:

@@ -247,13 +247,16 @@ class Product:
 
     A position of the flat axis can be dead for one of its factors only, since what is
     left must again be a full box: heads or the features of all heads, not both. Without
-    a flat axis (UNIFORM), it only says that one of several axes can be cut.
+    a flat axis (UNIFORM), it only says that one of several axes can be cut. Of a loose
+    factor, such as the filters of every group of a convolution, as many must be left
+    for each position of the others, and not the same ones.
     """
 
     flat: np.ndarray  # int64[*sizes] labels of the flat axis, or UNIFORM.
     factors: tuple[np.ndarray, ...]  # int64[size] labels per factor.
     primitive: str
     source: str
+    loose: int | None = None  # Which factor is loose.
 
 
 class LabelTable:

@@ -18,7 +18,7 @@ from scipy.sparse import coo_array, csgraph
 from prunex_jax.channels.factors import ALIVE, DEAD, Boxes, Factors, Unions
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
 from prunex_jax.channels.labels import FROZEN, LabelTable, Reason
-from prunex_jax.channels.settle import Choice, settle
+from prunex_jax.channels.settle import Choice, balance, settle
 
 # A product, by its number in the table, and one of its factors.
 FactorName = tuple[int, int]
@@ -117,6 +117,9 @@ def _settled(
             own = {factor for which, factor in barred if which == number}
             chosen = settle(product, component, unions, own)
             choices += [] if chosen is None else [(number, chosen)]
+    for number, chosen in choices:
+        if chosen.factor == table.products[number].loose:
+            balance(table.products[number], component, unions)
     made_of = boxes.concluded()
     roots = np.array([unions.root(i) for i in range(len(before.status))], np.int64)
     resolution = Resolution(

@@ -31,6 +31,8 @@ def settle(
 ) -> Choice | None:
     """Ties a flat axis to one of its factors and freezes the others.
 
+    To a loose factor it is tied in the end, if it must be; see `balance`.
+
     Args:
       product: The axis and its factors.
       component: int64[num_labels], which component a label belongs to.
@@ -57,9 +59,25 @@ def settle(
     for index, others in enumerate(roots):
         if index != choice.factor:
             unions.freeze(others, reason)
-    _tie(product, choice.factor, component, unions)
+    if choice.factor != product.loose:
+        _tie(product, choice.factor, component, unions)
     unions.chosen.update(unions.root(index) for index in roots[choice.factor])
     return choice
+
+
+def balance(product: Product, component: np.ndarray, unions: Unions) -> None:
+    """Ties a flat axis to its loose factor, unless as many are left of it anyway."""
+    assert product.loose is not None
+    rows = np.moveaxis(product.flat, product.loose, -1)
+    found = rows.reshape(-1, rows.shape[-1])
+    roots = np.array([unions.root(i) for i in component[found.ravel()].tolist()])
+    is_free = (found.ravel() > FROZEN) & (np.array(unions.reason)[roots] < 0)
+    _, which = np.unique(roots[is_free], return_inverse=True)
+    row = np.repeat(np.arange(len(found)), found.shape[1])[is_free]
+    counts = np.zeros((which.max(initial=-1) + 1, len(found)), np.int64)
+    np.add.at(counts, (which, row), 1)
+    if (counts != counts[:, :1]).any():
+        _tie(product, product.loose, component, unions)
 
 
 def _tie(product: Product, best: int, component: np.ndarray, unions: Unions) -> None:
@@ -104,7 +122,7 @@ def _agrees(
     product: Product, index: int, component: np.ndarray, unions: Unions
 ) -> bool:
     """Whether no position of the factor is known to be both dead and alive."""
-    if not any(unions.status):
+    if not any(unions.status) or index == product.loose:
         return True
     labels = product.factors[index]
     rows = np.moveaxis(product.flat, index, 0).reshape(len(labels), -1)

@@ -145,7 +145,7 @@ CASES = {
     "normed": (normed, {**SHAPES, "scale": (HEADS, FEATURES)}, [4, 6]),
     "outer": (outer, {"a": (WIDTH, 4), "b": (WIDTH, 6), "o": SHAPES["o"]}, [4, 6]),
     "with_itself": (with_itself, {"a": (WIDTH, 4), "o": (16, WIDTH)}, []),
-    "two_ways": (two_ways, {**SHAPES, "scale": (HEADS, FEATURES)}, [2]),
+    "two_ways": (two_ways, {**SHAPES, "scale": (HEADS, FEATURES)}, [4]),
 }
 
 

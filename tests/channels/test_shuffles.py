@@ -7,6 +7,7 @@ import pytest
 
 from prunex_jax.channels.shuffles import with_shuffles
 from tests.helpers.channel_checks import assert_exact, draw, members_of
+from tests.helpers.networks import conv
 
 X = np.arange(2 * 12 * 3 * 5).reshape(2, 12, 3, 5)
 
@@ -82,3 +83,22 @@ def test_every_channel_goes_for_itself_also_in_calls(wrap):
     trace = assert_exact(apply, params, draw({"x": (4, 3)})["x"], densities=(0.5,))
     sizes = {name: size for name, (size, _) in members_of(trace).items()}
     assert sizes == {"a": 6, "a#2": 6, "b": 6}, trace.explain()
+
+
+@pytest.mark.parametrize(
+    ("groups", "wanted"),
+    [(1, {"one": 4, "two": 6}), (2, {"one": 2, "two": 3}), (3, {"one": 4, "two": 2})],
+)
+def test_filters_of_groups_may_be_others_in_every_group(groups, wanted):
+    """As in ShuffleNet: groups, a shuffle, groups; as many filters of each are left."""
+
+    def apply(p, x):
+        h = jax.nn.relu(conv(x, p["one"], 3))
+        h = h.reshape(*h.shape[:3], 3, 4).swapaxes(3, 4).reshape(h.shape)
+        return conv(jax.nn.relu(h), p["two"], groups).mean((1, 2)) @ p["o"]
+
+    shapes = {"one": (1, 1, 2, 12), "two": (1, 1, 12 // groups, 6), "o": (6, 2)}
+    x = draw({"x": (2, 4, 4, 6)})["x"]
+    trace = assert_exact(apply, draw(shapes), x, densities=(0.5,))
+    sizes = {name: size for name, (size, _) in members_of(trace).items()}
+    assert sizes == wanted, trace.explain()
