@@ -187,7 +187,8 @@ def interpret(
 def called_program(eqn: core.JaxprEqn) -> Any:
     """The program that an equation calls; where it is kept depends on jax."""
     params: Any = eqn.params
-    return params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+    names = ("jaxpr", "call_jaxpr", "callee")
+    return next(params[name] for name in names if name in params)
 
 
 def scan_operands(
@@ -215,6 +216,44 @@ def while_operands(
     """What the test of a `while` reads in every turn, what its body does, the carry."""
     params: Any = eqn.params
     return _in_three(operands, params["cond_nconsts"], params["body_nconsts"])
+
+
+def linear_solve_operands(
+    eqn: core.JaxprEqn, operands: Sequence[_Value]
+) -> tuple[list[tuple[Any, Sequence[_Value]]], Sequence[_Value]]:
+    """Programs of a `custom_linear_solve` with what each reads, and the right side.
+
+    The solver comes first, then the map that it inverts; both transposed follow where
+    they are given.
+    """
+    params: Any = eqn.params
+    programs, counts = params["jaxprs"], params["const_lengths"]
+    stops = np.cumsum(counts).tolist()
+    own = [operands[stop - n : stop] for stop, n in zip(stops, counts, strict=True)]
+    matvec, vecmat, solve, transpose = zip(programs, own, strict=True)
+    pairs = [solve, matvec, *(x for x in (transpose, vecmat) if x[0] is not None)]
+    return pairs, operands[stops[-1] :]
+
+
+def transposed_call(
+    eqn: core.JaxprEqn,
+) -> tuple[core.ClosedJaxpr, range, range]:
+    """What the caller of a `linear_call` says is its transpose.
+
+    Returns:
+      A program of some operands and of the cotangents of all results, that gives the
+      cotangents of the other operands; and which ones these are.
+    """
+    params: Any = eqn.params
+    program, consts = params["transpose_thunk"]()
+    first = params["num_callee_consts"]
+    stop = first + params["num_res"]
+
+    def transposed(*values: Any) -> list[Any]:
+        return core.jaxpr_as_fun(program)(*consts, *values)
+
+    closed = jax.make_jaxpr(transposed)(*program.in_avals[len(consts) :])
+    return closed, range(first, stop), range(stop, len(eqn.invars))
 
 
 def _in_three(

@@ -502,6 +502,66 @@ def tridiagonal_solve(h, d):
     return lax.linalg.tridiagonal_solve(off, 4 * d, off[::-1], h)
 
 
+MATRIX = jnp.eye(4) * 3 + jnp.tril(jnp.ones((4, 4))) / 4
+
+
+@pair(X, MATRIX)
+def solved_for_by_elimination(h, m):
+    return jnp.linalg.solve(m, h)
+
+
+@pair(X, MATRIX @ MATRIX.T)
+def solved_for_by_cholesky(h, m):
+    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(m), h)
+
+
+@pair(X, MATRIX @ MATRIX.T)
+def conjugate_gradients(h, m):
+    return jax.scipy.sparse.linalg.cg(lambda v: m @ v, h, maxiter=4)[0]
+
+
+@pair()
+def biconjugate_gradients(h):
+    return jax.scipy.sparse.linalg.bicgstab(lambda v: MATRIX @ v, h, maxiter=4)[0]
+
+
+@pair()
+def solved_by_hand(h):
+    """The right side has no channels, the map has, and dead ones have a solution."""
+    return lax.custom_linear_solve(
+        lambda v: jnp.exp(h) * v,
+        jnp.ones((4, 8)),
+        lambda _, b: b / jnp.exp(h),
+        symmetric=True,
+    )
+
+
+@pair()
+def solved_with_more_results(h):
+    x, largest = lax.custom_linear_solve(
+        lambda v: MATRIX @ v,
+        jnp.cos(h),
+        lambda _, b: (jnp.linalg.inv(MATRIX) @ b, b.max(0)),
+        lambda _, b: (jnp.linalg.inv(MATRIX.T) @ b, b.max(0)),
+        has_aux=True,
+    )
+    return x * largest[None]
+
+
+@pair()
+def linear_call_with_its_own_transpose(h):
+    call = jax.custom_derivatives.linear_call
+    return call(jnp.multiply, lambda r, t: 3 * r * t, jnp.arange(8.0)[None], h)
+
+
+@case(PAIR, {})
+def cholesky_of_each_channel(p, x):
+    """Refused: nobody knows that a matrix of dead channels is positive definite."""
+    h = (x @ p["a"]).T
+    matrices = h[:, :, None] * h[:, None] + jnp.eye(4)[None]
+    return jnp.linalg.cholesky(matrices).sum((1, 2))[None] @ p["b"]
+
+
 @case(
     {"up": (3, 3, 8), "down": (3, 8, 6), "out": (6, 2)},
     {
