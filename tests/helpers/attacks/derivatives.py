@@ -411,7 +411,7 @@ def linear_call_moves_dead(p, x):
     moved = lambda r, t: t + r  # noqa: E731
     h = jnp.sin(x @ p["a"] + x.sum(1, keepdims=True))
     call = jax.custom_derivatives.linear_call
-    return call(lambda _, v: v, moved, jnp.ones((2, 6)), h) @ p["w"]
+    return call(lambda _, v: v, moved, jnp.ones((4, 6)), h) @ p["w"]
 
 
 @attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
