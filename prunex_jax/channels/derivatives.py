@@ -84,7 +84,7 @@ def tangents_of(eqn: core.JaxprEqn) -> list[int]:
 
 def moving_operands(eqn: core.JaxprEqn) -> list[int]:
     """Operands of a call with its own derivative that can be differentiated."""
-    first = eqn.params["num_consts"]
+    first = eqn.params.get("num_consts", 0)
     return [i for i in range(first, len(eqn.invars)) if has_tangent(eqn.invars[i])]
 
 

@@ -12,6 +12,8 @@ import numpy as np
 from jax import lax
 
 from prunex_jax.base.jaxprs import (
+    OF_A_CLASS,
+    is_rematerialised,
     linear_solve_operands,
     rematerialised,
     scan_operands,
@@ -297,6 +299,16 @@ def _cond(
     return lax.switch(which, [branch(inner) for inner in equation.inner], *values)
 
 
+def _of_a_class(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    """Does what such an operation is made of, as its class was told sizes."""
+    if not equation.inner:  # which is not known, so that it stays as it is
+        return evaluate(equation.eqn, operands)
+    again = _remat if is_rematerialised(equation.eqn) else _custom_vjp
+    return again(evaluator, equation, operands)
+
+
 def _linear_solve(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
@@ -414,7 +426,7 @@ def _custom_vjp(
     if program is None:
         return evaluator.run(equation.inner[0], operands)
     eqn = equation.eqn
-    first = eqn.params["num_consts"]
+    first = eqn.params.get("num_consts", 0)
     consts = operands[:first]  # which jax does not let anybody differentiate
     given = [i for i, atom in enumerate(eqn.outvars) if has_tangent(atom)]
 
@@ -441,6 +453,7 @@ def _custom_vjp(
 
 REBUILDS: Mapping[str, Rebuild] = {
     "broadcast_in_dim": _broadcast_in_dim,
+    OF_A_CLASS: _of_a_class,
     "checkpoint": _remat,
     "closed_call": _call,
     "composite": _call,
@@ -453,6 +466,7 @@ REBUILDS: Mapping[str, Rebuild] = {
     "div": _mean,
     "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,
+    "eval_jaxpr": _call,
     "gather": _gather,
     "jit": _call,
     "linear_call": _linear_call,

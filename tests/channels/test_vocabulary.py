@@ -135,6 +135,15 @@ def inlined_and_nested_jit(h):
     return jax.jit(jax.jit(jax.nn.gelu, inline=True))(h)
 
 
+@pytest.mark.skipif(not hasattr(jax, "Inline"), reason="newer jax has it")
+@pytest.mark.parametrize("policy", getattr(jax, "Inline", ()))
+def test_programs_may_be_inlined_at_any_time(policy):
+    def apply(p, x):
+        return jax.jit(jnp.sin, inline=policy)(x @ p["a"]) @ p["b"]
+
+    assert members_of(assert_exact(apply, draw(PAIR), X, densities=(0.5,))) == ONE
+
+
 @pair()
 def barrier(h):
     return sum(lax.optimization_barrier((jnp.sin(h), jnp.cos(h))))
@@ -226,6 +235,32 @@ def range_over_a_vmapped_axis(h):
         return lax.pmax(fixed, "batch") - lax.pmin(fixed, "batch") + row
 
     return jax.vmap(one, axis_name="batch")(h)
+
+
+@pair()
+def rows_that_are_not_zero(h):
+    rows = jnp.nonzero(jnp.array([1.0, 0.0, 1.0, 2.0]), size=3)[0]
+    return h[rows]
+
+
+@pair(X, jnp.array([1.0, 0.0, 1.0, 2.0]))
+def rows_where_an_input_is_not_zero(h, which):
+    return h[jnp.nonzero(which, size=3, fill_value=0)[0]]
+
+
+@pair(X, jnp.array([0.1, 0.7, 0.4]))
+def rows_by_search(h, sought):
+    return h[jnp.searchsorted(jnp.array([0.0, 0.5, 0.9]), sought)]
+
+
+@pair()
+def channels_by_search(h):
+    return h * jnp.searchsorted(jnp.linspace(-1.0, 1.0, 5), h).astype(jnp.float32)
+
+
+@pair()
+def exponents(h):
+    return jnp.ldexp(jnp.frexp(h)[0], jnp.frexp(lax.stop_gradient(h))[1] + 1)
 
 
 @pair()
