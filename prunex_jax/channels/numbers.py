@@ -433,6 +433,7 @@ def value_of_logaddexp(values: Sequence[Value], dtype: Any) -> Value:
 # Operations that give numbers above zero of such numbers: of all of their operands, of
 # the first one, or of any. What is too small to be told from zero is not looked at.
 _KEEP_POSITIVE = {
+    "abs",
     *("add", "broadcast_in_dim", "concatenate", "convert_element_type", "copy"),
     *("cbrt", "div", "dot_general", "integer_pow", "min", "mul", "name", "reduce_max"),
     *("reduce_min", "reduce_prod", "reduce_sum", "reduce_window_max", "reshape", "rev"),
@@ -466,7 +467,7 @@ _NEVER_NEGATIVE = {
 }
 _KEEP_NOT_NEGATIVE = {
     *("cbrt", "cumprod", "cumsum", "div", "dot_general", "erf", "expm1", "integer_pow"),
-    *("log1p", "pow", "reduce_prod", "reduce_sum", "tanh"),
+    *("log1p", "pow", "reduce_prod", "reduce_sum", "sign", "tanh"),
 }
 # Operations that give numbers that are among those of their operands.
 _MOVES = {

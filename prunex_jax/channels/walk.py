@@ -45,6 +45,7 @@ from prunex_jax.channels.numbers import (
 )
 from prunex_jax.channels.softmax import (
     dead_behind_mask,
+    filled,
     is_sum_with_peak,
     masked,
     maximum_of,
@@ -384,6 +385,8 @@ def _finished(
         transposed(ctx),
         peaks(ctx),
         mask,
+        filled(ctx),
+        ctx.operands[0] if ctx.name == "is_finite" else None,
         _bound(ctx, atom),
         _causes(ctx, result, is_lost),
     )

@@ -144,6 +144,8 @@ def _not_constant(value: Traced) -> Traced:
         transposed=None,
         peaks=None,
         masked=None,
+        filled=None,
+        finite=None,
     )
 
 
