@@ -89,7 +89,7 @@ class Peaks:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Masked:
-    """Says where a value is -inf, whatever lives or dies."""
+    """Says where a value may be -inf, whatever lives or dies; it is not elsewhere."""
 
     where: np.ndarray  # bool; length 1 along axes that it is repeated along.
     is_finite: tuple[bool, ...]  # Per axis, whether dead channels are elsewhere.

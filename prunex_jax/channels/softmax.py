@@ -137,9 +137,10 @@ def _shifted_peaks(x: Traced, top: Traced) -> Peaks | None:
     )
     if not is_row_by_row:
         return None
-    if found.x.filled is None or _has_full_rows(found):
+    filled = found.x.filled
+    if filled is None or _has_full_rows(found):
         return Peaks(gone, is_exp=False)
-    return Peaks(gone, False, found.x.filled.where.transpose(before.order))
+    return Peaks(gone, False, filled.where.transpose(before.order))
 
 
 def _looks_at_no_more(found: MaximumOf, x: Traced) -> bool:
@@ -189,9 +190,10 @@ def filled(ctx: Context) -> Filled | None:
     assert which.constant is not None
     where = np.asarray(which.constant.small).astype(bool) == is_gone[1]
     where = where.reshape(where.shape or (1,) * rank)
-    if x.filled is not None:
-        x, where = x.filled.x, where | x.filled.where
-    return Filled(x, where)
+    before = x.filled
+    if before is None:
+        return Filled(x, where)
+    return Filled(before.x, where | before.where)
 
 
 def _is_minus_infinity(x: Traced) -> bool:
@@ -219,7 +221,7 @@ def dead_behind_mask(ctx: Context, dead: Sequence[Value]) -> tuple[Value, ...]:
       dead: What its rule says.
     """
     masked = ctx.operands[0].masked if ctx.operands else None
-    if ctx.name == "select_n" and any(map(_is_lost, dead)):
+    if ctx.name in ("max", "select_n") and any(map(_is_lost, dead)):
         found = _masked(ctx, len(dead))
         is_gone = found is not None and not found.where.any()
         return (
@@ -267,7 +269,11 @@ def _masked(ctx: Context, rank: int) -> Masked | None:
     if ctx.name == "select_n":
         which, *cases = ctx.operands
         known = [_masked_of(x, rank) for x in cases]
+        if which.finite is not None and which.finite is cases[-1]:
+            return _where_finite(known)
         return None if which.constant is None else _chosen(which, known, rank)
+    if ctx.name == "scatter-max":
+        return _with_empty_segments(ctx)
     known = [_masked_of(x, rank) for x in ctx.operands]
     if any(each is None for each in known):
         return None
@@ -280,6 +286,9 @@ def _masked(ctx: Context, rank: int) -> Masked | None:
         return Masked(first.where.transpose(order), is_finite)
     if ctx.name in ("add", "add_any"):
         return _both(first, others[0])
+    if ctx.name == "max":
+        both = _both(first, others[0])
+        return Masked(first.where & others[0].where, both.is_finite)
     if ctx.name == "mul" and _is_scale(ctx.operands[0]):
         return others[0]
     is_scaled = ctx.name in ("div", "mul") and _is_scale(ctx.operands[1])
@@ -290,6 +299,29 @@ def _masked(ctx: Context, rank: int) -> Masked | None:
 def _both(one: Masked, other: Masked) -> Masked:
     pairs = zip(one.is_finite, other.is_finite, strict=True)
     return Masked(one.where | other.where, tuple(a and b for a, b in pairs))
+
+
+def _where_finite(cases: Sequence[Masked | None]) -> Masked | None:
+    """Of a choice of the last case where it is finite."""
+    instead, last = cases
+    if instead is None or last is None or instead.where.any():
+        return None
+    return Masked(instead.where, _both(instead, last).is_finite)
+
+
+def _with_empty_segments(ctx: Context) -> Masked | None:
+    """Of the largest of what is written anywhere; -inf where nothing is."""
+    x, _, updates = ctx.operands
+    if not _is_minus_infinity(x):
+        return None
+    numbers = ctx.eqn.params["dimension_numbers"]
+    skipped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    windows = iter(numbers.update_window_dims)
+    is_finite = [
+        axis in skipped or not _is_lost(updates.dead[next(windows)])
+        for axis in range(len(x.labels))
+    ]
+    return Masked(np.ones((1,) * len(x.labels), bool), tuple(is_finite))
 
 
 def _chosen(which: Traced, cases: Sequence[Masked | None], rank: int) -> Masked | None:

@@ -395,8 +395,16 @@ def _finished(
 def _causes(ctx: Context, result: Traced, is_lost: bool) -> dict[str, str]:
     """Why dead channels are no numbers, or not the same one: what came first."""
     causes = dict[str, str]()
-    if is_lost and any(
-        x.masked or -math.inf in (x.number, *x.dead) for x in ctx.operands
+    is_known = any("broken" in x.causes for x in ctx.operands)
+    if ctx.name in ("scatter-max", "scatter-min") and any(map(is_nan, result.dead)):
+        causes["broken"] = (
+            f"{ctx.name}{ctx.at} may leave a segment infinite that nothing is written "
+            "to; use jnp.where(jnp.isfinite(x), x, 0.0)"
+        )
+    elif (
+        is_lost
+        and not is_known
+        and any(x.masked or -math.inf in (x.number, *x.dead) for x in ctx.operands)
     ):
         causes["broken"] = (
             f"the mask of -inf{ctx.at} may leave a row without a finite score; use a "

@@ -442,15 +442,36 @@ def segment_min_without_empty_segments(h):
     return jax.ops.segment_min(h, SEGMENTS, 3)
 
 
+@pair()
+def segment_max_with_an_empty_segment(h):
+    largest = jax.ops.segment_max(h, SEGMENTS, 4)
+    return jnp.where(jnp.isfinite(largest), largest, 1.0)
+
+
+@pair(X, SEGMENTS)
+def segment_max_by_input_above_zero(h, segments):
+    return jnp.maximum(jax.ops.segment_max(jnp.cos(h), segments, 5), 0.5)
+
+
 @case(PAIR, {})
-def segment_max_with_an_empty_segment(p, x):
-    largest = jax.ops.segment_max(x @ p["a"], SEGMENTS, 4)
-    return jnp.where(jnp.isfinite(largest), largest, 1.0) @ p["b"]
+def infinite_segment_max(p, x):
+    """A product of minus infinity and a weight of zero is none."""
+    return jax.ops.segment_max(x @ p["a"], SEGMENTS, 4) @ p["b"]
 
 
 @case(PAIR, {}, X, SEGMENTS)
-def segment_max_by_input(p, x, segments):
-    return jnp.exp(jax.ops.segment_max(x @ p["a"], segments, 4)) @ p["b"]
+def segment_min_of_another_one(p, x, segments):
+    """What is finite of one is not of the other."""
+    h = x @ p["a"]
+    largest, least = (
+        f(h, segments, 5) for f in (jax.ops.segment_max, jax.ops.segment_min)
+    )
+    return jnp.where(jnp.isfinite(least), largest * least, 1.0) @ p["b"]
+
+
+@pair(X, SEGMENTS)
+def segment_max_by_input(h, segments):
+    return jnp.exp(jax.ops.segment_max(h, segments, 4))
 
 
 @pair(X, SEGMENTS)
