@@ -66,19 +66,30 @@ class Transposed:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Peaks:
-    """Says that every row along some axes has an entry of 0, or holds nan.
+class Filled:
+    """Says that a value is another one, but -inf at positions known beforehand."""
 
-    Or, of exp of it, one of 1, and none below 0.
+    x: "Traced"
+    where: np.ndarray  # bool; length 1 along axes that it is repeated along.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Peaks:
+    """Says that every row along some axes has an entry of at least 0, or holds nan.
+
+    Or, of exp of it, one above zero, and none below 0.
     """
 
     axes: tuple[int, ...]
     is_exp: bool
+    # bool; where that entry is not, of length 1 along axes that this is repeated along;
+    # None where nothing is known.
+    outside: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Masked:
-    """Says where a value is -inf, whatever lives or dies."""
+    """Says where a value may be -inf, whatever lives or dies; it is not elsewhere."""
 
     where: np.ndarray  # bool; length 1 along axes that it is repeated along.
     is_finite: tuple[bool, ...]  # Per axis, whether dead channels are elsewhere.
@@ -129,7 +140,7 @@ class Traced:
         positions that `dead` speaks of.
       is_fixed: Whether it does not depend on inputs, but on parameters, running
         statistics and constants alone.
-      maximum_of, transposed, peaks, masked: What `softmax` goes by.
+      maximum_of, transposed, peaks, masked, filled, finite: What `softmax` goes by.
     """
 
     labels: tuple[np.ndarray, ...]
@@ -148,6 +159,8 @@ class Traced:
     transposed: Transposed | None = None
     peaks: Peaks | None = None
     masked: Masked | None = None
+    filled: Filled | None = None
+    finite: "Traced | None" = None  # Whose entries this says are finite.
     at_least: float = -math.inf
     causes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
