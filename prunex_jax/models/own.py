@@ -124,7 +124,12 @@ def functions_of(given: Any, *inputs: PyTree) -> Functions:
             "LayerNorm or GroupNorm instead, or give a pair (init, apply) of "
             "functions"
         )
-    kinds = {"flax.nnx": _of_nnx, "flax.linen": _of_linen, "equinox": _of_equinox}
+    kinds = {
+        "flax.nnx": _of_nnx,
+        "flax.linen": _of_linen,
+        "equinox": _of_equinox,
+        "torch.nn": _of_pytorch,
+    }
     for name, make in kinds.items():
         package = sys.modules.get(name)
         if package is not None and isinstance(given, package.Module):
@@ -367,6 +372,12 @@ def _of_equinox(given: Any, examples: tuple[PyTree, ...]) -> Functions:
 
     example = _one_or_all(examples)
     return Functions(type(given).__name__, init, apply, train, is_random, example)
+
+
+def _of_pytorch(given: Any, examples: tuple[PyTree, ...]) -> Functions:
+    from prunex_jax.models.pytorch import functions_of_module
+
+    return functions_of_module(given, examples)
 
 
 def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:

@@ -51,11 +51,11 @@ def full_network(
       UserError: It is no network, or inputs are missing.
     """
     if _is_of(network, "torch.nn"):
-        from prunex_jax.pruner.pytorch import function_of_module
+        from prunex_jax.models.pytorch import as_arrays
 
         _check_statistics(statistics, "module of PyTorch")
-        apply, params, running, inputs = function_of_module(network, *given)
-        return FullNetwork(apply, params, running, inputs, network)
+        found = _of_module(network, as_arrays(_inputs(given, "inputs")))
+        return dataclasses.replace(found, module=network)
     for package in ("flax.nnx", "equinox"):
         if _is_of(network, package):
             _check_statistics(statistics, f"module of {package}")
