@@ -56,6 +56,7 @@ class Functions:
         is known and the same for all.
       is_uniform: Whether it is known that channels of a group are computed alike. Then
         which of them are left makes no other network, but how many.
+      module: The PyTorch module that they are of, as it was given; None for others.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Functions:
     in_float32: Callable[[], "Functions"] | None = None
     statistics_decay: float | None = None
     is_uniform: bool = False
+    module: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

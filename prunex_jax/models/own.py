@@ -1,4 +1,4 @@
-"""Takes networks as people have them: NNX, Linen or Equinox modules, or functions.
+"""Takes networks as people have them: modules of any framework, or functions.
 
 Only the packages of what is given are imported.
 """
@@ -36,9 +36,10 @@ def own_model(given: Any, example: PyTree) -> Model:
     Args:
       given: A Flax NNX module, which starts from the parameters that it has, or its
         class, or a function of `nnx.Rngs` that makes one; a Linen module; an Equinox
-        module, which takes one example and starts from the parameters that it has; or
-        a pair (init, apply) of `init(key) -> params` and `apply(params, inputs)`, which
-        in training is given `key` and `axis_name`, if it has these parameters.
+        module, which takes one example and starts from the parameters that it has; a
+        PyTorch module, which starts from those that it has; or a pair (init, apply) of
+        `init(key) -> params` and `apply(params, inputs)`, which in training is given
+        `key` and `axis_name`, if it has these parameters.
       example: Arrays, or their shapes and types: a batch of one example, as the
         network reads it.
     Raises:
@@ -134,11 +135,17 @@ def functions_of(given: Any, *inputs: PyTree) -> Functions:
         package = sys.modules.get(name)
         if package is not None and isinstance(given, package.Module):
             return make(given, inputs)
+    torch = sys.modules.get("torch.nn")
+    if torch and isinstance(given, type) and issubclass(given, torch.Module):
+        raise UserError(
+            f"model={_name_of(given)} is a class of PyTorch; give an object of it, "
+            "with the weights to start from"
+        )
     if callable(given):
         return _of_nnx(given, inputs)
     raise UserError(
-        f"model={given!r} is no network: give a Flax NNX or Linen module, an Equinox "
-        "module, or a pair (init, apply) of functions"
+        f"model={given!r} is no network: give a Flax NNX or Linen module, a module of "
+        "Equinox or PyTorch, or a pair (init, apply) of functions"
     )
 
 
@@ -375,6 +382,7 @@ def _of_equinox(given: Any, examples: tuple[PyTree, ...]) -> Functions:
 
 
 def _of_pytorch(given: Any, examples: tuple[PyTree, ...]) -> Functions:
+    """Functions of a PyTorch module."""
     from prunex_jax.models.pytorch import functions_of_module
 
     return functions_of_module(given, examples)

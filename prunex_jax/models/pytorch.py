@@ -89,6 +89,7 @@ def functions_of_module(module: Any, examples: tuple[PyTree, ...]) -> Functions:
         # Whether it draws cannot be seen; a key that is not used costs nothing.
         is_random=True,
         example=examples[0] if len(examples) == 1 else examples,
+        module=frozen,
     )
 
 

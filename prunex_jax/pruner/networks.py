@@ -54,8 +54,7 @@ def full_network(
         from prunex_jax.models.pytorch import as_arrays
 
         _check_statistics(statistics, "module of PyTorch")
-        found = _of_module(network, as_arrays(_inputs(given, "inputs")))
-        return dataclasses.replace(found, module=network)
+        return _of_module(network, as_arrays(_inputs(given, "inputs")))
     for package in ("flax.nnx", "equinox"):
         if _is_of(network, package):
             _check_statistics(statistics, f"module of {package}")
@@ -101,7 +100,8 @@ def _of_module(module: Any, inputs: tuple[PyTree, ...]) -> FullNetwork:
 
     functions = functions_of(module, *inputs)
     params, statistics = functions.init(jax.random.key(0))
-    return _with_statistics(functions.apply, params, statistics, inputs)
+    found = _with_statistics(functions.apply, params, statistics, inputs)
+    return dataclasses.replace(found, module=functions.module)
 
 
 def _of_linen(module: Any, variables: Any, inputs: tuple[PyTree, ...]) -> FullNetwork:

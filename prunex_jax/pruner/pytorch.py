@@ -4,7 +4,7 @@
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ def _first_names(module: Any) -> dict[str, str]:
 
 def smaller_module(
     module: Any,
-    cut: Cut,
+    cuts: Sequence[Cut],
     arrays: Mapping[str, Any],
     inputs: tuple[PyTree, ...],
     answers: PyTree,
@@ -62,7 +62,7 @@ def smaller_module(
 
     Args:
       module: The module of full size, which stays as it is.
-      cut: What is cut out of it.
+      cuts: What was cut out of it, one after the other.
       arrays: Parameters and statistics that are left, by name.
       inputs: Arrays, on which it is compared with the small function.
       answers: What that gives for them.
@@ -83,9 +83,9 @@ def smaller_module(
         }
         if any(x.shape != getattr(layer, name).shape for name, x in own.items()):
             if isinstance(layer, torch.nn.modules.conv._ConvNd):
-                name = first[f"{path}.weight" if path else "weight"]
-                stays = cut.parameters.stays(name, 0).reshape(layer.groups, -1)
-                layer.groups = int(stays.any(1).sum())
+                left = _left(cuts, first[f"{path}.weight" if path else "weight"])
+                of_one = layer.weight.shape[0] // layer.groups
+                layer.groups = len(np.unique(left // of_one))
             _resize(layer, path, own)
     small.load_state_dict(tensors)
     for name, one in first.items():
@@ -110,10 +110,19 @@ def smaller_module(
     return small
 
 
+def _left(cuts: Sequence[Cut], name: str) -> np.ndarray:
+    """Positions of a parameter's first axis that are left."""
+    left = np.arange(cuts[0].parameters.shapes[name][0])
+    for cut in cuts:
+        left = left[cut.parameters.stays(name, 0)]
+    return left
+
+
 def _tensor(leaf: Any) -> Any:
     import torch
 
-    return torch.tensor(np.asarray(leaf)) if isinstance(leaf, jax.Array) else leaf
+    is_array = isinstance(leaf, jax.Array | np.ndarray)
+    return torch.tensor(np.asarray(leaf)) if is_array else leaf
 
 
 def _leaves(answers: Any) -> list[np.ndarray]:
