@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", required=True, help="where runs are kept")
     parser.add_argument("--data-dir", default="", help="if not where TFDS has it")
-    parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--epochs", type=float, default=2.0)
     parser.add_argument("--tune-epochs", type=float, default=1.0)
     parser.add_argument("--macs", type=float, help="share that remains")
     parser.add_argument("--params", type=float, help="share that remains")
@@ -116,15 +116,10 @@ def trained(
 ) -> TrainResult:
     """Trains a module of PyTorch, whose images have their channels first."""
     settings = {
-        "data": {
-            "name": "cifar10",
-            "dir": data_dir,
-            "batch_size": 128,
-            "augment": "crop_flip",
-        },
+        "data": {"name": "cifar10", "dir": data_dir, "batch_size": 64},
         "method": {"name": "dense"},
         "optimizer": {"learning_rate": learning_rate},
-        "run": {"epochs": epochs, "read_test": False},
+        "run": {"epochs": epochs, "read_test": False, "log_every_steps": 50},
     }
     return train(settings, folder, model=module, inputs=channels_first)
 

@@ -44,7 +44,7 @@ def own_model(given: Any, example: PyTree) -> Model:
         network reads it.
     Raises:
       UserError: It is none of these, has a state of Equinox or parameters that are no
-        floats, or cannot be called with the example.
+        floats, cannot be called with the example, or answers otherwise in training.
     Example:
       >>> def init(key):
       ...     return {'w': jax.random.normal(key, (4, 2))}
@@ -58,7 +58,10 @@ def own_model(given: Any, example: PyTree) -> Model:
     try:
         arrays = jax.eval_shape(model.init, jax.random.key(0))
         _check_floats(model.functions.name, arrays[0])
-        jax.eval_shape(model.apply, *arrays, model.example(2))
+        answers = jax.eval_shape(model.apply, *arrays, model.example(2))
+        key = jax.random.key(0) if model.is_random else None
+        train = functools.partial(model.apply_train, key=key)
+        in_training, _ = jax.eval_shape(train, *arrays, model.example(2))
     except UserError:
         raise
     except Exception as error:
@@ -67,6 +70,13 @@ def own_model(given: Any, example: PyTree) -> Model:
             f"model={model.functions.name} cannot be called with a batch of {reads}: "
             f"{one_line(error, 300)}"
         ) from error
+    wanted: Any = jax.tree.structure(answers)
+    if jax.tree.structure(in_training) != wanted:
+        raise UserError(
+            f"model={model.functions.name} answers {jax.tree.structure(in_training)} "
+            f"in training and {wanted} in evaluation, and one loss is for both; let it "
+            "answer alike, without what is for training only"
+        )
     return model
 
 
