@@ -20,6 +20,7 @@ from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.imports import need_package
 from prunex_jax.base.trees import PyTree
 from prunex_jax.models.base import Functions
+from prunex_jax.models.layers import moments
 
 # Buffers that training changes, by the last part of their names, and those that it
 # changes without a use here.
@@ -243,14 +244,11 @@ def _moments(x: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array,
       UserError: They are of one number, whose variance is unknown.
     """
     axes, count = (0, *range(2, x.ndim)), x.size // x.shape[1]
-    mean = x.mean(axes)
     if axis_name is None:
-        var = x.var(axes)
+        mean, var = x.mean(axes), x.var(axes)
     else:
-        # Equal batches on every device: the mean of means is the mean.
-        both = lax.pmean(jnp.stack([mean, (x * x).mean(axes)]), axis_name)
-        mean, count = both[0], count * lax.axis_size(axis_name)
-        var = jnp.maximum(both[1] - mean * mean, 0.0)
+        mean, var = moments(x, axes, axis_name)
+        count *= lax.axis_size(axis_name)
     if count < 2:
         raise UserError(
             "a batch norm sees one number per channel in a step; give "
