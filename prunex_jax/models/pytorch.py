@@ -7,8 +7,9 @@ PyTorch's: batch norms, what `torch.no_grad` and `detach` keep from the gradient
 random numbers, which follow the key that is given.
 """
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -66,7 +67,8 @@ def functions_of_module(module: Any, examples: tuple[PyTree, ...]) -> Functions:
         frozen.train()
         key = jax.random.key(0) if key is None else key
         arrays = {**fixed, **params, **statistics}
-        answers, after = _called(frozen, arrays, (inputs,), key, axis_name)
+        with _no_gradients_of_its_own(name):
+            answers, after = _called(frozen, arrays, (inputs,), key, axis_name)
         for buffer, array in fixed.items():
             if after[buffer] is not array and not buffer.endswith(_COUNTERS):
                 raise UserError(
@@ -157,6 +159,31 @@ def _called(
             "them on the device of the inputs: torch.rand((), device=x.device)"
         )
     return environment.t2j_iso(answers), environment.t2j_iso(tensors)
+
+
+@contextlib.contextmanager
+def _no_gradients_of_its_own(name: str) -> Iterator[None]:
+    """Refuses what says itself how it is differentiated, which JAX would not heed.
+
+    Raises:
+      UserError: The module calls such a function.
+    """
+    import torch
+
+    def refuse(cls: Any, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        raise UserError(
+            f"model={name} calls {cls.__name__}, a torch.autograd.Function, whose "
+            "backward pass is not followed here; write it with operations of PyTorch, "
+            "such as x + (y - x).detach()"
+        )
+
+    function, plain = torch.autograd.Function, vars(torch.autograd.Function)["apply"]
+    function.apply = classmethod(refuse)
+    try:
+        yield
+    finally:
+        function.apply = plain
 
 
 def _on_device(leaf: Any) -> Any:

@@ -280,6 +280,21 @@ class Outside(nn.Linear):
         return x if skipped else super().forward(x)
 
 
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.sign(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class StraightThrough(nn.Linear):
+    def forward(self, x):
+        return Sign.apply(super().forward(x))
+
+
 def half_frozen():
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[0].requires_grad_(False)
@@ -295,6 +310,7 @@ REFUSED = {
     "buffer 'seen' of model=Counting is changed in training": Counting,
     "in training and .* in evaluation": lambda: TwoAnswers(3, 3),
     "draws random numbers outside of torchax": lambda: Outside(3, 3),
+    "calls Sign, a torch.autograd.Function": lambda: StraightThrough(3, 3),
     "torchax cannot run Linear on these inputs": lambda: nn.Linear(4, 3),
     "is a class of PyTorch; give an object": lambda: TwoAnswers,
 }
@@ -304,6 +320,9 @@ REFUSED = {
 def test_what_would_train_otherwise_is_refused_by_name(said):
     with pytest.raises(UserError, match=said):
         own_model(REFUSED[said](), np.ones((1, 3), np.float32))
+    x = torch.ones(2, requires_grad=True)
+    Sign.apply(x).sum().backward()
+    assert x.grad.tolist() == [1, 1], "elsewhere PyTorch is as it was"
 
 
 def test_norms_of_one_number_are_refused():
