@@ -148,14 +148,15 @@ def measure(name: str) -> dict[str, Any]:
     import numpy as np
 
     from prunex_jax.channels import trace_channels
-    from prunex_jax.pruner.pytorch import function_of_module
+    from prunex_jax.pruner.networks import full_network
     from prunex_jax.shrink import make_cut, relative_error
 
     module = make_module(name)
     x = example_of(name, module)
     began = time.perf_counter()
-    apply, params, running, inputs = function_of_module(module, x)
-    trace = trace_channels(apply, params, *inputs, statistics=running)
+    full = full_network(module, [x], None)
+    apply, params, running = full.apply, full.params, full.statistics
+    trace = trace_channels(apply, params, *full.inputs, statistics=running)
     seconds = time.perf_counter() - began
     masks = {
         group.name: np.arange(group.size) < max(1, group.size // 2)
@@ -165,8 +166,8 @@ def measure(name: str) -> dict[str, Any]:
     rest = () if running is None else (running,)
     less = () if running is None else (cut.take_statistics(running),)
     with jax.default_matmul_precision("highest"):
-        one = jax.jit(apply)(cut.mask(params), *rest, *inputs)
-        two = jax.jit(cut.function(apply))(cut.take(params), *less, *inputs)
+        one = jax.jit(apply)(cut.mask(params), *rest, *full.inputs)
+        two = jax.jit(cut.function(apply))(cut.take(params), *less, *full.inputs)
     error = relative_error(jax.tree.leaves(two), jax.tree.leaves(one))
     return {
         "network": name,
