@@ -9,12 +9,13 @@ come, so that a run that was stopped goes on where it was; without that file, al
 made anew. docs/coverage_pytorch.md is made of them. Exits with 1 if one is not exact.
 """
 
+import importlib
 import json
 import math
+import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -22,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.coverage_table import what_stays
+from prunex_jax.base.errors import one_line
 
 ROWS = Path("build/coverage_pytorch.jsonl")
 PAGE = Path("docs/coverage_pytorch.md")
 # Of each family of torchvision the forms that differ in more than width and depth.
 TORCHVISION = """
-    alexnet squeezenet1_0 squeezenet1_1 vgg11 vgg16_bn resnet18 resnet50
+    alexnet squeezenet1_0 squeezenet1_1 vgg11 vgg11_bn resnet18 resnet50
     resnext50_32x4d wide_resnet50_2 densenet121 googlenet inception_v3 mobilenet_v2
     mobilenet_v3_small mobilenet_v3_large mnasnet0_5 mnasnet1_0 shufflenet_v2_x0_5
     shufflenet_v2_x1_0 regnet_x_400mf regnet_y_400mf efficientnet_b0 efficientnet_b1
@@ -94,10 +96,9 @@ Seconds are those of a CPU that may have had other work. Made by
 
 def main() -> None:
     names = sys.argv[1:]
-    if names[:1] == ["--one"]:
-        resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_SECONDS, LIMIT_SECONDS + 9))
-        sys.stdout.write(json.dumps(measure(names[1])) + "\n")
-        return
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {XLA_FLAGS}"
+    for package in ("jax", "timm", "torch_pruning", "torchax", "torchvision"):
+        importlib.import_module(package)  # Once, for all processes that are forked.
     ROWS.parent.mkdir(exist_ok=True)
     known = read_rows()
     for name in names or NETWORKS:
@@ -106,6 +107,7 @@ def main() -> None:
             with ROWS.open("a") as file:
                 file.write(json.dumps(known[name]) + "\n")
             sys.stderr.write(f"{known[name]}\n")
+            PAGE.write_text(page(known))
     PAGE.write_text(page(known))
     sys.exit(any(not row.get("error", 0) <= EXACT for row in known.values()))
 
@@ -117,22 +119,27 @@ def read_rows() -> dict[str, dict[str, Any]]:
 
 def in_a_process(name: str) -> dict[str, Any]:
     """Measures in a process of its own, so that none inherits memory or crashes."""
-    command = [sys.executable, "-m", "benchmarks", "coverage_pytorch", "--one", name]
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {XLA_FLAGS}"
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "XLA_FLAGS": flags},
-    )
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    if done.returncode == -signal.SIGXCPU:
-        minutes = LIMIT_SECONDS // 60
-        return {"network": name, "failed": f"longer than {minutes} minutes of a CPU"}
-    why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return {"network": name, "failed": why[:300]}
+    context = multiprocessing.get_context("fork")
+    receives, sends = context.Pipe(duplex=False)
+    process = context.Process(target=send_row, args=(name, sends))
+    process.start()
+    sends.close()
+    try:
+        return receives.recv()
+    except EOFError:
+        process.join()
+    why = f"exit code {process.exitcode}"
+    if process.exitcode == -signal.SIGXCPU:
+        why = f"longer than {LIMIT_SECONDS // 60} minutes of a CPU"
+    return {"network": name, "failed": why}
+
+
+def send_row(name: str, sends: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_SECONDS, LIMIT_SECONDS + 9))
+    try:
+        sends.send(measure(name))
+    except Exception as error:
+        sends.send({"network": name, "failed": one_line(error, 300)})
 
 
 def make_module(name: str) -> Any:
@@ -237,6 +244,8 @@ def measure(name: str) -> dict[str, Any]:
     with jax.default_matmul_precision("highest"):
         one = jax.jit(apply)(masked, *rest, *inputs)
         two = jax.jit(cut.function(apply))(less, *kept, *inputs)
+    if not any(map(np.any, jax.tree.leaves(one))):
+        raise ValueError("every answer is zero, which proves nothing")
     error = relative_error(jax.tree.leaves(two), jax.tree.leaves(one))
     return {
         "network": name,
