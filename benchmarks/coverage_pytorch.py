@@ -70,7 +70,7 @@ EXACT = 1e-5
 ALMOST_ALL = 0.99
 # Of CPU time, as others may use the CPUs: for a network, and for Torch-Pruning.
 LIMIT_SECONDS = 480
-PEER_SECONDS = 60
+PEER_SECONDS = 30
 # Programs run once, so that most of the time would go into making them fast.
 XLA_FLAGS = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -126,7 +126,9 @@ def in_a_process(name: str) -> dict[str, Any]:
     sends.close()
     try:
         return receives.recv()
-    except EOFError:
+    except EOFError:  # It died.
+        pass
+    finally:
         process.join()
     why = f"exit code {process.exitcode}"
     if process.exitcode == -signal.SIGXCPU:
