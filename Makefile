@@ -104,7 +104,8 @@ test-all:
 	mv .tested .ci/tested
 
 test-zoo: $(ZOO)
-	$(ZOO_VENV)/bin/python -m pytest -q -m zoo -n 2 tests/channels/test_zoo.py
+	$(ZOO_VENV)/bin/python -m pytest -q -m zoo -n 2 tests/channels/test_zoo.py \
+	    tests/pruner/test_haiku.py
 
 test-torch: $(TORCH)
 	$(BIN)/python -m pytest -q tests/benchmarks/test_torch.py

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,17 @@ from prunex_jax.base.trees import PyTree, flatten_by_path, named_by
 from prunex_jax.channels import ChannelTrace
 from prunex_jax.export import export_model
 from prunex_jax.pruner.networks import FullNetwork, trees_of
+from prunex_jax.pruner.optimizers import follows_masked
 from prunex_jax.shrink import Certificate, Cut
 from prunex_jax.shrink.cost import count_macs, count_params
 
 # Groups that a table lists.
 _MAX_ROWS = 16
+_NOT_FOLLOWED = (
+    "this optimizer looks at the shape of whole arrays, or draws noise: it goes on by "
+    "the smaller shapes, which suits the small network, and does not follow the masked "
+    "one step by step, as sgd, adam, adamw and lion do"
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -102,6 +109,9 @@ class Pruned:
     ) -> PyTree:
         """The state with which an optimizer goes on with the small network.
 
+        Its updates are those of the masked network, cut, unless the optimizer looks at
+        the shape of whole arrays, as muon does, or draws noise: that is warned of.
+
         Args:
           tx: The optimizer.
           state: What it has for the network of full size; None for a new one.
@@ -140,6 +150,8 @@ class Pruned:
                 f"{np.shape(taken[odd[0]])}, is not shaped like a parameter and cannot "
                 "be cut; anew=True begins such parts anew, and keeps the rest"
             )
+        if not odd and not follows_masked(tx, self.params, self.cut):
+            warnings.warn(_NOT_FOLLOWED, stacklevel=2)
         taken |= {path: wanted[path] for path in odd}
         return jax.tree.unflatten(structure, list(taken.values()))
 

@@ -235,10 +235,9 @@ def test_rounds_go_on_with_what_training_made():
         optax.rmsprop,
         lambda rate: optax.sgd(rate, momentum=0.9, nesterov=True),
         lambda rate: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate)),
-        optax.contrib.muon,
         optax.contrib.schedule_free_adamw,
     ],
-    ids="adam adamw lion rmsprop nesterov chain muon schedule_free".split(),
+    ids="adam adamw lion rmsprop nesterov chain schedule_free".split(),
 )
 def test_states_of_optimizers_go_on(make):
     tx = make(1e-2)
