@@ -77,7 +77,7 @@ class Filled:
 class Peaks:
     """Says that every row along some axes has an entry of at least 0, or holds nan.
 
-    Or, of exp of it, one above zero, and none below 0.
+    Or, of exp of it, one that is not below `least`, and none below 0.
     """
 
     axes: tuple[int, ...]
@@ -85,6 +85,7 @@ class Peaks:
     # bool; where that entry is not, of length 1 along axes that this is repeated along;
     # None where nothing is known.
     outside: np.ndarray | None = None
+    least: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

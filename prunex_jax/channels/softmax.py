@@ -115,14 +115,20 @@ def peaks(ctx: Context) -> Peaks | None:
     if ctx.name == "mul":
         for x, factor in (ctx.operands, ctx.operands[::-1]):
             if x.peaks is not None and x.peaks.is_exp:
-                return x.peaks if _keeps_peaks(x.peaks, factor) else None
+                return _scaled_peaks(x.peaks, factor)
         return None
     if known is None:
         return None
     if ctx.name in ("exp", "exp2") and not known.is_exp:
         return dataclasses.replace(known, is_exp=True)
-    is_kept = ctx.name in _KEEP and _is_floating(ctx)
+    is_kept = ctx.name in _KEEP and _is_floating(ctx) and _is_seen(ctx, known)
     return known if is_kept else None
+
+
+def _is_seen(ctx: Context, peaks: Peaks) -> bool:
+    """Whether a peak is no number so small that the type of a result has it as 0."""
+    aval: Any = ctx.eqn.outvars[0].aval
+    return peaks.least >= float(jax.numpy.finfo(aval.dtype).tiny)
 
 
 def _shifted_peaks(x: Traced, top: Traced) -> Peaks | None:
@@ -169,13 +175,16 @@ def _chosen_peaks(which: Traced, *cases: Traced) -> Peaks | None:
     return None
 
 
-def _keeps_peaks(peaks: Peaks, factor: Traced) -> bool:
-    """Whether a constant is above zero at peaks, and nowhere below."""
+def _scaled_peaks(peaks: Peaks, factor: Traced) -> Peaks | None:
+    """Of a product with a constant that is above zero at peaks, and nowhere below."""
     if factor.constant is None or factor.at_least < 0:
-        return False
-    values = np.asarray(factor.constant.small)
+        return None
+    values = np.asarray(factor.constant.small, np.float32)
+    if not np.isfinite(values).all():
+        return None
     outside = False if peaks.outside is None else peaks.outside
-    return bool((((values > 0) | outside) & np.isfinite(values)).all())
+    least = float(np.where(outside, math.inf, values).min())
+    return dataclasses.replace(peaks, least=peaks.least * min(least, 1.0))
 
 
 def filled(ctx: Context) -> Filled | None:
@@ -201,11 +210,12 @@ def _is_minus_infinity(x: Traced) -> bool:
 
 
 def is_sum_with_peak(ctx: Context) -> bool:
-    """Whether a result is a sum of numbers, none below 0, one of which is 1."""
+    """Whether a result is a sum of numbers, none below 0, one of which is above it."""
     if ctx.name != "reduce_sum" or ctx.operands[0].peaks is None:
         return False
     known = ctx.operands[0].peaks
-    return known.is_exp and set(known.axes) <= set(ctx.eqn.params["axes"])
+    is_whole = set(known.axes) <= set(ctx.eqn.params["axes"])
+    return known.is_exp and is_whole and _is_seen(ctx, known)
 
 
 def _is_floating(ctx: Context) -> bool:
