@@ -162,6 +162,8 @@ class Traced:
     masked: Masked | None = None
     filled: Filled | None = None
     finite: "Traced | None" = None  # Whose entries this says are finite.
+    # Whose entries are not below the number where this is true.
+    above: "tuple[Traced, float] | None" = None
     at_least: float = -math.inf
     causes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
