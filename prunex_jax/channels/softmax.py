@@ -3,8 +3,11 @@
 A softmax subtracts the maximum of a row, so one of the row's terms is exp(0), and their
 sum at least 1, or nan if the row holds what is no number. A constant mask of -inf
 leaves the maximum of a row finite that has some position outside of the mask, and exp
-of the rest of the row is 0. `walk` asks here what follows from an equation, whatever
-its rule; an operation that is not named here says nothing.
+of the rest of the row is 0. The same holds of the positions that `where=` leaves, and
+of sums of exponentials with constant weights. The largest of a segment is -inf where
+nothing is written, and finite once what is not finite is replaced. `walk` asks here
+what follows from an equation, whatever its rule; an operation that is not named here
+says nothing.
 """
 
 import dataclasses
@@ -73,9 +76,10 @@ def _finite_maximum(which: Traced, *cases: Traced) -> MaximumOf | None:
     Where the maximum is infinite, the row has an entry of at least 0 without it. Only
     rows of -inf have none; of removed channels none is so where the maximum is finite.
     """
-    if len(cases) != 2 or not _is_zero(cases[0]) or which.finite is not cases[1]:
+    top = cases[-1]
+    if which.finite is not top or top.maximum_of is None or not _is_zero(cases[0]):
         return None
-    return None if any(map(_is_lost, cases[1].dead)) else cases[1].maximum_of
+    return None if any(map(_is_lost, top.dead)) else top.maximum_of
 
 
 def _has_full_rows(found: MaximumOf) -> bool:
@@ -183,20 +187,21 @@ def _scaled_peaks(peaks: Peaks, factor: Traced) -> Peaks | None:
     if not np.isfinite(values).all():
         return None
     outside = False if peaks.outside is None else peaks.outside
-    least = float(np.where(outside, math.inf, values).min())
+    least = float(np.where(outside, math.inf, values).min(initial=math.inf))
     return dataclasses.replace(peaks, least=peaks.least * min(least, 1.0))
 
 
 def filled(ctx: Context) -> Filled | None:
     """What a result is where it is not -inf because of a constant mask."""
-    if ctx.name != "select_n" or ctx.operands[0].constant is None:
+    if ctx.name != "select_n" or not _is_floating(ctx):
         return None
     which, *cases = ctx.operands
+    if which.constant is None:
+        return None
     is_gone = [_is_minus_infinity(x) for x in cases]
     if len(cases) != 2 or sum(is_gone) != 1:
         return None
     x, rank = cases[is_gone.index(False)], len(ctx.out_shape())
-    assert which.constant is not None
     where = np.asarray(which.constant.small).astype(bool) == is_gone[1]
     where = where.reshape(where.shape or (1,) * rank)
     before = x.filled
@@ -233,10 +238,9 @@ def dead_behind_mask(ctx: Context, dead: Sequence[Value]) -> tuple[Value, ...]:
     masked = ctx.operands[0].masked if ctx.operands else None
     if ctx.name in ("max", "select_n") and any(map(_is_lost, dead)):
         found = _masked(ctx, len(dead))
-        is_gone = found is not None and not found.where.any()
-        return (
-            _finite_where(dead, found.is_finite) if found and is_gone else tuple(dead)
-        )
+        if found is None or found.where.any():
+            return tuple(dead)
+        return _finite_where(dead, found.is_finite)
     if masked is None:
         return tuple(dead)
     if ctx.name in ("exp", "exp2"):

@@ -435,10 +435,11 @@ def _bound(ctx: Context, atom: Any) -> float:
 
 def _above(ctx: Context) -> tuple[Traced, float] | None:
     """Of a comparison with a constant, what is above it where it is true."""
-    if ctx.name not in ("ge", "gt") or ctx.operands[1].constant is None:
+    if ctx.name not in ("ge", "gt"):
         return None
     x, other = ctx.operands
-    assert other.constant is not None
+    if x.constant is not None or other.constant is None:
+        return None
     return x, _lowest(other.constant.small)
 
 

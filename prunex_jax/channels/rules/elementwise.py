@@ -71,7 +71,7 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
 
 def _is_at_least(x: Traced, other: Traced) -> bool:
     """Whether nothing is below a constant; nan never is."""
-    if other.constant is None:
+    if other.constant is None or x.at_least == -math.inf:
         return False
     return bool((np.asarray(other.constant.small) <= x.at_least).all())
 
