@@ -117,6 +117,22 @@ def custom_derivatives(h):
     return stepped(4 * steep(h))
 
 
+@jax.custom_batching.custom_vmap
+def batched_by_hand(h):
+    return jnp.tanh(h) * 2
+
+
+@batched_by_hand.def_vmap
+def _(axis_size, is_batched, h):
+    return jnp.tanh(h) * 2, is_batched[0]
+
+
+@pair()
+def batches_of_their_own(h):
+    still = lax.stop_gradient(h)  # has no derivative
+    return h + jax.vmap(batched_by_hand)(batched_by_hand(still))
+
+
 @pair()
 def remat_with_policy(h):
     policy = jax.checkpoint_policies.save_only_these_names("kept")
