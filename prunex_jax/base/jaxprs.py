@@ -22,7 +22,8 @@ _DERIVED = {"CheckpointName", "Einsum", "Nonzero", "RematTraced", "SearchSorted"
 CALLS = frozenset(
     (
         *("checkpoint", "closed_call", "composite", "core_call", "custom_jvp_call"),
-        *("custom_vjp_call", "eval_jaxpr", "jit", "pjit", "remat2", OF_A_CLASS),
+        *("custom_vjp_call", "custom_vmap_call", "eval_jaxpr", "jit", "pjit", "remat2"),
+        OF_A_CLASS,
     )
 )
 
@@ -198,7 +199,7 @@ def called_program(eqn: core.JaxprEqn) -> Any:
     params: Any = eqn.params
     if eqn.primitive.name == OF_A_CLASS:
         return _expanded(params["_prim"])
-    names = ("jaxpr", "call_jaxpr", "callee")
+    names = ("jaxpr", "call_jaxpr", "callee", "call")
     return next(params[name] for name in names if name in params)
 
 
@@ -228,7 +229,7 @@ def has_own_derivative(eqn: core.JaxprEqn) -> bool:
     """
     name = eqn.primitive.name
     if name != OF_A_CLASS:
-        return name.startswith("custom_")
+        return name in ("custom_jvp_call", "custom_vjp_call")
     is_of_jax = type(eqn.params["_prim"]).__module__.startswith("jax._src.")
     return not (is_of_jax and name_of(eqn) in _DERIVED)
 

@@ -77,7 +77,7 @@ class Filled:
 class Peaks:
     """Says that every row along some axes has an entry of at least 0, or holds nan.
 
-    Or, of exp of it, one above zero, and none below 0.
+    Or, of exp of it, one that is not below `least`, and none below 0.
     """
 
     axes: tuple[int, ...]
@@ -85,6 +85,7 @@ class Peaks:
     # bool; where that entry is not, of length 1 along axes that this is repeated along;
     # None where nothing is known.
     outside: np.ndarray | None = None
+    least: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,6 +162,8 @@ class Traced:
     masked: Masked | None = None
     filled: Filled | None = None
     finite: "Traced | None" = None  # Whose entries this says are finite.
+    # Whose entries are not below the number where this is true.
+    above: "tuple[Traced, float] | None" = None
     at_least: float = -math.inf
     causes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

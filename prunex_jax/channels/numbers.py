@@ -466,7 +466,7 @@ _NEVER_NEGATIVE = {
     *("abs", "erfc", "exp", "exp2", "iota", "logistic", "rsqrt", "square"),
 }
 _KEEP_NOT_NEGATIVE = {
-    *("cbrt", "cumprod", "cumsum", "div", "dot_general", "erf", "expm1", "integer_pow"),
+    *("cbrt", "cumprod", "cumsum", "div", "dot_general", "erf", "integer_pow"),
     *("log1p", "pow", "reduce_prod", "reduce_sum", "scatter-add", "scatter-mul"),
     *("scatter_add", "sign", "tanh"),
 }
@@ -480,6 +480,8 @@ _MOVES = {
 }
 
 
+# Whole numbers that every type of floats has, down to those of four bits.
+_PLAIN_BELOW = 4
 # Of what looks numbers up or writes them, the operands that are no positions.
 _BY_NUMBER: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("dynamic_slice", "gather"), (0,)),
@@ -506,7 +508,11 @@ def bound_of(name: str, bounds: Sequence[float], params: Mapping[str, Any]) -> f
             bounds.append(float(params["fill_value"]))
     lowest = min(bounds, default=-math.inf)
     if name in ("add", "add_any"):  # of numbers of two signs, rounding may take all
-        return sum(bounds) if lowest >= 0 else -math.inf
+        is_exact = all(b.is_integer() and abs(b) < _PLAIN_BELOW for b in bounds)
+        is_above = lowest >= 0 or (is_exact and sum(bounds) >= 0)
+        return float(sum(bounds)) if is_above else -math.inf
+    if name == "expm1":
+        return 0.0 if lowest >= 0 else -1.0
     if name == "max":
         return max(bounds)
     if name == "sqrt":

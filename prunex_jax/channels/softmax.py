@@ -3,8 +3,11 @@
 A softmax subtracts the maximum of a row, so one of the row's terms is exp(0), and their
 sum at least 1, or nan if the row holds what is no number. A constant mask of -inf
 leaves the maximum of a row finite that has some position outside of the mask, and exp
-of the rest of the row is 0. `walk` asks here what follows from an equation, whatever
-its rule; an operation that is not named here says nothing.
+of the rest of the row is 0. The same holds of the positions that `where=` leaves, and
+of sums of exponentials with constant weights. The largest of a segment is -inf where
+nothing is written, and finite once what is not finite is replaced. `walk` asks here
+what follows from an equation, whatever its rule; an operation that is not named here
+says nothing.
 """
 
 import dataclasses
@@ -73,9 +76,10 @@ def _finite_maximum(which: Traced, *cases: Traced) -> MaximumOf | None:
     Where the maximum is infinite, the row has an entry of at least 0 without it. Only
     rows of -inf have none; of removed channels none is so where the maximum is finite.
     """
-    if len(cases) != 2 or not _is_zero(cases[0]) or which.finite is not cases[1]:
+    top = cases[-1]
+    if which.finite is not top or top.maximum_of is None or not _is_zero(cases[0]):
         return None
-    return None if any(map(_is_lost, cases[1].dead)) else cases[1].maximum_of
+    return None if any(map(_is_lost, top.dead)) else top.maximum_of
 
 
 def _has_full_rows(found: MaximumOf) -> bool:
@@ -115,14 +119,20 @@ def peaks(ctx: Context) -> Peaks | None:
     if ctx.name == "mul":
         for x, factor in (ctx.operands, ctx.operands[::-1]):
             if x.peaks is not None and x.peaks.is_exp:
-                return x.peaks if _keeps_peaks(x.peaks, factor) else None
+                return _scaled_peaks(x.peaks, factor)
         return None
     if known is None:
         return None
     if ctx.name in ("exp", "exp2") and not known.is_exp:
         return dataclasses.replace(known, is_exp=True)
-    is_kept = ctx.name in _KEEP and _is_floating(ctx)
+    is_kept = ctx.name in _KEEP and _is_floating(ctx) and _is_seen(ctx, known)
     return known if is_kept else None
+
+
+def _is_seen(ctx: Context, peaks: Peaks) -> bool:
+    """Whether a peak is no number so small that the type of a result has it as 0."""
+    aval: Any = ctx.eqn.outvars[0].aval
+    return peaks.least >= float(jax.numpy.finfo(aval.dtype).tiny)
 
 
 def _shifted_peaks(x: Traced, top: Traced) -> Peaks | None:
@@ -169,25 +179,29 @@ def _chosen_peaks(which: Traced, *cases: Traced) -> Peaks | None:
     return None
 
 
-def _keeps_peaks(peaks: Peaks, factor: Traced) -> bool:
-    """Whether a constant is above zero at peaks, and nowhere below."""
+def _scaled_peaks(peaks: Peaks, factor: Traced) -> Peaks | None:
+    """Of a product with a constant that is above zero at peaks, and nowhere below."""
     if factor.constant is None or factor.at_least < 0:
-        return False
-    values = np.asarray(factor.constant.small)
+        return None
+    values = np.asarray(factor.constant.small, np.float32)
+    if not np.isfinite(values).all():
+        return None
     outside = False if peaks.outside is None else peaks.outside
-    return bool((((values > 0) | outside) & np.isfinite(values)).all())
+    least = float(np.where(outside, math.inf, values).min(initial=math.inf))
+    return dataclasses.replace(peaks, least=peaks.least * min(least, 1.0))
 
 
 def filled(ctx: Context) -> Filled | None:
     """What a result is where it is not -inf because of a constant mask."""
-    if ctx.name != "select_n" or ctx.operands[0].constant is None:
+    if ctx.name != "select_n" or not _is_floating(ctx):
         return None
     which, *cases = ctx.operands
+    if which.constant is None:
+        return None
     is_gone = [_is_minus_infinity(x) for x in cases]
     if len(cases) != 2 or sum(is_gone) != 1:
         return None
     x, rank = cases[is_gone.index(False)], len(ctx.out_shape())
-    assert which.constant is not None
     where = np.asarray(which.constant.small).astype(bool) == is_gone[1]
     where = where.reshape(where.shape or (1,) * rank)
     before = x.filled
@@ -201,11 +215,12 @@ def _is_minus_infinity(x: Traced) -> bool:
 
 
 def is_sum_with_peak(ctx: Context) -> bool:
-    """Whether a result is a sum of numbers, none below 0, one of which is 1."""
+    """Whether a result is a sum of numbers, none below 0, one of which is above it."""
     if ctx.name != "reduce_sum" or ctx.operands[0].peaks is None:
         return False
     known = ctx.operands[0].peaks
-    return known.is_exp and set(known.axes) <= set(ctx.eqn.params["axes"])
+    is_whole = set(known.axes) <= set(ctx.eqn.params["axes"])
+    return known.is_exp and is_whole and _is_seen(ctx, known)
 
 
 def _is_floating(ctx: Context) -> bool:
@@ -223,10 +238,9 @@ def dead_behind_mask(ctx: Context, dead: Sequence[Value]) -> tuple[Value, ...]:
     masked = ctx.operands[0].masked if ctx.operands else None
     if ctx.name in ("max", "select_n") and any(map(_is_lost, dead)):
         found = _masked(ctx, len(dead))
-        is_gone = found is not None and not found.where.any()
-        return (
-            _finite_where(dead, found.is_finite) if found and is_gone else tuple(dead)
-        )
+        if found is None or found.where.any():
+            return tuple(dead)
+        return _finite_where(dead, found.is_finite)
     if masked is None:
         return tuple(dead)
     if ctx.name in ("exp", "exp2"):

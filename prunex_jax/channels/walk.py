@@ -397,6 +397,7 @@ def _finished(
         mask,
         filled(ctx),
         ctx.operands[0] if ctx.name == "is_finite" else None,
+        _above(ctx),
         _bound(ctx, atom),
         _causes(ctx, result, is_lost),
     )
@@ -430,7 +431,26 @@ def _bound(ctx: Context, atom: Any) -> float:
     if not jax.dtypes.issubdtype(atom.aval.dtype, np.floating):
         return -math.inf
     bounds = [operand.at_least for operand in ctx.operands]
+    if ctx.name == "select_n" and ctx.operands[0].above is not None:
+        known, bound = ctx.operands[0].above
+        chosen = [known is x for x in ctx.operands[1:]]
+        if chosen == [False, True]:  # where it is above something
+            bounds[2] = max(bounds[2], bound)
+    if ctx.name == "mul":
+        for x, other in zip(ctx.operands, bounds[::-1], strict=True):
+            if x.number == 1.0:
+                return other
     return bound_of(ctx.name, bounds, ctx.eqn.params)
+
+
+def _above(ctx: Context) -> tuple[Traced, float] | None:
+    """Of a comparison with a constant, what is above it where it is true."""
+    if ctx.name not in ("ge", "gt"):
+        return None
+    x, other = ctx.operands
+    if x.constant is not None or other.constant is None:
+        return None
+    return x, _lowest(other.constant.small)
 
 
 def _below(ctx: Context) -> int | None:

@@ -463,6 +463,7 @@ REBUILDS: Mapping[str, Rebuild] = {
     "custom_jvp_call": _custom_jvp,
     "custom_linear_solve": _linear_solve,
     "custom_vjp_call": _custom_vjp,
+    "custom_vmap_call": _call,
     "div": _mean,
     "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,

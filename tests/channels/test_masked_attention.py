@@ -149,6 +149,12 @@ def biased(scores):
     return scores + ALIBI
 
 
+def vanishing(scores):
+    """Each number is above zero, and their product is zero in this type."""
+    terms = jnp.exp(scores - scores.max(-1, keepdims=True)) * 1e-30 * 1e-30
+    return terms / terms.sum(-1, keepdims=True)
+
+
 def large(scores):
     return jnp.where(CAUSAL, scores, -1e9)
 
@@ -209,6 +215,7 @@ STUCK = {
     "sum_of_nothing": (attention(biased, less_sum_of_nothing), ()),
     "sum_empty": (attention(biased, less_logsumexp(where=FIRST_ROW_MASKED)), ()),
     "sum_negative": (attention(biased, less_logsumexp(b=WEIGHTS - 1.5)), ()),
+    "sum_vanishing": (attention(biased, vanishing), ()),
     "sum_unseen": (attention(biased, less_logsumexp(where=CAUSAL, b=UNSEEN)), ()),
     "plus_infinity": (attention(lambda s: jnp.where(CAUSAL, s, jnp.inf)), ()),
 }

@@ -137,6 +137,76 @@ case(
 )
 
 
+def weighted_by_age(epsilon):
+    """As RWKV is: sums of values weighted by keys, which decay channel by channel."""
+
+    def apply(p, x):
+        h = x @ p["in"]
+        k, v = ((h @ p[name]).swapaxes(0, 1) for name in "kv")
+        decay, bonus = -jnp.exp(p["decay"]), p["bonus"]
+
+        def turn(carry, row):
+            total, count, top = carry
+            k, v = row
+            now = jnp.maximum(top, bonus + k)
+            old, new = jnp.exp(top - now), jnp.exp(bonus + k - now)
+            y = (old * total + new * v) / (old * count + new + epsilon)
+            now = jnp.maximum(top + decay, k)
+            old, new = jnp.exp(top + decay - now), jnp.exp(k - now)
+            return (old * total + new * v, old * count + new, now), y
+
+        zeros = jnp.zeros_like(k[0])
+        _, y = lax.scan(turn, (zeros, zeros, zeros - 1e30), (k, v))
+        return (h + (jax.nn.sigmoid(h @ p["r"]) * y.swapaxes(0, 1)) @ p["o"]) @ p["out"]
+
+    return apply
+
+
+AGED = {name: (6, 8) for name in "kvr"} | {"in": (3, 6), "o": (8, 6), "out": (6, 2)}
+AGED |= {"decay": (1, 8), "bonus": (1, 8)}
+case("weighted by age", weighted_by_age(1e-9), AGED, (X,), {"in": 6, "k": 8})
+case(
+    "weighted by age without epsilon",
+    weighted_by_age(0.0),
+    AGED,
+    (X,),
+    {"in": 6},
+    [("k", "may be given zero or less of them; add such as 1e-12")],
+)
+
+
+def linear_attention(feature, is_causal):
+    def apply(p, x):
+        h = x @ p["in"]
+        q, k, v = ((h @ p[name]).reshape(2, 5, 2, 4) for name in "qkv")
+        q, k = feature(q), feature(k)
+        products, keys = jnp.einsum("blhd,blhe->blhde", k, v), k
+        if is_causal:
+            products, keys = jnp.cumsum(products, 1), jnp.cumsum(keys, 1)
+        else:
+            products, keys = (x.sum(1, keepdims=True) for x in (products, keys))
+            products, keys = (jnp.repeat(x, 5, 1) for x in (products, keys))
+        total = jnp.einsum("blhd,blhd->blh", q, keys)
+        y = jnp.einsum("blhd,blhde->blhe", q, products) / (total[..., None] + 1e-6)
+        return (h + y.reshape(2, 5, 8) @ p["o"]) @ p["out"]
+
+    return apply
+
+
+LINEAR = {"in": (3, 6), "out": (6, 2), "o": (8, 6), **{n: (6, 8) for n in "qkv"}}
+FEATURES = {"elu": lambda h: jax.nn.elu(h) + 1, "relu": jax.nn.relu}
+for name, feature in FEATURES.items():
+    for is_causal in (False, True):
+        case(
+            f"linear attention {name} {is_causal}",
+            linear_attention(feature, is_causal),
+            LINEAR,
+            (X,),
+            {"in": 6, "q": 2, "q#2": 4, "v": 4},
+            factors="all",
+        )
+
+
 # Spectra along tokens, and along features as well.
 
 

@@ -117,6 +117,22 @@ def custom_derivatives(h):
     return stepped(4 * steep(h))
 
 
+@jax.custom_batching.custom_vmap
+def batched_by_hand(h):
+    return jnp.tanh(h) * 2
+
+
+@batched_by_hand.def_vmap
+def _(axis_size, is_batched, h):
+    return jnp.tanh(h) * 2, is_batched[0]
+
+
+@pair()
+def batches_of_their_own(h):
+    still = lax.stop_gradient(h)  # has no derivative
+    return h + jax.vmap(batched_by_hand)(batched_by_hand(still))
+
+
 @pair()
 def remat_with_policy(h):
     policy = jax.checkpoint_policies.save_only_these_names("kept")
@@ -203,6 +219,43 @@ def masks_of_constants(h):
     number = jnp.arange(8)[None]
     odd = (number % 2 == 1) & (number != 3)
     return jnp.where(odd, h, -h) + (number == jnp.arange(4)[:, None]) * h
+
+
+# Numbers that are known not to be below another one.
+
+
+@pair(X, X[:, :1])
+def divided_by_what_is_above_zero(h, x):
+    u = h + x
+    return h / (jnp.where(u > 0, u, 0.0) + 1e-3)
+
+
+@pair(X, X[:, :1])
+def divided_by_linear_units(h, x):
+    return h / (jax.nn.elu(h + x) + 1 + 1e-3)
+
+
+@pair(X, X[:, :1], jnp.array([0, 2, 1, 0]))
+def divided_by_sums_of_segments(h, x, segments):
+    total = jax.ops.segment_sum(jnp.exp(h + x), segments, 4)
+    return h / (total[segments] + 1e-3)
+
+
+@case(PAIR, {}, X, X[:, :1])
+def divided_by_what_another_says(p, x, shift):
+    u = x @ p["a"] + shift
+    return (x @ p["a"] / (jnp.where(u < 0, u, 0.0) + 1e-3)) @ p["b"]
+
+
+@case(PAIR, {}, X, X[:, :1])
+def divided_by_what_is_not_far_below_zero(p, x, shift):
+    u = x @ p["a"] + shift
+    return (x @ p["a"] / (jnp.where(u > -2, u, 0.0) + 1.5)) @ p["b"]
+
+
+@case(PAIR, {}, X, X[:, :1])
+def divided_by_steep_linear_units(p, x, shift):
+    return (x @ p["a"] / (jax.nn.elu(x @ p["a"] + shift, 2.0) + 1)) @ p["b"]
 
 
 # Looking up.

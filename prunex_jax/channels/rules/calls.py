@@ -56,7 +56,8 @@ def _one_turn(x: Traced) -> Traced:
 
 def _all_turns(y: Traced, length: int) -> Traced:
     turns = frozen_axis(length)
-    return Traced((turns, *y.labels), (None, *y.dead), origin=y.origin)
+    labels, dead = (turns, *y.labels), (None, *y.dead)
+    return Traced(labels, dead, origin=y.origin, causes=y.causes)
 
 
 def while_loop(ctx: Context, *operands: Traced) -> Sequence[Traced]:
@@ -146,6 +147,7 @@ def _not_constant(value: Traced) -> Traced:
         masked=None,
         filled=None,
         finite=None,
+        above=None,
     )
 
 
@@ -169,6 +171,7 @@ def _after_a_turn(ctx: Context, before: Traced, result: Traced) -> Traced:
         is_given=before.is_given and result.is_given,
         is_fixed=before.is_fixed and result.is_fixed,
         is_positive=before.is_positive and result.is_positive,
+        causes={**result.causes, **before.causes},
         at_least=before.at_least if result.at_least >= before.at_least else -math.inf,
     )
 
@@ -238,4 +241,5 @@ def _either(ctx: Context, values: Sequence[Traced]) -> Traced:
     for other in values[1:]:
         labels = [ctx.join(a, b) for a, b in zip(labels, other.labels, strict=True)]
     dead = [same_value(some) for some in zip(*(x.dead for x in values), strict=True)]
-    return Traced(tuple(labels), tuple(dead))
+    causes = {kind: why for x in values for kind, why in x.causes.items()}
+    return Traced(tuple(labels), tuple(dead), causes=causes)

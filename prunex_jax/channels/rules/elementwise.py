@@ -71,8 +71,9 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
 
 def _is_at_least(x: Traced, other: Traced) -> bool:
     """Whether nothing is below a constant; nan never is."""
-    known = other.constant is not None and np.asarray(other.constant.small)
-    return known is not False and bool((known <= x.at_least).all())
+    if other.constant is None or x.at_least == -math.inf:
+        return False
+    return bool((np.asarray(other.constant.small) <= x.at_least).all())
 
 
 def _note_ties(ctx: Context, operands: Sequence[Traced]) -> None:

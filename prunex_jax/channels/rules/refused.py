@@ -45,7 +45,7 @@ _BY_REASON: Mapping[str, str] = {
     _OUTSIDE: "buffer_callback debug_callback debug_print ffi_call inspect_sharding "
     "io_callback pure_callback",
     _CALL: "call call_hi_primitive_linearized compute_on "
-    "custom_jvp_call_jaxpr custom_lin custom_partitioning custom_vmap_call "
+    "custom_jvp_call_jaxpr custom_lin custom_partitioning "
     "fused_call remat_opt stage xla_metadata_call",
     _KERNEL: "core_map cudnn_fusion custom_fusion dot_product_attention_bwd "
     "dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd "

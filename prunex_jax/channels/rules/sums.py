@@ -377,7 +377,9 @@ def cumulative(ctx: Context, x: Traced) -> Sequence[Traced]:
     else:
         ctx.freeze(labels[along], "runs along it")
         labels[along] = frozen_axis(len(labels[along]))
-    return [Traced(tuple(labels), tuple(dead))]
+    others = [axis for axis in range(len(labels)) if axis != along]
+    shared = ctx.share_axes({axis: (axis,) for axis in others})
+    return [Traced(tuple(labels), tuple(dead), shared=shared)]
 
 
 def arg_reduce(ctx: Context, x: Traced) -> Sequence[Traced]:

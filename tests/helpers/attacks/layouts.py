@@ -66,7 +66,7 @@ def histogram(p, x):
     return jnp.zeros(2).at[idx].add(1.0) @ p["w"] + h @ p["v"]
 
 
-@attack({"a": (3, 6), "w": (6, 2)}, SEQUENCES, frozen=True)
+@attack({"a": (3, 6), "w": (6, 2)}, SEQUENCES)
 def cumlogsumexp_time(p, x):
     h = lax.cumlogsumexp(x @ p["a"], axis=1)
     return h.sum(-1, keepdims=True) + h @ p["w"]
@@ -484,11 +484,20 @@ def scatter_add_cos(p, x):
     )
 
 
-@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+@attack({"a": (3, 6), "w": (6, 2)})
 def segment_max_empty(p, x):
     h = x @ p["a"]
     m = jax.ops.segment_max(h, jnp.array([0, 0, 2, 2]), 3)
     return jnp.where(jnp.isfinite(m), m, 0.0) @ p["w"]
+
+
+@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+def segment_max_empty_elsewhere(p, x):
+    """What is chosen is not what is said to be finite."""
+    h = x @ p["a"]
+    m = jax.ops.segment_max(h, jnp.array([0, 0, 2, 2]), 3)
+    n = jax.ops.segment_max(h, jnp.array([0, 0, 1, 1]), 3)
+    return jnp.where(jnp.isfinite(n), m, 0.0) @ p["w"]
 
 
 @attack({"a": (3, 6), "c": (6, 5, 4), "w": (4, 2)})
