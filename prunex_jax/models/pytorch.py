@@ -158,7 +158,19 @@ def _called(
             "as torch.rand(()) does, and they would be the same in every step; draw "
             "them on the device of the inputs: torch.rand((), device=x.device)"
         )
-    return environment.t2j_iso(answers), environment.t2j_iso(tensors)
+    found = environment.t2j_iso(answers)
+    if _is_symbolic(inputs) and not all(map(_is_symbolic, jax.tree.leaves(found))):
+        raise UserError(
+            f"torchax takes a batch of any size for one example in "
+            f"{type(module).__name__}; give it batches of a size that is known"
+        )
+    return found, environment.t2j_iso(tensors)
+
+
+def _is_symbolic(tree: PyTree) -> bool:
+    """Whether a size is left open, which torchax reads as 1 in some operations."""
+    shapes = (np.shape(leaf) for leaf in jax.tree.leaves(tree))
+    return not all(isinstance(size, int) for shape in shapes for size in shape)
 
 
 @contextlib.contextmanager
