@@ -1,6 +1,8 @@
 """Modules of PyTorch answer, learn and keep statistics here as in PyTorch."""
 
+import concurrent.futures
 import copy
+import time
 
 import jax
 import jax.numpy as jnp
@@ -175,6 +177,27 @@ def test_dropout_keeps_the_mean():
     values = np.unique(np.asarray(found))
     np.testing.assert_allclose(values, [0, 1.25], rtol=1e-6)
     assert 0.17 < float((found == 0).mean()) < 0.23
+
+
+class Slow(nn.Linear):
+    """Begins in one mode, and says in which it ends."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        time.sleep(0.2)
+        return y + float(self.training)
+
+
+def test_threads_trace_one_after_the_other():
+    """As where programs are compiled while steps run."""
+    functions = functions_of(Slow(3, 3), jnp.ones((1, 3)))
+    trees, x = functions.init(KEY), jnp.zeros((1, 3))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        training = pool.submit(lambda: functions.apply_train(*trees, x, KEY, None)[0])
+        time.sleep(0.1)
+        evaluation = pool.submit(lambda: functions.apply(*trees, x))
+        found = training.result() - evaluation.result()
+    np.testing.assert_allclose(found, 1.0, rtol=1e-6)
 
 
 class Stopping(nn.Module):
