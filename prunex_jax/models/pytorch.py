@@ -9,6 +9,7 @@ random numbers, which follow the key that is given.
 
 import contextlib
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +28,9 @@ from prunex_jax.models.layers import moments
 # changes without a use here.
 _RUNNING = ("running_mean", "running_var")
 _COUNTERS = ("num_batches_tracked",)
+# A call changes the module, and torchax, until it returns; programs may be compiled in
+# threads.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def functions_of_module(module: Any, examples: tuple[PyTree, ...]) -> Functions:
@@ -52,9 +56,10 @@ def functions_of_module(module: Any, examples: tuple[PyTree, ...]) -> Functions:
     fixed = {key: x for key, x in buffers.items() if key not in running}
 
     def apply(params: PyTree, statistics: PyTree, *inputs: PyTree) -> PyTree:
-        key = jax.random.key(0)
-        frozen.eval()
-        return _called(frozen, {**fixed, **params, **statistics}, inputs, key)[0]
+        key, arrays = jax.random.key(0), {**fixed, **params, **statistics}
+        with _ONE_AT_A_TIME:
+            frozen.eval()
+            return _called(frozen, arrays, inputs, key)[0]
 
     def train(
         params: PyTree,
@@ -64,10 +69,10 @@ def functions_of_module(module: Any, examples: tuple[PyTree, ...]) -> Functions:
         axis_name: str | None,
     ) -> tuple[PyTree, PyTree]:
         _check_trains(frozen)
-        frozen.train()
         key = jax.random.key(0) if key is None else key
         arrays = {**fixed, **params, **statistics}
-        with _no_gradients_of_its_own(name):
+        with _ONE_AT_A_TIME, _no_gradients_of_its_own(name):
+            frozen.train()
             answers, after = _called(frozen, arrays, (inputs,), key, axis_name)
         for buffer, array in fixed.items():
             if after[buffer] is not array and not buffer.endswith(_COUNTERS):
@@ -158,7 +163,19 @@ def _called(
             "as torch.rand(()) does, and they would be the same in every step; draw "
             "them on the device of the inputs: torch.rand((), device=x.device)"
         )
-    return environment.t2j_iso(answers), environment.t2j_iso(tensors)
+    found = environment.t2j_iso(answers)
+    if _is_symbolic(inputs) and not all(map(_is_symbolic, jax.tree.leaves(found))):
+        raise UserError(
+            f"torchax takes a batch of any size for one example in "
+            f"{type(module).__name__}; give it batches of a size that is known"
+        )
+    return found, environment.t2j_iso(tensors)
+
+
+def _is_symbolic(tree: PyTree) -> bool:
+    """Whether a size is left open, which torchax reads as 1 in some operations."""
+    shapes = (np.shape(leaf) for leaf in jax.tree.leaves(tree))
+    return not all(isinstance(size, int) for shape in shapes for size in shape)
 
 
 @contextlib.contextmanager

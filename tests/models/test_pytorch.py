@@ -1,6 +1,8 @@
 """Modules of PyTorch answer, learn and keep statistics here as in PyTorch."""
 
+import concurrent.futures
 import copy
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from prunex_jax.base.errors import UserError
+from prunex_jax.export.program import flat_arrays, load_program, make_program
 from prunex_jax.models import check_norm_scope, functions_of, own_model
 from prunex_jax.models.base import from_moments, to_moments
 from prunex_jax.models.settings import ModelConfig
@@ -176,6 +179,27 @@ def test_dropout_keeps_the_mean():
     assert 0.17 < float((found == 0).mean()) < 0.23
 
 
+class Slow(nn.Linear):
+    """Begins in one mode, and says in which it ends."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        time.sleep(0.2)
+        return y + float(self.training)
+
+
+def test_threads_trace_one_after_the_other():
+    """As where programs are compiled while steps run."""
+    functions = functions_of(Slow(3, 3), jnp.ones((1, 3)))
+    trees, x = functions.init(KEY), jnp.zeros((1, 3))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        training = pool.submit(lambda: functions.apply_train(*trees, x, KEY, None)[0])
+        time.sleep(0.1)
+        evaluation = pool.submit(lambda: functions.apply(*trees, x))
+        found = training.result() - evaluation.result()
+    np.testing.assert_allclose(found, 1.0, rtol=1e-6)
+
+
 class Stopping(nn.Module):
     def __init__(self, stop):
         super().__init__()
@@ -329,3 +353,26 @@ def test_norms_of_one_number_are_refused():
     model = own_model(nn.BatchNorm1d(3), np.ones((1, 3), np.float32))
     with pytest.raises(UserError, match="one number per channel in a step"):
         model.apply_train(*model.init(KEY), jnp.ones((1, 3)), key=KEY)
+
+
+class Flat(nn.Conv2d):
+    def __init__(self):
+        super().__init__(3, 4, 3)
+
+    def forward(self, x):
+        return torch.flatten(
+            nn.functional.adaptive_avg_pool2d(super().forward(x), 1), 1
+        )
+
+
+def test_programs_take_batches_of_any_size():
+    """Where torchax reads an open size as 1, programs are mapped over examples."""
+    model = own_model(seeded(Flat), images()[:1])
+
+    def apply(trees, x):
+        return model.apply(*trees, x)
+
+    trees = model.init(KEY)
+    program = make_program(apply, trees, [images(4)], platforms=["cpu"])
+    found = load_program(program.content, None).call(flat_arrays(trees), images(7))
+    np.testing.assert_allclose(found, apply(trees, images(7)), atol=1e-5)

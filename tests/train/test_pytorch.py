@@ -75,13 +75,21 @@ def test_a_module_learns_is_cut_and_comes_back(ended):
         assert torch.equal(opened[name], tensor), name
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_what_is_exported_answers_alike(ended, tmp_path):
-    result = ended[0]
-    result.export(tmp_path / "model")
-    found = read_model(tmp_path / "model")
+    pytest.importorskip("jax2onnx", reason="needs jax2onnx")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    result, folder = ended[0], tmp_path / "model"
+    result.trained.export(folder, format="onnx")
+    found = read_model(folder)
     assert found.manifest["certificate"]["forward_error"] < 1e-5
     x = np.random.default_rng(0).random((5, 8, 8, 1), "f4")
-    np.testing.assert_allclose(found(x), answers(result.module(), x), atol=1e-4)
+    wanted = answers(result.module(), x)
+    np.testing.assert_allclose(found(x), wanted, atol=1e-4)
+    session = runtime.InferenceSession(str(folder / "model.onnx"))
+    (given,) = session.get_inputs()
+    (answered,) = session.run(None, {given.name: x})
+    np.testing.assert_allclose(answered, wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("stopped_at", [15, 45])
