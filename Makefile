@@ -115,6 +115,7 @@ test-weights: $(WEIGHTS)
 
 test-pytorch: $(PYTORCH)
 	$(PYTORCH_VENV)/bin/python -m pytest -q -m pytorch \
+	    tests/models/test_pytorch.py tests/train/test_pytorch.py \
 	    tests/pruner tests/export tests/test_docs.py
 
 # Of all of them, or of NETWORKS='resnet18 ...'; writes docs/coverage_pytorch.md.

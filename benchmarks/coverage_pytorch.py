@@ -79,12 +79,11 @@ INTRODUCTION = """\
 # Networks of PyTorch
 
 Through torchax, with nothing written for any of them. *Prunable* is the share of the
-parameters that lie in some channel group: a matrix counts in full where one of its two
-axes can be cut. *By axes* counts it half then, so that the first axis of a network, its
-last, and windows of convolutions keep that below 100 %. *Differs by* is how far the
-masked and the small network are apart, relative to the largest answer, when half of
-every group goes. *Torch-Pruning* is how many groups it lists of the same network, or
-the error that it raises.
+parameters that can go; a matrix counts half where one of its axes can be cut and the
+other one stays for no reason that every network has, as inputs, outputs and windows
+are. *Differs by* is how far the masked and the small network are apart, relative to the
+largest answer, when half of every group goes. *Torch-Pruning* is how many groups it
+lists of the same network, or the error that it raises.
 
 Weights are random. Parameters that evaluation does not use, such as the auxiliary
 classifiers of googlenet and inception, count as staying. Which boxes a detector returns
@@ -221,14 +220,15 @@ def measure(name: str) -> dict[str, Any]:
     import numpy as np
 
     from prunex_jax.channels import trace_channels
-    from prunex_jax.pruner.pytorch import function_of_module
+    from prunex_jax.pruner.networks import full_network
     from prunex_jax.shrink import make_cut, relative_error
 
     module = make_module(name)
     example = example_of(name, module)
     began = time.perf_counter()
-    function, params, running, inputs = function_of_module(module, *example)
-    apply = jax.jit(function)  # Keeps the program, which is asked for three times.
+    full = full_network(module, example, None)
+    params, running, inputs = full.params, full.statistics, full.inputs
+    apply = jax.jit(full.apply)  # Keeps the program, which is asked for three times.
     trace = trace_channels(apply, params, *inputs, statistics=running)
     seconds = time.perf_counter() - began
     masks = {
@@ -255,7 +255,6 @@ def measure(name: str) -> dict[str, Any]:
         "package": "timm" if name in TIMM else "torchvision",
         "params": sum(math.prod(x.shape) for x in params.values()),
         "share": trace.prunable_share(),
-        "axes": trace.axis_share(),
         "groups": len(trace.groups),
         "error": error,
         "seconds": seconds,
@@ -302,15 +301,15 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
         f"Torch-Pruning names. {len(rows) - len(done)} were not traced, and "
         f"{len(NETWORKS) - len(rows)} of the list were not run yet.",
         "",
-        "| network | package | parameters | prunable | by axes | groups | differs by "
+        "| network | package | parameters | prunable | groups | differs by "
         "| seconds to trace | Torch-Pruning |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for row in done:
         lines.append(
             f"| {row['network']} | {row['package']} | {row['params']:,} "
-            f"| {_percent(row['share'])} | {_percent(row['axes'])} | {row['groups']} "
-            f"| {row['error']:.1e} | {row['seconds']:.1f} | {row['torch_pruning']} |"
+            f"| {_percent(row['share'])} | {row['groups']} | {row['error']:.1e} "
+            f"| {row['seconds']:.1f} | {row['torch_pruning']} |"
         )
     less = [row for row in done if row["share"] <= ALMOST_ALL]
     if less:

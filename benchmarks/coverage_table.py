@@ -18,25 +18,28 @@ import sys
 import time
 from collections.abc import Sequence
 
-from prunex_jax.channels import ChannelTrace
+from prunex_jax.channels import ChannelSlice, ChannelTrace
 from tests.helpers.zoo import NETWORKS, PUBLISHED, Network
 
 HEAD = """\
 # How much of a network can be pruned
 
 For networks of published size, as their authors wrote them: the share of the
-parameters that lie in some channel group, and why the rest stays. Made by
+parameters that can go, and why the rest stays. A matrix counts by axis: a half where
+one of its axes can be cut and the other one stays for no reason that every network has,
+as inputs, outputs, windows and rows of tables are. Made by
 `python -m benchmarks coverage_table`; `tests/helpers/zoo` holds the networks.
 
 Layer norm sums over channels. Dead ones are zeros in its mean, and all of them are
 minus the mean once it is subtracted; that value is computed beside the kept channels,
 so that they can be removed without changing the function. In 0.1 they stayed.
 
-*Inner* is the share that lies in groups inside of a block: all that may go where
-`sparsity.scope=inner` leaves what shortcuts add up as it is, such as the stream of a
-transformer. *Source* is where the network's code lies: in this package, in its tests,
-or in another package. *In 0.1* is what version 0.1 could prune of it, where it had the
-network. Seconds are those of one trace on a CPU, which may have had other work.
+*Inner* is the share of entries that lie in groups inside of a block: all that may go
+where `sparsity.scope=inner` leaves what shortcuts add up as it is, such as the stream
+of a transformer. *Source* is where the network's code lies: in this package, in its
+tests, or in another package. *In 0.1* is what version 0.1 could prune of it, where it
+had the network, by entries. Seconds are those of one trace on a CPU, which may have had
+other work.
 """
 COLUMNS = (
     "network",
@@ -50,14 +53,6 @@ COLUMNS = (
     "channels",
     "what stays, and why",
     "seconds",
-)
-# A kernel often stays for a reason on each axis; the later ones say less.
-_COMMON = (
-    "is an output of the function",
-    "convolves along it",
-    "has length 1",
-    "(of input",
-    "looks positions up",
 )
 _MAX_REASONS = 2
 TABLE = pathlib.Path(__file__).parents[1] / "docs" / "coverage.md"
@@ -112,34 +107,43 @@ def measure(network: Network, earlier: str) -> list[str]:
 
 
 def inner_share(trace: ChannelTrace) -> float:
-    """Share of the parameters that lie in some group inside of a block."""
+    """Share of the entries that lie in some group inside of a block."""
     inner = tuple(group for group in trace.groups if group.is_inner)
-    return dataclasses.replace(trace, groups=inner).prunable_share()
+    left = left_by_path(dataclasses.replace(trace, groups=inner))
+    total = sum(map(math.prod, trace.shapes.values()))
+    return 1 - sum(left.values()) / max(total, 1)
 
 
 def what_stays(trace: ChannelTrace) -> str:
-    """The reasons that keep most parameters, with their share and one parameter."""
+    """The reasons that keep most parameters, with their share and one parameter.
+
+    What stays in every network counts where nothing of a parameter can go.
+    """
     total = sum(map(math.prod, trace.shapes.values()))
+    touched = {member.path for group in trace.groups for member in group.members}
     kept: collections.Counter[str] = collections.Counter()
-    largest: dict[str, tuple[int, str]] = {}
-    reasons = reasons_by_path(trace)
-    for path, count in left_by_path(trace).items():
-        if count:
-            reason = min(reasons[path], key=commonness)
-            kept[reason] += count
-            largest[reason] = max(largest.get(reason, (0, "")), (count, path))
+    largest: dict[str, tuple[float, str]] = {}
+    for staying in trace.frozen:
+        reason = staying.reason
+        text = f"{reason.primitive}: {reason.text}" if reason.primitive else reason.text
+        for member in staying.members:
+            if not (reason.is_inherent and member.path in touched):
+                count = count_of(trace.shapes[member.path], member)
+                kept[text] += count
+                largest[text] = max(largest.get(text, (0.0, "")), (count, member.path))
     parts = [
-        f"{100 * count / total:.1f} %, such as `{largest[reason][1]}`: {reason}"
-        for reason, count in kept.most_common(_MAX_REASONS)
+        f"{100 * count / total:.1f} %, such as `{largest[text][1]}`: {text}"
+        for text, count in kept.most_common(_MAX_REASONS)
         if count / total >= 5e-4
     ]
     return "; ".join(parts) or "under 0.05 %, the last biases"
 
 
-def commonness(reason: str) -> int:
-    """0 for what says most, more for what is true of many kernels."""
-    found = [i for i, text in enumerate(_COMMON) if text in reason]
-    return len(_COMMON) - found[0] if found else 0
+def count_of(shape: tuple[int, ...], member: ChannelSlice) -> float:
+    """The part of a parameter that some positions of one axis are."""
+    wide = sum(size > 1 for size in shape)
+    share = member.positions.size / shape[member.axis]
+    return math.prod(shape) * share / wide if shape[member.axis] > 1 else 0.0
 
 
 def left_by_path(trace: ChannelTrace) -> dict[str, int]:
@@ -149,21 +153,6 @@ def left_by_path(trace: ChannelTrace) -> dict[str, int]:
         for member in group.members:
             free[member.path][member.axis] -= member.positions.size
     return {path: math.prod(sizes) for path, sizes in free.items()}
-
-
-def reasons_by_path(trace: ChannelTrace) -> dict[str, list[str]]:
-    """Why axes of each parameter stay, without source lines."""
-    reasons: dict[str, list[str]] = {
-        path: ["is a single number"]
-        for path, shape in trace.shapes.items()
-        if not shape
-    }
-    for staying in trace.frozen:
-        reason = staying.reason
-        text = f"{reason.primitive}: {reason.text}" if reason.primitive else reason.text
-        for member in staying.members:
-            reasons.setdefault(member.path, []).append(text)
-    return reasons
 
 
 if __name__ == "__main__":

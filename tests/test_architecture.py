@@ -48,6 +48,8 @@ OWNERS: dict[str, set[str]] = {
         *("models/vit.py", "models/convnext.py"),
     },
     "equinox": {"models/own.py"},
+    "torch": {"models/pytorch.py", "pruner/pytorch.py"},
+    "torchax": {"models/pytorch.py"},
 }
 # jax functions that communicate -> the only modules that may call them.
 COLLECTIVES = {

@@ -14,17 +14,23 @@ from jax.extend import core
 
 _Value = TypeVar("_Value")
 
+# An operation of a class of somebody's own, or of jax, that says what it is made of.
+OF_A_CLASS = "call_hi_primitive"
+# Such classes of jax whose derivative is that of what they are made of.
+_DERIVED = {"CheckpointName", "Einsum", "Nonzero", "RematTraced", "SearchSorted"}
 # Primitives that call a program once.
 CALLS = frozenset(
     (
         *("checkpoint", "closed_call", "composite", "core_call", "custom_jvp_call"),
-        *("custom_vjp_call", "jit", "pjit", "remat2"),
+        *("custom_vjp_call", "eval_jaxpr", "jit", "pjit", "remat2", OF_A_CLASS),
     )
 )
 
 
 def inner_programs(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
     """Programs that an equation calls, branches or loops over."""
+    if eqn.primitive.name == OF_A_CLASS and (found := called_program(eqn)) is not None:
+        yield open_program(found)
     yield from _programs(eqn.params.values())
 
 
@@ -185,9 +191,52 @@ def interpret(
 
 
 def called_program(eqn: core.JaxprEqn) -> Any:
-    """The program that an equation calls; where it is kept depends on jax."""
+    """The program that an equation calls; where it is kept depends on jax.
+
+    None of an operation of a class that does not say what it is made of.
+    """
     params: Any = eqn.params
-    return params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+    if eqn.primitive.name == OF_A_CLASS:
+        return _expanded(params["_prim"])
+    names = ("jaxpr", "call_jaxpr", "callee")
+    return next(params[name] for name in names if name in params)
+
+
+def _expanded(operation: Any) -> core.ClosedJaxpr | None:
+    """What an operation of a class of its own is made of, if it says so."""
+
+    def function(*values: Any) -> list[Any]:
+        arguments = jax.tree.unflatten(operation.in_tree, values)
+        return jax.tree.leaves(operation.expand(*arguments))
+
+    try:
+        return jax.make_jaxpr(function)(*operation.in_avals_flat)
+    except Exception:  # somebody else's code, which may fail in any way
+        return None
+
+
+def name_of(eqn: core.JaxprEqn) -> str:
+    """Name of the operation, of one of a class of its own that of the class."""
+    is_own = eqn.primitive.name == OF_A_CLASS
+    return type(eqn.params["_prim"]).__name__ if is_own else eqn.primitive.name
+
+
+def has_own_derivative(eqn: core.JaxprEqn) -> bool:
+    """Whether somebody wrote the derivative of an operation, other than jax of its own.
+
+    A class may have one that what it is made of has not.
+    """
+    name = eqn.primitive.name
+    if name != OF_A_CLASS:
+        return name.startswith("custom_")
+    is_of_jax = type(eqn.params["_prim"]).__module__.startswith("jax._src.")
+    return not (is_of_jax and name_of(eqn) in _DERIVED)
+
+
+def is_rematerialised(eqn: core.JaxprEqn) -> bool:
+    """Whether an operation does its program again instead of keeping results."""
+    name = name_of(eqn)
+    return name in ("checkpoint", "remat2", "RematTraced")
 
 
 def scan_operands(
@@ -217,6 +266,44 @@ def while_operands(
     return _in_three(operands, params["cond_nconsts"], params["body_nconsts"])
 
 
+def linear_solve_operands(
+    eqn: core.JaxprEqn, operands: Sequence[_Value]
+) -> tuple[list[tuple[Any, Sequence[_Value]]], Sequence[_Value]]:
+    """Programs of a `custom_linear_solve` with what each reads, and the right side.
+
+    The solver comes first, then the map that it inverts; both transposed follow where
+    they are given.
+    """
+    params: Any = eqn.params
+    programs, counts = params["jaxprs"], params["const_lengths"]
+    stops = np.cumsum(counts).tolist()
+    own = [operands[stop - n : stop] for stop, n in zip(stops, counts, strict=True)]
+    matvec, vecmat, solve, transpose = zip(programs, own, strict=True)
+    pairs = [solve, matvec, *(x for x in (transpose, vecmat) if x[0] is not None)]
+    return pairs, operands[stops[-1] :]
+
+
+def transposed_call(
+    eqn: core.JaxprEqn,
+) -> tuple[core.ClosedJaxpr, range, range]:
+    """What the caller of a `linear_call` says is its transpose.
+
+    Returns:
+      A program of some operands and of the cotangents of all results, that gives the
+      cotangents of the other operands; and which ones these are.
+    """
+    params: Any = eqn.params
+    program, consts = params["transpose_thunk"]()
+    first = params["num_callee_consts"]
+    stop = first + params["num_res"]
+
+    def transposed(*values: Any) -> list[Any]:
+        return core.jaxpr_as_fun(program)(*consts, *values)
+
+    closed = jax.make_jaxpr(transposed)(*program.in_avals[len(consts) :])
+    return closed, range(first, stop), range(stop, len(eqn.invars))
+
+
 def _in_three(
     values: Sequence[_Value], first: int, second: int
 ) -> tuple[Sequence[_Value], Sequence[_Value], Sequence[_Value]]:
@@ -241,5 +328,9 @@ def rematerialised(
 ) -> Any:
     """Does a `checkpoint` with another program."""
     params: Any = eqn.params
-    options = {name: params[name] for name in ("prevent_cse", "policy")}
+    params = params["_prim"].params if "_prim" in params else params
+    names = ("prevent_cse", "policy")  # the first one is not kept by every version
+    options = {name: params[name] for name in names if name in params}
+    if isinstance(options.get("prevent_cse"), tuple):  # of single operands
+        options["prevent_cse"] = any(options["prevent_cse"])
     return jax.checkpoint(run, **options)(*operands)

@@ -51,6 +51,7 @@ class Context:
         operation is done on less.
       inner: Programs that the equation calls, walked.
       notes: What the rule tells those who do the operation on less.
+      freezes: Whether it keeps channels for a reason of its own.
     """
 
     eqn: core.JaxprEqn
@@ -62,6 +63,7 @@ class Context:
     fits: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict)
     inner: tuple[LabelledProgram, ...] = ()
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    freezes: bool = False
 
     @property
     def name(self) -> str:
@@ -71,6 +73,8 @@ class Context:
     @property
     def origin(self) -> str:
         """Where frozen axes of the operands come from; inputs are the last guess."""
+        if self.freezes:
+            return f"a result of {self.name}"
         origins = [operand.origin for operand in self.operands if operand.origin]
         return min(origins, key=lambda origin: origin.startswith("input"), default="")
 
@@ -90,14 +94,15 @@ class Context:
         aval: Any = self.eqn.outvars[index].aval
         return tuple(aval.shape)
 
-    def reason(self, text: str) -> Reason:
+    def reason(self, text: str, is_inherent: bool = False) -> Reason:
         """A reason that names this equation."""
-        return Reason(self.name, text, source_of(self.site))
+        return Reason(self.name, text, source_of(self.site), is_inherent)
 
-    def freeze(self, labels: np.ndarray, text: str) -> None:
-        """Freezes labels because of this equation."""
+    def freeze(self, labels: np.ndarray, text: str, is_inherent: bool = False) -> None:
+        """Freezes labels because of this equation; see `Reason`."""
         if has_channels(labels):
-            self.table.freeze(labels, self.reason(text))
+            self.table.freeze(labels, self.reason(text, is_inherent))
+            self.freezes = self.freezes or not is_inherent
 
     def join(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Joins two axes because of this equation; what meets FROZEN freezes."""
@@ -109,7 +114,9 @@ class Context:
         meets = np.concatenate([left[right == FROZEN], right[left == FROZEN]])
         if has_channels(meets):
             of = f" (of {self.origin})" if self.origin else ""
-            self.freeze(meets, f"ties it to an axis of fixed size{of}")
+            text = f"ties it to an axis of fixed size{of}"
+            reason = self.reason(text, self.origin.startswith("input"))
+            self.table.freeze(meets, reason)
         return joined
 
     def join_axes(self, *axes: tuple[int, int]) -> np.ndarray:
@@ -179,15 +186,21 @@ class Context:
         }
         return dataclasses.replace(result, shared=shared)
 
-    def multiply(self, flat: np.ndarray, factors: Sequence[np.ndarray]) -> None:
+    def multiply(
+        self,
+        flat: np.ndarray,
+        factors: Sequence[np.ndarray],
+        loose: int | None = None,
+    ) -> None:
         """Declares a flat axis to consist of several; see `Product`.
 
         Args:
           flat: int64[*sizes] labels of the flat axis; UNIFORM if there is none.
           factors: int64[size] labels per factor.
+          loose: Which factor is a loose one, if any.
         """
         self.table.products.append(
-            Product(flat, tuple(factors), self.name, source_of(self.site))
+            Product(flat, tuple(factors), self.name, source_of(self.site), loose)
         )
 
     def cut_one_of(self, axes: Sequence[np.ndarray]) -> None:

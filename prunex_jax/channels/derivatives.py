@@ -18,7 +18,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from prunex_jax.channels.context import Walk
+from prunex_jax.base.jaxprs import transposed_call
+from prunex_jax.channels.context import Context, Walk
 from prunex_jax.channels.labels import (
     FROZEN,
     UNIFORM,
@@ -83,7 +84,7 @@ def tangents_of(eqn: core.JaxprEqn) -> list[int]:
 
 def moving_operands(eqn: core.JaxprEqn) -> list[int]:
     """Operands of a call with its own derivative that can be differentiated."""
-    first = eqn.params["num_consts"]
+    first = eqn.params.get("num_consts", 0)
     return [i for i in range(first, len(eqn.invars)) if has_tangent(eqn.invars[i])]
 
 
@@ -127,13 +128,38 @@ def label_vjp(
     program = walk(closed, [*operands, *cotangents])
     for index, value in zip(moving, program.results, strict=True):
         _tie(table, value, operands[index])
-        for own, dead, moved in zip(
-            operands[index].labels, operands[index].dead, value.dead, strict=True
-        ):
-            is_still = moved == 0 or (dead is not None and not is_nan(moved))
-            if reason is not None and not is_still:
-                table.freeze(own, reason)
+        if reason is not None:
+            _freeze_moved(table, operands[index], value, reason)
     return program
+
+
+def label_linear_call(ctx: Context, results: Sequence[Traced]) -> LabelledProgram:
+    """Labels what the caller of a `linear_call` says is its transpose.
+
+    Freezes what it ties, and what it would move.
+
+    Returns:
+      The program of `base.jaxprs.transposed_call`.
+    """
+    program, kept, moving = transposed_call(ctx.eqn)
+    cotangents = [_cotangent(result) for result in results]
+    walked = ctx.walk(program, [*(ctx.operands[i] for i in kept), *cotangents])
+    reason = ctx.reason("has a transpose that is not zero at removed channels")
+    for index, value in zip(moving, walked.results, strict=True):
+        _tie(ctx.table, value, ctx.operands[index])
+        _freeze_moved(ctx.table, ctx.operands[index], value, reason)
+    return walked
+
+
+def _freeze_moved(
+    table: LabelTable, operand: Traced, cotangent: Traced, reason: Reason
+) -> None:
+    """Freezes channels of an operand that a derivative moves when they are dead."""
+    axes = zip(operand.labels, operand.dead, cotangent.dead, strict=True)
+    for own, dead, moved in axes:
+        is_still = moved == 0 or (dead is not None and not is_nan(moved))
+        if not is_still:
+            table.freeze(own, reason)
 
 
 def _tangent(value: Traced) -> Traced:

@@ -66,19 +66,30 @@ class Transposed:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Peaks:
-    """Says that every row along some axes has an entry of 0, or holds nan.
+class Filled:
+    """Says that a value is another one, but -inf at positions known beforehand."""
 
-    Or, of exp of it, one of 1, and none below 0.
+    x: "Traced"
+    where: np.ndarray  # bool; length 1 along axes that it is repeated along.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Peaks:
+    """Says that every row along some axes has an entry of at least 0, or holds nan.
+
+    Or, of exp of it, one above zero, and none below 0.
     """
 
     axes: tuple[int, ...]
     is_exp: bool
+    # bool; where that entry is not, of length 1 along axes that this is repeated along;
+    # None where nothing is known.
+    outside: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Masked:
-    """Says where a value is -inf, whatever lives or dies."""
+    """Says where a value may be -inf, whatever lives or dies; it is not elsewhere."""
 
     where: np.ndarray  # bool; length 1 along axes that it is repeated along.
     is_finite: tuple[bool, ...]  # Per axis, whether dead channels are elsewhere.
@@ -129,7 +140,7 @@ class Traced:
         positions that `dead` speaks of.
       is_fixed: Whether it does not depend on inputs, but on parameters, running
         statistics and constants alone.
-      maximum_of, transposed, peaks, masked: What `softmax` goes by.
+      maximum_of, transposed, peaks, masked, filled, finite: What `softmax` goes by.
     """
 
     labels: tuple[np.ndarray, ...]
@@ -148,6 +159,8 @@ class Traced:
     transposed: Transposed | None = None
     peaks: Peaks | None = None
     masked: Masked | None = None
+    filled: Filled | None = None
+    finite: "Traced | None" = None  # Whose entries this says are finite.
     at_least: float = -math.inf
     causes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -224,11 +237,15 @@ class Reason:
       primitive: The operation that ties it, or "" where none is involved.
       text: What about it.
       source: `file:line` of the caller's code, or "".
+      is_inherent: Whether it holds in every network: for axes of inputs and outputs,
+        windows of convolutions, rows of tables, stacks of layers, and what another
+        factor of the same axis is cut instead of.
     """
 
     primitive: str
     text: str
     source: str = ""
+    is_inherent: bool = False
 
     def __str__(self) -> str:
         """One line for people."""
@@ -243,13 +260,16 @@ class Product:
 
     A position of the flat axis can be dead for one of its factors only, since what is
     left must again be a full box: heads or the features of all heads, not both. Without
-    a flat axis (UNIFORM), it only says that one of several axes can be cut.
+    a flat axis (UNIFORM), it only says that one of several axes can be cut. Of a loose
+    factor, such as the filters of every group of a convolution, as many must be left
+    for each position of the others, and not the same ones.
     """
 
     flat: np.ndarray  # int64[*sizes] labels of the flat axis, or UNIFORM.
     factors: tuple[np.ndarray, ...]  # int64[size] labels per factor.
     primitive: str
     source: str
+    loose: int | None = None  # Which factor is loose.
 
 
 class LabelTable:
@@ -264,6 +284,8 @@ class LabelTable:
         self.products: list[Product] = []
         self.edges: list[tuple[np.ndarray, np.ndarray]] = []
         self.frozen: list[tuple[np.ndarray, Reason]] = []
+        # Labels of parameters, and how many entries lie at each of their positions.
+        self.entries: list[tuple[np.ndarray, int]] = []
         # Sums over channels, and those of them that became means.
         self.sums: list[Sum] = []
         self.means: list[Sum] = []

@@ -433,6 +433,7 @@ def value_of_logaddexp(values: Sequence[Value], dtype: Any) -> Value:
 # Operations that give numbers above zero of such numbers: of all of their operands, of
 # the first one, or of any. What is too small to be told from zero is not looked at.
 _KEEP_POSITIVE = {
+    "abs",
     *("add", "broadcast_in_dim", "concatenate", "convert_element_type", "copy"),
     *("cbrt", "div", "dot_general", "integer_pow", "min", "mul", "name", "reduce_max"),
     *("reduce_min", "reduce_prod", "reduce_sum", "reduce_window_max", "reshape", "rev"),
@@ -466,14 +467,25 @@ _NEVER_NEGATIVE = {
 }
 _KEEP_NOT_NEGATIVE = {
     *("cbrt", "cumprod", "cumsum", "div", "dot_general", "erf", "expm1", "integer_pow"),
-    *("log1p", "pow", "reduce_prod", "reduce_sum", "tanh"),
+    *("log1p", "pow", "reduce_prod", "reduce_sum", "scatter-add", "scatter-mul"),
+    *("scatter_add", "sign", "tanh"),
 }
 # Operations that give numbers that are among those of their operands.
 _MOVES = {
-    *("broadcast_in_dim", "concatenate", "copy", "cummax", "cummin", "min", "name"),
-    *("reduce_max", "reduce_min", "reshape", "rev", "slice", "split", "squeeze"),
-    *("stop_gradient", "tile", "transpose"),
+    *("broadcast_in_dim", "concatenate", "copy", "cummax", "cummin", "dynamic_slice"),
+    *("dynamic_update_slice", "gather", "min", "name", "reduce_max", "reduce_min"),
+    *("reshape", "rev", "scatter", "scatter-max", "scatter-min", "slice", "split"),
+    *("squeeze", "stop_gradient", "tile", "transpose"),
     *MESH_CASTS,
+}
+
+
+# Of what looks numbers up or writes them, the operands that are no positions.
+_BY_NUMBER: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("dynamic_slice", "gather"), (0,)),
+    "dynamic_update_slice": (0, 1),
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min"), (0, 2)),
+    **dict.fromkeys(("scatter-mul", "scatter_add"), (0, 2)),
 }
 
 
@@ -488,6 +500,10 @@ def bound_of(name: str, bounds: Sequence[float], params: Mapping[str, Any]) -> f
       >>> bound_of('add', [bound_of('exp', [-math.inf], {}), 0.5], {})
       0.5
     """
+    if name in _BY_NUMBER:
+        bounds = [bounds[i] for i in _BY_NUMBER[name]]
+        if params.get("fill_value") is not None:
+            bounds.append(float(params["fill_value"]))
     lowest = min(bounds, default=-math.inf)
     if name in ("add", "add_any"):  # of numbers of two signs, rounding may take all
         return sum(bounds) if lowest >= 0 else -math.inf

@@ -1,7 +1,8 @@
 """Concludes which labels are one channel, and gathers channels into groups.
 
 `resolve` reads a table of labels: first everything joined is put together, then axes
-that consist of several are settled, one after the other, in the order of the program.
+that consist of several are settled, one after the other, in the order of the program,
+and once more where a choice left too little.
 `collect_groups` puts channels that occur in the same places into one group, and what
 stays beside them with its reasons. Where all factors of an axis may be cut, `factors`
 knows the channels that are made of others.
@@ -16,12 +17,22 @@ from scipy.sparse import coo_array, csgraph
 
 from prunex_jax.channels.factors import ALIVE, DEAD, Boxes, Factors, Unions
 from prunex_jax.channels.groups import ChannelGroup, ChannelSlice
-from prunex_jax.channels.labels import FROZEN, LabelTable, Product, Reason, has_channels
+from prunex_jax.channels.labels import FROZEN, LabelTable, Reason
+from prunex_jax.channels.settle import Choice, balance, settle
+
+# A product, by its number in the table, and one of its factors.
+FactorName = tuple[int, int]
+# How often all is settled at most to find which factors leave the most.
+_MOST_TRIALS = 16
 
 _SINGLE = Reason(
     "", "is one channel together with all it is tied to, and one must stay"
 )
-_ROWS = Reason("", "are rows of a table, or read a constant: no channels of their own")
+_ROWS = Reason(
+    "",
+    "are rows of a table, or read a constant: no channels of their own",
+    is_inherent=True,
+)
 _PAIRED = Reason("reshape", "makes an axis of it and of others of its own group")
 
 
@@ -57,34 +68,117 @@ def resolve(
 ) -> Resolution:
     """Finds what is joined and what is frozen.
 
-    `status`, int8[some labels], is what is known of them beforehand.
+    Of an axis that consists of several, a factor may be chosen of which less is left
+    in the end than of another one. Then that one is tried, and what leaves the most
+    channels is the answer.
+
+    Args:
+      table: What the walk found.
+      status: int8[some labels], what is known of them beforehand.
+      factors: Whether one factor of an axis can be cut, or all.
     """
     num_components, component = _components(table, table.edges)
     first_reason = np.full(num_components, -1, np.int64)
     for index in reversed(range(len(table.frozen))):
         first_reason[component[table.frozen[index][0]]] = index
     known = np.zeros(num_components, np.int8)
+    reasons = tuple(reason for _, reason in table.frozen)
+    before = Resolution(component, first_reason, reasons, known)
     if status is not None:
         np.bitwise_or.at(known, component[: len(status)], status)
-    reasons = [reason for _, reason in table.frozen]
     if not table.products:
-        return Resolution(component, first_reason, tuple(reasons), known)
-    unions = Unions(first_reason, known, reasons)
+        return before
+    found, choices = _settled(table, before, factors)
+    if status is None and not _futile(table, found, choices):
+        return found
+    if status is not None and found.conflict() is None:
+        return found
+    # As is chosen where nothing is known.
+    unknown = dataclasses.replace(before, status=np.zeros_like(known))
+    barred = _least_left(table, unknown, factors)
+    return _settled(table, before, factors, barred)[0]
+
+
+def _settled(
+    table: LabelTable,
+    before: Resolution,
+    factors: Factors,
+    barred: frozenset[FactorName] = frozenset(),
+) -> tuple[Resolution, list[tuple[int, Choice]]]:
+    """Settles axes that consist of several, and says what was chosen."""
+    component = before.component
+    unions = Unions(before.first_reason, before.status, list(before.reasons))
     boxes = Boxes(table.products if factors == "all" else (), component, unions)
-    for product in table.products:
+    choices = []
+    for number, product in enumerate(table.products):
         if product in boxes:
             boxes.keep_apart(product)
         else:
-            _settle(product, component, unions)
+            own = {factor for which, factor in barred if which == number}
+            chosen = settle(product, component, unions, own)
+            choices += [] if chosen is None else [(number, chosen)]
+    for number, chosen in choices:
+        if chosen.factor == table.products[number].loose:
+            balance(table.products[number], component, unions)
     made_of = boxes.concluded()
-    roots = np.array([unions.root(i) for i in range(num_components)], np.int64)
-    return Resolution(
+    roots = np.array([unions.root(i) for i in range(len(before.status))], np.int64)
+    resolution = Resolution(
         roots[component],
         np.array(unions.reason, np.int64)[roots],
         tuple(unions.reasons),
         np.array(unions.status, np.int8)[roots],
         made_of,
     )
+    return resolution, choices
+
+
+def _least_left(
+    table: LabelTable, before: Resolution, factors: Factors
+) -> frozenset[FactorName]:
+    """Which factors not to choose so that the least must stay."""
+    barred: frozenset[FactorName] = frozenset()
+    tried: dict[frozenset[FactorName], tuple[float, int]] = {}
+    while len(tried) < _MOST_TRIALS:
+        found, choices = _settled(table, before, factors, barred)
+        tried[barred] = _what_goes(table, found)
+        futile = _futile(table, found, choices)
+        if not futile:
+            break
+        barred |= futile
+    return max(tried, key=tried.__getitem__)
+
+
+def _futile(
+    table: LabelTable, found: Resolution, choices: Sequence[tuple[int, Choice]]
+) -> frozenset[FactorName]:
+    """The first choice that left less than another one promised, and those like it."""
+
+    def form(number: int, choice: Choice) -> tuple[int, ...]:
+        return (*table.products[number].flat.shape, choice.factor)
+
+    for number, choice in choices:
+        labels = table.products[number].factors[choice.factor]
+        own = np.unique(found.component[labels[labels > FROZEN]])
+        if (found.first_reason[own] < 0).sum() < choice.most_of_others:
+            same = form(number, choice)
+            return frozenset(
+                (other, each.factor)
+                for other, each in choices
+                if form(other, each) == same
+            )
+    return frozenset()
+
+
+def _what_goes(table: LabelTable, found: Resolution) -> tuple[float, int]:
+    """Share of the axes of parameters that can be cut, in hundredths; channels."""
+    labels = np.concatenate([np.zeros(0, np.int64), *(own for own, _ in table.entries)])
+    counts = np.repeat(
+        [count for _, count in table.entries], [len(own) for own, _ in table.entries]
+    )
+    owner = found.component[labels]
+    is_free = found.first_reason[owner] < 0
+    share = counts[is_free].sum() / max(counts.sum(), 1)
+    return round(float(share), 2), len(np.unique(owner[is_free]))
 
 
 def added_labels(table: LabelTable) -> np.ndarray:
@@ -160,76 +254,6 @@ def _connected(pairs: np.ndarray, size: int) -> tuple[int, np.ndarray]:
     return count, component.astype(np.int64)
 
 
-def _settle(product: Product, component: np.ndarray, unions: Unions) -> None:
-    """Ties a flat axis to one of its factors and freezes the others."""
-    roots = [unions.roots_of(labels, component) for labels in product.factors]
-    best = _choose(product, roots, component, unions)
-    sizes = " x ".join(str(len(labels)) for labels in product.factors)
-    if best is None:
-        text = f"consists of axes of {sizes}, none of which can be cut"
-        reason = Reason(product.primitive, text, product.source)
-        everything = [unions.roots_of(product.flat, component), *roots]
-        for some in everything:
-            unions.freeze(some, reason)
-        return
-    text = (
-        f"belongs to an axis of {sizes}, of which the axis of "
-        f"{len(product.factors[best])} is the one that is cut"
-    )
-    reason = Reason(product.primitive, text, product.source)
-    for index, others in enumerate(roots):
-        if index != best:
-            unions.freeze(others, reason)
-    _tie(product, best, component, unions)
-    unions.chosen.update(unions.root(index) for index in roots[best])
-
-
-def _tie(product: Product, best: int, component: np.ndarray, unions: Unions) -> None:
-    labels = product.factors[best]
-    rows = np.moveaxis(product.flat, best, 0).reshape(len(labels), -1)
-    text = "ties it to an axis of fixed size"
-    reason = Reason(product.primitive, text, product.source)
-    for label, row in zip(labels.tolist(), rows, strict=True):
-        members = unions.roots_of(row, component)
-        if label > FROZEN:
-            members.append(int(component[label]))
-        for other in members[1:]:
-            unions.join(members[0], other)
-        if label == FROZEN or (row == FROZEN).any():
-            unions.freeze(members, reason)
-
-
-def _choose(
-    product: Product, roots: list[list[int]], component: np.ndarray, unions: Unions
-) -> int | None:
-    """The factor to cut: one that was chosen before, or else the finest."""
-    candidates = []
-    for index, own in enumerate(roots):
-        free = [i for i in own if unions.reason[i] < 0]
-        others = [i for k, some in enumerate(roots) if k != index for i in some]
-        is_dead = any(unions.status[i] & DEAD for i in others)
-        if free and not is_dead and _agrees(product, index, component, unions):
-            was_chosen = any(i in unions.chosen for i in free)
-            candidates.append((not was_chosen, -len(free), index))
-    return min(candidates)[2] if candidates else None
-
-
-def _agrees(
-    product: Product, index: int, component: np.ndarray, unions: Unions
-) -> bool:
-    """Whether no position of the factor is known to be both dead and alive."""
-    if not any(unions.status):
-        return True
-    labels = product.factors[index]
-    rows = np.moveaxis(product.flat, index, 0).reshape(len(labels), -1)
-    for row in rows:
-        if has_channels(row):
-            known = [unions.status[i] for i in unions.roots_of(row, component)]
-            if np.bitwise_or.reduce(known) == ALIVE | DEAD:
-                return False
-    return True
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
     """One axis of one parameter, with the labels of its positions, int64[size]."""
@@ -260,6 +284,23 @@ class _Bundle:
     positions: np.ndarray
     reason: int
     channels: np.ndarray  # int64[num_channels], components
+
+    def overlaps(self) -> np.ndarray:
+        """bool[num_channels, num_channels], whether two channels share a position."""
+        count = len(self.positions)
+        owner = np.repeat(np.arange(count), len(self.places))
+        lies = (np.ones(owner.size, np.int32), (owner, self._places_taken()))
+        return (coo_array(lies) @ coo_array(lies).T).toarray() > 0
+
+    def has_overlaps(self) -> bool:
+        """Whether any two channels share a position."""
+        taken = self._places_taken()
+        return len(np.unique(taken)) < len(taken)
+
+    def _places_taken(self) -> np.ndarray:
+        """int64[num_channels * len(places)], one number per place and position."""
+        length = int(self.positions.max()) + 1
+        return (np.array(self.places) * length + self.positions).ravel()
 
     def slices(
         self, places: Sequence[Place], first: int, last: int
@@ -301,7 +342,8 @@ def collect_groups(
     taken: collections.Counter[str] = collections.Counter()
     made_of = [resolution.factors.get(one, ()) for one in np.unique(added).tolist()]
     added = np.concatenate([added, *(np.array(own, np.int64) for own in made_of)])
-    for bundle in _bundles(places, resolution):
+    bundles = [part for b in _bundles(places, resolution) for part in _divided(b)]
+    for bundle in bundles:
         members = bundle.slices(places, 0, len(weights))
         if not members:  # running statistics that no parameter is tied to
             continue
@@ -311,7 +353,7 @@ def collect_groups(
         if len(bundle.positions) == 1:
             frozen.append(FrozenChannels(_SINGLE, members))
             continue
-        if any(len(np.unique(m.positions)) < m.positions.size for m in members):
+        if bundle.has_overlaps():
             frozen.append(FrozenChannels(_PAIRED, members))
             continue
         if len(members) == 1 and not np.isin(bundle.channels, moving).any():
@@ -329,6 +371,26 @@ def collect_groups(
             )
         )
     return tuple(groups), tuple(frozen)
+
+
+def _divided(bundle: _Bundle) -> list[_Bundle]:
+    """Tells factors of an axis apart that lie in the same places, as often each.
+
+    Of as many heads as features, those of one kind share no position, and each shares
+    some with all of the other kind.
+    """
+    if not bundle.has_overlaps():
+        return [bundle]
+    is_apart = ~bundle.overlaps()
+    count, kind = _connected(np.argwhere(is_apart).T, len(is_apart))
+    parts = [
+        dataclasses.replace(
+            bundle, positions=bundle.positions[own], channels=bundle.channels[own]
+        )
+        for own in (kind == number for number in range(count))
+    ]
+    is_told_apart = not any(part.has_overlaps() for part in parts)
+    return parts if is_told_apart and count < len(kind) else [bundle]
 
 
 def _owners(

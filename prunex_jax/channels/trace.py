@@ -131,8 +131,7 @@ class ChannelTrace:
         num_channels = sum(group.size for group in self.groups)
         lines.append(
             f"{len(self.groups)} groups, {num_channels:,} channels, "
-            f"{self.prunable_share():.1%} of {total:,} parameters can go, by "
-            f"{self.axis_share():.1%} of their axes"
+            f"{self.prunable_share():.1%} of {total:,} parameters can go"
         )
         reasons = Counter(each.reason for each in self.frozen for _ in each.members)
         shown = [f"{why} ({count})" for why, count in reasons.most_common(_MAX_REASONS)]
@@ -201,46 +200,37 @@ class ChannelTrace:
         return found
 
     def prunable_share(self) -> float:
-        """Share of the parameters that go if all groups do.
+        """Share of the parameters that can be cut, along each of their axes alike.
 
-        An entry goes with any of its axes, so a matrix counts in full where one of its
-        two axes can be cut, though the other one stays; `axis_share` tells the two
-        apart.
-        """
-        layouts = layouts_of(self.groups, self.shapes)
-        nothing = {group.name: 0 for group in self.groups}
-        left = sum(
-            math.prod(kept_shape(shape, layouts.get(path), nothing))
-            for path, shape in self.shapes.items()
-        )
-        total = sum(math.prod(shape) for shape in self.shapes.values())
-        return 1 - left / max(total, 1)
-
-    def axis_share(self) -> float:
-        """Share of the axes of parameters, weighted by entries, that can be cut.
-
-        A matrix of which one axis can be cut counts half, so networks whose inputs,
-        outputs and windows stay have less than 1. Axes of length 1 are left out.
+        A matrix of whose two axes one can be cut counts half, unless the other one
+        stays in every network, as an axis of inputs or outputs does; see `Reason`.
 
         Example:
+          >>> import jax
           >>> import jax.numpy as jnp
           >>> def apply(params, x):
-          ...     return jnp.tanh(x @ params['in']) @ params['out']
+          ...     h = jnp.tanh(x @ params['in'])
+          ...     return jax.lax.cummax(h @ params['mid'], axis=1) @ params['out']
           >>> params = {'in': jnp.ones((2, 8)), 'out': jnp.ones((8, 2))}
-          >>> trace = trace_channels(apply, params, jnp.ones((1, 2)))
-          >>> trace.prunable_share(), trace.axis_share()
-          (1.0, 0.5)
+          >>> params['mid'] = jnp.ones((8, 8))
+          >>> trace_channels(apply, params, jnp.ones((1, 2))).prunable_share()
+          0.5
         """
         layouts = layouts_of(self.groups, self.shapes)
+        inherent: Counter[AxisName] = Counter()
+        for staying in self.frozen:
+            for member in staying.members if staying.reason.is_inherent else ():
+                inherent[member.path, member.axis] += member.positions.size
         cut = total = 0.0
         for path, shape in self.shapes.items():
-            own = layouts.get(path, {})
-            wide = [axis for axis, size in enumerate(shape) if size > 1]
-            taken = sum(
-                1 - len(own[axis].free) / shape[axis] for axis in wide if axis in own
-            )
+            shares = [
+                1 - len(own.free) / size if (own := axes.get(axis)) else 0.0
+                for axes in [layouts.get(path, {})]
+                for axis, size in enumerate(shape)
+                if 1 < size > inherent[path, axis]
+            ]
             total += math.prod(shape)
-            cut += math.prod(shape) * taken / max(len(wide), 1)
+            cut += math.prod(shape) * sum(shares) / max(len(shares), 1)
         return cut / max(total, 1)
 
 
@@ -477,6 +467,8 @@ def _parameter(table: LabelTable, shape: tuple[int, ...], is_masked: bool) -> Tr
         if size == 1:
             table.freeze(own, Reason("", "has length 1"))
         labels.append(own)
+        if is_masked and size:
+            table.entries.append((own, math.prod(shape) // size))
     dead = (0.0 if is_masked else None,) * len(shape)
     return Traced(tuple(labels), dead, is_given=not is_masked, is_fixed=True)
 
@@ -505,7 +497,8 @@ def _freeze_outputs(
             table.freeze(own[other == 0], reason)
     for output in outputs[: len(outputs) - count]:
         for labels in output.labels:
-            table.freeze(labels, Reason("", "is an output of the function"))
+            reason = Reason("", "is an output of the function", is_inherent=True)
+            table.freeze(labels, reason)
 
 
 def _apply_wishes(

@@ -15,8 +15,10 @@ from prunex_jax.base.jaxprs import (
     MESH_CASTS,
     called_program,
     constants_of,
+    has_own_derivative,
     interpret,
     mesh_axes_of,
+    name_of,
     open_program,
 )
 from prunex_jax.channels.context import Context, Rule, freeze_all, is_of_jax, source_of
@@ -41,17 +43,20 @@ from prunex_jax.channels.numbers import (
     may_be_infinite,
     value_of_logaddexp,
 )
+from prunex_jax.channels.shuffles import with_shuffles
 from prunex_jax.channels.softmax import (
     dead_behind_mask,
+    filled,
     is_sum_with_peak,
     masked,
     maximum_of,
     peaks,
     transposed,
 )
+from prunex_jax.mesh.varying import cast, differs
 
 # Those whose values may be read outside; others are derived or done again as a whole.
-_INLINED = {"closed_call", "composite", "core_call", "jit", "pjit"}
+_INLINED = {"closed_call", "composite", "core_call", "eval_jaxpr", "jit", "pjit"}
 # Operations that leave whole numbers what they are, where they fit.
 _MOVES = {
     *("broadcast_in_dim", "convert_element_type", "copy", "reshape", "rev", "slice"),
@@ -83,6 +88,7 @@ class Walk:
         site: core.JaxprEqn | None = None,
     ) -> LabelledProgram:
         """Walks a program."""
+        program = with_shuffles(program)
         equations = []
 
         def label(eqn: core.JaxprEqn, operands: list[Traced]) -> Sequence[Traced]:
@@ -97,10 +103,11 @@ class Walk:
         self, eqn: core.JaxprEqn, operands: list[Traced], site: core.JaxprEqn
     ) -> LabelledEquation:
         name = eqn.primitive.name
-        if name in CALLS and name not in self.rules:
-            if name.startswith("custom_"):
+        is_call = name in CALLS and name not in self.rules
+        if is_call and (program := called_program(eqn)) is not None:
+            if has_own_derivative(eqn):
                 operands = _without_shared(operands)
-            inner = self._inside(called_program(eqn), operands, site)
+            inner = self._inside(program, operands, site)
             notes, results = self._derivative(eqn, operands, inner.results, site)
             if name not in _INLINED:
                 results = _without_shared(results)
@@ -149,8 +156,8 @@ class Walk:
         Returns:
           The derivative, if there is one, and what is known of results that it moves.
         """
-        name = eqn.primitive.name
-        if not name.startswith("custom_") or self.depth == _MAX_DEPTH:
+        name = name_of(eqn)
+        if not has_own_derivative(eqn) or self.depth == _MAX_DEPTH:
             return {}, results
         is_of_jax = _is_derivative_of_jax(eqn)
         if not self.with_jax_derivatives and is_of_jax:
@@ -205,8 +212,10 @@ def _is_derivative_of_jax(eqn: core.JaxprEqn) -> bool:
     """Whether jax wrote both a function and its forward derivative."""
     params: Any = eqn.params
     derivative = params.get("jvp_jaxpr_fun")
+    if derivative is None:
+        return False
     is_function_of_jax = is_of_jax(open_program(params["call_jaxpr"]))
-    return derivative is not None and is_function_of_jax and is_of_jax(derivative)
+    return is_function_of_jax and is_of_jax(derivative)
 
 
 def _is_logaddexp(eqn: core.JaxprEqn) -> bool:
@@ -326,7 +335,13 @@ def _small(eqn: core.JaxprEqn, operands: Sequence[Traced]) -> Any:
 
 
 def evaluate(eqn: core.JaxprEqn, values: Sequence[Any], **params: Any) -> list[Any]:
-    """Does what an equation does, with other operands and perhaps other parameters."""
+    """Does what an equation does, with other operands and perhaps other parameters.
+
+    Inside of `shard_map`, all operands differ along the axes along which one does.
+    """
+    if len(values) > 1 and not mesh_axes_of(eqn):
+        names = sorted(differs(values))
+        values = [cast(x, names) for x in values] if names else values
     primitive: Any = eqn.primitive
     bound = primitive.get_bind_params({**eqn.params, **params})
     # jax before 0.9 keeps functions apart.
@@ -351,7 +366,8 @@ def _finished(
     if any(len(own) == 1 and own is not alone for own in labels):
         for own in result.labels:
             if len(own) == 1:
-                ctx.freeze(own, "leaves one channel alone on its axis")
+                # Such as one layer of a stack.
+                ctx.freeze(own, "leaves one channel alone on its axis", True)
         labels = tuple(alone if len(own) == 1 else own for own in labels)
     is_fixed = all(operand.is_fixed for operand in ctx.operands)
     for own in () if is_fixed else labels:
@@ -379,6 +395,8 @@ def _finished(
         transposed(ctx),
         peaks(ctx),
         mask,
+        filled(ctx),
+        ctx.operands[0] if ctx.name == "is_finite" else None,
         _bound(ctx, atom),
         _causes(ctx, result, is_lost),
     )
@@ -387,8 +405,16 @@ def _finished(
 def _causes(ctx: Context, result: Traced, is_lost: bool) -> dict[str, str]:
     """Why dead channels are no numbers, or not the same one: what came first."""
     causes = dict[str, str]()
-    if is_lost and any(
-        x.masked or -math.inf in (x.number, *x.dead) for x in ctx.operands
+    is_known = any("broken" in x.causes for x in ctx.operands)
+    if ctx.name in ("scatter-max", "scatter-min") and any(map(is_nan, result.dead)):
+        causes["broken"] = (
+            f"{ctx.name}{ctx.at} may leave a segment infinite that nothing is written "
+            "to; use jnp.where(jnp.isfinite(x), x, 0.0)"
+        )
+    elif (
+        is_lost
+        and not is_known
+        and any(x.masked or -math.inf in (x.number, *x.dead) for x in ctx.operands)
     ):
         causes["broken"] = (
             f"the mask of -inf{ctx.at} may leave a row without a finite score; use a "

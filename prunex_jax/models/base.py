@@ -56,6 +56,7 @@ class Functions:
         is known and the same for all.
       is_uniform: Whether it is known that channels of a group are computed alike. Then
         which of them are left makes no other network, but how many.
+      module: The PyTorch module that they are of, as it was given; None for others.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Functions:
     in_float32: Callable[[], "Functions"] | None = None
     statistics_decay: float | None = None
     is_uniform: bool = False
+    module: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,9 +270,16 @@ def from_moments(moments: PyTree) -> PyTree:
 
 
 def _map_variances(fn: Callable[..., jax.Array], tree: PyTree) -> PyTree:
-    """Applies fn(mean, var) to what is beside each other under these names."""
+    """Applies fn(mean, var) to what is beside each other under such names.
+
+    They are `mean` and `var`, or end so and begin alike, as those of PyTorch's state
+    dicts do: `norm.running_mean` and `norm.running_var`.
+    """
     if not isinstance(tree, Mapping):
         return tree
-    if {"mean", "var"} <= tree.keys():
-        return {**tree, "var": fn(tree["mean"], tree["var"])}
-    return {key: _map_variances(fn, part) for key, part in tree.items()}
+    mapped = {key: _map_variances(fn, part) for key, part in tree.items()}
+    for key in tree:
+        mean = f"{key.removesuffix('var')}mean"
+        if key.endswith("var") and mean in tree:
+            mapped[key] = fn(tree[mean], tree[key])
+    return mapped

@@ -158,7 +158,7 @@ class BatchNorm(nnx.Module):
         if self.use_running_average:
             mean, var = self.mean[...], self.var[...]
         else:
-            mean, var = _moments(x, self.axis_name)
+            mean, var = moments(x, (0, 1, 2), self.axis_name)
             self.mean[...] = _running(self.mean[...], mean)
             self.var[...] = _running(self.var[...], var)
         y = _normalised(x, mean, var, self.scale[...], self.bias[...])
@@ -248,9 +248,15 @@ def _alike(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
     return varying.cast(x, missing[0]), varying.cast(kernel, missing[1])
 
 
-def _moments(x: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance per channel, over the axis too if one is named."""
-    mean, mean_square = x.mean((0, 1, 2)), (x * x).mean((0, 1, 2))
+def moments(
+    x: jax.Array, axes: tuple[int, ...], axis_name: str | None
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance over some axes, and over a mesh axis too if one is named.
+
+    Collectives:
+      With `axis_name`: one mean over it of float32[2, *what is left].
+    """
+    mean, mean_square = x.mean(axes), (x * x).mean(axes)
     if axis_name is not None:
         # Equal batches on every device: the mean of means is the mean.
         mean, mean_square = lax.pmean(jnp.stack([mean, mean_square]), axis_name)

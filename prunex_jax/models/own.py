@@ -1,4 +1,4 @@
-"""Takes networks as people have them: NNX, Linen or Equinox modules, or functions.
+"""Takes networks as people have them: modules of any framework, or functions.
 
 Only the packages of what is given are imported.
 """
@@ -36,14 +36,15 @@ def own_model(given: Any, example: PyTree) -> Model:
     Args:
       given: A Flax NNX module, which starts from the parameters that it has, or its
         class, or a function of `nnx.Rngs` that makes one; a Linen module; an Equinox
-        module, which takes one example and starts from the parameters that it has; or
-        a pair (init, apply) of `init(key) -> params` and `apply(params, inputs)`, which
-        in training is given `key` and `axis_name`, if it has these parameters.
+        module, which takes one example and starts from the parameters that it has; a
+        PyTorch module, which starts from those that it has; or a pair (init, apply) of
+        `init(key) -> params` and `apply(params, inputs)`, which in training is given
+        `key` and `axis_name`, if it has these parameters.
       example: Arrays, or their shapes and types: a batch of one example, as the
         network reads it.
     Raises:
       UserError: It is none of these, has a state of Equinox or parameters that are no
-        floats, or cannot be called with the example.
+        floats, cannot be called with the example, or answers otherwise in training.
     Example:
       >>> def init(key):
       ...     return {'w': jax.random.normal(key, (4, 2))}
@@ -57,7 +58,10 @@ def own_model(given: Any, example: PyTree) -> Model:
     try:
         arrays = jax.eval_shape(model.init, jax.random.key(0))
         _check_floats(model.functions.name, arrays[0])
-        jax.eval_shape(model.apply, *arrays, model.example(2))
+        answers = jax.eval_shape(model.apply, *arrays, model.example(2))
+        key = jax.random.key(0) if model.is_random else None
+        train = functools.partial(model.apply_train, key=key)
+        in_training, _ = jax.eval_shape(train, *arrays, model.example(2))
     except UserError:
         raise
     except Exception as error:
@@ -66,6 +70,13 @@ def own_model(given: Any, example: PyTree) -> Model:
             f"model={model.functions.name} cannot be called with a batch of {reads}: "
             f"{one_line(error, 300)}"
         ) from error
+    wanted: Any = jax.tree.structure(answers)
+    if jax.tree.structure(in_training) != wanted:
+        raise UserError(
+            f"model={model.functions.name} answers {jax.tree.structure(in_training)} "
+            f"in training and {wanted} in evaluation, and one loss is for both; let it "
+            "answer alike, without what is for training only"
+        )
     return model
 
 
@@ -124,16 +135,27 @@ def functions_of(given: Any, *inputs: PyTree) -> Functions:
             "LayerNorm or GroupNorm instead, or give a pair (init, apply) of "
             "functions"
         )
-    kinds = {"flax.nnx": _of_nnx, "flax.linen": _of_linen, "equinox": _of_equinox}
+    kinds = {
+        "flax.nnx": _of_nnx,
+        "flax.linen": _of_linen,
+        "equinox": _of_equinox,
+        "torch.nn": _of_pytorch,
+    }
     for name, make in kinds.items():
         package = sys.modules.get(name)
         if package is not None and isinstance(given, package.Module):
             return make(given, inputs)
+    torch = sys.modules.get("torch.nn")
+    if torch and isinstance(given, type) and issubclass(given, torch.Module):
+        raise UserError(
+            f"model={_name_of(given)} is a class of PyTorch; give an object of it, "
+            "with the weights to start from"
+        )
     if callable(given):
         return _of_nnx(given, inputs)
     raise UserError(
-        f"model={given!r} is no network: give a Flax NNX or Linen module, an Equinox "
-        "module, or a pair (init, apply) of functions"
+        f"model={given!r} is no network: give a Flax NNX or Linen module, a module of "
+        "Equinox or PyTorch, or a pair (init, apply) of functions"
     )
 
 
@@ -367,6 +389,13 @@ def _of_equinox(given: Any, examples: tuple[PyTree, ...]) -> Functions:
 
     example = _one_or_all(examples)
     return Functions(type(given).__name__, init, apply, train, is_random, example)
+
+
+def _of_pytorch(given: Any, examples: tuple[PyTree, ...]) -> Functions:
+    """Functions of a PyTorch module."""
+    from prunex_jax.models.pytorch import functions_of_module
+
+    return functions_of_module(given, examples)
 
 
 def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:

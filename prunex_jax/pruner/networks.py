@@ -51,11 +51,10 @@ def full_network(
       UserError: It is no network, or inputs are missing.
     """
     if _is_of(network, "torch.nn"):
-        from prunex_jax.pruner.pytorch import function_of_module
+        from prunex_jax.models.pytorch import as_arrays
 
         _check_statistics(statistics, "module of PyTorch")
-        apply, params, running, inputs = function_of_module(network, *given)
-        return FullNetwork(apply, params, running, inputs, network)
+        return _of_module(network, as_arrays(_inputs(given, "inputs")))
     for package in ("flax.nnx", "equinox"):
         if _is_of(network, package):
             _check_statistics(statistics, f"module of {package}")
@@ -101,7 +100,8 @@ def _of_module(module: Any, inputs: tuple[PyTree, ...]) -> FullNetwork:
 
     functions = functions_of(module, *inputs)
     params, statistics = functions.init(jax.random.key(0))
-    return _with_statistics(functions.apply, params, statistics, inputs)
+    found = _with_statistics(functions.apply, params, statistics, inputs)
+    return dataclasses.replace(found, module=functions.module)
 
 
 def _of_linen(module: Any, variables: Any, inputs: tuple[PyTree, ...]) -> FullNetwork:

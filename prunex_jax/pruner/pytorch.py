@@ -1,100 +1,21 @@
-"""Modules of PyTorch: as a function of JAX, and as a smaller module again.
+"""Modules of PyTorch again, of what is left of one as a function of JAX.
 
-`torchax` runs a module on arrays of JAX. Parameters keep the names of the state dict;
-running statistics are told apart, and other buffers, such as masks and tables of
-positions, are constants.
+`models.pytorch` makes the function.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from prunex_jax.base.errors import UserError, one_line
-from prunex_jax.base.imports import need_package
 from prunex_jax.base.trees import PyTree
 from prunex_jax.shrink import Cut, relative_error
 
-# Buffers that training changes, by the last part of their names.
-_RUNNING = ("running_mean", "running_var")
 # What a module may differ by from the function: both sum in orders of their own.
 _TOLERANCE = 1e-4
-_Function = tuple[Callable[..., PyTree], PyTree, PyTree | None, tuple[PyTree, ...]]
-
-
-def function_of_module(module: Any, *inputs: PyTree) -> _Function:
-    """A function of JAX of a module in evaluation mode; the module stays as it is.
-
-    Args:
-      module: A `torch.nn.Module`.
-      *inputs: What it is called with: tensors, or arrays.
-    Returns:
-      `apply(params, *inputs)`, or `apply(params, statistics, *inputs)` where there are
-      running statistics; parameters and statistics by their names in the state dict, a
-      parameter that is used under several names under the first of them; statistics
-      are None where there are none; and inputs as arrays.
-    Raises:
-      UserError: torchax is not installed or cannot run the module, or there are no
-        inputs.
-    """
-    need_package("torchax", "pytorch", "A module of PyTorch")
-    import torch
-    import torchax
-
-    if not inputs:
-        raise UserError("prune is given no inputs; give examples behind the module")
-    frozen, environment = copy.deepcopy(module).eval(), torchax.default_env()
-    params = environment.t2j_copy(dict(frozen.named_parameters()))
-    buffers = environment.t2j_copy(_buffers(frozen))
-    running = {name: x for name, x in buffers.items() if name.endswith(_RUNNING)}
-    fixed = {name: x for name, x in buffers.items() if name not in running}
-
-    def apply(params: PyTree, statistics: PyTree, *inputs: PyTree) -> PyTree:
-        tensors = environment.j2t_iso({**fixed, **params, **statistics})
-        given = environment.j2t_iso(inputs)
-        # torchax counts on it, whatever the program around it has set.
-        with environment, jax.numpy_rank_promotion("allow"):
-            answers = torch.func.functional_call(frozen, tensors, given)
-        return environment.t2j_iso(answers)
-
-    arrays = jax.tree.map(_array, inputs)
-    try:
-        jax.eval_shape(apply, params, running, *arrays)
-    except Exception as error:
-        raise UserError(
-            f"torchax cannot run {type(module).__name__} on these inputs: "
-            f"{one_line(error, 300)}"
-        ) from error
-    if running:
-        return apply, params, running, arrays
-    return lambda params, *inputs: apply(params, {}, *inputs), params, None, arrays
-
-
-def _buffers(module: Any) -> dict[str, Any]:
-    """Buffers by name, and tensors that are plain attributes."""
-    import torch
-
-    found = dict(module.named_buffers())
-    for path, layer in module.named_modules():
-        for name, value in vars(layer).items():
-            if isinstance(value, torch.Tensor):
-                found[f"{path}.{name}" if path else name] = value
-    return found
-
-
-def _array(leaf: Any) -> Any:
-    """A tensor as an array of JAX, and what is none as it was."""
-    import torch
-
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    plain = leaf.detach().cpu()
-    if plain.dtype is torch.bfloat16:
-        return jnp.asarray(plain.float().numpy(), jnp.bfloat16)
-    return jnp.asarray(plain.numpy())
 
 
 def state_dict_of(module: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +50,7 @@ def _first_names(module: Any) -> dict[str, str]:
 
 def smaller_module(
     module: Any,
-    cut: Cut,
+    cuts: Sequence[Cut],
     arrays: Mapping[str, Any],
     inputs: tuple[PyTree, ...],
     answers: PyTree,
@@ -141,7 +62,7 @@ def smaller_module(
 
     Args:
       module: The module of full size, which stays as it is.
-      cut: What is cut out of it.
+      cuts: What was cut out of it, one after the other.
       arrays: Parameters and statistics that are left, by name.
       inputs: Arrays, on which it is compared with the small function.
       answers: What that gives for them.
@@ -162,9 +83,9 @@ def smaller_module(
         }
         if any(x.shape != getattr(layer, name).shape for name, x in own.items()):
             if isinstance(layer, torch.nn.modules.conv._ConvNd):
-                name = first[f"{path}.weight" if path else "weight"]
-                stays = cut.parameters.stays(name, 0).reshape(layer.groups, -1)
-                layer.groups = int(stays.any(1).sum())
+                left = _left(cuts, first[f"{path}.weight" if path else "weight"])
+                of_one = layer.weight.shape[0] // layer.groups
+                layer.groups = len(np.unique(left // of_one))
             _resize(layer, path, own)
     small.load_state_dict(tensors)
     for name, one in first.items():
@@ -189,10 +110,19 @@ def smaller_module(
     return small
 
 
+def _left(cuts: Sequence[Cut], name: str) -> np.ndarray:
+    """Positions of a parameter's first axis that are left."""
+    left = np.arange(cuts[0].parameters.shapes[name][0])
+    for cut in cuts:
+        left = left[cut.parameters.stays(name, 0)]
+    return left
+
+
 def _tensor(leaf: Any) -> Any:
     import torch
 
-    return torch.tensor(np.asarray(leaf)) if isinstance(leaf, jax.Array) else leaf
+    is_array = isinstance(leaf, jax.Array | np.ndarray)
+    return torch.tensor(np.asarray(leaf)) if is_array else leaf
 
 
 def _leaves(answers: Any) -> list[np.ndarray]:

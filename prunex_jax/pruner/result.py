@@ -167,7 +167,7 @@ class Pruned:
             raise UserError("this network was no module of PyTorch; call it instead")
         arrays = {**self.params, **(self.statistics or {})}
         full, answers = self.full, self(*self.full.inputs)
-        return smaller_module(full.module, self.cut, arrays, full.inputs, answers)
+        return smaller_module(full.module, [self.cut], arrays, full.inputs, answers)
 
     def _taken(self, state: dict[str, Any]) -> dict[str, Any]:
         """A state by path, cut where it is shaped like a parameter."""

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from prunex_jax.base.jaxprs import inner_programs
+from prunex_jax.base.jaxprs import inner_programs, open_program
 from prunex_jax.base.timing import time_in_turn
 from prunex_jax.base.trees import PyTree
 from prunex_jax.channels import ChannelTrace, layouts_of
@@ -67,6 +67,8 @@ def _macs(jaxpr: core.Jaxpr) -> Iterator[int]:
             yield _conv_macs(eqn)
         elif name == "cond":
             yield max(sum(_macs(branch)) for branch in inner_programs(eqn))
+        elif name == "custom_linear_solve":  # the rest is for derivatives
+            yield from _macs(open_program(eqn.params["jaxprs"].solve))
         else:
             times = eqn.params["length"] if name == "scan" else 1
             for inner in inner_programs(eqn):

@@ -33,10 +33,14 @@ def shrink_function(
     rebuilds = {**REBUILDS, **(options.rebuilds or {})}
 
     def small(params: PyTree, *rest: Any) -> Any:
-        if differs((params, rest)) and not communicates(params, *rest):
-            # Constants have no types of a mesh, and need none.
-            return untyped(run)(params, *rest)
-        return run(params, *rest)
+        if not differs((params, rest)):
+            return run(params, *rest)
+        # Where `shard_map` runs eagerly, no constant can be computed in it.
+        compiled = jax.jit(run)
+        if communicates(params, *rest):
+            return compiled(params, *rest)
+        # Constants have no types of a mesh, and need none.
+        return untyped(compiled)(params, *rest)
 
     def communicates(params: PyTree, *rest: Any) -> bool:
         full = parameters.full(params)

@@ -3,7 +3,7 @@
 Only those whose parameters know sizes are listed; everything else is done as it is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,9 +12,13 @@ import numpy as np
 from jax import lax
 
 from prunex_jax.base.jaxprs import (
+    OF_A_CLASS,
+    is_rematerialised,
+    linear_solve_operands,
     rematerialised,
     scan_operands,
     scanned,
+    transposed_call,
     while_operands,
 )
 from prunex_jax.channels.derivatives import (
@@ -295,6 +299,87 @@ def _cond(
     return lax.switch(which, [branch(inner) for inner in equation.inner], *values)
 
 
+def _of_a_class(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    """Does what such an operation is made of, as its class was told sizes."""
+    if not equation.inner:  # which is not known, so that it stays as it is
+        return evaluate(equation.eqn, operands)
+    again = _remat if is_rematerialised(equation.eqn) else _custom_vjp
+    return again(evaluator, equation, operands)
+
+
+def _linear_solve(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    programs, right = linear_solve_operands(equation.eqn, operands)
+    count = len(right)
+    solve, matvec, *transpose = [
+        _of_right_side(evaluator, equation, inner, consts)
+        for inner, (_, consts) in zip(equation.inner, programs, strict=True)
+    ]
+
+    def solved(run: Callable[..., list[Any]]) -> Callable[..., Any]:
+        def function(_: Any, values: Sequence[Any]) -> tuple[Any, Any]:
+            results = run(values)
+            return results[:count], results[count:]
+
+        return function
+
+    named: Any = equation.eqn.params["jaxprs"]
+    solution, aside = lax.custom_linear_solve(
+        matvec,
+        right,
+        solved(solve),
+        solved(transpose[0]) if transpose else None,
+        symmetric=bool(transpose) and named.vecmat is named.matvec,
+        has_aux=True,
+    )
+    return [*solution, *aside]
+
+
+def _of_right_side(
+    evaluator: Evaluator,
+    equation: LabelledEquation,
+    program: LabelledProgram,
+    consts: Sequence[Any],
+) -> Callable[..., list[Any]]:
+    """A program of what is left of a right side, that gives something shaped alike."""
+
+    def run(values: Sequence[Any]) -> list[Any]:
+        results = evaluator.run(program, [*consts, *values])
+        count = len(values)
+        like = equation.results[:count]
+        fitted = _fit_all(evaluator, results[:count], program.results, like)
+        return [*fitted, *results[count:]]
+
+    return run
+
+
+def _linear_call(
+    evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
+) -> Sequence[Any]:
+    """Keeps the transpose that somebody wrote."""
+    program = equation.notes.get("transpose")
+    if program is None:  # which stays as it is
+        return evaluate(equation.eqn, operands)
+    (callee,) = equation.inner
+    _, kept, moving = transposed_call(equation.eqn)
+    first = kept.start
+    consts = operands[:first]
+
+    def function(known: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
+        return evaluator.run(callee, [*consts, *known, *moved])
+
+    def transposed(known: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        results = evaluator.run(program, [*known, *cotangents])
+        like = [equation.operands[index] for index in moving]
+        return _fit_all(evaluator, results, program.results, like)
+
+    known, moved = ([operands[i] for i in some] for some in (kept, moving))
+    return jax.custom_derivatives.linear_call(function, transposed, known, moved)
+
+
 def _custom_jvp(
     evaluator: Evaluator, equation: LabelledEquation, operands: list[Any]
 ) -> Sequence[Any]:
@@ -341,7 +426,7 @@ def _custom_vjp(
     if program is None:
         return evaluator.run(equation.inner[0], operands)
     eqn = equation.eqn
-    first = eqn.params["num_consts"]
+    first = eqn.params.get("num_consts", 0)
     consts = operands[:first]  # which jax does not let anybody differentiate
     given = [i for i, atom in enumerate(eqn.outvars) if has_tangent(atom)]
 
@@ -368,6 +453,7 @@ def _custom_vjp(
 
 REBUILDS: Mapping[str, Rebuild] = {
     "broadcast_in_dim": _broadcast_in_dim,
+    OF_A_CLASS: _of_a_class,
     "checkpoint": _remat,
     "closed_call": _call,
     "composite": _call,
@@ -375,12 +461,15 @@ REBUILDS: Mapping[str, Rebuild] = {
     "conv_general_dilated": _conv,
     "core_call": _call,
     "custom_jvp_call": _custom_jvp,
+    "custom_linear_solve": _linear_solve,
     "custom_vjp_call": _custom_vjp,
     "div": _mean,
     "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,
+    "eval_jaxpr": _call,
     "gather": _gather,
     "jit": _call,
+    "linear_call": _linear_call,
     "mul": _mean,
     "pjit": _call,
     "reduce_and": _reduce,

@@ -294,8 +294,9 @@ def _through(
 
     def at(eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         here = (*place, next(numbers))
-        if eqn.primitive.name in CALLS:
-            return _through(called_program(eqn), operands, do, constant, here)
+        is_call = eqn.primitive.name in CALLS
+        if is_call and (called := called_program(eqn)) is not None:
+            return _through(called, operands, do, constant, here)
         return do(eqn, operands, here)
 
     return interpret(program, arguments, at, constant)

@@ -16,6 +16,7 @@ References:
   arXiv:1708.06519 (scale).
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -151,5 +152,5 @@ def _scales(tree: PyTree, layouts: Layouts) -> Layouts:
     return {
         path: axes
         for path, axes in layouts.items()
-        if len(shapes[path]) == 1 and path.rsplit("/", 1)[-1] not in _OFFSETS
+        if len(shapes[path]) == 1 and re.split("[/.]", path)[-1] not in _OFFSETS
     }

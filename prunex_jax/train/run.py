@@ -74,8 +74,8 @@ def train(
       config: Settings in any form that `config.resolve_config` takes.
       workdir: The run folder: settings, metrics, checkpoints and summary.
       model: A network of your own instead of `config.model`: a Flax NNX module or its
-        class, a Linen module, an Equinox module, or a pair (init, apply) of functions;
-        see `models.own_model`.
+        class, a module of Linen, Equinox or PyTorch, or a pair (init, apply) of
+        functions; see `models.own_model`.
       data: Examples of your own instead of `config.data`: arrays such as (x, y), data
         sources and data sets that are indexed, or lists of examples; or a dict of them
         with `train` and perhaps `validation` and `test`; see `data.open_own`.

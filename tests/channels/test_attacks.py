@@ -39,6 +39,7 @@ QUICK = set(
     jvp_moves_dead padding_becomes_one int8_wraps int4 argmax_pool
     moved_to_a_device written_side_by_side segments_of_channels gem_learned
     conv_forces minall mulrow lreduce fftc cayley_solve interp_lut
+    linear_call_transposed_wrong
     """.split()
 )
 

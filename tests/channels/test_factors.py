@@ -81,6 +81,30 @@ def grouped(p, x):
     return out.reshape(*x.shape[:2], FLAT) @ p["o"]
 
 
+def as_many(p, x):
+    """As many heads as features, so that both lie in the same places as often."""
+    qkv = (x @ p["qkv"]).reshape(*x.shape[:2], 3, HEADS, HEADS)
+    return mixed(*jnp.moveaxis(qkv, 2, 0)).reshape(*x.shape[:2], -1) @ p["o"]
+
+
+def rotary(p, x):
+    """Features in pairs, which leaves as many of them as there are heads."""
+    qkv = (x @ p["qkv"]).reshape(*x.shape[:2], 3, HEADS, 8)
+    q, k, v = jnp.moveaxis(qkv, 2, 0)
+    return (
+        mixed(turned(q) / jnp.sqrt(8.0), turned(k), v).reshape(*x.shape[:2], -1)
+        @ p["o"]
+    )
+
+
+def turned(x):
+    """Pairs of features, turned by angles that depend on the position."""
+    a, b = jnp.split(x, 2, -1)
+    angles = np.arange(x.shape[1])[None, :, None, None] / 10.0 ** np.arange(4)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
 def normed(p, x):
     """A root mean square over the flat axis; read flat, too."""
     h = x @ p["q"]
@@ -116,10 +140,12 @@ CASES = {
         {**SHAPES, "k": (WIDTH, 2 * FEATURES), "v": (WIDTH, 2 * FEATURES)},
         [2, 2, 6, 6],
     ),
+    "as_many": (as_many, {"qkv": (WIDTH, 48), "o": (16, WIDTH)}, [4, 4]),
+    "rotary": (rotary, {"qkv": (WIDTH, 96), "o": (32, WIDTH)}, [4, 4]),
     "normed": (normed, {**SHAPES, "scale": (HEADS, FEATURES)}, [4, 6]),
     "outer": (outer, {"a": (WIDTH, 4), "b": (WIDTH, 6), "o": SHAPES["o"]}, [4, 6]),
     "with_itself": (with_itself, {"a": (WIDTH, 4), "o": (16, WIDTH)}, []),
-    "two_ways": (two_ways, {**SHAPES, "scale": (HEADS, FEATURES)}, [2]),
+    "two_ways": (two_ways, {**SHAPES, "scale": (HEADS, FEATURES)}, [4]),
 }
 
 
@@ -233,6 +259,26 @@ def test_what_was_traced_before_stays_the_default():
     assert one.explain() == same.explain()
     with pytest.raises(UserError, match="factors='both' is unknown; use one or all"):
         trace_channels(attention, draw(SHAPES), X, factors="both")
+
+
+def test_of_two_divisions_the_one_that_leaves_more_is_cut():
+    """Six features are finer than four heads, but the second division ties them."""
+    apply, shapes, _ = CASES["two_ways"]
+    trace = assert_exact(apply, draw(shapes), X, densities=(0.5,))
+    assert [(g.name, g.size) for g in trace.groups] == [("q", HEADS)]
+
+
+def test_a_factor_that_must_stay_after_all_leaves_the_other():
+    """Twelve heads are finer, but made of three and four, which are outputs."""
+
+    def apply(p, x):
+        h = (x @ p["q"]).reshape(*x.shape[:2], 12, 2)
+        pairs = jnp.tanh(h).reshape(*x.shape[:2], 3, 4, 2)
+        return pairs.sum((-1, -2)), pairs.sum((-1, -3)), h.sum(-2) @ p["o"]
+
+    shapes = {"q": (WIDTH, 24), "o": (2, 2)}
+    trace = assert_exact(apply, draw(shapes), X, densities=(0.5,))
+    assert [(g.name, g.size) for g in trace.groups] == [("q", 2)]
 
 
 def test_explanations_name_both_owners():

@@ -20,6 +20,10 @@ SHAPES = {
 }
 X = draw({"x": (2, LENGTH, WIDTH)}, seed=1)["x"]
 CAUSAL = np.tril(np.ones((1, 1, LENGTH, LENGTH), bool))
+DIAGONAL = np.eye(LENGTH, dtype=bool)[None, None]
+FIRST_ROW_MASKED = (np.arange(LENGTH)[:, None] > 0) & CAUSAL
+UNSEEN = 1.0 - CAUSAL.astype(np.float32)
+WEIGHTS = CAUSAL * np.arange(1.0, LENGTH + 1, dtype=np.float32)
 SLOPES = 2.0 ** -np.arange(1, HEADS + 1, dtype=np.float32)[None, :, None, None]
 DISTANCE = np.arange(LENGTH)[None] - np.arange(LENGTH)[:, None]
 ALIBI = SLOPES * np.minimum(0, DISTANCE).astype(np.float32)
@@ -86,6 +90,65 @@ def half_of_it(scores):
     return terms / terms[..., :1].sum(-1, keepdims=True)
 
 
+def softmax_where(mask):
+    return lambda scores: jax.nn.softmax(scores, where=mask)
+
+
+def log_softmax_where(mask):
+    return lambda scores: jnp.exp(jax.nn.log_softmax(scores, where=mask))
+
+
+def log_softmax_filled(scores):
+    logs = jax.nn.log_softmax(scores, where=CAUSAL)
+    return jnp.exp(jnp.where(CAUSAL, logs, -1e9))
+
+
+def less_logsumexp(**options):
+    def softmax(scores):
+        total = jax.nn.logsumexp(scores, axis=-1, keepdims=True, **options)
+        return jnp.where(CAUSAL, jnp.exp(scores - total), 0.0)
+
+    return softmax
+
+
+def less_sum_of_nothing(scores):
+    seen = jnp.where(FIRST_ROW_MASKED, scores, -jnp.inf)
+    return scores - jax.nn.logsumexp(seen, axis=-1, keepdims=True)
+
+
+def with_initial(scores):
+    """The maximum of a row that starts at a number, as of `jnp.max` with `initial`."""
+    top = jnp.max(scores, -1, keepdims=True, where=CAUSAL, initial=-jnp.inf)
+    terms = jnp.exp(jnp.where(CAUSAL, scores, -jnp.inf) - top)
+    return terms / jnp.sum(terms, -1, keepdims=True, where=CAUSAL)
+
+
+def sum_of_fewer(scores):
+    """Of the positions that the maximum is of, only some are summed up."""
+    top = jnp.max(scores, -1, keepdims=True, where=CAUSAL, initial=-jnp.inf)
+    terms = jnp.exp(jnp.where(CAUSAL, scores, -jnp.inf) - top)
+    return terms / jnp.sum(terms, -1, keepdims=True, where=DIAGONAL)
+
+
+def fewer_than_maximum(scores):
+    """The largest term is of a position that is not summed up."""
+    top = jnp.max(scores, -1, keepdims=True, where=CAUSAL, initial=-jnp.inf)
+    terms = jnp.exp(jnp.where(DIAGONAL, scores, -jnp.inf) - top)
+    return terms / terms.sum(-1, keepdims=True)
+
+
+def maximum_of_more(scores):
+    """The largest term may be one that is masked."""
+    top = jnp.max(scores, -1, keepdims=True)
+    terms = jnp.exp(scores - top) * CAUSAL.astype(np.float32)
+    return terms / terms.sum(-1, keepdims=True)
+
+
+def biased(scores):
+    """Of removed heads, scores that nobody knows beforehand."""
+    return scores + ALIBI
+
+
 def large(scores):
     return jnp.where(CAUSAL, scores, -1e9)
 
@@ -118,8 +181,15 @@ FREE = {
     "fused_alibi": (fused(bias=jnp.asarray(ALIBI), is_causal=True), ()),
     "fused_input": (fused(), (CAUSAL,)),
     "fused_window": (fused(local_window_size=(1, 0)), ()),
+    "where": (attention(biased, softmax_where(CAUSAL)), ()),
+    "where_log": (attention(biased, log_softmax_where(CAUSAL)), ()),
+    "where_log_filled": (attention(biased, log_softmax_filled), ()),
+    "where_initial": (attention(biased, with_initial), ()),
+    "sum": (attention(biased, less_logsumexp()), ()),
+    "sum_where": (attention(biased, less_logsumexp(where=CAUSAL)), ()),
+    "sum_weighted": (attention(biased, less_logsumexp(b=WEIGHTS)), ()),
+    "sum_both": (attention(biased, less_logsumexp(where=CAUSAL, b=WEIGHTS + 1)), ()),
 }
-FIRST_ROW_MASKED = (np.arange(LENGTH)[:, None] > 0) & CAUSAL
 STUCK = {
     "input": (attention(lambda s, m: jnp.where(m, s, -jnp.inf)), (CAUSAL,)),
     "empty_row": (attention(lambda s: jnp.where(FIRST_ROW_MASKED, s, -jnp.inf)), ()),
@@ -127,6 +197,19 @@ STUCK = {
     "another_row": (attention(large, shifted_by_another_row), ()),
     "another_axis": (attention(large, over_other_axis), ()),
     "half_a_row": (attention(large, half_of_it), ()),
+    "where_input": (
+        lambda p, x, m: attention(biased, softmax_where(m))(p, x),
+        (CAUSAL,),
+    ),
+    "where_empty": (attention(biased, softmax_where(FIRST_ROW_MASKED)), ()),
+    "where_log_empty": (attention(biased, log_softmax_where(FIRST_ROW_MASKED)), ()),
+    "where_fewer": (attention(biased, sum_of_fewer), ()),
+    "where_seen": (attention(biased, fewer_than_maximum), ()),
+    "where_more": (attention(biased, maximum_of_more), ()),
+    "sum_of_nothing": (attention(biased, less_sum_of_nothing), ()),
+    "sum_empty": (attention(biased, less_logsumexp(where=FIRST_ROW_MASKED)), ()),
+    "sum_negative": (attention(biased, less_logsumexp(b=WEIGHTS - 1.5)), ()),
+    "sum_unseen": (attention(biased, less_logsumexp(where=CAUSAL, b=UNSEEN)), ()),
     "plus_infinity": (attention(lambda s: jnp.where(CAUSAL, s, jnp.inf)), ()),
 }
 
@@ -156,7 +239,9 @@ def test_cut_heads_change_nothing(name):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_key_heads_go_with_their_query_heads(is_causal):
+def test_features_go_where_key_heads_are_few(is_causal):
+    """Six heads are more than four features, but three of them go at a time."""
+
     def apply(p, x):
         heads = {"q": 6, "k": 2, "v": 2}
         q, k, v = ((x @ p[n]).reshape(*x.shape[:2], m, 4) for n, m in heads.items())
@@ -164,8 +249,8 @@ def test_key_heads_go_with_their_query_heads(is_causal):
         return out.reshape(*x.shape[:2], 24) @ p["o"]
 
     shapes = {"q": (WIDTH, 24), "k": (WIDTH, 8), "v": (WIDTH, 8), "o": (24, WIDTH)}
-    one = trace_channels(apply, draw(shapes), X)
-    assert [group.size for group in one.groups] == [2]
+    one = assert_exact(apply, draw(shapes), X, densities=(0.5,))
+    assert [group.size for group in one.groups] == [4, 4]
     trace = assert_exact(apply, draw(shapes), X, densities=(0.5,), factors="all")
     assert sorted(group.size for group in trace.groups) == [2, 3, 4, 4]
 
@@ -189,10 +274,9 @@ def test_what_stays_of_packed_queries_keys_and_values_counts():
     shapes = {"in": (WIDTH, 8), "qkv": (8, FLAT), "o": (FLAT, WIDTH)}
     trace = trace_channels(apply, draw(shapes), X)
     cut = dataclasses.replace(trace, groups=trace.groups[:1])
-    assert cut.axis_share() == pytest.approx(
-        (8 * WIDTH + 8 * FLAT) / 2 / (8 * WIDTH + 8 * FLAT + FLAT * WIDTH)
+    assert cut.prunable_share() == pytest.approx(
+        (8 * WIDTH + 8 * FLAT / 2) / (8 * WIDTH + 8 * FLAT + FLAT * WIDTH)
     )
-    assert cut.axis_share() < cut.prunable_share()
 
 
 def test_attention_of_flax_and_equinox_loses_heads():

@@ -26,8 +26,8 @@ def test_a_trace_is_printed_as_a_table():
     assert head.split() == ["group", "channels", "parameters", "in"]
     assert row.split()[:3] == ["hidden/value", "16", "112"]
     assert row.endswith("hidden/value axis 1, out axis 0")
-    assert total.startswith("1 groups, 16 channels, ") and "of 139 parameters" in total
-    assert total.endswith("% of their axes")
+    assert total.startswith("1 groups, 16 channels, ")
+    assert total.endswith("% of 139 parameters can go")
     assert stays.startswith("axes that stay, and why: ")
     assert repr(TRACE) == str(TRACE), "in a notebook, too"
 

@@ -97,7 +97,7 @@ CASES = [
     (group_norm, "asb", {"a": 4}),
     (instance_norm, "asb", {"a": 8}),
     (spatial_group_enhance, "atb", {"a": 4}),
-    (channel_shuffle, "ab", {"a": 4}),
+    (channel_shuffle, "ab", {"a": 8}),
     (pixel_shuffle_of_torch, "ac", {"a": 2}),
     (pixel_shuffle_of_tensorflow, "ac", {"a": 2}),
     (one_channel_beside_others, ("a", "one", "nine"), {"a": 8}),

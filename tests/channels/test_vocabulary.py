@@ -135,6 +135,15 @@ def inlined_and_nested_jit(h):
     return jax.jit(jax.jit(jax.nn.gelu, inline=True))(h)
 
 
+@pytest.mark.skipif(not hasattr(jax, "Inline"), reason="newer jax has it")
+@pytest.mark.parametrize("policy", getattr(jax, "Inline", ()))
+def test_programs_may_be_inlined_at_any_time(policy):
+    def apply(p, x):
+        return jax.jit(jnp.sin, inline=policy)(x @ p["a"]) @ p["b"]
+
+    assert members_of(assert_exact(apply, draw(PAIR), X, densities=(0.5,))) == ONE
+
+
 @pair()
 def barrier(h):
     return sum(lax.optimization_barrier((jnp.sin(h), jnp.cos(h))))
@@ -226,6 +235,32 @@ def range_over_a_vmapped_axis(h):
         return lax.pmax(fixed, "batch") - lax.pmin(fixed, "batch") + row
 
     return jax.vmap(one, axis_name="batch")(h)
+
+
+@pair()
+def rows_that_are_not_zero(h):
+    rows = jnp.nonzero(jnp.array([1.0, 0.0, 1.0, 2.0]), size=3)[0]
+    return h[rows]
+
+
+@pair(X, jnp.array([1.0, 0.0, 1.0, 2.0]))
+def rows_where_an_input_is_not_zero(h, which):
+    return h[jnp.nonzero(which, size=3, fill_value=0)[0]]
+
+
+@pair(X, jnp.array([0.1, 0.7, 0.4]))
+def rows_by_search(h, sought):
+    return h[jnp.searchsorted(jnp.array([0.0, 0.5, 0.9]), sought)]
+
+
+@pair()
+def channels_by_search(h):
+    return h * jnp.searchsorted(jnp.linspace(-1.0, 1.0, 5), h).astype(jnp.float32)
+
+
+@pair()
+def exponents(h):
+    return jnp.ldexp(jnp.frexp(h)[0], jnp.frexp(lax.stop_gradient(h))[1] + 1)
 
 
 @pair()
@@ -407,15 +442,36 @@ def segment_min_without_empty_segments(h):
     return jax.ops.segment_min(h, SEGMENTS, 3)
 
 
+@pair()
+def segment_max_with_an_empty_segment(h):
+    largest = jax.ops.segment_max(h, SEGMENTS, 4)
+    return jnp.where(jnp.isfinite(largest), largest, 1.0)
+
+
+@pair(X, SEGMENTS)
+def segment_max_by_input_above_zero(h, segments):
+    return jnp.maximum(jax.ops.segment_max(jnp.cos(h), segments, 5), 0.5)
+
+
 @case(PAIR, {})
-def segment_max_with_an_empty_segment(p, x):
-    largest = jax.ops.segment_max(x @ p["a"], SEGMENTS, 4)
-    return jnp.where(jnp.isfinite(largest), largest, 1.0) @ p["b"]
+def infinite_segment_max(p, x):
+    """A product of minus infinity and a weight of zero is none."""
+    return jax.ops.segment_max(x @ p["a"], SEGMENTS, 4) @ p["b"]
 
 
 @case(PAIR, {}, X, SEGMENTS)
-def segment_max_by_input(p, x, segments):
-    return jnp.exp(jax.ops.segment_max(x @ p["a"], segments, 4)) @ p["b"]
+def segment_min_of_another_one(p, x, segments):
+    """What is finite of one is not of the other."""
+    h = x @ p["a"]
+    largest, least = (
+        f(h, segments, 5) for f in (jax.ops.segment_max, jax.ops.segment_min)
+    )
+    return jnp.where(jnp.isfinite(least), largest * least, 1.0) @ p["b"]
+
+
+@pair(X, SEGMENTS)
+def segment_max_by_input(h, segments):
+    return jnp.exp(jax.ops.segment_max(h, segments, 4))
 
 
 @pair(X, SEGMENTS)
@@ -500,6 +556,66 @@ def triangular_solve(h, m):
 def tridiagonal_solve(h, d):
     off = d.at[0].set(0.0)
     return lax.linalg.tridiagonal_solve(off, 4 * d, off[::-1], h)
+
+
+MATRIX = jnp.eye(4) * 3 + jnp.tril(jnp.ones((4, 4))) / 4
+
+
+@pair(X, MATRIX)
+def solved_for_by_elimination(h, m):
+    return jnp.linalg.solve(m, h)
+
+
+@pair(X, MATRIX @ MATRIX.T)
+def solved_for_by_cholesky(h, m):
+    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(m), h)
+
+
+@pair(X, MATRIX @ MATRIX.T)
+def conjugate_gradients(h, m):
+    return jax.scipy.sparse.linalg.cg(lambda v: m @ v, h, maxiter=4)[0]
+
+
+@pair()
+def biconjugate_gradients(h):
+    return jax.scipy.sparse.linalg.bicgstab(lambda v: MATRIX @ v, h, maxiter=4)[0]
+
+
+@pair()
+def solved_by_hand(h):
+    """The right side has no channels, the map has, and dead ones have a solution."""
+    return lax.custom_linear_solve(
+        lambda v: jnp.exp(h) * v,
+        jnp.ones((4, 8)),
+        lambda _, b: b / jnp.exp(h),
+        symmetric=True,
+    )
+
+
+@pair()
+def solved_with_more_results(h):
+    x, largest = lax.custom_linear_solve(
+        lambda v: MATRIX @ v,
+        jnp.cos(h),
+        lambda _, b: (jnp.linalg.inv(MATRIX) @ b, b.max(0)),
+        lambda _, b: (jnp.linalg.inv(MATRIX.T) @ b, b.max(0)),
+        has_aux=True,
+    )
+    return x * largest[None]
+
+
+@pair()
+def linear_call_with_its_own_transpose(h):
+    call = jax.custom_derivatives.linear_call
+    return call(jnp.multiply, lambda r, t: 3 * r * t, jnp.arange(8.0)[None], h)
+
+
+@case(PAIR, {})
+def cholesky_of_each_channel(p, x):
+    """Refused: nobody knows that a matrix of dead channels is positive definite."""
+    h = (x @ p["a"]).T
+    matrices = h[:, :, None] * h[:, None] + jnp.eye(4)[None]
+    return jnp.linalg.cholesky(matrices).sum((1, 2))[None] @ p["b"]
 
 
 @case(

@@ -98,11 +98,12 @@ def depthwise_with_and_without_multiplier(p, x):
     return conv(x, p["c"]).mean((1, 2))
 
 
-# Four groups; the second convolution has two, so that two groups go together.
+# Four groups and then two, so that two groups would go together: what is in them goes.
 @case(
     {"a": (3, 3, 3, 8), "g": (3, 3, 2, 12), "h": (3, 3, 6, 20), "c": (20, 2)},
     {
-        "a": (2, [("a", 3, 4), ("g", 3, 6), ("h", 2, 3)]),
+        "a": (2, [("a", 3, 4), ("g", 2, 1)]),
+        "g": (3, [("g", 3, 4), ("h", 2, 2)]),
         "h": (10, [("h", 3, 2), ("c", 0, 2)]),
     },
     IMAGES,
@@ -152,7 +153,7 @@ def group_norm(p, x):
 
 @case(
     {"a": (3, 3, 3, 8), "d": (3, 3, 1, 8), "c": (8, 2)},
-    {"a": (4, [("a", 3, 2), ("d", 3, 2), ("c", 0, 2)])},
+    {"a": (8, [("a", 3, 1), ("d", 3, 1), ("c", 0, 1)])},
     IMAGES,
 )
 def channel_shuffle(p, x):

@@ -80,18 +80,6 @@ def answers(module, x):
         return module.eval()(x).numpy()
 
 
-def test_the_function_answers_as_the_module_does():
-    from prunex_jax.pruner.pytorch import function_of_module
-
-    module, x = trained(Convolutions()), torch.randn(4, 3, 8, 8)
-    module.train()
-    apply, params, statistics, inputs = function_of_module(module, x)
-    assert module.training and set(params) == dict(module.named_parameters()).keys()
-    assert set(statistics) == {"norm.running_mean", "norm.running_var"}
-    found = jax.jit(apply)(params, statistics, *inputs)
-    np.testing.assert_allclose(found, answers(module, x), atol=1e-5)
-
-
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_convolutions_become_a_smaller_module(tmp_path, multiple):
     module, x = trained(Convolutions()), torch.randn(4, 3, 8, 8)

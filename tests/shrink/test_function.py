@@ -162,6 +162,9 @@ def varying_over_devices(apply, params, x):
 
 PATTERNS = {
     "reversed": lambda p, x: jax.nn.relu(x @ p["w"])[:, np.arange(8)[::-1]] @ p["o"],
+    "shuffled": lambda p, x: (
+        jax.nn.relu(x @ p["w"]).reshape(-1, 2, 4).swapaxes(1, 2).reshape(-1, 8) @ p["o"]
+    ),
     "set": lambda p, x: jnp.tanh(x @ p["w"]).at[..., :4].set(0.0) @ p["o"],
     "added": lambda p, x: (x @ p["w"]).at[:, 0].add(1.0) @ p["o"],
     "segments": lambda p, x: (
@@ -677,3 +680,33 @@ def test_masks_are_no_positions_and_no_scores(mask, value):
         for dtype in (bool, np.int32, np.float32)
     ]
     assert all(found.tolist() == [True, False, True, True] for found in same)
+
+
+@pytest.mark.parametrize("name", ["reversed", "shuffled"])
+@pytest.mark.parametrize("wrap", [jax.jit, lambda f: f])
+def test_networks_that_communicate_read_constants_inside_of_shard_map(name, wrap):
+    """Compiled or not; their constants are told to differ as what they meet does."""
+
+    def apply(p, x):
+        h = x @ p["w"]
+        mean = lax.pmean(jnp.square(h).mean(0, keepdims=True), "device")
+        return PATTERNS[name]({**p, "w": jnp.eye(8)}, h / (1 + mean))
+
+    def together(p, x):
+        return jax.vmap(lambda x: apply(p, x), axis_name="device")(x)
+
+    keys = jax.random.split(jax.random.key(3), 3)
+    params = {
+        "w": jax.random.normal(keys[0], (5, 8)),
+        "o": jax.random.normal(keys[1], (8, 3)),
+    }
+    x = jax.random.normal(keys[2], (2, 3, 5))
+    trace = trace_channels(together, params, x)
+    assert [group.size for group in trace.groups] == [8]
+    masks = {group.name: np.arange(group.size) % 3 != 1 for group in trace.groups}
+    cut = make_cut(trace, masks, params)
+    mesh = jax.make_mesh((2,), ("device",), (jax.sharding.AxisType.Auto,))
+    specs = {"in_specs": (P(), P("device")), "out_specs": P("device")}
+    on_mesh = wrap(jax.shard_map(cut.function(apply), mesh=mesh, **specs))
+    found = on_mesh(cut.take(params), x.reshape(6, 5)).reshape(2, 3, 3)
+    np.testing.assert_allclose(found, together(cut.mask(params), x), rtol=1e-5)

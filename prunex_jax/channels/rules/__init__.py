@@ -72,6 +72,8 @@ RULES: Mapping[str, Rule] = {
     "gather": lookup.gather,
     # Programs in the program.
     "cond": calls.cond,
+    "custom_linear_solve": calls.linear_solve,
+    "linear_call": calls.linear_call,
     "scan": calls.scan,
     "while": calls.while_loop,
 }

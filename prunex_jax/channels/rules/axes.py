@@ -16,6 +16,7 @@ from prunex_jax.channels.labels import (
     uniform_value,
 )
 from prunex_jax.channels.numbers import is_nan, same_value
+from prunex_jax.channels.shuffles import reshape_blocks
 
 
 def passthrough(ctx: Context, *operands: Traced) -> Sequence[Traced]:
@@ -73,31 +74,6 @@ def rev(ctx: Context, x: Traced) -> Sequence[Traced]:
     return [ctx.carry(Traced(tuple(labels), x.dead), range(len(labels)))]
 
 
-def _reshape_blocks(
-    old: Sequence[int], new: Sequence[int]
-) -> list[tuple[list[int], list[int]]]:
-    """Splits a reshape into the smallest runs of axes with equal products."""
-    blocks = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        from_axes: list[int] = []
-        to_axes: list[int] = []
-        left = right = 1
-        while True:
-            if left <= right and i < len(old) and (left < right or not from_axes):
-                left *= old[i]
-                from_axes.append(i)
-                i += 1
-            elif j < len(new) and (right < left or not to_axes):
-                right *= new[j]
-                to_axes.append(j)
-                j += 1
-            else:
-                break
-        blocks.append((from_axes, to_axes))
-    return blocks
-
-
 def reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
     """Merges and splits axes, block by block."""
     shape = ctx.out_shape()
@@ -108,7 +84,7 @@ def reshape(ctx: Context, x: Traced) -> Sequence[Traced]:
     labels = [frozen_axis(size) for size in shape]
     dead: list[float | None] = [None] * len(shape)
     same: list[int | None] = [None] * len(shape)  # axes that are only moved
-    for from_axes, to_axes in _reshape_blocks(x.shape, shape):
+    for from_axes, to_axes in reshape_blocks(x.shape, shape):
         wide = [axis for axis in to_axes if shape[axis] != 1]
         sources = [axis for axis in from_axes if len(x.labels[axis]) != 1]
         if not wide:  # axes of length 1, which carry no channel

@@ -1,15 +1,19 @@
-"""Rules of loops and branches: programs that are run again, or not at all."""
+"""Rules of loops, branches and solvers: programs that are run again, or not at all."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from prunex_jax.base.jaxprs import scan_operands, while_operands
-from prunex_jax.channels.context import Context
-from prunex_jax.channels.derivatives import has_tangent
+from prunex_jax.base.jaxprs import (
+    called_program,
+    linear_solve_operands,
+    scan_operands,
+    while_operands,
+)
+from prunex_jax.channels.context import Context, freeze_all
+from prunex_jax.channels.derivatives import has_tangent, label_linear_call
 from prunex_jax.channels.labels import (
     FROZEN,
     UNIFORM,
@@ -19,7 +23,7 @@ from prunex_jax.channels.labels import (
     frozen_value,
     has_channels,
 )
-from prunex_jax.channels.numbers import same_value
+from prunex_jax.channels.numbers import is_nan, same_value
 
 # What is known of a carry only ever shrinks: labels, then values, then nothing.
 _MAX_TURNS = 8
@@ -32,10 +36,14 @@ def scan(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     carry = _as_in_a_loop(ctx, len(consts), start)
     rows = []
     for index, x in enumerate(stacks, len(consts) + len(start)):
-        ctx.freeze(x.labels[0], "loops over it")
+        ctx.freeze(x.labels[0], "loops over it", is_inherent=True)
         ctx.fits[index, 0] = x.labels[0]
         rows.append(_one_turn(x))
-    carried, body = _loop(ctx, params["jaxpr"], consts, carry, rows)
+
+    def turn(carried: Sequence[Traced]) -> list[LabelledProgram]:
+        return [ctx.walk(params["jaxpr"], [*consts, *carried, *rows])]
+
+    carried, (body,) = _loop(ctx, turn, carry)
     ctx.inner = (body,)
     _fit_carry(ctx, len(consts), carried)
     stacked = [_all_turns(y, params["length"]) for y in body.results[len(start) :]]
@@ -57,7 +65,11 @@ def while_loop(ctx: Context, *operands: Traced) -> Sequence[Traced]:
     cond_consts, body_consts, start = while_operands(ctx.eqn, operands)
     first = len(cond_consts) + len(body_consts)
     carry = _as_in_a_loop(ctx, first, start)
-    carried, body = _loop(ctx, params["body_jaxpr"], body_consts, carry, ())
+
+    def turn(carried: Sequence[Traced]) -> list[LabelledProgram]:
+        return [ctx.walk(params["body_jaxpr"], [*body_consts, *carried])]
+
+    carried, (body,) = _loop(ctx, turn, carry)
     test = ctx.walk(params["cond_jaxpr"], [*cond_consts, *carried])
     ctx.inner = (test, body)
     _fit_carry(ctx, first, carried)
@@ -83,21 +95,27 @@ def _fit_carry(ctx: Context, first: int, carried: Sequence[Traced]) -> None:
 
 def _loop(
     ctx: Context,
-    program: Any,
-    consts: Sequence[Traced],
+    turn: Callable[[Sequence[Traced]], list[LabelledProgram]],
     start: Sequence[Traced],
-    rows: Sequence[Traced],
-) -> tuple[list[Traced], LabelledProgram]:
-    """Walks a body until a turn tells nothing new of what is carried."""
+) -> tuple[list[Traced], list[LabelledProgram]]:
+    """Walks programs that give back what they are given, until that tells nothing new.
+
+    Args:
+      ctx: The equation.
+      turn: Walks them, all with what is carried.
+      start: What is carried at first.
+    """
     mark = ctx.table.mark()
     carried = [_not_constant(value) for value in start]
     for _ in range(_MAX_TURNS):
         ctx.table.forget(mark)
-        body = ctx.walk(program, [*consts, *carried, *rows])
-        after = [
-            _after_a_turn(ctx, before, result)
-            for before, result in zip(carried, body.results, strict=False)
-        ]
+        programs = turn(carried)
+        after = carried
+        for program in programs:
+            after = [
+                _after_a_turn(ctx, before, result)
+                for before, result in zip(after, program.results, strict=False)
+            ]
         is_stable = all(_is_same(a, b) for a, b in zip(carried, after, strict=True))
         carried = after
         if is_stable:
@@ -105,14 +123,14 @@ def _loop(
     else:  # not known to happen; nothing is claimed then
         ctx.table.forget(mark)
         carried = [frozen_value(value.shape, "a loop") for value in start]
-        body = ctx.walk(program, [*consts, *carried, *rows])
-        for result in body.results[: len(carried)]:
+        programs = turn(carried)
+        for result in (x for p in programs for x in p.results[: len(carried)]):
             for labels in result.labels:
                 ctx.freeze(labels, "is carried through a loop that does not settle")
     for before, value in zip(start, carried, strict=True):
         for own, labels in zip(before.labels, value.labels, strict=True):
             ctx.join(own, labels)
-    return carried, body
+    return carried, programs
 
 
 def _not_constant(value: Traced) -> Traced:
@@ -126,6 +144,8 @@ def _not_constant(value: Traced) -> Traced:
         transposed=None,
         peaks=None,
         masked=None,
+        filled=None,
+        finite=None,
     )
 
 
@@ -162,6 +182,43 @@ def _is_same(a: Traced, b: Traced) -> bool:
     same_source = a.is_given == b.is_given and a.is_fixed == b.is_fixed
     same_bounds = a.is_positive == b.is_positive and a.at_least == b.at_least
     return same_labels and same_dead and same_source and same_bounds
+
+
+def linear_solve(ctx: Context, *operands: Traced) -> Sequence[Traced]:
+    """A solver, the map that it inverts, and both transposed keep the same axes apart.
+
+    The latter three are what derivatives are made of.
+    """
+    known = [dataclasses.replace(x, shared={}) for x in operands]
+    programs, right = linear_solve_operands(ctx.eqn, known)
+    first = len(operands) - len(right)
+
+    def turn(carried: Sequence[Traced]) -> list[LabelledProgram]:
+        return [ctx.walk(each, [*consts, *carried]) for each, consts in programs]
+
+    carried, walked = _loop(ctx, turn, _as_in_a_loop(ctx, first, right))
+    ctx.inner = tuple(walked)
+    _fit_carry(ctx, first, carried)
+    solutions = [_of_linear(x) for x in carried]
+    return [*solutions, *walked[0].results[len(right) :]]
+
+
+def _of_linear(x: Traced) -> Traced:
+    """What comes out of a linear map; of other numbers than 0, nothing is known."""
+    dead = tuple(value if value == 0 or is_nan(value) else None for value in x.dead)
+    return Traced(x.labels, dead, origin=x.origin)
+
+
+def linear_call(ctx: Context, *operands: Traced) -> Sequence[Traced]:
+    """A linear function, and what its caller says is its transpose."""
+    known = [dataclasses.replace(x, shared={}) for x in operands]
+    ctx.inner = (ctx.walk(called_program(ctx.eqn), known),)
+    results = [_of_linear(x) for x in ctx.inner[0].results]
+    try:
+        ctx.notes["transpose"] = label_linear_call(ctx, results)
+    except Exception:  # somebody else's code, which may fail in any way
+        return freeze_all(ctx, *operands, text="has a transpose that cannot be traced")
+    return results
 
 
 def cond(ctx: Context, which: Traced, *operands: Traced) -> Sequence[Traced]:

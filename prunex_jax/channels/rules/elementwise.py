@@ -42,6 +42,7 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
         for x, dtype in zip(operands, dtypes, strict=True)
     ]
     is_odd = [False] * len(operands)
+    is_never = ctx.name == "lt" and _is_at_least(*operands)
     if ctx.name == "log1p":
         is_safe[0] |= operands[0].at_least >= 0
     elif ctx.name == "pow":
@@ -51,6 +52,8 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
         is_odd[1] = _has_zeros(operands[1])
 
     def compute(values: Sequence[Value], is_risky: Sequence[bool]) -> Value:
+        if is_never:
+            return 0.0
         risky = [a and not b for a, b in zip(is_risky, is_safe, strict=True)]
         if ctx.name in ("div", "pow", "rem"):
             risky = [
@@ -64,6 +67,12 @@ def elementwise(ctx: Context, *operands: Traced) -> Sequence[Traced]:
         return value if is_nan(at_nan) else same_value([value, at_nan])
 
     return [_joined(ctx, operands, compute)]
+
+
+def _is_at_least(x: Traced, other: Traced) -> bool:
+    """Whether nothing is below a constant; nan never is."""
+    known = other.constant is not None and np.asarray(other.constant.small)
+    return known is not False and bool((known <= x.at_least).all())
 
 
 def _note_ties(ctx: Context, operands: Sequence[Traced]) -> None:

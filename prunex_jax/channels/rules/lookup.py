@@ -67,7 +67,7 @@ def gather(ctx: Context, x: Traced, indices: Traced) -> Sequence[Traced]:
         elif has_channels(own):
             found = _known_positions(ctx, axis, indices)
             if found is None:
-                ctx.freeze(own, _BY_NUMBER)
+                ctx.freeze(own, _BY_NUMBER, is_inherent=True)
             else:
                 ctx.notes["positions"] = (axis, found)
                 parts = _spread(ctx, own[found])

@@ -44,10 +44,9 @@ _BY_REASON: Mapping[str, str] = {
     "run_state swap unpin",
     _OUTSIDE: "buffer_callback debug_callback debug_print ffi_call inspect_sharding "
     "io_callback pure_callback",
-    _CALL: "call call_hi_primitive call_hi_primitive_linearized compute_on "
-    "custom_jvp_call_jaxpr custom_lin custom_linear_solve custom_partitioning "
-    "custom_vmap_call eval_jaxpr fused_call linear_call remat_opt stage "
-    "xla_metadata_call",
+    _CALL: "call call_hi_primitive_linearized compute_on "
+    "custom_jvp_call_jaxpr custom_lin custom_partitioning custom_vmap_call "
+    "fused_call remat_opt stage xla_metadata_call",
     _KERNEL: "core_map cudnn_fusion custom_fusion dot_product_attention_bwd "
     "dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd "
     "dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd "

@@ -309,7 +309,8 @@ def conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
     out_batch, out_feature, *_ = numbers.out_spec
     for operand, axes in ((x, x_space), (kernel, k_space)):
         for axis in axes:
-            ctx.freeze(operand.labels[axis], "convolves along it, so neighbours mix")
+            text, is_window = "convolves along it, so neighbours mix", operand is kernel
+            ctx.freeze(operand.labels[axis], text, is_window)
     labels = [frozen_axis(size) for size in shape]
     dead: list[float | None] = [None] * len(shape)
     labels[out_batch], dead[out_batch] = x.labels[x_batch], sum_of(x.dead[x_batch])
@@ -334,8 +335,9 @@ def _grouped(
 ) -> tuple[np.ndarray, Value]:
     """Ties the channels of a convolution in groups; returns those that come out.
 
-    Either whole groups can be removed, or the same channels of every group. Of the
-    latter only the filters are dead, not what they see.
+    Either whole groups can be removed, or as many channels of every group, of those
+    that come in the same ones. Of the latter only the filters are dead, not what they
+    see.
     """
     (x, x_in), (kernel, k_in, k_out) = image, filters
     of_groups = sum_of(value_of("mul", [x.dead[x_in], kernel.dead[k_out]]))
@@ -360,7 +362,7 @@ def _grouped(
         ctx.fits[1, k_out] = ctx.join(np.repeat(which, num_out), outside)
         return ctx.fits[1, k_out], of_groups
     block = outside.reshape(groups, num_out)
-    ctx.multiply(block, [which, ctx.table.fresh(num_out)])
+    ctx.multiply(block, [which, ctx.table.fresh(num_out)], loose=1)
     return outside, same_value([of_groups, of_filters])
 
 

@@ -23,7 +23,7 @@ from prunex_jax.train.build.optimizer import MakeOptimizer, make_inner
 
 # Packages of which another version may trace the same function differently, beside this
 # one.
-_TRACED_BY = ("jax", "jaxlib", "flax", "optax", "equinox")
+_TRACED_BY = ("jax", "jaxlib", "flax", "optax", "equinox", "torch", "torchax")
 _OF_SETTINGS = "of the settings"
 _VERSIONS = "the versions of packages"
 _INPUTS, _METRICS = "function of inputs", "function of metrics"

@@ -140,6 +140,22 @@ class TrainedNetwork:
         inputs = comparison_inputs(self.task)
         return certify_networks(self.masked, self.shrunk, self.cut, inputs)
 
+    def module(self) -> Any:
+        """The shrunk network as a module of PyTorch, if it was one.
+
+        Raises:
+          UserError: It was none, or `pruner.pytorch.smaller_module` refuses.
+        """
+        from prunex_jax.pruner.pytorch import smaller_module
+
+        model, given = self.shrunk.model, self.task.model.functions.module
+        if given is None:
+            raise UserError("this network was no module of PyTorch; export it instead")
+        arrays = {**self.shrunk.params, **self.shrunk.statistics}
+        inputs = comparison_inputs(self.task)
+        answers = self.shrunk.logits(inputs)
+        return smaller_module(given, model.cuts, arrays, (inputs,), answers)
+
     def compare(self, batch_sizes: Sequence[int]) -> Comparison:
         """Measures full and small network on this device."""
         full, small = (

@@ -55,6 +55,10 @@ class TrainResult:
             ]
         )
 
+    def module(self) -> Any:
+        """The network as a module of PyTorch; see `TrainedNetwork.module`."""
+        return self.trained.module()
+
     def export(self, folder: str | Path, *, overwrite: bool = False) -> dict[str, Any]:
         """Exports the network, with a certificate; see `TrainedNetwork.export`.
 

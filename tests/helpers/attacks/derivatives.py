@@ -376,13 +376,42 @@ def custom_root(p, x):
     )
 
 
-@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+@attack({"a": (3, 6), "w": (6, 2)}, frozen=False)
 def linear_solve(p, x):
     h = x @ p["a"]
     return (
         jax.scipy.sparse.linalg.cg(lambda v: v * 2 + v * h * h * 0.1, h, maxiter=5)[0]
         @ p["w"]
     )
+
+
+# Gradients mix channels where the transpose does.
+@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+def linear_solve_transposed_wrong(p, x):
+    h = x @ p["a"]
+    solved = lax.custom_linear_solve(
+        lambda v: 2 * v,
+        h,
+        lambda _, b: b / 2,
+        lambda _, b: b / 2 + jnp.square(b).sum(1, keepdims=True),
+    )
+    return solved @ p["w"]
+
+
+@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+def linear_call_transposed_wrong(p, x):
+    wrong = lambda r, t: r * t + t.sum(1, keepdims=True)  # noqa: E731
+    call = jax.custom_derivatives.linear_call
+    return call(jnp.multiply, wrong, 2 * jnp.ones(6), x @ p["a"]) @ p["w"]
+
+
+# What is said to be the transpose moves channels that are dead and not zero.
+@attack({"a": (3, 6), "w": (6, 2)}, frozen=True)
+def linear_call_moves_dead(p, x):
+    moved = lambda r, t: t + r  # noqa: E731
+    h = jnp.sin(x @ p["a"] + x.sum(1, keepdims=True))
+    call = jax.custom_derivatives.linear_call
+    return call(lambda _, v: v, moved, jnp.ones((4, 6)), h) @ p["w"]
 
 
 @attack({"a": (3, 6), "w": (6, 2)}, frozen=True)

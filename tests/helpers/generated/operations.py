@@ -405,6 +405,55 @@ def solve(d, name):
     )
 
 
+@builder("custom_linear_solve")
+def linear_solve(d, name):
+    shape = (d.size(), d.size())
+    right = d.operand(shape, axis=d.pick(0, 1))
+    other = d.operand(shape, axis=d.pick(0, 1))
+    matrix = 2 * np.eye(shape[0], dtype=np.float32)
+    matrix[1:, 0] = 0.5
+    inverse, is_dense = np.linalg.inv(matrix), d.chance(0.3)
+    wrong = d.pick(*(4 * [lambda b: b]), lambda b: b - b.mean(0), lambda b: b + 1)
+
+    def solved(p, i):
+        factor = jnp.exp(other(p, i) / 4)
+        if is_dense:
+            return lax.custom_linear_solve(
+                lambda v: matrix @ v,
+                right(p, i),
+                lambda _, b: (inverse @ b, b.max(0)),
+                lambda _, b: (wrong(inverse.T @ b), b.max(0)),
+                has_aux=True,
+            )
+        return lax.custom_linear_solve(
+            lambda v: factor * v,
+            right(p, i),
+            lambda _, b: b / factor,
+            lambda _, b: wrong(b / factor),
+        )
+
+    return solved
+
+
+@builder("linear_call")
+def linear_call(d, name):
+    shape = d.shape(1, 2, 2)
+    axis = d.channel_axis(shape)
+    x, other = d.operand(shape, axis=axis), d.operand(shape, axis=axis)
+    transposed = d.pick(
+        *(3 * [lambda r, t: r * t]),
+        lambda r, t: t + r,
+        lambda r, t: t - t.mean(axis, keepdims=True),
+    )
+
+    def called(p, i):
+        known = lax.stop_gradient(other(p, i))
+        call = jax.custom_derivatives.linear_call
+        return call(lambda r, v: r * v, transposed, known, x(p, i))
+
+    return called
+
+
 @builder("ragged_dot_general")
 def ragged_dot(d, name):
     inner, outer, groups = d.size(), d.size(), 3
