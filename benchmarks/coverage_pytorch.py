@@ -14,6 +14,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
@@ -259,8 +260,13 @@ def measure(name: str) -> dict[str, Any]:
         "error": error,
         "seconds": seconds,
         "torch_pruning": named_by_torch_pruning(module, example),
-        "stays": what_stays(trace),
+        "stays": without_folders(what_stays(trace)),
     }
+
+
+def without_folders(text: str) -> str:
+    """Names source files by their packages, as on every machine."""
+    return re.sub(r"/\S*/site-packages/", "", text.replace(f"{Path.cwd()}/", ""))
 
 
 def named_by_torch_pruning(module: Any, example: tuple[Any, ...]) -> str:

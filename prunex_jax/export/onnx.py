@@ -102,10 +102,40 @@ def _converted(fn: Callable[..., PyTree], params: PyTree, shapes: Any) -> bytes:
     jaxpr = jax.make_jaxpr(flat)(*leaves)
     with _quiet():
         model = jax2onnx.to_onnx(jaxpr_as_fun(jaxpr), inputs=leaves)
+        _choose_by_logic(model.graph)
         size = model.ByteSize()
         if size > _MOST_BYTES:
             raise ValueError(f"the program has {size:,} bytes and ONNX holds 2 GB")
         return bytes(model.SerializeToString())
+
+
+def _choose_by_logic(graph: Any) -> None:
+    """Writes choices of booleans, for which ONNX Runtime has no kernel, as And and Or.
+
+    Masks such as `jnp.tril(jnp.ones((n, n), bool))` hold one.
+    """
+    from onnx import TensorProto, helper
+
+    values = [*graph.input, *graph.output, *graph.value_info]
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    nodes = []
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *[attribute.g][: attribute.HasField("g")]):
+                _choose_by_logic(inner)
+        if node.op_type != "Where" or types.get(node.output[0]) != TensorProto.BOOL:
+            nodes.append(node)
+            continue
+        (which, yes, no), (out,) = node.input, node.output
+        other, taken, rest = (f"{out}_{part}" for part in ("other", "taken", "rest"))
+        nodes += [
+            helper.make_node("Not", [which], [other]),
+            helper.make_node("And", [which, yes], [taken]),
+            helper.make_node("And", [other, no], [rest]),
+            helper.make_node("Or", [taken, rest], [out]),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def functions_of_module(module: Any, examples: tuple[PyTree, ...]) -> Functions:
     import torchax
 
     name, environment = type(module).__name__, torchax.default_env()
-    frozen = copy.deepcopy(module).eval()
+    frozen = copy_of_module(module)
     params = environment.t2j_copy(dict(frozen.named_parameters()))
     buffers = environment.t2j_copy(_buffers(frozen))
     running = {key: x for key, x in buffers.items() if key.endswith(_RUNNING)}
@@ -128,6 +128,23 @@ def _buffers(module: Any) -> dict[str, Any]:
     return found
 
 
+def copy_of_module(module: Any) -> Any:
+    """A copy in evaluation mode, without what the module has computed for later."""
+    # PyTorch copies no tensors that were computed.
+    plain = {id(x): x.detach() for x in _tensors(module) if x.grad_fn is not None}
+    # Caches are dropped where training begins.
+    return copy.deepcopy(module, plain).train().eval()
+
+
+def _tensors(module: Any) -> list[Any]:
+    """Parameters, buffers, and tensors in other attributes."""
+    import torch
+    from torch.utils import _pytree
+
+    leaves = [_pytree.tree_leaves(vars(layer)) for layer in module.modules()]
+    return [x for found in leaves for x in found if isinstance(x, torch.Tensor)]
+
+
 def _called(
     module: Any,
     arrays: dict[str, jax.Array],
@@ -136,6 +153,9 @@ def _called(
     axis_name: str | None = None,
 ) -> tuple[PyTree, dict[str, jax.Array]]:
     """What a module answers with these parameters and buffers, and what they are then.
+
+    What it keeps for later calls, such as tables of positions that evaluation computes
+    once, is computed in every call.
 
     Raises:
       UserError: It draws from PyTorch's own generator, which a compiled program would
@@ -156,7 +176,8 @@ def _called(
         # torchax counts on it, whatever the program around it has set.
         jax.numpy_rank_promotion("allow"),
     ):
-        answers = torch.func.functional_call(module, tensors, given)
+        called = copy.deepcopy(module, {id(x): x for x in _tensors(module)})
+        answers = torch.func.functional_call(called, tensors, given)
     if not torch.equal(drawn, torch.get_rng_state()):
         raise UserError(
             f"model={type(module).__name__} draws random numbers outside of torchax, "

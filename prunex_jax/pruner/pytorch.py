@@ -3,7 +3,6 @@
 `models.pytorch` makes the function.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.trees import PyTree
+from prunex_jax.models.pytorch import copy_of_module
 from prunex_jax.shrink import Cut, relative_error
 
 # What a module may differ by from the function: both sum in orders of their own.
@@ -73,7 +73,7 @@ def smaller_module(
     """
     import torch
 
-    small, tensors = copy.deepcopy(module).eval(), state_dict_of(module, arrays)
+    small, tensors = copy_of_module(module), state_dict_of(module, arrays)
     first = _first_names(module)
     for path, layer in small.named_modules():
         own = {

@@ -10,8 +10,12 @@ import pytest
 from prunex_jax import UserError, prune, read_model
 from prunex_jax.export import export_model
 from prunex_jax.export.onnx import make_onnx
-from prunex_jax.models import make_model
-from prunex_jax.models.settings import ModelConfig
+from prunex_jax.models import make_language_model, make_model
+from prunex_jax.models.settings import BertConfig, GptConfig, ModelConfig
+from prunex_jax.train.commands.export import main as export_command
+from prunex_jax.train.records.restoring import load_trained
+from prunex_jax.train.run import train
+from tests.helpers.tiny_runs import settings
 
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("jax2onnx", "onnxruntime")),
@@ -22,8 +26,10 @@ KEY = jax.random.key(0)
 
 def network(name):
     """A function, its trees and inputs; a tiny one of each kind of `models`."""
-    if name == "gpt":
-        return _gpt()
+    if name == "block":
+        return _block()
+    if name in ("gpt", "gpt2", "bert"):
+        return _of_text(name)
     shape = (16, 16, 3)
     model = make_model(ModelConfig(name=name, width=0.5), shape, 10)
     params, statistics = jax.jit(model.init)(KEY)
@@ -33,7 +39,18 @@ def network(name):
     return lambda params, x: model.apply(params, statistics, x), params, None, x
 
 
-def _gpt():
+def _of_text(name):
+    sizes = {"layers": 1, "width": 16, "heads": 2, "head_width": 8, "hidden": 32}
+    config = ModelConfig(
+        name=name, gpt=GptConfig(key_heads=2, **sizes), bert=BertConfig(**sizes)
+    )
+    model = make_language_model(config, 17, 6)
+    params, statistics = jax.jit(model.init)(KEY)
+    tokens = jnp.arange(24).reshape(4, 6) % 17
+    return lambda params, x: model.apply(params, statistics, x), params, None, tokens
+
+
+def _block():
     """A decoder's block: embedding, causal attention of heads, norm, head."""
     sizes = {"embed": (17, 16), "qkv": (16, 3, 2, 8), "out": (2, 8, 16)}
     sizes |= {"up": (16, 32), "down": (32, 16), "head": (16, 17)}
@@ -60,7 +77,7 @@ def _gpt():
 @needs_onnx
 @pytest.mark.pytorch
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["resnet20", "vit_ti", "gpt"])
+@pytest.mark.parametrize("name", ["resnet20", "vit_ti", "block", "gpt"])
 def test_small_networks_run_in_onnx_runtime(tmp_path, name):
     import onnxruntime
 
@@ -76,6 +93,45 @@ def test_small_networks_run_in_onnx_runtime(tmp_path, name):
     model = read_model(tmp_path / "small")
     np.testing.assert_allclose(model(x), small(x), rtol=1e-4, atol=1e-5)
     small.export(tmp_path / "small", format="onnx", overwrite=True)
+
+
+@needs_onnx
+@pytest.mark.pytorch
+@pytest.mark.filterwarnings("ignore")
+def test_choices_of_booleans_are_made():
+    """ONNX Runtime has no kernel for them."""
+    import onnxruntime
+
+    def apply(params, x):
+        mask = jnp.tril(jnp.ones((4, 4), bool))
+        either = jnp.where(x[:, :1] > 0, mask[2][None] & (x < 1), x > 0)
+        return jnp.where(mask, x @ params, -1.0), either.astype(jnp.float32)
+
+    x = jax.random.normal(KEY, (4, 4))
+    program = make_onnx(apply, jnp.eye(4), [x], fixed_batch=True)
+    session = onnxruntime.InferenceSession(program)
+    found = session.run(None, {session.get_inputs()[0].name: np.asarray(x)})
+    for one, other in zip(found, apply(jnp.eye(4), x), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@needs_onnx
+@pytest.mark.pytorch
+@pytest.mark.filterwarnings("ignore")
+def test_runs_are_exported_by_the_command(tmp_path, capsys):
+    import onnxruntime
+
+    train(settings(run={"steps": 4, "checkpoint_every_steps": 4}), tmp_path / "run")
+    flags = [f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'out'}"]
+    assert export_command([*flags, "--format=onnx"]) == 0, capsys.readouterr().err
+    shrunk = load_trained(tmp_path / "run").shrunk
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
+    (given,) = session.get_inputs()
+    for count in (1, 5):
+        shape = (count, *given.shape[1:])
+        images = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        (found,) = session.run(None, {given.name: images})
+        np.testing.assert_allclose(found, shrunk.logits(images), rtol=1e-4, atol=1e-5)
 
 
 @needs_onnx

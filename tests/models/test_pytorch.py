@@ -298,6 +298,42 @@ class TwoAnswers(nn.Linear):
         return (y, y) if self.training else y
 
 
+class Remembers(nn.Module):
+    """Keeps in evaluation what it has computed of a parameter, as LeViT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(5, 4))
+        self.register_buffer("at", torch.tensor([0, 3, 3]), persistent=False)
+        self.kept = {}
+
+    def train(self, mode=True):
+        if mode:
+            self.kept = {}
+        return super().train(mode)
+
+    def forward(self, x):
+        if self.training:
+            return x + self.table[self.at].sum(0)
+        if "rows" not in self.kept:
+            self.kept["rows"] = self.table[self.at].sum(0)
+        return x + self.kept["rows"]
+
+
+def test_what_modules_keep_for_later_is_computed_of_the_parameters_that_are_given():
+    module, x = Remembers(), np.ones((3, 4), np.float32)
+    module.eval()(torch.tensor(x))
+    model = own_model(module, x)
+    params, statistics = model.init(KEY)
+    wanted = x + 2 * module.table.detach().numpy()[[0, 3, 3]].sum(0)
+    for _ in range(2):  # Of both calls, and of programs that are compiled.
+        twice = {"table": 2 * params["table"]}
+        np.testing.assert_allclose(model.apply(twice, statistics, x), wanted, rtol=1e-5)
+        found = jax.jit(model.apply)(twice, statistics, x)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert set(module.kept) == {"rows"}, "the module stays as it is"
+
+
 class Outside(nn.Linear):
     def forward(self, x):
         skipped = self.training and torch.rand(()) < 0.0

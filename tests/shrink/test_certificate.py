@@ -18,6 +18,7 @@ from prunex_jax.shrink import (
     certify_networks,
     make_cut,
 )
+from prunex_jax.shrink.certificate import _other_inputs
 from tests.helpers.channel_checks import draw, random_masks
 
 KEPT = np.array([0, 2, 5])
@@ -138,6 +139,63 @@ def test_a_function_that_is_equal_but_for_its_gradient_is_refused():
     with pytest.raises(UserError, match="gradient 'bias' by 1 of its largest"):
         certificate.check()
     certified(small=small, gradients=False).check()
+
+
+def with_a_tie(function, x=None):
+    """A unit whose input is 0 for one example, but for how its sum was rounded."""
+    x = inputs()[0] if x is None else x
+    weight = jnp.asarray(np.random.default_rng(3).normal(size=(4, 6)), jnp.float32)
+    offset = jnp.zeros(6).at[2].set((x @ weight)[5, 2])
+
+    def apply(rounding):
+        def of(params, x):
+            hidden = (x @ params["w"]) * (1 + rounding) - offset[None]
+            return function(hidden) @ params["out"]
+
+        return of
+
+    params = {"w": weight, "out": draw({"out": (6, 2)})["out"]}
+    return apply, params
+
+
+TIES = {
+    "relu": jax.nn.relu,
+    "max": lambda h: jnp.maximum(h, 0.1 * h),
+    "sorted": lambda h: jnp.sort(h - jnp.roll(h, 1, 1), 1) + jnp.abs(h),
+}
+
+
+@pytest.mark.parametrize("kind", ["given", "random"])
+@pytest.mark.parametrize("name", TIES)
+def test_what_rounding_chooses_at_a_tie_is_no_error(name, kind):
+    """The gradient of a unit at 0 is that of either side; the other one is as right."""
+    x = {"given": inputs(), **_other_inputs(inputs())}[kind][0]
+    apply, params = with_a_tie(TIES[name], jnp.asarray(x))
+    certificate = certify(
+        apply(-3e-7), apply(3e-7), params, params, inputs(), lambda tree: tree
+    )
+    certificate.check()
+    assert certificate.gradient_error <= certificate.gradient_tolerance
+
+
+@pytest.mark.parametrize("size", [3e-4, 0.1])
+def test_a_wrong_gradient_is_found_beside_a_tie(size):
+    @jax.custom_vjp
+    def wrong(x):
+        return x
+
+    wrong.defvjp(lambda x: (x, None), lambda saved, grad: ((1 + size) * grad,))
+    apply, params = with_a_tie(jax.nn.relu)
+
+    def small(params, x):
+        return apply(3e-7)({**params, "w": wrong(params["w"])}, x)
+
+    arguments = (apply(0), small, params, params, inputs(), lambda tree: tree)
+    certificate = certify(*arguments)
+    assert certificate.forward_error < 1e-5
+    assert certificate.gradient_error == pytest.approx(size, rel=0.1)
+    with pytest.raises(UserError, match="gradient 'w' by"):
+        certificate.check()
 
 
 def test_gradients_of_small_parameters_are_compared_with_their_own_size():
