@@ -259,9 +259,9 @@ def _normalize(
     if p != 2.0 or out is not None:
         return otherwise(x, p, dim, eps, out)
     squares = (x * x).sum(dim, keepdim=True)
-    is_zero = squares == 0
-    norm = torch.where(is_zero, torch.ones_like(squares), squares).sqrt()
-    norm = torch.where(is_zero, torch.zeros_like(norm), norm)
+    is_more = squares > 0
+    norm = torch.where(is_more, squares, torch.ones_like(squares)).sqrt()
+    norm = torch.where(is_more, norm, torch.zeros_like(norm))
     return x / norm.clamp_min(eps)
 
 
