@@ -249,12 +249,37 @@ def _as_pytorch_trains(axis_name: str | None) -> Any:
             kwargs = kwargs or {}
             if func is torch.nn.functional.batch_norm:
                 return _batch_norm(func, axis_name, *args, **kwargs)
+            if func is torch.nn.functional.normalize:
+                return _normalize(func, *args, **kwargs)
             answers = func(*args, **kwargs)
             if func in stopping or not torch.is_grad_enabled():
                 return stopped(answers)
             return answers
 
     return Training()
+
+
+def _normalize(
+    otherwise: Callable[..., Any],
+    x: Any,
+    p: float = 2.0,
+    dim: Any = 1,
+    eps: float = 1e-12,
+    out: Any = None,
+) -> Any:
+    """`torch.nn.functional.normalize`, which has a derivative of 0 for zeros.
+
+    torchax takes a square root of 0, whose derivative is not finite.
+    """
+    import torch
+
+    if p != 2.0 or out is not None:
+        return otherwise(x, p, dim, eps, out)
+    squares = (x * x).sum(dim, keepdim=True)
+    is_more = squares > 0
+    norm = torch.where(is_more, squares, torch.ones_like(squares)).sqrt()
+    norm = torch.where(is_more, norm, torch.zeros_like(norm))
+    return x / norm.clamp_min(eps)
 
 
 def _batch_norm(

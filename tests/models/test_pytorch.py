@@ -334,6 +334,32 @@ def test_what_modules_keep_for_later_is_computed_of_the_parameters_that_are_give
     assert set(module.kept) == {"rows"}, "the module stays as it is"
 
 
+class Normalized(nn.Linear):
+    def forward(self, x):
+        return nn.functional.normalize(super().forward(x), dim=-1)
+
+
+def test_zeros_are_normalized_as_in_pytorch():
+    """A derivative of 0, and not one that is not finite."""
+    module = Normalized(3, 4)
+    x = np.array([[1, 2, 3], [0, 0, 0]], np.float32)
+    with torch.no_grad():
+        module.bias.zero_()
+    model = own_model(module, x)
+    params, statistics = model.init(KEY)
+    np.testing.assert_allclose(
+        model.apply(params, statistics, x), module(torch.tensor(x)).detach(), rtol=1e-5
+    )
+    weights = np.arange(8, dtype=np.float32).reshape(2, 4)
+    (module(torch.tensor(x)) * torch.tensor(weights)).sum().backward()
+    found = jax.grad(lambda p: (model.apply(p, statistics, x) * weights).sum())(params)
+    for name, tensor in module.named_parameters():
+        wanted = tensor.grad.numpy()
+        np.testing.assert_allclose(
+            found[name], wanted, rtol=1e-4, atol=1e-6 * abs(wanted).max()
+        )
+
+
 class Outside(nn.Linear):
     def forward(self, x):
         skipped = self.training and torch.rand(()) < 0.0
