@@ -7,21 +7,29 @@ batch is free where that is possible, by the same steps as in `program`.
 import contextlib
 import importlib.util
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend import core
 
 from prunex_jax.base.errors import UserError, one_line
 from prunex_jax.base.imports import need_package
+from prunex_jax.base.jaxprs import called_program, interpret
 from prunex_jax.base.trees import PyTree
+from prunex_jax.channels.walk import evaluate
 from prunex_jax.export.program import one_more, plain_tree, symbolic_functions
 from prunex_jax.shrink import relative_error
 
 # What a file of protobuf can hold.
 _MOST_BYTES = 2**31 - 1
+# Pooling, of which a window of several axes can be done axis by axis.
+_POOLS = {"reduce_window_max", "reduce_window_min", "reduce_window_sum"}
+_DILATIONS = ("base_dilation", "window_dilation")
+_MOST_POOLED = 3
 # Both sum in orders of their own.
 _TOLERANCE = 1e-4
 
@@ -101,12 +109,49 @@ def _converted(fn: Callable[..., PyTree], params: PyTree, shapes: Any) -> bytes:
     # function holds only operations of jax.
     jaxpr = jax.make_jaxpr(flat)(*leaves)
     with _quiet():
-        model = jax2onnx.to_onnx(jaxpr_as_fun(jaxpr), inputs=leaves)
+        model = jax2onnx.to_onnx(_with_plain_pools(jaxpr), inputs=leaves)
         _choose_by_logic(model.graph)
         size = model.ByteSize()
         if size > _MOST_BYTES:
             raise ValueError(f"the program has {size:,} bytes and ONNX holds 2 GB")
         return bytes(model.SerializeToString())
+
+
+def _with_plain_pools(program: core.ClosedJaxpr) -> Callable[..., list[Any]]:
+    """The function of a program, in which pooling is done axis by axis.
+
+    jax2onnx pools over all axes of an array, and ONNX Runtime over three at most.
+    """
+
+    def do(eqn: core.JaxprEqn, values: list[Any]) -> Sequence[Any]:
+        if eqn.primitive.name in ("jit", "pjit"):
+            return interpret(called_program(eqn), values, do)
+        if eqn.primitive.name in _POOLS and values[0].ndim > _MOST_POOLED:
+            return [_pooled(eqn, values[0])]
+        return evaluate(eqn, values)
+
+    return lambda *values: interpret(program, values, do)
+
+
+def _pooled(eqn: core.JaxprEqn, x: Any) -> Any:
+    """What a window gives, along one axis after the other."""
+    names = ("window_dimensions", "window_strides", "padding")
+    params: Any = [eqn.params[name] for name in (*names, *_DILATIONS)]
+    for axis, (size, step, edge, *spread) in enumerate(zip(*params, strict=True)):
+        if (size, step, edge) == (1, 1, (0, 0)) and spread[0] == 1:
+            continue
+        turned = jnp.moveaxis(x, axis, -1)
+        flat = turned.reshape(turned.shape[0], math.prod(turned.shape[1:-1]), -1)
+        (found,) = evaluate(
+            eqn,
+            [flat],
+            window_dimensions=(1, 1, size),
+            window_strides=(1, 1, step),
+            padding=((0, 0), (0, 0), edge),
+            **{name: (1, 1, by) for name, by in zip(_DILATIONS, spread, strict=True)},
+        )
+        x = jnp.moveaxis(found.reshape(*turned.shape[:-1], -1), -1, axis)
+    return x
 
 
 def _choose_by_logic(graph: Any) -> None:

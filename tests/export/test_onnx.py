@@ -118,6 +118,28 @@ def test_choices_of_booleans_are_made():
 @needs_onnx
 @pytest.mark.pytorch
 @pytest.mark.filterwarnings("ignore")
+def test_windows_slide_over_images():
+    """Over two axes of four, padded and dilated; ONNX Runtime takes three at most."""
+
+    def pool(x, start, combine, **options):
+        return jax.lax.reduce_window(
+            x, start, combine, (1, 3, 2, 1), (1, 2, 1, 1), "SAME", **options
+        )
+
+    def apply(params, x):
+        most = pool(x, -jnp.inf, jax.lax.max, window_dilation=(1, 2, 1, 1))
+        return jax.jit(pool, static_argnums=(1, 2))(most, 0.0, jax.lax.add) * params
+
+    x = jax.random.normal(KEY, (2, 9, 8, 3))
+    program = make_onnx(
+        apply, jnp.ones((1, 1, 1, 3)), (x,)
+    )  # and a batch of three is compared
+    assert b"MaxPool" in program
+
+
+@needs_onnx
+@pytest.mark.pytorch
+@pytest.mark.filterwarnings("ignore")
 def test_runs_are_exported_by_the_command(tmp_path, capsys):
     import onnxruntime
 
