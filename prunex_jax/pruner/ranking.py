@@ -138,11 +138,9 @@ def _of_gradients(
         found = gradient_scores(_floating(params), _floating(grads), layouts)
         return {k: x**2 / 2 if is_squared else x for k, x in found.items()}
 
-    every = [scores(params, *call) for call in calls]
-    return {
-        name: np.mean([np.asarray(each[name]) for each in every], axis=0)
-        for name in every[0]
-    }
+    # One after the other: batches in flight all hold their activations.
+    every = [jax.device_get(scores(params, *call)) for call in calls]
+    return {name: np.mean([each[name] for each in every], axis=0) for name in every[0]}
 
 
 def _floating(tree: PyTree) -> PyTree:
