@@ -32,7 +32,7 @@ from prunex_jax.data import evaluation_batches
 from prunex_jax.train import TrainResult, train
 
 # What rankings are means over and repairs look at, and what is scored at once.
-_BATCHES, _BATCH_SIZE, _SCORED = 8, 64, 250
+_BATCHES, _BATCH_SIZE, _SCORED = 32, 16, 250
 
 
 def main() -> None:
