@@ -10,7 +10,7 @@ knows the channels that are made of others.
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from scipy.sparse import coo_array, csgraph
@@ -88,14 +88,14 @@ def resolve(
         np.bitwise_or.at(known, component[: len(status)], status)
     if not table.products:
         return before
-    found, choices = _settled(table, before, factors)
-    if status is None and not _futile(table, found, choices):
-        return found
-    if status is not None and found.conflict() is None:
+    if status is None:
+        return _best(table, before, factors)[1]
+    found, _ = _settled(table, before, factors)
+    if found.conflict() is None:
         return found
     # As is chosen where nothing is known.
     unknown = dataclasses.replace(before, status=np.zeros_like(known))
-    barred = _least_left(table, unknown, factors)
+    barred, _ = _best(table, unknown, factors)
     return _settled(table, before, factors, barred)[0]
 
 
@@ -132,20 +132,20 @@ def _settled(
     return resolution, choices
 
 
-def _least_left(
+def _best(
     table: LabelTable, before: Resolution, factors: Factors
-) -> frozenset[FactorName]:
-    """Which factors not to choose so that the least must stay."""
+) -> tuple[frozenset[FactorName], Resolution]:
+    """Which factors not to choose so that the least must stay, and what then stays."""
     barred: frozenset[FactorName] = frozenset()
-    tried: dict[frozenset[FactorName], tuple[float, int]] = {}
+    tried: list[tuple[frozenset[FactorName], Resolution]] = []
     while len(tried) < _MOST_TRIALS:
         found, choices = _settled(table, before, factors, barred)
-        tried[barred] = _what_goes(table, found)
+        tried.append((barred, found))
         futile = _futile(table, found, choices)
         if not futile:
             break
         barred |= futile
-    return max(tried, key=tried.__getitem__)
+    return max(tried, key=lambda each: _what_goes(table, each[1]))
 
 
 def _futile(
@@ -342,8 +342,7 @@ def collect_groups(
     taken: collections.Counter[str] = collections.Counter()
     made_of = [resolution.factors.get(one, ()) for one in np.unique(added).tolist()]
     added = np.concatenate([added, *(np.array(own, np.int64) for own in made_of)])
-    bundles = [part for b in _bundles(places, resolution) for part in _divided(b)]
-    for bundle in bundles:
+    for bundle, is_paired in _told_apart(_bundles(places, resolution)):
         members = bundle.slices(places, 0, len(weights))
         if not members:  # running statistics that no parameter is tied to
             continue
@@ -353,7 +352,7 @@ def collect_groups(
         if len(bundle.positions) == 1:
             frozen.append(FrozenChannels(_SINGLE, members))
             continue
-        if bundle.has_overlaps():
+        if is_paired:
             frozen.append(FrozenChannels(_PAIRED, members))
             continue
         if len(members) == 1 and not np.isin(bundle.channels, moving).any():
@@ -373,24 +372,31 @@ def collect_groups(
     return tuple(groups), tuple(frozen)
 
 
-def _divided(bundle: _Bundle) -> list[_Bundle]:
-    """Tells factors of an axis apart that lie in the same places, as often each.
+def _told_apart(bundles: Iterable[_Bundle]) -> Iterator[tuple[_Bundle, bool]]:
+    """Bundles that can be cut, factor by factor of an axis, and all others as they are.
 
-    Of as many heads as features, those of one kind share no position, and each shares
-    some with all of the other kind.
+    Of as many heads as features, which lie in the same places as often, those of one
+    kind share no position, and each shares some with all of the other kind.
+
+    Yields:
+      A bundle, and whether channels of it share positions all the same.
     """
-    if not bundle.has_overlaps():
-        return [bundle]
-    is_apart = ~bundle.overlaps()
-    count, kind = _connected(np.argwhere(is_apart).T, len(is_apart))
-    parts = [
-        dataclasses.replace(
-            bundle, positions=bundle.positions[own], channels=bundle.channels[own]
-        )
-        for own in (kind == number for number in range(count))
-    ]
-    is_told_apart = not any(part.has_overlaps() for part in parts)
-    return parts if is_told_apart and count < len(kind) else [bundle]
+    for bundle in bundles:
+        if bundle.reason >= 0 or not bundle.has_overlaps():
+            yield bundle, False
+            continue
+        is_apart = ~bundle.overlaps()
+        count, kind = _connected(np.argwhere(is_apart).T, len(is_apart))
+        parts = [
+            dataclasses.replace(
+                bundle, positions=bundle.positions[own], channels=bundle.channels[own]
+            )
+            for own in (kind == number for number in range(count))
+        ]
+        if count == len(kind) or any(part.has_overlaps() for part in parts):
+            yield bundle, True
+        else:
+            yield from ((part, False) for part in parts)
 
 
 def _owners(
