@@ -96,19 +96,10 @@ def _found(jaxpr: core.Jaxpr) -> dict[int, tuple[list[core.JaxprEqn], Shuffle]]:
         for eqn in jaxpr.eqns
         if eqn.primitive.name in ("reshape", "transpose")
     }
-    uses = Counter(
-        atom
-        for atoms in (jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
-        for atom in atoms
-        if not isinstance(atom, core.Literal)
-    )
 
     def maker(eqn: core.JaxprEqn, name: str) -> core.JaxprEqn | None:
-        """What made the operand of an equation and is of no other use."""
         atom = eqn.invars[0]
-        if isinstance(atom, core.Literal) or uses[atom] > 1:
-            return None
-        made = makers.get(atom)
+        made = None if isinstance(atom, core.Literal) else makers.get(atom)
         return made if made is not None and made.primitive.name == name else None
 
     found = {}
@@ -119,7 +110,19 @@ def _found(jaxpr: core.Jaxpr) -> dict[int, tuple[list[core.JaxprEqn], Shuffle]]:
             shuffle = _shuffle(divided, moved, eqn)
             if shuffle is not None:
                 found[id(eqn)] = [divided, moved], shuffle
-    return found
+    if not found:
+        return {}
+    uses = Counter(
+        atom
+        for atoms in (jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
+        for atom in atoms
+        if not isinstance(atom, core.Literal)
+    )
+    return {
+        merged: (before, shuffle)
+        for merged, (before, shuffle) in found.items()
+        if all(uses[eqn.outvars[0]] == 1 for eqn in before)
+    }
 
 
 def _shuffle(

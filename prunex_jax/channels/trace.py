@@ -223,9 +223,9 @@ class ChannelTrace:
                 inherent[member.path, member.axis] += member.positions.size
         cut = total = 0.0
         for path, shape in self.shapes.items():
+            axes = layouts.get(path, {})
             shares = [
-                1 - len(own.free) / size if (own := axes.get(axis)) else 0.0
-                for axes in [layouts.get(path, {})]
+                1 - len(axes[axis].free) / size if axis in axes else 0.0
                 for axis, size in enumerate(shape)
                 if 1 < size > inherent[path, axis]
             ]

@@ -48,9 +48,9 @@ def follows_masked(tx: optax.GradientTransformation, params: PyTree, cut: Cut) -
     shapes, left = cut.parameters.shapes, cut.parameters.small_shapes
 
     def drawn(path: str, leaf: Any) -> np.ndarray:
-        values = rng.normal(size=[min(size, _FULL) for size in np.shape(leaf)])
+        shape = shapes.get(path, np.shape(leaf))
+        values = rng.normal(size=[min(size, _FULL) for size in shape])
         if path in shapes:
-            values = rng.normal(size=[min(size, _FULL) for size in shapes[path]])
             values *= np.pad(np.ones(kept(path)), _missing(values.shape, kept(path)))
         return values.astype(jnp.result_type(leaf))
 

@@ -307,10 +307,10 @@ def conv(ctx: Context, x: Traced, kernel: Traced) -> Sequence[Traced]:
     x_batch, x_in, *x_space = numbers.lhs_spec
     k_out, k_in, *k_space = numbers.rhs_spec
     out_batch, out_feature, *_ = numbers.out_spec
-    for operand, axes in ((x, x_space), (kernel, k_space)):
-        for axis in axes:
-            text, is_window = "convolves along it, so neighbours mix", operand is kernel
-            ctx.freeze(operand.labels[axis], text, is_window)
+    text = "convolves along it, so neighbours mix"
+    for image_axis, window_axis in zip(x_space, k_space, strict=True):
+        ctx.freeze(x.labels[image_axis], text)
+        ctx.freeze(kernel.labels[window_axis], text, is_inherent=True)
     labels = [frozen_axis(size) for size in shape]
     dead: list[float | None] = [None] * len(shape)
     labels[out_batch], dead[out_batch] = x.labels[x_batch], sum_of(x.dead[x_batch])
