@@ -30,6 +30,20 @@ SETTINGS = {
 }
 
 
+# On two simulated hosts: a stair, the freeze, and the cut at 60 %.
+OVER_A_CUT = {
+    "topology": {"layout": "2"},
+    "method": {"hsadmm": {"sync_period": 2}},
+    "sparsity": {
+        "num_stairs": 1,
+        "start_share": 0.1,
+        "freeze_share": 0.4,
+        "shrink_share": 0.6,
+    },
+    "run": {"log_every_steps": 5, "checkpoint_every_steps": 10},
+}
+
+
 def merged(settings: Settings, changes: Settings) -> dict[str, dict[str, Any]]:
     """Settings with some sections changed in part."""
     result = {section: dict(values) for section, values in settings.items()}

@@ -19,21 +19,12 @@ from prunex_jax.train.commands.export import main as export_command
 from prunex_jax.train.records.restoring import load_trained
 from tests.helpers import own_networks
 from tests.helpers.own_networks import HIDDEN, LinenNet, NnxNet, problem
-from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after
+from tests.helpers.tiny_runs import OVER_A_CUT, StopAtOnce, merged, rows_of, stop_after
 
-# A stair, the freeze, and the cut at 60 %, on two simulated hosts of two devices.
-SETTINGS = {
-    "topology": {"layout": "2"},
-    "data": {"batch_size": 32},
-    "method": {"hsadmm": {"sync_period": 2}},
-    "sparsity": {
-        "num_stairs": 1,
-        "start_share": 0.1,
-        "freeze_share": 0.4,
-        "shrink_share": 0.6,
-    },
-    "run": {"steps": 40, "log_every_steps": 5, "checkpoint_every_steps": 10},
-}
+SETTINGS = merged(
+    OVER_A_CUT,
+    {"data": {"batch_size": 32}, "run": {"steps": 40}},
+)
 DATA = {"train": problem(400), "test": problem(100, seed=1)}
 
 

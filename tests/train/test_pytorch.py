@@ -10,26 +10,17 @@ from prunex_jax import prune
 from prunex_jax.base.errors import UserError
 from prunex_jax.export import read_model
 from prunex_jax.train import open_run, train
-from tests.helpers.tiny_runs import StopAtOnce, merged, rows_of, stop_after
+from tests.helpers.tiny_runs import OVER_A_CUT, StopAtOnce, merged, rows_of, stop_after
 
 torch = pytest.importorskip("torch", reason="needs the extra pytorch")
 pytest.importorskip("torchax", reason="needs the extra pytorch")
 pytestmark = pytest.mark.pytorch
 NAMED = "tests.helpers.torch_networks:NETWORK"
 
-# The cut is at 60 %, on two simulated hosts.
-SETTINGS = {
-    "topology": {"layout": "2"},
-    "data": {"name": "digits", "batch_size": 64},
-    "method": {"hsadmm": {"sync_period": 2}},
-    "sparsity": {
-        "num_stairs": 1,
-        "start_share": 0.1,
-        "freeze_share": 0.4,
-        "shrink_share": 0.6,
-    },
-    "run": {"steps": 60, "log_every_steps": 5, "checkpoint_every_steps": 10},
-}
+SETTINGS = merged(
+    OVER_A_CUT,
+    {"data": {"name": "digits", "batch_size": 64}, "run": {"steps": 60}},
+)
 SHORT = {
     "topology": {"layout": "1"},
     "data": {"name": "digits", "batch_size": 64},
